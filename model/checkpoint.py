@@ -2,14 +2,14 @@
 
 The `safetensors` library reads and checks the headers. The tensors are mapped into memory here, because its numpy side
 copies every one, and knows bfloat16 only in newer versions and only where ml_dtypes has been imported. A tensor's bytes
-are read when it is used, and can be let go of afterwards.
+are read when it is used, and can be let go of afterwards. One in MXFP4 is widened each time it is used.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -19,6 +19,7 @@ import ml_dtypes
 import numpy as np
 import safetensors
 
+from model import mxfp4
 from model.config import ModelConfig, read_json
 from model.errors import ModelError
 from model.families import compose
@@ -35,15 +36,17 @@ _DTYPES: dict[str, np.dtype] = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
+_BYTES = "U8"
+"""The dtype of what weights in MXFP4 are made of."""
 _IGNORED_SUFFIX = ".rotary_emb.inv_freq"
 """Old checkpoints carry the rotary frequencies as a buffer; they follow from the config and are left unread."""
 
 
 class Checkpoint(Mapping[str, np.ndarray]):
-    """Every tensor that a config asks for, by name, as a read-only array on the mapped file."""
+    """Every tensor of the layers by name, as a read-only array on the mapped file, or as what is widened from there."""
 
     def __init__(
-        self, tensors: dict[str, np.ndarray], maps: Mapping[Path, mmap.mmap] = MappingProxyType({})
+        self, tensors: Mapping[str, Held], maps: Mapping[Path, mmap.mmap] = MappingProxyType({})
     ) -> None:
         self._tensors = tensors
         self._maps = maps
@@ -54,7 +57,7 @@ class Checkpoint(Mapping[str, np.ndarray]):
         return list(self._maps)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return self._tensors[name]
+        return self._tensors[name].array()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -86,16 +89,20 @@ def open_checkpoint(folder: Path | str, config: ModelConfig) -> Checkpoint:
     else:
         held, maps[source] = _tensors_of(source)
     decoder = compose(config)
-    shapes = decoder.tensor_shapes()
+    shapes = decoder.layer_tensor_shapes()
     prefix = decoder.bare_prefix
     if prefix and not any(name.startswith(prefix) for name in held):
         heads = {name for name in shapes if not name.startswith(prefix)} | set(decoder.unread)
         held = {name if name in heads else prefix + name: tensor for name, tensor in held.items()}
+    for name, parts in decoder.stacks.items():
+        held |= _parts(source, name, parts, held)
     for name, shape in shapes.items():
         if name not in held:
             raise _error(f"{source}: tensor {name} is missing")
         if held[name].shape != shape:
             raise _error(f"{source}: {name} has shape {held[name].shape}; config.json asks for {shape}")
+        if held[name].dtype == np.uint8:
+            raise _error(f"{source}: {name} has dtype '{_BYTES}'; known are {', '.join(_DTYPES)}")
     dtypes = {held[name].dtype for name in shapes}
     if len(dtypes) > 1:
         names = ", ".join(sorted(map(str, dtypes)))
@@ -105,7 +112,7 @@ def open_checkpoint(folder: Path | str, config: ModelConfig) -> Checkpoint:
     for name in held:
         if name not in shapes and name not in decoder.unread and not name.endswith(_IGNORED_SUFFIX):
             raise _error(f"{source}: {name} is not a tensor of {config.architecture}")
-    return Checkpoint({name: held[name].array() for name in shapes}, maps)
+    return Checkpoint({name: held[name] for name in shapes}, maps)
 
 
 @dataclass(frozen=True)
@@ -121,12 +128,37 @@ class _Stored:
         return self.content.view(self.dtype).reshape(self.shape)
 
 
-def _shards(index: Path, maps: dict[Path, mmap.mmap]) -> dict[str, _Stored]:
+Held = _Stored | mxfp4.Packed
+"""A tensor of a checkpoint before anyone asks for it."""
+
+
+def _parts(source: Path, name: str, parts: Sequence[str], held: dict[str, Held]) -> dict[str, Held]:
+    """The parts of a stack in place of the stack, which `held` holds as one tensor, or as two in MXFP4."""
+    stack = held.pop(name, None)
+    if isinstance(stack, _Stored):
+        if stack.shape[:1] != (len(parts),):
+            asked = f"config.json asks for {len(parts)} experts"
+            raise _error(f"{source}: {name} has shape {stack.shape}; {asked}")
+        pieces = stack.content.reshape(len(parts), -1)
+        return {part: _Stored(stack.shape[1:], stack.dtype, piece) for part, piece in zip(parts, pieces)}
+    blocks, scales = (held.pop(name + suffix, None) for suffix in (mxfp4.BLOCKS, mxfp4.SCALES))
+    if not isinstance(blocks, _Stored) or not isinstance(scales, _Stored):
+        raise _error(f"{source}: tensor {name} is missing")
+    if not mxfp4.fit(blocks.shape, scales.shape) or scales.shape[0] != len(parts):
+        shapes = f"blocks {blocks.shape} and scales {scales.shape}"
+        raise _error(f"{source}: {name} has {shapes} for {len(parts)} experts")
+    if not blocks.dtype == scales.dtype == np.uint8:
+        dtypes = f"{blocks.dtype} and {scales.dtype}"
+        raise _error(f"{source}: {name} has blocks and scales of {dtypes}, not of bytes")
+    return {part: mxfp4.Packed(*each) for part, *each in zip(parts, blocks.array(), scales.array())}
+
+
+def _shards(index: Path, maps: dict[Path, mmap.mmap]) -> dict[str, Held]:
     folder = index.parent
     where = read_json(index).get("weight_map")
     if not isinstance(where, dict) or not all(isinstance(file, str) for file in where.values()):
         raise _error(f"{index}: weight_map is not an object from tensor names to file names")
-    held: dict[str, _Stored] = {}
+    held: dict[str, Held] = {}
     for file in sorted(set(where.values())):
         if file != Path(file).name:
             raise _error(f"{index}: weight_map names {file!r}, which is not a file of the same folder")
@@ -146,7 +178,7 @@ def _shards(index: Path, maps: dict[Path, mmap.mmap]) -> dict[str, _Stored]:
     return held
 
 
-def _tensors_of(path: Path) -> tuple[dict[str, _Stored], mmap.mmap]:
+def _tensors_of(path: Path) -> tuple[dict[str, Held], mmap.mmap]:
     """Every tensor of a .safetensors file, and the map that they lie in.
 
     The library holds the header against its rules, which leave no byte between tensors; its shapes give their places.
@@ -170,12 +202,13 @@ def _tensors_of(path: Path) -> tuple[dict[str, _Stored], mmap.mmap]:
         raise _error(f"{path} is not a safetensors file: {why}") from None
     content = np.frombuffer(mapped, np.uint8)
     end = _LENGTH_BYTES + length
-    held = {}
+    held: dict[str, Held] = {}
     for name, dtype, shape in described:
-        if dtype not in _DTYPES:
+        if dtype not in (*_DTYPES, _BYTES):
             raise _error(f"{path}: {name} has dtype {dtype!r}; known are {', '.join(_DTYPES)}")
-        begin, end = end, end + prod(shape) * _DTYPES[dtype].itemsize
-        held[name] = _Stored(shape, _DTYPES[dtype], content[begin:end])
+        held_in = _DTYPES.get(dtype, np.dtype(np.uint8))
+        begin, end = end, end + prod(shape) * held_in.itemsize
+        held[name] = _Stored(shape, held_in, content[begin:end])
     return held, mapped
 
 

@@ -20,13 +20,14 @@ from model.arguments import FIRST_PROMPT, add_sequence, count, probability, seed
 from model.plan import arguments as plan
 from model.serve import arguments as serve
 from model.serve import top
+from model.shipped import PRETRAINED, model_path
 from model.traffic import arguments as traffic
+from model.transcribe import arguments as transcribe
 from simulate.errors import NkwError, shown
 from simulate.process import INTERRUPTED, imported, leave
 from simulate.targets import TARGETS
 from simulate.verbs import VERBS
 
-PRETRAINED = Path(__file__).resolve().parent / "pretrained"
 ACTIVATIONS = ("auto", "float32", "bfloat16")
 BACKENDS = ("simulate", "numpy", "neuron")
 
@@ -46,13 +47,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{DISTRIBUTION} {version()}")
             return 0
         if options.command is None:
-            _parser().error(f"a command is needed: generate, serve, top, plan, traffic, {', '.join(VERBS)}")
+            _parser().error(
+                f"a command is needed: generate, transcribe, serve, top, plan, traffic, {', '.join(VERBS)}"
+            )
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a terminal without a character shows a question mark
         if options.command == "plan":
             from model.plan.command import plan_command as command
         elif options.command == "traffic":
             from model.traffic.command import traffic_command as command
+        elif options.command == "transcribe":
+            from model.transcribe.command import transcribe_command as command
         elif options.command == "top":
             from model.serve.top import top_command as command
         elif options.command == "serve":
@@ -122,6 +127,14 @@ def _parser() -> argparse.ArgumentParser:
             "--max-new-tokens 8",
         )
     )
+    transcribe.add_arguments(
+        _command(
+            commands,
+            "transcribe",
+            "write down what is said in a recording, check it, predict the time",
+            "speech.wav --model whisper-tiny",
+        )
+    )
     serve.add_arguments(
         _command(
             commands,
@@ -174,9 +187,9 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         metavar="DIR",
-        type=Path,
+        type=model_path,
         default=PRETRAINED,
-        help="Hugging Face folder (default: a small story writer)",
+        help="Hugging Face folder, or a model that comes along: stories (default), or stories-moe, with experts",
     )
     parser.add_argument(
         "--prompt",
@@ -226,6 +239,26 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         type=count,
         default=1,
         help="groups of such ranks, which share the prompts (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--pp",
+        metavar="N",
+        type=count,
+        default=1,
+        help="pipeline stages of such groups, each with some of the layers (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--micro-batches",
+        metavar="N",
+        type=count,
+        help="in which prompts pass the stages (default: as many as stages, or as prompts of a group)",
+    )
+    parser.add_argument(
+        "--ep",
+        metavar="N",
+        type=count,
+        default=1,
+        help="groups of --dp that divide routed experts (default: %(default)s)",
     )
     add_sequence(parser)
     parser.add_argument(
@@ -280,6 +313,15 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--profile", action="store_true", help="print where the predicted time goes by kernel and by layer"
+    )
+    parser.add_argument(
+        "--explain",
+        metavar="N",
+        nargs="?",
+        const=1,
+        type=count,
+        help="show how new token N came about (default: the first): pieces of text, norms of the residual, what heads "
+        "attend to, experts, candidates",
     )
     parser.add_argument(
         "--html", metavar="FILE", type=Path, help="write that as a page, with a profile of every kernel"

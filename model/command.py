@@ -10,23 +10,27 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from model import explain
 from model.cache import bucket_length
 from model.checkpoint import Checkpoint, open_checkpoint
 from model.config import ModelConfig
 from model.errors import ModelError
+from model.expert_load import ExpertLoad
 from model.families import load_config
 from model.folder import model_files
 from model.generate import Backend, Generation, generate, positions_needed
 from model.kernel_model import KernelModel
 from model.launched import Device
 from model.layers.uneven import uneven
-from model.mesh import Mesh, check_sequence
+from model.mesh import Mesh, check_experts, check_sequence
+from model.micro_batches import MicroBatches, micro_batch_sizes, of_micro_batches
 from model.precision import activation_dtype
 from model.profile import parts as profile_parts
 from model.prompts import encoded, read_prompts, sampling_options
 from model.reference import ReferenceModel
 from model.report import Run, TargetPrediction, document, summary
 from model.sampling import SamplingOptions
+from model.stages import SEND
 from model.tokenizer import Tokenizer
 from model.weights import RankWeights, check_ranks, shard_weights, weights_of_all
 from simulate.errors import shown
@@ -51,6 +55,8 @@ def generate_command(options: argparse.Namespace) -> int:
     for option in ("trace", "profile", "html"):
         if getattr(options, option) and options.backend != "simulate":
             raise ModelError(f"--{option} needs the simulate backend; {options.backend} predicts no timeline")
+    if options.explain is not None and options.explain > options.max_new_tokens:
+        raise ModelError(f"--explain {options.explain}: --max-new-tokens is {options.max_new_tokens}")
     config = load_config(options.model)
     mesh = _mesh(options, config)
     sampling = sampling_options(options)
@@ -85,6 +91,8 @@ def _reported(
         sampling=job.sampling,
         trace=None if trace is None else str(options.trace),
         uneven=uneven(job.config, job.mesh.tensor),
+        micro_batches=len(job.micro_batches),
+        expert_load=None if options.backend == "numpy" else job.expert_load,
     )
     predictions: list[TargetPrediction] = []
     if options.backend == "simulate":
@@ -99,7 +107,22 @@ def _reported(
         show_lines(f"page: {options.html}")
     if options.profile:
         show(["", *profile_parts(options.target, passes)])
-    return document(run, generations, predictions)
+    explained = _explained(job, tokenizer, generations)
+    for path in explained:
+        show(explain.text(path))
+    return document(run, generations, predictions, explained)
+
+
+def _explained(job: _Job, tokenizer: Tokenizer, generations: Sequence[Generation]) -> list[explain.TokenPath]:
+    """How the new token that `--explain` names came about in each generation; the last one where it ended before."""
+    if job.options.explain is None:
+        return []
+    paths = []
+    for each in generations:
+        number = min(job.options.explain, len(each.generated_ids))
+        ids = (*each.prompt_ids, *each.generated_ids[:number])
+        paths.append(explain.token_path(job.config, job.weights, tokenizer, ids, number, job.options.dtype))
+    return paths
 
 
 def _rank() -> int | None:
@@ -127,10 +150,13 @@ def _follow(options: argparse.Namespace) -> int:
 
 
 def _mesh(options: argparse.Namespace, config: ModelConfig) -> Mesh:
-    """The mesh of `--tp`, `--dp` and `--sp`; ModelError for too many ranks, or ranks that cannot share the model."""
+    """The mesh of the options; ModelError for too many ranks, or ranks that cannot share the model."""
     check_sequence(options.sp, options.tp)
-    mesh = Mesh(options.tp, options.dp, options.sp)
-    if mesh.ranks > MOST_RANKS:
+    check_experts(config, options.ep, options.dp)
+    mesh = Mesh(options.tp, options.dp, options.sp, options.pp, options.ep)
+    if mesh.pipeline > 1:
+        _check_pipeline(mesh, config)
+    elif mesh.ranks > MOST_RANKS:
         groups = MOST_RANKS // mesh.tensor
         works = f"--tp {mesh.tensor} with --dp 1 to {groups}" if groups else f"--tp 1 to {MOST_RANKS}"
         raise ModelError(
@@ -138,6 +164,36 @@ def _mesh(options: argparse.Namespace, config: ModelConfig) -> Mesh:
         )
     check_ranks(config, options.tp)
     return mesh
+
+
+def _check_pipeline(mesh: Mesh, config: ModelConfig) -> None:
+    """Raise ModelError for more stages than layers, or too many ranks."""
+    if mesh.pipeline > len(config.blocks):
+        raise ModelError(
+            f"{mesh.pipeline} pipeline stages for {len(config.blocks)} layers; this model takes --pp 1 to "
+            f"{len(config.blocks)}"
+        )
+    if mesh.ranks > MOST_RANKS:
+        raise ModelError(
+            f"--pp {mesh.pipeline} times --tp {mesh.tensor} times --dp {mesh.data} are {mesh.ranks} ranks; one run "
+            f"takes {MOST_RANKS}"
+        )
+
+
+def _micro_batches(options: argparse.Namespace, mesh: Mesh, prompts: int) -> int:
+    """As many as --micro-batches asks for, else as there are stages, where each group has a prompt of each.
+
+    ModelError for more than there are prompts of a group.
+    """
+    most = prompts // mesh.data
+    if options.micro_batches is None:
+        return min(mesh.pipeline, most)
+    if options.micro_batches > most:
+        of_each = f" in {mesh.data} groups" if mesh.data > 1 else ""
+        count = f"{prompts} prompt{'s' if prompts > 1 else ''}{of_each}"
+        works = f"--micro-batches 1{f' to {most}' if most > 1 else ''}"
+        raise ModelError(f"{options.micro_batches} micro-batches of {count}; this run takes {works}")
+    return options.micro_batches  # type: ignore[no-any-return]
 
 
 def _check_groups(mesh: Mesh, prompts: Sequence[str]) -> None:
@@ -168,7 +224,11 @@ class _Job:
         self.prompts = prompts
         self.prompt_ids = prompt_ids
         self.replay_report = lambda: "replay: nothing was launched"
+        self.expert_load = ExpertLoad.of(config, mesh)
         self.sampling = sampling
+        self.micro_batches = micro_batch_sizes(
+            len(prompt_ids), _micro_batches(options, mesh, len(prompt_ids))
+        )
         needed = positions_needed(max(map(len, prompt_ids)), options.max_new_tokens, config)
         self._cache_length = bucket_length(needed, config.context, mesh.row_multiple)
 
@@ -176,8 +236,8 @@ class _Job:
     def _own_shards(self) -> tuple[RankWeights, ...]:
         """The weights of the ranks in this process."""
         rank = _rank()
-        index = None if rank is None else self.mesh.shard(rank).rank
-        own = range(self.options.tp) if index is None else range(index, index + 1)
+        ranks = range(self.mesh.ranks) if rank is None else [rank]
+        own = list(dict.fromkeys(map(self.mesh.shard, ranks)))
         return shard_weights(
             self.config, self.weights, self.options.tp, own, self.weights.let_go, self.options.dtype
         )
@@ -197,38 +257,51 @@ class _Job:
                 verify=options.verify_replay,
             )
             self.replay_report = device.replays.report.text
-            return self._model(device, progress)
+            return self._model(device, progress, expert_load=self.expert_load)
         if options.backend == "neuron":
             from model.device.neuron import NeuronDevice
 
-            return self._model(NeuronDevice(self.mesh.ranks), progress)
+            return self._model(NeuronDevice(self.mesh.ranks), progress, expert_load=self.expert_load)
         return self.reference()
 
     def reference(self) -> ReferenceModel:
         """The same model in plain numpy."""
         return ReferenceModel(self.config, self.weights, self.options.dtype, ranks=self.options.tp)
 
-    def dry_model(self, device: Device, progress: Progress) -> KernelModel:
-        """The model on a device that only plans; ranks of other processes are planned here as well."""
+    def dry_model(self, device: Device, progress: Progress, done: Callable[[], None]) -> MicroBatches:
+        """The model on a device that only plans; ranks of other processes are planned here as well.
+
+        `done` is called after a step of each micro-batch.
+        """
         shards = self._own_shards
-        if len(shards) < self.options.tp:
+        if len(shards) < self.options.tp * self.options.ep:
             shards = weights_of_all(self.config, shards[0])
-        return self._model(device, progress, shards)
+        return self._model(device, progress, shards, done)
 
     def _model(
-        self, device: Device, progress: Progress, shards: tuple[RankWeights, ...] | None = None
-    ) -> KernelModel:
+        self,
+        device: Device,
+        progress: Progress,
+        shards: tuple[RankWeights, ...] | None = None,
+        done: Callable[[], None] = lambda: None,
+        expert_load: ExpertLoad | None = None,
+    ) -> MicroBatches:
         candidates = self.sampling.candidates_needed or 1
-        return KernelModel(
-            self.config,
-            shards or self._own_shards,
-            device,
-            self._cache_length,
-            candidates,
-            progress,
-            len(self.prompt_ids),
-            self.mesh,
-        )
+        parts = [
+            KernelModel(
+                self.config,
+                shards or self._own_shards,
+                device,
+                self._cache_length,
+                candidates,
+                progress,
+                sequences,
+                self.mesh,
+                expert_load,
+            )
+            for sequences in self.micro_batches
+        ]
+        return MicroBatches(parts, self.micro_batches, done)
 
 
 def _generate(job: _Job, tokenizer: Tokenizer) -> list[Generation]:
@@ -272,32 +345,43 @@ def _predict(
     job: _Job, generations: list[Generation]
 ) -> tuple[list[TargetPrediction], list[tuple[str, Pass]]]:
     """Predicted times of the prompts and of the last decode step on each compared target; the chosen one's passes."""
-    from model.device import DryDevice
+    from model.device import PipelinedPass
 
     options = job.options
     last = [len(each.prompt_ids) + max(1, len(each.generated_ids) - 1) - 1 for each in generations]
     tokens_fed = [each.generated_ids[-1] for each in generations]
     predictions, chosen = [], []
     for target in progress(list(dict.fromkeys((*COMPARED_TARGETS, options.target))), "predictions"):
-        device = DryDevice(target, job.mesh.ranks)
-        model = job.dry_model(device, device.layer_done)
-        model.prefill(job.prompt_ids)
-        prompt = device.take_pass()
-        model.decode(tokens_fed, last)
-        token = device.take_pass()
-        predictions.append(TargetPrediction(prompt.prediction(), token.prediction()))
+        passes = _passes(job, target, tokens_fed, last)
+        count = len(job.micro_batches)
+        first, token = (PipelinedPass(tuple(own), SEND) for own in (passes[:count], passes[count:]))
+        predictions.append(TargetPrediction(first.prediction(), token.prediction()))
         if target == options.target:
-            chosen = [(_prompt_label(job.prompt_ids), prompt), (_step_label(last), token)]
+            labels = [_prompt_label(own) for own in of_micro_batches(job.prompt_ids, job.micro_batches)]
+            labels += [_step_label(own) for own in of_micro_batches(last, job.micro_batches)]
+            chosen = list(zip(labels, passes))
     return predictions, chosen
 
 
-def _prompt_label(prompt_ids: list[list[int]]) -> str:
+def _passes(job: _Job, target: str, tokens: Sequence[int], positions: Sequence[int]) -> list[Pass]:
+    """The passes of the prompts of every micro-batch, then those of a step of each."""
+    from model.device import DryDevice
+
+    device = DryDevice(target, job.mesh.ranks)
+    passes: list[Pass] = []
+    model = job.dry_model(device, device.layer_done, lambda: passes.append(device.take_pass()))
+    model.prefill(job.prompt_ids)
+    model.decode(tokens, positions)
+    return passes
+
+
+def _prompt_label(prompt_ids: Sequence[list[int]]) -> str:
     longest = max(map(len, prompt_ids))
     tokens = f"{longest} token" + ("" if longest == 1 else "s")
     return f"prompt of {tokens}" if len(prompt_ids) == 1 else f"{len(prompt_ids)} prompts of up to {tokens}"
 
 
-def _step_label(positions: list[int]) -> str:
+def _step_label(positions: Sequence[int]) -> str:
     if len(positions) == 1:
         return f"token at position {positions[0]}"
     return f"{len(positions)} tokens at positions up to {max(positions)}"
@@ -309,7 +393,8 @@ def _write_timelines(
     from model.device import write_page, write_passes
 
     if trace is not None:
-        write_passes(trace, [(name, done) for name, (_, done) in zip(("prompt", "token"), passes)])
+        names = [name for name in ("prompt", "token") for _ in job.micro_batches]
+        write_passes(trace, [(name, done) for name, (_, done) in zip(names, passes)])
     if page is not None:
         options = job.options
         cores = "1 core" if job.mesh.ranks == 1 else f"{job.mesh.ranks} cores"

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 
 from model.config import ModelConfig
+from model.expert_load import ExpertLoad
 from model.launched import Device, LaunchedModel, Progress
 from model.layers.launch import Phase, StepShape
 from model.mesh import Mesh
@@ -34,6 +35,7 @@ class KernelModel:
         progress: Progress = lambda done, layers: None,
         sequences: int = 1,
         mesh: Mesh | None = None,
+        expert_load: ExpertLoad | None = None,
     ) -> None:
         self._mesh = mesh = mesh or Mesh(device.ranks)
         self._cache_length = cache_length
@@ -48,6 +50,7 @@ class KernelModel:
             weights=first.arrays[next(iter(first.arrays))].dtype,
             candidates=candidates,
             cuts_sequence=mesh.sequence,
+            expert_ranks=mesh.expert,
         )
         self._sequences = sequences
         self._longest_short, self._limit = config.longest_short, config.context
@@ -56,7 +59,17 @@ class KernelModel:
         each = "" if sequences == 1 else f" for each of {sequences} sequences"
         purpose = f"a cache of {cache_length:,} positions{each}"
         # Decode steps all have one shape; a prompt's is used once.
-        self._model = LaunchedModel(config, weights, device, shape, mesh, purpose, progress)
+        self._model = LaunchedModel(
+            config, weights, device, shape, mesh, purpose, progress, expert_load=expert_load
+        )
+
+    def encode(self, features: Sequence[np.ndarray]) -> None:
+        """Run the encoder on a window of speech for each sequence, its log-mel spectrum [bands, columns].
+
+        The next prompts attend to what it leaves behind.
+        """
+        assert len(features) == self._sequences and self._mesh.data == 1
+        self._model.encode(np.stack(features)[None])
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[StepOutput]:
         """Start a sequence with each prompt; says what follows each.
@@ -77,7 +90,8 @@ class KernelModel:
         # Rows behind the longest prompt take its last position, which is within every table.
         positions = np.tile(np.minimum(np.arange(length), max(lengths) - 1), (rows, 1))
         ends = np.arange(rows) % of_group * length + lengths - 1
-        return self._step(Phase.prefill, min(lengths) < length, ids=ids, positions=positions, ends=ends)
+        given = {"ids": ids, "positions": positions, "ends": ends, "starts": 0 * lengths, "counts": lengths}
+        return self._step(Phase.prefill, min(lengths) < length, **given)
 
     def decode(self, tokens: Sequence[int | None], positions: Sequence[int]) -> list[StepOutput]:
         """Append a token to each sequence at its position; an ended one gets a token that nothing reads."""
@@ -89,7 +103,8 @@ class KernelModel:
             return self.prefill(self._ids)  # other rotations from here on, also of what was cached
         none = self._padded_sequences - self._sequences
         ids = np.array([*(each or 0 for each in tokens), *[0] * none])
-        return self._step(Phase.decode, ids=ids, positions=np.array([*positions, *[1] * none]))
+        at = np.array([*positions, *[1] * none])
+        return self._step(Phase.decode, ids=ids, positions=at, starts=at, counts=np.ones_like(at))
 
     @property
     def _padded_sequences(self) -> int:
@@ -97,7 +112,10 @@ class KernelModel:
         return self._mesh.data * self._mesh.sequences_of_group(self._sequences)
 
     def _step(self, phase: Phase, padded: bool = False, **given: np.ndarray) -> list[StepOutput]:
-        """One step; `given` has a row for every sequence, group after group."""
+        """One step; `given` has a row for every sequence, group after group, as their states have slots."""
+        given["state_slots"] = np.arange(self._padded_sequences) % self._mesh.sequences_of_group(
+            self._sequences
+        )
         if self._longest_short is not None:
             given["rope_rows"] = self._rope_rows(given["positions"], self._longest_short)
         by_group = {

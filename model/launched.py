@@ -5,22 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
 
 from model.config import ModelConfig
-from model.decoder import BlockLayers
+from model.decoder import BlockLayers, EncoderLayers
 from model.errors import check_memory
+from model.expert_load import ExpertLoad
 from model.families import compose
+from model.layers.experts import EXPERT_IDS
 from model.layers.joint import joined
 from model.layers.launch import Argument, Axis, Launch, Phase, StepShape, Value, View
 from model.layers.layer import Constant, Layer
-from model.layers.paged import MOST_COPIES, OF_KIND, of_kind
+from model.layers.paged import MOST_COPIES, OF_KIND, Kind, of_kind, spare
+from model.layers.recurrent import OF_SEQUENCE
 from model.layers.sample import COLUMNS, NUMBERS, RESULTS
 from model.layers.shard import vocabulary_span
 from model.mesh import Mesh
 from model.sampling import Drawn, StepOutput
+from model.stages import send, sent, stages_of
 from model.weights import RankWeights
 
 Arrays = dict[str, Any]
@@ -28,7 +33,7 @@ Arrays = dict[str, Any]
 
 
 class Device(Protocol):
-    """Something that launches a kernel on all ranks at once.
+    """Something that launches a kernel on some ranks at once.
 
     `own` are the ranks that this process holds: all of them, or one if the others are processes of their own.
     """
@@ -43,13 +48,17 @@ class Device(Protocol):
         """The groups of a collective as kernels take them; None where each rank is alone."""
 
     def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Launch a kernel of `nki_kernels` with each own rank's arguments; returns each own rank's outputs."""
+        """Launch a kernel of `nki_kernels` with the arguments of each rank that takes part; returns their outputs.
+
+        These are the own ranks of one stage, or of two where values pass; none where other processes have these. A
+        launch in one process numbers its ranks from 0.
+        """
 
     def gather(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The arrays of all ranks, in the order of ranks; `arrays` are those of the ranks in this process."""
+        """The arrays of all ranks that have one, in order; `arrays` are those of the ranks in this process."""
 
 
-GIVEN = ("ids", "own_positions", "rope_rows", "ends", *OF_KIND, *NUMBERS, *COLUMNS)
+GIVEN = ("features", "ids", "own_positions", "rope_rows", "ends", *OF_SEQUENCE, *OF_KIND, *NUMBERS, *COLUMNS)
 """The arrays that come with a step."""
 
 Progress = Callable[[int, int], None]
@@ -61,6 +70,7 @@ class LaunchedModel:
 
     `weights` are the shards of these ranks, each once; the groups of `mesh` share them. `shape` is the largest step,
     whose states and constants are held; `purpose` says in an error what the states are for. `kept` steps stay bound.
+    `expert_load` counts which experts tokens choose.
     """
 
     def __init__(
@@ -73,6 +83,7 @@ class LaunchedModel:
         purpose: str,
         progress: Progress = lambda done, layers: None,
         kept: int = 2,
+        expert_load: ExpertLoad | None = None,
     ) -> None:
         self._mesh = mesh
         self._shape = shape
@@ -80,39 +91,49 @@ class LaunchedModel:
         self._progress = progress
         self._decoder = compose(config)
         self._vocabulary = config.vocab_size
+        self._expert_load = expert_load
         shards = {each.shard: each for each in weights}
         own = [shards[mesh.shard(rank)] for rank in device.own]
-        makers: dict[str, Constant] = {}
-        for layer in self._decoder.layers:
-            for name, make in layer.constants(shape).items():
-                assert makers.setdefault(name, make) == make, f"two arrays are called {name}"
-        self._states = [state for layer in self._decoder.layers for state in layer.states(shape)]
-        check_memory(len(own) * sum(each.nbytes for each in self._states), f"{purpose} on {len(own)} ranks")
-        self._held: list[Arrays] = [
-            {**rank.arrays, **{name: make(rank.shard) for name, make in makers.items()}} for rank in own
-        ]
+        stages = stages_of(self._decoder, mesh.pipeline, shape)
+        assert self._decoder.encoder is None or len(stages) == 1, "an encoder beside several stages"
+        self._stages = [_Stage.of(sections, shape, self._decoder.encoder) for sections in stages]
+        of_ranks = [self._stages[mesh.stage_of(rank)] for rank in device.own]
+        check_memory(sum(each.state_bytes for each in of_ranks), f"{purpose} on {len(own)} ranks")
+        self._held: list[Arrays] = []
+        for stage, rank in zip(of_ranks, own):
+            stage.held.append(stage.arrays(rank))
+            self._held.append(stage.held[-1])
         self._launches = lru_cache(maxsize=kept)(self._list)
         self._copies = lru_cache(maxsize=None)(self._list_copies)
         self.clear()
+        self._encoding = self._list_encoder(shape)
 
     def clear(self) -> None:
         """Set all states to zero."""
-        for arrays in self._held:
-            arrays.update({each.name: np.zeros(each.shape, each.dtype) for each in self._states})
+        for stage in self._stages:
+            for arrays in stage.held:
+                arrays.update({each.name: np.zeros(each.shape, each.dtype) for each in stage.states})
 
-    def copy_pages(self, pages: Mapping[int, int], window: int | None) -> None:
-        """Give pages of one kind, by their number, the contents of others, in order, in every layer that has them.
+    def copy_pages(self, pages: Mapping[int, int], kind: Kind) -> None:
+        """Give pages or slots, by their number, the contents of others, in order, in every layer that has them.
 
-        The last page, of padding, is copied onto itself where a launch makes more copies.
+        The last one, of padding, is copied onto itself where a launch makes more copies.
         """
-        copies, spare = list(pages.items()), self._shape.of_window(window).pages - 1
+        copies, last = list(pages.items()), spare(self._shape, kind)
         for size in copy_sizes(len(copies)):
             some, copies = copies[:size], copies[size:]
-            padded = np.array(some + [(spare, spare)] * (size - len(some)), np.int32)
-            names = [of_kind(name, self._shape, window) for name in ("copy_destinations", "copy_sources")]
+            padded = np.array(some + [(last, last)] * (size - len(some)), np.int32)
+            names = [of_kind(name, self._shape, kind) for name in ("copy_destinations", "copy_sources")]
             for arrays in self._held:
                 arrays.update({name: padded[:, place, None] for place, name in enumerate(names)})
-            self._run(self._copies(size, window))
+            self._run(self._copies(size, kind))
+
+    def encode(self, features: np.ndarray) -> None:
+        """Run the encoder on log-mel spectra, [groups, sequences, bands, columns]; the next prompts attend to them."""
+        kind = self._shape.activations
+        for rank, arrays in zip(self._device.own, self._held):
+            arrays["features"] = features[self._mesh.group_of(rank)].astype(kind)
+        self._run(self._encoding)
 
     def step(
         self, shape: StepShape, given: Mapping[str, np.ndarray], logits: bool = True
@@ -140,11 +161,20 @@ class LaunchedModel:
         self._progress(0, len(blocks))
         for done, block in enumerate(blocks, 1):
             self._run(block)
+            self._note_load(block)
             self._progress(done, len(blocks))
         if not shape.scores:
             self._run(head)
             return self._outputs(logits, shape.draws is not None)
         return self._scored(shape.tokens, head)
+
+    def _note_load(self, block: Sequence[_Bound]) -> None:
+        """Count which experts a block's tokens chose."""
+        for each in block:
+            if self._expert_load is not None and EXPERT_IDS in each.results:
+                every = self._device.gather([np.asarray(arrays[EXPERT_IDS]) for arrays in each.held])
+                of_stage = [ids for ids in every if ids.size]  # processes of other stages have none
+                self._expert_load.note(of_stage[:: self._mesh.tensor])
 
     def _scored(self, tokens: int, head: Sequence[_Bound]) -> list[StepOutput]:
         """What follows each token, for as many at a time as the head takes."""
@@ -163,13 +193,14 @@ class LaunchedModel:
         """What the head found for every row."""
 
         def gathered(name: str) -> list[np.ndarray]:
-            return self._device.gather([np.asarray(arrays[name]) for arrays in self._held])
+            own = [np.asarray(arrays[name]) for arrays in self._stages[-1].held]
+            return self._device.gather(own)[-self._mesh.stage_ranks :]
 
         found = [gathered(name) for name in ("values", "tokens", *(RESULTS if draws else ()))]
         whole = gathered("logits") if logits else []
         outputs = []
         # All ranks of a group have its candidates and draws.
-        for first in range(0, self._mesh.ranks, self._mesh.tensor):
+        for first in range(0, self._mesh.stage_ranks, self._mesh.tensor):
             values, ids, *drawn = (each[first] for each in found)
             scores = np.concatenate(whole[first : first + self._mesh.tensor], axis=1) if logits else None
             for row in range(len(values)):
@@ -185,24 +216,48 @@ class LaunchedModel:
 
     def _list(self, shape: StepShape) -> list[list[_Bound]]:
         """The launches of a step, by the parts of the model, with what stays the same from step to step bound."""
-        lists = [launches_of(part, shape) for part in self._decoder.sections]
-        launches = [launch for part in lists for launch in part]
+        of_stages = [[launches_of(part, shape) for part in stage.sections] for stage in self._stages]
+        launches = [launch for lists in of_stages for part in lists for launch in part]
         for launch in launches:
             assert launch.repeat == 1 or shape.scores, (
                 f"{launch.kernel}: {launch.repeat} launches of other sequences"
             )
         results = (name for launch in launches for name in launch.results)
         kinds = (of_kind(name, shape, window) for name in OF_KIND for window, _ in shape.window_pages)
-        changing = {*GIVEN, *kinds, *results}
-        return [[self._bind(launch, changing) for launch in part] for part in lists]
+        changing = {*GIVEN, *kinds, *results, *self._left}
+        bound_lists = [
+            [self._bind(launch, changing, stage.held) for launch in part]
+            for stage, lists in zip(self._stages, of_stages)
+            for part in lists
+        ]
+        for number, (own, peer) in enumerate(pairwise(self._stages), 1):
+            before, after = (
+                [section for stage in stages for section in stage.sections]
+                for stages in (self._stages[:number], self._stages[number:])
+            )
+            held = [*own.held, *peer.held]
+            passed = [self._bind_send(send(value), held, number) for value in sent(before, after, shape)]
+            bound_lists[len(before) - 1] += passed
+        return bound_lists
 
-    def _list_copies(self, copies: int, window: int | None) -> list[_Bound]:
-        """The launches that copy so many pages of one kind."""
-        launches = copies_of(self._decoder.layers, self._shape, copies, window)
+    def _list_encoder(self, shape: StepShape) -> list[_Bound]:
+        """The launches of the encoder, if any; notes what it and other steps leave behind for later ones, by name."""
+        encoder = self._decoder.encoder
+        parts = (
+            [] if encoder is None else [launches_of(part, encoder.step(shape)) for part in encoder.sections]
+        )
+        launches = [launch for part in parts for launch in part]
+        self._left = {each.name for stage in self._stages for each in stage.states}
+        self._left.update(name for launch in launches for name in launch.results)
+        return [self._bind(each, {*GIVEN, *self._left}, self._held) for each in launches]
+
+    def _list_copies(self, copies: int, kind: Kind) -> list[_Bound]:
+        """The launches that copy so many pages or slots."""
+        launches = copies_of(self._decoder.layers, self._shape, copies, kind)
         changing = {each.name for own in launches for each in own.arguments if isinstance(each, Value)}
-        return [self._bind(launch, changing) for launch in launches]
+        return [self._bind(launch, changing, self._held) for launch in launches]
 
-    def _bind(self, launch: Launch, changing: Collection[str]) -> _Bound:
+    def _bind(self, launch: Launch, changing: Collection[str], held: list[Arrays]) -> _Bound:
         later = [
             (place, each.name, None if each.view is View.whole else each)
             for place, each in enumerate(launch.arguments)
@@ -214,20 +269,40 @@ class LaunchedModel:
                 None if place in places else self._bound(argument, arrays)
                 for place, argument in enumerate(launch.arguments)
             ]
-            for arrays in self._held
+            for arrays in held
         ]
-        return _Bound(launch.kernel, launch.results, fixed, later)
+        return _Bound(launch.kernel, launch.results, held, fixed, later)
+
+    def _bind_send(self, launch: Launch, held: list[Arrays], target: int) -> _Bound:
+        """A value that passes to the ranks of a stage from those of the one before.
+
+        A target's own argument only has the shape.
+        """
+        value, count = launch.arguments[0], self._mesh.stage_ranks
+        assert isinstance(value, Value) and value.view is View.whole, f"{launch.results} passes in part"
+        shape = np.broadcast_to(np.zeros((), value.dtype), value.shape)
+        first = (target - 1) * count
+        # Ranks in processes of their own keep their numbers; those of one process count from 0 in a launch.
+        origin = 0 if len(self._device.own) == self._mesh.ranks else first
+        fixed: list[list[Any]] = []
+        for rank in self._device.own:
+            if self._mesh.stage_of(rank) in (target - 1, target):
+                place = rank - first
+                source = origin + place % count
+                fixed.append([None if place < count else shape, [(source, source + count)]])
+        return _Bound(launch.kernel, launch.results, held, fixed, [(0, value.name, None)])
 
     def _run(self, launches: Sequence[_Bound]) -> None:
         for each in launches:
             arguments = []
-            for arrays, fixed in zip(self._held, each.fixed):
+            for arrays, fixed in zip(each.held, each.fixed):
                 own = fixed.copy()
                 for place, name, view in each.later:
-                    own[place] = arrays[name] if view is None else view.of(arrays[name])
+                    if own[place] is None:
+                        own[place] = arrays[name] if view is None else view.of(arrays[name])
                 arguments.append(tuple(own))
             first, *others = each.results
-            for arrays, outputs in zip(self._held, self._device.run(each.kernel, arguments)):
+            for arrays, outputs in zip(each.held, self._device.run(each.kernel, arguments)):
                 if others:
                     arrays.update(zip(each.results, outputs))
                 else:
@@ -240,15 +315,55 @@ class LaunchedModel:
 
 
 @dataclass(frozen=True)
+class _Stage:
+    """A stage of the pipeline: its layers, the states and constants of each of its ranks, and what these hold.
+
+    `layers` are those of its sections, and of an encoder.
+    """
+
+    sections: tuple[BlockLayers, ...]
+    layers: list[Layer]
+    states: list[Value]
+    makers: dict[str, Constant]
+    held: list[Arrays]
+
+    @classmethod
+    def of(cls, sections: tuple[BlockLayers, ...], step: StepShape, encoder: EncoderLayers | None) -> _Stage:
+        """The stage of these layers, which no rank holds yet."""
+        steps = [(layer, step) for section in sections for layer in section]
+        if encoder is not None:
+            steps += [(layer, encoder.step(step)) for layer in encoder.layers]
+        makers: dict[str, Constant] = {}
+        for layer, own in steps:
+            for name, make in layer.constants(own).items():
+                assert makers.setdefault(name, make) == make, f"two arrays are called {name}"
+        states = {state.name: state for layer, own in steps for state in layer.states(own)}
+        return cls(sections, [layer for layer, _ in steps], list(states.values()), makers, [])
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states of a rank."""
+        return sum(each.nbytes for each in self.states)
+
+    def arrays(self, rank: RankWeights) -> Arrays:
+        """The weights and constants of one of its ranks, given those of a rank that holds all layers."""
+        weights = (weight for layer in self.layers for weight in layer.weights)
+        own = {each.name: rank.arrays[each.name] for each in weights}
+        return {**own, **{name: make(rank.shard) for name, make in self.makers.items()}}
+
+
+@dataclass(frozen=True)
 class _Bound:
     """A launch with the arguments of every rank that stay the same: weights, constants, numbers.
 
-    `later` are the places and names of arguments that each step brings: activations, states, ids and positions; and
-    which view of the array a launch is given, where it is not given the whole.
+    `held` are the arrays of the ranks that take part. `later` are the places and names of arguments that each step
+    brings: activations, states, ids and positions; and which view of the array a launch is given, where it is not
+    given the whole. They are None in `fixed`.
     """
 
     kernel: str
     results: tuple[str, ...]
+    held: list[Arrays]
     fixed: list[list[Any]]
     later: list[tuple[int, str, Value | None]]
 
@@ -264,9 +379,9 @@ def _within(rows: np.ndarray, own: slice) -> np.ndarray:
     return np.where((numbers >= 0) & (numbers < last - first), numbers, last - first).astype(np.int32)
 
 
-def copies_of(layers: Iterable[Layer], shape: StepShape, copies: int, window: int | None) -> list[Launch]:
-    """The launches that copy so many pages of one kind: of the layers that see `window` positions, or all."""
-    name = of_kind("copy_sources", shape, window)
+def copies_of(layers: Iterable[Layer], shape: StepShape, copies: int, kind: Kind) -> list[Launch]:
+    """The launches that copy so many pages of one kind, or slots."""
+    name = of_kind("copy_sources", shape, kind)
     launches = (launch for layer in layers for launch in layer.copy_launches(shape, copies))
     return [each for each in launches if name in (getattr(value, "name", None) for value in each.arguments)]
 

@@ -16,11 +16,12 @@ from model.device import SimulatedDevice
 from model.engine import Engine, EngineLimits, RequestOutput, SamplingParams, Scheduler, SchedulerOptions
 from model.engine.bucket_sizes import AUTO, BucketLimits, read_buckets
 from model.engine.buckets import MOST_ROWS, Buckets
-from model.engine.speculation import DraftModel, PromptLookup, Proposer
+from model.engine.speculation import NO_RECURRENT_DRAFTS, DraftModel, PromptLookup, Proposer
 from model.errors import ModelError
 from model.families import load_config
 from model.paged_model import PagedModel
-from model.state import PagePool, check_block_size, window_pages
+from model.shipped import PRETRAINED, model_path
+from model.state import INTERVAL, PagePool, SlotPool, check_block_size, window_pages
 from model.tokenizer import Tokenizer
 from model.weights import shard_weights
 from simulate.terminal import progress
@@ -30,8 +31,6 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 
 _NAMES = ("prompt", "prompt_token_ids", "cache_salt")
 
-PRETRAINED = Path(__file__).resolve().parent / "pretrained"
-
 
 @dataclass(frozen=True)
 class EngineArgs:
@@ -39,7 +38,9 @@ class EngineArgs:
 
     `model` is a Hugging Face folder. The kernels run on `tensor_parallel_size` simulated cores of `target`. The cache
     has `num_pages` pages of `block_size` positions; by default as many as `max_num_seqs` sequences of `max_model_len`
-    positions fill, at most 4096, and of layers with a window no more than those sequences can hold. `max_model_len` is
+    positions fill, at most 4096, and of layers with a window no more than those sequences can hold. Recurrent layers
+    have `num_state_slots` states, by default two for each of these sequences, and snapshots every `mamba_block_size`
+    positions, a multiple of `block_size`. `max_model_len` is
     the context of the model, at most 2048, by default; where it is above the length up to which longrope takes short
     factors, sequences of all lengths take the long ones. `speculative_config` has `num_speculative_tokens`, and the
     folder of a draft `model`, or `method` ngram with `prompt_lookup_max` and `prompt_lookup_min`. `buckets` are the
@@ -55,6 +56,8 @@ class EngineArgs:
     max_model_len: int | None = None
     block_size: int = 16
     num_pages: int | None = None
+    num_state_slots: int | None = None
+    mamba_block_size: int = INTERVAL
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     speculative_config: Mapping[str, Any] | None = None
@@ -64,7 +67,7 @@ class EngineArgs:
 
 def make_engine(args: EngineArgs) -> Engine:
     """The engine of a model folder; ModelError for what the folder, the arguments or this machine do not allow."""
-    folder = Path(args.model)
+    folder = model_path(args.model)
     config = load_config(folder)
     length = min(2048, config.context) if args.max_model_len is None else args.max_model_len
     if not 1 < length <= config.context:
@@ -80,13 +83,15 @@ def make_engine(args: EngineArgs) -> Engine:
         prefix_caching=args.enable_prefix_caching,
         speculative_tokens=speculation.tokens,
     )
-    pools = _pools([config, *speculation.configs], args, length)
+    if any(each.is_recurrent for each in speculation.configs):
+        raise ModelError(NO_RECURRENT_DRAFTS)
+    pools, slots = _pools([config, *speculation.configs], args, length), _slots(config, args, speculation)
     most = BucketLimits(args.max_num_seqs, args.max_num_batched_tokens, length, speculation.tokens)
     buckets = _buckets(args.buckets, most)
     limits = EngineLimits(config.eos_token_ids, config.vocab_size, length, args.seed)
     return Engine(
-        _paged_model(folder, config, args, pools, buckets),
-        Scheduler(pools, options),
+        _paged_model(folder, config, args, pools, buckets, slots),
+        Scheduler(pools, options, slots),
         tokenizer,
         limits,
         time.monotonic,
@@ -110,8 +115,24 @@ def _pools(configs: Sequence[ModelConfig], args: EngineArgs, length: int) -> lis
     return pools
 
 
+def _slots(config: ModelConfig, args: EngineArgs, speculation: _Speculation) -> SlotPool | None:
+    """Slots of states, where layers are recurrent."""
+    if not config.is_recurrent:
+        return None
+    if args.mamba_block_size < 1 or args.mamba_block_size % args.block_size:
+        raise ModelError(
+            f"mamba_block_size is {args.mamba_block_size}; snapshots are whole pages of {args.block_size} positions "
+            "apart"
+        )
+    of_each = 3 if speculation.tokens else 2  # one more for the state before drafts
+    count = args.max_num_seqs * of_each if args.num_state_slots is None else args.num_state_slots
+    if count < 1:
+        raise ModelError(f"num_state_slots is {count}; at least 1 is needed")
+    return SlotPool(count, args.block_size, args.mamba_block_size)
+
+
 def _buckets(given: str | Buckets | None, limits: BucketLimits) -> Buckets:
-    """The sizes of an engine; ModelError for those that do not cover its limits."""
+    """The bucket sizes of an engine. ModelError where the given ones do not cover its limits."""
     if given == AUTO:
         raise ModelError(
             "buckets are auto, but which requests will come is not known; nkw traffic --buckets auto says the sizes "
@@ -123,12 +144,17 @@ def _buckets(given: str | Buckets | None, limits: BucketLimits) -> Buckets:
 
 
 def _paged_model(
-    folder: Path, config: ModelConfig, args: EngineArgs, pools: Sequence[PagePool], buckets: Buckets
+    folder: Path,
+    config: ModelConfig,
+    args: EngineArgs,
+    pools: Sequence[PagePool],
+    buckets: Buckets,
+    slots: SlotPool | None = None,
 ) -> PagedModel:
     checkpoint = open_checkpoint(folder, config)
     ranks = args.tensor_parallel_size
     weights = shard_weights(config, checkpoint, ranks, taken=checkpoint.let_go, dtype=args.dtype)
-    return PagedModel(config, weights, SimulatedDevice(args.target, ranks), pools, buckets)
+    return PagedModel(config, weights, SimulatedDevice(args.target, ranks), pools, buckets, slots=slots)
 
 
 @dataclass(frozen=True)
@@ -159,7 +185,7 @@ class _Speculation:
             raise ModelError("speculative_config has a model where its method is draft_model, and only there")
         most = given.get("prompt_lookup_max", 4)
         least = given.get("prompt_lookup_min", min(2, most))
-        return cls(tokens, most, least, Path(given["model"]) if "model" in given else None)
+        return cls(tokens, most, least, model_path(given["model"]) if "model" in given else None)
 
     @property
     def configs(self) -> Sequence[ModelConfig]:
@@ -198,9 +224,10 @@ class LLM:
         if unknown:
             known = ", ".join(EngineArgs.__dataclass_fields__)
             raise ModelError(f"LLM takes no {unknown[0]}; it takes {known}")
-        self._args = EngineArgs(model, **arguments)
+        folder = model_path(model)
+        self._args = EngineArgs(folder, **arguments)
         self.engine = make_engine(self._args)
-        self._tokenizer = Tokenizer(Path(model), self.engine.limits.vocab_size)
+        self._tokenizer = Tokenizer(folder, self.engine.limits.vocab_size)
         self._numbers = count()
 
     def get_tokenizer(self) -> Tokenizer:

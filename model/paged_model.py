@@ -1,4 +1,4 @@
-"""Steps of the engine, computed with kernels on a device: requests of any lengths, whose states are pages."""
+"""Steps of the engine, computed with kernels on a device: requests of any lengths, with states in pages and slots."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ from model.config import ModelConfig
 from model.engine import Batch, Request
 from model.engine.buckets import MOST_ROWS, Buckets, BucketUse, Part, PartShape
 from model.engine.speculation import NO_ROWS, Rows
+from model.families import compose
 from model.launched import Device, LaunchedModel
 from model.layers import paged
-from model.layers.launch import Phase, StepShape
+from model.layers.launch import Decoding, Phase, StepShape
+from model.layers.paged import STATES, Kind
 from model.layers.sample import DRAWS, arguments_of, served
 from model.mesh import Mesh
 from model.sampling import SampleRow, StepOutput
-from model.state import PagePool
+from model.state import PagePool, SlotPool
 from model.weights import RankWeights
 
 
 class PagedModel:
     """A model whose sequences hold pages of `pools`, up to the largest of `buckets.context` positions each.
 
-    Layers with a window take pages of its kind, where there is a pool for it, all others those that see all positions.
-    One more page than a pool has takes the keys and values of padding. `candidates` are as in KernelModel.
+    A layer with a window uses the pool of that window if there is one, and the pool without a window otherwise. Each
+    pool has one page more on the device, where padding writes. Recurrent layers have their states in `slots`, with one
+    more as well. `candidates` are as in KernelModel.
     """
 
     def __init__(
@@ -36,16 +39,20 @@ class PagedModel:
         pools: PagePool | Sequence[PagePool],
         buckets: Buckets,
         candidates: int = 1,
+        slots: SlotPool | None = None,
     ) -> None:
         """ModelError for too little memory."""
         assert config.longest_short is None, (
             "pages are shared by sequences of all lengths: see ModelConfig.of_length"
         )
+        buckets = replace(buckets, mixes=buckets.mixes and compose(config).mixes)
         context, first = buckets.context[-1], weights[0]
         self.use = BucketUse(buckets)
         self._buckets = buckets
         self._pools = [pools] if isinstance(pools, PagePool) else list(pools)
-        self._block = self._pools[0].block_size
+        self._slots = slots
+        self._kinds: list[Kind] = [pool.window for pool in self._pools] + ([STATES] if slots else [])
+        self._block = (slots or self._pools[0]).block_size
         self._positions = min(context, config.context)
         self._largest = StepShape(
             Phase.decode,
@@ -61,9 +68,12 @@ class PagedModel:
             pages=sum(pool.count + 1 for pool in self._pools if pool.window is None),
             window_pages=tuple((pool.window, pool.count + 1) for pool in self._pools if pool.window),
             block_size=self._block,
+            slots=slots.count + 1 if slots else 0,
         )
         count = sum(pool.count for pool in self._pools)
-        purpose = f"{count:,} pages of {self._block} positions"
+        purpose = f"{count:,} pages of {self._block} positions" if count else ""
+        if slots:
+            purpose += f"{' and ' if count else ''}{slots.count:,} slots of states"
         self._vocabulary = config.vocab_size
         kept = 4 * (1 + len(DRAWS)) * len(buckets.sequences) * len(buckets.context)
         self._model = LaunchedModel(
@@ -76,10 +86,9 @@ class PagedModel:
         The device draws for those of the `rows` that it can; what follows any other has logits. Chunks that score are
         parts of their own, of whose tokens it says what follows each.
         """
-        for kind, pool in enumerate(self._pools):
-            self._model.copy_pages(
-                {new: old for (own, new), old in batch.copies.items() if own == kind}, pool.window
-            )
+        for number, kind in enumerate(self._kinds):
+            copies = {new: old for (own, new), old in batch.copies.items() if own == number}
+            self._model.copy_pages(copies, kind)
         outputs: dict[Request, list[StepOutput]] = {}
         scored = [chunk for chunk in batch.chunks.values() if chunk.scores]
         others = Batch({each: chunk for each, chunk in batch.chunks.items() if not chunk.scores})
@@ -91,15 +100,11 @@ class PagedModel:
 
     def _computed(self, part: Part, rows: Rows) -> dict[Request, list[StepOutput]]:
         scores = part.chunks[0].scores
-        of_each = part.shape.tokens if part.shape.decodes or scores else 1
-        places = {
-            chunk.request: range(
-                number * of_each, number * of_each + (chunk.count if scores else 1 + chunk.verified)
-            )
-            for number, chunk in enumerate(part.chunks)
-            if chunk.chooses or scores
-        }
-        asked: list[SampleRow | None] = [None] * (part.shape.sequences * of_each)
+        shape = step_of(part.shape, self._largest)
+        if scores and not part.shape.decodes:
+            shape = replace(shape, scores=True)
+        places = _places(part)
+        asked: list[SampleRow | None] = [None] * (shape.tokens if shape.scores else shape.head_rows)
         for request, own in places.items():
             given = rows.get(request, ())
             asked[own.start : own.start + len(given)] = given
@@ -109,11 +114,9 @@ class PagedModel:
         if draws is not None:
             of_rows = arguments_of(drawn, self._vocabulary, draws.whole)
             arrays |= {name: each[None] for name, each in of_rows.items()}
-        shape = replace(step_of(part.shape, self._largest), draws=draws)
-        if scores and not part.shape.decodes:
-            shape = replace(shape, scores=True)
+        if shape.scores:
             arrays["ends"] = np.zeros((1, min(shape.tokens, MOST_ROWS), 1), np.int32)
-        found = self._model.step(shape, arrays, logits=host)
+        found = self._model.step(replace(shape, draws=draws), arrays, logits=host)
         return {
             request: [found[at] if drawn[at] else replace(found[at], drawn=None) for at in own]
             for request, own in places.items()
@@ -121,7 +124,19 @@ class PagedModel:
 
     def _given(self, part: Part) -> dict[str, np.ndarray]:
         """The arrays of a part, with an axis for the one group of ranks before them."""
-        own = part.shape
+        columns, tables = self._of_sequences(part)
+        if part.beside is not None:
+            first, of_decoding = self._of_sequences(part.beside)
+            columns["ends"] = columns["ends"] + part.beside.shape.rows
+            columns = {name: np.concatenate([first[name], own]) for name, own in columns.items()}
+            prompts = {name.replace("block_tables", "prompt_tables"): own for name, own in tables.items()}
+            tables = of_decoding | prompts
+        given = {name: own.astype(np.int32).reshape(1, -1, 1) for name, own in columns.items()}
+        return given | {name: own[None] for name, own in tables.items()}
+
+    def _of_sequences(self, part: Part) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """The arrays of the chunks of one kind: columns of numbers for their rows, and tables."""
+        own = part.shape.alone
         ids = np.zeros((own.sequences, own.tokens), np.int32)
         starts, counts = np.zeros((own.sequences, 1), np.int32), np.ones((own.sequences, 1), np.int32)
         for row, chunk in enumerate(part.chunks):
@@ -130,20 +145,25 @@ class PagedModel:
         counts[len(part.chunks) :] = 0
         positions = starts + np.arange(own.tokens, dtype=np.int32)
         ends = np.arange(own.sequences) * own.tokens + np.maximum(counts[:, 0], 1) - 1
+        if own.decodes:
+            ends = np.arange(own.rows)
         given = {"ids": ids, "positions": np.minimum(positions, self._positions - 1), "ends": ends}
+        if self._slots is not None:
+            slots = np.full(own.sequences, self._slots.count)
+            slots[: len(part.chunks)] = [chunk.request.slot for chunk in part.chunks]
+            given |= {"state_slots": slots, "starts": starts, "counts": counts}
         tables: dict[str, np.ndarray] = {}
         for kind in range(len(self._pools)):
             name, table, columns = self._of_kind(kind, part, positions, counts)
-            tables[name] = table[None]
+            tables[name] = table
             given = columns | given
-        columns = {name: each.astype(np.int32).reshape(1, -1, 1) for name, each in given.items()}
-        return columns | tables
+        return {name: each.reshape(-1) for name, each in given.items()}, tables
 
     def _of_kind(
         self, kind: int, part: Part, positions: np.ndarray, counts: np.ndarray
     ) -> tuple[str, np.ndarray, dict[str, np.ndarray]]:
         """The tables of pages of one kind with their name; tokens' slots, and positions in the tables."""
-        pool, step, block = self._pools[kind], step_of(part.shape, self._largest), self._block
+        pool, step, block = self._pools[kind], step_of(part.shape.alone, self._largest), self._block
         spare = pool.count
         blocks = step.of_window(pool.window).cache_length // block
         tables, firsts = np.full((len(positions), blocks), spare, np.int32), np.zeros_like(counts)
@@ -162,13 +182,30 @@ class PagedModel:
         return table_name, tables, {slots: own_slots, places_name: own_positions}
 
 
+def _places(part: Part) -> dict[Request, range]:
+    """The rows of the head's outputs that are of each request which gets some."""
+    found: dict[Request, range] = {}
+    first = 0
+    for own in (part,) if part.beside is None else (part.beside, part):
+        shape = own.shape.alone
+        of_each = shape.tokens if shape.decodes or own.chunks[0].scores else 1
+        for number, chunk in enumerate(own.chunks):
+            at, count = first + number * of_each, chunk.count if chunk.scores else 1 + chunk.verified
+            if chunk.chooses or chunk.scores:
+                found[chunk.request] = range(at, at + count)
+        first += shape.sequences * of_each
+    return found
+
+
 def step_of(part: PartShape, paged: StepShape) -> StepShape:
     """The step that computes a part, of a model with the pages of another step."""
+    beside = part.beside
     return replace(
         paged,
         phase=Phase.decode if part.decodes else Phase.prefill,
-        tokens=part.sequences * part.tokens,
+        tokens=part.rows,
         sequences=part.sequences,
         cache_length=part.context,
         prefix=part.prefix,
+        decoding=None if beside is None else Decoding(beside.sequences, beside.tokens, beside.context),
     )

@@ -40,11 +40,24 @@ class ReferenceModel:
         self._decoder = compose(config)
         self._numpy = Arithmetic(StoredWeights(weights, activations), activations, widened_bytes, ranks)
         self._sequences: list[_Sequence] = []
+        self._encoded: list[States] = []
         self._longest_short = config.longest_short
+
+    def encode(self, features: Sequence[np.ndarray]) -> None:
+        """Run the encoder on the log-mel spectrum of a window of speech for each of the next prompts."""
+        encoder = self._decoder.encoder
+        assert encoder is not None
+        self._encoded = []
+        for x in features:
+            states: States = {}
+            for layer in encoder.layers:
+                x = layer.reference(x, Span(0, encoder.positions), states, self._numpy)
+            self._encoded.append(states)
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[StepOutput]:
         """Start a sequence with each prompt; says what follows each."""
-        self._sequences = [_Sequence({}, []) for _ in prompts]
+        encoded = self._encoded or [{} for _ in prompts]
+        self._sequences = [_Sequence(states.copy(), []) for states, _ in zip(encoded, prompts, strict=True)]
         return [self._step(sequence, ids) for sequence, ids in zip(self._sequences, prompts)]
 
     def decode(self, tokens: Sequence[int | None], positions: Sequence[int]) -> list[StepOutput]:

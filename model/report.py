@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from model.expert_load import ExpertLoad
+from model.explain import TokenPath
 from model.generate import Difference, Generation
 from model.mesh import Mesh
 from model.sampling import SamplingOptions
@@ -43,7 +45,10 @@ class TargetPrediction:
 
 @dataclass(frozen=True)
 class Run:
-    """The options of a run, as the report repeats them; `uneven` is what ranks hold padded or alike, in sentences."""
+    """The options of a run, as the report repeats them; `uneven` is what ranks hold padded or alike, in sentences.
+
+    Prompts pass the stages of a pipeline in so many `micro_batches`.
+    """
 
     model: str
     prompts: tuple[str, ...]
@@ -54,6 +59,8 @@ class Run:
     sampling: SamplingOptions
     trace: str | None
     uneven: tuple[str, ...] = ()
+    micro_batches: int = 1
+    expert_load: ExpertLoad | None = None
 
 
 def summary(
@@ -76,9 +83,14 @@ def summary(
         out.append("tokens are drawn at random; rounding moves the bounds between candidates")
     if run.uneven:
         out.append(Hanging(f"on {run.mesh.tensor} ranks {'; '.join(run.uneven)}"))
+    if run.expert_load is not None:
+        out.append(Hanging(run.expert_load.text()))
     if predictions:
         out += ["", *_times(predictions, run.mesh.ranks, len(run.prompts))]
-        out += _use(next(each for each in predictions if each.per_token.target == run.target))
+        own = next(each for each in predictions if each.per_token.target == run.target)
+        if run.mesh.pipeline > 1:
+            out.append(_bubble(run, own))
+        out += _use(own)
     return out
 
 
@@ -120,6 +132,18 @@ def _times(predictions: Sequence[TargetPrediction], ranks: int, prompts: int) ->
     ]
 
 
+def _bubble(run: Run, prediction: TargetPrediction) -> Part:
+    """How long stages wait, beside what stages of equal times would, which send nothing."""
+    stages, batches = run.mesh.pipeline, run.micro_batches
+    equal = (stages - 1) / (batches + stages - 1)
+    counted = "1 micro-batch" if batches == 1 else f"{batches} micro-batches"
+    first, step = (each.bubble_share for each in (prediction.first_token, prediction.per_token))
+    return Hanging(
+        f"{run.target}: {counted} through {stages} stages; the bubble is {first:.0%} of the first token, {step:.0%} of "
+        f"a step; {equal:.0%} if stages were equal and sent nothing"
+    )
+
+
 def _bracketed(prediction: Prediction) -> str:
     dataflow, program, serial = (
         f"{time_ns / 1e6:,.3f}"
@@ -144,7 +168,10 @@ def _use(prediction: TargetPrediction) -> list[Part]:
 
 
 def document(
-    run: Run, generations: Sequence[Generation], predictions: Sequence[TargetPrediction]
+    run: Run,
+    generations: Sequence[Generation],
+    predictions: Sequence[TargetPrediction],
+    explained: Sequence[TokenPath] = (),
 ) -> dict[str, Any]:
     """The document of `--json`; its schema is in this folder's README."""
     return {
@@ -155,6 +182,10 @@ def document(
         "tp": run.mesh.tensor,
         "dp": run.mesh.data,
         "sp": run.mesh.sequence,
+        "pp": run.mesh.pipeline,
+        "micro_batches": run.micro_batches,
+        "ep": run.mesh.expert,
+        "expert_load": None if run.expert_load is None else _expert_load(run.expert_load),
         "uneven": list(run.uneven),
         "dtype": run.dtype,
         "sampling": asdict(run.sampling),
@@ -166,8 +197,17 @@ def document(
             }
             for each in predictions
         },
+        "explained": [asdict(each) for each in explained],
         "trace": run.trace,
         "versions": {DISTRIBUTION: version(), "python": platform.python_version(), "numpy": np.__version__},
+    }
+
+
+def _expert_load(load: ExpertLoad) -> dict[str, Any]:
+    return {
+        "choices": load.choices,
+        "largest_to_mean": load.largest_to_mean,
+        "largest_to_mean_of_a_layer": load.uneven,
     }
 
 

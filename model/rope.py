@@ -129,6 +129,11 @@ def yarn_attention_factor(factor: float, mscale: float | None, mscale_all_dim: f
     return logarithmic(1.0)
 
 
+def yarn_score_factor(factor: float, mscale_all_dim: float) -> float:
+    """The factor of every score in YaRN, for latent attention: the square of what it is for rotated elements."""
+    return (0.1 * mscale_all_dim * math.log(factor) + 1.0) ** 2 if mscale_all_dim and factor > 1 else 1.0
+
+
 def longrope_attention_factor(factor: float, original_positions: int) -> float:
     """The factor of cosines and sines in longrope, for a config without attention_factor."""
     return math.sqrt(1 + math.log(factor) / math.log(original_positions)) if factor > 1 else 1.0

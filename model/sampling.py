@@ -17,11 +17,11 @@ from model.errors import ModelError
 
 @dataclass(frozen=True, eq=False)
 class SampleRow:
-    """How one token is drawn: a row of what the kernel `sample` takes beside logits, by the same names.
+    """How one token is drawn: one row of the arguments of the kernel `sample`, by the same names, without the logits.
 
-    A `top_k` of 0 is the whole vocabulary. `bias`, [vocabulary] float32, is added to the logits; penalties go by
-    `prompt_counts` and `output_counts`, [vocabulary] float32, which are there together. With `logprobs` the logarithms
-    of the probabilities of as many likeliest tokens are wanted, and that of the drawn one: of the logits as they are.
+    A `top_k` of 0 is the whole vocabulary. `bias` [vocabulary] float32 is added to the logits. Penalties need both
+    `prompt_counts` and `output_counts` [vocabulary] float32. `logprobs` is the number of likeliest tokens whose
+    log-probabilities are wanted beside the drawn token's, from the unchanged logits.
     """
 
     uniform: float

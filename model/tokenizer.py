@@ -63,6 +63,10 @@ class Tokenizer:
             lambda: self._inner.decode(list(ids), skip_special_tokens=True), "cannot decode its ids"
         )
 
+    def shown(self, id: int) -> str:
+        """The text of an id alone; of a special token, the name that the vocabulary gives it."""
+        return self.decode([id]) or str(self._inner.id_to_token(id) or "")
+
     def as_json(self) -> str:
         """The tokenizer as the text of a tokenizer.json."""
         return str(self._inner.to_str())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -42,29 +42,32 @@ def shard_weights(
     config: ModelConfig,
     weights: Mapping[str, np.ndarray],
     ranks: int,
-    own: range | None = None,
+    own: Sequence[Shard] | None = None,
     taken: Callable[[], None] = lambda: None,
     dtype: str = "float32",
 ) -> tuple[RankWeights, ...]:
-    """Cut a checkpoint for `ranks` ranks, or for those of them in `own`; ModelError if they cannot share the model.
+    """Cut a checkpoint for `ranks` ranks, or for the shards `own`; ModelError if they cannot share the model.
 
     `taken` is called after each layer, so that the checkpoint can let go of what has been read. `dtype` (float32,
     bfloat16 or auto) is that of the activations; beside float32 ones weights keep the checkpoint's dtype, beside
-    bfloat16 ones they are rounded to bfloat16. What all ranks hold whole, they share.
+    bfloat16 ones they are rounded to bfloat16. Ranks share what they hold alike.
     """
     check_ranks(config, ranks)
     activations = activation_dtype(dtype, config, weights)
     stored = StoredWeights(weights, activations)
-    shards = [Shard(rank, ranks) for rank in (range(ranks) if own is None else own)]
+    shards = [Shard(rank, ranks) for rank in range(ranks)] if own is None else own
     sizes = [prod(each.shape(shard)) for each in compose(config).weights for shard in shards]
     itemsize = stored[next(iter(stored))].dtype.itemsize
     check_memory(sum(sizes) * itemsize, f"the weights of {len(shards)} rank{'s' if len(shards) > 1 else ''}")
     held: list[dict[str, np.ndarray]] = [{} for _ in shards]
-    for layer in compose(config).layers:
+    for layer in compose(config).all_layers:
         for weight in layer.weights:
+            parts: dict[object, np.ndarray] = {}
             for arrays, shard in zip(held, shards):
-                shared = weight.is_whole and arrays is not held[0]
-                arrays[weight.name] = held[0][weight.name] if shared else weight.take(stored, shard)
+                part = weight.part(shard)
+                if part not in parts:
+                    parts[part] = weight.take(stored, shard)
+                arrays[weight.name] = parts[part]
         taken()
     return tuple(RankWeights(shard, activations, arrays) for shard, arrays in zip(shards, held))
 
@@ -80,7 +83,8 @@ def weights_of_all(config: ModelConfig, one: RankWeights) -> tuple[RankWeights, 
         )
 
     weights = list(compose(config).weights)
-    shards = [Shard(rank, one.shard.ranks) for rank in range(one.shard.ranks)]
+    tensor, experts = one.shard.ranks, one.shard.expert_ranks
+    shards = [Shard(rank, tensor, expert, experts) for expert in range(experts) for rank in range(tensor)]
     return tuple(
         RankWeights(
             shard,

@@ -30,7 +30,7 @@ from model import LLM, SamplingParams
 from model.engine import Request, Scheduler, SchedulerOptions
 from model.errors import ModelError
 from model.families import load_config
-from model.llm import PRETRAINED
+from model.shipped import PRETRAINED
 from model.state import PagePool
 from model.tokenizer import Tokenizer
 from simulate.parts import Part, table

@@ -12,6 +12,14 @@ from enum import Enum
 from model.config.heads import HeadLayout
 from model.rope import RopeParameters
 
+SWIGLU_OAI = "swigluoai"
+"""The activation of gpt-oss: gate * sigmoid(alpha * gate) * (up + 1), of a gate and an up that a limit bounds."""
+SWIGLU_ALPHA = 1.702
+SWIGLU_LIMIT = 7.0
+
+MOST_POSITIONS = 2**23
+"""Kernels count positions in float32, which holds those below 2^24 exactly."""
+
 
 class HeadNorm(Enum):
     """Which queries and keys an RMSNorm takes together."""
@@ -38,8 +46,10 @@ class GroupedAttention:
     `scale` multiplies scores, by default 1 / sqrt(head_dim); `softcap` bounds them. `sinks` adds one learned score to
     every head. `cross_positions`, where it is not 0, are those of another sequence that the block attends to besides,
     with projections of its own.
+    With an `output_gate` each query head has a gate of its size, whose sigmoid multiplies what the head attends to.
     `value_norm` is an RMSNorm of each value head that has no weight. Where `keys_as_values`, values are the keys before
     their norm. `cache_of` is the number of the earlier block whose keys and values the block reads; it has none itself.
+    Blocks of an encoder are not `causal`: a position attends to all, and nothing is kept.
     """
 
     heads: int
@@ -59,6 +69,8 @@ class GroupedAttention:
     value_norm: bool = False
     keys_as_values: bool = False
     cache_of: int | None = None
+    causal: bool = True
+    output_gate: bool = False
 
     @property
     def score_scale(self) -> float:
@@ -80,7 +92,9 @@ class GroupedAttention:
         return length if self.window is None else min(length, self.window)
 
     def pairs(self, tokens: int) -> int:
-        """(query, key) pairs of a causal prompt of `tokens` tokens."""
+        """(query, key) pairs of a prompt of `tokens` tokens."""
+        if not self.causal:
+            return tokens * tokens
         seen = self.seen(tokens)
         return seen * (seen + 1) // 2 + (tokens - seen) * seen
 
@@ -99,7 +113,8 @@ class LatentAttention:
     """Multi-head latent attention: keys and values of all heads are expanded from one latent vector a token.
 
     A query's and a key's head has `plain_dim` elements without positions and `rope_dim` with; `query_rank` is 0 where
-    queries are projected at once.
+    queries are projected at once. `scale` multiplies scores, by default 1 / sqrt(plain_dim + rope_dim). Pairs that turn
+    together stand side by side in a checkpoint where they are `interleaved`.
     """
 
     heads: int
@@ -108,11 +123,33 @@ class LatentAttention:
     plain_dim: int
     rope_dim: int
     value_dim: int
+    positions: Positions | None = None
+    scale: float | None = None
+    interleaved: bool = True
+
+    @property
+    def query_dim(self) -> int:
+        """Elements of a head of queries and keys."""
+        return self.plain_dim + self.rope_dim
+
+    @property
+    def row_width(self) -> int:
+        """Elements of a token in the cache: its latent, and the key that all heads share."""
+        return self.latent_rank + self.rope_dim
+
+    @property
+    def score_scale(self) -> float:
+        """The factor of every score."""
+        return self.query_dim**-0.5 if self.scale is None else self.scale
 
     @property
     def divided(self) -> tuple[int, int]:
         """Query heads, and 1: the heads of every rank need the whole latent."""
         return self.heads, 1
+
+    def layout(self, ranks: int) -> HeadLayout:
+        """Which heads each of `ranks` ranks holds."""
+        return HeadLayout(self.heads, 1, ranks)
 
 
 @dataclass(frozen=True)
@@ -133,6 +170,64 @@ class StateSpace:
 
 
 @dataclass(frozen=True)
+class GatedDelta:
+    """The gated delta rule behind a short convolution of queries, keys and values, with a gated norm of its heads.
+
+    `heads` are those of values; equally many of them share the query and the key of each of `key_heads`.
+    """
+
+    key_heads: int
+    heads: int
+    key_dim: int
+    value_dim: int
+    convolution: int
+
+    @property
+    def convolved(self) -> int:
+        """Channels of the convolution: queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.heads * self.value_dim
+
+    @property
+    def divided(self) -> tuple[int, int]:
+        """Key heads, each with the value heads that share it."""
+        return self.key_heads, self.key_heads
+
+
+@dataclass(frozen=True)
+class StateSpaceHeads:
+    """A state space whose decay is one number for a head (Mamba-2), with a short convolution, in place of both blocks.
+
+    Groups of heads share the weights of their states. Time steps are at least `least_step`, and at most `most_step`
+    where that is a number.
+    """
+
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    convolution: int
+    bias: bool
+    convolution_bias: bool
+    least_step: float = 0.0
+    most_step: float | None = None
+
+    @property
+    def inner(self) -> int:
+        """Width of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def shared(self) -> int:
+        """Width of the weights of states of all groups, on one side."""
+        return self.groups * self.state
+
+    @property
+    def divided(self) -> tuple[int, int]:
+        """The counts that tensor parallelism divides: heads, and groups."""
+        return self.heads, self.groups
+
+
+@dataclass(frozen=True)
 class Mlp:
     """A feed-forward block; `gated` ones have three projections, others two. Activations are named as in `mlp`.
 
@@ -150,8 +245,11 @@ class Mlp:
 class Experts:
     """Routed gated MLPs of one width, of which a token passes `per_token`, beside `shared_width` that all pass.
 
-    Their weights are a softmax over all experts, of the chosen ones alone where `renormalise`. `hidden_vectors` are
-    norms and factors of the hidden size that stand inside.
+    With a `shared_gate` what the latter add is multiplied by the sigmoid of one more product of the token.
+    Their weights are the `scoring` of the router's logits over all experts, a softmax or sigmoids, divided by those of
+    the chosen ones where `renormalise`, times `scale`. Tokens choose among the experts of the `top_groups` best of
+    `groups` equal groups. A `choice_bias` is added to sigmoids for the choice alone. `hidden_vectors` are norms and
+    factors of the hidden size that stand inside.
     """
 
     count: int
@@ -160,9 +258,15 @@ class Experts:
     shared_width: int = 0
     bias: bool = False
     router_bias: bool = False
+    shared_gate: bool = False
     hidden_vectors: int = 0
     activation: str = "silu"
     renormalise: bool = True
+    scoring: str = "softmax"
+    choice_bias: bool = False
+    groups: int = 1
+    top_groups: int = 1
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -207,7 +311,7 @@ class Streams:
 class Block:
     """One decoder layer; `scaled` ones multiply their result by a number of the checkpoint."""
 
-    mixer: GroupedAttention | LatentAttention | StateSpace
+    mixer: GroupedAttention | LatentAttention | StateSpace | GatedDelta | StateSpaceHeads
     mlp: Mlp | Experts | None
     norms: Norms
     per_layer_input: PerLayerInput | None = None
@@ -226,6 +330,17 @@ class Encoder:
     parameters: int
     positions: int = 0
     products: int = 0
+
+
+@dataclass(frozen=True)
+class SpeechEncoder(Encoder):
+    """Blocks over what two convolutions make of the log-mel spectrum of a window of speech, of `mel_bins` bands.
+
+    `hidden_size` is the width of its blocks; every second column of the spectrum is a position.
+    """
+
+    mel_bins: int = 0
+    blocks: tuple[Block, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -259,16 +374,21 @@ class ModelConfig:
 
     @property
     def context(self) -> int:
-        """The longest sequence, in tokens, of a model that has one."""
-        assert self.max_position_embeddings is not None, f"a {self.model_type} has no longest sequence"
-        return self.max_position_embeddings
+        """The longest sequence, in tokens; of a model that has none, of as many as kernels count."""
+        return self.max_position_embeddings or MOST_POSITIONS
 
     def windows(self, length: int) -> tuple[int | None, ...]:
         """The windows of its layers in sequences of `length` tokens, each once; None, the first, sees all of them."""
         mixers = [block.mixer for block in self.blocks if isinstance(block.mixer, GroupedAttention)]
         narrow = {each.window for each in mixers if each.window is not None and each.window < length}
         wide = any(each.window is None or each.window >= length for each in mixers)
+        wide = wide or any(isinstance(block.mixer, LatentAttention) for block in self.blocks)
         return (*((None,) if wide else ()), *sorted(narrow))
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether a block keeps a state of one size, however long the sequence is."""
+        return not all(isinstance(each.mixer, GroupedAttention | LatentAttention) for each in self.blocks)
 
     @property
     def longest_short(self) -> int | None:
@@ -284,7 +404,7 @@ class ModelConfig:
 
     @property
     def most_ranks(self) -> int:
-        """The most tensor-parallel ranks: every rank holds a query head, a channel of a state space, and a token."""
+        """The most tensor-parallel ranks: every rank holds a head or a channel of every mixer, and a token."""
         return min(self.vocab_size, *(block.mixer.divided[0] for block in self.blocks))
 
     def refusal(self, ranks: int) -> str | None:
@@ -293,7 +413,8 @@ class ModelConfig:
             return None
         most = self.most_ranks
         mixer = min((block.mixer for block in self.blocks), key=lambda each: each.divided[0])
-        what = "channel" if isinstance(mixer, StateSpace) else "query head"
+        named = {StateSpace: "channel", StateSpaceHeads: "head", GatedDelta: "key head"}
+        what = named.get(type(mixer), "query head")
         if most < mixer.divided[0]:
             what = "token"
         plural, takes = ("", "1 rank") if most == 1 else ("s", f"1 to {most} ranks")

@@ -69,9 +69,9 @@ def attention(
     return GroupedAttention(heads, kv_heads, head_dim, **quirks)
 
 
-def biases(fields: Fields) -> dict[str, bool]:
-    """Biases on the projections of attention where the config asks for them."""
-    asked = fields.flag("attention_bias")
+def biases(fields: Fields, default: bool = False) -> dict[str, bool]:
+    """Biases on the projections of attention where the config asks for them, or is silent and the family has them."""
+    asked = fields.flag("attention_bias", default=default)
     return dict.fromkeys(("query_bias", "key_bias", "value_bias", "output_bias"), asked)
 
 
@@ -115,14 +115,14 @@ def dtype(fields: Fields) -> str | None:
     return None
 
 
-def quantisation(fields: Fields) -> str | None:
-    """The method that `quantization_config` names; a refusal, because no kernel dequantises weights."""
+def quantisation(fields: Fields, widened: tuple[str, ...] = ()) -> str | None:
+    """The method that `quantization_config` names; one that is not `widened` is a refusal: no kernel dequantises."""
     if "quantization_config" not in fields:
         return None
     method = shown(str(fields.table("quantization_config").get("quant_method", "unnamed")), 40)
-    fields.unsupported(
-        "quantization_config", f"weights quantised by {method}; the kernels take unquantised weights only"
-    )
+    if method not in widened:
+        what = f"weights quantised by {method}; the kernels take unquantised weights only"
+        fields.unsupported("quantization_config", what)
     return method
 
 

@@ -5,9 +5,19 @@ No other package of the model imports the simulator.
 
 from __future__ import annotations
 
-from model.device.chips import INSTANCES, Hardware, Instance, Number, chip, instance_named, kernel_limit
+from model.device.chips import (
+    INSTANCES,
+    Hardware,
+    Instance,
+    Number,
+    chip,
+    collective_ns,
+    instance_named,
+    kernel_limit,
+)
 from model.device.dry import DryDevice
 from model.device.files import page_style, write_page, write_passes
+from model.device.pipeline import PipelinedPass, Schedule, scheduled
 from model.device.prediction import KernelTime, Pass, Prediction
 from model.device.simulated import SimulatedDevice, rank_of_this_process
 
@@ -19,13 +29,17 @@ __all__ = [
     "KernelTime",
     "Number",
     "Pass",
+    "PipelinedPass",
     "Prediction",
+    "Schedule",
     "SimulatedDevice",
     "chip",
+    "collective_ns",
     "instance_named",
     "kernel_limit",
     "page_style",
     "rank_of_this_process",
+    "scheduled",
     "write_page",
     "write_passes",
 ]

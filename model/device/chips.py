@@ -10,6 +10,7 @@ from simulate.hardware import Hardware as Hardware
 from simulate.hardware import Instance as Instance
 from simulate.hardware import Number as Number
 from simulate.hardware import hardware, instance
+from simulate.isa.dma_costs import collective
 
 
 def chip(target: str) -> Hardware:
@@ -27,3 +28,11 @@ def kernel_limit(kernel: str, name: str) -> int:
     bind_simulator()
     limit: int = getattr(importlib.import_module(f"nki_kernels.{kernel}"), name)
     return limit
+
+
+def collective_ns(chip: Hardware, ranks: int, payload_bytes: int, all_reduces: bool = False) -> float:
+    """The time of a collective that moves so many bytes of each rank; an all-reduce moves them twice.
+
+    An instance's own record has the links between its chips.
+    """
+    return collective(chip, ranks, payload_bytes, 1.0 if all_reduces else 0.5).rendezvous_ns

@@ -60,7 +60,7 @@ class DryDevice:
         self.ranks = ranks
         self.own = range(1 if one_for_all else ranks)
         self._others = EqualRanks(ranks) if one_for_all and ranks > 1 else None
-        self._world = checked(lambda: simulate.World(target=target, ranks=ranks))
+        self._target, self._hardware = target, checked(lambda: simulate.World(target, ranks)).hardware
         self._launches: dict[tuple[Any, ...], TimedLaunch] = {}
         self._sequence: list[TimedLaunch] = []
         self._layer_ends: list[int] = []
@@ -74,7 +74,7 @@ class DryDevice:
         return replica_group_of(groups)
 
     def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Plan a kernel on all ranks; returns zeros of the shapes and dtypes that each rank would return."""
+        """Plan a kernel on the ranks whose arguments these are; returns zeros with the shapes and dtypes of results."""
         key = (kernel, *(_signature(each) for rank in arguments for each in rank))
         if key not in self._launches:
             self._launches[key] = checked(lambda: self._planned(kernel, arguments), kernel)
@@ -82,19 +82,20 @@ class DryDevice:
         return self._launches[key].launch.outputs
 
     def gather(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The arrays of the ranks that are planned."""
+        """The arrays of the ranks of a stage that are planned."""
         return list(arrays)
 
     def _planned(self, kernel: str, arguments: Sequence[tuple[Any, ...]]) -> TimedLaunch:
         function, given = kernel_named(kernel), by_rank(arguments)
         if self._others is None:
-            return TimedLaunch.of(self._world.launch(function, given, simulate.Mode.dry))
+            world = simulate.World(self._target, len(arguments))
+            return TimedLaunch.of(world.launch(function, given, simulate.Mode.dry))
         plain = getattr(function, "func", function)
         return TimedLaunch.of(
             simulate.launch(
                 plain,
                 given,
-                self._world.hardware,
+                self._hardware,
                 mode=simulate.Mode.dry,
                 peers=cast(Processes, self._others),
             )

@@ -24,7 +24,8 @@ class Prediction:
 
     `program_ns` runs engines and DMA queues concurrently, each in program order; the true time should lie between
     `dataflow_ns` and `serial_ns`. `busy_share` is of `program_ns`, per engine and DMA queue, averaged over the ranks.
-    Marks are the highest of any kernel, in bytes per partition.
+    Marks are the highest of any kernel, in bytes per partition. `bubble_share` is the part of `program_ns` in which the
+    stages of a pipeline wait, on average; 0 without a pipeline.
     """
 
     target: str
@@ -36,6 +37,7 @@ class Prediction:
     sbuf_usable_bytes: int
     psum_bytes: int
     psum_usable_bytes: int
+    bubble_share: float = 0.0
 
     @property
     def busiest_engine(self) -> str:

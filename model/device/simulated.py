@@ -47,11 +47,12 @@ class SimulatedDevice:
         )
         asked = checked(ReplayOptions.from_environment)
         self._world.replay = replace(asked, exact=asked.exact or exact, verify=asked.verify or verify)
+        self._target, self._worlds = target, dict[int, simulate.World]()
         self.own = range(self._world.rank, self._world.rank + self._world.ranks)
         if self._world.size != ranks:
             raise ModelError(
                 f"torchrun started {self._world.size} processes for {ranks} ranks; "
-                "the product of --tp and --dp has to be equal"
+                "the product of --pp, --tp and --dp has to be equal"
             )
 
     def dtype(self, name: str) -> Any:
@@ -68,14 +69,30 @@ class SimulatedDevice:
         return self._world.replays  # type: ignore[no-any-return]
 
     def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Launch a kernel on all ranks; returns each rank's outputs."""
-        function = kernel_named(kernel)
-        done = checked(lambda: self._world.launch(function, by_rank(arguments), self._mode), kernel)
+        """Launch a kernel on the ranks whose arguments these are; returns each rank's outputs.
+
+        Without arguments it is a launch of other processes' ranks alone.
+        """
+        if not arguments:
+            self._world.skip()
+            return []
+        function, world = kernel_named(kernel), self._world_of(len(arguments))
+        done = checked(lambda: world.launch(function, by_rank(arguments), self._mode), kernel)
         return done.outputs  # type: ignore[no-any-return]
 
     def gather(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The arrays of all ranks, in the order of ranks; `arrays` are those of the ranks in this process."""
-        return checked(lambda: self._world.gather(arrays))  # type: ignore[no-any-return]
+        """The arrays of all ranks that have one, in order; `arrays` are those of the ranks in this process."""
+        own = list(arrays) or [np.zeros(0, np.float32)]
+        return checked(lambda: self._world_of(len(own)).gather(own))  # type: ignore[no-any-return]
+
+    def _world_of(self, ranks: int) -> simulate.World:
+        """The world of so many ranks of this process; all share their replays."""
+        if ranks == self._world.ranks:
+            return self._world
+        if ranks not in self._worlds:
+            replay, replays = self._world.replay, self._world.replays
+            self._worlds[ranks] = simulate.World(self._target, ranks, replay=replay, replays=replays)
+        return self._worlds[ranks]
 
 
 def rank_of_this_process() -> int | None:

@@ -14,7 +14,7 @@ AXES = ("sequences", "tokens", "context")
 AUTO = "auto"
 SHAPES = 256
 """How many shapes fitted sizes may give rise to; powers of two up to 16 sequences, 512 tokens and 2048 positions have
-590."""
+590, and 5,340 for pairs of what decodes and prompts."""
 
 _CONTEXT_STEP = 128  # positions of a decode step's tables, as attention_decode takes them
 _TOKEN_STEP = 16
@@ -110,10 +110,11 @@ def read_buckets(text: str, limits: BucketLimits) -> Buckets:
 
 
 def fitted(asked: AskedSizes, limits: BucketLimits, shapes: int = SHAPES) -> Buckets:
-    """The sizes that pad least what was asked for and give rise to at most so many shapes.
+    """The sizes with the least padding that have at most `shapes` shapes.
 
-    The padding of an axis is the sum of rounded sizes relative to what was asked; of the three the product counts. An
-    axis of which nothing was asked keeps powers of two.
+    The padding of an axis is the sum of its rounded sizes over the sum of what was asked. The product of the three
+    axes is least. An axis of which nothing was asked keeps powers of two. What decodes and prompts stay parts of their
+    own, because their pairs would leave few sizes of each.
     """
     powers, needed = limits.powers, limits.needed()
     steps = {"sequences": 1, "tokens": _TOKEN_STEP, "context": _CONTEXT_STEP}
@@ -127,7 +128,8 @@ def fitted(asked: AskedSizes, limits: BucketLimits, shapes: int = SHAPES) -> Buc
     fitting = [
         buckets
         for sequences, tokens, context in product(*choices)
-        if len((buckets := Buckets(sequences, tokens, context, limits.drafts)).shapes()) <= shapes
+        if len((buckets := Buckets(sequences, tokens, context, limits.drafts, mixes=False)).shapes())
+        <= shapes
     ]
     if not fitting:
         raise ModelError(f"no sizes of buckets give at most {shapes} shapes")

@@ -13,9 +13,17 @@ adds take less time than reading the weights again. Predicted for Llama-3.1-8B o
     64 after 1024 others, and 256      19.0     19.8     (not joined: 192 rows more)
     256 and 512                        27.0     29.3     (not joined: 256 rows more)
 
-What decodes and prompts are always two parts, since no kernel takes rows of both kinds of attention. 16 requests that
-decode at 2048 positions and a prompt of 512 tokens take 7.7 + 16.9 ms; were all but attention launched once, the
-kernels would add up to some 20 ms.
+Requests that decode and prompts are one part as well, so that weights are read once for both. Predicted as above:
+
+    what decodes                chunks of                       apart    together
+    1 at 128 positions          16 tokens                       13.6      7.7
+    1 at 128                    128 after 1024 others           15.7     10.2
+    16 at 2048                  496 tokens                      24.4     19.2
+    16 at 2048                  512 tokens                      24.7     20.9
+
+Products of 528 rows take 1.7 ms more than those of 512. So a single prompt is rounded up together with the rows that
+decode: beside 16 of these 496 tokens are a size, too. The head takes 128 rows; where tokens that decode and the ends of
+prompts are more, the two are parts of their own. So they are in a model with a layer that does not mix them.
 """
 
 from __future__ import annotations
@@ -23,7 +31,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from model.engine.scheduler import Batch, Chunk
 
@@ -41,7 +49,8 @@ _JOINED_PREFIX = 1024
 class PartShape:
     """The rounded sizes of a part: sequences, tokens of each, positions that their tables name.
 
-    A part of prompts reads `prefix` cached positions; one that `decodes` reads all that its tables name.
+    A part of prompts reads `prefix` cached positions; one that `decodes` reads all that its tables name. What decodes
+    `beside` prompts is in the same launches.
     """
 
     sequences: int
@@ -49,28 +58,37 @@ class PartShape:
     context: int
     decodes: bool
     prefix: int = 0
+    beside: PartShape | None = None
 
     def __str__(self) -> str:
         reads = "" if self.decodes else f", {self.prefix} of them cached"
-        return f"{self.sequences} x {self.tokens} tokens, {self.context} positions{reads}"
+        beside = "" if self.beside is None else f", beside {self.beside}"
+        return f"{self.sequences} x {self.tokens} tokens, {self.context} positions{reads}{beside}"
 
     @property
     def rows(self) -> int:
         """Tokens of all sequences, padding included."""
-        return self.sequences * self.tokens
+        return self.sequences * self.tokens + (0 if self.beside is None else self.beside.rows)
+
+    @property
+    def alone(self) -> PartShape:
+        """Without what decodes beside it."""
+        return replace(self, beside=None)
 
 
 @dataclass(frozen=True)
 class Part:
-    """Chunks that are launched together."""
+    """Chunks that are launched together. `beside` holds the chunks that decode in the same launches as prompts."""
 
     shape: PartShape
     chunks: tuple[Chunk, ...]
+    beside: Part | None = None
 
     @property
     def padding(self) -> int:
         """Tokens that are computed for nobody."""
-        return self.shape.rows - sum(chunk.count for chunk in self.chunks)
+        computed = self.shape.alone.rows - sum(chunk.count for chunk in self.chunks)
+        return computed + (0 if self.beside is None else self.beside.padding)
 
 
 @dataclass
@@ -93,13 +111,15 @@ class BucketUse:
 class Buckets:
     """The sizes, each in ascending order: sequences of a part, tokens of a chunk, positions of a sequence.
 
-    What decodes computes one token, or `drafts` more that it verifies.
+    A sequence that decodes computes one token, or `drafts` more that it verifies. Where a step `mixes`, sequences
+    decode beside prompts, and every pair of a decoding shape and a prompt shape is a shape of its own.
     """
 
     sequences: tuple[int, ...]
     tokens: tuple[int, ...]
     context: tuple[int, ...]
     drafts: int = 0
+    mixes: bool = True
 
     @classmethod
     def powers(
@@ -131,10 +151,53 @@ class Buckets:
             if context >= tokens
             for prefix in (0, *(each for each in self.context if each <= context))
         ]
-        return decoding + prompts
+        return decoding + prompts + self._mixed_shapes(decoding)
+
+    def _mixed_shapes(self, decoding: list[PartShape]) -> list[PartShape]:
+        """The shapes of prompts beside decoding sequences; all tables of prompts have the longest length."""
+        context = self.context[-1]
+        pairs = (
+            (own, sequences)
+            for sequences in self.sequences
+            for own in dict.fromkeys(_beside_prompts(each, sequences) for each in decoding)
+        )
+        return [
+            PartShape(sequences, tokens, context, False, prefix, beside)
+            for beside, sequences in (pairs if self.mixes else ())
+            if beside.sequences
+            for tokens in sorted(
+                {*self.tokens, *self._beside(beside.rows)} if sequences == 1 else self.tokens
+            )
+            for prefix in (0, *self.context)
+        ]
 
     def parts(self, batch: Batch) -> list[Part]:
         """The parts of a step: first what decodes, then the chunks of prompts."""
+        parts, prompts = self._decoding_and_prompts(batch)
+        if self.mixes and parts and prompts:
+            mixed = self._mixed(parts[-1], prompts[-1])
+            if mixed is not None:
+                return [*parts[:-1], *prompts[:-1], mixed]
+        return parts + prompts
+
+    def _mixed(self, decoding: Part, prompts: Part) -> Part | None:
+        """Prompts with what decodes beside them; None where the head does not take as many rows."""
+        shape, beside = prompts.shape, _beside_prompts(decoding.shape, prompts.shape.sequences)
+        if len(decoding.chunks) > beside.sequences:
+            return None
+        tokens = shape.tokens
+        if shape.sequences == 1:
+            most = max(chunk.count for chunk in prompts.chunks)
+            tokens = min(size for size in (tokens, *self._beside(beside.rows)) if size >= most)
+        mixed = replace(shape, tokens=tokens, context=self.context[-1], beside=beside)
+        return Part(mixed, prompts.chunks, replace(decoding, shape=beside))
+
+    def _beside(self, rows: int) -> list[int]:
+        """Tokens of one prompt that are rounded up together with rows that decode."""
+        return [tokens - rows for tokens in self.tokens if tokens > rows]
+
+    def _decoding_and_prompts(self, batch: Batch) -> tuple[list[Part], list[Part]]:
+        """Parts of one kind each."""
         decoding: dict[int, list[Chunk]] = {1: [], 1 + self.drafts: []}
         prompts: list[Part] = []
         groups = dict[tuple[int, int, int], list[Chunk]]()
@@ -156,7 +219,7 @@ class Buckets:
                 part = self._part(chunks, tokens, context, False, prefix)
                 joined = self._joined(prompts[-1], part) if prompts else None
                 prompts[-1:] = [*prompts[-1:], part] if joined is None else [joined]
-        return parts + prompts
+        return parts, prompts
 
     def _joined(self, first: Part, second: Part) -> Part | None:
         """Two parts of prompts as one, where that is predicted to take less time."""
@@ -174,6 +237,11 @@ class Buckets:
     def _part(self, chunks: list[Chunk], tokens: int, context: int, decodes: bool, prefix: int = 0) -> Part:
         shape = PartShape(rounded(self.sequences, len(chunks)), tokens, context, decodes, prefix)
         return Part(shape, tuple(chunks))
+
+
+def _beside_prompts(decoding: PartShape, prompts: int) -> PartShape:
+    """What decodes, with no more sequences than the head takes rows of beside those of so many prompts."""
+    return replace(decoding, sequences=min(decoding.sequences, (MOST_ROWS - prompts) // decoding.tokens))
 
 
 def rounded(sizes: tuple[int, ...], size: int) -> int:

@@ -143,6 +143,7 @@ class Engine:
         if self._proposer is not None:
             for request, drafts in self._proposer.propose(batch).items():
                 batch.chunks[request] = batch.chunks[request].with_drafts(drafts)
+            self.scheduler.drafted(batch)
         self._score(batch)
         rows = self._rows(batch)
         answers = self._model.step(batch, self._alone(batch, rows))

@@ -1,4 +1,4 @@
-"""A request on its way: its tokens, how many of them are computed, and the pages that hold their keys and values."""
+"""A request on its way: its tokens, how many of them are computed, and the pages and the slot of what they left."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ class Request:
     `tokens` are both; the first `prompt_tokens` are the prompt, and at most `max_new_tokens` follow. Lower `priority`
     goes first, then the earlier `arrival`. `root` names what decides the contents of pages beside the tokens.
     `computed` tokens have their keys and values in the pages of `tables`, one for each kind of pages, or none where the
-    request waits; their first `filled` blocks are full. `shared_tokens` were computed before it started; `number` is
-    its place among all submitted ones.
+    request waits; their first `filled` blocks are full. Recurrent layers have their state behind them in `slot`, and
+    before drafts that are not verified yet in `kept_slot`. `shared_tokens` were computed before it started; `number`
+    is its place among all submitted ones.
     """
 
     id: str
@@ -30,6 +31,8 @@ class Request:
     tables: list[BlockTable] = field(default_factory=list)
     keys: list[Key] = field(default_factory=list)
     filled: int = 0
+    slot: int | None = None
+    kept_slot: int | None = None
     preemptions: int = 0
     shared_tokens: int = 0
     number: int = 0
@@ -41,6 +44,11 @@ class Request:
     def generated(self) -> Sequence[int]:
         """The tokens chosen so far."""
         return self.tokens[self.prompt_tokens :]
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it holds pages or a slot."""
+        return bool(self.tables) or self.slot is not None
 
     @property
     def missing(self) -> int:

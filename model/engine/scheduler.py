@@ -1,13 +1,13 @@
-"""The scheduler: which requests compute which tokens in the next step, and in which pages.
+"""The scheduler: which requests compute which tokens in the next step, and in which pages and slots.
 
-It is a function of what it was given: requests, pages, and the tokens chosen so far. It knows neither a clock nor a
-device, so a server, a prediction of traffic and a test make the same decisions.
+It is a function of what it was given: requests, pages, slots, and the tokens chosen so far. It knows neither a clock
+nor a device, so a server, a prediction of traffic and a test make the same decisions.
 
 Requests go by priority, then by arrival. A step has a budget of tokens. Requests that need one token (decoding) take
-theirs first; then come prompts that have begun, in chunks, then drafts, then new prompts. Where pages run out, the last
-request in order gives back its pages and waits; it computes its tokens again later (preemption by recomputation). The
-first request in order can take every page and computes a token in every step in which anything decodes; so it always
-ends, and no request waits for pages of one behind it of its own priority.
+theirs first; then come prompts that have begun, in chunks, then drafts, then new prompts. Where pages or slots run out,
+the last request in order gives back its own and waits; it computes its tokens again later (preemption by
+recomputation). The first request in order can take every page and slot, and computes a token in every step in which
+anything decodes; so it always ends, and no request waits for pages of one behind it of its own priority.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from operator import attrgetter, itemgetter
 from model.engine.kv_cache import KVCache, PageCopies
 from model.engine.request import Request
 from model.errors import ModelError
-from model.state import PagePool
+from model.state import PagePool, SlotPool
 
 
 @dataclass(frozen=True)
@@ -114,11 +114,17 @@ _order = attrgetter("priority", "arrival", "number")
 
 
 class Scheduler:
-    """Requests that wait and run, on one pool of pages, or one for each kind."""
+    """Requests that wait and run, on one pool of pages, or one for each kind, and slots where layers are recurrent."""
 
-    def __init__(self, pools: PagePool | Sequence[PagePool], options: SchedulerOptions | None = None) -> None:
+    def __init__(
+        self,
+        pools: PagePool | Sequence[PagePool],
+        options: SchedulerOptions | None = None,
+        slots: SlotPool | None = None,
+    ) -> None:
         self.options = options or SchedulerOptions()
-        self.cache = KVCache([pools] if isinstance(pools, PagePool) else pools, self.options.prefix_caching)
+        kinds = [pools] if isinstance(pools, PagePool) else pools
+        self.cache = KVCache(kinds, self.options.prefix_caching, slots)
         self._waiting: list[Request] = []
         self._running: list[Request] = []
         self._numbers = count()
@@ -191,7 +197,8 @@ class Scheduler:
         self._check(request, len(request.tokens))
         if self._waiting or self._is_full:
             return False
-        if not self.cache.start(request, self.cache.known_blocks(request), len(request.tokens)):
+        known = self.cache.known_blocks(request, comes=True)
+        if not self.cache.start(request, known, len(request.tokens), None):
             return False
         request.computed, request.number = len(request.tokens), next(self._numbers)
         insort(self._running, request, key=_order)
@@ -220,17 +227,25 @@ class Scheduler:
             self._admit(batch, left)
         return batch
 
+    def drafted(self, batch: Batch) -> None:
+        """The chunks of a batch have their drafts: the states of those without any are not copied."""
+        for request, chunk in batch.chunks.items():
+            if chunk.draft_slots and not chunk.drafts:
+                self.cache.no_drafts(request, batch.copies)
+
     def finish(self, batch: Batch, chosen: Mapping[Request, Sequence[int]]) -> None:
         """A step is done: its tokens are computed, and `chosen` follow those requests whose last token it was.
 
-        All but the last of several chosen tokens are drafts that were right.
+        All but the last of several chosen tokens are accepted drafts. Where a draft was rejected, recurrent layers
+        return to the state before the drafts and compute the accepted ones again.
         """
         for request, chunk in batch.chunks.items():
-            if request.tables:  # one that was cancelled meanwhile has none
+            if request.is_running:  # one that was cancelled meanwhile is not
                 tokens = chosen.get(request, ())
                 wrong = len(chunk.drafts) - max(0, len(tokens) - 1) if chunk.drafts else 0
                 request.tokens.extend(tokens)
-                self.cache.computed(request, chunk.start + chunk.count - wrong)
+                again = self.cache.settle_state(request, back=wrong > 0) and wrong > 0
+                self.cache.computed(request, chunk.start + (0 if again else chunk.count - wrong))
 
     def steady_steps(self, batch: Batch) -> int:
         """How many steps in a row, this one included, decide alike while no request comes or is cancelled.
@@ -241,6 +256,8 @@ class Scheduler:
         if not everyone or batch.preempted or (self._waiting and not self._is_full):
             return 1
         steps = min(each.prompt_tokens + each.max_new_tokens - len(each.tokens) for each in batch.chunks)
+        snapshots = map(self.cache.steps_to_snapshot, batch.chunks)
+        steps = min([steps, *(each for each in snapshots if each is not None)])
         while steps > 1 and not self.cache.suffices(
             (each, len(each.tokens) + steps - 1) for each in batch.chunks
         ):
@@ -283,8 +300,8 @@ class Scheduler:
     def _continue(self, batch: Batch, requests: Sequence[Request], budget: int) -> int:
         """Give running requests their tokens, in order, and preempt from the last one on; returns what is left."""
         for request in requests:
-            wanted = min(request.missing, budget)
-            if not wanted or not request.tables:  # without tables it was preempted in this loop
+            wanted = self._chunk(request, request.computed, min(request.missing, budget))
+            if not wanted or not request.is_running:  # else it was preempted in this loop
                 continue
             while not self.cache.reserve(request, request.computed + wanted, batch.copies):
                 victim = self._running[-1]
@@ -304,7 +321,11 @@ class Scheduler:
         for request in decoding if self.options.speculative_tokens else ():
             slots = min(self.options.speculative_tokens, budget, request.most_positions - len(request.tokens))
             fits = slots > 0 and request in batch.chunks and len(request.tokens) > request.prompt_tokens
-            if fits and self.cache.reserve(request, len(request.tokens) + slots, batch.copies):
+            if (
+                fits
+                and self.cache.reserve(request, len(request.tokens) + slots, batch.copies)
+                and self.cache.keep_state(request, batch.copies)
+            ):
                 batch.chunks[request] = replace(batch.chunks[request], draft_slots=slots)
                 budget -= slots
         return budget
@@ -327,9 +348,10 @@ class Scheduler:
                 if not options.chunked_prefill:
                     break
                 wanted = budget
-            while not (started := self.cache.start(request, known, first + wanted)) and self._outranks(
-                request
-            ):
+            wanted = self._chunk(request, first, wanted)
+            while not (
+                started := self.cache.start(request, known, first + wanted, batch.copies)
+            ) and self._outranks(request):
                 budget += self._preempt(self._running[-1], batch)
             if not started:
                 break
@@ -339,6 +361,12 @@ class Scheduler:
             budget -= wanted
             admitted += 1
         return admitted
+
+    def _chunk(self, request: Request, first: int, wanted: int) -> int:
+        """How many of the wanted tokens from the first one on are a chunk: at a snapshot another one begins."""
+        if not self.options.chunked_prefill or wanted < 2:
+            return wanted
+        return self.cache.chunk_end(request, first, first + wanted) - first
 
     def _outranks(self, request: Request) -> bool:
         """Whether the last running request has to give way to one that waits."""

@@ -24,6 +24,12 @@ Rows = Mapping[Request, Sequence[SampleRow]]
 
 NO_ROWS: Rows = {}
 
+NO_RECURRENT_DRAFTS = (
+    "the draft model has recurrent layers, whose state does not go back where a draft is wrong; take one with "
+    "attention only, or method ngram"
+)
+"""Why a model is none to draft with."""
+
 
 class Proposer(Protocol):
     """Something that proposes the next tokens of requests."""
@@ -110,7 +116,7 @@ class DraftModel:
     def propose(self, batch: Batch) -> dict[Request, list[int]]:
         """Compute the batch's prompts, then as many drafts, one after the other, as each request has slots."""
         known = self._computed
-        self._computed = {request: count for request, count in known.items() if request.tables}
+        self._computed = {request: count for request, count in known.items() if request.is_running}
         first: dict[Request, Chunk] = {}
         for request, chunk in batch.chunks.items():
             start = min(chunk.start, known.get(request, chunk.start))

@@ -6,7 +6,7 @@ A family says by `Names` how its checkpoints call their tensors.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from model.config.fields import Fields
 from model.config.parts import (
@@ -14,85 +14,27 @@ from model.config.parts import (
     Experts,
     GroupedAttention,
     HeadNorm,
+    LatentAttention,
     Mlp,
     ModelConfig,
     PerLayerInput,
 )
 from model.config.reading import common, gated_mlp, layer_count, norms
-from model.decoder import BlockLayers, Decoder
+from model.decoder import BlockLayers, Decoder, part_of
+from model.families.names import LLAMA, ExpertNames, Names, StackedExpertNames
 from model.layers.attention import Attention, AttentionProjections
 from model.layers.embedding import Embedding
 from model.layers.experts import ExpertProjections, RoutedExperts
 from model.layers.head import Head
+from model.layers.latent_attention import LatentMixer, LatentProjections
 from model.layers.mlp import FeedForward
 from model.layers.norm import Norm, Scale
 from model.layers.per_layer_input import Columns, GatedInput, PerLayerInputs
 from model.layers.projection import Projection
 from model.layers.shard import ROW, Cut, by_kv_heads, by_query_heads
 
-
-@dataclass(frozen=True)
-class ExpertNames:
-    """The tensors of routed experts in a layer: the router, and under `experts`.<number> those of an expert."""
-
-    router: str = "mlp.gate"
-    experts: str = "mlp.experts"
-    gate: str = "gate_proj"
-    up: str = "up_proj"
-    down: str = "down_proj"
-
-
-@dataclass(frozen=True)
-class Names:
-    """The tensors of a checkpoint: those around the layers, the prefix of a layer, and those of a layer.
-
-    Every name gets `.weight` or `.bias` behind it. `qkv` and `gate_up` are fused tensors, which stand for those of
-    their parts. `transposed` projections are [in, out]. `bare` is the prefix that names of a checkpoint may lack.
-    `masks` are buffers of a layer, which follow from the config. `per_layer` are those of the inputs of every layer;
-    `scale` is a number, which has no `.weight` behind its name.
-    """
-
-    table: str = "model.embed_tokens"
-    positions: str = ""
-    last_norm: str = "model.norm"
-    head: str = "lm_head"
-    layer: str = "model.layers"
-    before_attention: str = "input_layernorm"
-    after_attention: str = ""
-    before_mlp: str = "post_attention_layernorm"
-    after_mlp: str = ""
-    query: str = "self_attn.q_proj"
-    key: str = "self_attn.k_proj"
-    value: str = "self_attn.v_proj"
-    qkv: str = ""
-    output: str = "self_attn.o_proj"
-    query_norm: str = "self_attn.q_norm"
-    key_norm: str = "self_attn.k_norm"
-    gate: str = "mlp.gate_proj"
-    up: str = "mlp.up_proj"
-    gate_up: str = ""
-    down: str = "mlp.down_proj"
-    transposed: bool = False
-    bare: str = ""
-    masks: tuple[str, ...] = ()
-    scale: str = ""
-    per_layer: PerLayerNames | None = None
-    experts: ExpertNames = ExpertNames()
-
-
-@dataclass(frozen=True)
-class PerLayerNames:
-    """The tensors of the inputs of every layer: around the layers `table`, `projection` and `norm`, else of a layer."""
-
-    table: str
-    projection: str
-    norm: str
-    gate: str
-    output: str
-    after: str
-
-
-LLAMA = Names()
+_LATENT_EPS = 1e-6
+"""Of the norms of latents, whatever the config says of the others: transformers' DeepseekV2RMSNorm by default."""
 
 
 def equal_blocks(
@@ -130,7 +72,20 @@ def compose(config: ModelConfig, names: Names = LLAMA) -> Decoder:
             *_of_shared_caches(config, names),
         ),
         bare_prefix=names.bare,
+        stacks=_stacks(config, names),
     )
+
+
+def _stacks(config: ModelConfig, names: Names) -> dict[str, tuple[str, ...]]:
+    """The tensors that hold one behind the other those of all experts of a layer, and the names of these."""
+    if not isinstance(names.experts, StackedExpertNames):
+        return {}
+    return {
+        stack: tuple(part_of(stack, number) for number in range(block.mlp.count))
+        for layer, block in enumerate(config.blocks)
+        if isinstance(block.mlp, Experts)
+        for stack in names.experts.in_layer(f"{names.layer}.{layer}")
+    }
 
 
 def _with_per_layer_inputs(
@@ -175,6 +130,8 @@ class _Parts:
     def layers(self) -> BlockLayers:
         """Attention, the feed-forward block, and what adds the layer's own input, where there is one."""
         given = self._block.per_layer_input
+        if isinstance(self._block.mixer, LatentAttention):
+            return self._latent(self._block.mixer), self._mlp()
         if given is None:
             return self._attention(), self._mlp()
         return self._attention(), self._feed_forward(None), self._per_layer_input(given)
@@ -228,8 +185,9 @@ class _Parts:
             inputs = self._fused(names.qkv, sizes, hidden, mixer.query_bias)
         else:
             parts = (names.query, names.key, names.key if mixer.keys_as_values else names.value)
+            biases = (mixer.query_bias, mixer.key_bias, mixer.value_bias)
             inputs = tuple(
-                self._projection(name, size, hidden, mixer.query_bias) for name, size in zip(parts, sizes)
+                self._projection(name, size, hidden, bias) for name, size, bias in zip(parts, sizes, biases)
             )
         owner = None if mixer.cache_of is None else f"layers.{mixer.cache_of}.attention"
         output = self._projection(names.output, hidden, mixer.query_width, mixer.output_bias)
@@ -242,7 +200,35 @@ class _Parts:
             self._head_norms(mixer),
             self._norm("attention.after", names.after_attention, norms.after),
             owner,
+            self._tensor(names.sinks) if mixer.sinks else None,
         )
+
+    def _latent(self, mixer: LatentAttention) -> LatentMixer:
+        """Latent attention; the norms of latents have an eps of their own."""
+        names, hidden = self.names.latent, self.config.hidden_size
+        name, rank, query_rank = f"layers.{self.number}.attention", mixer.latent_rank, mixer.query_rank
+        before = self._norm("attention.norm", self.names.before_attention)
+        assert before is not None
+
+        def norm(own: str, theirs: str, size: int) -> Norm:
+            return Norm(f"{name}.{own}", f"{self._tensor(theirs)}.weight", size, _LATENT_EPS)
+
+        queries = mixer.heads * mixer.query_dim
+        query_latent, query = None, self._projection(names.query, queries, hidden, False)
+        if query_rank:
+            query_latent = self._projection(names.query_latent, query_rank, hidden, False)
+            query = self._projection(names.query_of_latent, queries, query_rank, False)
+        expanded, values = mixer.heads * (mixer.plain_dim + mixer.value_dim), mixer.heads * mixer.value_dim
+        projections = LatentProjections(
+            query_latent,
+            query,
+            self._projection(names.latent, mixer.row_width, hidden, False),
+            self._projection(names.expand, expanded, rank, False),
+            self._projection(self.names.output, hidden, values, False),
+        )
+        query_norm = norm("q_norm", names.query_norm, query_rank) if query_rank else None
+        latent_norm = norm("latent_norm", names.latent_norm, rank)
+        return LatentMixer(name, hidden, mixer, before, projections, query_norm, latent_norm)
 
     def _head_norms(self, mixer: GroupedAttention) -> tuple[Norm, ...]:
         """Those of queries and keys, or of queries alone."""
@@ -289,21 +275,44 @@ class _Parts:
         norm = self._norm("experts.norm", self.names.before_mlp)
         assert norm is not None
 
-        def expert(number: int) -> ExpertProjections:
-            prefix = f"{names.experts}.{number}"
+        def expert(prefix: str, width: int) -> ExpertProjections:
+            assert isinstance(names, ExpertNames)
             return ExpertProjections(
-                self._projection(f"{prefix}.{names.gate}", routing.width, hidden, routing.bias),
-                self._projection(f"{prefix}.{names.up}", routing.width, hidden, routing.bias),
-                self._projection(f"{prefix}.{names.down}", hidden, routing.width, routing.bias),
+                self._projection(f"{prefix}.{names.gate}", width, hidden, False),
+                self._projection(f"{prefix}.{names.up}", width, hidden, False),
+                self._projection(f"{prefix}.{names.down}", hidden, width, False),
             )
 
+        shared = chosen_by = None
+        if isinstance(names, StackedExpertNames):
+            experts = [self._stacked_expert(names, routing, number) for number in range(routing.count)]
+        else:
+            prefixes = (f"{names.experts}.{number}" for number in range(routing.count))
+            experts = [expert(prefix, routing.width) for prefix in prefixes]
+            shared = expert(names.shared, routing.shared_width) if routing.shared_width else None
+            chosen_by = self._tensor(f"{names.router}.{names.choice_bias}") if routing.choice_bias else None
         return RoutedExperts(
             f"layers.{self.number}.experts",
             hidden,
             norm,
             routing,
             self._projection(names.router, routing.count, hidden, routing.router_bias),
-            tuple(map(expert, range(routing.count))),
+            tuple(experts),
+            shared,
+            chosen_by,
+        )
+
+    def _stacked_expert(self, names: StackedExpertNames, routing: Experts, number: int) -> ExpertProjections:
+        """The projections of an expert whose tensors are parts of those of all."""
+        hidden, width = self.config.hidden_size, routing.width
+        gate_up, gate_up_bias, down, down_bias = (
+            part_of(each, number) for each in names.in_layer(self._tensor("")[:-1])
+        )
+        gate = Projection(gate_up, width, hidden, gate_up_bias, 0, 2 * width, transposed=True, step=2)
+        return ExpertProjections(
+            gate,
+            replace(gate, first=1),
+            Projection(down, hidden, width, down_bias, transposed=True),
         )
 
     def _feed_forward(self, scale: Scale | None) -> FeedForward:

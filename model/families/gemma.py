@@ -26,9 +26,9 @@ from model.config.reading import (
 )
 from model.config.rotary import positions_of
 from model.decoder import Decoder
-from model.families import dense
+from model.families import dense, names
 
-NAMES = dense.Names(
+NAMES = names.Names(
     after_attention="post_attention_layernorm",
     before_mlp="pre_feedforward_layernorm",
     after_mlp="post_feedforward_layernorm",

@@ -40,13 +40,13 @@ from model.config.reading import (
 )
 from model.config.rotary import positions_of
 from model.decoder import Decoder
-from model.families import dense
+from model.families import dense, names
 from model.families.gemma import NAMES, cap
 
 _NAMES = replace(
     NAMES,
     scale="layer_scalar",
-    per_layer=dense.PerLayerNames(
+    per_layer=names.PerLayerNames(
         table="model.embed_tokens_per_layer",
         projection="model.per_layer_model_projection",
         norm="model.per_layer_projection_norm",

@@ -6,9 +6,9 @@ from model.config.fields import Fields
 from model.config.parts import Block, GroupedAttention, Mlp, ModelConfig, Norms
 from model.config.reading import MOST_HEADS, activation, dtype, layer_count
 from model.decoder import Decoder
-from model.families import dense
+from model.families import dense, names
 
-_NAMES = dense.Names(
+_NAMES = names.Names(
     table="transformer.wte",
     positions="transformer.wpe",
     last_norm="transformer.ln_f",

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from model.config.fields import Fields
-from model.config.parts import Block, Experts, ModelConfig
+from model.config.parts import SWIGLU_ALPHA, SWIGLU_LIMIT, SWIGLU_OAI, Block, Experts, ModelConfig
 from model.config.reading import (
     attention,
+    biases,
     chosen_experts,
     common,
     full_in_every,
@@ -15,22 +16,36 @@ from model.config.reading import (
     norms,
     windows,
 )
+from model.decoder import Decoder
+from model.families import dense, names
+
+_NAMES = names.Names(experts=names.StackedExpertNames())
 
 
 def gpt_oss(fields: Fields) -> ModelConfig:
     """Blocks that differ in their windows."""
+    for name, known in (("swiglu_limit", SWIGLU_LIMIT), ("swiglu_alpha", SWIGLU_ALPHA)):
+        number = fields.number(name, default=known)
+        if number != known:
+            fields.unsupported(name, f"{number}; experts are computed with {known}")
     experts = fields.count("num_local_experts")
-    mixer = attention(fields, query_bias=True, key_bias=True, value_bias=True, output_bias=True, sinks=True)
+    mixer = attention(fields, sinks=True, **biases(fields, default=True))
     routed = Experts(
         experts,
         chosen_experts(fields, experts),
         fields.count("intermediate_size"),
         bias=True,
         router_bias=True,
+        activation=SWIGLU_OAI,
     )
     window = fields.count("sliding_window")
     each = windows(fields, full_in_every(2, layer_count(fields), window), window)
     return ModelConfig(
         **common(fields),
-        blocks=tuple(Block(replace(mixer, window=window), routed, norms(fields)) for window in each),
+        blocks=tuple(Block(replace(mixer, window=own), routed, norms(fields, default=1e-5)) for own in each),
     )
+
+
+def compose(config: ModelConfig) -> Decoder:
+    """The layers with the tensor names of Hugging Face's gpt-oss."""
+    return dense.compose(config, _NAMES)

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from model.config.fields import Fields
 from model.config.parts import Block, ModelConfig, StateSpace
 from model.config.reading import common, layer_count, norms
+from model.decoder import Decoder
+from model.layers.embedding import Embedding
+from model.layers.head import Head
+from model.layers.layer import Layer
+from model.layers.norm import Norm
+from model.layers.projection import Projection
+from model.layers.recurrent import Convolution
+from model.layers.shard import COLUMN_PARALLEL
+from model.layers.state_space import ScanTensors, SelectiveStateSpace
 
 
 def mamba(fields: Fields) -> ModelConfig:
@@ -19,8 +30,78 @@ def mamba(fields: Fields) -> ModelConfig:
         bias=fields.flag("use_bias"),
         convolution_bias=fields.flag("use_conv_bias", default=True),
     )
-    block = Block(mixer, None, norms(fields, "layer_norm_epsilon"))
+    check_activation(fields)
+    block = Block(mixer, None, norms(fields, "layer_norm_epsilon", 1e-5))
     return ModelConfig(
         **common(fields, tied=True, limited=False),
         blocks=(block,) * layer_count(fields),
+    )
+
+
+def check_activation(fields: Fields) -> None:
+    """Note a config whose convolution is activated by another function than silu."""
+    named = fields.get("hidden_act", "silu")
+    if named not in ("silu", "swish"):
+        fields.unsupported("hidden_act", f"{named!r:.60}; a state-space layer is computed with silu")
+
+
+def around(config: ModelConfig, blocks: Sequence[Layer]) -> Decoder:
+    """The layers with what stands around them."""
+    hidden, vocabulary, eps = config.hidden_size, config.vocab_size, config.blocks[0].norms.eps
+    table, head, tied = "backbone.embeddings.weight", "lm_head.weight", config.tie_word_embeddings
+    last = Norm("head.norm", "backbone.norm_f.weight", hidden, eps)
+    return Decoder(
+        Embedding("embedding", table, vocabulary, hidden, 1.0, None),
+        tuple((each,) for each in blocks),
+        Head("head", table if tied else head, vocabulary, hidden, last, 1.0, None),
+        unread=(head,) if tied else (),
+        bare_prefix="backbone.",
+    )
+
+
+def compose(config: ModelConfig) -> Decoder:
+    """The layers, with the tensors of a checkpoint."""
+    return around(config, tuple(_mixer(config, number) for number in range(len(config.blocks))))
+
+
+def _mixer(config: ModelConfig, number: int) -> SelectiveStateSpace:
+    block, hidden = config.blocks[number], config.hidden_size
+    own = block.mixer
+    assert isinstance(own, StateSpace)
+    name, layer = f"layers.{number}.mixer", f"backbone.layers.{number}"
+    tensor = f"{layer}.mixer"
+
+    def projection(which: str, outputs: int, inputs: int, bias: bool) -> Projection:
+        return Projection(
+            f"{tensor}.{which}.weight", outputs, inputs, f"{tensor}.{which}.bias" if bias else None
+        )
+
+    halves = tuple(
+        Projection(
+            f"{tensor}.in_proj.weight",
+            own.inner,
+            hidden,
+            f"{tensor}.in_proj.bias" if own.bias else None,
+            first,
+            2 * own.inner,
+        )
+        for first in (0, own.inner)
+    )
+    return SelectiveStateSpace(
+        name,
+        hidden,
+        own,
+        Norm(f"{name}.norm", f"{layer}.norm.weight", hidden, block.norms.eps),
+        (halves[0], halves[1]),
+        Convolution(
+            f"{name}.convolution",
+            f"{tensor}.conv1d",
+            own.convolution,
+            ((own.inner, COLUMN_PARALLEL),),
+            own.convolution_bias,
+        ),
+        projection("x_proj", own.step_rank + 2 * own.state, own.inner, False),
+        projection("dt_proj", own.inner, own.step_rank, True),
+        ScanTensors(f"{tensor}.A_log", f"{tensor}.D"),
+        projection("out_proj", hidden, own.inner, own.bias),
     )

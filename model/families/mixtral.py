@@ -6,10 +6,10 @@ from model.config.fields import Fields
 from model.config.parts import Block, Experts, ModelConfig
 from model.config.reading import activation, attention, chosen_experts, common, layer_count, norms, window_of
 from model.decoder import Decoder
-from model.families import dense
+from model.families import dense, names
 
-_NAMES = dense.Names(
-    experts=dense.ExpertNames("block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2")
+_NAMES = names.Names(
+    experts=names.ExpertNames("block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2")
 )
 
 

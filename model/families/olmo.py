@@ -6,9 +6,9 @@ from model.config.fields import Fields
 from model.config.parts import Block, HeadNorm, ModelConfig
 from model.config.reading import attention, biases, common, gated_mlp, layer_count, norms
 from model.decoder import Decoder
-from model.families import dense
+from model.families import dense, names
 
-_NAMES = dense.Names(after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm")
+_NAMES = names.Names(after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm")
 
 
 def olmo2(fields: Fields) -> ModelConfig:

@@ -6,9 +6,9 @@ from model.config.fields import Fields
 from model.config.parts import ModelConfig
 from model.config.reading import attention, window_of
 from model.decoder import Decoder
-from model.families import dense
+from model.families import dense, names
 
-_NAMES = dense.Names(qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj")
+_NAMES = names.Names(qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj")
 
 
 def phi3(fields: Fields) -> ModelConfig:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from model.config.fields import Fields
-from model.config.parts import Block, Experts, GroupedAttention, HeadNorm, ModelConfig
+from model.config.parts import Block, Experts, GroupedAttention, HeadNorm, Mlp, ModelConfig
 from model.config.reading import (
     activation,
     attention,
@@ -47,6 +48,19 @@ def _dense(fields: Fields, mixer: GroupedAttention) -> ModelConfig:
 
 def qwen3_moe(fields: Fields) -> ModelConfig:
     """Small gated experts; some layers may have one MLP instead."""
+    window = window_of(fields, 4096) if fields.flag("use_sliding_window") else None
+    mixer = attention(fields, head_norm=HeadNorm.head, window=window, **biases(fields))
+    return ModelConfig(
+        **common(fields),
+        blocks=tuple(
+            Block(mixer, each, norms(fields))
+            for each in feed_forwards(fields, renormalise=fields.flag("norm_topk_prob"))
+        ),
+    )
+
+
+def feed_forwards(fields: Fields, **quirks: Any) -> list[Mlp | Experts]:
+    """The experts of each layer, with what a family adds to them, or the MLP that it has instead."""
     # transformers 5 saves the second name.
     named = next((name for name in ("num_experts", "num_local_experts") if name in fields), "num_experts")
     count, experts = layer_count(fields), fields.count(named)
@@ -59,14 +73,9 @@ def qwen3_moe(fields: Fields) -> ModelConfig:
         chosen_experts(fields, experts),
         fields.count("moe_intermediate_size"),
         activation=activation(fields, "hidden_act", "silu"),
-        renormalise=fields.flag("norm_topk_prob"),
+        **quirks,
     )
-    window = window_of(fields, 4096) if fields.flag("use_sliding_window") else None
-    mixer = attention(fields, head_norm=HeadNorm.head, window=window, **biases(fields))
-    dense_layers = set(listed)
-    sparse = [layer not in dense_layers and (layer + 1) % every == 0 for layer in range(count)]
-    dense_mlp = None if all(sparse) else gated_mlp(fields)
-    return ModelConfig(
-        **common(fields),
-        blocks=tuple(Block(mixer, routed if each else dense_mlp, norms(fields)) for each in sparse),
-    )
+    dense = set(listed)
+    sparse = [layer not in dense and (layer + 1) % every == 0 for layer in range(count)]
+    mlp = routed if all(sparse) else gated_mlp(fields)
+    return [routed if each else mlp for each in sparse]

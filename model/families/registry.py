@@ -18,11 +18,15 @@ from model.decoder import Decoder
 
 @dataclass(frozen=True)
 class Family:
-    """A module, the function in it that reads a config, and the architecture whose checkpoints are generated from."""
+    """A module, the function in it that reads a config, and the architecture whose checkpoints are generated from.
+
+    Weights quantised by the methods `widened` are read, each widened to bfloat16 when it is used.
+    """
 
     module: str
     reader: str
     architecture: str = ""
+    widened: tuple[str, ...] = ()
 
 
 FAMILIES: dict[str, Family] = {
@@ -33,6 +37,7 @@ FAMILIES: dict[str, Family] = {
     "qwen2": Family("model.families.qwen", "qwen2", "Qwen2ForCausalLM"),
     "qwen3": Family("model.families.qwen", "qwen3", "Qwen3ForCausalLM"),
     "qwen3_moe": Family("model.families.qwen", "qwen3_moe", "Qwen3MoeForCausalLM"),
+    "qwen3_next": Family("model.families.qwen3_next", "qwen3_next"),
     "olmo2": Family("model.families.olmo", "olmo2", "Olmo2ForCausalLM"),
     "olmoe": Family("model.families.olmoe", "olmoe", "OlmoeForCausalLM"),
     "gemma2": Family("model.families.gemma", "gemma2", "Gemma2ForCausalLM"),
@@ -45,11 +50,12 @@ FAMILIES: dict[str, Family] = {
     "gpt2": Family("model.families.gpt2", "gpt2", "GPT2LMHeadModel"),
     "smollm3": Family("model.families.smollm", "smollm3", "SmolLM3ForCausalLM"),
     "granite": Family("model.families.granite", "granite", "GraniteForCausalLM"),
-    "gpt_oss": Family("model.families.gpt_oss", "gpt_oss"),
-    "deepseek_v2": Family("model.families.deepseek", "deepseek"),
-    "deepseek_v3": Family("model.families.deepseek", "deepseek"),
-    "mamba": Family("model.families.mamba", "mamba"),
-    "whisper": Family("model.families.whisper", "whisper"),
+    "gpt_oss": Family("model.families.gpt_oss", "gpt_oss", "GptOssForCausalLM", widened=("mxfp4",)),
+    "deepseek_v2": Family("model.families.deepseek", "deepseek_v2", "DeepseekV2ForCausalLM"),
+    "deepseek_v3": Family("model.families.deepseek", "deepseek_v3", "DeepseekV3ForCausalLM"),
+    "mamba": Family("model.families.mamba", "mamba", "MambaForCausalLM"),
+    "mamba2": Family("model.families.mamba2", "mamba2", "Mamba2ForCausalLM"),
+    "whisper": Family("model.families.whisper", "whisper", "WhisperForConditionalGeneration"),
 }
 
 
@@ -58,7 +64,7 @@ def read(model_type: str, fields: Fields) -> ModelConfig:
     config: ModelConfig = getattr(_module(model_type), FAMILIES[model_type].reader)(fields)
     return replace(
         config,
-        quantisation=quantisation(fields) or config.quantisation,
+        quantisation=quantisation(fields, FAMILIES[model_type].widened) or config.quantisation,
         model_type=model_type,
         architecture=FAMILIES[model_type].architecture,
         refusals=tuple(fields.refusals),

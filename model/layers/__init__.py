@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from model.config.parts import Block, Experts, GroupedAttention, LatentAttention, Mlp, ModelConfig
+from model.config.parts import (
+    Block,
+    Experts,
+    GatedDelta,
+    GroupedAttention,
+    Mlp,
+    ModelConfig,
+)
 
 
 def unsupported(config: ModelConfig) -> tuple[str, ...]:
@@ -17,16 +24,10 @@ def unsupported(config: ModelConfig) -> tuple[str, ...]:
 def _unsupported(block: Block) -> Iterator[str]:
     mixer, mlp = block.mixer, block.mlp
     if isinstance(mixer, GroupedAttention):
-        if mixer.cross_positions:
-            yield "cross-attention"
-        if len({mixer.query_bias, mixer.key_bias, mixer.value_bias}) > 1:
-            yield "biases on some of queries, keys and values"
-        if mixer.sinks:
-            yield "attention sinks"
-    elif isinstance(mixer, LatentAttention):
-        yield "latent attention"
-    else:
-        yield "state-space layers"
+        if mixer.output_gate:
+            yield "output gates of attention"
+    elif isinstance(mixer, GatedDelta):
+        yield "the gated delta rule"
     if isinstance(mlp, Experts):
         yield from _unsupported_experts(block, mlp)
     if isinstance(mlp, Mlp) and mlp.sparse:
@@ -36,11 +37,9 @@ def _unsupported(block: Block) -> Iterator[str]:
 
 
 def _unsupported_experts(block: Block, experts: Experts) -> Iterator[str]:
-    if experts.shared_width:
-        yield "shared experts"
+    if experts.shared_gate:
+        yield "gated shared experts"
     if experts.hidden_vectors:
         yield "norms inside routed experts"
-    if experts.bias:
-        yield "biases of experts"
     if not block.norms.before or block.norms.after or block.norms.bias or block.norms.offset:
         yield "routed experts without an RMSNorm right before them alone"

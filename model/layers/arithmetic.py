@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 
@@ -27,6 +28,13 @@ class Span:
     count: int
 
 
+class Seen(Enum):
+    """What layers let others observe: attention weights, or the experts that tokens choose."""
+
+    attention = "attention"
+    experts = "experts"
+
+
 class Arithmetic:
     """Products and roundings of one model: `weights` whole and by their checkpoint names, activations of `dtype`.
 
@@ -43,6 +51,9 @@ class Arithmetic:
         self._ranks = ranks
         self._tables: dict[tuple[RopeParameters, int, int, bool], tuple[np.ndarray, np.ndarray]] = {}
 
+    def observe(self, seen: Seen, *found: np.ndarray) -> None:
+        """Called by layers with attention weights [heads, tokens, positions], or experts and weights [tokens, K]."""
+
     def rounded(self, x: np.ndarray) -> np.ndarray:
         """Values as the activations' dtype holds them, in float32."""
         return x if self._dtype == FLOAT32 else widened(x.astype(self._dtype))
@@ -51,13 +62,13 @@ class Arithmetic:
         """Rows of a table."""
         return widened(self._weights[name][ids])
 
-    def factor(self, name: str) -> np.ndarray:
-        """A number of the checkpoint, [1]."""
+    def tensor(self, name: str) -> np.ndarray:
+        """A whole tensor of the checkpoint, such as a number, [1]."""
         return widened(self._weights[name])
 
     def product(self, x: np.ndarray, projection: Projection) -> np.ndarray:
         """x [rows, in] times a projection [out, in], plus its bias."""
-        return x @ self._matrix(projection).T + self._bias(projection)
+        return x @ self._matrix(projection).T + self.bias(projection)
 
     def summed_product(
         self, x: np.ndarray, projection: Projection, span: Callable[[int, Shard], slice]
@@ -68,7 +79,7 @@ class Arithmetic:
         weight = self._matrix(projection)
         parts = [span(x.shape[-1], Shard(rank, self._ranks)) for rank in range(self._ranks)]
         partial = [self.rounded(x[:, own] @ weight[:, own].T) for own in parts]
-        return self.rounded(np.sum(partial, axis=0)) + self._bias(projection)
+        return self.rounded(np.sum(partial, axis=0)) + self.bias(projection)
 
     def sum_of_products(
         self,
@@ -92,7 +103,8 @@ class Arithmetic:
     def _matrix(self, projection: Projection) -> np.ndarray:
         return widened(projection.weight(WHOLE).part(self._weights[projection.tensor]))
 
-    def _bias(self, projection: Projection) -> np.ndarray | np.float32:
+    def bias(self, projection: Projection) -> np.ndarray | np.float32:
+        """The bias of a projection, 0 where it has none."""
         if projection.bias is None:
             return np.float32(0)
         return widened(projection.bias_row(WHOLE).part(self._weights[projection.bias]))

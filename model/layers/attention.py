@@ -12,6 +12,8 @@ the last one gives each rank its rows of the sum. Queries, keys, values and atte
 Attention fills the cache. A decode step with an RMSNorm before it and without biases is one launch for up to 128
 tokens, `attention_block_decode`.
 
+Where sequences decode beside prompts, all but attention takes their rows alike, and `attention_mixed` both kinds.
+
 State: keys [sequences, heads, head_dim, length] and values [sequences, heads, length, head_dim] of a rank's heads. Keys
 lie transposed, because a decode step contracts over head_dim, which then is the partition axis of a tile read straight
 from HBM; values contract over positions. Or pages, of which layers with a window may have their own (`StepShape`).
@@ -22,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 
@@ -38,6 +41,7 @@ from model.layers.launch import (
     LeastWork,
     Phase,
     StepShape,
+    Tensor,
     Value,
     Weight,
     copied,
@@ -47,12 +51,15 @@ from model.layers.layer import Constant, States
 from model.layers.norm import Norm, bias_of
 from model.layers.projection import Projection
 from model.layers.shard import ROW, Cut, Shard, by_kv_heads, by_query_heads, query_span
+from model.layers.softmax import mixed_values
 from model.precision import FLOAT32
 
 _ROWS = 128
 """Rows, one for each token, that one launch of a decode step takes."""
 _WIDEST_BLOCK = 8192
 """The largest hidden size of `attention_block_decode`; the kernels of its parts take twice that in bfloat16."""
+ENCODED = "encoder.attention"
+"""Of all layers of an encoder: the place of keys and values, which attention writes and nothing reads later."""
 _LARGEST_HEAD = 256
 """Elements of a head that attention_block_decode takes; attention_decode takes 512."""
 
@@ -88,6 +95,7 @@ class RotaryTable:
 class Attention:
     """x + attention(norm(x)), or x + after(attention(x)); `head_norms` are those of queries and keys, if any.
 
+    `sinks` is the tensor of a score of each head, where there is one.
     `owner` is the earlier layer whose keys and values this one attends to, where it has none of its own: it projects
     queries only and writes nothing.
     """
@@ -100,6 +108,8 @@ class Attention:
     head_norms: tuple[Norm, ...] = ()
     after: Norm | None = None
     owner: str | None = None
+    sinks: str | None = None
+    mixes: ClassVar[bool] = True
 
     def _inputs(self) -> Iterable[tuple[Projection, Cut]]:
         kv_heads = by_kv_heads(*self.heads.divided)
@@ -113,7 +123,7 @@ class Attention:
     @property
     def b_qkv(self) -> Weight | None:
         """The biases of queries, keys and values of a rank's heads, as a row."""
-        if self.projections.inputs[0].bias is None:
+        if all(each.bias is None for each in self.projections.inputs):
             return None
         return Weight(f"{self.name}.b_qkv", tuple(own.bias_row(cut) for own, cut in self._inputs()))
 
@@ -131,19 +141,27 @@ class Attention:
         return Weight(f"{self.name}.b_o", (self.projections.output.bias_row(ROW),))
 
     @property
+    def _sinks(self) -> Weight | None:
+        """The sinks of a rank's heads, as a row."""
+        if self.sinks is None:
+            return None
+        cut = by_query_heads(*self.heads.divided)
+        return Weight(f"{self.name}.sinks", (Tensor(self.sinks, (self.heads.heads,), cut),))
+
+    @property
     def weights(self) -> Sequence[Weight]:
-        """The norms, both projections and their biases."""
+        """The norms, both projections and their biases, and the sinks."""
         norms = [each for each in (self.norm, *self.head_norms, self.after) if each is not None]
-        biases = [each for each in (self.b_qkv, self.b_o) if each is not None]
-        return (*(weight for norm in norms for weight in norm.weights), self.w_qkv, self.w_o, *biases)
+        others = [each for each in (self.b_qkv, self.b_o, self._sinks) if each is not None]
+        return (*(weight for norm in norms for weight in norm.weights), self.w_qkv, self.w_o, *others)
 
     def states(self, step: StepShape) -> Sequence[Value]:
         """Keys and values of a rank's heads, by sequence or by page; none of a layer that reads those of another."""
         return () if self.owner is not None else self._caches(step)
 
     def _caches(self, step: StepShape) -> tuple[Value, Value]:
-        """The keys and values that the layer reads."""
-        name = self.owner or self.name
+        """The keys and values that the layer reads. All layers of an encoder share one array, as none keeps its own."""
+        name = self.owner or (self.name if self.heads.causal else ENCODED)
         heads, dim = self._kv_heads(step), self.heads.head_dim
         if step.block_size:
             step = step.of_window(self.heads.window)
@@ -204,15 +222,11 @@ class Attention:
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Projection, attention, output; a decode step is one launch where that is possible."""
         if step.phase is Phase.prefill:
-            return [*self._project(step), self._prefill(step), *self._finish(step)]
-        most = _ROWS // step.new_tokens
-        whole, rest = divmod(step.sequences, most)
-        chunks = [
-            (sequences, repeat) for sequences, repeat in ((most, whole), (rest, 1)) if sequences and repeat
-        ]
+            both = self._prefill(step) if step.decoding is None else self._beside(step)
+            return [*self._project(step), both, *self._finish(step)]
         if self._is_one_launch:
-            return [self._decode_block(step, sequences, repeat) for sequences, repeat in chunks]
-        attend = [self._decode(step, sequences, repeat) for sequences, repeat in chunks]
+            return [self._decode_block(step, sequences, repeat) for sequences, repeat in chunks(step)]
+        attend = [self._decode(step, sequences, repeat) for sequences, repeat in chunks(step)]
         return [*self._project(step), *attend, *self._finish(step)]
 
     def _project(self, step: StepShape) -> list[Launch]:
@@ -292,11 +306,15 @@ class Attention:
         return window if window is not None and window < length else None
 
     def _masks(self, step: StepShape, rows: int) -> tuple[Argument, ...]:
-        """Window and soft cap of a decode step; where its positions count from a page on, those in the sequence too."""
+        """Window, soft cap and sinks of a decode step; positions in the sequence, where others count from a page on."""
         window = self.heads.window
-        masks = self._window(step.of_window(window).cache_length), self.heads.softcap
+        masks = (
+            self._window(step.of_window(window).cache_length),
+            self.heads.softcap,
+            _value(self._sinks, step),
+        )
         at = paged.positions(step, None, rows)
-        return masks if paged.positions(step, window, rows) == at else (*masks, None, at)
+        return masks if paged.positions(step, window, rows) == at else (*masks, at)
 
     def _prefill(self, step: StepShape) -> Launch:
         tokens, end = step.tokens, step.prefix + step.tokens // step.sequences
@@ -311,14 +329,40 @@ class Attention:
         window = self._window(held.prefix + tokens // step.sequences)
         at = paged.positions(step, self.heads.window, tokens) if step.prefix else None
         cached = self._kv_heads(step), at, held.prefix, *paged.places(step, self.heads.window, tokens)
+        masks: tuple[Argument, ...] = (window, self.heads.softcap, _value(self._sinks, step))
+        masks += () if self.heads.causal else (False,)
         return Launch(
             "attention_prefill",
-            (q, *self._new(k, v), keys, values, self.heads.score_scale, *cached, window, self.heads.softcap),
+            (q, *self._new(k, v), keys, values, self.heads.score_scale, *cached, *masks),
             self._attends_into(keys, values),
             LeastWork(4.0 * q.shape[1] * pairs, float(step.activations.itemsize * elements)),
             tokens,
             growth=Growth.square,
             window=window,
+        )
+
+    def _beside(self, step: StepShape) -> Launch:
+        """Attention of what decodes, then of the prompts."""
+        prompts, decoded = self._prefill(step.prompts), step.decoded
+        q, k, v = self._projected(step)
+        keys, values = self._caches(step)
+        at = paged.positions(step, self.heads.window, step.tokens)
+        places = paged.mixed_places(step, self.heads.window)
+        length = decoded.of_window(self.heads.window).cache_length
+        held = step.of_window(self.heads.window).prefix
+        window = self._window(max(length, held + step.new_tokens))
+        operations, moved = self._attended(decoded, decoded.sequences)
+        return Launch(
+            "attention_mixed",
+            (
+                *(q, *self._new(k, v), keys, values, at, self.heads.score_scale, decoded.tokens),
+                *(self._kv_heads(step), *places, held, window, self.heads.softcap, _value(self._sinks, step)),
+            ),
+            prompts.results,
+            LeastWork(prompts.work.operations + operations, prompts.work.bytes + moved),
+            step.tokens,
+            growth=Growth.square,
+            window=prompts.window,
         )
 
     def _new(self, k: Value, v: Value) -> tuple[Value | None, Value | None]:
@@ -389,11 +433,8 @@ class Attention:
         """
         normed = x if self.norm is None else self.norm.reference(x, numpy)
         query, *new = self._heads(normed, span, numpy)
-        names = [f"{self.owner or self.name}.{each}" for each in ("keys", "values")]
-        for name, each in zip(names, new):
-            states[name] = np.concatenate([states[name], each], axis=1) if name in states else each
-        keys, values = (states[name] for name in names)
-        mixed = self._mixed(query, keys, values, span, numpy)
+        keys, values = self._seen(new, states)
+        mixed = mixed_values(query, keys, values, self.heads, span, numpy, self.sinks)
         y = numpy.summed_product(mixed, self.projections.output, partial(query_span, *self.heads.divided))
         if self.after is not None:
             y = self.after.reference(numpy.rounded(y), numpy)
@@ -417,27 +458,21 @@ class Attention:
                 found[each] = numpy.rotated(found[each], self.heads.positions, span)
         return found
 
-    def _mixed(
-        self, query: np.ndarray, keys: np.ndarray, values: np.ndarray, span: Span, numpy: Arithmetic
-    ) -> np.ndarray:
-        """The values, weighed by the softmax of the scores: [tokens, heads * head_dim]."""
-        own = self.heads
-        group = own.heads // own.kv_heads
-        scores = query @ np.repeat(keys, group, axis=0).swapaxes(1, 2)
-        scores *= np.float32(own.score_scale)
-        if own.softcap is not None:
-            scores = np.float32(own.softcap) * np.tanh(scores / np.float32(own.softcap))
-        tokens, length = scores.shape[1:]
-        before = np.arange(length - tokens, length)[:, None] - np.arange(length)
-        hidden = before < 0
-        if own.window is not None:
-            hidden |= before >= own.window
-        scores[:, hidden] = -np.inf
-        scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        weights = numpy.rounded(scores)
-        total = (weights if span.start else scores).sum(axis=-1, keepdims=True)
-        mixed = weights @ np.repeat(values, group, axis=0) / total
-        return numpy.rounded(mixed).swapaxes(0, 1).reshape(tokens, -1)
+    def _seen(self, new: Sequence[np.ndarray], states: States) -> Sequence[np.ndarray]:
+        """Keys and values that tokens may attend to, with the new ones, which are kept except in an encoder."""
+        if not self.heads.causal:
+            return new
+        names = [f"{self.owner or self.name}.{each}" for each in ("keys", "values")]
+        for name, each in zip(names, new):
+            states[name] = np.concatenate([states[name], each], axis=1) if name in states else each
+        return [states[name] for name in names]
+
+
+def chunks(step: StepShape) -> list[tuple[int, int]]:
+    """How many sequences each launch of a decode step takes, and how often it is repeated for others."""
+    most = _ROWS // step.new_tokens
+    whole, rest = divmod(step.sequences, most)
+    return [(sequences, repeat) for sequences, repeat in ((most, whole), (rest, 1)) if sequences and repeat]
 
 
 def _value(weight: Weight | None, step: StepShape) -> Value | None:

@@ -2,19 +2,26 @@
 
     x + sum over the chosen experts of weight * down(activation(gate(n)) * up(n)),   n = norm(x)
 
-The intermediate size of every expert is cut over the ranks, as an MLP's is; all ranks choose alike.
+Shared experts are a block of the same kind that every token passes: `mlp` adds it to x behind the router, before the
+chosen experts. The intermediate size of every expert is cut over the ranks, as an MLP's is; all ranks choose alike.
+With expert parallelism a rank holds some of the experts:
+
+    rows, choices  = experts_dispatch(n)     those of all groups of ranks that divide the experts
+    results        = experts_…(rows)         of its own experts, for the rows of all
+    x              = experts_combine(results) + x
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
-from model.config.parts import Experts
+from model.config.parts import SWIGLU_ALPHA, SWIGLU_LIMIT, SWIGLU_OAI, Experts
 from model.errors import ModelError
-from model.layers.arithmetic import Arithmetic, Span
+from model.layers.arithmetic import Arithmetic, Seen, Span
 from model.layers.launch import (
     INT32,
     Argument,
@@ -22,6 +29,7 @@ from model.layers.launch import (
     Growth,
     Launch,
     LeastWork,
+    StackedRow,
     StackedWeight,
     StepShape,
     Tensor,
@@ -29,15 +37,30 @@ from model.layers.launch import (
     Weight,
     product,
 )
-from model.layers.layer import Stateless, States
-from model.layers.mlp import activated
+from model.layers.layer import Constant, Stateless, States
+from model.layers.mlp import FeedForward, activated
 from model.layers.norm import Norm
 from model.layers.projection import Projection
-from model.layers.shard import COLUMN_PARALLEL, ROW, ROW_PARALLEL, TRANSPOSED, even_span
+from model.layers.shard import COLUMN_PARALLEL, ROW, ROW_PARALLEL, TRANSPOSED, Shard, even_span
 from model.precision import FLOAT32
 
 DECODED_TOKENS = 128
 """Tokens of a step up to which experts_decode takes them; beyond, experts_prefill sorts them by expert."""
+
+
+EXPERT_IDS = "expert_ids"
+"""The array of the experts that each token chose, as `router` returns it."""
+
+
+@dataclass(frozen=True)
+class FirstExpert:
+    """The number of a rank's first expert, [1, 1], where each has `count`."""
+
+    count: int
+
+    def __call__(self, shard: Shard) -> np.ndarray:
+        """That of a rank."""
+        return np.array([[shard.expert_rank * self.count]], INT32)
 
 
 @dataclass(frozen=True)
@@ -59,19 +82,36 @@ class RoutedExperts(Stateless):
     routing: Experts
     router: Projection
     experts: tuple[ExpertProjections, ...]
+    shared: ExpertProjections | None = None
+    choice_bias: str | None = None
 
     @property
     def _router_weights(self) -> dict[str, Weight | None]:
-        """The router's matrix [hidden, experts], and its bias as a row where it has one."""
-        bias = None
+        """The router's matrix [hidden, experts], its bias and that of the choice as rows where it has them."""
+        bias = chosen = None
         if self.router.bias is not None:
             bias = Weight(f"{self.name}.b_router", (self.router.bias_row(ROW),))
+        if self.choice_bias is not None:
+            row = Tensor(self.choice_bias, (self.routing.count,), ROW)
+            chosen = Weight(f"{self.name}.b_choice", (row,))
         return {
             "w_router": Weight(f"{self.name}.w_router", (self.router.weight(TRANSPOSED),)),
             "b_router": bias,
+            "b_choice": chosen,
         }
 
     @property
+    def _shared_block(self) -> FeedForward | None:
+        """The shared experts as a feed-forward block of its own, with the same norm."""
+        own = self.shared
+        if own is None:
+            return None
+        activation = self.routing.activation
+        return FeedForward(
+            f"{self.name}.shared", self.hidden, self.norm, own.gate, own.up, own.down, activation
+        )
+
+    @cached_property
     def _matrices(self) -> tuple[StackedWeight, ...]:
         """Those of all experts: gate and up [experts, hidden, width], down [experts, width, hidden]."""
         return (
@@ -84,13 +124,36 @@ class RoutedExperts(Stateless):
         return StackedWeight(f"{self.name}.{name}", tensors)
 
     @property
+    def _biases(self) -> tuple[StackedRow | None, ...]:
+        """Those of all experts: of gate and up [experts, width], of down [experts, hidden]; None of experts without."""
+        if self.experts[0].down.bias is None:
+            return (None, None, None)
+        rows = {
+            "b_gate": tuple(each.gate.bias_row(COLUMN_PARALLEL) for each in self.experts),
+            "b_up": tuple(each.up.bias_row(COLUMN_PARALLEL) for each in self.experts),
+            "b_down": tuple(each.down.bias_row(ROW) for each in self.experts),
+        }
+        return tuple(StackedRow(f"{self.name}.{name}", each) for name, each in rows.items())
+
+    @property
     def weights(self) -> Sequence[Weight]:
-        """The norm, the router, and the projections of the experts."""
-        router = (each for each in self._router_weights.values() if each is not None)
-        return (*self.norm.weights, *router, *self._matrices)
+        """The norm, the router, and the projections of the experts, shared ones first."""
+        shared = () if self._shared_block is None else self._shared_block.weights[len(self.norm.weights) :]
+        others = (*self._router_weights.values(), *shared, *self._matrices, *self._biases)
+        return (*self.norm.weights, *(each for each in others if each is not None))
+
+    def constants(self, step: StepShape) -> Mapping[str, Constant]:
+        """The number of a rank's first expert, where ranks divide them."""
+        if step.expert_ranks == 1:
+            return {}
+        return {self._first.name: FirstExpert(self.routing.count // step.expert_ranks)}
+
+    @property
+    def _first(self) -> Value:
+        return Value(f"{self.name}.first", (1, 1), INT32)
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """The router with the norm, and the experts that its choices name; ModelError for rows that ranks cut."""
+        """The norm and router, the shared experts, the chosen experts. ModelError where ranks cut the rows (--sp)."""
         if step.cuts_sequence:
             raise ModelError("routed experts take whole rows: run them without sequence parallelism (--sp)")
         tokens, chosen = step.tokens, self.routing.per_token
@@ -101,29 +164,55 @@ class RoutedExperts(Stateless):
         matrix, bias = router["w_router"], router["b_router"]
         assert matrix is not None
         norm = (self.norm.weight.value(step), matrix, self.norm.eps)
-        first: tuple[Argument, ...] = (x, *norm, chosen, self.routing.renormalise, "softmax", bias)
+        own = self.routing
+        choice = (router["b_choice"], own.groups, own.top_groups, own.scale)
+        first: tuple[Argument, ...] = (x, *norm, chosen, own.renormalise, own.scoring, bias)
+        first += choice if choice != (None, 1, 1, 1.0) else ()
         rows = Value("expert_rows", x.shape, x.dtype)
         weights = Value("expert_weights", (tokens, chosen), FLOAT32)
-        ids = Value("expert_ids", (tokens, chosen), INT32)
+        ids = Value(EXPERT_IDS, (tokens, chosen), INT32)
+        chosen_rows = (rows, weights, ids)
+        names = tuple(each.name for each in chosen_rows)
+        route = Launch("router", first, names, product(tokens, matrix), tokens)
+        shared = () if self._shared_block is None else self._shared_block.launches(step)
+        if step.expert_ranks == 1:
+            return (route, *shared, self._computed(step, x, chosen_rows, x))
+        return (route, *shared, *self._exchanged(step, x, chosen_rows))
+
+    def _exchanged(self, step: StepShape, x: Value, chosen: tuple[Value, Value, Value]) -> list[Launch]:
+        """The experts of this rank for the rows of all that divide the experts, and the sum for its own rows."""
+        ranks, own = step.expert_ranks, self.routing.count // step.expert_ranks
+        received = tuple(
+            Value(f"all_{each.name}", (ranks * each.shape[0], *each.shape[1:]), each.dtype) for each in chosen
+        )
+        names = tuple(each.name for each in received)
+        results = Value("expert_results", received[0].shape, x.dtype)
+        dispatched = LeastWork(0.0, 2.0 * sum(each.nbytes for each in received))
+        combined = LeastWork(0.0, 2.0 * results.nbytes)
+        tokens = step.tokens
+        return [
+            Launch(
+                "experts_dispatch", (*chosen, self._first, own, Axis.expert, ranks), names, dispatched, tokens
+            ),
+            self._computed(step, None, received, results),
+            Launch("experts_combine", (results, x, Axis.expert, ranks), ("x",), combined, tokens),
+        ]
+
+    def _computed(self, step: StepShape, x: Value | None, chosen: tuple[Value, ...], result: Value) -> Launch:
+        """The experts that rows chose, plus x where it is given."""
+        tokens = chosen[0].shape[0]
         matrices = [each.value(step) for each in self._matrices]
-        second: tuple[Argument, ...] = (
-            x,
-            rows,
-            weights,
-            ids,
-            *matrices,
-            Axis.tensor,
-            self.routing.activation,
+        arguments: tuple[Argument, ...] = (
+            *(x, *chosen, *matrices, Axis.tensor, self.routing.activation),
+            *(None if each is None else each.value(step) for each in self._biases),
+            *((True,) if step.expert_ranks > 1 else ()),
         )
         kernel = "experts_decode" if tokens <= DECODED_TOKENS else "experts_prefill"
-        reached = min(tokens * chosen, self.routing.count)
-        each = sum(matrix.nbytes for matrix in matrices) / self.routing.count
-        work = LeastWork(tokens * chosen * each / step.weights.itemsize * 2.0, reached * each)
-        names = (rows.name, weights.name, ids.name)
-        return (
-            Launch("router", first, names, product(tokens, matrix), tokens),
-            Launch(kernel, second, ("x",), work, tokens, growth=Growth.experts),
-        )
+        choices = step.tokens * self.routing.per_token
+        held = matrices[0].shape[0]
+        each = sum(matrix.nbytes for matrix in matrices) / held
+        work = LeastWork(choices * each / step.weights.itemsize * 2.0, min(choices, held) * each)
+        return Launch(kernel, arguments, (result.name,), work, tokens, growth=Growth.experts)
 
     def resized(self, count: int, per_token: int, width: int) -> RoutedExperts:
         """The same with other numbers of experts and of those of a token, no more than there are, and another width."""
@@ -141,22 +230,65 @@ class RoutedExperts(Stateless):
         )
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
-        """Expert by expert; the weighted gated product is rounded, and the sum with the residual."""
+        """Expert by expert; the weighted gated product is rounded, and the sum with the residual.
+
+        The sum with shared experts is rounded before.
+        """
         normed = self.norm.reference(x, numpy)
-        ids, weights = self._chosen(numpy.product(normed, self.router))
+        if self._shared_block is not None:
+            x = self._shared_block.reference(x, span, states, numpy)
+        ids, weights = self._chosen(numpy.product(normed, self.router), numpy)
+        numpy.observe(Seen.experts, ids, weights)
         products = []
+        total = x.copy()
         for number in np.unique(ids):
             rows, places = np.nonzero(ids == number)
             own = self.experts[number]
             gate, up = (numpy.product(normed[rows], each) for each in (own.gate, own.up))
-            inner = activated(gate, self.routing.activation) * up * weights[rows, places][:, None]
-            products.append((rows, numpy.rounded(inner), own.down))
-        return numpy.rounded(x + numpy.sum_of_products((len(x), self.hidden), products, even_span))
+            weight = weights[rows, places][:, None]
+            products.append(
+                (rows, numpy.rounded(gated(gate, up, self.routing.activation) * weight), own.down)
+            )
+            total[rows] += weight * numpy.bias(own.down)
+        return numpy.rounded(total + numpy.sum_of_products((len(x), self.hidden), products, even_span))
 
-    def _chosen(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _chosen(self, logits: np.ndarray, numpy: Arithmetic) -> tuple[np.ndarray, np.ndarray]:
         """The numbers of each token's experts, the largest first and of equal ones the lowest, and their weights."""
-        ids = np.argsort(-logits, axis=1, kind="stable")[:, : self.routing.per_token]
-        exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
-        weights = np.take_along_axis(exponentials, ids, axis=1)
-        total = weights if self.routing.renormalise else exponentials
-        return ids, weights / total.sum(axis=1, keepdims=True)
+        own = self.routing
+        if own.scoring == "softmax":
+            scores = np.exp(logits - logits.max(axis=1, keepdims=True))
+            choice, total = logits, scores.sum(axis=1, keepdims=True)
+        else:
+            scores = 1 / (1 + np.exp(-logits))
+            bias = 0 if self.choice_bias is None else numpy.tensor(self.choice_bias)
+            choice, total = scores + bias, np.float32(1)
+        ids = np.argsort(-self._within_groups(choice), axis=1, kind="stable")[:, : own.per_token]
+        weights = np.take_along_axis(scores, ids, axis=1)
+        if own.renormalise:
+            total = weights.sum(axis=1, keepdims=True)
+        return ids, weights / total * np.float32(own.scale)
+
+    def _within_groups(self, choice: np.ndarray) -> np.ndarray:
+        """Scores for the choice, of the best groups alone.
+
+        A group counts as its largest one with softmax, else as the sum of its two largest.
+        """
+        own = self.routing
+        if own.top_groups == own.groups:
+            return choice
+        by_group = choice.reshape(len(choice), own.groups, -1)
+        counted = 1 if own.scoring == "softmax" else 2
+        best = np.sort(by_group, axis=2)[:, :, -counted:].sum(axis=2)
+        taken = np.argsort(-best, axis=1, kind="stable")[:, : own.top_groups]
+        mask = np.zeros(best.shape, bool)
+        np.put_along_axis(mask, taken, True, axis=1)
+        return np.where(mask[:, :, None], by_group, -np.inf).reshape(choice.shape)
+
+
+def gated(gate: np.ndarray, up: np.ndarray, activation: str) -> np.ndarray:
+    """The intermediate of an expert, of the products with gate and up."""
+    if activation != SWIGLU_OAI:
+        return activated(gate, activation) * up
+    bounded = np.minimum(gate, np.float32(SWIGLU_LIMIT))
+    linear = np.clip(up, -SWIGLU_LIMIT, SWIGLU_LIMIT) + np.float32(1.0)
+    return linear * bounded / (1 + np.exp(np.float32(-SWIGLU_ALPHA) * bounded))

@@ -33,7 +33,7 @@ _ROWS = 128
 
 @dataclass(frozen=True)
 class Head(Stateless):
-    """Logits for the last token of every prompt, and for every new one of a decode step.
+    """Logits for the last token of every prompt, and for every new one of what decodes.
 
     Every rank computes its part of the vocabulary.
     `tensor` is [vocabulary, hidden]: the table of the embedding where the two are tied. Logits are scaled, then capped.
@@ -78,11 +78,11 @@ class Head(Stateless):
                 replace(each, repeat=pieces)
                 for each in (self._ends(step, rows), *self._launches(step, rows, 1))
             ]
-        whole, rest = divmod(step.sequences if step.phase is Phase.prefill else step.tokens, _ROWS)
+        whole, rest = divmod(step.head_rows, _ROWS)
         chunks = [(rows, repeat) for rows, repeat in ((_ROWS, whole), (rest, 1)) if rows and repeat]
         launches = [launch for rows, repeat in chunks for launch in self._launches(step, rows, repeat)]
         if step.phase is Phase.prefill and (step.sequences > 1 or step.padded or step.sequence_ranks > 1):
-            return [self._ends(step, step.sequences), *launches]
+            return [self._ends(step, step.head_rows), *launches]
         return launches
 
     def _ends(self, step: StepShape, rows: int) -> Launch:

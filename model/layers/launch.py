@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from model.layers.shard import Cut, Row, Shape, Shard, Transposed, Whole
+from model.layers.shard import Cut, Reordered, Row, Shape, Shard, Transposed, Whole
 from model.state import blocks_before
 
 INT32 = np.dtype(np.int32)
@@ -44,9 +44,14 @@ WindowPages = tuple[tuple[int, int], ...]
 
 
 class Axis(Enum):
-    """As an argument of a launch: the replica group of the ranks along an axis of the mesh."""
+    """As an argument of a launch: the ranks that meet along an axis of the mesh.
+
+    Along `tensor` they are a replica group, along `pipeline` pairs of a rank and its peer of the next stage.
+    """
 
     tensor = "tp"
+    pipeline = "pp"
+    expert = "ep"
 
 
 class Phase(Enum):
@@ -57,12 +62,16 @@ class Phase(Enum):
 
 
 class Growth(Enum):
-    """How the work of a launch follows the step: with its rows, their square, its sequences, or the experts reached."""
+    """How the work of a launch follows the step: with its rows, their square, its sequences, or the experts reached.
+
+    That of a `whole` one follows both its rows and its sequences, so that no smaller step tells.
+    """
 
     rows = "rows"
     experts = "experts"
     square = "square"
     sequences = "sequences"
+    whole = "whole"
 
 
 @dataclass(frozen=True)
@@ -78,19 +87,38 @@ class Draws:
 
 
 @dataclass(frozen=True)
+class Decoding:
+    """What decodes beside the prompts of a step: sequences, new tokens of each, and positions that its tables name."""
+
+    sequences: int
+    new_tokens: int
+    cache_length: int
+
+    @property
+    def rows(self) -> int:
+        """Tokens of all sequences."""
+        return self.sequences * self.new_tokens
+
+
+@dataclass(frozen=True)
 class StepShape:
     """The numbers that decide the shapes of a step: tokens of all sequences, ranks, dtypes.
 
     A state has room for `cache_length` positions, of which a sequence fills at most `context`. `activations` is the
     dtype of activations and states, `weights` that of the weights. The head picks `candidates` of the likeliest tokens.
+    Experts are divided whole over `expert_ranks`.
     Prompts are `padded` where some of them, perhaps of another rank, is longer. With `cuts_sequence` the ranks cut
     the tokens of prompts among them (sequence parallelism). Launches have the shapes of `rank`.
 
     Where there is a `block_size`, states are pages of so many positions, and tables of pages name the `cache_length`
     positions of each sequence; a prefill step reads `prefix` of them, which were computed before it. Layers have
-    `pages` pages; those with a window among `window_pages` have as many as stand beside it there.
+    `pages` pages; those with a window among `window_pages` have as many as stand beside it there. Recurrent layers have
+    `slots` states, of which those of the step's sequences are read and written; with 0 there is one of each sequence.
     Where there are `draws`, the step also draws the next tokens. Where it `scores`, the head computes what follows each
     token of a prefill step, up to 128 at a time, not only the last one of each sequence.
+
+    Where some sequences decode beside the prompts of a prefill step on pages, the first rows are those of `decoding`;
+    `tokens` counts them too, and `sequences`, `cache_length` and `prefix` are those of the prompts.
     """
 
     phase: Phase
@@ -111,6 +139,9 @@ class StepShape:
     window_pages: WindowPages = ()
     draws: Draws | None = None
     scores: bool = False
+    decoding: Decoding | None = None
+    expert_ranks: int = 1
+    slots: int = 0
 
     def of_window(self, window: int | None) -> StepShape:
         """This step as layers with a window see it: with their pages, where they have their own.
@@ -146,13 +177,41 @@ class StepShape:
 
     @property
     def new_tokens(self) -> int:
-        """Tokens of each sequence: more than one in a decode step that verifies drafts."""
-        return self.tokens // self.sequences
+        """Tokens of each sequence, where some decode of each prompt: more than one in a step that verifies drafts."""
+        return self.prompts.tokens // self.sequences
+
+    @property
+    def prompts(self) -> StepShape:
+        """This step without the sequences that decode beside its prompts."""
+        own = self.decoding
+        return self if own is None else replace(self, tokens=self.tokens - own.rows, decoding=None)
+
+    @property
+    def decoded(self) -> StepShape:
+        """The sequences that decode beside the prompts, as a step of their own."""
+        own = self.decoding
+        assert own is not None, "nothing decodes beside the prompts"
+        return replace(
+            self,
+            phase=Phase.decode,
+            tokens=own.rows,
+            sequences=own.sequences,
+            cache_length=own.cache_length,
+            prefix=0,
+            decoding=None,
+        )
+
+    @property
+    def head_rows(self) -> int:
+        """Rows of which the head says what follows, where it does not for all in turn: new tokens, ends of prompts."""
+        if self.phase is Phase.decode:
+            return self.tokens
+        return self.sequences + (0 if self.decoding is None else self.decoding.rows)
 
     @property
     def shard(self) -> Shard:
         """The rank whose shapes the launches have."""
-        return Shard(self.rank, self.ranks)
+        return Shard(self.rank, self.ranks, 0, self.expert_ranks)
 
 
 class View(Enum):
@@ -168,13 +227,15 @@ class Value:
 
     A step binds it by its name: weights, states and constants of a layer, activations, and what comes with the step:
     the `ids` and `own_positions` of the rank's own rows, [own rows, 1] int32; `positions` of all, [tokens, 1] int32;
-    the rows that the head takes, `ends`, [sequences, 1] int32, where prompts end, or all in turn where the step scores:
+    the rows that the head takes, `ends`, [head rows, 1] int32, where prompts end, or all in turn where the step scores:
     numbers among own rows, and their count where another rank holds the row; and `rope_rows`, the rows of tables of
     rotations, [tokens, 1] int32, for models whose long sequences have other rotations. Where states are pages, `slots`,
     [tokens, 1] int32, are the page and the place in it that take each token, and `block_tables`, [sequences, blocks]
-    int32, the pages of each sequence. Layers with pages of their window have slots, tables and positions of their own
-    (`of_window`), which count from a table's first page on. Where the step draws, the arguments of `sample` for each
-    row, by its names.
+    int32, the pages of each sequence; beside sequences that decode, `prompt_tables` are those of the prompts. Layers
+    with pages of their window have slots, tables and positions of their own (`of_window`), which count from a table's
+    first page on. Recurrent layers read of each sequence, [sequences, 1] int32, the slot of its states, `state_slots`,
+    its first new position, `starts`, and how many of its tokens are no padding, `counts`. Where the step draws, the
+    arguments of `sample` for each row, by its names.
     """
 
     name: str
@@ -237,13 +298,13 @@ class Launch:
 class Tensor:
     """A tensor of the checkpoint, the part of it that a weight is made of, and what one rank holds of that.
 
-    The part is the outputs first … end, all of them where `outputs` is None. A `transposed` tensor is [in, out].
+    The part is the outputs first … end by a step, all where `outputs` is None. A `transposed` tensor is [in, out].
     """
 
     name: str
     shape: Shape
     cut: Cut
-    outputs: tuple[int, int] | None = None
+    outputs: tuple[int, int, int] | None = None
     transposed: bool = False
 
     def part(self, tensor: np.ndarray) -> np.ndarray:
@@ -255,12 +316,21 @@ class Tensor:
         """The shape of what a rank holds."""
         whole = self.shape[::-1] if self.transposed else self.shape
         if self.outputs is not None:
-            whole = (self.outputs[1] - self.outputs[0], *whole[1:])
+            whole = (len(range(*self.outputs)), *whole[1:])
         return self.cut.shape(whole, shard)
 
     def take(self, weights: Mapping[str, np.ndarray], shard: Shard) -> np.ndarray:
         """What a rank holds, copied from a checkpoint."""
         return self.cut.take(self.part(weights[self.name]), shard)
+
+
+@dataclass(frozen=True)
+class Zeros(Tensor):
+    """Zeros beside parts of other tensors; no checkpoint holds them."""
+
+    def take(self, weights: Mapping[str, np.ndarray], shard: Shard) -> np.ndarray:
+        """What a rank holds, in the dtype of the checkpoint."""
+        return np.zeros(self.rank_shape(shard), next(iter(weights.values())).dtype)
 
 
 @dataclass(frozen=True)
@@ -273,7 +343,12 @@ class Weight:
     @property
     def is_whole(self) -> bool:
         """Whether every rank holds the same elements."""
-        return all(isinstance(each.cut, (Whole, Row, Transposed)) for each in self.tensors)
+        cuts = (each.cut.cut if isinstance(each.cut, Reordered) else each.cut for each in self.tensors)
+        return all(isinstance(cut, (Whole, Row, Transposed)) for cut in cuts)
+
+    def part(self, shard: Shard) -> object:
+        """What ranks have in common that hold the same elements."""
+        return None if self.is_whole else shard.rank
 
     def shape(self, shard: Shard) -> Shape:
         """The shape of the array on a rank."""
@@ -292,20 +367,43 @@ class Weight:
 
 @dataclass(frozen=True)
 class StackedWeight(Weight):
-    """Tensors of one shape, one of each expert, one behind the other: [experts, …]."""
+    """Tensors of one shape, one of each expert of a rank, one behind the other: [experts, …]."""
+
+    def part(self, shard: Shard) -> object:
+        """What ranks have in common that hold the same elements."""
+        return super().part(shard), shard.expert_rank
+
+    def _own(self, shard: Shard) -> tuple[Tensor, ...]:
+        """Those of the experts that a rank holds."""
+        count = len(self.tensors) // shard.expert_ranks
+        return self.tensors[shard.expert_rank * count : (shard.expert_rank + 1) * count]
 
     def shape(self, shard: Shard) -> Shape:
         """The shape of the array on a rank."""
-        return (len(self.tensors), *self.tensors[0].rank_shape(shard))
+        return (len(self._own(shard)), *self.tensors[0].rank_shape(shard))
 
     def take(self, weights: Mapping[str, np.ndarray], shard: Shard) -> np.ndarray:
         """The array of a rank, copied from a checkpoint, expert by expert."""
-        first = self.tensors[0].take(weights, shard)
-        result = np.empty((len(self.tensors), *first.shape), first.dtype)
+        tensors = self._own(shard)
+        first = tensors[0].take(weights, shard)
+        result = np.empty((len(tensors), *first.shape), first.dtype)
         result[0] = first
-        for number, tensor in enumerate(self.tensors[1:], 1):
+        for number, tensor in enumerate(tensors[1:], 1):
             result[number] = tensor.take(weights, shard)
         return result
+
+
+@dataclass(frozen=True)
+class StackedRow(StackedWeight):
+    """Vectors of one length, one of each expert: the rows of a matrix."""
+
+    def shape(self, shard: Shard) -> Shape:
+        """[experts, length] on a rank."""
+        return (len(self._own(shard)), self.tensors[0].rank_shape(shard)[1])
+
+    def take(self, weights: Mapping[str, np.ndarray], shard: Shard) -> np.ndarray:
+        """The matrix of a rank, copied from a checkpoint."""
+        return super().take(weights, shard)[:, 0]
 
 
 def product(rows: int, *weights: Value, moved_bytes: float = 0.0) -> LeastWork:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -16,7 +16,10 @@ States = dict[str, np.ndarray]
 
 
 class Layer(Protocol):
-    """One layer of a model, for every device and for the reference."""
+    """One layer of a model, for every device and for the reference.
+
+    One with a true `mixes` has launches for steps in which sequences decode beside prompts.
+    """
 
     @property
     def weights(self) -> Sequence[Weight]:
@@ -32,7 +35,7 @@ class Layer(Protocol):
         """The kernels of one step, in order; the first reads and the last returns the value `x`."""
 
     def copy_launches(self, step: StepShape, copies: int) -> Sequence[Launch]:
-        """The kernels that copy so many pages of the layer's states, in a step whose states are pages."""
+        """The kernels that copy so many pages or slots of the layer's states, in a step whose states are pages."""
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """The layer in plain numpy: `x` [tokens, …] at the positions of `span`, whole weights, one sequence."""
@@ -40,6 +43,8 @@ class Layer(Protocol):
 
 class Stateless:
     """A layer that keeps nothing from step to step and needs nothing but its weights."""
+
+    mixes: ClassVar[bool] = True
 
     def copy_launches(self, step: StepShape, copies: int) -> Sequence[Launch]:
         """None."""

@@ -85,7 +85,7 @@ class Scale:
 
 def scaled_sum(x: np.ndarray, y: np.ndarray, scale: Scale | None, numpy: Arithmetic) -> np.ndarray:
     """The sum with the residual, times the number where there is one; rounded once."""
-    return numpy.rounded(x + y if scale is None else (x + y) * numpy.factor(scale.tensor))
+    return numpy.rounded(x + y if scale is None else (x + y) * numpy.tensor(scale.tensor))
 
 
 def bias_of(norm: Norm | None, step: StepShape) -> Value | None:

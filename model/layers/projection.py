@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from model.layers.launch import Tensor
+from model.layers.launch import Tensor, Zeros
 from model.layers.shard import Cut
 
 
@@ -12,7 +12,8 @@ from model.layers.shard import Cut
 class Projection:
     """A matrix [outputs, inputs] of tensor `tensor`, and its bias of tensor `bias` where it has one.
 
-    A fused one is the outputs from `first` on of a tensor of `of` outputs. Some checkpoints hold it `transposed`.
+    A fused one is every `step`th output from `first` on of a tensor of `of` outputs. Some checkpoints hold it
+    `transposed`.
     """
 
     tensor: str
@@ -22,6 +23,7 @@ class Projection:
     first: int = 0
     of: int = 0
     transposed: bool = False
+    step: int = 1
 
     def weight(self, cut: Cut) -> Tensor:
         """The matrix, of which a rank holds what `cut` says."""
@@ -30,10 +32,13 @@ class Projection:
         return Tensor(self.tensor, stored, cut, self._outputs, self.transposed)
 
     def bias_row(self, cut: Cut) -> Tensor:
-        """The bias, of which a rank holds what `cut` says, as a row."""
-        assert self.bias is not None, f"{self.tensor} has no bias"
+        """The bias, of which a rank holds what `cut` says, as a row; zeros where there is none."""
+        if self.bias is None:
+            return Zeros("", (self.outputs,), cut)
         return Tensor(self.bias, (self.of or self.outputs,), cut, self._outputs)
 
     @property
-    def _outputs(self) -> tuple[int, int] | None:
-        return (self.first, self.first + self.outputs) if self.of else None
+    def _outputs(self) -> tuple[int, int, int] | None:
+        if not self.of:
+            return None
+        return self.first, self.first + self.outputs * self.step, self.step

@@ -33,13 +33,16 @@ _ROWS_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class Shard:
-    """Which of how many tensor-parallel ranks."""
+    """Which of how many tensor-parallel ranks, and which part of how many of the routed experts."""
 
     rank: int
     ranks: int
+    expert_rank: int = 0
+    expert_ranks: int = 1
 
     def __post_init__(self) -> None:
         assert 0 <= self.rank < self.ranks, f"rank {self.rank} of {self.ranks}"
+        assert 0 <= self.expert_rank < self.expert_ranks, f"{self.expert_rank} of {self.expert_ranks}"
 
 
 def even_span(size: int, shard: Shard) -> slice:
@@ -113,6 +116,18 @@ class Transposed:
         return _transposed(tensor, tensor.shape[::-1])
 
 
+class Taps:
+    """A convolution [out, in, taps], kept as [taps, in, out], on every rank."""
+
+    def shape(self, whole: Shape, shard: Shard) -> Shape:
+        """[taps, in, out]."""
+        return whole[::-1]
+
+    def take(self, tensor: np.ndarray, shard: Shard) -> np.ndarray:
+        """A copy, contiguous."""
+        return np.ascontiguousarray(tensor.transpose(2, 1, 0))
+
+
 @dataclass(frozen=True)
 class Divided:
     """A part of a projection [out, in], kept as [in, out]; of a vector [out], such as a bias, kept as a row [1, out].
@@ -144,11 +159,94 @@ class Divided:
         return _transposed(tensor[own] if self.axis == 0 else tensor[:, own], self.shape(tensor.shape, shard))
 
 
+@dataclass(frozen=True)
+class Rows:
+    """A rank's part of the rows of a tensor [rows, n], kept as [rows, n]; filled up with zeros to the first one's."""
+
+    span: Callable[[int, Shard], slice]
+
+    def shape(self, whole: Shape, shard: Shard) -> Shape:
+        """[rows of every rank, n]."""
+        own = self.span(whole[0], Shard(0, shard.ranks))
+        return (own.stop - own.start, *whole[1:])
+
+    def take(self, tensor: np.ndarray, shard: Shard) -> np.ndarray:
+        """The part, copied."""
+        result = np.zeros(self.shape(tensor.shape, shard), tensor.dtype)
+        own = tensor[self.span(len(tensor), shard)]
+        result[: len(own)] = own
+        return result
+
+
+@dataclass(frozen=True)
+class Reordered:
+    """A cut of a projection whose outputs come in another order in each run of as many as `order` names."""
+
+    cut: Cut
+    order: tuple[int, ...]
+
+    def shape(self, whole: Shape, shard: Shard) -> Shape:
+        """That of the cut."""
+        return self.cut.shape(whole, shard)
+
+    def take(self, tensor: np.ndarray, shard: Shard) -> np.ndarray:
+        """The part of the reordered tensor."""
+        runs = tensor.reshape(-1, len(self.order), *tensor.shape[1:])
+        return self.cut.take(runs[:, list(self.order)].reshape(tensor.shape), shard)
+
+
+@dataclass(frozen=True)
+class HeadPart:
+    """Of each of a rank's heads of a projection [heads * each, in] the outputs `part`: kept so, or as [in, out].
+
+    `span` gives a rank's heads. Every rank's part is as long as the first one's, filled up with zeros.
+    """
+
+    span: Callable[[int, Shard], slice]
+    heads: int
+    part: tuple[int, int]
+    rows: bool
+
+    def shape(self, whole: Shape, shard: Shard) -> Shape:
+        """[out, in] or [in, out] of a rank's heads."""
+        own = self.span(self.heads, Shard(0, shard.ranks))
+        outputs = (own.stop - own.start) * (self.part[1] - self.part[0])
+        return (outputs, whole[1]) if self.rows else (whole[1], outputs)
+
+    def take(self, tensor: np.ndarray, shard: Shard) -> np.ndarray:
+        """The part, contiguous."""
+        by_head = tensor.reshape(self.heads, -1, tensor.shape[1])
+        own = by_head[self.span(self.heads, shard), slice(*self.part)].reshape(-1, tensor.shape[1])
+        shape = self.shape(tensor.shape, shard)
+        if not self.rows:
+            return _transposed(own, shape)
+        result = np.zeros(shape, tensor.dtype)
+        result[: len(own)] = own
+        return result
+
+
+@dataclass(frozen=True)
+class Depthwise:
+    """The weight of a convolution of every channel by itself, [channels, 1, taps], cut like [channels, taps]."""
+
+    cut: Cut
+
+    def shape(self, whole: Shape, shard: Shard) -> Shape:
+        """[taps, channels of a rank]."""
+        return self.cut.shape((whole[0], whole[2]), shard)
+
+    def take(self, tensor: np.ndarray, shard: Shard) -> np.ndarray:
+        """The part, transposed, contiguous."""
+        return self.cut.take(tensor[:, 0, :], shard)
+
+
 WHOLE = Whole()
 ROW = Row()
 TRANSPOSED = Transposed()
+TAPS = Taps()
 COLUMN_PARALLEL = Divided(0, even_span, padded=True)
 ROW_PARALLEL = Divided(1, even_span, padded=True)
+ROWS_PARALLEL = Rows(even_span)
 VOCABULARY_PARALLEL = Divided(0, vocabulary_span)
 
 

@@ -1,4 +1,4 @@
-"""The options of `nkw plan`, and those that every command takes that reads a config.json alone."""
+"""The options of `nkw plan`, and the options that it shares with `nkw traffic`, which reads a config.json alone too."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 
 from model.arguments import add_sequence, count, price
+from model.shipped import model_path
 
 _DTYPES = ("auto", "bfloat16", "float16", "float32")
 
@@ -32,7 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tp",
         metavar="N",
         type=count,
-        help="tensor-parallel ranks, one core each (default: the fewest that hold the model)",
+        help="tensor-parallel ranks, one core each (default: of the mesh that decodes most)",
+    )
+    parser.add_argument("--pp", metavar="N", type=count, help="pipeline stages (default: as --tp, else 1)")
+    parser.add_argument(
+        "--ep", metavar="N", type=count, help="groups that divide routed experts (default: as --pp)"
     )
     add_sequence(parser)
     parser.add_argument(
@@ -57,7 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_config(parser: argparse.ArgumentParser) -> None:
     """Add the config, the dtype in which it is planned, and the price of the instance."""
-    parser.add_argument("config", metavar="CONFIG", type=Path, help="config.json, or a folder that holds one")
+    parser.add_argument(
+        "config", metavar="CONFIG", type=model_path, help="config.json, or a folder that holds one"
+    )
     parser.add_argument(
         "--dtype",
         metavar="NAME",

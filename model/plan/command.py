@@ -20,6 +20,8 @@ def plan_command(options: argparse.Namespace) -> int:
         instance=options.instance,
         accelerator=options.accelerator,
         tp=options.tp,
+        pp=options.pp,
+        ep=options.ep,
         sp=options.sp,
         batch=options.batch,
         prompt=options.prompt,

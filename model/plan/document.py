@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from model.plan.memory import DTYPE_BYTES
+from model.plan.meshes import Candidate
 from model.plan.plan import Fit, Phase, Plan, Rate
 from model.plan.text import basis
 from model.version import DISTRIBUTION, version
@@ -34,7 +35,10 @@ def document(plan: Plan, name: str) -> dict[str, Any]:
         "place": plan.place,
         "target": plan.target,
         "tp": plan.tp,
+        "pp": 1 if plan.mesh is None else plan.mesh.shape.pp,
+        "ep": 1 if plan.mesh is None else plan.mesh.shape.ep,
         "sp": plan.sp,
+        "meshes": [_mesh(each) for each in plan.meshes],
         "uneven": list(plan.uneven),
         "copies": plan.copies,
         "prompt": plan.prompt,
@@ -54,10 +58,24 @@ def document(plan: Plan, name: str) -> dict[str, Any]:
     }
 
 
+def _mesh(mesh: Candidate) -> dict[str, Any]:
+    return {
+        **asdict(mesh.shape),
+        "copies": mesh.copies,
+        "weight_bytes": mesh.weight_bytes,
+        "needed_bytes": mesh.needed_bytes,
+        "sequences": mesh.sequences,
+        "tokens_per_s": mesh.tokens_per_s,
+        "step": None if mesh.step is None else asdict(mesh.step),
+    }
+
+
 def _fit(fit: Fit) -> dict[str, Any]:
     return {
         "instance": fit.instance.name,
         "tp": fit.tp,
+        "pp": fit.shape.pp,
+        "ep": fit.shape.ep,
         "copies": fit.copies,
         "sequences": fit.sequences,
         "bytes_per_core": fit.held.bytes_with_one,

@@ -20,7 +20,7 @@ import numpy as np
 
 from model.device import DryDevice
 from model.launched import Device, bound
-from model.layers.launch import Argument, Launch, Value
+from model.layers.launch import Argument, Axis, Launch, Value
 from model.mesh import Mesh
 
 Sized = Callable[[int], Launch]
@@ -62,6 +62,15 @@ class Time:
             max(self.dataflow_ns, other.dataflow_ns),
             max(self.program_ns, other.program_ns),
             max(self.serial_ns, other.serial_ns),
+        )
+
+    @classmethod
+    def of(cls, reading: Callable[[Callable[[Time], float]], float]) -> Time:
+        """What a function of a reading of times gives in every reading."""
+        return cls(
+            reading(lambda time: time.dataflow_ns),
+            reading(lambda time: time.program_ns),
+            reading(lambda time: time.serial_ns),
         )
 
     @classmethod
@@ -110,6 +119,8 @@ class DryTimes:
 
 def stand_in(argument: Argument, device: Device) -> Any:
     """An argument for a dry run, which looks at shapes and dtypes only: one element seen as many."""
+    if argument is Axis.pipeline:
+        return [(0, 1)]
     if isinstance(argument, Value):
         return np.broadcast_to(np.zeros((), argument.dtype), argument.shape)
     return bound(argument, device, Mesh(device.ranks))

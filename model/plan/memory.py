@@ -11,12 +11,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from model.config.heads import HeadLayout
+from model.config.parts import SpeechEncoder
+from model.families import compose
+from model.layers.shard import Shard
 from model.plan.parameters import BlockCounts, ModelCounts
 from model.state import window_pages
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class MeshShape:
+    """The ranks of one copy of a model: `pp` stages of `ep` groups of `tp` ranks."""
+
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """Of the copy."""
+        return self.tp * self.pp * self.ep
 
 
 @dataclass(frozen=True)
@@ -45,29 +63,33 @@ class Footprint:
 def footprint(model: ModelCounts, dtype: str, tp: int, tokens: int) -> Footprint:
     """Bytes that each rank holds of a model in `dtype`."""
     size = DTYPE_BYTES[dtype]
-    elements = model.embedding + model.per_layer_rows + model.projections + model.final_norms
-    elements += _share(model.config.vocab_size, tp) * model.config.hidden_size
-    elements += sum(layers.count * _layer(layers, tp) for layers in model.layers)
-    elements += _share(model.encoder.parameters, tp) if model.encoder else 0
-    cache = sum(layers.count * _cache(layers, tp, tokens) for layers in model.layers)
+    elements = _elements(model, tp)
+    cache = sum(layers.count * cache_elements(layers, tp, tokens) for layers in model.layers)
     return Footprint(tp, tokens, elements * size, cache * size)
 
 
 @dataclass(frozen=True)
 class PageKind:
-    """Pages of the layers that see `window` positions, or all: how many, and the bytes of one on each rank."""
+    """Pages of the layers that see `window` positions, or all: how many, and the bytes of one on each rank.
+
+    Those of recurrent layers are slots, each for the states of one sequence.
+    """
 
     window: int | None
     page_bytes: int
     pages: int = 0
+    recurrent: bool = False
 
 
 def page_kinds(model: ModelCounts, dtype: str, tp: int, block_size: int, length: int) -> list[PageKind]:
     """The kinds of pages of sequences of up to `length` tokens."""
     found = []
     for window in model.config.windows(length):
-        own = (each for each in model.layers if _is_of_kind(each.window, window, length))
-        elements = sum(each.count * _cache(replace(each, window=None), tp, block_size) for each in own)
+        attending = (each for each in model.layers if each.cache_per_token)
+        own = (each for each in attending if _is_of_kind(each.window, window, length))
+        elements = sum(
+            each.count * cache_elements(replace(each, window=None), tp, block_size) for each in own
+        )
         found.append(PageKind(window, elements * DTYPE_BYTES[dtype]))
     return found
 
@@ -76,34 +98,38 @@ def page_kinds(model: ModelCounts, dtype: str, tp: int, block_size: int, length:
 class Demand:
     """What a cache is divided for: at most so many `sequences`, of `mean` tokens on average and `longest` at most.
 
-    A step computes so many `tokens`.
+    A step computes so many `tokens`. Of recurrent layers a sequence has so many `slots`: its own and its snapshots.
     """
 
     sequences: int
     mean: int
     longest: int
     tokens: int
+    slots: int = 1
 
 
 def with_pages(kinds: Sequence[PageKind], free_bytes: int, block_size: int, demand: Demand) -> list[PageKind]:
     """As many pages of every kind as fit, such that sequences of the mean length run out of all kinds together.
 
-    Windows get no more than all sequences hold, where other layers can use the rest, and leave room for one sequence
-    of the longest length.
+    Windows and slots get no more than all sequences hold, where other layers can use the rest, and leave room for one
+    sequence of the longest length.
     """
-    wide = [each for each in kinds if each.window is None]
-    held = {each: window_pages(each.window, block_size, 1, 0) for each in kinds if each.window is not None}
+    wide = [each for each in kinds if each.window is None and not each.recurrent]
+    windows = {each: window_pages(each.window, block_size, 1, 0) for each in kinds if each.window is not None}
+    held = windows | {each: demand.slots for each in kinds if each.recurrent}
     page_bytes = sum(each.page_bytes for each in wide)
     window_bytes = sum(each.page_bytes * pages for each, pages in held.items())
-    chunk = demand.tokens // block_size if held else 0
-    free_bytes = max(0, free_bytes - chunk * sum(each.page_bytes for each in held))
+    chunk = demand.tokens // block_size if windows else 0
+    free_bytes = max(0, free_bytes - chunk * sum(each.page_bytes for each in windows))
     count = free_bytes // (page_bytes * -(-demand.mean // block_size) + window_bytes)
-    if wide and held:
+    if (wide and held) or len(held) > len(windows):
         room = free_bytes - page_bytes * -(-demand.longest // block_size)
         count = max(0, min(demand.sequences, count, room // window_bytes))
         free_bytes -= count * window_bytes
     return [
-        replace(each, pages=count * held[each] + chunk if each in held else free_bytes // each.page_bytes)
+        replace(each, pages=count * held[each] + chunk * (each in windows))
+        if each in held
+        else replace(each, pages=free_bytes // each.page_bytes)
         for each in kinds
     ]
 
@@ -124,16 +150,34 @@ def smallest_tp(
     return None
 
 
-def _layer(layers: BlockCounts, tp: int) -> int:
+def _elements(model: ModelCounts, tp: int) -> int:
+    """Elements of weights on a rank; with an encoder of speech those of the layers, which hold much of it whole."""
+    if isinstance(model.encoder, SpeechEncoder):
+        return sum(prod(each.shape(Shard(0, tp))) for each in compose(model.config).weights)
+    elements = model.embedding + model.per_layer_rows + model.projections + model.final_norms
+    elements += shared(model.config.vocab_size, tp) * model.config.hidden_size
+    elements += sum(layers.count * layer_elements(layers, tp) for layers in model.layers)
+    return elements + (shared(model.encoder.parameters, tp) if model.encoder else 0)
+
+
+def layer_elements(layers: BlockCounts, tp: int, ep: int = 1) -> int:
+    """The weights of one layer on a rank; `ep` groups of ranks hold its routed experts once."""
     layout, width = HeadLayout(*layers.divided, tp), layers.mlp_width or tp
     return (
         layers.norms
         + layers.whole
-        + _part(layers.attention - layers.attention_shared, layout.heads_of_rank, layout.heads)
+        + layers.attention_whole
+        + layers.buffers
+        + _part(
+            layers.attention - layers.attention_shared - layers.attention_whole,
+            *(layout.heads_of_rank, layout.heads),
+        )
         + _part(layers.attention_shared + layers.attention_again, layout.kv_heads_of_rank, layout.kv_heads)
-        + _part(layers.mlp, _share(width, tp), width)
-        + _share(layers.experts, tp)
-        + _share(layers.mixer, tp)
+        + _part(layers.mlp, shared(width, tp), width)
+        + shared(layers.experts - layers.experts_whole, tp * ep)
+        + shared(layers.experts_whole, ep)
+        + shared(layers.mixer - layers.mixer_shared, tp)
+        + _part(layers.mixer_shared, layout.kv_heads_of_rank, layout.kv_heads)
     )
 
 
@@ -142,7 +186,8 @@ def _is_of_kind(own: int | None, window: int | None, length: int) -> bool:
     return (own if own is not None and own < length else None) == window
 
 
-def _cache(layers: BlockCounts, tp: int, tokens: int) -> int:
+def cache_elements(layers: BlockCounts, tp: int, tokens: int) -> int:
+    """The cache of one layer on a rank, of a sequence of so many tokens."""
     layout = HeadLayout(*layers.divided, tp)
     elements = layers.cache_per_sequence + layers.cache_per_token * layers.seen(tokens)
     return _part(elements, layout.kv_heads_of_rank, layout.kv_heads)
@@ -153,5 +198,6 @@ def _part(elements: int, held: int, parts: int) -> int:
     return -(-elements * held // parts)
 
 
-def _share(parameters: int, ranks: int) -> int:
+def shared(parameters: int, ranks: int) -> int:
+    """What each rank holds of parameters that all ranks share."""
     return _part(parameters, 1, ranks)

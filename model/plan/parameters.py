@@ -6,7 +6,7 @@ Parts:
     attention   projections of queries, keys, values and outputs, with their biases and sinks
     mlp         feed-forward blocks that every token passes, shared experts, routers and gated inputs among them
     experts     routed experts, of which a token passes a few
-    mixer       state-space blocks, which stand where a transformer has attention and MLP
+    mixer       state spaces and the gated delta rule, which stand where a transformer has attention
     norms       weights of every norm
     head        the output projection; 0 where it is the embedding's table
     aside       what a generated token does not pass: a vision tower, the encoder of speech
@@ -22,12 +22,14 @@ from model.config import ModelConfig
 from model.config.parts import (
     Block,
     Encoder,
+    GatedDelta,
     GroupedAttention,
     HeadNorm,
     LatentAttention,
     Mlp,
     Norms,
     StateSpace,
+    StateSpaceHeads,
 )
 from model.errors import ModelError
 from model.families import read_config
@@ -40,6 +42,9 @@ _MOST_PARAMETERS = 10**15
 _SCAN_PRODUCTS = 3
 """Multiply-adds of a state element for one token: decay, input, output."""
 
+_DELTA_PRODUCTS = 4
+"""Those of a state of the gated delta rule: decay, what it says of the key, what is written, output."""
+
 
 @dataclass(frozen=True)
 class BlockCounts:
@@ -47,25 +52,31 @@ class BlockCounts:
 
     `divided` are the counts that tensor parallelism divides: query heads and key/value heads, or what stands for them.
     `mlp_width` is the width of `mlp` where it is one block, of which every rank holds as many elements.
-    `attention_shared` are the parameters of `attention` that more ranks than key/value heads hold several times,
-    `attention_again` those that a rank holds a second time, because its keys are its values too. `whole` are
-    those that every rank holds whole. `other_cache_per_token` are elements that the layer reads of another's cache.
-    Products are multiply-adds: for a (query, key) pair over all heads in a prompt and in a decode step, and for a
-    token beside those with weights. Where `window` is a number, a token sees that many positions and the cache holds
-    no more.
+    `attention_shared` and `mixer_shared` are those of `attention` and `mixer` that several ranks hold, where ranks
+    outnumber key/value heads or groups. `attention_again` are those that a rank holds twice, because its keys are its
+    values too. `attention_whole`, `experts_whole` and `whole` are those of attention, experts and all else that every
+    rank holds whole, as it does `buffers`, elements of the checkpoint that are no parameters.
+    `other_cache_per_token` are elements of another layer's cache that the layer reads.
+    Products are multiply-adds. They are counted for a (query, key) pair over all heads, in a prompt and in a decode
+    step, and for a token beside products with weights. With a `window`, a token sees that many positions and the
+    cache holds no more.
     """
 
     count: int
     attention: int = 0
     attention_shared: int = 0
     attention_again: int = 0
+    attention_whole: int = 0
     whole: int = 0
     mlp: int = 0
     experts: int = 0
+    experts_whole: int = 0
     num_experts: int = 0
     experts_per_token: int = 0
     mixer: int = 0
+    mixer_shared: int = 0
     norms: int = 0
+    buffers: int = 0
     cache_per_token: int = 0
     other_cache_per_token: int = 0
     cache_per_sequence: int = 0
@@ -210,6 +221,10 @@ def _layers(block: Block, hidden: int, count: int) -> BlockCounts:
         layers = _grouped(mixer, hidden, block.norms)
     elif isinstance(mixer, LatentAttention):
         layers = _latent(mixer, hidden)
+    elif isinstance(mixer, GatedDelta):
+        layers = _gated_delta(mixer, hidden)
+    elif isinstance(mixer, StateSpaceHeads):
+        layers = _state_space_heads(mixer, hidden)
     else:
         layers = _state_space(mixer, hidden)
     sublayers = 1 + bool(mlp) + (isinstance(mixer, GroupedAttention) and mixer.cross_positions > 0)
@@ -226,13 +241,15 @@ def _layers(block: Block, hidden: int, count: int) -> BlockCounts:
         return replace(layers, mlp=_projections(hidden, mlp.width, mlp.gated, mlp.bias), mlp_width=mlp.width)
     if mlp is None:
         return layers
-    router = hidden * mlp.count + mlp.router_bias * mlp.count
+    router = hidden * (mlp.count + mlp.shared_gate) + mlp.router_bias * mlp.count
     return replace(
         layers,
         mlp=_projections(hidden, mlp.shared_width),
         whole=layers.whole + router,
         norms=layers.norms + mlp.hidden_vectors * hidden,
         experts=mlp.count * _projections(hidden, mlp.width, bias=mlp.bias),
+        experts_whole=mlp.count * mlp.bias * hidden,
+        buffers=mlp.count * mlp.choice_bias,
         num_experts=mlp.count,
         experts_per_token=mlp.per_token,
     )
@@ -253,9 +270,9 @@ def _grouped(own: GroupedAttention, hidden: int, norms: Norms) -> BlockCounts:
     query, read = own.query_width, own.kv_width
     kv = read if own.cache_of is None else 0
     values = 0 if own.keys_as_values else kv
-    biases = own.query_bias * query + own.key_bias * kv + own.value_bias * values + own.output_bias * hidden
-    shared = hidden * (kv + values)
-    attention = 2 * hidden * query + shared + biases
+    biases = own.query_bias * query + own.output_bias * hidden
+    shared = (hidden + own.key_bias) * kv + (hidden + own.value_bias) * values
+    attention = (3 if own.output_gate else 2) * hidden * query + shared + biases
     of_heads = own.head_dim * (2 if kv else 1)
     head_norms = {None: 0, HeadNorm.head: of_heads, HeadNorm.width: query + kv}[own.head_norm]
     times = 2 if own.cross_positions else 1
@@ -264,6 +281,7 @@ def _grouped(own: GroupedAttention, hidden: int, norms: Norms) -> BlockCounts:
         attention=times * attention + own.sinks * own.heads,
         attention_shared=times * shared,
         attention_again=hidden * (kv - values),
+        attention_whole=times * own.output_bias * hidden,
         norms=head_norms,
         cache_per_token=2 * kv,
         other_cache_per_token=2 * (read - kv),
@@ -289,6 +307,7 @@ def _latent(own: LatentAttention, hidden: int) -> BlockCounts:
         count=1,
         attention=queries + compressed + expanded,
         attention_shared=compressed,
+        attention_whole=own.query_rank * hidden,
         norms=own.query_rank + latent,
         cache_per_token=latent + turned,
         prefill_products=heads * (own.plain_dim + turned + own.value_dim),
@@ -305,6 +324,34 @@ def _state_space(own: StateSpace, hidden: int) -> BlockCounts:
     return BlockCounts(
         count=1,
         mixer=projections + convolution + selection + inner * state + inner,
-        cache_per_sequence=inner * (state + own.convolution),
+        cache_per_sequence=inner * (state + own.convolution - 1),
         token_products=_SCAN_PRODUCTS * inner * state,
+    )
+
+
+def _gated_delta(own: GatedDelta, hidden: int) -> BlockCounts:
+    """Gates of outputs are as wide as values; decay and strength of a head take a column each."""
+    values, state = own.heads * own.value_dim, own.heads * own.key_dim * own.value_dim
+    projections = hidden * (own.convolved + 2 * values + 2 * own.heads)
+    return BlockCounts(
+        count=1,
+        mixer=projections + own.convolved * own.convolution + 2 * own.heads,
+        norms=own.value_dim,
+        cache_per_sequence=state + own.convolved * (own.convolution - 1),
+        token_products=_DELTA_PRODUCTS * state,
+    )
+
+
+def _state_space_heads(own: StateSpaceHeads, hidden: int) -> BlockCounts:
+    """Weights of states and time steps come from the projection of the heads, whose norm counts here."""
+    inner, convolved = own.inner, own.inner + 2 * own.shared
+    entered = inner + convolved + own.heads
+    projections = hidden * (entered + inner) + own.bias * (entered + hidden)
+    convolution = convolved * (own.convolution + own.convolution_bias)
+    return BlockCounts(
+        count=1,
+        mixer=projections + convolution + 3 * own.heads + inner,
+        mixer_shared=2 * own.shared * (hidden + own.convolution + own.convolution_bias),
+        cache_per_sequence=inner * own.state + convolved * (own.convolution - 1),
+        token_products=_SCAN_PRODUCTS * inner * own.state,
     )

@@ -11,7 +11,8 @@ from model.layers.uneven import uneven
 from model.mesh import check_sequence
 from model.plan import roofline
 from model.plan.dry import Time
-from model.plan.memory import DTYPE_BYTES, Footprint, footprint, possible_tp, smallest_tp
+from model.plan.memory import DTYPE_BYTES, Footprint, MeshShape, footprint, possible_tp, smallest_tp
+from model.plan.meshes import Candidate, Meshes, check_mesh, check_tp
 from model.plan.parameters import ModelCounts
 from model.plan.predict import PassTime, Predictor
 from model.plan.roofline import Accelerator, Work
@@ -35,6 +36,8 @@ class Request:
     instance: str | None = None
     accelerator: str | None = None
     tp: int | None = None
+    pp: int | None = None
+    ep: int | None = None
     sp: bool = False
     batch: int = 1
     prompt: int | None = None
@@ -74,6 +77,7 @@ class Fit:
     """How an instance holds a model: the fewest ranks (None: not at all), copies, and sequences over all copies.
 
     `held` is what each of these ranks holds; where the model does not fit, each of the most ranks that can share it.
+    `shape` has the stages and groups of ranks besides, which a model has that tensor-parallel ranks alone do not hold.
     """
 
     instance: Instance
@@ -81,6 +85,7 @@ class Fit:
     copies: int
     sequences: int
     held: Footprint
+    shape: MeshShape
 
     @property
     def core_bytes(self) -> int:
@@ -92,6 +97,7 @@ class Fit:
 class Plan:
     """Everything that a plan says. `peaks` are those of one core or device; `copies` of the model run side by side.
 
+    `meshes` are those that were compared, best first, and `mesh` is the one that was taken; None for an accelerator.
     `first_tokens` are those of as many prompts as a batch has, packed into the launches of one.
     """
 
@@ -106,6 +112,8 @@ class Plan:
     peaks: Accelerator
     tp: int
     sp: bool
+    mesh: Candidate | None
+    meshes: tuple[Candidate, ...]
     copies: int
     price: float | None
     footprints: tuple[Footprint, ...]
@@ -137,9 +145,14 @@ class Plan:
     @property
     def weight_bytes(self) -> int:
         """Bytes of weights that each core or device holds; other accelerators are taken to share them evenly."""
-        if self.devices is None:
+        if self.mesh is None:
             return -(-DTYPE_BYTES[self.dtype] * self.model.total // self.tp)
-        return footprint(self.model, self.dtype, self.tp, self.context).weight_bytes
+        return self.mesh.weight_bytes
+
+    @property
+    def ranks(self) -> int:
+        """The cores or devices of one copy."""
+        return self.tp if self.mesh is None else self.mesh.shape.ranks
 
     @property
     def holds_weights(self) -> bool:
@@ -163,10 +176,7 @@ def make_plan(model: ModelCounts, request: Request) -> Plan:
     place = _Place.of(model, request, dtype, prompt + generate)
     if request.sp:
         _check_sequence(model, place)
-    predictor = None
-    if place.target is not None and not unsupported(model.config):
-        # The instance's own name, so that collectives go over its links.
-        predictor = Predictor(model.config, place.name, place.tp, dtype, prompt + generate, request.sp)
+    predictor = _predictor(model, request, place, dtype, prompt + generate)
     peaks = place.peaks.times(place.tp)
     work = roofline.prefill(model, dtype, 1, prompt)
     first = Phase(work, 1e9 * work.seconds(peaks), predictor.first_token(prompt) if predictor else None)
@@ -177,7 +187,8 @@ def make_plan(model: ModelCounts, request: Request) -> Plan:
     rates = []
     for batch in sorted(powers | {request.batch}):
         work = roofline.decode(model, dtype, batch, prompt + generate)
-        step = Phase(work, 1e9 * work.seconds(peaks), predictor.step(batch) if predictor else None)
+        least_ns = place.step_ns(work, batch)
+        step = Phase(work, least_ns, predictor.step(batch) if predictor else None)
         rates.append(_rate(batch, place, first, step, generate, request.price))
     return Plan(
         model=model,
@@ -191,6 +202,8 @@ def make_plan(model: ModelCounts, request: Request) -> Plan:
         peaks=place.peaks,
         tp=place.tp,
         sp=request.sp,
+        mesh=place.mesh,
+        meshes=place.candidates,
         copies=place.copies,
         price=request.price,
         footprints=tuple(
@@ -201,6 +214,16 @@ def make_plan(model: ModelCounts, request: Request) -> Plan:
         first_tokens=first_tokens,
         rates=tuple(rates),
     )
+
+
+def _predictor(
+    model: ModelCounts, request: Request, place: _Place, dtype: str, tokens: int
+) -> Predictor | None:
+    """What predicts passes by kernels; None where there are only rooflines."""
+    if place.target is None or place.shape.ep > 1 or unsupported(model.config):
+        return None
+    # The instance's own name, so that collectives go over its links.
+    return Predictor(model.config, place.name, place.tp, dtype, tokens, request.sp, place.shape.pp)
 
 
 @dataclass(frozen=True)
@@ -214,6 +237,20 @@ class _Place:
     tp: int
     copies: int
     sequences: int | None
+    meshes: Meshes | None = None
+    mesh: Candidate | None = None
+    candidates: tuple[Candidate, ...] = ()
+
+    @property
+    def shape(self) -> MeshShape:
+        """The ranks of a copy."""
+        return MeshShape(self.tp) if self.mesh is None else self.mesh.shape
+
+    def step_ns(self, work: Work, batch: int) -> float:
+        """The roofline of a decode step: of all ranks together, else of the stages and groups of the mesh."""
+        if self.meshes is None or self.shape.ranks == self.tp:
+            return 1e9 * work.seconds(self.peaks.times(self.tp))
+        return self.meshes.step(self.shape, batch).step_ns
 
     @classmethod
     def of(cls, model: ModelCounts, request: Request, dtype: str, tokens: int) -> _Place:
@@ -223,34 +260,38 @@ class _Place:
         instance = instance_named(name)
         name = instance.name
         record, cores = chip(instance.target), instance.physical_cores
-        tp = request.tp
-        if tp is None:
-            held = smallest_tp(model, dtype, tokens, request.batch, cores, record.hbm_bytes_per_core)
-            tp = held or possible_tp(model, cores)[-1]
-        if tp > cores:
-            raise ModelError(f"{tp} ranks on {name}, which has {cores} cores")
-        _check_tp(model, tp)
-        room = footprint(model, dtype, tp, tokens).sequences(record.hbm_bytes_per_core)
-        peaks = roofline.core(record, dtype)
-        return cls(name, instance.target, cores, peaks, tp, cores // tp, room)
+        asked = request.tp, request.pp, request.ep
+        if request.tp is not None or request.sp:
+            asked = request.tp, request.pp or 1, request.ep or 1
+        check_mesh(model, *asked, name, cores)
+        meshes = Meshes(model, dtype, instance, tokens, request.batch)
+        found = meshes.ranked(*asked)
+        if request.ep is None and not unsupported(model.config):
+            # Steps of kernels are predicted for experts that one group holds.
+            whole = meshes.ranked(*asked[:2], 1)
+            found = whole if whole[0].step else found
+        mesh = found[0]
+        if mesh.step is None and asked == (None, None, None):
+            mesh = meshes.candidate(MeshShape(possible_tp(model, cores)[-1]))
+        peaks, shape = roofline.core(record, dtype), mesh.shape
+        return cls(
+            *(name, instance.target, cores, peaks, shape.tp, mesh.copies, mesh.sequences),
+            *(meshes, mesh, tuple(found)),
+        )
 
     @classmethod
     def _accelerator(cls, model: ModelCounts, request: Request, text: str, dtype: str, tokens: int) -> _Place:
+        if (request.pp or 1) * (request.ep or 1) > 1:
+            raise ModelError("--pp and --ep are for the cores of an instance, not for an accelerator")
         peaks = roofline.accelerator(text)
         tp = request.tp or 1
-        _check_tp(model, tp)
+        check_tp(model, tp)
         room = None
         if peaks.memory_bytes is not None:
             size = DTYPE_BYTES[dtype]
             free = peaks.memory_bytes * tp - size * model.total
             room = max(0, free) // max(1, size * model.cache_elements(tokens))
         return cls(peaks.name, None, None, peaks, tp, 1, room)
-
-
-def _check_tp(model: ModelCounts, tp: int) -> None:
-    refusal = model.config.refusal(tp)
-    if refusal is not None:
-        raise ModelError(refusal)
 
 
 def _check_sequence(model: ModelCounts, place: _Place) -> None:
@@ -262,6 +303,8 @@ def _check_sequence(model: ModelCounts, place: _Place) -> None:
         raise ModelError(
             f"--sp changes launches of kernels; this model has rooflines only, as no kernel computes {missing[0]}"
         )
+    if model.encoder is not None and model.encoder.positions:
+        raise ModelError("--sp cuts rows of prompts; those of an encoder stay whole: leave --sp out")
     check_sequence(True, place.tp)
 
 
@@ -303,10 +346,17 @@ def _rate(batch: int, place: _Place, first: Phase, step: Phase, generate: int, p
 
 
 def _fit(model: ModelCounts, dtype: str, tokens: int, instance: Instance) -> Fit:
+    """On tensor-parallel ranks alone where these hold the model, else on the mesh of fewest ranks."""
     capacity, cores = chip(instance.target).hbm_bytes_per_core, instance.physical_cores
     tp = smallest_tp(model, dtype, tokens, 1, cores, capacity)
+    if tp is None:
+        fitting = [each for each in Meshes(model, dtype, instance, tokens, 1).ranked() if each.step]
+        if fitting:
+            mesh = min(fitting, key=lambda each: each.shape.ranks)
+            held = Footprint(mesh.shape.tp, tokens, mesh.weight_bytes, mesh.cache_bytes_per_sequence)
+            return Fit(instance, mesh.shape.tp, mesh.copies, mesh.copies * mesh.sequences, held, mesh.shape)
     held = footprint(model, dtype, tp or possible_tp(model, cores)[-1], tokens)
     if tp is None:
-        return Fit(instance, None, 0, 0, held)
+        return Fit(instance, None, 0, 0, held, MeshShape(held.tp))
     copies = cores // tp
-    return Fit(instance, tp, copies, copies * held.sequences(capacity), held)
+    return Fit(instance, tp, copies, copies * held.sequences(capacity), held, MeshShape(tp))

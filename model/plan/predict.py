@@ -10,6 +10,7 @@ No launch is taken as shorter than its work on the core's peaks.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import ml_dtypes
@@ -17,20 +18,27 @@ import numpy as np
 
 from model.cache import bucket_length
 from model.config import ModelConfig
-from model.decoder import BlockLayers
-from model.device import chip, kernel_limit
+from model.decoder import BlockLayers, EncoderLayers
+from model.device import chip, kernel_limit, scheduled
 from model.engine.buckets import PartShape
 from model.errors import ModelError
 from model.families import compose
 from model.launched import copies_of, copy_sizes, launches_of
 from model.layers.experts import RoutedExperts
 from model.layers.launch import Growth, Launch, Phase, StepShape, WindowPages
+from model.layers.paged import STATES, Kind
 from model.layers.sample import DRAWS
 from model.mesh import Mesh
 from model.paged_model import step_of
-from model.plan.dry import DryTimes, Time
+from model.plan.dry import DryTimes, Sized, Time
 from model.plan.experts import by_experts
 from model.plan.roofline import core
+from model.stages import send, sent, stages_of
+
+BUBBLE = "bubble"
+"""In a pass of a pipeline, the time in which a stage waits."""
+
+MOST_MICRO_BATCHES = 16
 
 _DRAWS = DRAWS[1]
 """What an engine's step draws from: enough candidates for usual requests."""
@@ -48,6 +56,13 @@ class LaunchTime:
     time: Time
     floor_ns: float
     refusal: str = ""
+
+    def and_more(self, other: LaunchTime | None) -> LaunchTime:
+        """These launches and others of the kernel."""
+        if other is None:
+            return self
+        launches, time = self.launches + other.launches, self.time + other.time
+        return replace(self, launches=launches, time=time, floor_ns=self.floor_ns + other.floor_ns)
 
 
 @dataclass(frozen=True)
@@ -77,7 +92,9 @@ class Predictor:
     """Times of a model over `ranks` cores of one chip, for sequences that end at `context` tokens.
 
     Activations, weights and cache share one dtype; float16, which the kernels do not take, is planned as bfloat16, of
-    the same width. With `cuts_sequence` the ranks cut the rows of prompts among them.
+    the same width. With `cuts_sequence` the ranks cut the rows of prompts among them. A `pipeline` has so many stages
+    of as many cores; its passes are in the number of micro-batches that takes least. Where it `mixes`, sequences may
+    decode beside prompts.
     """
 
     def __init__(
@@ -88,12 +105,17 @@ class Predictor:
         dtype: str,
         context: int,
         cuts_sequence: bool = False,
+        pipeline: int = 1,
     ) -> None:
         self._mesh = Mesh(ranks, sequence=cuts_sequence)
-        decoder = compose(config)
+        self._config, self._decoder, self._pipeline = config, compose(config), pipeline
+        self._pairs = DryTimes(target, 2) if pipeline > 1 else None
+        decoder = self._decoder
+        self.mixes = decoder.mixes
         first = dict(zip(reversed(config.blocks), reversed(decoder.blocks)))
         kinds = [(first[kind], count) for kind, count in Counter(config.blocks).items()]
         self._parts: list[tuple[BlockLayers, int]] = [((decoder.embedding,), 1), *kinds, ((decoder.head,), 1)]
+        self._encoder = _kinds(decoder.encoder)
         self._core = core(chip(target) if ranks > 1 else chip(target).alone(), dtype)
         self._dry = DryTimes(target, ranks)
         held = np.dtype(np.float32 if dtype == "float32" else ml_dtypes.bfloat16)
@@ -110,41 +132,122 @@ class Predictor:
         """`batch` prompts of as many tokens each, packed into the same launches, and the head for their last tokens."""
         rows = batch * self._mesh.padded_length(tokens, batch)
         prompts = replace(self._step, phase=Phase.prefill, tokens=rows, sequences=batch)
-        return self._pass(
-            replace(prompts, padded=batch > 1)
-        )  # their last rows are gathered, as where they differ
+        # Their last rows are gathered, as where they differ.
+        return self._least(replace(prompts, padded=batch > 1))
 
     def step(self, batch: int) -> PassTime:
         """One token for each of `batch` sequences."""
-        return self._pass(self._step.resized(batch))
+        return self._least(self._step.resized(batch))
 
-    def paged(self, part: PartShape, pages: int, block_size: int, window_pages: WindowPages = ()) -> PassTime:
-        """A part of an engine's step, on that many pages; the head and a draw for the last token of each sequence."""
-        shape = replace(self._on_pages(pages, block_size, window_pages), draws=_DRAWS)
+    def paged(
+        self, part: PartShape, pages: int, block_size: int, window_pages: WindowPages = (), slots: int = 0
+    ) -> PassTime:
+        """A part of an engine's step, on so many pages and slots; the head and a draw for each sequence."""
+        shape = replace(self._on_pages(pages, block_size, window_pages, slots), draws=_DRAWS)
         return self._pass(step_of(part, shape))
 
     def copies(
-        self, count: int, window: int | None, pages: int, block_size: int, window_pages: WindowPages = ()
+        self,
+        count: int,
+        kind: Kind,
+        pages: int,
+        block_size: int,
+        window_pages: WindowPages = (),
+        slots: int = 0,
     ) -> Time:
-        """Copies of so many pages of one kind, in every layer that has them, without starting and ending a kernel."""
-        step, total = self._on_pages(pages, block_size, window_pages), Time()
+        """Copies of so many pages or slots, in every layer that has them, without starting and ending a kernel."""
+        step, total = self._on_pages(pages, block_size, window_pages, slots), Time()
         for size in copy_sizes(count):
             for part, number in self._parts:
-                for launch in copies_of(part, step, size, window):
+                for launch in copies_of(part, step, size, kind):
                     total += self._dry.launch(launch) * number
         return total
 
-    def _on_pages(self, pages: int, block_size: int, window_pages: WindowPages) -> StepShape:
-        return replace(self._step, padded=True, pages=pages, block_size=block_size, window_pages=window_pages)
+    def state_bytes(self) -> int:
+        """Bytes of a slot on a rank: the states of one sequence in all recurrent layers; 0 where there are none."""
+        step = self._on_pages(1, 1, (), slots=1)
+        copied = (
+            number * launch.work.bytes
+            for part, number in self._parts
+            for launch in copies_of(part, step, 1, STATES)
+        )
+        return round(sum(copied) / 2)  # read and written
 
-    def _pass(self, step: StepShape) -> PassTime:
-        times = tuple(
+    def _on_pages(self, pages: int, block_size: int, window_pages: WindowPages, slots: int) -> StepShape:
+        places = replace(self._step, pages=pages, window_pages=window_pages, slots=slots)
+        return replace(places, padded=True, block_size=block_size)
+
+    def _least(self, step: StepShape) -> PassTime:
+        """A pass in the number of micro-batches, a power of two, that takes least."""
+        if self._pipeline == 1:
+            return self._pass(step)
+        most = min(step.sequences, MOST_MICRO_BATCHES).bit_length()
+        found = (self._piped(step, 2**exponent) for exponent in range(most))
+        return min(found, key=lambda each: each.time.program_ns)
+
+    def _piped(self, step: StepShape, micro_batches: int) -> PassTime:
+        """A pass through all stages; kernels, sends and the bubble as a stage has them, on average."""
+        assert self._pairs is not None, "one stage sends nothing"
+        sequences = -(-step.sequences // micro_batches)
+        step = replace(step, tokens=sequences * step.new_tokens, sequences=sequences)
+        stages = stages_of(self._decoder, self._pipeline, step)
+        first = {section: number for number, section in enumerate(self._decoder.sections)}
+        ends = [first[stage[-1]] + 1 for stage in stages]
+        passes = [self._pass(step, self._parts_of(start, end)) for start, end in zip([0, *ends], ends)]
+        sends = [
+            [send(value) for value in sent(self._decoder.sections[:end], self._decoder.sections[end:], step)]
+            for end in ends[:-1]
+        ]
+        sent_times = [sum(map(self._pairs.launch, own), Time()) for own in sends]
+        whole = Time.of(
+            lambda reading: (
+                scheduled(
+                    [[reading(each.time) for each in passes]] * micro_batches,
+                    [[reading(each) for each in sent_times]] * micro_batches,
+                ).length_ns
+            )
+        )
+        return _mean(passes, sends[0][0], sent_times, micro_batches, whole)
+
+    def _parts_of(self, start: int, end: int) -> list[tuple[BlockLayers, int]]:
+        """The parts of the model in neighbouring sections, equal ones once."""
+        blocks = self._config.blocks
+        kinds = [None, *blocks, None]
+        sections = self._decoder.sections
+        found: dict[object, tuple[BlockLayers, int]] = {}
+        for number in range(start, end):
+            kind = kinds[number] or number
+            found[kind] = (sections[number], found.get(kind, (sections[number], 0))[1] + 1)
+        return list(found.values())
+
+    def _pass(self, step: StepShape, parts: Sequence[tuple[BlockLayers, int]] = ()) -> PassTime:
+        """A pass through some parts, or all."""
+        times = (() if parts else self._encoded(step)) + tuple(
             time
-            for part, count in self._parts
+            for part, count in parts or self._parts
             for launch in launches_of(part, step)
             for time in self._times(part, launch, step, count)
         )
         return PassTime(Time.exact(self._dry.overhead_ns), times)
+
+    def _encoded(self, step: StepShape) -> tuple[LaunchTime, ...]:
+        """The encoder of a model that has one: a window for each sequence of a prompt, one after another."""
+        if self._encoder is None or step.phase is not Phase.prefill:
+            return ()
+        encoder, kinds = self._encoder
+        one = encoder.step(replace(step, sequences=1))
+        found: dict[str, LaunchTime] = {}
+        for part, count in kinds:
+            for launch in launches_of(part, one):
+                time = self._launched(launch, count * step.sequences)
+                found[time.name] = time.and_more(found.get(time.name))
+        return tuple(found.values())
+
+    def _launched(self, launch: Launch, count: int) -> LaunchTime:
+        """A launch whose size does not depend on the step."""
+        floor_ns = 1e9 * self._core.seconds(launch.work.operations, launch.work.bytes)
+        time = self._dry.launch(launch).at_least(Time.exact(floor_ns))
+        return LaunchTime(f"encoder: {launch.title}", count, time * count, floor_ns * count)
 
     def _times(
         self, part: BlockLayers, launch: Launch, step: StepShape, count: int
@@ -179,7 +282,8 @@ class Predictor:
         def resized(rows: int) -> Launch:
             """The launch of this title in a step of `rows` rows: of one prompt, or of as many sequences."""
             sequences = rows if step.tokens == step.sequences else 1
-            return _titled(part, replace(step, tokens=rows, sequences=sequences), launch.title)
+            sized = replace(step, tokens=rows, sequences=sequences, decoding=None)
+            return _titled(part, sized, launch.title)
 
         def of_own_rows(rows: int) -> Launch:
             """The launch of this title in a step that leaves `rows` rows to each rank."""
@@ -187,9 +291,11 @@ class Predictor:
 
         def of_sequences(count: int) -> Launch:
             """The launch of this title in a step of `count` sequences as long as this step's."""
-            tokens = step.tokens // step.sequences * count
-            return _titled(part, replace(step, tokens=tokens, sequences=count), launch.title)
+            tokens = step.new_tokens * count
+            return _titled(part, replace(step, tokens=tokens, sequences=count, decoding=None), launch.title)
 
+        if launch.growth is Growth.whole:
+            return self._dry.launch(launch)
         if launch.growth is Growth.experts:
             return self._of_experts(part, launch, step)
         if step.phase is Phase.decode and step.new_tokens > 1:
@@ -200,19 +306,26 @@ class Predictor:
             if launch.rows == step.own_rows:
                 return self._dry.by_rows(of_own_rows, launch.rows)
             return self._dry.by_rows(resized, launch.rows, step.sequence_ranks)
-        most, tokens = kernel_limit(launch.kernel, "MAX_TOKENS"), launch.rows // step.sequences
+        return self._of_prompts(part, launch, step)
+
+    def _of_prompts(self, part: BlockLayers, launch: Launch, step: StepShape) -> Time:
+        """Attention of prompts, and of what decodes beside them."""
+        most, tokens = kernel_limit(launch.kernel, "MAX_TOKENS"), step.new_tokens
         if tokens > most:
             raise ModelError(f"{launch.kernel} takes at most {most} tokens, not {tokens}")
-        one = self._dry.by_tokens(resized, tokens, launch.window)
+        rows = 0 if step.decoding is None else step.decoding.rows
+
+        def prompts(count: int) -> Sized:
+            """The launch of this title for so many prompts of a length."""
+            return lambda tokens: _titled(
+                part, replace(step, tokens=rows + count * tokens, sequences=count), launch.title
+            )
+
+        one = self._dry.by_tokens(prompts(1), tokens, launch.window)
         if step.sequences == 1:
             return one
-
-        def two_sequences(rows: int) -> Launch:
-            """The launch of this title for two sequences of `rows` rows each."""
-            return _titled(part, replace(step, tokens=2 * rows, sequences=2), launch.title)
-
         # A prompt packed behind another adds what the second one adds to the first.
-        two = self._dry.by_tokens(two_sequences, tokens, launch.window)
+        two = self._dry.by_tokens(prompts(2), tokens, launch.window)
         return one + (two - one) * (step.sequences - 1)
 
     def _of_experts(self, part: BlockLayers, launch: Launch, step: StepShape) -> Time:
@@ -220,9 +333,38 @@ class Predictor:
 
         def sized(tokens: int, count: int, chosen: int, width: int) -> Launch:
             """The launch for so many tokens and experts, of which each token chooses so many, of a width."""
-            return layer.resized(count, chosen, width).launches(replace(step, tokens=tokens))[1]
+            launches = layer.resized(count, chosen, width).launches(replace(step, tokens=tokens))
+            return next(each for each in launches if each.growth is Growth.experts)
 
         return by_experts(self._dry.launch, sized, launch.rows, layer.routing, step.ranks)
+
+
+def _kinds(encoder: EncoderLayers | None) -> tuple[EncoderLayers, list[tuple[BlockLayers, int]]] | None:
+    """An encoder and its sections with their counts; its blocks are equal, so one stands for all."""
+    if encoder is None:
+        return None
+    first, *blocks, last = encoder.sections
+    return encoder, [(first, 1), *([(blocks[0], len(blocks))] if blocks else []), (last, 1)]
+
+
+def _mean(
+    passes: Sequence[PassTime], send: Launch, sends: Sequence[Time], micro_batches: int, whole: Time
+) -> PassTime:
+    """What a stage does in a pass of so many micro-batches, on average; the bubble is the rest of the `whole` time."""
+    share = micro_batches / len(passes)
+    kernels: dict[tuple[str, str], LaunchTime] = {}
+    for each in (part for one in passes for part in one.parts):
+        known = kernels.get((each.name, each.refusal), LaunchTime(each.name, 0, Time(), 0.0, each.refusal))
+        kernels[each.name, each.refusal] = replace(
+            known,
+            launches=known.launches + each.launches * micro_batches,
+            time=known.time + each.time * share,
+            floor_ns=known.floor_ns + each.floor_ns * share,
+        )
+    sent = LaunchTime(send.title, len(sends) * micro_batches, sum(sends, Time()) * (2 * share), 0.0)
+    overhead = passes[0].overhead * micro_batches
+    busy = sum((part.time for part in kernels.values()), overhead + sent.time)
+    return PassTime(overhead, (*kernels.values(), sent, LaunchTime(BUBBLE, 0, whole - busy, 0.0)))
 
 
 def _titled(part: BlockLayers, step: StepShape, title: str) -> Launch:

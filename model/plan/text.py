@@ -7,16 +7,23 @@ from collections.abc import Iterator
 from model.device import chip
 from model.layers import unsupported
 from model.plan.dry import Time
-from model.plan.memory import DTYPE_BYTES
+from model.plan.memory import DTYPE_BYTES, MeshShape
+from model.plan.meshes import Candidate, Estimate
 from model.plan.plan import Plan
-from model.plan.predict import PassTime
+from model.plan.predict import BUBBLE, PassTime
 from simulate.parts import Hanging, Part, table
 from simulate.targets import TARGETS
+
+_RUNNERS_UP, _NEAREST = 4, 2
+"""How many meshes are shown beside the best: meshes that fit, and meshes that do not."""
 
 
 def parts(plan: Plan) -> list[Part]:
     """The parts of a plan's text, for a terminal."""
-    blocks = [_parameters(plan), _footprints(plan), _instances(plan), _phases(plan)]
+    blocks = [_parameters(plan), _footprints(plan), _instances(plan)]
+    if len(plan.meshes) > 1:
+        blocks.append(_meshes(plan))
+    blocks.append(_phases(plan))
     if plan.first_token.predicted is not None:
         blocks += _kernels(plan)
     blocks += [_rates(plan), [_sentence(each) for each in basis(plan)]]
@@ -80,18 +87,77 @@ def _instances(plan: Plan) -> list[Part]:
         row = [fit.instance.name, f"{fit.instance.physical_cores}", f"{fit.instance.hbm_bytes / 1e9:,.1f}"]
         needed, core = (each / 1e9 for each in (fit.held.bytes_with_one, fit.core_bytes))
         short = f"does not fit: {needed:,.2f} > {core:.2f} GB"
-        rows.append([*row, str(fit.held.tp), str(fit.copies), f"{fit.sequences:,}" if fit.tp else short])
+        more = _mesh_name(fit.shape).removeprefix(f"tp {fit.shape.tp}").lstrip()
+        held = f"{fit.sequences:,} with {more}" if more else f"{fit.sequences:,}"
+        rows.append([*row, str(fit.held.tp), str(fit.copies), held if fit.tp else short])
     return [
         "on the fewest cores that hold the weights and one sequence, else what each of the most would hold",
         table("instance|cores|HBM GB|tp|copies|sequences", rows),
     ]
 
 
+def _meshes(plan: Plan) -> list[Part]:
+    """The mesh that decodes most, the runners-up, and the meshes that nearly fit with the memory that they lack."""
+    best, *others = plan.meshes
+    fitting = [each for each in others if each.step is not None][: _RUNNERS_UP if best.step else 0]
+    short = [each for each in others if each.step is None][:_NEAREST]
+    assert plan.peaks.memory_bytes is not None
+    rows = [
+        (
+            _mesh_name(each.shape),
+            f"{each.copies}",
+            f"{each.needed_bytes / 1e9:,.2f}",
+            "" if each.step is None else _milliseconds(each.step.step_ns),
+            f"{each.tokens_per_s:,.0f}" if each.step else "",
+            *(_shares(each.step) if each.step else ("", "", "")),
+            _limit(each, best),
+        )
+        for each in (best, *fitting, *short)
+    ]
+    return [
+        _sentence(
+            f"meshes by what all copies decode at batch {plan.batch:,}, estimated, and what keeps others behind the "
+            f"first; a core has {plan.peaks.memory_bytes / 1e9:,.2f} GB; shares of a step: weights, cache and products "
+            "(core), collectives and sends, stages that wait (bubble)"
+        ),
+        table("mesh|copies|GB a core|step ms|tokens/s|core|links|bubble|limit", rows, left=(0, 8), gap=1),
+    ]
+
+
+def _mesh_name(shape: MeshShape) -> str:
+    parts = [
+        f"tp {shape.tp}",
+        *(f"{name} {own}" for name, own in (("pp", shape.pp), ("ep", shape.ep)) if own > 1),
+    ]
+    return " ".join(parts)
+
+
+def _shares(step: Estimate) -> tuple[str, str, str]:
+    return f"{step.core:.0%}", f"{step.collectives:.0%}", f"{step.bubble:.0%}"
+
+
+def _limit(mesh: Candidate, best: Candidate) -> str:
+    """What keeps a mesh behind the best: memory, copies, or the part of the step that grows most."""
+    if mesh.step is None:
+        return "memory"
+    if best.step is None or mesh is best:
+        return ""
+    if mesh.copies < best.copies:
+        return "copies"
+    own, least = (
+        (each.step_ns * each.core, each.step_ns * each.collectives, each.step_ns * each.bubble)
+        for each in (mesh.step, best.step)
+    )
+    more = [one - other for one, other in zip(own, least)]
+    return ("core", "links", "bubble")[more.index(max(more))]
+
+
 def _phases(plan: Plan) -> list[Part]:
     ranks = _plural(plan.tp, "device")
     if plan.devices is not None:
         cut = " with sp" if plan.sp else ""
-        ranks = f"tp {plan.tp}{cut} of {plan.devices} cores, {_copies(plan)}"
+        assert plan.mesh is not None
+        ranks = f"{_mesh_name(plan.mesh.shape)}{cut} of {plan.devices} cores, {_copies(plan)}"
     out = [
         _sentence(
             f"{plan.place}: {ranks}; a prompt of {plan.prompt:,}, then {_plural(plan.generate, 'token')}; "
@@ -104,8 +170,8 @@ def _phases(plan: Plan) -> list[Part]:
         assert plan.peaks.memory_bytes is not None
         out.append(
             _sentence(
-                f"the weights do not fit here: {plan.weight_bytes / 1e9:,.1f} GB for each of {plan.tp:,}, which "
-                f"{'have' if plan.tp > 1 else 'has'} {plan.peaks.memory_bytes / 1e9:,.1f}"
+                f"the weights do not fit here: {plan.weight_bytes / 1e9:,.1f} GB for each of {plan.ranks:,}, which "
+                f"{'have' if plan.ranks > 1 else 'has'} {plan.peaks.memory_bytes / 1e9:,.1f}"
             )
         )
     elif not plan.holds:
@@ -152,6 +218,9 @@ def _launches(done: PassTime) -> Iterator[tuple[str, ...]]:
     whole = done.time.program_ns
     for part in done.parts:
         taken = part.time.program_ns
+        if part.name == BUBBLE:
+            yield part.name, "", f"{taken / 1e6:.3f}", f"{taken / whole:.1%}", ""
+            continue
         reached = "roofline" if part.refusal else f"{part.floor_ns / taken:.0%}"
         yield part.name, f"{part.launches:,}", f"{taken / 1e6:.3f}", f"{taken / whole:.1%}", reached
     ends = done.overhead.program_ns
@@ -192,6 +261,8 @@ def basis(plan: Plan) -> Iterator[str]:
     first, step = plan.first_token.predicted, plan.step.predicted
     if plan.target is None:
         yield f"Times are rooflines of the peaks given ({plan.peaks.source})."
+    elif plan.mesh is not None and plan.mesh.shape.ep > 1:
+        yield "Times are rooflines with collectives, because no kernel's experts are divided over groups here."
     elif first is None or step is None:
         *most, last = unsupported(plan.model.config)
         missing = f"{', '.join(most)} or {last}" if most else last

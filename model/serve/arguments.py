@@ -8,6 +8,7 @@ from pathlib import Path
 
 from model.arguments import add_buckets, count, seed
 from model.serve.calls import TOOL_CALL_PARSERS
+from model.shipped import model_path
 from simulate.targets import TARGETS
 
 _DTYPES = ("auto", "float32", "bfloat16")
@@ -25,9 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser, model: Path) -> None:
     add(
         "--model",
         metavar="DIR",
-        type=Path,
+        type=model_path,
         default=model,
-        help="Hugging Face folder (default: a small story writer)",
+        help="Hugging Face folder, or a model that comes along: stories (default), stories-moe",
     )
     add("--served-model-name", metavar="NAME", help="what clients call it (default: the folder's name)")
     add("--host", metavar="HOST", default="127.0.0.1", help="address to listen at (default: %(default)s)")

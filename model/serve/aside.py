@@ -31,7 +31,7 @@ class Aside:
         self._pipe, self._process = self._started()
 
     def ask(self, *question: Any) -> Any:
-        """The answer; ModelError as it is raised there. A process that does not answer is replaced."""
+        """The process's answer. ModelError where the process raised one, or has ended; then a new one is started."""
         try:
             self._pipe.send_bytes(json.dumps(question).encode())
             if not self._pipe.poll(_SECONDS):

@@ -46,8 +46,9 @@ _COUNTERS = {
 class Metrics:
     """Numbers of one server, in a registry of their own."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, prefix_caching: bool = True) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
+        self._prefix_caching = prefix_caching
         self._histograms = {
             name: Histogram(f"nkw_{name}", text, ["model_name"], buckets=edges, registry=self._registry)
             for name, (text, edges) in _HISTOGRAMS.items()
@@ -109,8 +110,9 @@ class Metrics:
         metrics, prompt = output.metrics, len(output.prompt_token_ids)
         assert metrics.first_token_time is not None and metrics.first_scheduled_time is not None
         self._add("prompt_tokens", prompt)
-        self._add("prefix_cache_queries", prompt)
-        self._add("prefix_cache_hits", metrics.num_cached_tokens)
+        if self._prefix_caching:
+            self._add("prefix_cache_queries", prompt)
+            self._add("prefix_cache_hits", metrics.num_cached_tokens)
         self._observe("request_prompt_tokens", prompt)
         self._observe("time_to_first_token_seconds", metrics.first_token_time - metrics.arrival_time)
         self._observe("request_queue_time_seconds", metrics.first_scheduled_time - metrics.arrival_time)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from model.serve.aside import Aside
 
 @dataclass(frozen=True)
 class Deployed:
-    """What steps are predicted for: a model folder on ranks of a chip, and the pages of its cache."""
+    """What steps are predicted for: a model folder on ranks of a chip, and the pages and slots of its cache."""
 
     folder: Path
     target: str
@@ -34,6 +34,7 @@ class Deployed:
     pages: int
     block_size: int
     window_pages: WindowPages = ()
+    slots: int = 0
 
 
 class StepTimes:
@@ -47,9 +48,10 @@ class StepTimes:
         self._asked: set[PartShape] = set()
 
     def seconds(self, parts: Mapping[PartShape, int]) -> tuple[float, int]:
-        """The predicted seconds of parts, by shape and how often each was launched, and how many are not predicted.
+        """The predicted seconds of all launched parts, and the number of parts without a prediction.
 
-        Shapes that are seen first count from a later call on; those that verify drafts are never predicted.
+        `parts` counts the launches of each shape. A new shape is predicted in the background, for later calls. Shapes
+        that verify drafts are not predicted.
         """
         total, missing = 0.0, 0
         for shape, count in parts.items():
@@ -68,7 +70,9 @@ class StepTimes:
             self._aside.stop()
 
     def _ask(self, shape: PartShape) -> None:
-        if shape not in self._asked and not (shape.decodes and shape.tokens > 1):
+        if shape not in self._asked and not any(
+            own is not None and own.decodes and own.tokens > 1 for own in (shape, shape.beside)
+        ):
             self._asked.add(shape)
             self._executor.submit(self._predict, shape)
 
@@ -86,11 +90,13 @@ class _Answers:
     def __init__(self, deployed: Deployed) -> None:
         config = load_config(deployed.folder)
         dtype = activation_dtype(deployed.dtype, config, open_checkpoint(deployed.folder, config))
-        self._pages = deployed.pages, deployed.block_size, deployed.window_pages
+        self._pages = deployed.pages, deployed.block_size, deployed.window_pages, deployed.slots
         self._predictor = Predictor(
             config, deployed.target, deployed.ranks, dtype.name, deployed.max_model_len
         )
 
     def __call__(self, *shape: Any) -> float:
         part = PartShape(*shape)
+        if part.beside is not None:
+            part = replace(part, beside=PartShape(*shape[-1]))
         return float(self._predictor.paged(part, *self._pages).time.program_ns)

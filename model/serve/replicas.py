@@ -10,120 +10,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import multiprocessing
 import os
-import shutil
-import signal
-import socket
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from model.engine import Engine
 from model.errors import ModelError
-from model.llm import make_engine
-from model.serve.command import answering, engine_args, places, server_for
-from model.serve.log import LOG, log_to_stderr
+from model.serve.replica import Replica
 from model.serve.routing import Routing
-from simulate.errors import NkwError
+from model.serve.serving import places, server_for
 
 if TYPE_CHECKING:
     from model.serve.server import Server
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0  # seconds before a replica is started again; each time twice as many
-_LONG_LIVED = 60.0  # seconds after which an end is not taken for one more of the same
-_END_SECONDS = 10
 _LONGEST_PATH = 100  # bytes of a Unix socket's; systems take 104 to 108
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-
-
-class Replica:
-    """A process that computes, as the router sees it. `up` says whether it answers at `path`."""
-
-    def __init__(self, options: argparse.Namespace, number: int, folder: Path) -> None:
-        self.number = number
-        self.path = str(folder / f"{number}.sock")
-        self.up = False
-        self.restarts = 0
-        self.positions = 0  # of its cache
-        self._options = options
-        self._process: Any = None
-        self._pipe: Connection | None = None
-
-    async def start(self) -> None:
-        """Start the process and wait until it answers; ModelError where it cannot."""
-        try:
-            self._process, self._pipe = self._begun()
-        except OSError as error:
-            raise ModelError(f"replica {self.number} cannot start: {error.strerror}") from None
-        try:
-            said = json.loads(await _received(self._pipe))
-        except (EOFError, OSError):
-            await self.stop()
-            raise ModelError(
-                f"replica {self.number} ended with status {self._process.exitcode} before it could answer"
-            ) from None
-        if "error" in said:
-            raise ModelError(*said["error"])
-        self.positions, self.up = said["positions"], True
-        LOG.info("replica %d answers, as process %d", self.number, self._process.pid)
-
-    async def ended(self) -> int | None:
-        """Wait for the end of the process, and return its exit status."""
-        assert self._pipe is not None
-        with suppress(EOFError, OSError):
-            await _received(self._pipe)
-        await self.stop()
-        status: int | None = self._process.exitcode
-        return status
-
-    async def keep(self, forget: Callable[[], None]) -> None:
-        """Start the process again whenever it ends, after pauses that grow; `forget` is called at each end."""
-        pause = _FIRST_PAUSE
-        while True:
-            begun = time.monotonic()
-            LOG.error("replica %d ended with status %s", self.number, await self.ended())
-            forget()
-            if time.monotonic() - begun > _LONG_LIVED:
-                pause = _FIRST_PAUSE
-            while not self.up:
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
-                try:
-                    await self.start()
-                except ModelError as error:
-                    LOG.error("replica %d does not start: %s", self.number, error)
-            self.restarts += 1
-
-    async def stop(self) -> None:
-        """End the process after its step; at once where it still starts, or where that takes too long."""
-        if self._pipe is None:
-            return
-        self._pipe.close()
-        if self.up:
-            self.up = False
-            await asyncio.to_thread(self._process.join, _END_SECONDS)
-        self._process.kill()
-        await asyncio.to_thread(self._process.join)
-        with suppress(FileNotFoundError):
-            os.unlink(self.path)
-
-    def _begun(self) -> tuple[Any, Connection]:
-        """The process, which has just been started, and the pipe to it."""
-        context = multiprocessing.get_context("spawn")
-        own, other = context.Pipe()
-        with other:
-            arguments = (self._options, self.number, self.path, other)
-            process = context.Process(target=_compute, args=arguments, name=f"replica {self.number}")
-            with _signals_blocked(), _threads_shared(self._options.replicas):
-                process.start()
-        return process, own
 
 
 async def serve_replicas(
@@ -158,83 +60,6 @@ async def serve_replicas(
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await asyncio.gather(*(each.stop() for each in replicas))
-
-
-def _compute(options: argparse.Namespace, number: int, path: str, pipe: Connection) -> None:
-    """The process of a replica."""
-    log_to_stderr(options.log_level, f"replica {number}: ")
-    try:
-        engine = make_engine(engine_args(options))
-        asyncio.run(_answer(options, engine, path, pipe))
-    except NkwError as error:
-        refusal = [error.message, error.code]
-    except MemoryError:
-        refusal = [f"replica {number} needs more memory than this machine has", "NKW-MODEL-MEMORY"]
-    pipe.send_bytes(json.dumps({"error": refusal}).encode())
-
-
-async def _answer(options: argparse.Namespace, engine: Engine, path: str, pipe: Connection) -> None:
-    """Answer at a socket until the router has gone."""
-    import uvicorn
-
-    from model.serve.server import configured
-
-    async with answering(options, engine) as (app, _):
-        with socket.socket(socket.AF_UNIX) as listening:
-            listening.bind(path)
-            listening.listen()
-            server = uvicorn.Server(configured(app, http="h11", date_header=False))
-            serving = asyncio.ensure_future(server.serve(sockets=[listening]))
-            cache = engine.scheduler.cache
-            pipe.send_bytes(json.dumps({"positions": cache.pages * cache.block_size}).encode())
-            gone = asyncio.ensure_future(_received(pipe))
-            await asyncio.wait({serving, gone}, return_when=asyncio.FIRST_COMPLETED)
-    if gone.done():
-        shutil.rmtree(Path(path).parent, ignore_errors=True)  # a router that was killed could not
-    os._exit(not gone.done())  # nobody is left to be answered
-
-
-async def _received(pipe: Connection) -> bytes:
-    """The next message; EOFError or OSError where the other side has gone."""
-    loop = asyncio.get_running_loop()
-    readable: asyncio.Future[None] = loop.create_future()
-
-    def comes() -> None:
-        if not readable.done():
-            readable.set_result(None)
-
-    loop.add_reader(pipe.fileno(), comes)
-    try:
-        await readable
-    finally:
-        loop.remove_reader(pipe.fileno())
-    return pipe.recv_bytes()
-
-
-@contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """A block in which a process is started that never sees the signals which end the router."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def _threads_shared(replicas: int) -> Iterator[None]:
-    """A block in which a process is started that has its part of the cores for products, unless the user says how many.
-
-    Replicas whose threads together outnumber the cores wait for each other inside of products.
-    """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    added = [name for name in _THREADS if name not in os.environ]
-    os.environ.update(dict.fromkeys(added, str(max(1, cores // replicas))))
-    try:
-        yield
-    finally:
-        for name in added:
-            del os.environ[name]
 
 
 def _check_path(folder: str) -> None:

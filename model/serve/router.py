@@ -27,7 +27,7 @@ from model.serve.gate import error_bytes
 from model.serve.generation import ClientGone, while_connected
 from model.serve.log import LOG
 from model.serve.metrics import CONTENT_TYPE
-from model.serve.replicas import Replica
+from model.serve.replica import Replica
 from model.serve.routing import CHATS, COMPLETIONS, Asked, Routing
 
 _READ_BYTES = 2**16
@@ -160,7 +160,7 @@ def _labelled(found: Sequence[tuple[int, _Answer]]) -> Iterable[Metric]:
 
 
 def _request(scope: Scope, body: bytes) -> h11.Request:
-    """The request as the replica gets it: of the headers, those that say what the body is."""
+    """The request that is sent to the replica. Of the client's headers it has the content type alone."""
     query = b"?" + scope["query_string"] if scope["query_string"] else b""
     kept = [(name, value) for name, value in scope["headers"] if name == b"content-type"]
     headers = [*_HEADERS, *kept, (b"content-length", str(len(body)).encode())]

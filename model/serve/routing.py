@@ -94,7 +94,7 @@ class Routing:
         return self._lanes[replica].load
 
     def choose(self, asked: Asked, up: Collection[int]) -> Choice:
-        """One of the replicas that are up, of which there is at least one; it has the request until `ended`."""
+        """Choose a replica among `up` for the request, which adds to that replica's load until `ended` is called."""
         lanes = self._lanes
         free = [each for each in up if lanes[each].load + asked.wanted <= self._places] or list(up)
         least = min(

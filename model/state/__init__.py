@@ -1,20 +1,15 @@
-"""The state that sequences keep from step to step: pages of keys and values."""
+"""The state that sequences keep from step to step: pages of keys and values, and slots of recurrent states."""
 
-from model.state.pages import (
-    BlockTable,
-    Key,
-    PagePool,
-    blocks_before,
-    check_block_size,
-    page_key,
-    root_key,
-    window_pages,
-)
+from model.state.pages import BlockTable, PagePool, blocks_before, check_block_size, window_pages
+from model.state.pool import Key, page_key, root_key
+from model.state.slots import INTERVAL, SlotPool
 
 __all__ = [
+    "INTERVAL",
     "BlockTable",
     "Key",
     "PagePool",
+    "SlotPool",
     "blocks_before",
     "check_block_size",
     "page_key",

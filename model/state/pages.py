@@ -15,29 +15,14 @@ before them are not needed.
 
 from __future__ import annotations
 
-from array import array
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 
 from model.errors import ModelError
+from model.state.pool import Key, Pool
 
 BLOCK_SIZES = tuple(2**power for power in range(8))
-"""Positions of a page that the attention kernels take: those that divide the 128 partitions of a tile."""
-
-Key = bytes
-"""What a full page holds: a digest of 16 bytes."""
-
-
-def page_key(parent: Key, tokens: Sequence[int]) -> Key:
-    """The key of a page of `tokens` behind the page of key `parent`; behind none, `parent` names what else decides."""
-    return blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
-
-
-def root_key(salt: str) -> Key:
-    """What stands for the parent of first pages that only requests with the same `salt` share."""
-    return blake2b(salt.encode(errors="surrogatepass"), digest_size=16, person=b"cache_salt").digest()
+"""The page sizes, in positions, that the attention kernels take: powers of two up to the 128 partitions of a tile."""
 
 
 def blocks_before(window: int, block_size: int) -> int:
@@ -69,28 +54,15 @@ class BlockTable:
         return self.first + len(self.pages)
 
 
-class PagePool:
+class PagePool(Pool):
     """`count` pages of one kind, of `block_size` positions each, for layers that see `window` positions, or all."""
 
     def __init__(self, count: int, block_size: int, window: int | None = None) -> None:
-        assert count > 0 and block_size > 0, f"{count} pages of {block_size} positions"
+        super().__init__(count)
+        assert block_size > 0, f"pages of {block_size} positions"
         assert window is None or window > 0, f"a window of {window} positions"
-        self.count = count
         self.block_size = block_size
         self.window = window
-        self._holders = [0] * count
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(count))
-        self._key_of: dict[int, Key] = {}
-        self._page_of: dict[Key, int] = {}
-
-    @property
-    def free(self) -> int:
-        """Pages that nobody holds."""
-        return len(self._free)
-
-    def holders(self, page: int) -> int:
-        """How many sequences hold a page."""
-        return self._holders[page]
 
     def pages_of(self, positions: int) -> int:
         """Pages for so many positions."""
@@ -107,57 +79,14 @@ class PagePool:
             return most
         return min(most, blocks_before(self.window, self.block_size) + 1 + self.pages_of(together - 1))
 
-    def take(self) -> int:
-        """A page without holders, whose contents are forgotten; `free` says whether there is one."""
-        page, _ = self._free.popitem(last=False)
-        key = self._key_of.pop(page, None)
-        if key is not None:
-            del self._page_of[key]
-        self._holders[page] = 1
-        return page
-
-    def hold(self, page: int) -> None:
-        """One more sequence holds a page."""
-        self._free.pop(page, None)
-        self._holders[page] += 1
-
-    def release(self, pages: Sequence[int]) -> None:
-        """A sequence gives back its pages, listed from the first to the last."""
-        for page in reversed(pages):
-            assert self._holders[page] > 0, f"page {page} has no holder"
-            self._holders[page] -= 1
-            if not self._holders[page]:
-                self._free[page] = None
-                if page not in self._key_of:
-                    self._free.move_to_end(page, last=False)
-
-    def publish(self, page: int, key: Key) -> None:
-        """A page is full of what `key` names; where another page holds the same, that one stays the known one."""
-        if key not in self._page_of and page not in self._key_of:
-            self._page_of[key] = page
-            self._key_of[page] = key
-
-    def forget(self) -> None:
-        """The contents of no page are known from here on."""
-        self._page_of.clear()
-        self._key_of.clear()
-
     def known(self, keys: Sequence[Key]) -> int:
-        """The most first blocks, by their keys, of which all is known that the token behind them reads."""
+        """How many first blocks need no computing: the pool has every page of them that the next token reads."""
         if self.window is None:
-            return next((block for block, key in enumerate(keys) if key not in self._page_of), len(keys))
+            return next((block for block, key in enumerate(keys) if key not in self._place_of), len(keys))
         end = len(keys)
         for block in reversed(range(end)):
-            if keys[block] not in self._page_of:
+            if keys[block] not in self._place_of:
                 end = block
             elif block <= self.first_block(end):
                 break
         return end
-
-    def page_of(self, key: Key) -> int:
-        """The page that holds what a known key names."""
-        return self._page_of[key]
-
-    def is_free(self, page: int) -> bool:
-        """Whether nobody holds a page, so that holding it takes one from the free ones."""
-        return not self._holders[page]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from model.arguments import add_buckets, count, load, pause, rate, seed
 from model.plan.arguments import add_config
+from model.shipped import model_path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -159,6 +160,6 @@ def _add_drafts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draft-model",
         metavar="CONFIG",
-        type=Path,
+        type=model_path,
         help="the model that proposes drafts, which takes time and pages (default: prompt lookup, which takes none)",
     )

@@ -10,12 +10,15 @@ from typing import Protocol
 from model.engine import Batch
 from model.engine.buckets import Buckets, PartShape
 from model.engine.kv_cache import PageCopies
+from model.layers.paged import STATES, Kind
 from model.plan.predict import PassTime, Predictor
 
 
 @dataclass(frozen=True)
 class StepTime:
     """A step of `time_ns`, of which chunks of prompts take `prompts_ns`, with padding of so many tokens.
+
+    Chunks beside which sequences decode take what they add to the time in which these would decode alone.
 
     Where its requests decode, `alike` steps in a row, this one included, take as long.
     """
@@ -36,21 +39,21 @@ class Clock(Protocol):
 class PredictedClock:
     """Times of steps as the sum of their parts, in the program reading; a shape is predicted once.
 
-    The cache has so many pages for each window of its layers, in the order of the scheduler's pools; None is to see all
-    positions.
+    The cache has so many `pages` of each kind, in the order of the scheduler's pools; slots of states are the last.
     """
 
     def __init__(
-        self, predictor: Predictor, buckets: Buckets, pages: Mapping[int | None, int], block_size: int
+        self, predictor: Predictor, buckets: Buckets, pages: Mapping[Kind, int], block_size: int
     ) -> None:
         self._predictor = predictor
         self._buckets = buckets
         self._pages = (
             pages.get(None, 0),
             block_size,
-            tuple((window, count) for window, count in pages.items() if window is not None),
+            tuple((kind, count) for kind, count in pages.items() if isinstance(kind, int)),
+            pages.get(STATES, 0),
         )
-        self._windows = tuple(pages)
+        self._kinds = tuple(pages)
         self.shapes: dict[PartShape, PassTime] = {}
         self._times_ns: dict[PartShape, int] = {}
 
@@ -59,9 +62,7 @@ class PredictedClock:
         time_ns, padding, alike, prompts_ns = 0, 0, list[int](), 0
         for part in self._buckets.parts(batch):
             shape = part.shape
-            taken = self._times_ns.get(shape)
-            if taken is None:
-                taken = self._predicted(shape)
+            taken = self._taken(shape)
             time_ns += taken
             padding += part.padding
             if shape.decodes:
@@ -70,14 +71,19 @@ class PredictedClock:
                 alike.append(shape.context - last)
             else:
                 alike.append(1)
-                prompts_ns += taken
+                prompts_ns += taken - (0 if shape.beside is None else min(taken, self._taken(shape.beside)))
         return StepTime(time_ns + self._copied(batch.copies), padding, min(alike), prompts_ns)
 
+    def _taken(self, shape: PartShape) -> int:
+        """The time of a part in whole nanoseconds."""
+        taken = self._times_ns.get(shape)
+        return self._predicted(shape) if taken is None else taken
+
     def _copied(self, copies: PageCopies) -> int:
-        """The time of copies of pages, in whole nanoseconds."""
+        """The time of copies of pages and slots, in whole nanoseconds."""
         counts = Counter(kind for kind, _ in copies)
         times = (
-            self._predictor.copies(count, self._windows[kind], *self._pages) for kind, count in counts.items()
+            self._predictor.copies(count, self._kinds[kind], *self._pages) for kind, count in counts.items()
         )
         return sum(round(time.program_ns) for time in times)
 

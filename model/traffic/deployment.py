@@ -10,12 +10,14 @@ from model.device import Instance, chip, instance_named
 from model.engine import Scheduler, SchedulerOptions
 from model.engine.bucket_sizes import BucketLimits
 from model.engine.buckets import Buckets
+from model.engine.speculation import NO_RECURRENT_DRAFTS
 from model.errors import ModelError
 from model.layers import unsupported
+from model.layers.paged import STATES, Kind
 from model.plan.memory import Demand, PageKind, footprint, page_kinds, possible_tp, smallest_tp, with_pages
 from model.plan.parameters import ModelCounts
 from model.plan.predict import Predictor
-from model.state import PagePool
+from model.state import INTERVAL, PagePool, SlotPool
 from model.traffic.clock import PredictedClock
 from model.traffic.drafts import Drafts, Speculation
 from model.traffic.handover import SeparateService
@@ -77,7 +79,7 @@ class Setup:
         if not self.few_buckets:
             return sizes
         few = [each[::-2][::-1] for each in (sizes.sequences, sizes.tokens, sizes.context)]
-        return Buckets(few[0], few[1], few[2], sizes.drafts)
+        return Buckets(few[0], few[1], few[2], sizes.drafts, sizes.mixes)
 
 
 class Deployment:
@@ -104,38 +106,60 @@ class Deployment:
         tp = setup.tp or _fewest(model, setup, cores, record.hbm_bytes_per_core)
         self.replicas = _replicas(models, setup, instance, tp)
         self.setup, self.instance, self.tp = replace(setup, tp=tp), instance, tp
-        self.kinds = _kinds(models, self.setup, record.hbm_bytes_per_core)
-        step_tokens = setup.options.max_num_batched_tokens
-        for kind, pool in zip(self.kinds, self._pools(length)):
-            needed = pool.most_pages(length, min(length, step_tokens))
-            if kind.pages < needed:
-                seen = "" if kind.window is None else f" of layers that see {kind.window:,} of them"
-                raise ModelError(
-                    f"tp {tp} on {instance.name} leaves {kind.pages:,} pages of {setup.block_size} positions{seen} "
-                    f"beside the weights; a request of {length:,} tokens takes {needed:,}; more ranks leave more"
-                )
         # The instance's own name, so that collectives go over its links.
         known = like.predictors if like is not None and like.tp == tp else []
         self.predictors: list[Predictor] = known[: len(models)] + [
             Predictor(each.config, instance.name, tp, setup.dtype, length) for each in models[len(known) :]
         ]
-        pages = {kind.window: kind.pages for kind in self.kinds}
+        self.kinds = _kinds(models, self.setup, record.hbm_bytes_per_core, self.predictors)
+        self._check_room(length)
+        pages: dict[Kind, int] = {
+            STATES if kind.recurrent else kind.window: kind.pages for kind in self.kinds
+        }
+        sizes = setup.buckets
         self.clock, *others = (
-            PredictedClock(each, setup.buckets, pages, setup.block_size) for each in self.predictors
+            PredictedClock(each, replace(sizes, mixes=sizes.mixes and each.mixes), pages, setup.block_size)
+            for each in self.predictors
         )
         self.draft_clock: PredictedClock | None = others[0] if others else None
         self.link: Link | None = link_between(instance, record) if setup.prefill_replicas else None
 
     @property
     def pages(self) -> int:
-        """Pages of all kinds, of one replica."""
+        """Pages of all kinds and slots, of one replica."""
         return sum(kind.pages for kind in self.kinds)
+
+    def _check_room(self, length: int) -> None:
+        """ModelError where a request of a length alone does not fit."""
+        setup, left = self.setup, f"tp {self.tp} on {self.instance.name} leaves"
+        for kind, pool in zip(self.kinds, self._pools(length)):
+            needed = pool.most_pages(length, min(length, setup.options.max_num_batched_tokens))
+            if kind.pages < needed:
+                seen = "" if kind.window is None else f" of layers that see {kind.window:,} of them"
+                raise ModelError(
+                    f"{left} {kind.pages:,} pages of {setup.block_size} positions{seen} beside the weights; a request "
+                    f"of {length:,} tokens takes {needed:,}; more ranks leave more"
+                )
+        if any(kind.recurrent and not kind.pages for kind in self.kinds):
+            raise ModelError(
+                f"{left} no slot for the states of a sequence beside the weights; more ranks leave more"
+            )
 
     def _pools(self, positions: int) -> list[PagePool]:
         """Pools of pages, of no more than so many positions fill."""
         size = self.setup.block_size
         most = -(-positions // size)
-        return [PagePool(max(1, min(kind.pages, most)), size, kind.window) for kind in self.kinds]
+        return [
+            PagePool(max(1, min(kind.pages, most)), size, kind.window)
+            for kind in self.kinds
+            if not kind.recurrent
+        ]
+
+    def _slots(self, workload: Workload) -> SlotPool | None:
+        """Slots of states, no more than all requests take for themselves and their snapshots."""
+        size = self.setup.block_size
+        most = sum(2 + query.positions // INTERVAL for query in workload.queries)
+        return next((SlotPool(min(kind.pages, most), size) for kind in self.kinds if kind.recurrent), None)
 
     @property
     def limits(self) -> SchedulerOptions:
@@ -200,7 +224,8 @@ class Deployment:
         room = self.setup.options.speculative_tokens
         pools = self._pools(sum(-(-(query.positions + room) // size) * size for query in workload.queries))
         drafts = None if speculation is None else Drafts(speculation.outcomes, self.draft_clock, number)
-        return Replica(Scheduler(pools, options or self.setup.options), self.clock, drafts)
+        scheduler = Scheduler(pools, options or self.setup.options, self._slots(workload))
+        return Replica(scheduler, self.clock, drafts)
 
 
 def _check_model(model: ModelCounts, length: int) -> None:
@@ -210,6 +235,10 @@ def _check_model(model: ModelCounts, length: int) -> None:
         raise ModelError(
             f"no kernel of this project computes {' or '.join(missing)}, so traffic has no predicted steps; "
             "nkw plan gives the rooflines"
+        )
+    if model.encoder is not None and model.encoder.positions:
+        raise ModelError(
+            "traffic is requests for texts; this model writes speech down, which nkw plan predicts"
         )
     longest = model.config.max_position_embeddings
     if longest is not None and length > longest:
@@ -240,8 +269,10 @@ def _replicas(models: list[ModelCounts], setup: Setup, instance: Instance, tp: i
     return replicas
 
 
-def _kinds(models: list[ModelCounts], setup: Setup, core_bytes: int) -> list[PageKind]:
-    """The pages that fill what the weights of all models leave; a page of a kind is one of each model's."""
+def _kinds(
+    models: list[ModelCounts], setup: Setup, core_bytes: int, predictors: Sequence[Predictor]
+) -> list[PageKind]:
+    """The pages and slots that fill what the weights of all models leave; a page of a kind is one of each model's."""
     tp, length, own = setup.tp or 1, setup.max_model_len, setup.options
     of_models = [page_kinds(each, setup.dtype, tp, setup.block_size, length) for each in models]
     kinds = of_models[0]
@@ -250,7 +281,14 @@ def _kinds(models: list[ModelCounts], setup: Setup, core_bytes: int) -> list[Pag
             raise ModelError("the layers of the draft model see other windows than those of the model")
         kinds = [replace(one, page_bytes=one.page_bytes + two.page_bytes) for one, two in zip(kinds, others)]
     weight_bytes = sum(footprint(each, setup.dtype, tp, 0).weight_bytes for each in models)
-    demand = Demand(own.max_num_seqs, setup.mean_len or length, length, own.max_num_batched_tokens)
+    state_bytes = [each.state_bytes() for each in predictors]
+    if any(state_bytes[1:]):
+        raise ModelError(NO_RECURRENT_DRAFTS)
+    if state_bytes[0]:
+        kinds.append(PageKind(None, state_bytes[0], recurrent=True))
+    mean = setup.mean_len or length
+    slots = 2 + mean // INTERVAL if own.prefix_caching else 1
+    demand = Demand(own.max_num_seqs, mean, length, own.max_num_batched_tokens, slots)
     return with_pages(kinds, max(0, core_bytes - weight_bytes), setup.block_size, demand)
 
 

@@ -1,8 +1,8 @@
 """Prompts and decoding on separate replicas (disaggregated prefill): the pages of a prompt move from one to the other.
 
-A replica that computes prompts keeps the pages of each until a decoding replica has taken pages for it and the copy is
-done. Requests are handed over in the order in which their prompts are computed, to the decoding replica with the fewest
-requests of those that are between two steps. A transfer has the links of both replicas to itself.
+A prefill replica keeps the pages of a prompt until a decoding replica has pages for it and the copy is done. Requests
+are handed over in the order in which their prompts are computed. Each goes to the decoding replica with the fewest
+requests among those between two steps. A transfer has the links of both replicas to itself.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class SeparateService:
         pages = [
             table.end - max(shared, pool.first_block(filled))
             for pool, table in zip(cache.pools, received.tables)
-        ]
+        ] + [1] * (cache.slots is not None)
         begin = max(now, free[source], free[target])
         free[source] = free[target] = end = begin + self._transfer_ns(pages)
         self._numbers += 1

@@ -88,6 +88,7 @@ class Replica:
         if self._drafts is None:
             return self._clock.step(batch)
         drafted = self._drafts.propose(batch, self.record.acceptance)
+        self.scheduler.drafted(batch)
         time = self._clock.step(batch)
         return StepTime(time.time_ns + drafted.time_ns, time.padding, 1, time.prompts_ns + drafted.prompts_ns)
 

@@ -77,7 +77,9 @@ def _deployment(traffic: Traffic) -> list[Part]:
 def _pages(own: Deployment) -> str:
     """The pages of each kind."""
     of_kind = (
-        f"{kind.pages:,} pages" + ("" if kind.window is None else f" for windows of {kind.window:,}")
+        f"{kind.pages:,} slots of states"
+        if kind.recurrent
+        else f"{kind.pages:,} pages" + ("" if kind.window is None else f" for windows of {kind.window:,}")
         for kind in own.kinds
     )
     return " and ".join(of_kind)

@@ -189,7 +189,7 @@ def _speculation(request: Request, model: ModelCounts) -> Speculation | None:
 
 
 def _buckets(given: str, limits: BucketLimits, offered: Workload) -> Buckets:
-    """The sizes that were asked for, or those that fit the lengths of the requests."""
+    """The bucket sizes that were given, or with `auto` those with the least padding for the requests' lengths."""
     if given != AUTO:
         return read_buckets(given, limits)
     lengths = ((query.prompt, query.new) for query in offered.queries)

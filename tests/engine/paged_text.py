@@ -1,6 +1,6 @@
-"""A model without arithmetic: it keeps the tokens themselves in pages, and the next token follows from what it reads.
+"""A model without arithmetic: pages and slots hold the tokens themselves, and the next one follows from what it reads.
 
-So a page that is shared too early, written by two, copied too late or given away too soon changes the text.
+So a page or a slot that is shared too early, written by two, copied too late or given away too soon changes the text.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ def alone(prompt: Sequence[int], count: int) -> list[int]:
 
 
 class PagedText:
-    """Pages of tokens, of every kind: all of them are read, of windows what a token sees."""
+    """Pages of tokens, of every kind: all of them are read, of windows what a token sees. A state is all tokens."""
 
     def __init__(self, cache: KVCache) -> None:
-        self._pools = cache.pools
+        self._pools, self._slots = cache.pools, cache.slots
         self._pages = [[[_UNWRITTEN] * pool.block_size for _ in range(pool.count)] for pool in cache.pools]
+        self._pages += [] if cache.slots is None else [[[_UNWRITTEN] for _ in range(cache.slots.count)]]
 
     def step(self, batch: Batch) -> dict[Request, list[int]]:
         """Compute a batch: copies, then writes of all chunks, then reads; drafts are verified."""
@@ -47,11 +48,22 @@ class PagedText:
                     page, offset = self._at(request, kind, position)
                     assert pool.holders(page) == 1, "a page with two writers"
                     self._pages[kind][page][offset] = token
+            self._advance(chunk)
         for chunk in batch.chunks.values():
             known = [*chunk.request.tokens, *chunk.drafts]
             for end in (chunk.start + 1, chunk.start + chunk.count):
                 self._read(chunk.request, known[:end])
         return {request: self._chosen(chunk) for request, chunk in batch.chunks.items() if chunk.chooses}
+
+    def _advance(self, chunk: Chunk) -> None:
+        """Change the state of a request; with a first token it begins anew."""
+        slots, slot, text = self._slots, chunk.request.slot, [*chunk.request.tokens, *chunk.drafts]
+        if slots is not None:
+            assert slot is not None
+            assert slots.is_own(slot), "a slot with two writers, or one that is known"
+            before = self._pages[-1][slot] if chunk.start else []
+            assert before == text[: chunk.start], "the state is not that before the first token"
+            self._pages[-1][slot] = [*before, *chunk.tokens]
 
     def _chosen(self, chunk: Chunk) -> list[int]:
         chosen: list[int] = []
@@ -73,6 +85,9 @@ class PagedText:
             first = 0 if pool.window is None else max(0, len(expected) - pool.window)
             places = (self._at(request, kind, position) for position in range(first, len(expected)))
             assert [self._pages[kind][page][offset] for page, offset in places] == expected[first:]
+        if self._slots is not None:
+            assert request.slot is not None
+            assert self._pages[-1][request.slot][: len(expected)] == expected
         return expected
 
 
@@ -88,4 +103,12 @@ def check_pages(scheduler: Scheduler) -> None:
             assert table.first == pool.first_block(request.computed // pool.block_size)
         assert [pool.holders(page) for page in range(pool.count)] == held
         assert pool.free == held.count(0)
-    assert all(not request.tables and not request.computed for request in scheduler.waiting)
+    slots = scheduler.cache.slots
+    if slots is not None:
+        assert all(request.kept_slot is None for request in scheduler.running)
+        used = [request.slot for request in scheduler.running]
+        assert [slots.holders(slot) for slot in range(slots.count)] == list(
+            map(used.count, range(slots.count))
+        )
+        assert slots.free == slots.count - len({*used})
+    assert all(not request.is_running and not request.computed for request in scheduler.waiting)

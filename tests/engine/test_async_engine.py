@@ -13,8 +13,8 @@ from model.engine import Batch, Engine, EngineLimits, Request, SamplingParams, S
 from model.engine.async_engine import AsyncEngine, EngineFailed, EngineFull, Stream, TokenPrompt
 from model.engine.speculation import NO_ROWS, Rows
 from model.errors import ModelError
-from model.llm import PRETRAINED
 from model.sampling import StepOutput
+from model.shipped import PRETRAINED
 from model.state import PagePool
 from model.tokenizer import Tokenizer
 

@@ -12,17 +12,26 @@ from model.checkpoint import open_checkpoint
 from model.config import ModelConfig
 from model.errors import ModelError
 from model.families import load_config
-from model.llm import PRETRAINED
 from model.reference import ReferenceModel
+from model.shipped import PRETRAINED
 from tests.model.reordering import reordered
 
 PROMPTS = ["Once upon a time", "The sun was", "Tom had a red ball and", "Lily", "Once upon a time there was"]
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
 
 
+SIZES = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 128, "num_pages": 20}
+PROMPT_LOOKUP = {"num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 1}
+
+
 @cache
 def llm() -> LLM:
-    return LLM(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=128, num_pages=20)
+    return LLM(**SIZES)
+
+
+def speculative_llm() -> LLM:
+    """With drafts by prompt lookup."""
+    return LLM(**SIZES, speculative_config=PROMPT_LOOKUP)
 
 
 def alone(prompt: str, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
@@ -321,13 +330,7 @@ def test_a_prompt_of_one_token_has_no_log_probabilities() -> None:
 
 
 def test_drafts_change_no_log_probability_of_the_prompt() -> None:
-    speculative = LLM(
-        max_num_seqs=4,
-        max_num_batched_tokens=16,
-        max_model_len=128,
-        num_pages=20,
-        speculative_config={"num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 1},
-    )
+    speculative = speculative_llm()
     params = SamplingParams(temperature=0, max_tokens=8, prompt_logprobs=1)
     text = "the cat and the dog and the cat and the dog and the cat"
     (found,), (wanted,) = (each.generate(text, params, use_tqdm=False) for each in (speculative, llm()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from model.engine.buckets import Buckets, BucketUse, PartShape
 from model.families import load_config
 from model.paged_model import PagedModel
 from model.reference import ReferenceModel
-from model.state import PagePool
+from model.state import PagePool, SlotPool
 from model.weights import shard_weights
 from tests.engine.paged_text import check_pages
 from tests.model.oracle import Oracle, random_model
@@ -47,7 +48,8 @@ def paged(
     options = scheduler.options
     buckets = Buckets.powers(options.max_num_seqs, options.max_num_batched_tokens, length)
     shards = shard_weights(config, weights, ranks)
-    return PagedModel(config, shards, SimulatedDevice("trn2", ranks), scheduler.cache.pools, buckets)
+    device, cache = SimulatedDevice("trn2", ranks), scheduler.cache
+    return PagedModel(config, shards, device, cache.pools, buckets, slots=cache.slots)
 
 
 def logits_of_requests(model: PagedModel, scheduler: Scheduler) -> tuple[list[np.ndarray], list[Request]]:
@@ -88,15 +90,18 @@ def alone(config: ModelConfig, weights: dict[str, np.ndarray], text: list[int], 
     "name", [name for name in TINY if "longrope" not in name and name != "phi3 of a part of the head"]
 )
 def test_every_family_on_pages(tmp_path: Path, name: str) -> None:
+    """Recurrent layers have slots, and a snapshot of their states at the end of each page of a prompt."""
     config, weights = load(write_tiny(tmp_path, name))
-    scheduler = Scheduler(PagePool(12, 16), SchedulerOptions(4, 16))
+    pools = [PagePool(12, 16) for window in config.windows(64)[:1]]
+    slots = SlotPool(8, 16, 16) if config.is_recurrent else None
+    scheduler = Scheduler(pools, SchedulerOptions(4, 16), slots)
     rows, requests = logits_of_requests(paged(config, weights, scheduler, 2, 64), scheduler)
     for own, text, prompt in zip(rows, TEXTS, PROMPTS):
         assert np.abs(own - alone(config, weights, text, prompt)).max() <= bound(name)
     assert [each.shared_tokens for each in requests] == [0, 16, 0]
 
 
-WINDOWED = [name for name in TINY if "window" in name or name in ("ministral", "gemma2", "gemma3")]
+WINDOWED = [name for name in TINY if "window" in name or name in ("ministral", "gemma2", "gemma3", "gpt-oss")]
 
 
 @pytest.mark.parametrize("caching", [True, False])
@@ -122,7 +127,7 @@ def test_a_preempted_request_gets_the_same_logits(tmp_path: Path) -> None:
         assert np.abs(own - alone(config, weights, text, prompt)).max() <= bound("qwen3")
 
 
-@pytest.mark.parametrize("name", ["qwen2", "ministral"])
+@pytest.mark.parametrize("name", ["qwen2", "ministral", "deepseek v3"])
 def test_a_copied_page_holds_what_the_first_one_held(tmp_path: Path, name: str) -> None:
     config, weights = load(write_tiny(tmp_path, name))
     pools = [PagePool(12, 16, window) for window in config.windows(64)]
@@ -141,6 +146,37 @@ def test_a_copied_page_holds_what_the_first_one_held(tmp_path: Path, name: str) 
     for request, token in ((parent, 7), (child, 8)):
         wanted = alone(config, weights, [*TEXTS[2][:6], token], 6)[-1]
         assert np.abs(outputs[request][0].logits - wanted).max() <= bound(name)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma4", "olmo2", "gpt2", "qwen3 with experts"])
+@pytest.mark.parametrize("own_pages", [False, True])
+def test_drafts_and_prompts_share_a_step(tmp_path: Path, name: str, own_pages: bool) -> None:
+    """Two requests that decode, one of them with drafts, beside chunks of a new prompt."""
+    config, weights = load(write_tiny(tmp_path, name))
+    kinds = config.windows(64) if own_pages else [None]
+    scheduler = Scheduler(
+        [PagePool(16, 4, window) for window in kinds], SchedulerOptions(4, 32, speculative_tokens=3)
+    )
+    shards = shard_weights(config, weights, 1)
+    buckets = Buckets.powers(4, 32, 64, drafts=3)
+    model = PagedModel(config, shards, SimulatedDevice("trn2", 1), scheduler.cache.pools, buckets)
+    request, other = Request("0", FIRST[:14], 8), Request("1", FIRST[4:9], 8)
+    for each in (request, other):
+        scheduler.submit(each)
+    batch = scheduler.schedule()
+    model.step(batch)
+    scheduler.finish(batch, {request: (FIRST[14],), other: (FIRST[9],)})
+    prompt = Request("2", FIRST[2:25], 2)
+    scheduler.submit(prompt)
+    batch = scheduler.schedule()
+    batch.chunks[request] = batch.chunks[request].with_drafts([FIRST[15], FIRST[16], 5])
+    outputs = model.step(batch)
+    parts = [shape for shape in model.use.parts if shape.beside]
+    assert [(shape.beside.rows, shape.sequences) for shape in parts if shape.beside] == [(4, 1)]
+    for own, text in ((request, [*FIRST[:17], 5]), (other, FIRST[4:10]), (prompt, FIRST[2:25])):
+        wanted = alone(config, weights, text, len(text) - len(outputs[own]) + 1)
+        found = np.stack([each.logits for each in outputs[own]])
+        assert np.abs(found - wanted).max() <= bound(name)
 
 
 @pytest.mark.parametrize("name", ["llama with biases", "gemma3", "olmo2", "gpt2"])
@@ -192,11 +228,13 @@ def test_longrope_takes_the_factors_of_the_longest_sequence(
         assert np.abs(own - wanted.logits).max() <= wanted.bound()
 
 
-@pytest.mark.parametrize("drafts", [0, 3])
-def test_every_part_has_a_shape_of_the_list(drafts: int) -> None:
+@pytest.mark.parametrize(("drafts", "mixes"), [(0, False), (3, False), (0, True), (3, True)])
+def test_every_part_has_a_shape_of_the_list(drafts: int, mixes: bool) -> None:
     draw = np.random.default_rng(1)
-    buckets = Buckets.powers(48, 64, 300, drafts)
-    shapes = set(buckets.shapes())
+    buckets = replace(Buckets.powers(48, 64, 300, drafts), mixes=mixes)
+    listed = buckets.shapes()
+    shapes = set(listed)
+    assert len(listed) == len(shapes)
     scheduler = Scheduler(PagePool(200, 16), SchedulerOptions(48, 64, speculative_tokens=drafts))
     use, computed = BucketUse(), 0
     for number in range(150):
@@ -204,9 +242,16 @@ def test_every_part_has_a_shape_of_the_list(drafts: int) -> None:
         batch = scheduler.schedule()
         for request, chunk in batch.chunks.items():
             batch.chunks[request] = chunk.with_drafts([1] * int(draw.integers(0, chunk.draft_slots + 1)))
-        for part in buckets.parts(batch):
+        parts = buckets.parts(batch)
+        both = mixes and {chunk.count == 1 + chunk.verified for chunk in batch.chunks.values()} == {
+            True,
+            False,
+        }
+        assert [part.beside is not None for part in parts] == [False] * (len(parts) - 1) + [both]
+        for part in parts:
             assert part.shape in shapes
-            assert all(chunk.count <= part.shape.tokens for chunk in part.chunks)
+            for own in filter(None, (part, part.beside)):
+                assert all(chunk.count <= own.shape.tokens for chunk in own.chunks)
             use.add(part)
         computed += batch.tokens
         assert use.tokens == computed
@@ -220,11 +265,46 @@ def test_parts_are_rounded_up_to_buckets() -> None:
     scheduler = Scheduler(PagePool(64, 16), SchedulerOptions(6, 64))
     for number, tokens in enumerate((1, 3, 17, 18, 20)):
         scheduler.submit(Request(str(number), list(range(tokens)), 4))
-    first, second = buckets.parts(scheduler.schedule())
+    batch = scheduler.schedule()
+    first, second = replace(buckets, mixes=False).parts(batch)
+    (both,) = buckets.parts(batch)
+    assert both.shape == replace(second.shape, context=512, beside=first.shape)
+    assert (both.beside, both.padding) == (first, first.padding + second.padding)
     assert first.shape == PartShape(1, 1, 128, True)
     assert first.padding == 0
     assert second.shape == PartShape(4, 32, 128, False)
     assert second.padding == 128 - 3 - 17 - 18 - 20
+
+
+def mixed_parts(buckets: Buckets, decoding: int, *prompts: tuple[int, int]) -> list[PartShape]:
+    """The shapes of the parts of a step in which requests of 30 tokens decode, and of chunks with start and count."""
+    batch = Batch()
+    for start, size in [(30, 1)] * decoding + list(prompts):
+        request = Request(str(len(batch.chunks)), [1] * (start + size + 1), 1)
+        batch.chunks[request] = Chunk(request, start, size, chooses=size == 1)
+    return [part.shape for part in buckets.parts(batch)]
+
+
+@pytest.mark.parametrize(("decoding", "parts"), [(126, 1), (127, 1), (128, 2)])
+def test_prompts_and_what_decodes_are_one_part_while_the_head_takes_their_rows(decoding, parts) -> None:
+    """A bucket of 128 sequences becomes one of 127 beside a prompt."""
+    buckets = Buckets((1, 126, 128), (16, 64), (128, 256))
+    step = PartShape(decoding, 1, 128, True)
+    found = mixed_parts(buckets, decoding, (0, 40))
+    assert len(found) == parts
+    assert found[-1] == PartShape(1, 64, *((256, False, 0, step) if parts == 1 else (128, False)))
+    assert found[-1] in buckets.shapes()
+    assert len(mixed_parts(replace(buckets, mixes=False), decoding, (0, 40))) == 2
+
+
+@pytest.mark.parametrize(("count", "tokens"), [(15, 16), (16, 16), (17, 60), (60, 60), (61, 64)])
+def test_a_prompt_is_rounded_up_together_with_the_rows_that_decode(count: int, tokens: int) -> None:
+    """With 4 that decode, 64 rows hold a prompt of 60 tokens; several prompts are rounded up alone."""
+    buckets = Buckets((1, 2, 4), (16, 64), (128, 256))
+    step = PartShape(4, 1, 128, True)
+    assert mixed_parts(buckets, 4, (0, count)) == [PartShape(1, tokens, 256, False, 0, step)]
+    assert mixed_parts(buckets, 4, (0, 60), (16, 60)) == [PartShape(2, 64, 256, False, 128, step)]
+    assert mixed_parts(buckets, 4, (0, count))[0] in buckets.shapes()
 
 
 def prompt_parts(buckets: Buckets, *chunks: tuple[int, int]) -> list[PartShape]:

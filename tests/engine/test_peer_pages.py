@@ -145,7 +145,7 @@ def test_equal_prompts_of_one_step_are_computed_each_and_known_once() -> None:
     service = Service(pages=8, options=SchedulerOptions(4, 32))
     service.submit(request("a", range(9), new=2), request("b", range(9), new=2))
     assert service.step() == ["a:9", "b:9"]
-    known = pool_of(service).page_of(page_key(b"", range(4)))
+    known = pool_of(service).place_of(page_key(b"", range(4)))
     assert known == held(service, "a")[0] != held(service, "b")[0]
     service.submit(request("c", range(9), new=1))
     assert service.step() == ["a:1", "b:1", "c:1"]

@@ -10,7 +10,7 @@ import pytest
 
 from model.engine import Request, Scheduler, SchedulerOptions
 from model.errors import ModelError
-from model.state import PagePool
+from model.state import PagePool, SlotPool
 from tests.engine.paged_text import PagedText, alone, check_pages, next_token
 
 OPTIONS = SchedulerOptions(max_num_seqs=4, max_num_batched_tokens=8)
@@ -38,8 +38,9 @@ class Service:
         block: int = 4,
         options: SchedulerOptions = OPTIONS,
         windows: Sequence[int | None] = (None,),
+        slots: SlotPool | None = None,
     ) -> None:
-        self.scheduler = Scheduler([PagePool(pages, block, window) for window in windows], options)
+        self.scheduler = Scheduler([PagePool(pages, block, window) for window in windows], options, slots)
         self.model = PagedText(self.scheduler.cache)
         self.done: list[Request] = []
         self.draw = random.Random(1)
@@ -49,6 +50,7 @@ class Service:
         batch = self.scheduler.schedule()
         for each, chunk in batch.chunks.items():
             batch.chunks[each] = chunk.with_drafts(self.drafts(each, chunk.draft_slots))
+        self.scheduler.drafted(batch)
         assert batch.tokens <= self.scheduler.options.max_num_batched_tokens
         assert len(self.scheduler.running) <= self.scheduler.options.max_num_seqs
         assert batch.chunks or not (self.scheduler.running or self.scheduler.waiting)
@@ -387,11 +389,18 @@ def test_a_cancelled_request_leaves_no_page() -> None:
     assert service.scheduler.cache.free == 16
 
 
-def campaign(options: SchedulerOptions, seed: int, steps: int, windows: Sequence[int | None]) -> int:
-    """Random submits, cancels, forks and steps; returns how many requests ended."""
+def campaign(
+    options: SchedulerOptions,
+    seed: int,
+    steps: int,
+    windows: Sequence[int | None],
+    slots: Sequence[int] = (),
+) -> int:
+    """Random submits, cancels, forks and steps; returns how many requests ended. With `slots` layers are recurrent."""
     draw = random.Random(seed)
     pages, block = draw.choice((10, 14, 40)), draw.choice((1, 3, 4))
-    service = Service(pages, block, options, windows)
+    pool = SlotPool(draw.choice(slots), block, block * draw.choice((1, 2, 3))) if slots else None
+    service = Service(pages, block, options, windows, pool)
     cache = service.scheduler.cache
     most = min(pages * block, 10**6 if options.chunked_prefill else options.max_num_batched_tokens)
     starts = [[draw.randrange(50) for _ in range(12)] for _ in range(3)]

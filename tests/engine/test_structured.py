@@ -11,7 +11,7 @@ import pytest
 from model import LLM, SamplingParams
 from model.engine import StructuredOutputsParams
 from model.errors import ModelError
-from tests.engine.test_llm import PROMPTS, llm
+from tests.engine.test_llm import PROMPTS, llm, speculative_llm
 
 pytest.importorskip("llguidance", reason="llguidance is an extra (serve)")
 
@@ -115,13 +115,7 @@ def test_a_missing_library_is_named(monkeypatch) -> None:
 
 def test_drafts_keep_the_form_and_change_no_token() -> None:
     """What is masked behind a draft follows from the draft, and is forgotten where the draft is wrong."""
-    speculative = LLM(
-        max_num_seqs=4,
-        max_num_batched_tokens=16,
-        max_model_len=128,
-        num_pages=20,
-        speculative_config={"num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 1},
-    )
+    speculative = speculative_llm()
     form = StructuredOutputsParams(regex="(the cat and ){6}[0-9]{4}[.]")
     for params in (
         SamplingParams(temperature=0, max_tokens=60, structured_outputs=form),

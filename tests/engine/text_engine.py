@@ -11,8 +11,8 @@ from model.engine import Batch, Engine, EngineLimits, Request, RequestOutput, Sc
 from model.engine.buckets import BucketUse
 from model.engine.kv_cache import KVCache
 from model.engine.speculation import NO_ROWS, Rows
-from model.llm import PRETRAINED
 from model.sampling import StepOutput
+from model.shipped import PRETRAINED
 from model.state import PagePool
 from model.tokenizer import Tokenizer
 from tests.engine.paged_text import VOCABULARY, PagedText

@@ -37,6 +37,8 @@ def random_model(family: str, fields: dict[str, Any], seed: int) -> Any:
         for name, each in model.named_buffers():
             if name.endswith("layer_scalar"):
                 each.copy_(0.5 + torch.rand(each.shape))
+            elif name.endswith("e_score_correction_bias"):
+                each.copy_(0.2 * torch.randn(each.shape))
     return model
 
 
@@ -91,11 +93,16 @@ def _logits(model: Any, ids: Sequence[int]) -> np.ndarray:
     return rows
 
 
-_ROWS = "o_proj down_proj norm layernorm ln_1 ln_2 ln_f per_layer_projection".split()
+_ROWS = (
+    "o_proj out_proj down_proj fc2 conv1 norm norm_f layernorm ln_1 ln_2 ln_f per_layer_projection".split()
+)
 _COLUMNS = "embed_tokens lm_head wte wpe q_proj k_proj v_proj qkv_proj gate_proj up_proj gate_up_proj".split()
-_COLUMNS += "per_layer_input_gate per_layer_model_projection gate".split()
+_COLUMNS += "embed_positions fc1 proj_out per_layer_input_gate per_layer_model_projection gate router".split()
+_COLUMNS += "embeddings in_proj q_a_proj kv_a_proj_with_mqa".split()
 _OTHERS = "q_norm k_norm per_layer_projection_norm embed_tokens_per_layer".split()
+_OTHERS += "conv1d x_proj dt_proj mixer q_b_proj kv_b_proj q_a_layernorm kv_a_layernorm".split()
 """Tensors without an axis of hidden dimensions, beside numbers of a layer."""
+_TABLES = ("embed_tokens.weight", "wte.weight", "embeddings.weight")
 
 
 def reordered(weights: dict[str, Any], seed: int) -> dict[str, Any]:
@@ -103,29 +110,34 @@ def reordered(weights: dict[str, Any], seed: int) -> dict[str, Any]:
     import torch
 
     def hidden_axis(name: str) -> int | None:
-        """The axis along which a tensor has the hidden dimensions."""
+        """The axis along which a tensor has the hidden dimensions; of conv2, which has two, the first."""
         *_, module, kind = name.split(".")
         if module in ("c_attn", "c_fc"):  # stored [in, out]
             return 0 if kind == "weight" else None
         if module == "c_proj":
             return 1 if kind == "weight" else 0
-        if module == "experts":  # stacked: [experts, out, in]
-            return 2 if kind == "gate_up_proj" else 1
-        if module in _OTHERS or kind == "layer_scalar":
+        if module == "experts":  # stacked: [experts, out, in], those of gpt-oss [experts, in, out]
+            first = 1 if f"{name}_bias" in weights else 2
+            return {"gate_up_proj": first, "down_proj": 3 - first, "down_proj_bias": 1}.get(kind)
+        if kind == "sinks":
+            return None
+        if module in _OTHERS or ".mixer.norm." in name or kind == "layer_scalar":
             return None
         if module in _COLUMNS:
             return 1 if kind == "weight" else None
-        assert module.rpartition("_")[2] in _ROWS or module in _ROWS, name
+        assert module.rpartition("_")[2] in _ROWS or module in (*_ROWS, "conv2"), name
         return 0
 
-    table = next(
-        each for name, each in weights.items() if name.endswith(("embed_tokens.weight", "wte.weight"))
-    )
+    table = next(each for name, each in weights.items() if name.endswith(_TABLES))
     order = torch.randperm(table.shape[1], generator=torch.Generator().manual_seed(seed))
     axes = {name: hidden_axis(name) for name in weights}
-    return {
+    changed = {
         name: each if (axis := axes[name]) is None else each.index_select(axis, order)
         for name, each in weights.items()
+    }
+    return {
+        name: each.index_select(1, order) if name.endswith("conv2.weight") else each
+        for name, each in changed.items()
     }
 
 

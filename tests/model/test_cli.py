@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from model.cli import PRETRAINED, main
+from model.cli import main
 from model.command import prompt_progress
+from model.shipped import PRETRAINED
 from tests.interruptible import started
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -331,8 +332,8 @@ def test_refuses_no_command_in_one_line(capsys) -> None:
         main([])
     assert left.value.code == 2
     assert capsys.readouterr().err == (
-        "nkw: error: a command is needed: generate, serve, top, plan, traffic, run, time, memory, check, verify, tune, "
-        "lint, doctor, explain, fidelity, targets\n"
+        "nkw: error: a command is needed: generate, transcribe, serve, top, plan, traffic, run, time, memory, check, "
+        "verify, tune, lint, doctor, explain, fidelity, targets\n"
     )
 
 

@@ -114,8 +114,8 @@ def test_rope_scaling_is_read_in_both_spellings(write_model) -> None:
         ({"eos_token_id": 300}, "eos_token_id: 300 is not a token of a vocabulary of 300"),
         ({"eos_token_id": "</s>"}, "eos_token_id: '</s>' is neither a token id nor a list of them"),
         (
-            {"architectures": ["MambaForCausalLM"]},
-            "architectures: MambaForCausalLM is not known; known are Llama",
+            {"architectures": ["RwkvForCausalLM"]},
+            "architectures: RwkvForCausalLM is not known; known are Llama",
         ),
         ({"architectures": "x"}, "architectures: 'x' is not a list of one name; known are LlamaForCausalLM"),
         (

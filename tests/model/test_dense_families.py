@@ -77,7 +77,8 @@ def test_reference_and_kernels_equal_transformers(tmp_path, name) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen2", "gemma3", "gemma4", "olmo2", "gpt2", "phi3 of a part of the head", "granite"]
+    "name",
+    ["qwen2", "gemma3", "gemma4", "olmo2", "gpt2", "gpt-oss", "phi3 of a part of the head", "granite"],
 )
 def test_bfloat16_costs_what_it_costs_transformers(tmp_path, name) -> None:
     config, weights = load(write_tiny(tmp_path, name))

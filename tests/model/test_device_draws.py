@@ -21,9 +21,9 @@ from model.errors import ModelError
 from model.families import load_config
 from model.layers.launch import Draws
 from model.layers.sample import DRAWS, candidates_held, draws_for
-from model.llm import PRETRAINED
 from model.paged_model import PagedModel
 from model.sampling import SampleRow, StepOutput
+from model.shipped import PRETRAINED
 from model.state import BlockTable, PagePool
 from model.weights import shard_weights
 from tests.kernels.test_sample import draw as exact_draw

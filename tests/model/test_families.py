@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,6 @@ from model.layers import unsupported
 from model.plan.parameters import ModelCounts
 from model.reference import ReferenceModel
 from model.weights import shard_weights, tensor_shapes
-from tests.model.folders import TINY
 from tests.model.test_plan_parameters import CONFIGS
 
 SIZES = dict(v=300, h=32, f=48, l=2, q=4, g=2, d=8, n=64)
@@ -154,24 +154,17 @@ def test_a_model_type_without_a_row_is_refused(toy) -> None:
 def test_a_family_whose_parts_no_layer_computes_is_refused_before_its_weights_are_read(
     toy, monkeypatch
 ) -> None:
-    """The same row is accepted by the fixture, with a reader whose parts are all computed."""
-    routed = Family("model.families.gpt_oss", "gpt_oss", "ToyForCausalLM")
-    monkeypatch.setitem(FAMILIES, "toy", routed)
-    fields = {**TINY, "architectures": ["ToyForCausalLM"], "model_type": "toy", "sliding_window": 8}
-    fields |= {"num_local_experts": 4, "num_experts_per_tok": 2}
-    (toy / "config.json").write_text(json.dumps(fields))
+    """The same row is accepted with a reader whose parts are all computed."""
+    load_config(toy)
+    monkeypatch.setitem(FAMILIES, "toy", replace(FAMILIES["toy"], reader="sparse"))
     with pytest.raises(ModelError) as refused:
         load_config(toy)
-    assert (
-        str(refused.value) == f"{toy / 'config.json'}: no layer computes attention sinks, biases of experts"
-    )
+    assert str(refused.value) == f"{toy / 'config.json'}: no layer computes sparse activations"
 
 
 @pytest.mark.parametrize(
     ("name", "needs"),
     [
-        ("gpt-oss-20b", "gpt_oss needs attention sinks, biases of experts"),
-        ("mamba-130m", "mamba needs state-space layers"),
         ("gemma-3-27b", "gemma3 needs the vision tower"),
     ],
 )
@@ -193,7 +186,9 @@ def test_a_model_without_missing_parts_is_composed_with_all_its_parameters(path)
         return
     sizes = [int(np.prod(shape, dtype=np.int64)) for shape in compose(config).tensor_shapes().values()]
     counts = ModelCounts.of(config)
-    assert sum(sizes) == counts.total - counts.parameters()["aside"]
+    aside = 0 if compose(config).encoder else counts.parameters()["aside"]
+    buffers = sum(layers.count * layers.buffers for layers in counts.layers)
+    assert sum(sizes) == counts.total - aside + buffers
 
 
 @pytest.mark.parametrize(("name", "row"), FAMILIES.items())

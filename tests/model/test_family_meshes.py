@@ -1,4 +1,4 @@
-"""Every dense family on meshes of tensor- and data-parallel ranks: the tokens of one rank, the logits of transformers.
+"""Every dense family on meshes of ranks and stages: the tokens of one rank, the logits of transformers.
 
 Most tiny models have 4 query heads: 3 ranks hold padding, and with 2 key/value heads or 1 some ranks hold the same one.
 """
@@ -29,6 +29,7 @@ MESHES = {
 }
 """Those with another number of query heads than 4: 6 in two groups, and 3."""
 OTHERS = [Mesh(1, 2), Mesh(2, 2), Mesh(3), Mesh(4)]
+STAGES = Mesh(2, pipeline=2)
 
 QUICK = {*{family: name for name, (family, _) in TINY.items()}.values(), "olmo2"}
 """The last model of every family, and one whose ranks hold keys normalised whole, some of them only padding."""
@@ -53,9 +54,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize(
     ("name", "mesh"),
     [
-        pytest.param(name, mesh, marks=[] if name in QUICK else pytest.mark.deep, id=f"{name}-{mesh}")
+        pytest.param(
+            name,
+            mesh,
+            marks=[] if name in QUICK and mesh is not STAGES else pytest.mark.deep,
+            id=f"{name}-{mesh}",
+        )
         for name in TINY
-        for mesh in MESHES.get(name, OTHERS)
+        for mesh in (*MESHES.get(name, OTHERS), STAGES)
     ],
 )
 def test_every_mesh_gives_the_tokens_of_one_rank(folders: dict[str, Path], name: str, mesh: Mesh) -> None:

@@ -166,3 +166,27 @@ def test_a_cache_without_windows_takes_all_memory_and_too_little_is_no_page() ->
     assert with_pages([PageKind(None, 1000)], 999, 16, MEAN) == [PageKind(None, 1000, 0)]
     none = with_pages([PageKind(None, 1000), PageKind(512, 1000)], 999, 16, MEAN)
     assert none[1].pages == 2048 // 16
+
+
+@pytest.mark.parametrize("free_bytes", [2**28, 10 * 2**30])
+@pytest.mark.parametrize("slots", [1, 4])
+@pytest.mark.parametrize("sequences", [1, 256])
+def test_slots_of_states_are_no_more_than_sequences_hold_and_attention_has_the_rest(
+    free_bytes: int, slots: int, sequences: int
+) -> None:
+    kinds = [PageKind(None, 65_536), PageKind(None, 2_500_000, recurrent=True)]
+    demand = replace(MEAN, sequences=sequences, slots=slots)
+    wide, states = with_pages(kinds, free_bytes, 16, demand)
+    held = wide.pages * wide.page_bytes + states.pages * states.page_bytes
+    assert free_bytes - wide.page_bytes < held <= free_bytes
+    assert states.pages % slots == 0
+    assert 1 <= states.pages // slots <= sequences
+    if states.pages // slots < sequences:
+        assert wide.pages // -(-MEAN.mean // 16) <= states.pages // slots + 1
+
+
+@pytest.mark.parametrize(("free_bytes", "count"), [(3999, 0), (4000, 4), (1024_000, 1024), (2048_000, 1024)])
+def test_a_model_of_states_alone_has_slots_alone(free_bytes: int, count: int) -> None:
+    demand = replace(MEAN, sequences=256, slots=4)
+    (states,) = with_pages([PageKind(None, 1000, recurrent=True)], free_bytes, 16, demand)
+    assert states.pages == count

@@ -61,7 +61,7 @@ WITHOUT_CONFIG = {
 
 def test_every_published_config_has_its_count_and_every_reader_a_config() -> None:
     assert set(COUNTS) == {path.stem for path in CONFIGS.glob("*.json")}
-    assert len(COUNTS) == 36
+    assert len(COUNTS) == 38
     assert set(FAMILIES) - {config(name)["model_type"] for name in COUNTS} == WITHOUT_CONFIG
 
 
@@ -81,6 +81,7 @@ def test_parameters_of_a_checkpoint_on_disk() -> None:
         ("gpt-oss-20b", {"experts": 19_116_933_120, "attention": 637_203_456, "norms": 141_120}),
         ("gemma-3-1b", {"embedding": 301_989_888, "head": 0, "mlp": 3 * 207_028_224}),
         ("gemma-3-27b", {"aside": 27_432_406_640 - 27_009_346_304}),
+        ("qwen3-next-80b-a3b", {"mixer": 1_213_860_096, "attention": 327_155_712, "mlp": 201_424_896}),
         ("mamba-130m", {"mixer": 90_501_120, "attention": 0, "norms": 18_432 + 768}),
         ("whisper-tiny", {"aside": 8_208_384, "embedding": 19_916_160 + 172_032}),
     ],
@@ -116,7 +117,23 @@ def test_window_patterns_follow_the_families() -> None:
 
 def test_state_of_a_mamba_does_not_grow() -> None:
     model = load_model(CONFIGS / "mamba-130m.json")
-    assert model.cache_elements(1) == model.cache_elements(100_000) == 24 * 1536 * (16 + 4)
+    assert model.cache_elements(1) == model.cache_elements(100_000) == 24 * 1536 * (16 + 3)
+
+
+def test_state_of_the_gated_delta_rule_stands_beside_the_cache_of_every_fourth_layer() -> None:
+    model = load_model(CONFIGS / "qwen3-next-80b-a3b.json")
+    state, inputs = 32 * 128 * 128, 3 * (2 * 16 + 32) * 128
+    for tokens in (0, 10):
+        assert model.cache_elements(tokens) == 36 * (state + inputs) + 12 * 2 * 2 * 256 * tokens
+    assert round(model.active / 1e9, 1) == 3.3
+    assert {layers.divided: layers.count for layers in model.layers} == {(16, 16): 36, (16, 2): 12}
+
+
+def test_qwen3_next_takes_the_kinds_of_its_layers_from_either_field(tmp_path) -> None:
+    each = ["linear_attention", "full_attention"] * 24
+    for changes, attending in (({"layer_types": each}, 24), ({"full_attention_interval": 3}, 16)):
+        model = load_model(changed(tmp_path, "qwen3-next-80b-a3b", **changes))
+        assert sum(layers.count for layers in model.layers if layers.cache_per_token) == attending
 
 
 def test_decoder_of_whisper_caches_what_the_encoder_left() -> None:

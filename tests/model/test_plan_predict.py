@@ -99,6 +99,22 @@ def test_a_plan_takes_the_time_that_generating_takes(write_model, target, ranks,
 
 
 ENDS = ("lm_head", "sample", "embedding, last rows")
+ROWS = ("embedding", "qkv_projection", "output_projection", "mlp")
+
+
+def shape_of(*sizes: Any) -> PartShape:
+    """A part; the sizes of what decodes beside it are a tuple of their own."""
+    return PartShape(*sizes[:5], *(PartShape(*beside) for beside in sizes[5:]))
+
+
+def chunks_of(shape: PartShape) -> list[Chunk]:
+    """Chunks that fill a part, each of a request of its own."""
+    length = shape.context if shape.decodes else shape.prefix + shape.tokens
+    requests = (
+        Request(f"{number} of {shape}", [7] * length, 1, tables=[BlockTable(0, [])])
+        for number in range(shape.sequences)
+    )
+    return [Chunk(each, length - shape.tokens, shape.tokens, True) for each in requests]
 
 
 @pytest.mark.parametrize(
@@ -110,6 +126,9 @@ ENDS = ("lm_head", "sample", "embedding, last rows")
         ((1, 16, 128, False, 32), ()),
         ((2, 8, 128, False), ENDS),
         ((16, 8, 128, False, 32), ("attention_prefill",)),
+        ((1, 112, 128, False, 0, (16, 1, 128, True)), ENDS),
+        ((1, 16, 128, False, 32, (16, 1, 128, True)), (*ENDS, *ROWS)),
+        ((2, 8, 128, False, 0, (4, 1, 128, True)), (*ENDS, *ROWS)),
     ],
 )
 @pytest.mark.parametrize("ranks", [1, 4])
@@ -118,19 +137,17 @@ def test_a_part_of_a_step_takes_the_time_that_the_engine_takes(write_model, rank
 
     The times `between` two sizes that are launched are interpolated, so they are not held against a launch.
     """
-    folder, shape = write_model(vocab_size=301), PartShape(*part)
+    folder, shape = write_model(vocab_size=301), shape_of(*part)
     config = load_config(folder)
     weights = shard_weights(config, dict(open_checkpoint(folder, config)), ranks)
     device, pool = DryDevice("trn2", ranks), PagePool(300, 8)
-    buckets = Buckets((shape.sequences,), (shape.tokens,), (32, 128))
+    sizes = {own.sequences for own in (shape, shape.beside) if own is not None}
+    buckets = Buckets(tuple(sorted(sizes)), (shape.tokens,), (32, 128))
     run = PagedModel(config, weights, device, pool, buckets)
-    length = 128 if shape.decodes else shape.prefix + shape.tokens
-    requests = [
-        Request(str(number), [7] * length, 1, tables=[BlockTable(0, [])]) for number in range(shape.sequences)
-    ]
-    chunks = (Chunk(each, length - shape.tokens, shape.tokens, True) for each in requests)
-    draws = {request: [SampleRow(0.5, 1.0, top_k=50)] for request in requests}
+    chunks = [chunk for own in (shape, shape.beside) if own is not None for chunk in chunks_of(own)]
+    draws = {chunk.request: [SampleRow(0.5, 1.0, top_k=50)] for chunk in chunks}
     run.step(Batch({chunk.request: chunk for chunk in chunks}), draws)
+    assert shape.beside is None or run.use.parts == {shape: 1}
     launched = device.take_pass()
     plan = predictor(load_model(folder), tp=ranks, context=128)
     planned = plan.paged(shape, pool.count + 1, pool.block_size)

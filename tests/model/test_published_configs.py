@@ -11,6 +11,7 @@ import pytest
 
 from model.cache import bucket_length
 from model.config import ModelConfig
+from model.config.parts import SpeechEncoder
 from model.device import DryDevice, chip, instance_named
 from model.errors import ModelError
 from model.families import compose, load_config, read_config
@@ -29,6 +30,7 @@ PLANNED = sorted(set(ALL) - set(COMPUTED))
 ONE_OF_EACH = [
     "gemma-2-27b",
     "gemma-3-1b",
+    "gpt-oss-20b",
     "llama-3.1-70b",
     "llama-3.1-405b",
     "mistral-7b-v0.1",
@@ -38,6 +40,7 @@ ONE_OF_EACH = [
     "qwen3-0.6b",
     "smollm2-135m",
     "tinyllama-1.1b",
+    "whisper-tiny",
 ]
 
 
@@ -53,6 +56,8 @@ def launched(config: ModelConfig, place: str, tp: int, dtype: str, prompt: int, 
     device = DryDevice(place, tp, one_for_all=True)
     weights = rank_of(config, tp, np.dtype(np.float32 if dtype == "float32" else ml_dtypes.bfloat16))
     model = KernelModel(config, [weights], device, bucket_length(context, context))
+    if isinstance(config.encoder, SpeechEncoder):
+        model.encode([np.zeros((config.encoder.mel_bins, 2 * config.encoder.positions))])
     model.prefill([list(range(prompt))])
     first = device.take_pass().prediction().program_ns
     model.decode([5], [prompt])
@@ -109,7 +114,8 @@ def test_a_rank_holds_what_the_plan_says(name) -> None:
 @pytest.mark.parametrize("name", COMPUTED)
 def test_a_computed_config_loads(name, tmp_path) -> None:
     (tmp_path / "config.json").write_text((CONFIGS / f"{name}.json").read_text())
-    assert load_config(tmp_path).blocks == ALL[name].blocks
+    of_speech = ALL[name].encoder is not None
+    assert load_config(tmp_path, of_speech).blocks == ALL[name].blocks
 
 
 @pytest.mark.parametrize("name", PLANNED)

@@ -41,17 +41,26 @@ def allowed(config: ModelConfig, weights: dict[str, np.ndarray], ids: list[int])
     return 4 * max(float(np.abs(other.prefill([ids])[0].logits - wanted).max()) for other in others)
 
 
-WITH_EXPERTS = ("mixtral", "mixtral with a window", "qwen3 with experts", "olmoe")
+WITH_EXPERTS = (
+    "mixtral",
+    "mixtral with a window",
+    "qwen3 with experts",
+    "olmoe",
+    "gpt-oss",
+    "gpt-oss with yarn",
+)
+LATENT = ("deepseek v2", "deepseek v2 with groups", "deepseek v3")
 
 
-@pytest.mark.parametrize("name", WITH_EXPERTS)
-def test_routed_experts_take_whole_rows(tmp_path, name) -> None:
+@pytest.mark.parametrize("name", [*WITH_EXPERTS, *LATENT])
+def test_routed_experts_and_latent_attention_take_whole_rows(tmp_path, name) -> None:
     model = model_of(*load(write_tiny(tmp_path, name)), 2)
-    with pytest.raises(ModelError, match="routed experts take whole rows: run them without sequence"):
+    said = "latent attention takes" if name in LATENT else "routed experts take"
+    with pytest.raises(ModelError, match=f"{said} whole rows: run (them|it) without sequence"):
         model.prefill([FIRST])
 
 
-@pytest.mark.parametrize("name", [name for name in TINY if name not in WITH_EXPERTS])
+@pytest.mark.parametrize("name", [name for name in TINY if name not in (*WITH_EXPERTS, *LATENT)])
 def test_every_family_has_the_tokens_of_one_rank(tmp_path, name) -> None:
     """Two prompts of different lengths and a step behind them; four ranks where that pads the prompts."""
     config, weights = load(write_tiny(tmp_path, name))

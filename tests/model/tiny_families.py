@@ -14,6 +14,26 @@ LONGROPE = {
     "long_factor": [1.5, 2.0, 3.0, 4.0, 5.0],
 }
 
+LATENT: dict[str, Any] = dict(
+    num_key_value_heads=4,
+    kv_lora_rank=20,
+    qk_nope_head_dim=10,
+    qk_rope_head_dim=6,
+    v_head_dim=14,
+    moe_intermediate_size=13,
+    first_k_dense_replace=1,
+)
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 8,
+    "mscale": 0.7,
+    "mscale_all_dim": 0.9,
+    "beta_fast": 4.0,
+    "beta_slow": 1.0,
+}
+
 COMMON: dict[str, Any] = dict(
     vocab_size=151,
     hidden_size=36,
@@ -181,6 +201,78 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
         ),
     ),
     "olmoe": ("Olmoe", dict(hidden_size=56, num_experts=16, num_experts_per_tok=8, intermediate_size=21)),
+    "gpt-oss": (
+        "GptOss",
+        dict(
+            hidden_size=48,
+            head_dim=12,
+            num_local_experts=6,
+            num_experts_per_tok=2,
+            sliding_window=5,
+            num_hidden_layers=4,
+        ),
+    ),
+    "gpt-oss with yarn": (
+        "GptOss",
+        dict(
+            head_dim=14,
+            num_local_experts=9,
+            num_experts_per_tok=4,
+            sliding_window=40,
+            rope_parameters={
+                "rope_type": "yarn",
+                "rope_theta": 150000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+            },
+        ),
+    ),
+    "deepseek v2": (
+        "DeepseekV2",
+        dict(
+            **LATENT,
+            q_lora_rank=None,
+            n_routed_experts=6,
+            n_shared_experts=2,
+            num_experts_per_tok=3,
+            routed_scaling_factor=1.5,
+            topk_method="greedy",
+            norm_topk_prob=False,
+        ),
+    ),
+    "deepseek v2 with groups": (
+        "DeepseekV2",
+        dict(
+            **LATENT,
+            q_lora_rank=18,
+            n_routed_experts=24,
+            n_shared_experts=1,
+            num_experts_per_tok=3,
+            n_group=3,
+            topk_group=2,
+            routed_scaling_factor=4.0,
+            topk_method="group_limited_greedy",
+            norm_topk_prob=False,
+            rope_parameters=YARN,
+        ),
+    ),
+    "deepseek v3": (
+        "DeepseekV3",
+        dict(
+            **LATENT,
+            q_lora_rank=22,
+            n_routed_experts=32,
+            n_shared_experts=1,
+            num_experts_per_tok=4,
+            n_group=4,
+            topk_group=2,
+            routed_scaling_factor=2.5,
+            rope_parameters=YARN,
+        ),
+    ),
     "smollm3": ("SmolLM3", dict(hidden_size=64, num_hidden_layers=4)),
     "smollm3 with windows": (
         "SmolLM3",
@@ -222,6 +314,28 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
             tie_word_embeddings=False,
         ),
     ),
+    "mamba with biases": (
+        "Mamba",
+        dict(hidden_size=40, use_bias=True, use_conv_bias=False, conv_kernel=3, tie_word_embeddings=False),
+    ),
+    "mamba2 with biases": (
+        "Mamba2",
+        dict(
+            num_heads=4,
+            head_dim=18,
+            n_groups=1,
+            state_size=9,
+            use_bias=True,
+            use_conv_bias=False,
+            tie_word_embeddings=True,
+            time_step_limit=[0.3, 0.9],
+        ),
+    ),
+    "mamba2": (
+        "Mamba2",
+        dict(hidden_size=48, num_heads=6, head_dim=16, n_groups=2, state_size=10, chunk_size=4),
+    ),
+    "mamba": ("Mamba", dict(state_size=6, expand=3, time_step_rank=5)),
 }
 """What to try, as the name of a transformers class and the fields of its config; head sizes from 9 elements up."""
 

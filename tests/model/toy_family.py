@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from model.config import Fields, ModelConfig
 from model.config.parts import Block, GroupedAttention, HeadNorm, Mlp, Norms, Positions
 from model.decoder import Decoder
@@ -29,6 +31,14 @@ def toy(fields: Fields) -> ModelConfig:
         max_position_embeddings=limit,
         tie_word_embeddings=True,
         dtype="float32",
+    )
+
+
+def sparse(fields: Fields) -> ModelConfig:
+    """The same with blocks of which no layer computes the MLP."""
+    config = toy(fields)
+    return replace(
+        config, blocks=tuple(replace(each, mlp=replace(each.mlp, sparse=True)) for each in config.blocks)
     )
 
 

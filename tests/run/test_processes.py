@@ -247,8 +247,11 @@ def test_gather_takes_arrays_of_any_size(said: list[dict[str, Any]]) -> None:
     }
 
 
-def test_generation_of_a_mesh_is_that_of_one_process() -> None:
-    mesh, prompts = ["--tp", "2", "--dp", "2"], ["--prompt", "Once upon a time", "--prompt", "The red key"]
+@pytest.mark.parametrize(
+    "mesh", [["--tp", "2", "--dp", "2"], pytest.param(["--pp", "2", "--tp", "2"], marks=pytest.mark.slow)]
+)
+def test_generation_of_a_mesh_is_that_of_one_process(mesh: list[str]) -> None:
+    prompts = ["--prompt", "Once upon a time", "--prompt", "The red key"]
     options = ["generate", *mesh, *prompts, "--max-new-tokens", "4", "--temperature", "0.8", "--top-p", "0.9"]
     one = subprocess.run(
         [sys.executable, "-m", "model", *options], cwd=ROOT, capture_output=True, text=True, check=True
@@ -263,7 +266,7 @@ def test_as_many_processes_as_ranks_are_needed() -> None:
     done = torchrun(2, "model", "generate", "--tp", "4", "--max-new-tokens", "2")
     assert done.returncode != 0
     assert (
-        "torchrun started 2 processes for 4 ranks; the product of --tp and --dp has to be equal"
+        "torchrun started 2 processes for 4 ranks; the product of --pp, --tp and --dp has to be equal"
         in done.stderr
     )
 

@@ -18,8 +18,8 @@ pytest.importorskip("fastapi", reason="the server needs the extra serve")
 from model.cli import _parser
 from model.engine import Engine
 from model.llm import make_engine
-from model.serve.command import engine_args, serve
 from model.serve.keys import read_keys
+from model.serve.serving import engine_args, serve
 
 MODEL = "pretrained"
 

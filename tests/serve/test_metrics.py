@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from model.engine.buckets import PartShape
 from model.families import load_config
-from model.llm import PRETRAINED
 from model.plan.predict import Predictor
 from model.serve.errors import queue_is_full
 from model.serve.prediction import Deployed, StepTimes
+from model.shipped import PRETRAINED
 from tests.serve.conftest import MODEL, Served
 from tests.serve.test_ends import metric, wait_until
 
@@ -45,6 +46,17 @@ def test_names_are_those_of_vllm(server: Served) -> None:
     assert set(re.findall(r"^nkw_\w+\{.*?(model_name=\"[^\"]*\")", body.decode(), re.MULTILINE)) == {
         f'model_name="{MODEL}"'
     }
+
+
+@pytest.mark.parametrize(("options", "queries"), [((), True), (("--no-prefix-caching",), False)])
+def test_prompts_are_looked_up_where_prefixes_are_shared(
+    start: Callable[..., Any], options: tuple[str, ...], queries: bool
+) -> None:
+    with start(*options) as served:
+        ask(served)
+        assert metric(served, "nkw_prompt_tokens_total") > 0
+        looked_up = metric(served, "nkw_prefix_cache_queries_total")
+        assert looked_up == (metric(served, "nkw_prompt_tokens_total") if queries else 0)
 
 
 def test_predicted_clock_adds_up_the_parts_of_steps(server: Served) -> None:

@@ -18,8 +18,8 @@ pytest.importorskip("openai", reason="openai is an extra of development (dev)")
 
 from model.cli import main
 from model.errors import ModelError
-from model.serve import replicas as module
-from model.serve.replicas import Replica
+from model.serve import replica, replicas
+from model.serve.replica import Replica
 from tests.serve.test_ends import long_stream, wait_until
 from tests.serve.test_replicas import Replicas, process
 
@@ -102,8 +102,8 @@ def test_replicas_end_with_a_router_that_is_killed(tmp_path: Path) -> None:
 
 def test_what_a_replica_refuses_is_said_as_by_one_server(tmp_path: Path, capsys: Any) -> None:
     said = []
-    for replicas in ("1", "2"):
-        assert main(["serve", "--port", "0", "--model", str(tmp_path), "--replicas", replicas]) == 2
+    for number in ("1", "2"):
+        assert main(["serve", "--port", "0", "--model", str(tmp_path), "--replicas", number]) == 2
         said.append(capsys.readouterr())
     assert said[0] == said[1]
     assert said[0].err.startswith("nkw: error: ")
@@ -113,10 +113,10 @@ def test_what_a_replica_refuses_is_said_as_by_one_server(tmp_path: Path, capsys:
 def test_sockets_need_a_short_path(length: int, fits: bool) -> None:
     folder = "/" + "x" * (length - 1)
     if fits:
-        module._check_path(folder)
+        replicas._check_path(folder)
     else:
         with pytest.raises(ModelError, match="set TMPDIR to another"):
-            module._check_path(folder)
+            replicas._check_path(folder)
 
 
 def test_pauses_before_a_start_grow_until_a_replica_lives_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,10 +140,10 @@ def test_pauses_before_a_start_grow_until_a_replica_lives_long(monkeypatch: pyte
     async def paused(seconds: float) -> None:
         pauses.append(seconds)
 
-    monkeypatch.setattr(module.time, "monotonic", lambda: now)
-    monkeypatch.setattr(module.asyncio, "sleep", paused)
-    replica = Short(argparse.Namespace(), 0, Path("/tmp"))
+    monkeypatch.setattr(replica.time, "monotonic", lambda: now)
+    monkeypatch.setattr(replica.asyncio, "sleep", paused)
+    short = Short(argparse.Namespace(), 0, Path("/tmp"))
     with pytest.raises(RuntimeError, match="StopIteration"):
-        asyncio.run(replica.keep(lambda: forgotten.append(replica.restarts)))
+        asyncio.run(short.keep(lambda: forgotten.append(short.restarts)))
     assert pauses == [0.5, 1, 2, 4, 8, 16, 32, 60, 60, 60, 60, 0.5, 1]
-    assert replica.restarts == len(forgotten) == 12
+    assert short.restarts == len(forgotten) == 12

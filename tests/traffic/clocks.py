@@ -33,9 +33,9 @@ class Shapes:
 
     def paged(self, part: PartShape, *pages: object) -> PassTime:
         """Longer for more tokens and for a longer context."""
-        time_ns = (
-            1_000.0 + 37 * part.sequences * part.tokens + part.sequences * part.context + 11 * part.prefix
-        )
+        time_ns = 1_000.0 + 37 * part.rows + part.sequences * part.context + 11 * part.prefix
+        if part.beside is not None:
+            time_ns += part.beside.sequences * part.beside.context
         return PassTime(Time.exact(time_ns), ())
 
 

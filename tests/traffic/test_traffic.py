@@ -338,8 +338,8 @@ def test_what_cannot_be_is_refused_with_one_sentence(
 
 
 def test_a_model_without_kernels_is_refused_with_what_it_has(capsys: Any) -> None:
-    told = refused(capsys, str(CONFIGS / "deepseek-v2.json"), command="traffic")
-    assert "no kernel of this project computes latent attention" in told
+    told = refused(capsys, str(CONFIGS / "qwen3-next-80b-a3b.json"), command="traffic")
+    assert "no kernel of this project computes the gated delta rule" in told
     assert "nkw plan gives the rooflines" in told
 
 

@@ -1,0 +1,242 @@
+"""Attention of a decoder's tokens to what an encoder left behind: keys and values are computed once, and stay.
+
+    k, v = norm(encoded) @ w_k, w_v      behind the encoder (`EncodedHeads`)
+    q    = norm(x) @ w_q
+    o    = attention(q, k, v)            attention_prefill of a prompt, which stores k and v; then attention_decode
+    x    = x + o @ w_o                   summed over the ranks, of which each has some of the heads
+
+State: keys [sequences, heads, head_dim, positions] and values [sequences, heads, positions, head_dim], as caches of
+attention are, for the positions of the encoder. A decode step reads all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from model.config.parts import GroupedAttention
+from model.layers.arithmetic import Arithmetic, Span
+from model.layers.attention import chunks
+from model.layers.launch import (
+    INT32,
+    Argument,
+    Axis,
+    Growth,
+    Launch,
+    LeastWork,
+    Phase,
+    StepShape,
+    Value,
+    Weight,
+    product,
+)
+from model.layers.layer import Constant, Stateless, States
+from model.layers.norm import Norm, bias_of
+from model.layers.projection import Projection
+from model.layers.shard import ROW, Shard, by_kv_heads, by_query_heads, query_span
+from model.layers.softmax import mixed_values
+
+_LAST = "encoder.last_position"
+
+
+@dataclass(frozen=True)
+class CrossProjections:
+    """The projections in a checkpoint: of queries, of the encoder's keys and values, and of the output."""
+
+    query: Projection
+    key: Projection
+    value: Projection
+    output: Projection
+
+
+@dataclass(frozen=True)
+class CrossAttention:
+    """x + attention(norm(x), encoded) over the `heads.cross_positions` positions of an encoder."""
+
+    name: str
+    hidden: int
+    heads: GroupedAttention
+    norm: Norm
+    projections: CrossProjections
+
+    def _matrix(self, part: str) -> Weight:
+        own = self.projections
+        projection = {"q": own.query, "k": own.key, "v": own.value, "o": own.output}[part]
+        queries = by_query_heads(*self.heads.divided, axis=int(part == "o"))
+        cut = queries if part in "qo" else by_kv_heads(*self.heads.divided)
+        return Weight(f"{self.name}.w_{part}", (projection.weight(cut),))
+
+    def _bias(self, part: str) -> Weight | None:
+        own = self.projections
+        projection = {"q": own.query, "k": own.key, "v": own.value, "o": own.output}[part]
+        if projection.bias is None:
+            return None
+        heads = by_query_heads(*self.heads.divided) if part == "q" else by_kv_heads(*self.heads.divided)
+        return Weight(f"{self.name}.b_{part}", (projection.bias_row(ROW if part == "o" else heads),))
+
+    @property
+    def weights(self) -> Sequence[Weight]:
+        """The norm, the four projections and their biases."""
+        own = (each(part) for part in "qkvo" for each in (self._matrix, self._bias))
+        return (*self.norm.weights, *(each for each in own if each is not None))
+
+    def _caches(self, step: StepShape) -> tuple[Value, Value]:
+        heads, depth = self.heads.layout(step.ranks).kv_heads_of_rank, self.heads.head_dim
+        of_sequence, length = (step.sequences, heads), self.heads.cross_positions
+        return (
+            Value(f"{self.name}.keys", (*of_sequence, depth, length), step.activations),
+            Value(f"{self.name}.values", (*of_sequence, length, depth), step.activations),
+        )
+
+    def states(self, step: StepShape) -> Sequence[Value]:
+        """Keys and values of a rank's heads."""
+        return self._caches(step)
+
+    def constants(self, step: StepShape) -> Mapping[str, Constant]:
+        """The last position of every sequence's encoder, so that a decode step sees all."""
+        return {_LAST: LastPositions(step.sequences, self.heads.cross_positions)}
+
+    def copy_launches(self, step: StepShape, copies: int) -> Sequence[Launch]:
+        """None: its states are no pages."""
+        return ()
+
+    def encoded(self, step: StepShape, norm: Norm) -> Sequence[Launch]:
+        """The kernels behind the encoder, whose rows `x` get its last norm: keys, and values."""
+        x = Value("x", (step.tokens, self.hidden), step.activations)
+        return [
+            self._project(step, x, norm, part, new.name, label)
+            for part, new, label in zip("kv", self._new(step), ("decoder's keys", "decoder's values"))
+        ]
+
+    def _new(self, step: StepShape) -> tuple[Value, Value]:
+        """Rows of the encoder's keys and values, [sequences * positions, a rank's heads]."""
+        rows = step.sequences * self.heads.cross_positions
+        width = self.heads.layout(step.ranks).kv_heads_of_rank * self.heads.head_dim
+        keys, values = (
+            Value(f"{self.name}.{each}", (rows, width), step.activations)
+            for each in ("new_keys", "new_values")
+        )
+        return keys, values
+
+    def _project(self, step: StepShape, x: Value, norm: Norm, part: str, result: str, label: str) -> Launch:
+        """One projection of normalised rows."""
+        weight, bias = self._matrix(part).value(step), _value(self._bias(part), step)
+        arguments: tuple[Argument, ...] = (
+            *(x, norm.weight.value(step), weight, norm.eps, weight.shape[1], 0, bias),
+            *(None, None, None, None, None, None, bias_of(norm, step)),
+        )
+        return Launch("qkv_projection", arguments, (result,), product(x.shape[0], weight), x.shape[0], label)
+
+    def launches(self, step: StepShape) -> Sequence[Launch]:
+        """Queries, attention, output."""
+        x = Value("x", (step.tokens, self.hidden), step.activations)
+        w_o = self._matrix("o").value(step)
+        queries = Value("q", (step.tokens, w_o.shape[0]), step.activations)
+        project = self._project(step, x, self.norm, "q", queries.name, "queries to the encoder")
+        if step.phase is Phase.prefill:
+            attend = [self._prefill(step, queries)]
+        else:
+            attend = [self._decode(step, queries, *each) for each in chunks(step)]
+        o = replace(queries, name="o")
+        finish: tuple[Argument, ...] = (o, w_o, x, Axis.tensor, _value(self._bias("o"), step))
+        work, label = product(step.tokens, w_o), "of the encoder"
+        return [project, *attend, Launch("output_projection", finish, ("x",), work, step.tokens, label)]
+
+    def _attended(
+        self, step: StepShape, queries: Value, caches: tuple[Value, Value], passes: int
+    ) -> LeastWork:
+        operations = 4.0 * queries.shape[0] * queries.shape[1] * self.heads.cross_positions
+        return LeastWork(operations, float(2 * queries.nbytes + passes * sum(each.nbytes for each in caches)))
+
+    def _prefill(self, step: StepShape, queries: Value) -> Launch:
+        """Attention of a prompt, which stores the encoder's keys and values."""
+        caches, own = self._caches(step), self.heads
+        heads = own.layout(step.ranks).kv_heads_of_rank
+        given = (queries, *self._new(step), *caches, own.score_scale, heads)
+        return Launch(
+            "attention_prefill",
+            (*given, None, 0, None, None, None, None, None, False),
+            ("o", *(each.name for each in caches)),
+            self._attended(step, queries, caches, 2),
+            step.tokens,
+            "to the encoder",
+            Growth.whole,
+        )
+
+    def _decode(self, step: StepShape, queries: Value, sequences: int, repeat: int) -> Launch:
+        """Attention of the new tokens of some sequences."""
+        rows = sequences * step.new_tokens
+        own = queries if rows == step.tokens else queries.last(rows)
+        caches = self._caches(replace(step, sequences=sequences))
+        last = Value(_LAST, (step.sequences, 1), INT32)
+        last = last if sequences == step.sequences else last.last(sequences)
+        heads = self.heads.layout(step.ranks).kv_heads_of_rank
+        return Launch(
+            "attention_decode",
+            (own, None, None, *caches, last, self.heads.score_scale, heads),
+            ("o",),
+            self._attended(step, own, caches, 1),
+            rows,
+            "to the encoder",
+            repeat=repeat,
+        )
+
+    def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
+        """Queries, the softmax and the sum with the residual are rounded as in attention to the tokens."""
+        query = numpy.rounded(numpy.product(self.norm.reference(x, numpy), self.projections.query))
+        keys, values = (states[f"{self.name}.{each}"] for each in ("keys", "values"))
+        of_heads = self._by_head(query)
+        mixed = mixed_values(of_heads, keys, values, replace(self.heads, causal=False), span, numpy)
+        divided = partial(query_span, *self.heads.divided)
+        return numpy.rounded(x + numpy.summed_product(mixed, self.projections.output, divided))
+
+    def encoded_reference(self, normed: np.ndarray, states: States, numpy: Arithmetic) -> None:
+        """Leave keys and values of normalised rows of the encoder in the states."""
+        for name, projection in (("keys", self.projections.key), ("values", self.projections.value)):
+            states[f"{self.name}.{name}"] = self._by_head(numpy.rounded(numpy.product(normed, projection)))
+
+    def _by_head(self, rows: np.ndarray) -> np.ndarray:
+        return rows.reshape(len(rows), -1, self.heads.head_dim).swapaxes(0, 1)
+
+
+def _value(weight: Weight | None, step: StepShape) -> Value | None:
+    return None if weight is None else weight.value(step)
+
+
+@dataclass(frozen=True)
+class LastPositions:
+    """The last of an encoder's positions, for each sequence: [sequences, 1] int32."""
+
+    sequences: int
+    positions: int
+
+    def __call__(self, shard: Shard) -> np.ndarray:
+        """The same on every rank."""
+        return np.full((self.sequences, 1), self.positions - 1, np.int32)
+
+
+@dataclass(frozen=True)
+class EncodedHeads(Stateless):
+    """The encoder's last norm, and of its rows the keys and values of every layer of the decoder."""
+
+    norm: Norm
+    layers: tuple[CrossAttention, ...]
+
+    @property
+    def weights(self) -> Sequence[Weight]:
+        """The norm; the projections are those of the decoder's layers."""
+        return self.norm.weights
+
+    def launches(self, step: StepShape) -> Sequence[Launch]:
+        """Two kernels for each layer of the decoder."""
+        return [launch for layer in self.layers for launch in layer.encoded(step, self.norm)]
+
+    def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
+        """Keys and values are left in the states."""
+        normed = self.norm.reference(x, numpy)
+        for layer in self.layers:
+            layer.encoded_reference(normed, states, numpy)
+        return x

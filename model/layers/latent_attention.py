@@ -1,0 +1,352 @@
+"""Multi-head latent attention with the norm before it, and the residual after it: a cache of one row for each token.
+
+    c    = norm(x) w_q_a;  q = norm(c) w_q     or q = norm(x) w_q; rotated; heads divided over the ranks
+    kv   = norm(x) w_kv                        latent and key of every token, the same on every rank
+    row  = [norm(latent) | rotated key]        what the cache holds
+    o    = attention of q with keys [key | w_uk latent] and values w_uv latent of every head
+    x    = output_projection(o, x)             all-reduced over the ranks, plus x
+
+A prompt is computed in this form: `latent_keys_values` expands keys and values, of cached positions too, for
+`attention_prefill`. A decode step never forms them: `latent_attention_decode` takes w_uk into the queries and w_uv
+behind the softmax (absorbed).
+
+A head of queries and keys is [rotated | plain]; checkpoints hold the plain part first, and pairs of the rotated one
+side by side.
+
+State: rows [sequences, length, latent + key], or pages [pages, block size, latent + key], whole on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+
+from model.config.parts import LatentAttention, Positions
+from model.errors import ModelError
+from model.layers import paged
+from model.layers.arithmetic import Arithmetic, Span
+from model.layers.attention import RotaryTable
+from model.layers.launch import (
+    INT32,
+    Argument,
+    Axis,
+    Growth,
+    Launch,
+    LeastWork,
+    Phase,
+    StepShape,
+    Tensor,
+    Value,
+    Weight,
+    product,
+)
+from model.layers.layer import Constant, States
+from model.layers.norm import Norm
+from model.layers.projection import Projection
+from model.layers.shard import TRANSPOSED, HeadPart, Reordered, by_query_heads, query_span
+from model.precision import FLOAT32
+
+_ROWS = 128
+"""Rows, one for each token, that one launch of a decode step takes; and queries of a sequence."""
+_QUERY_BYTES = 32768
+"""Bytes of the queries in the latent space on each of 128 partitions that one launch of a decode step takes."""
+
+
+@dataclass(frozen=True)
+class LatentProjections:
+    """The projections in a checkpoint; `query_latent` is None where queries are projected at once."""
+
+    query_latent: Projection | None
+    query: Projection
+    latent: Projection
+    expand: Projection
+    output: Projection
+
+
+@dataclass(frozen=True)
+class LatentMixer:
+    """x + attention(norm(x)); `query_norm` and `latent_norm` are those of the latents of queries and keys."""
+
+    mixes: ClassVar[bool] = False
+
+    name: str
+    hidden: int
+    heads: LatentAttention
+    norm: Norm
+    projections: LatentProjections
+    query_norm: Norm | None
+    latent_norm: Norm
+
+    @property
+    def _positions(self) -> Positions:
+        own = self.heads.positions
+        assert own is not None
+        return own
+
+    @property
+    def w_query_latent(self) -> Weight | None:
+        """[hidden, query rank], on every rank."""
+        own = self.projections.query_latent
+        return None if own is None else Weight(f"{self.name}.w_q_a", (own.weight(TRANSPOSED),))
+
+    @property
+    def w_query(self) -> Weight:
+        """[query rank or hidden, a rank's heads, each rotated and plain]."""
+        order = tuple(self._head_order())
+        cut = Reordered(by_query_heads(*self.heads.divided), order)
+        return Weight(f"{self.name}.w_q", (self.projections.query.weight(cut),))
+
+    @property
+    def w_latent(self) -> Weight:
+        """[hidden, latent + key], on every rank."""
+        rank = self.heads.latent_rank
+        order = (*range(rank), *(rank + each for each in self._turned_order()))
+        return Weight(f"{self.name}.w_kv", (self.projections.latent.weight(Reordered(TRANSPOSED, order)),))
+
+    @property
+    def w_keys(self) -> Weight:
+        """[plain parts of a rank's heads, latent]."""
+        return Weight(f"{self.name}.w_uk", (self._expanded(0, self.heads.plain_dim, True),))
+
+    @property
+    def w_values(self) -> Weight:
+        """[latent, values of a rank's heads]."""
+        own = self.heads
+        part = self._expanded(own.plain_dim, own.plain_dim + own.value_dim, False)
+        return Weight(f"{self.name}.w_uv", (part,))
+
+    @property
+    def w_o(self) -> Weight:
+        """[values of a rank's heads, hidden]."""
+        cut = by_query_heads(*self.heads.divided, axis=1)
+        return Weight(f"{self.name}.w_o", (self.projections.output.weight(cut),))
+
+    def _expanded(self, first: int, end: int, rows: bool) -> Tensor:
+        own = self.heads
+        span = partial(query_span, *own.divided)
+        return self.projections.expand.weight(HeadPart(span, own.heads, (first, end), rows))
+
+    def _turned_order(self) -> Sequence[int]:
+        """The elements of a rotated part, so that pairs are half of it apart."""
+        turned = range(self.heads.rope_dim)
+        return (*turned[::2], *turned[1::2]) if self.heads.interleaved else turned
+
+    def _head_order(self) -> Sequence[int]:
+        """The elements of a checkpoint's head of queries in the order [rotated | plain]."""
+        plain = self.heads.plain_dim
+        return (*(plain + each for each in self._turned_order()), *range(plain))
+
+    @property
+    def _norms(self) -> Sequence[Norm]:
+        own = (self.norm, self.query_norm, self.latent_norm)
+        return [each for each in own if each is not None]
+
+    @property
+    def weights(self) -> Sequence[Weight]:
+        """The norms and all projections."""
+        first = self.w_query_latent
+        return (
+            *(weight for norm in self._norms for weight in norm.weights),
+            *((first,) if first is not None else ()),
+            *(self.w_query, self.w_latent, self.w_keys, self.w_values, self.w_o),
+        )
+
+    def states(self, step: StepShape) -> Sequence[Value]:
+        """The rows of all positions, by sequence or by page."""
+        lengths = (step.pages, step.block_size) if step.block_size else (step.sequences, step.cache_length)
+        return (Value(f"{self.name}.rows", (*lengths, self.heads.row_width), step.activations),)
+
+    def copy_launches(self, step: StepShape, copies: int) -> Sequence[Launch]:
+        """A kernel that copies pages of rows."""
+        return [paged.copy(step, None, (self.states(step)[0], None), copies)]
+
+    def _tables(self, step: StepShape) -> tuple[Value, Value]:
+        own = self._positions
+        shape = (min(step.cache_length, own.limit), own.width // 2)
+        cos, sin = (Value(f"{own.name}.{function}", shape, FLOAT32) for function in ("cos", "sin"))
+        return cos, sin
+
+    def constants(self, step: StepShape) -> Mapping[str, Constant]:
+        """Cosines and sines of every position, which equal layers share."""
+        return {
+            table.name: RotaryTable(self._positions, table.shape[0], which)
+            for which, table in enumerate(self._tables(step))
+        }
+
+    def launches(self, step: StepShape) -> Sequence[Launch]:
+        """Projections, attention, output; ModelError for rows that ranks cut."""
+        if step.cuts_sequence:
+            raise ModelError("latent attention takes whole rows: run it without sequence parallelism (--sp)")
+        if step.phase is Phase.prefill:
+            return [*self._project(step), *self._prefill(step), self._finish(step)]
+        size = -(-self.heads.latent_rank // _ROWS) * _ROWS * self._own_heads(step) * step.activations.itemsize
+        most = max(1, min(_ROWS, _QUERY_BYTES * _ROWS // size) // step.new_tokens)
+        whole, rest = divmod(step.sequences, most)
+        chunks = [(count, repeat) for count, repeat in ((most, whole), (rest, 1)) if count and repeat]
+        attend = [self._decode(step, count, repeat) for count, repeat in chunks]
+        return [*self._project(step), *attend, self._finish(step)]
+
+    def _own_heads(self, step: StepShape) -> int:
+        return self.heads.layout(step.ranks).heads_of_rank
+
+    def _queries(self, step: StepShape) -> Value:
+        width = self._own_heads(step) * self.heads.query_dim
+        return Value("q", (step.tokens, width), step.activations)
+
+    def _rows(self, step: StepShape) -> Value:
+        return Value("kv", (step.tokens, self.heads.row_width), step.activations)
+
+    def _outputs(self, step: StepShape) -> Value:
+        width = self._own_heads(step) * self.heads.value_dim
+        return Value("o", (step.tokens, width), step.activations)
+
+    def _project(self, step: StepShape) -> list[Launch]:
+        """Queries, rotated, and the latents and keys of the tokens."""
+        x = Value("x", (step.tokens, self.hidden), step.activations)
+        at = Value("positions", (step.tokens, 1), INT32)
+        turned = (at, *self._tables(step), self.heads.query_dim)
+        source, normed, launches = x, self.norm, []
+        first = self.w_query_latent
+        if first is not None and self.query_norm is not None:
+            latent = Value("query_latent", (step.tokens, self.heads.query_rank), step.activations)
+            launches.append(self._projected(step, (x, self.norm), first, latent, "latents of queries"))
+            source, normed = latent, self.query_norm
+        queries = self._queries(step)
+        launches.append(self._projected(step, (source, normed), self.w_query, queries, "queries", *turned))
+        launches.append(self._projected(step, (x, self.norm), self.w_latent, self._rows(step), "latents"))
+        return launches
+
+    @staticmethod
+    def _projected(
+        step: StepShape,
+        normed: tuple[Value, Norm],
+        weight: Weight,
+        result: Value,
+        label: str,
+        *turned: Argument,
+    ) -> Launch:
+        """A product of normalised rows; `turned` are positions, tables and the size of heads to rotate."""
+        source, norm = normed
+        matrix = weight.value(step)
+        given = (source, norm.weight.value(step), matrix, norm.eps, result.shape[1], 0, None, *turned)
+        return Launch(
+            "qkv_projection", given, (result.name,), product(step.tokens, matrix), step.tokens, label
+        )
+
+    def _normed_rows(self, step: StepShape) -> tuple[Argument, ...]:
+        """What both kernels take to normalise, rotate and expand rows."""
+        expand = (self.w_keys.value(step), self.w_values.value(step))
+        return (self.latent_norm.weight.value(step), self.latent_norm.eps, *self._tables(step), *expand)
+
+    def _prefill(self, step: StepShape) -> list[Launch]:
+        """Keys and values of the tokens and of a prefix, and attention of the tokens with them."""
+        own, heads = self.heads, self._own_heads(step)
+        new, rows = step.new_tokens, self.states(step)[0]
+        end = step.prefix + new
+        at = Value("positions", (step.tokens, 1), INT32)
+        matrices = [each.value(step) for each in (self.w_keys, self.w_values)]
+        expanded = step.sequences * end
+        held = (step.sequences, heads)
+        keys = Value("expanded_keys", (*held, own.query_dim, end), step.activations)
+        values = Value("expanded_values", (*held, end, own.value_dim), step.activations)
+        size = step.activations.itemsize
+        pairs = step.sequences * (end * (end + 1) - step.prefix * (step.prefix + 1)) // 2
+        each = heads * (own.query_dim + own.value_dim)
+        attended = size * each * (expanded + step.tokens)
+        return [
+            Launch(
+                "latent_keys_values",
+                (
+                    *(self._rows(step), rows, at, *self._normed_rows(step), heads, step.prefix),
+                    *paged.places(step, None, step.tokens),
+                ),
+                (keys.name, values.name, rows.name),
+                product(expanded, *matrices, moved_bytes=float(size * each * expanded)),
+                step.tokens,
+            ),
+            Launch(
+                "attention_prefill",
+                (
+                    *(self._queries(step), None, None, keys, values, own.score_scale, heads),
+                    *(at if step.prefix else None, step.prefix),
+                ),
+                ("o",),
+                LeastWork(2.0 * each * pairs, float(attended)),
+                step.tokens,
+                growth=Growth.square,
+            ),
+        ]
+
+    def _decode(self, step: StepShape, sequences: int, repeat: int) -> Launch:
+        """Attention of the new tokens of some sequences with the rows of their caches."""
+        own, tokens = self.heads, sequences * step.new_tokens
+        q, kv = (
+            each.last(tokens) if tokens < step.tokens else each
+            for each in (self._queries(step), self._rows(step))
+        )
+        (rows,) = self.states(replace(step, sequences=sequences))
+        at = paged.positions(step, None, tokens)
+        seen = sequences * step.cache_length
+        heads = self._own_heads(step)
+        matrices = [each.value(step) for each in (self.w_keys, self.w_values)]
+        projections = product(
+            tokens, *matrices, moved_bytes=float(seen * own.row_width * rows.dtype.itemsize)
+        )
+        scored = 2.0 * step.new_tokens * seen * heads * (own.row_width + own.latent_rank)
+        return Launch(
+            "latent_attention_decode",
+            (
+                *(q, kv, rows, at, own.score_scale, *self._normed_rows(step)),
+                *paged.places(step, None, tokens),
+            ),
+            ("o", rows.name),
+            LeastWork(projections.operations + scored, projections.bytes),
+            tokens,
+            repeat=repeat,
+        )
+
+    def _finish(self, step: StepShape) -> Launch:
+        """The output projection, plus the residual."""
+        x = Value("x", (step.tokens, self.hidden), step.activations)
+        w_o = self.w_o.value(step)
+        given = (self._outputs(step), w_o, x, Axis.tensor)
+        return Launch("output_projection", given, ("x",), product(step.tokens, w_o), step.tokens)
+
+    def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
+        """The naive form: keys and values of every head are expanded from the rows of all positions."""
+        own, count = self.heads, len(x)
+        normed = self.norm.reference(x, numpy)
+        source = normed
+        if self.projections.query_latent is not None and self.query_norm is not None:
+            latent = numpy.rounded(numpy.product(normed, self.projections.query_latent))
+            source = self.query_norm.reference(latent, numpy)
+        query = numpy.rounded(numpy.product(source, self.projections.query)).reshape(count, own.heads, -1)
+        query = numpy.rotated(query[:, :, list(self._head_order())].swapaxes(0, 1), self._positions, span)
+        found = numpy.rounded(numpy.product(normed, self.projections.latent))
+        latent, key = np.split(found, [own.latent_rank], axis=1)
+        key = numpy.rotated(key[None, :, list(self._turned_order())], self._positions, span)[0]
+        new = np.concatenate([self.latent_norm.reference(latent, numpy), key], axis=1)
+        name = f"{self.name}.rows"
+        rows = states[name] = np.concatenate([states[name], new]) if name in states else new
+        mixed = self._mixed(query, rows, numpy)
+        y = numpy.summed_product(mixed, self.projections.output, partial(query_span, *own.divided))
+        return numpy.rounded(x + y)
+
+    def _mixed(self, query: np.ndarray, rows: np.ndarray, numpy: Arithmetic) -> np.ndarray:
+        """The values, weighed by the softmax of the scores: [tokens, heads * value_dim]."""
+        own, tokens = self.heads, query.shape[1]
+        latent, key = np.split(rows, [own.latent_rank], axis=1)
+        expanded = numpy.rounded(numpy.product(latent, self.projections.expand))
+        plain, values = np.split(expanded.reshape(len(rows), own.heads, -1), [own.plain_dim], axis=2)
+        turned = np.broadcast_to(key[:, None], (len(rows), own.heads, own.rope_dim))
+        keys = np.concatenate([turned, plain], axis=2).transpose(1, 2, 0)
+        scores = query @ keys * np.float32(own.score_scale)
+        hidden = np.arange(len(rows) - tokens, len(rows))[:, None] < np.arange(len(rows))
+        scores[:, hidden] = -np.inf
+        scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        mixed = numpy.rounded(scores) @ values.swapaxes(0, 1) / scores.sum(axis=-1, keepdims=True)
+        return numpy.rounded(mixed).swapaxes(0, 1).reshape(tokens, -1)

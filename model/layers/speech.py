@@ -1,0 +1,97 @@
+"""What an encoder makes of the log-mel spectrum of a window of speech before its blocks: two convolutions.
+
+    waves = gelu(convolution(features))               3 columns of the spectrum at a time
+    x     = gelu(convolution(waves)) + positions      every second place, as rows of hidden states
+
+Every rank does the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from model.layers.arithmetic import Arithmetic, Span
+from model.layers.launch import Argument, Launch, LeastWork, StepShape, Tensor, Value, Weight
+from model.layers.layer import Stateless, States
+from model.layers.mlp import activated
+from model.layers.shard import ROW, TAPS, WHOLE
+
+TAPS_OF_BOTH = 3
+_STRIDES = (1, 2)
+
+
+@dataclass(frozen=True)
+class SpeechInput(Stateless):
+    """Hidden states of `positions` places of `features` [sequences, mel_bins, 2 * positions], which come with the step.
+
+    `convolutions` are the names of two tensors without `.weight` and `.bias`, `table` is that of the positions.
+    """
+
+    name: str
+    mel_bins: int
+    hidden: int
+    positions: int
+    convolutions: tuple[str, str]
+    table: str
+
+    def _weight(self, number: int) -> Weight:
+        shape = (self.hidden, self._inputs(number), TAPS_OF_BOTH)
+        tensor = Tensor(f"{self.convolutions[number]}.weight", shape, TAPS)
+        return Weight(f"{self.name}.w_{number + 1}", (tensor,))
+
+    def _bias(self, number: int) -> Weight:
+        tensor = Tensor(f"{self.convolutions[number]}.bias", (self.hidden,), ROW)
+        return Weight(f"{self.name}.b_{number + 1}", (tensor,))
+
+    def _inputs(self, number: int) -> int:
+        return self.hidden if number else self.mel_bins
+
+    @property
+    def _table(self) -> Weight:
+        return Weight(f"{self.name}.positions", (Tensor(self.table, (self.positions, self.hidden), WHOLE),))
+
+    @property
+    def weights(self) -> Sequence[Weight]:
+        """Both convolutions, their biases, and the table of positions."""
+        return (*(each(number) for number in (0, 1) for each in (self._weight, self._bias)), self._table)
+
+    def launches(self, step: StepShape) -> Sequence[Launch]:
+        """Two kernels."""
+        columns, kind = 2 * self.positions, step.activations
+        features = Value("features", (step.sequences, self.mel_bins, columns), kind)
+        waves = Value("waves", (step.sequences, self.hidden, columns), kind)
+        x = Value("x", (step.tokens, self.hidden), kind)
+        as_rows = (True, self._table.value(step))
+        return (
+            self._launch(step, 0, features, waves, ()),
+            self._launch(step, 1, waves, x, as_rows),
+        )
+
+    def _launch(
+        self, step: StepShape, number: int, source: Value, result: Value, rest: tuple[Argument, ...]
+    ) -> Launch:
+        w, bias = self._weight(number).value(step), self._bias(number).value(step)
+        others = [each for each in (source, w, bias, result, *rest) if isinstance(each, Value)]
+        places = step.tokens * 2 // _STRIDES[number]
+        work = LeastWork(
+            2.0 * places * TAPS_OF_BOTH * self._inputs(number) * self.hidden,
+            float(sum(each.nbytes for each in others)),
+        )
+        arguments = (source, w, bias, _STRIDES[number], 1, "gelu", *rest)
+        label = ("spectrum", "every second place")[number]
+        return Launch("conv1d", arguments, (result.name,), work, step.tokens, label)
+
+    def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
+        """features [mel_bins, columns] -> [positions, hidden]; both, and what lies between, are rounded."""
+        x = numpy.rounded(x)
+        for number, stride in enumerate(_STRIDES):
+            windows = np.lib.stride_tricks.sliding_window_view(np.pad(x, ((0, 0), (1, 1))), TAPS_OF_BOTH, 1)
+            windows = windows[:, ::stride].swapaxes(0, 1).reshape(-1, x.shape[0] * TAPS_OF_BOTH)
+            name = self.convolutions[number]
+            weight = numpy.tensor(f"{name}.weight").reshape(self.hidden, -1)
+            y = activated(windows @ weight.T + numpy.tensor(f"{name}.bias"), "gelu")
+            x = numpy.rounded(y).T
+        return numpy.rounded(y + numpy.tensor(self.table))

@@ -1,0 +1,264 @@
+"""Meshes on which an instance holds a model, ranked by what their copies decode together.
+
+A copy of the model takes `pp` stages of `ep` groups of `tp` ranks: a group computes its part of the batch, and the
+groups of a stage hold its routed experts once. The time of a step is an estimate: on every stage the roofline of a
+core, and the collectives of the simulator's clock between cores, which take their times from the links. These are two
+all-reduces of a layer over `tp` ranks, two all-to-alls of a layer with experts over `ep` groups, and a send from each
+stage to the next. A collective of ranks that lie apart is taken as one of all ranks among which they lie.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from math import gcd
+
+from model.config.parts import GroupedAttention, SpeechEncoder
+from model.device import Hardware, Instance, chip, collective_ns, scheduled
+from model.errors import ModelError
+from model.plan import roofline
+from model.plan.memory import DTYPE_BYTES, MeshShape, cache_elements, layer_elements, possible_tp, shared
+from model.plan.parameters import BlockCounts, ModelCounts
+from model.plan.predict import MOST_MICRO_BATCHES
+from model.stages import divided
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A decode step of a copy, in so many micro-batches: its length, and the shares of it, averaged over stages.
+
+    A stage is busy with weights, cache and products (`core`) or with `collectives`, or it waits (`bubble`).
+    """
+
+    micro_batches: int
+    step_ns: float
+    core: float
+    collectives: float
+    bubble: float
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A mesh on an instance: copies, the bytes of the rank that holds most, sequences of a copy, and its step.
+
+    `step` is None where a copy does not hold the batch.
+    """
+
+    shape: MeshShape
+    copies: int
+    weight_bytes: int
+    cache_bytes_per_sequence: int
+    sequences: int
+    batch: int
+    step: Estimate | None
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all copies, decoding; 0 where a copy does not hold the batch."""
+        return 0.0 if self.step is None else 1e9 * self.copies * self.batch / self.step.step_ns
+
+    @property
+    def needed_bytes(self) -> int:
+        """What the rank that holds most needs, with its part of the batch."""
+        return self.weight_bytes + self.cache_bytes_per_sequence * -(-self.batch // self.shape.ep)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The layers of a stage, as counts of one layer each, and whether they are the first or the last ones."""
+
+    layers: tuple[BlockCounts, ...]
+    first: bool
+    last: bool
+
+
+class Meshes:
+    """The meshes of an instance for a model, for sequences that end at `context` tokens."""
+
+    def __init__(self, model: ModelCounts, dtype: str, instance: Instance, context: int, batch: int) -> None:
+        self._model, self._dtype, self._size = model, dtype, DTYPE_BYTES[dtype]
+        self._instance, self._context, self._batch = instance, context, batch
+        self._cores = instance.physical_cores
+        self._chip: Hardware = chip(instance.name)
+        self._peaks = roofline.core(chip(instance.target), dtype)
+        kinds = dict(zip(Counter(model.config.blocks), model.layers, strict=True))
+        self._blocks = [kinds[block] for block in model.config.blocks]
+        self._stages = lru_cache(maxsize=None)(self._divided)
+
+    def ranked(self, tp: int | None = None, pp: int | None = None, ep: int | None = None) -> list[Candidate]:
+        """All meshes with the sizes that are given, the fastest first; behind them the nearest that do not fit."""
+        found = [self.candidate(shape) for shape in self._shapes(tp, pp, ep)]
+        return sorted(found, key=lambda each: (-each.tokens_per_s, each.needed_bytes, each.shape.ranks))
+
+    def candidate(self, shape: MeshShape) -> Candidate:
+        """One mesh."""
+        stages = self._stages(shape.tp, shape.pp)
+        held = [self._elements(stage, shape) * self._size for stage in stages]
+        cache = [
+            sum(cache_elements(each, shape.tp, self._context) for each in stage.layers) * self._size
+            for stage in stages
+        ]
+        capacity = chip(self._instance.target).hbm_bytes_per_core
+        sequences = shape.ep * min(
+            max(0, capacity - weights) // max(1, own) for weights, own in zip(held, cache)
+        )
+        fullest = max(range(shape.pp), key=lambda at: held[at] + cache[at] * -(-self._batch // shape.ep))
+        fits = sequences >= self._batch and max(held) <= capacity
+        return Candidate(
+            shape,
+            self._cores // shape.ranks,
+            held[fullest],
+            cache[fullest],
+            sequences,
+            self._batch,
+            self.step(shape, self._batch) if fits else None,
+        )
+
+    def step(self, shape: MeshShape, batch: int) -> Estimate:
+        """A step of a batch, in the number of micro-batches that takes least."""
+        most = min(batch // shape.ep, MOST_MICRO_BATCHES) if shape.pp > 1 else 1
+        found = (self._step(shape, batch, count) for count in _powers(most))
+        return min(found, key=lambda each: each.step_ns)
+
+    def _shapes(self, tp: int | None, pp: int | None, ep: int | None) -> Iterator[MeshShape]:
+        """Powers of two, but for the sizes that are given."""
+        counts = {each.num_experts for each in self._blocks if each.num_experts}
+        experts = gcd(*counts) if counts else 1
+        for own_tp in possible_tp(self._model, self._cores) if tp is None else [tp]:
+            for own_pp in _powers(min(len(self._cuts) + 1, self._cores // own_tp)) if pp is None else [pp]:
+                most = min(experts & -experts, self._batch, self._cores // (own_tp * own_pp))
+                for own_ep in _powers(most) if ep is None else [ep]:
+                    shape = MeshShape(own_tp, own_pp, own_ep)
+                    if shape.ranks <= self._cores:
+                        yield shape
+
+    @property
+    def _cuts(self) -> list[int]:
+        """The numbers of layers after which a stage may end: none behind reads a cache of one before, or an encoder."""
+        if isinstance(self._model.encoder, SpeechEncoder):
+            return []
+        mixers = [block.mixer for block in self._model.config.blocks]
+        read = [
+            (each.cache_of, at)
+            for at, each in enumerate(mixers)
+            if isinstance(each, GroupedAttention) and each.cache_of is not None
+        ]
+        return [
+            count
+            for count in range(1, len(mixers))
+            if not any(owner < count <= reader for owner, reader in read)
+        ]
+
+    def _divided(self, tp: int, pp: int) -> list[Stage]:
+        costs = [layer_elements(each, tp) for each in self._blocks]
+        costs[-1] += shared(self._model.config.vocab_size, tp) * self._model.config.hidden_size
+        spans = divided(costs, pp, self._cuts)
+        return [
+            Stage(tuple(self._blocks[own.start : own.stop]), own.start == 0, own.stop == len(self._blocks))
+            for own in spans
+        ]
+
+    def _elements(self, stage: Stage, shape: MeshShape) -> int:
+        """The weights of a rank of a stage."""
+        model = self._model
+        own = sum(layer_elements(each, shape.tp, shape.ep) for each in stage.layers)
+        if stage.first:
+            own += model.embedding + model.per_layer_rows + model.projections
+            own += shared(model.encoder.parameters, shape.tp) if model.encoder else 0
+        return own + (self._head(shape) + model.final_norms if stage.last else 0)
+
+    def _head(self, shape: MeshShape) -> int:
+        return shared(self._model.config.vocab_size, shape.tp) * self._model.config.hidden_size
+
+    def _step(self, shape: MeshShape, batch: int, micro_batches: int) -> Estimate:
+        own = -(-batch // (shape.ep * micro_batches))
+        stages = self._stages(shape.tp, shape.pp)
+        core = [self._core_ns(stage, shape, own) for stage in stages]
+        exchanged = [sum(self._collectives_ns(each, shape, own) for each in stage.layers) for stage in stages]
+        sent = [self._sent_ns(shape, own)] * (shape.pp - 1)
+        computed = [one + other for one, other in zip(core, exchanged)]
+        done = scheduled([computed] * micro_batches, [sent] * micro_batches)
+        whole = shape.pp * done.length_ns / micro_batches
+        return Estimate(
+            micro_batches,
+            done.length_ns,
+            sum(core) / whole,
+            (sum(exchanged) + 2 * sum(sent)) / whole,
+            done.bubble_share,
+        )
+
+    def _core_ns(self, stage: Stage, shape: MeshShape, sequences: int) -> float:
+        """The roofline of a rank for a token of each of so many sequences of its group."""
+        elements, products, cached = 0.0, 0.0, 0
+        for each in stage.layers:
+            always = layer_elements(each, shape.tp) - shared(each.experts, shape.tp)
+            experts = each.active_experts(sequences * shape.ep) / (shape.tp * shape.ep)
+            elements += always + experts
+            # Each token passes its experts on one of the groups, of which all have as many tokens.
+            products += sequences * (always + each.active_experts(1) / shape.tp)
+            positions = each.seen(self._context) + each.fixed_positions
+            products += sequences * (each.decode_products * positions + each.token_products) / shape.tp
+            cached += sequences * cache_elements(each, shape.tp, self._context)
+        if stage.last:
+            elements += self._head(shape)
+            products += sequences * self._head(shape)
+        return 1e9 * self._peaks.seconds(2 * products, self._size * (elements + cached))
+
+    def _collectives_ns(self, layers: BlockCounts, shape: MeshShape, sequences: int) -> float:
+        """The sums and exchanges of one layer."""
+        row_bytes = sequences * self._model.config.hidden_size * self._size
+        time_ns = 0.0
+        if shape.tp > 1:
+            sums = bool(layers.attention or layers.mixer) + bool(layers.mlp or layers.experts)
+            time_ns += sums * collective_ns(self._chip, shape.tp, row_bytes, all_reduces=True)
+        if shape.ep > 1 and layers.experts:
+            copies = min(layers.experts_per_token, shape.ep)
+            time_ns += 2 * collective_ns(self._chip, shape.ep * shape.tp, copies * row_bytes)
+        return time_ns
+
+    def _sent_ns(self, shape: MeshShape, sequences: int) -> float:
+        row_bytes = sequences * self._model.config.hidden_size * self._size
+        return collective_ns(self._chip, 2 * shape.ep * shape.tp, row_bytes)
+
+
+def check_mesh(
+    model: ModelCounts,
+    tp: int | None,
+    pp: int | None,
+    ep: int | None,
+    name: str,
+    cores: int,
+) -> None:
+    """ModelError for a mesh that an instance or a model cannot have."""
+    ranks = (tp or 1) * (pp or 1) * (ep or 1)
+    if ranks > cores:
+        raise ModelError(f"{ranks} ranks on {name}, which has {cores} cores")
+    check_tp(model, tp or 1)
+    if pp is not None and pp > model.num_layers:
+        raise ModelError(
+            f"{pp} pipeline stages for {model.num_layers} layers; this model takes --pp 1 to {model.num_layers}"
+        )
+    if pp is not None and pp > 1 and isinstance(model.encoder, SpeechEncoder):
+        raise ModelError("--pp cuts a decoder into stages; beside an encoder it stays whole: leave --pp out")
+    counts = {each.num_experts for each in model.layers if each.num_experts}
+    if ep is not None and ep > 1 and (not counts or any(count % ep for count in counts)):
+        held = (
+            f"does not divide its {max(counts)} experts"
+            if counts
+            else "divides routed experts, and it has none"
+        )
+        raise ModelError(f"--ep {ep} is nothing for this model: it {held}")
+
+
+def check_tp(model: ModelCounts, tp: int) -> None:
+    """ModelError for tensor-parallel ranks that cannot share a model."""
+    refusal = model.config.refusal(tp)
+    if refusal is not None:
+        raise ModelError(refusal)
+
+
+def _powers(most: int) -> list[int]:
+    """The powers of two up to `most`."""
+    return [2**exponent for exponent in range(max(1, most).bit_length())]

@@ -1,0 +1,130 @@
+"""What options ask for, put together: an engine's arguments, its application, and the server in front of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from model.engine import Engine
+from model.engine.async_engine import AsyncEngine
+from model.errors import ModelError
+from model.llm import EngineArgs
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from starlette.types import ASGIApp
+
+    from model.serve.generation import Service
+    from model.serve.server import Server
+
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def engine_args(options: argparse.Namespace) -> EngineArgs:
+    """The engine that the options ask for."""
+    return EngineArgs(
+        model=options.model,
+        tensor_parallel_size=options.tp,
+        dtype=options.dtype,
+        target=options.target,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=max(options.max_num_batched_tokens, options.max_num_seqs),
+        max_model_len=options.max_model_len,
+        block_size=options.block_size,
+        num_pages=options.num_pages,
+        enable_prefix_caching=not options.no_prefix_caching,
+        speculative_config=_object(options.speculative_config),
+        seed=options.seed,
+        buckets=options.buckets,
+    )
+
+
+def _object(text: str | None) -> dict[str, Any] | None:
+    """A JSON object on the command line."""
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ModelError("--speculative-config is no JSON object, such as '{\"num_speculative_tokens\": 3}'")
+    return found
+
+
+async def serve(
+    options: argparse.Namespace,
+    keys: list[str],
+    engine: Engine,
+    bound: Callable[[int], None],
+    server_made: Callable[[Server], None] = lambda server: None,
+) -> None:
+    """Serve until the server is told to end; `server_made` gets it before it starts."""
+    async with answering(options, engine) as (app, service):
+
+        def drains() -> None:
+            service.draining = True
+
+        server = server_for(app, options, keys, bound, drains)
+        server_made(server)
+        await server.serve()
+
+
+@asynccontextmanager
+async def answering(options: argparse.Namespace, engine: Engine) -> AsyncIterator[tuple[FastAPI, Service]]:
+    """The application on an engine that computes until the block ends."""
+    from model.serve.app import make_app
+    from model.serve.generation import Service
+    from model.serve.metrics import Metrics
+    from model.serve.prediction import Deployed, StepTimes
+    from model.serve.texts import Texts
+    from model.serve.tools import tool_parser
+
+    name = options.served_model_name or Path(options.model).resolve().name
+    metrics = Metrics(name, prefix_caching=not options.no_prefix_caching)
+    asynchronous = AsyncEngine(engine, places(options), metrics.watch)
+    cache, args = engine.scheduler.cache, engine_args(options)
+    deployed = Deployed(
+        *(Path(args.model), args.target, args.tensor_parallel_size, args.dtype),
+        *(engine.limits.max_model_len, cache.pages, cache.block_size, cache.window_pages),
+        0 if cache.slots is None else cache.slots.count,
+    )
+    times = StepTimes(deployed)
+    metrics.show(asynchronous.state, options.target, times.seconds)
+    texts = Texts(Path(options.model), engine.limits.vocab_size)
+    parser = tool_parser(Path(options.model), options.tool_call_parser)
+    service = Service(asynchronous, texts, name, parser)
+    asynchronous.start()
+    try:
+        yield make_app(service, metrics), service
+    finally:
+        texts.stop()
+        times.stop()
+        await asynchronous.stop()
+
+
+def places(options: argparse.Namespace) -> int:
+    """How many continuations an engine takes at once."""
+    taken: int = options.max_num_seqs + options.max_queue
+    return taken
+
+
+def server_for(
+    app: ASGIApp,
+    options: argparse.Namespace,
+    keys: list[str],
+    bound: Callable[[int], None],
+    drains: Callable[[], None],
+) -> Server:
+    """The server of an application at the port that the options name, behind the gate."""
+    from model.serve.gate import Gate, Keys
+    from model.serve.server import ConnectionLimits, Server
+
+    hosts = None if keys else LOOPBACK_NAMES | {options.host.lower()}
+    gate = Gate(app, Keys(keys), options.max_body, options.body_timeout, hosts)
+    limits = ConnectionLimits(options.max_connections, options.header_timeout, options.write_timeout)
+    return Server(gate, options.host, options.port, limits, bound, drains)

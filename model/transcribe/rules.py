@@ -1,0 +1,150 @@
+"""What a transcription begins with, and which tokens it never has: by a model's generation_config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from model.config import Fields, ModelConfig
+from model.errors import ModelError
+from model.sampling import StepOutput
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The ids of the `prompt`, ids that are never chosen (`suppressed`), and more that are never chosen first."""
+
+    prompt: tuple[int, ...]
+    suppressed: tuple[int, ...] = ()
+    suppressed_first: tuple[int, ...] = ()
+
+    def applied(self, steps: Sequence[StepOutput], first: bool) -> list[StepOutput]:
+        """What follows, without the tokens that must not."""
+        return [StepOutput(self._allowed(each, first)) for each in steps]
+
+    def _allowed(self, step: StepOutput, first: bool) -> np.ndarray | None:
+        if step.logits is None:
+            return None
+        logits = step.logits.astype(np.float32)
+        logits[list(self.suppressed)] = -np.inf
+        if first:
+            logits[list(self.suppressed_first)] = -np.inf
+        return logits
+
+
+def read_rules(folder: Path, config: ModelConfig, language: str | None = None) -> Rules:
+    """The rules of a model's folder, without timestamps; ModelError where they name no language and none is given.
+
+    Fields are those of generation_config.json, else of config.json, where earlier models have them.
+    """
+    fields = _Rules(folder, config)
+    start = fields.ids("decoder_start_token_id")
+    if len(start) != 1:
+        raise ModelError(f"{folder}: decoder_start_token_id is missing, with which a transcription begins")
+    prompt = [*start, *fields.forced(language)]
+    plain = fields.ids("no_timestamps_token_id")
+    if plain and prompt[-1] not in plain:
+        prompt.extend(plain)
+    if len(prompt) >= config.context:
+        raise ModelError(
+            f"{folder}: a transcription begins with {len(prompt)} tokens; the context has {config.context}"
+        )
+    return Rules(tuple(prompt), fields.ids("suppress_tokens"), fields.ids("begin_suppress_tokens"))
+
+
+class _Rules:
+    """Fields of both files."""
+
+    def __init__(self, folder: Path, config: ModelConfig) -> None:
+        self._folder = folder
+        self._vocabulary = config.vocab_size
+        self._files = (
+            Fields(folder / "generation_config.json", optional=True),
+            Fields(folder / "config.json"),
+        )
+
+    def _file_with(self, name: str) -> Fields:
+        return next((file for file in self._files if name in file), self._files[1])
+
+    def ids(self, name: str) -> tuple[int, ...]:
+        """The token ids of a field, none where it is absent."""
+        file = self._file_with(name)
+        return file.token_ids(name, self._vocabulary) if name in file else ()
+
+    def forced(self, language: str | None) -> list[int]:
+        """The ids behind the first one: language and task."""
+        places = self._forced_places()
+        languages, tasks = self._named("lang_to_id"), self._named("task_to_id")
+        if not places and languages:
+            places = [None, tasks.get("transcribe")]
+        if language is not None:
+            if f"<|{language}|>" not in languages:
+                known = ", ".join(sorted(name.strip("<|>") for name in languages)) or "none"
+                raise ModelError(f"--language {language:.60}: this model knows {known:.400}")
+            places = [languages[f"<|{language}|>"], *places[1:]]
+        if None in places:
+            raise ModelError(f"{self._folder} names no language or task of a transcription; give --language")
+        return [each for each in places if each is not None]
+
+    def _forced_places(self) -> list[int | None]:
+        """The ids of forced_decoder_ids in the order of their places, None where a place is left open."""
+        name = "forced_decoder_ids"
+        file = self._file_with(name)
+        value: Any = file.get(name, None) or []
+        pairs = value if isinstance(value, list) else [value]
+        if not all(isinstance(each, list) and len(each) == 2 for each in pairs):
+            raise file.error(name, f"{value!r:.60} is not a list of places with token ids")
+        if [place for place, _ in pairs] != list(range(1, len(pairs) + 1)):
+            raise file.error(name, f"{value!r:.60} has not the places from 1 on, in order")
+        return [self._id(file, name, token) for _, token in pairs]
+
+    def _named(self, name: str) -> dict[str, int]:
+        """The token ids of a field by their names."""
+        file = self._file_with(name)
+        value: Any = file.get(name, None) or {}
+        if not isinstance(value, dict):
+            raise file.error(name, f"{value!r:.60} is not an object of token ids")
+        found = {key: self._id(file, name, each) for key, each in value.items()}
+        return {key: each for key, each in found.items() if each is not None}
+
+    def _id(self, file: Fields, name: str, value: Any) -> int | None:
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < self._vocabulary:
+            raise file.error(name, f"{value!r:.60} is not a token of a vocabulary of {self._vocabulary}")
+        return value
+
+
+class Hearing(Protocol):
+    """A backend of a model with an encoder of speech."""
+
+    def encode(self, features: Sequence[np.ndarray]) -> None:
+        """Run the encoder on the log-mel spectrum of a window for each of the next prompts."""
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> Sequence[StepOutput]:
+        """Start a sequence with each prompt; says what follows each."""
+
+    def decode(self, tokens: Sequence[int | None], positions: Sequence[int]) -> Sequence[StepOutput]:
+        """Append a token to each sequence at its position; says what follows each."""
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A backend of `generate` that hears a window before its prompt, and keeps to the rules."""
+
+    backend: Hearing
+    features: np.ndarray
+    rules: Rules
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> Sequence[StepOutput]:
+        """The encoder, then the prompt."""
+        self.backend.encode([self.features])
+        return self.rules.applied(self.backend.prefill(prompts), first=True)
+
+    def decode(self, tokens: Sequence[int | None], positions: Sequence[int]) -> Sequence[StepOutput]:
+        """A further token."""
+        return self.rules.applied(self.backend.decode(tokens, positions), first=False)

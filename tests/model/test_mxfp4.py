@@ -1,0 +1,194 @@
+"""Weights in MXFP4: every code and scale, a folder as gpt-oss is published, and files that do not fit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from model.checkpoint import open_checkpoint
+from model.device import SimulatedDevice
+from model.errors import ModelError
+from model.families import load_config, read_config
+from model.kernel_model import KernelModel
+from model.mxfp4 import Packed
+from model.reference import ReferenceModel
+from model.weights import shard_weights
+from tests.model.oracle import Oracle, random_model
+from tests.model.test_dense_families import CACHE, IDS, PROMPT, assert_equal, load
+from tests.model.tiny_families import COMMON
+
+torch = pytest.importorskip("torch", reason="torch is an extra of development (dev)")
+pytest.importorskip("transformers", reason="transformers is an extra of development (dev)")
+
+STACKS = ("gate_up_proj", "down_proj")
+
+
+def element(code: int) -> float:
+    """By the format's fields: a sign, two bits of exponent with a bias of 1, one of mantissa."""
+    sign, exponent, mantissa = -1.0 if code & 8 else 1.0, code >> 1 & 3, code & 1
+    return sign * (mantissa / 2 if exponent == 0 else (1 + mantissa / 2) * 2.0 ** (exponent - 1))
+
+
+def test_every_code_with_every_scale() -> None:
+    """Each scale has two blocks that hold all 16 codes in both halves of a byte."""
+    codes = np.array([(low, 15 - low) for low in range(16)], np.uint8)
+    block = codes[:, 0] | codes[:, 1] << 4
+    blocks = np.broadcast_to(block, (256, 1, 16)).copy()
+    scales = np.arange(256, dtype=np.uint8)[:, None]
+    held = Packed(blocks, scales)
+    own = held.array()
+    assert own.shape == held.shape == (32, 256) and own.dtype == ml_dtypes.bfloat16
+    exact = np.array([element(int(code)) for code in codes.ravel()])
+    for scale in range(255):
+        wanted = np.ldexp(exact, scale - 127)
+        finite = np.abs(wanted) < 2.0**128
+        assert np.array_equal(own[:, scale].astype(np.float64)[finite], wanted[finite])
+        assert np.array_equal(own[:, scale].astype(np.float64)[~finite], np.sign(wanted[~finite]) * np.inf)
+    assert np.isnan(own[:, 255].astype(np.float32)).all()
+
+
+def test_a_tensor_is_widened_as_transformers_does() -> None:
+    """More rows than are widened at a time."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    random = np.random.default_rng(1)
+    blocks = random.integers(0, 256, (2, 300, 3, 16), np.uint8)
+    scales = random.integers(90, 160, (2, 300, 3), np.uint8)
+    wanted = convert_moe_packed_tensors(torch.from_numpy(blocks), torch.from_numpy(scales))
+    for own, *stored in zip(wanted.float().numpy(), blocks, scales):
+        assert np.array_equal(Packed(*stored).array().astype(np.float32), own)
+
+
+def packed_and_plain(shape: tuple[int, int, int], seed: int) -> tuple[np.ndarray, np.ndarray, Any]:
+    """Random blocks and scales of a stack [experts, in, out], and the stack."""
+    experts, inputs, outputs = shape
+    random = np.random.default_rng(seed)
+    blocks = random.integers(0, 256, (experts, outputs, inputs // 32, 16), np.uint8)
+    scales = random.integers(121, 125, (experts, outputs, inputs // 32), np.uint8)
+    plain = [Packed(*each).array().astype(np.float32) for each in zip(blocks, scales)]
+    return blocks, scales, torch.from_numpy(np.stack(plain))
+
+
+@cache
+def written() -> tuple[Any, dict[str, Any]]:
+    """A model of transformers whose experts have values of MXFP4, and the tensors of its published form."""
+    fields = dict(hidden_size=64, intermediate_size=96, head_dim=12, num_local_experts=4)
+    fields |= dict(num_experts_per_tok=2, sliding_window=5, num_hidden_layers=2)
+    model = random_model("GptOss", {**COMMON, **fields}, 11)
+    with torch.no_grad():
+        for each in model.parameters():
+            each.copy_(each.bfloat16().float())
+        tensors: dict[str, Any] = {}
+        for name, each in model.named_parameters():
+            if name.endswith(STACKS):
+                blocks, scales, plain = packed_and_plain(tuple(each.shape), len(tensors))
+                each.copy_(plain)
+                tensors |= {f"{name}_blocks": torch.from_numpy(blocks)}
+                tensors |= {f"{name}_scales": torch.from_numpy(scales)}
+            else:
+                tensors[name] = each.detach().bfloat16()
+    return model, tensors
+
+
+def write(folder: Path, change: Callable[[dict[str, Any]], object] = lambda tensors: None) -> Path:
+    from safetensors.torch import save_file
+
+    model, tensors = written()
+    model.config.save_pretrained(folder)
+    path = folder / "config.json"
+    fields = json.loads(path.read_text()) | {"architectures": ["GptOssForCausalLM"]}
+    path.write_text(json.dumps(fields | {"quantization_config": {"quant_method": "mxfp4"}}))
+    changed = dict(tensors)
+    change(changed)
+    save_file(changed, folder / "model.safetensors")
+    return folder
+
+
+def test_a_published_folder_equals_transformers(tmp_path: Path) -> None:
+    config, weights = load(write(tmp_path))
+    assert {each.dtype for each in weights.values()} == {np.dtype(ml_dtypes.bfloat16)}
+    oracle = Oracle(written()[0], IDS, PROMPT)
+    assert_equal(ReferenceModel(config, weights), oracle)
+    shards = shard_weights(config, weights, 2)
+    assert_equal(KernelModel(config, shards, SimulatedDevice("trn2", 2), CACHE), oracle)
+
+
+def test_what_is_not_read_is_not_widened(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path))
+    checkpoint = open_checkpoint(tmp_path, config)
+    name = "model.layers.1.mlp.experts.down_proj[3]"
+    first, again = checkpoint[name], checkpoint[name]
+    assert first.shape == (96, 64) and not np.shares_memory(first, again)
+    plain = checkpoint["model.layers.1.mlp.router.weight"]
+    assert np.shares_memory(plain, checkpoint["model.layers.1.mlp.router.weight"])
+
+
+NAME = "model.layers.0.mlp.experts.gate_up_proj"
+
+
+def without(suffix: str) -> Callable[[dict[str, Any]], object]:
+    return lambda tensors: tensors.pop(NAME + suffix)
+
+
+def cut(suffix: str, *slices: slice) -> Callable[[dict[str, Any]], object]:
+    return lambda tensors: tensors.update({NAME + suffix: tensors[NAME + suffix][slices].contiguous()})
+
+
+def words(tensors: dict[str, Any]) -> None:
+    tensors[NAME + "_scales"] = tensors[NAME + "_scales"].float()
+
+
+def both(tensors: dict[str, Any]) -> None:
+    tensors[NAME] = torch.zeros((4, 64, 192), dtype=torch.bfloat16)
+
+
+def bytes_elsewhere(tensors: dict[str, Any]) -> None:
+    name = "model.layers.0.mlp.router.weight"
+    tensors[name] = torch.zeros(tensors[name].shape, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (without("_scales"), f"tensor {NAME} is missing"),
+        (without("_blocks"), f"tensor {NAME} is missing"),
+        (cut("_scales", slice(None), slice(191)), "blocks (4, 192, 2, 16) and scales (4, 191, 2) for 4"),
+        (cut("_blocks", slice(None), slice(None), slice(None), slice(8)), "blocks (4, 192, 2, 8) and scales"),
+        (words, f"{NAME} has blocks and scales of uint8 and float32, not of bytes"),
+        (both, f"{NAME}_blocks is not a tensor of GptOssForCausalLM"),
+        (bytes_elsewhere, "router.weight has dtype 'U8'; known are F32, F16, BF16"),
+    ],
+)
+def test_files_that_do_not_fit_are_refused(
+    tmp_path: Path, change: Callable[[dict[str, Any]], object], said: str
+) -> None:
+    config = load_config(write(tmp_path, change))
+    with pytest.raises(ModelError) as refused:
+        open_checkpoint(tmp_path, config)
+    assert said in str(refused.value)
+
+
+def test_other_methods_clamps_and_numbers_of_experts_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path) / "config.json"
+    fields = json.loads(path.read_text())
+    for name, value, said in (
+        ("quantization_config", {"quant_method": "fp8"}, "weights quantised by fp8; the kernels take"),
+        ("swiglu_limit", 8.0, "swiglu_limit: 8.0; experts are computed with 7.0"),
+        ("swiglu_alpha", 1.0, "swiglu_alpha: 1.0; experts are computed with 1.702"),
+    ):
+        path.write_text(json.dumps({**fields, name: value}))
+        with pytest.raises(ModelError, match=said):
+            load_config(tmp_path)
+        assert read_config(tmp_path).refusals
+    path.write_text(json.dumps({**fields, "num_local_experts": 3}))
+    with pytest.raises(ModelError, match="for 3 experts"):
+        open_checkpoint(tmp_path, load_config(tmp_path))
+    path.write_text(json.dumps({**fields, "swiglu_limit": 7.0, "swiglu_alpha": 1.702}))
+    assert load_config(tmp_path).quantisation == "mxfp4"

@@ -1,0 +1,192 @@
+"""Pipelines: the layers of each stage, what passes between stages, and the tokens of one rank from all of them."""
+
+from __future__ import annotations
+
+import json
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from model.cli import main
+from model.device import DryDevice, SimulatedDevice, scheduled
+from model.errors import ModelError
+from model.families import compose
+from model.kernel_model import KernelModel
+from model.layers.launch import Phase, StepShape
+from model.mesh import Mesh
+from model.micro_batches import micro_batch_sizes, of_micro_batches
+from model.reference import ReferenceModel
+from model.stages import divided, sent, stages_of, whole_cuts
+from model.weights import shard_weights
+from tests.model.test_cli import refused
+from tests.model.test_dense_families import CACHE, oracle
+from tests.model.test_dense_families import load as load_tiny
+from tests.model.test_family_meshes import PROMPTS, steps
+from tests.model.test_kernel_model import load
+from tests.model.tiny_families import write_tiny
+
+FLOAT32 = np.dtype(np.float32)
+STEP = StepShape(Phase.decode, 2, 2, 128, 128, 1, FLOAT32, FLOAT32)
+
+
+def test_ranks_of_a_stage_follow_each_other() -> None:
+    mesh = Mesh(tensor=2, data=2, pipeline=3)
+    assert (mesh.ranks, mesh.stage_ranks) == (12, 4)
+    assert [mesh.stage_of(rank) for rank in range(12)] == [0] * 4 + [1] * 4 + [2] * 4
+    assert [mesh.group_of(rank) for rank in range(12)] == [0, 0, 1, 1] * 3
+    assert [mesh.shard(rank).rank for rank in range(12)] == [0, 1] * 6
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_other_division_has_a_smaller_largest_part(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    costs = random.integers(1, 9, 7).tolist()
+    cuts = sorted(random.permutation(range(1, 7))[:5].tolist())
+    parts = int(random.integers(1, 5))
+    found = divided(costs, parts, cuts)
+    assert [number for own in found for number in own] == list(range(7))
+    assert {own.stop for own in found[:-1]} <= set(cuts)
+    others = [
+        max(sum(costs[a:b]) for a, b in zip((0, *ends), (*ends, 7))) for ends in combinations(cuts, parts - 1)
+    ]
+    assert max(sum(costs[own.start : own.stop]) for own in found) == min(others)
+
+
+def test_equal_layers_are_divided_evenly() -> None:
+    assert [len(own) for own in divided([1] * 10, 4, range(1, 10))] == [2, 2, 3, 3]
+    assert [len(own) for own in divided([1] * 5 + [2], 2, range(1, 6))] == [3, 3]
+
+
+def test_there_are_no_more_stages_than_layers() -> None:
+    assert len(divided([1] * 3, 3, [1, 2])) == 3
+    with pytest.raises(ModelError, match=r"^4 pipeline stages for 3 layers; this model takes --pp 1 to 3$"):
+        divided([1] * 3, 4, [1, 2])
+    with pytest.raises(ModelError, match=r"3 layers, some of which share a cache; .* --pp 1 to 2$"):
+        divided([1] * 3, 3, [1])
+
+
+@pytest.mark.parametrize(("stages", "batches"), [(1, 1), (2, 1), (2, 3), (4, 8), (7, 2)])
+def test_equal_stages_wait_as_the_closed_form_says(stages: int, batches: int) -> None:
+    done = scheduled([[3.0] * stages] * batches, [[0.0] * (stages - 1)] * batches)
+    assert done.length_ns == 3.0 * (batches + stages - 1)
+    assert done.bubble_share == pytest.approx((stages - 1) / (batches + stages - 1), rel=1e-12, abs=1e-12)
+
+
+def test_the_slowest_stage_sets_the_pace_and_sends_take_both_stages() -> None:
+    done = scheduled([[1.0, 5.0]] * 3, [[2.0]] * 3)
+    # The first stage sends when the second is free: at 1, at 8 and at 15; the last micro-batch ends 2 + 5 later.
+    assert done.length_ns == 22.0
+    assert done.bubble_share == pytest.approx(1 - (3 * 6 + 3 * 4) / (2 * 22))
+
+
+def test_micro_batches_differ_by_one_sequence_at_most() -> None:
+    assert micro_batch_sizes(7, 3) == [3, 2, 2]
+    assert [list(own) for own in of_micro_batches("abcdefg", [3, 2, 2])] == [
+        ["a", "b", "c"],
+        ["d", "e"],
+        ["f", "g"],
+    ]
+
+
+def test_a_stage_holds_its_own_layers_only(write_model) -> None:
+    config, weights = load(write_model(num_hidden_layers=3))
+    mesh = Mesh(2, pipeline=2)
+    model = KernelModel(config, shard_weights(config, weights, 2), DryDevice("trn2", 4), 128, mesh=mesh)
+    held = model._model._held
+    decoder = compose(config)
+    stages = stages_of(decoder, 2, STEP)
+    assert sum(map(len, stages)) == len(decoder.sections) == 5
+    for rank, arrays in enumerate(held):
+        layers = [layer for section in stages[rank // 2] for layer in section]
+        own = {weight.name for layer in layers for weight in layer.weights}
+        everything = {weight.name for weight in decoder.weights}
+        assert own < everything and set(arrays) & everything == own
+        states = {state.name for layer in decoder.layers for state in layer.states(STEP)}
+        assert set(arrays) & states == {state.name for layer in layers for state in layer.states(STEP)}
+
+
+def test_layers_that_share_a_cache_lie_on_one_stage(tmp_path) -> None:
+    write_tiny(tmp_path, "gemma4")
+    config, _ = load_tiny(tmp_path)
+    decoder = compose(config)
+    cuts = whole_cuts(decoder, STEP)
+    assert 0 < len(cuts) < len(decoder.blocks) - 1
+    for count in range(1, len(decoder.blocks)):
+        names = {each.name for each in sent(decoder.blocks[:count], decoder.blocks[count:], STEP)}
+        assert names == {"x"} if count in cuts else len(names) > 1
+    passed = {each.name for each in sent(((decoder.embedding,), decoder.blocks[0]), decoder.blocks[1:], STEP)}
+    assert "x" in passed and len(passed) > 1  # the inputs of every layer besides
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [
+        ("llama with biases", Mesh(2, 2, pipeline=2)),
+        ("llama with biases", Mesh(2, sequence=True, pipeline=3)),
+        ("gemma4", Mesh(pipeline=2)),
+        ("gpt2", Mesh(2, pipeline=3)),
+        ("mixtral", Mesh(pipeline=2)),
+    ],
+    ids=str,
+)
+def test_every_pipeline_has_the_logits_of_one_rank(tmp_path, name: str, mesh: Mesh) -> None:
+    write_tiny(tmp_path, name)
+    config, weights = load_tiny(tmp_path)
+    shards = shard_weights(config, weights, mesh.tensor)
+    device = SimulatedDevice("trn2", mesh.ranks)
+    model = KernelModel(config, shards, device, CACHE, sequences=len(PROMPTS), mesh=mesh)
+    bound = 2 * oracle(name).bound()  # both models err
+    for own, wanted in zip(steps(model), steps(ReferenceModel(config, weights)), strict=True):
+        assert np.abs(own.logits - wanted.logits).max() <= bound
+        assert own.ids[0] == np.argmax(own.logits)
+
+
+GIVEN = ["--prompt", "a", "--prompt", "a longer one", "--prompt", "b", "--max-new-tokens", "3"]
+
+
+def test_micro_batches_give_the_tokens_of_one_rank_and_the_report_has_their_bubble(
+    write_model, tmp_path, capsys
+) -> None:
+    folder = str(write_model(eos_token_id=None, num_hidden_layers=2))
+    results = []
+    for mesh in ([], ["--pp", "2"], ["--pp", "2", "--micro-batches", "3"], ["--pp", "2", "--dp", "3"]):
+        path = tmp_path / "out.json"
+        assert main(["generate", "--model", folder, *GIVEN, *mesh, "--json", str(path)]) == 0
+        results.append(json.loads(path.read_text()))
+    ids = [[each["generated_ids"] for each in result["generations"]] for result in results]
+    assert all(each == ids[0] for each in ids)
+    assert all(each["checks"]["tokens_equal"] == 3 for result in results for each in result["generations"])
+    assert [(each["pp"], each["micro_batches"]) for each in results] == [(1, 1), (2, 2), (2, 3), (2, 1)]
+    bubbles = [each["predictions"]["trn2"]["per_token"]["bubble_share"] for each in results]
+    assert bubbles[0] == 0 < bubbles[2] < bubbles[1] < bubbles[3]
+    said = " ".join(capsys.readouterr().out.split())
+    assert "trn1: 3 micro-batches through 2 stages; the bubble is" in said
+    assert "25% if stages were equal and sent nothing" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "works", "said"),
+    [
+        (["--pp", "3"], ["--pp", "2"], "3 pipeline stages for 2 layers; this model takes --pp 1 to 2"),
+        (
+            ["--micro-batches", "4"],
+            ["--micro-batches", "3"],
+            "4 micro-batches of 3 prompts; this run takes --micro-batches 1 to 3",
+        ),
+        (
+            ["--dp", "2", "--micro-batches", "2"],
+            ["--dp", "2", "--micro-batches", "1"],
+            "2 micro-batches of 3 prompts in 2 groups; this run takes --micro-batches 1",
+        ),
+        (
+            ["--pp", "2", "--tp", "17"],
+            ["--pp", "2", "--tp", "4"],
+            "--pp 2 times --tp 17 times --dp 1 are 34 ranks; one run takes 32",
+        ),
+    ],
+)
+def test_refuses_what_a_pipeline_cannot_have(write_model, capsys, options, works, said) -> None:
+    arguments = ["--model", str(write_model(num_hidden_layers=2)), "--backend", "numpy", *GIVEN]
+    assert refused(capsys, *arguments, *options) == f"nkw: error: {said}"
+    assert main(["generate", *arguments, *works]) == 0

@@ -1,0 +1,167 @@
+"""Meshes that a plan finds: what their ranks hold, which is taken and why, and the predicted time of a pipeline."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from model.device import DryDevice, PipelinedPass, chip, instance_named
+from model.errors import ModelError
+from model.families import compose, load_config
+from model.kernel_model import KernelModel
+from model.layers.launch import Phase, StepShape
+from model.mesh import Mesh
+from model.plan.memory import MeshShape, footprint, smallest_tp
+from model.plan.meshes import Meshes
+from model.plan.parameters import ModelCounts, load_model
+from model.plan.plan import Request, make_plan
+from model.plan.predict import BUBBLE, Predictor
+from model.stages import SEND, stages_of
+from model.weights import shard_weights
+from tests.model.test_kernel_model import load
+
+CONFIGS = Path(__file__).parent / "configs"
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+ULTRASERVER = "trn2 UltraServer"
+
+
+def model(name: str) -> ModelCounts:
+    return load_model(CONFIGS / f"{name}.json")
+
+
+def meshes(name: str, instance: str, batch: int = 1, context: int = 1024) -> Meshes:
+    return Meshes(model(name), "bfloat16", instance_named(instance), context, batch)
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-0.6b", "gemma-2-2b", "olmoe-1b-7b"])
+@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 2), (4, 8)])
+def test_a_rank_holds_the_weights_and_caches_of_its_stage(name: str, tp: int, pp: int) -> None:
+    """As the layers state them, tensor by tensor."""
+    counts = model(name)
+    found = meshes(name, "trn2.48xlarge").candidate(MeshShape(tp, pp))
+    step = StepShape(Phase.decode, 1, 1, 1024, 1024, tp, BFLOAT16, BFLOAT16)
+    held = []
+    for stage in stages_of(compose(counts.config), pp, step):
+        layers = [layer for section in stage for layer in section]
+        weights = 2 * sum(prod(each.shape(step.shard)) for layer in layers for each in layer.weights)
+        held.append(weights)
+    # Counts share elements evenly where layers pad; that is less than a thousandth here.
+    assert found.weight_bytes == pytest.approx(max(held), rel=1e-3)
+
+
+def test_groups_of_experts_hold_them_once() -> None:
+    one, four = (
+        meshes("deepseek-v3", ULTRASERVER).candidate(shape) for shape in (MeshShape(8), MeshShape(8, ep=4))
+    )
+    experts = sum(each.count * each.experts for each in model("deepseek-v3").layers)
+    assert one.weight_bytes - four.weight_bytes == pytest.approx(2 * experts / 8 * 3 / 4, rel=1e-6)
+    assert one.cache_bytes_per_sequence == four.cache_bytes_per_sequence
+
+
+@pytest.mark.parametrize("batch", [1, 16])
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "llama-3.1-70b", "gemma-2-9b", "mixtral-8x7b"])
+def test_tensor_parallel_ranks_alone_are_taken_where_they_hold_a_model(name: str, batch: int) -> None:
+    best = meshes(name, "trn2.48xlarge", batch).ranked()[0]
+    core_bytes = chip("trn2").hbm_bytes_per_core
+    assert best.shape == MeshShape(smallest_tp(model(name), "bfloat16", 1024, batch, 128, core_bytes) or 0)
+
+
+def test_a_mesh_holds_a_batch_to_the_last_sequence() -> None:
+    found = meshes("deepseek-v3", ULTRASERVER)
+    shape = MeshShape(32, 4)
+    most = found.candidate(shape).sequences
+    fits = [meshes("deepseek-v3", ULTRASERVER, most + more).candidate(shape).step for more in (-1, 0, 1)]
+    assert [each is not None for each in fits] == [True, True, False]
+
+
+@pytest.mark.parametrize("batch", [1, 64])
+def test_deepseek_v3_fits_the_ultraserver_on_a_mesh_of_more_than_tensor_parallel_ranks(batch: int) -> None:
+    counts = model("deepseek-v3")
+    capacity = chip("trn2").hbm_bytes_per_core
+    assert all(footprint(counts, "bfloat16", tp, 1024).weight_bytes > capacity for tp in (1, 64, 128))
+    plan = make_plan(counts, Request(instance=ULTRASERVER, batch=batch))
+    assert plan.mesh is not None and plan.holds
+    assert plan.mesh.shape.pp * plan.mesh.shape.ep > 1
+    assert plan.mesh.needed_bytes <= capacity < plan.meshes[-1].needed_bytes
+    assert plan.copies * plan.mesh.shape.ranks <= 512
+    assert plan.step.roofline_ns == plan.mesh.step.step_ns
+    rates = [each.tokens_per_s for each in plan.meshes]
+    assert rates == sorted(rates, reverse=True) and rates[0] > 0 == rates[-1]
+
+
+def test_a_plan_without_room_keeps_to_tensor_parallel_ranks() -> None:
+    plan = make_plan(model("deepseek-v3"), Request(instance="trn1.32xlarge"))
+    assert (plan.tp, plan.mesh.shape, plan.holds_weights) == (32, MeshShape(32), False)
+
+
+@pytest.mark.parametrize(
+    "shape", [MeshShape(1), MeshShape(4), MeshShape(2, 4), MeshShape(8, 2, 4), MeshShape(32, 1, 8)], ids=str
+)
+def test_the_shares_of_a_step_are_all_of_it(shape: MeshShape) -> None:
+    step = meshes("deepseek-v3", ULTRASERVER).step(shape, 32)
+    assert step.core + step.collectives + step.bubble == pytest.approx(1)
+    assert (step.collectives > 0) == (shape.ranks > 1) and (step.bubble > 1e-9) == (shape.pp > 1)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_pipeline_takes_the_time_that_generating_takes(write_model, ranks: int) -> None:
+    """As the dry runs of all ranks say, but for floors, to which a plan keeps."""
+    folder = write_model(vocab_size=304, num_hidden_layers=4)
+    config, weights = load(folder)
+    mesh = Mesh(ranks, pipeline=2)
+    device = DryDevice("trn2", mesh.ranks)
+    kernels = KernelModel(config, shard_weights(config, weights, ranks), device, 128, mesh=mesh)
+    plan = Predictor(load_config(folder), "trn2", ranks, "float32", 64, pipeline=2)
+    kernels.prefill([list(range(16))])
+    for done, run in (
+        (plan.first_token(16), lambda: None),
+        (plan.step(1), lambda: kernels.decode([5], [16])),
+    ):
+        run()
+        wanted = PipelinedPass((device.take_pass(),), SEND).prediction()
+        named = {part.name: part for part in done.parts}
+        assert done.time.program_ns == pytest.approx(wanted.program_ns, rel=0.02)
+        assert named[BUBBLE].time.program_ns / done.time.program_ns == pytest.approx(
+            wanted.bubble_share, abs=0.02
+        )
+        assert named[SEND].launches == 1
+
+
+def test_micro_batches_shorten_prompts_and_no_mesh_takes_more_than_one_stage_at_a_time() -> None:
+    one, four = (
+        Predictor(model("llama-3.2-1b").config, "trn2", 1, "bfloat16", 256, pipeline=pp) for pp in (1, 4)
+    )
+    alone, piped = (each.first_tokens(128, 4).time.program_ns for each in (one, four))
+    assert alone / 4 < piped < alone
+    assert four.first_tokens(128, 1).time.program_ns > one.first_tokens(128, 1).time.program_ns
+
+
+@pytest.mark.parametrize(
+    ("request_of", "works", "said"),
+    [
+        ({"pp": 33}, {"pp": 32}, "33 pipeline stages for 32 layers; this model takes --pp 1 to 32"),
+        (
+            {"ep": 2},
+            {"ep": 1},
+            "--ep 2 is nothing for this model: it divides routed experts, and it has none",
+        ),
+        ({"tp": 32, "pp": 8}, {"tp": 32, "pp": 4}, "256 ranks on trn2.48xlarge, which has 128 cores"),
+        (
+            {"accelerator": "h100", "pp": 2},
+            {"accelerator": "h100", "pp": 1},
+            "--pp and --ep are for the cores of an instance, not for an accelerator",
+        ),
+    ],
+)
+def test_refuses_a_mesh_that_there_is_not(monkeypatch, request_of, works, said) -> None:
+    monkeypatch.setattr("model.plan.plan.unsupported", lambda config: ("anything",))  # rooflines are enough
+    counts = model("llama-3.1-8b")
+    with pytest.raises(ModelError) as refusal:
+        make_plan(counts, Request(**request_of))
+    assert str(refusal.value) == said
+    assert make_plan(counts, replace(Request(), **works)).step.time.program_ns > 0

@@ -1,0 +1,1 @@
+"""How the shipped models are trained: see `__main__.py`."""

@@ -1,0 +1,44 @@
+"""Texts to batches of tokens."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+CONTEXT, EOT, IGNORE = 256, 0, -100
+WIDTHS = (128, 160, 192, 224, 256)  # row lengths in training
+
+
+def read(path: Path, tokenizer: Tokenizer) -> list[list[int]]:
+    """The texts of a corpus file, each as <|endoftext|> + text + <|endoftext|>."""
+    texts = path.read_text(encoding="utf-8").split("\n<|endoftext|>\n")[:-1]
+    return [[EOT, *e.ids, EOT] for e in tokenizer.encode_batch(texts, add_special_tokens=False)]
+
+
+def epoch(stories: list[list[int]], tokens: int, rng: np.random.Generator) -> list[Tensor]:
+    """One pass over the texts: batches (2, rows, width) of inputs and targets, in a new order each time.
+    A row holds one text, or a piece of one that is longer than a row (cut at a random place); rows of
+    like length make a batch of about `tokens` tokens, padded to one of a few widths."""
+    groups: dict[int, list[list[int]]] = {width: [] for width in WIDTHS}
+    for i in rng.permutation(len(stories)):
+        ids = stories[i]
+        while len(ids) > 1:
+            whole = len(ids) <= CONTEXT + 1
+            end = len(ids) - 1 if whole else int(rng.integers(CONTEXT // 2, CONTEXT + 1))
+            groups[min(w for w in WIDTHS if w >= end)].append(ids[: end + 1])
+            ids = ids[end:]
+    batches = []
+    for width, pieces in groups.items():
+        rows = tokens // width
+        for i in range(
+            0, len(pieces) - rows + 1, rows
+        ):  # a rest smaller than a batch waits for the next pass
+            batch = torch.full((2, rows, width), EOT)
+            batch[1] = IGNORE
+            for row, piece in enumerate(pieces[i : i + rows]):
+                ids = torch.tensor(piece)
+                batch[0, row, : len(piece) - 1], batch[1, row, : len(piece) - 1] = ids[:-1], ids[1:]
+            batches.append(batch)
+    return [batches[i] for i in rng.permutation(len(batches))]
