@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
 
 import simulate
 from benchmarks.fidelity.sources.clones import recognised
@@ -12,19 +13,23 @@ from benchmarks.kernels.measure import Bench, Measured, Refused
 from benchmarks.kernels.public import best_public
 from benchmarks.kernels.routed import expert_works
 from benchmarks.kernels.table import stored, text
-from benchmarks.kernels.works import divided_works, works
+from benchmarks.kernels.works import Work, divided_works, works
 
 TARGETS = ("trn1", "trn2", "trn3")
 TABLES = (*((target, 1) for target in TARGETS), ("trn2", 2))
 """The stored tables: chips and physical cores of each rank."""
 
 
-def rows_of(target: str, cores: int, only: str = "") -> list[Measured | Refused]:
-    """The rows of a table whose titles contain some text."""
+def works_of(cores: int) -> list[Work]:
+    """The works of a table, in its order."""
+    return [*works(), *expert_works()] if cores == 1 else [*divided_works()]
+
+
+def rows_of(target: str, cores: int, chosen: Iterable[Work]) -> list[Measured | Refused]:
+    """The rows of some works of a table."""
     bench = Bench(target, cores)
     measure = bench.measure if cores == 1 else bench.measure_if_divided
-    every = [*works(), *expert_works()] if cores == 1 else divided_works()
-    return [measure(work) for work in every if only in work.title]
+    return [measure(work) for work in chosen]
 
 
 def main() -> int:
@@ -58,7 +63,7 @@ def main() -> int:
     for target, cores in TABLES:
         if target not in (options.target or TARGETS) or cores not in (options.cores or cores,):
             continue
-        rows = rows_of(target, cores, options.only)
+        rows = rows_of(target, cores, (work for work in works_of(cores) if options.only in work.title))
         public = None
         if clones and cores == 1:
             public = {row.work.title: best_public(row.work, target, clones) for row in rows}

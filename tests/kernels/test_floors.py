@@ -7,12 +7,12 @@ import nki.isa as nisa
 import nki.language as nl
 import pytest
 
-from benchmarks.kernels.__main__ import TABLES, main, rows_of
+from benchmarks.kernels.__main__ import TABLES, main, rows_of, works_of
 from benchmarks.kernels.behind import REASONS, behind
 from benchmarks.kernels.measure import Bench, Measured, Refused
 from benchmarks.kernels.public import best_public
 from benchmarks.kernels.routed import expert_works
-from benchmarks.kernels.table import stored, text
+from benchmarks.kernels.table import line, stored, text
 from benchmarks.kernels.works import divided_works, works
 
 
@@ -21,11 +21,24 @@ def test_there_are_244_works_with_titles_of_their_own_and_76_of_two_cores() -> N
     assert len({work.title for work in divided_works()}) == 76
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.parametrize(("target", "cores"), TABLES)
 def test_the_stored_table_is_what_the_kernels_take(target: str, cores: int) -> None:
     """`python -m benchmarks.kernels --write` stores it anew; the diff shows which works became slower."""
-    assert text(target, rows_of(target, cores), cores=cores) == stored(target, cores).read_text()
+    rows = rows_of(target, cores, works_of(cores))
+    assert text(target, rows, cores=cores) == stored(target, cores).read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "target", "cores"), [(at, *table) for at, table in enumerate(TABLES)])
+def test_every_fourth_row_of_a_stored_table_is_what_the_kernel_takes(
+    number: int, target: str, cores: int
+) -> None:
+    """Each table has other works here; `make deep` compares them all."""
+    every = stored(target, cores).read_text().splitlines()[2:]
+    assert len(every) == len(works_of(cores))
+    rows = rows_of(target, cores, works_of(cores)[number :: len(TABLES)])
+    assert [line(row) for row in rows] == every[number :: len(TABLES)]
 
 
 def test_a_floor_is_the_larger_of_operations_and_bytes_on_the_peaks() -> None:
