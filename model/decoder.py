@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from model.layers.head import Head
-from model.layers.launch import Phase, StepShape, Tensor, Weight, Zeros
+from model.layers.launch import Phase, StepShape
 from model.layers.layer import Layer
 from model.layers.shard import Shape
+from model.layers.weight import Tensor, Weight, Zeros
 
 BlockLayers = tuple[Layer, ...]
 """The layers of one decoder layer: attention or what stands for it, and the MLP."""

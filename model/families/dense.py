@@ -22,7 +22,8 @@ from model.config.parts import (
 from model.config.reading import common, gated_mlp, layer_count, norms
 from model.decoder import BlockLayers, Decoder, part_of
 from model.families.names import LLAMA, ExpertNames, Names, StackedExpertNames
-from model.layers.attention import Attention, AttentionProjections
+from model.layers.attention import Attention
+from model.layers.attention_weights import AttentionProjections
 from model.layers.embedding import Embedding
 from model.layers.experts import ExpertProjections, RoutedExperts
 from model.layers.head import Head

@@ -14,24 +14,22 @@ tokens, `attention_block_decode`.
 
 Where sequences decode beside prompts, all but attention takes their rows alike, and `attention_mixed` both kinds.
 
-State: keys [sequences, heads, head_dim, length] and values [sequences, heads, length, head_dim] of a rank's heads. Keys
-lie transposed, because a decode step contracts over head_dim, which then is the partition axis of a tile read straight
-from HBM; values contract over positions. Or pages, of which layers with a window may have their own (`StepShape`).
+What the layer holds stands in `attention_weights.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
-from model import rope
-from model.config.parts import GroupedAttention, HeadNorm, Positions
+from model.config.parts import HeadNorm
 from model.layers import paged
 from model.layers.arithmetic import Arithmetic, Span
+from model.layers.attention_weights import AttentionWeights
 from model.layers.launch import (
     INT32,
     Argument,
@@ -41,162 +39,29 @@ from model.layers.launch import (
     LeastWork,
     Phase,
     StepShape,
-    Tensor,
     Value,
-    Weight,
     copied,
     product,
 )
-from model.layers.layer import Constant, States
-from model.layers.norm import Norm, bias_of
-from model.layers.projection import Projection
-from model.layers.shard import ROW, Cut, Shard, by_kv_heads, by_query_heads, query_span
+from model.layers.layer import States
+from model.layers.norm import bias_of
+from model.layers.shard import query_span
 from model.layers.softmax import mixed_values
-from model.precision import FLOAT32
+from model.layers.weight import value_of
 
 _ROWS = 128
 """Rows, one for each token, that one launch of a decode step takes."""
 _WIDEST_BLOCK = 8192
 """The largest hidden size of `attention_block_decode`; the kernels of its parts take twice that in bfloat16."""
-ENCODED = "encoder.attention"
-"""Of all layers of an encoder: the place of keys and values, which attention writes and nothing reads later."""
 _LARGEST_HEAD = 256
 """Elements of a head that attention_block_decode takes; attention_decode takes 512."""
 
 
 @dataclass(frozen=True)
-class AttentionProjections:
-    """The projections in a checkpoint: of queries, keys and values, or of queries alone; and of the output."""
+class Attention(AttentionWeights):
+    """x + attention(norm(x)), or x + after(attention(x))."""
 
-    inputs: tuple[Projection, ...]
-    output: Projection
-
-
-@dataclass(frozen=True)
-class RotaryTable:
-    """Cosines (`which` is 0) or sines (1) of `count` positions, [count, half of what is rotated of a head].
-
-    With longrope those of short sequences, and behind them those of long ones.
-    """
-
-    positions: Positions
-    count: int
-    which: int
-
-    def __call__(self, shard: Shard) -> np.ndarray:
-        """The table, the same on every rank."""
-        own, short = self.positions, self.positions.rope.longest_short
-        lengths = (self.count,) if short is None else (short, short + 1)
-        parts = [rope.tables(own.rope, own.width, own.limit, self.count, length) for length in lengths]
-        return np.concatenate([part[self.which] for part in parts])
-
-
-@dataclass(frozen=True)
-class Attention:
-    """x + attention(norm(x)), or x + after(attention(x)); `head_norms` are those of queries and keys, if any.
-
-    `sinks` is the tensor of a score of each head, where there is one.
-    `owner` is the earlier layer whose keys and values this one attends to, where it has none of its own: it projects
-    queries only and writes nothing.
-    """
-
-    name: str
-    hidden: int
-    heads: GroupedAttention
-    norm: Norm | None
-    projections: AttentionProjections
-    head_norms: tuple[Norm, ...] = ()
-    after: Norm | None = None
-    owner: str | None = None
-    sinks: str | None = None
     mixes: ClassVar[bool] = True
-
-    def _inputs(self) -> Iterable[tuple[Projection, Cut]]:
-        kv_heads = by_kv_heads(*self.heads.divided)
-        return zip(self.projections.inputs, (by_query_heads(*self.heads.divided), kv_heads, kv_heads))
-
-    @property
-    def w_qkv(self) -> Weight:
-        """[hidden, queries + keys + values] of a rank's heads; of a layer without a cache [hidden, queries]."""
-        return Weight(f"{self.name}.w_qkv", tuple(own.weight(cut) for own, cut in self._inputs()))
-
-    @property
-    def b_qkv(self) -> Weight | None:
-        """The biases of queries, keys and values of a rank's heads, as a row."""
-        if all(each.bias is None for each in self.projections.inputs):
-            return None
-        return Weight(f"{self.name}.b_qkv", tuple(own.bias_row(cut) for own, cut in self._inputs()))
-
-    @property
-    def w_o(self) -> Weight:
-        """[a rank's heads, hidden]."""
-        cut = by_query_heads(*self.heads.divided, axis=1)
-        return Weight(f"{self.name}.w_o", (self.projections.output.weight(cut),))
-
-    @property
-    def b_o(self) -> Weight | None:
-        """The bias of the output, a row on every rank."""
-        if self.projections.output.bias is None:
-            return None
-        return Weight(f"{self.name}.b_o", (self.projections.output.bias_row(ROW),))
-
-    @property
-    def _sinks(self) -> Weight | None:
-        """The sinks of a rank's heads, as a row."""
-        if self.sinks is None:
-            return None
-        cut = by_query_heads(*self.heads.divided)
-        return Weight(f"{self.name}.sinks", (Tensor(self.sinks, (self.heads.heads,), cut),))
-
-    @property
-    def weights(self) -> Sequence[Weight]:
-        """The norms, both projections and their biases, and the sinks."""
-        norms = [each for each in (self.norm, *self.head_norms, self.after) if each is not None]
-        others = [each for each in (self.b_qkv, self.b_o, self._sinks) if each is not None]
-        return (*(weight for norm in norms for weight in norm.weights), self.w_qkv, self.w_o, *others)
-
-    def states(self, step: StepShape) -> Sequence[Value]:
-        """Keys and values of a rank's heads, by sequence or by page; none of a layer that reads those of another."""
-        return () if self.owner is not None else self._caches(step)
-
-    def _caches(self, step: StepShape) -> tuple[Value, Value]:
-        """The keys and values that the layer reads. All layers of an encoder share one array, as none keeps its own."""
-        name = self.owner or (self.name if self.heads.causal else ENCODED)
-        heads, dim = self._kv_heads(step), self.heads.head_dim
-        if step.block_size:
-            step = step.of_window(self.heads.window)
-            shape = (step.pages, step.block_size, heads, dim)
-            return Value(f"{name}.keys", shape, step.activations), Value(
-                f"{name}.values", shape, step.activations
-            )
-        return (
-            Value(f"{name}.keys", (step.sequences, heads, dim, step.cache_length), step.activations),
-            Value(f"{name}.values", (step.sequences, heads, step.cache_length, dim), step.activations),
-        )
-
-    def copy_launches(self, step: StepShape, copies: int) -> Sequence[Launch]:
-        """A kernel that copies pages of keys and values."""
-        if self.owner is not None:
-            return []
-        return [paged.copy(step, self.heads.window, self._caches(step), copies)]
-
-    def _tables(self, step: StepShape) -> tuple[Value | None, Value | None]:
-        own = self.heads.positions
-        if own is None:
-            return None, None
-        rows = min(step.cache_length, own.limit) * (1 if own.rope.longest_short is None else 2)
-        shape = (rows, -(-own.width // 2))
-        cos, sin = (Value(f"{own.name}.{function}", shape, FLOAT32) for function in ("cos", "sin"))
-        return cos, sin
-
-    def constants(self, step: StepShape) -> Mapping[str, Constant]:
-        """Cosines and sines of every position, which equal layers share."""
-        own = self.heads.positions
-        return {
-            table.name: RotaryTable(own, min(step.cache_length, own.limit), which)
-            for which, table in enumerate(self._tables(step))
-            if table is not None and own is not None
-        }
 
     @property
     def _whole_norms(self) -> bool:
@@ -234,7 +99,7 @@ class Attention:
         q, k, _ = self._projected(step)
         x = Value("x", (step.own_rows, self.hidden), step.activations)
         at = Value("positions" if self._rotates_by_position else "rope_rows", (step.tokens, 1), INT32)
-        w_qkv, b_qkv = self.w_qkv.value(step), _value(self.b_qkv, step)
+        w_qkv, b_qkv = self.w_qkv.value(step), value_of(self.b_qkv, step)
         cos, sin = (None, None) if self._whole_norms else self._tables(step)
         norms = [None, None] if self._whole_norms else self._head_weights(step)
         first = self.norm or next(iter(self.head_norms), None)
@@ -272,7 +137,7 @@ class Attention:
         x = Value("x", (step.own_rows, self.hidden), step.activations)
         q, _, _ = self._projected(step)
         o, w_o, rows = Value("o", q.shape, step.activations), self.w_o.value(step), step.tokens
-        finish: tuple[Argument, ...] = (Axis.tensor, _value(self.b_o, step))
+        finish: tuple[Argument, ...] = (Axis.tensor, value_of(self.b_o, step))
         if step.sequence_ranks > 1:
             finish += (step.sequence_ranks,)
         if self.after is None:
@@ -297,9 +162,6 @@ class Attention:
         )
         return q, k, v
 
-    def _kv_heads(self, step: StepShape) -> int:
-        return self.heads.layout(step.ranks).kv_heads_of_rank
-
     def _window(self, length: int) -> int | None:
         """The window, where it is shorter than `length` positions."""
         window = self.heads.window
@@ -311,7 +173,7 @@ class Attention:
         masks = (
             self._window(step.of_window(window).cache_length),
             self.heads.softcap,
-            _value(self._sinks, step),
+            value_of(self._sinks, step),
         )
         at = paged.positions(step, None, rows)
         return masks if paged.positions(step, window, rows) == at else (*masks, at)
@@ -329,7 +191,7 @@ class Attention:
         window = self._window(held.prefix + tokens // step.sequences)
         at = paged.positions(step, self.heads.window, tokens) if step.prefix else None
         cached = self._kv_heads(step), at, held.prefix, *paged.places(step, self.heads.window, tokens)
-        masks: tuple[Argument, ...] = (window, self.heads.softcap, _value(self._sinks, step))
+        masks: tuple[Argument, ...] = (window, self.heads.softcap, value_of(self._sinks, step))
         masks += () if self.heads.causal else (False,)
         return Launch(
             "attention_prefill",
@@ -356,7 +218,14 @@ class Attention:
             "attention_mixed",
             (
                 *(q, *self._new(k, v), keys, values, at, self.heads.score_scale, decoded.tokens),
-                *(self._kv_heads(step), *places, held, window, self.heads.softcap, _value(self._sinks, step)),
+                *(
+                    self._kv_heads(step),
+                    *places,
+                    held,
+                    window,
+                    self.heads.softcap,
+                    value_of(self._sinks, step),
+                ),
             ),
             prompts.results,
             LeastWork(prompts.work.operations + operations, prompts.work.bytes + moved),
@@ -473,7 +342,3 @@ def chunks(step: StepShape) -> list[tuple[int, int]]:
     most = _ROWS // step.new_tokens
     whole, rest = divmod(step.sequences, most)
     return [(sequences, repeat) for sequences, repeat in ((most, whole), (rest, 1)) if sequences and repeat]
-
-
-def _value(weight: Weight | None, step: StepShape) -> Value | None:
-    return None if weight is None else weight.value(step)

@@ -30,7 +30,6 @@ from model.layers.launch import (
     Phase,
     StepShape,
     Value,
-    Weight,
     product,
 )
 from model.layers.layer import Constant, Stateless, States
@@ -38,6 +37,7 @@ from model.layers.norm import Norm, bias_of
 from model.layers.projection import Projection
 from model.layers.shard import ROW, Shard, by_kv_heads, by_query_heads, query_span
 from model.layers.softmax import mixed_values
+from model.layers.weight import Weight, value_of
 
 _LAST = "encoder.last_position"
 
@@ -123,7 +123,7 @@ class CrossAttention:
 
     def _project(self, step: StepShape, x: Value, norm: Norm, part: str, result: str, label: str) -> Launch:
         """One projection of normalised rows."""
-        weight, bias = self._matrix(part).value(step), _value(self._bias(part), step)
+        weight, bias = self._matrix(part).value(step), value_of(self._bias(part), step)
         arguments: tuple[Argument, ...] = (
             *(x, norm.weight.value(step), weight, norm.eps, weight.shape[1], 0, bias),
             *(None, None, None, None, None, None, bias_of(norm, step)),
@@ -141,7 +141,7 @@ class CrossAttention:
         else:
             attend = [self._decode(step, queries, *each) for each in chunks(step)]
         o = replace(queries, name="o")
-        finish: tuple[Argument, ...] = (o, w_o, x, Axis.tensor, _value(self._bias("o"), step))
+        finish: tuple[Argument, ...] = (o, w_o, x, Axis.tensor, value_of(self._bias("o"), step))
         work, label = product(step.tokens, w_o), "of the encoder"
         return [project, *attend, Launch("output_projection", finish, ("x",), work, step.tokens, label)]
 
@@ -200,10 +200,6 @@ class CrossAttention:
 
     def _by_head(self, rows: np.ndarray) -> np.ndarray:
         return rows.reshape(len(rows), -1, self.heads.head_dim).swapaxes(0, 1)
-
-
-def _value(weight: Weight | None, step: StepShape) -> Value | None:
-    return None if weight is None else weight.value(step)
 
 
 @dataclass(frozen=True)

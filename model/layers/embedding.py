@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from model.layers.arithmetic import Arithmetic, Span
-from model.layers.launch import INT32, Launch, StepShape, Tensor, Value, Weight, copied
+from model.layers.launch import INT32, Launch, StepShape, Value, copied
 from model.layers.layer import Stateless, States
 from model.layers.shard import Whole
+from model.layers.weight import Tensor, Weight
 
 
 @dataclass(frozen=True)

@@ -22,26 +22,13 @@ import numpy as np
 from model.config.parts import SWIGLU_ALPHA, SWIGLU_LIMIT, SWIGLU_OAI, Experts
 from model.errors import ModelError
 from model.layers.arithmetic import Arithmetic, Seen, Span
-from model.layers.launch import (
-    INT32,
-    Argument,
-    Axis,
-    Growth,
-    Launch,
-    LeastWork,
-    StackedRow,
-    StackedWeight,
-    StepShape,
-    Tensor,
-    Value,
-    Weight,
-    product,
-)
+from model.layers.launch import INT32, Argument, Axis, Growth, Launch, LeastWork, StepShape, Value, product
 from model.layers.layer import Constant, Stateless, States
 from model.layers.mlp import FeedForward, activated
 from model.layers.norm import Norm
 from model.layers.projection import Projection
 from model.layers.shard import COLUMN_PARALLEL, ROW, ROW_PARALLEL, TRANSPOSED, Shard, even_span
+from model.layers.weight import StackedRow, StackedWeight, Tensor, Weight
 from model.precision import FLOAT32
 
 DECODED_TOKENS = 128

@@ -17,7 +17,6 @@ from model.layers.launch import (
     Phase,
     StepShape,
     Value,
-    Weight,
     copied,
     product,
 )
@@ -26,6 +25,7 @@ from model.layers.norm import Norm, bias_of
 from model.layers.projection import Projection
 from model.layers.sample import candidates_held, sample_launch
 from model.layers.shard import VOCABULARY_PARALLEL, Shard, vocabulary_span
+from model.layers.weight import Weight
 
 _ROWS = 128
 """Rows that lm_head takes: one for each partition."""

@@ -29,7 +29,7 @@ from model.config.parts import LatentAttention, Positions
 from model.errors import ModelError
 from model.layers import paged
 from model.layers.arithmetic import Arithmetic, Span
-from model.layers.attention import RotaryTable
+from model.layers.attention_weights import RotaryTable
 from model.layers.launch import (
     INT32,
     Argument,
@@ -39,15 +39,14 @@ from model.layers.launch import (
     LeastWork,
     Phase,
     StepShape,
-    Tensor,
     Value,
-    Weight,
     product,
 )
 from model.layers.layer import Constant, States
 from model.layers.norm import Norm
 from model.layers.projection import Projection
 from model.layers.shard import TRANSPOSED, HeadPart, Reordered, by_query_heads, query_span
+from model.layers.weight import Tensor, Weight
 from model.precision import FLOAT32
 
 _ROWS = 128

@@ -7,7 +7,6 @@ those of the first rank, and the last rank's part of the vocabulary may be small
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from math import prod
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from model.layers.shard import Cut, Reordered, Row, Shape, Shard, Transposed, Whole
+from model.layers.shard import Shape, Shard
 from model.state import blocks_before
 
 INT32 = np.dtype(np.int32)
@@ -292,118 +291,6 @@ class Launch:
     def title(self) -> str:
         """The kernel, with what tells it from other launches of it in one layer."""
         return f"{self.kernel}, {self.label}" if self.label else self.kernel
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A tensor of the checkpoint, the part of it that a weight is made of, and what one rank holds of that.
-
-    The part is the outputs first … end by a step, all where `outputs` is None. A `transposed` tensor is [in, out].
-    """
-
-    name: str
-    shape: Shape
-    cut: Cut
-    outputs: tuple[int, int, int] | None = None
-    transposed: bool = False
-
-    def part(self, tensor: np.ndarray) -> np.ndarray:
-        """The part of the checkpoint's tensor, [out, in] or [out]."""
-        whole = tensor.T if self.transposed else tensor
-        return whole if self.outputs is None else whole[slice(*self.outputs)]
-
-    def rank_shape(self, shard: Shard) -> Shape:
-        """The shape of what a rank holds."""
-        whole = self.shape[::-1] if self.transposed else self.shape
-        if self.outputs is not None:
-            whole = (len(range(*self.outputs)), *whole[1:])
-        return self.cut.shape(whole, shard)
-
-    def take(self, weights: Mapping[str, np.ndarray], shard: Shard) -> np.ndarray:
-        """What a rank holds, copied from a checkpoint."""
-        return self.cut.take(self.part(weights[self.name]), shard)
-
-
-@dataclass(frozen=True)
-class Zeros(Tensor):
-    """Zeros beside parts of other tensors; no checkpoint holds them."""
-
-    def take(self, weights: Mapping[str, np.ndarray], shard: Shard) -> np.ndarray:
-        """What a rank holds, in the dtype of the checkpoint."""
-        return np.zeros(self.rank_shape(shard), next(iter(weights.values())).dtype)
-
-
-@dataclass(frozen=True)
-class Weight:
-    """An array of weights that one rank holds: parts of one or several tensors, side by side."""
-
-    name: str
-    tensors: tuple[Tensor, ...]
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether every rank holds the same elements."""
-        cuts = (each.cut.cut if isinstance(each.cut, Reordered) else each.cut for each in self.tensors)
-        return all(isinstance(cut, (Whole, Row, Transposed)) for cut in cuts)
-
-    def part(self, shard: Shard) -> object:
-        """What ranks have in common that hold the same elements."""
-        return None if self.is_whole else shard.rank
-
-    def shape(self, shard: Shard) -> Shape:
-        """The shape of the array on a rank."""
-        *rest, last = zip(*(each.rank_shape(shard) for each in self.tensors))
-        return (*(size[0] for size in rest), sum(last))
-
-    def take(self, weights: Mapping[str, np.ndarray], shard: Shard) -> np.ndarray:
-        """The array of a rank, copied from a checkpoint."""
-        parts = [each.take(weights, shard) for each in self.tensors]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-
-    def value(self, step: StepShape) -> Value:
-        """The array as an argument of a launch."""
-        return Value(self.name, self.shape(step.shard), step.weights)
-
-
-@dataclass(frozen=True)
-class StackedWeight(Weight):
-    """Tensors of one shape, one of each expert of a rank, one behind the other: [experts, …]."""
-
-    def part(self, shard: Shard) -> object:
-        """What ranks have in common that hold the same elements."""
-        return super().part(shard), shard.expert_rank
-
-    def _own(self, shard: Shard) -> tuple[Tensor, ...]:
-        """Those of the experts that a rank holds."""
-        count = len(self.tensors) // shard.expert_ranks
-        return self.tensors[shard.expert_rank * count : (shard.expert_rank + 1) * count]
-
-    def shape(self, shard: Shard) -> Shape:
-        """The shape of the array on a rank."""
-        return (len(self._own(shard)), *self.tensors[0].rank_shape(shard))
-
-    def take(self, weights: Mapping[str, np.ndarray], shard: Shard) -> np.ndarray:
-        """The array of a rank, copied from a checkpoint, expert by expert."""
-        tensors = self._own(shard)
-        first = tensors[0].take(weights, shard)
-        result = np.empty((len(tensors), *first.shape), first.dtype)
-        result[0] = first
-        for number, tensor in enumerate(tensors[1:], 1):
-            result[number] = tensor.take(weights, shard)
-        return result
-
-
-@dataclass(frozen=True)
-class StackedRow(StackedWeight):
-    """Vectors of one length, one of each expert: the rows of a matrix."""
-
-    def shape(self, shard: Shard) -> Shape:
-        """[experts, length] on a rank."""
-        return (len(self._own(shard)), self.tensors[0].rank_shape(shard)[1])
-
-    def take(self, weights: Mapping[str, np.ndarray], shard: Shard) -> np.ndarray:
-        """The matrix of a rank, copied from a checkpoint."""
-        return super().take(weights, shard)[:, 0]
 
 
 def product(rows: int, *weights: Value, moved_bytes: float = 0.0) -> LeastWork:

@@ -8,8 +8,9 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from model.layers.arithmetic import Arithmetic, Span
-from model.layers.launch import Launch, StepShape, Value, Weight
+from model.layers.launch import Launch, StepShape, Value
 from model.layers.shard import Shard
+from model.layers.weight import Weight
 
 Constant = Callable[[Shard], np.ndarray]
 States = dict[str, np.ndarray]

@@ -14,19 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from model.layers.arithmetic import Arithmetic, Span
-from model.layers.launch import (
-    Argument,
-    Axis,
-    Launch,
-    StepShape,
-    Value,
-    Weight,
-    product,
-)
+from model.layers.launch import Argument, Axis, Launch, StepShape, Value, product
 from model.layers.layer import Stateless, States
 from model.layers.norm import Norm, Scale, bias_of, scaled_sum
 from model.layers.projection import Projection
 from model.layers.shard import COLUMN_PARALLEL, ROW, ROW_PARALLEL, Cut, even_span
+from model.layers.weight import Weight
 
 
 @dataclass(frozen=True)

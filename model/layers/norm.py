@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from model.layers.arithmetic import Arithmetic
-from model.layers.launch import Axis, Launch, LeastWork, StepShape, Tensor, Value, Weight
+from model.layers.launch import Axis, Launch, LeastWork, StepShape, Value
 from model.layers.shard import ROW, Cut, Divided
+from model.layers.weight import Tensor, Weight
 
 
 @dataclass(frozen=True)

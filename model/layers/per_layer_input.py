@@ -19,12 +19,13 @@ import numpy as np
 
 from model.layers.arithmetic import Arithmetic, Span
 from model.layers.embedding import Embedding
-from model.layers.launch import Argument, Launch, LeastWork, StepShape, Value, Weight, product
+from model.layers.launch import Argument, Launch, LeastWork, StepShape, Value, product
 from model.layers.layer import Stateless, States
 from model.layers.mlp import activated
 from model.layers.norm import Norm, Scale, scaled_sum
 from model.layers.projection import Projection
 from model.layers.shard import TRANSPOSED
+from model.layers.weight import Weight
 
 
 @dataclass(frozen=True)

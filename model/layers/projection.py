@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from model.layers.launch import Tensor, Zeros
 from model.layers.shard import Cut
+from model.layers.weight import Tensor, Zeros
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from model.layers.arithmetic import Arithmetic
-from model.layers.launch import INT32, Launch, LeastWork, StepShape, Tensor, Value, Weight
+from model.layers.launch import INT32, Launch, LeastWork, StepShape, Value
 from model.layers.layer import States
 from model.layers.mlp import activated
 from model.layers.paged import STATES, copy
 from model.layers.shard import Cut, Depthwise
+from model.layers.weight import Tensor, Weight
 
 OF_SEQUENCE = ("state_slots", "starts", "counts")
 """What a step gives recurrent kernels of each sequence, in the order of their arguments."""

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from model.layers.arithmetic import Arithmetic, Span
-from model.layers.launch import Argument, Launch, LeastWork, StepShape, Tensor, Value, Weight
+from model.layers.launch import Argument, Launch, LeastWork, StepShape, Value
 from model.layers.layer import Stateless, States
 from model.layers.mlp import activated
 from model.layers.shard import ROW, TAPS, WHOLE
+from model.layers.weight import Tensor, Weight
 
 TAPS_OF_BOTH = 3
 _STRIDES = (1, 2)

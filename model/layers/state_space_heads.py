@@ -17,24 +17,14 @@ import numpy as np
 from model.config.heads import HeadLayout
 from model.config.parts import StateSpaceHeads
 from model.layers.arithmetic import Arithmetic, Span
-from model.layers.launch import (
-    FLOAT32,
-    Argument,
-    Axis,
-    Launch,
-    LeastWork,
-    StepShape,
-    Tensor,
-    Value,
-    Weight,
-    product,
-)
+from model.layers.launch import FLOAT32, Argument, Axis, Launch, LeastWork, StepShape, Value, product
 from model.layers.layer import Constant, States
 from model.layers.mlp import activated
 from model.layers.norm import Norm
 from model.layers.projection import Projection
 from model.layers.recurrent import Convolution, copied, places, slots
 from model.layers.shard import ROW, Cut, by_kv_heads, by_query_heads, query_span
+from model.layers.weight import Tensor, Weight
 
 
 @dataclass(frozen=True)
