@@ -158,6 +158,8 @@ class InOrder(np.ndarray):
         return summed_in_order(result, self.number)  # numpy's joins give plain arrays
 
     def __matmul__(self, other: np.ndarray) -> np.ndarray:
+        if other.ndim == 1:
+            return (self @ other[:, None])[..., 0]
         terms = np.arange(self.shape[-1])
         first, *others = np.random.default_rng(self.number).permutation(terms) if self.number else terms
         total = self[..., first : first + 1] * other[..., first : first + 1, :]
