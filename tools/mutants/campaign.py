@@ -10,11 +10,13 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from tools.mutants.cases import cases
+from tools.mutants.cases.case import Case
 from tools.mutants.judge import Baseline, Fate, Verdict, baseline, judged
 from tools.mutants.rows import printed_times
-from tools.mutants.source import Mutant
+from tools.mutants.source import Mutant, imported
 
 CPU_SECONDS = 60
 """Of one mutant; the shipped kernels take some seconds for all cases. CPU time does not depend on other processes."""
@@ -41,8 +43,11 @@ def run(
     progress: Callable[[Result], None] = lambda result: None,
 ) -> list[Result]:
     """The results in the order of the mutants, whatever finished first."""
-    known = tuple(baseline(case) for case in cases())
-    times = dict(printed_times({case.kernel for case in cases()}))
+    changed = {mutant.module for mutant in mutants}
+    chosen = [at for at, case in enumerate(cases()) if changed & imported(case.kernel)]
+    tried = [cases()[at] for at in chosen]
+    known = [_baseline(at) for at in chosen]
+    times = dict(printed_times({case.kernel for case in tried}))
     results: dict[int, Result] = {}
     waiting = list(enumerate(mutants))[::-1]
     with selectors.DefaultSelector() as selector:
@@ -50,7 +55,7 @@ def run(
         while waiting or running:
             while waiting and running < processes:
                 number, mutant = waiting.pop()
-                child, pipe = _start(mutant, known, times)
+                child, pipe = _start(mutant, tried, known, times)
                 selector.register(pipe, selectors.EVENT_READ, (number, mutant, child, bytearray()))
                 running += 1
             ready = selector.select(STUCK_SECONDS)
@@ -71,7 +76,17 @@ def run(
     return [results[number] for number in sorted(results)]
 
 
-def _start(mutant: Mutant, known: Sequence[Baseline], times: Mapping[str, str]) -> tuple[int, int]:
+@cache
+def _baseline(number: int) -> Baseline:
+    """Of a case by its number."""
+    known = baseline(cases()[number])
+    assert {module for module, _ in known.functions} <= imported(cases()[number].kernel)
+    return known
+
+
+def _start(
+    mutant: Mutant, tried: Sequence[Case], known: Sequence[Baseline], times: Mapping[str, str]
+) -> tuple[int, int]:
     """Fork a process that judges one mutant; returns its id and the pipe on which its verdict arrives."""
     reading, writing = os.pipe()
     sys.stdout.flush()
@@ -88,7 +103,7 @@ def _start(mutant: Mutant, known: Sequence[Baseline], times: Mapping[str, str]) 
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 1)
         os.dup2(silence, 2)
-        verdict = judged(mutant, cases(), known, times)
+        verdict = judged(mutant, tried, known, times)
         os.write(writing, pickle.dumps(verdict))
         status = 0
     finally:

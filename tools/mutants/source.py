@@ -70,6 +70,19 @@ def guards() -> frozenset[str]:
     return frozenset(node.name for module in MODULES for node in tree(module).body if _refuses(node))  # type: ignore[attr-defined]
 
 
+@cache
+def imported(module: str) -> frozenset[str]:
+    """A module and those of nki_kernels that it imports, and that these import: a change elsewhere leaves it alone."""
+    names = {module}
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
+        elif isinstance(node, ast.Import):
+            names |= {each.name for each in node.names}
+    own = {name.removeprefix("nki_kernels.") for name in names} & set(MODULES) - {module}
+    return frozenset({module}.union(*map(imported, own)))
+
+
 def file_of(module: str) -> Path:
     """The file of a module of nki_kernels."""
     return FOLDER.joinpath(*module.split(".")).with_suffix(".py")
