@@ -55,7 +55,9 @@ VERBS = {
         "0 no errors (warnings may be printed), 1 errors, 2 nothing could be read",
     ),
     "doctor": Verb(
-        "print what is installed and what works", "doctor", "0 everything works, 1 something does not"
+        "print what is installed, what works and how to mend the rest",
+        "doctor",
+        "0 everything works, 1 something is to be mended, 2 the document cannot be written",
     ),
     "explain": Verb(
         "print what a code of a message means, with an example and its source; also codes of neuronx-cc",

@@ -326,7 +326,7 @@ def test_doctor_finds_a_working_simulator(simulate: Any) -> None:
     assert "a small kernel ran and returned the right answer" in done.stdout
 
 
-@pytest.mark.parametrize(("files", "seen"), [(1, "a placeholder that cannot be imported"), (9, "0.0.1\n")])
+@pytest.mark.parametrize(("files", "seen"), [(1, "a placeholder that cannot be used"), (9, "0.0.1\n")])
 def test_doctor_tells_a_placeholder_by_its_metadata(
     simulate: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, files: int, seen: str
 ) -> None:

@@ -72,7 +72,9 @@ DOCUMENTS = [verb for verb in VERBS if verb != "fidelity"]
 
 
 @pytest.mark.parametrize("verb", DOCUMENTS)
-def test_a_document_has_the_keys_and_types_of_the_page(verb: str, capsys: Capture, tmp_path: Path) -> None:
+def test_a_document_has_the_keys_and_types_of_the_page(
+    verb: str, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known = documented()[verb]
     words = shlex.split(VERBS[verb].example)
     seen: dict[str, set[str]] = {}
@@ -86,6 +88,9 @@ def test_a_document_has_the_keys_and_types_of_the_page(verb: str, capsys: Captur
     if verb == "time":
         runs.append([*words, "--against", *words[1:]])
         runs.append(["time", "nki_kernels.ladder:tile_by_tile", "bf16[512,512]", "bf16[512,1024]"])
+    if verb == "doctor":  # with something to mend
+        monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "0-3")
+        monkeypatch.setenv("NEURON_RT_NUM_CORES", "3")
     if verb == "tune":  # without buckets
         (tmp_path / "tunable.py").write_text(TUNABLE)
         runs.append([verb, "tunable.py:copied", "f32[128,64]", "--jobs", "1", "--reading", "program"])
