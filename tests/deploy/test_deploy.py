@@ -1,0 +1,266 @@
+"""The files of deploy/: held against hadolint and a schema, filled in, and run with stand-ins for what they call."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from simulate.doctor.machine import dotted
+from simulate.doctor.releases import RELEASES
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+SCHEMA = Path(__file__).with_name("cloud_config.schema.json")
+INSTALL = DEPLOY / "install.sh"
+VARIABLES = {
+    "NEURON_APT_URL": "https://apt.test",
+    "NEURON_APT_KEY_URL": "https://apt.test/key",
+    "NEURON_PIP_URL": "https://pip.test",
+    "NEURON_DRIVER": "2.31",
+    "NEURON_RUNTIME": "2.35",
+    "NEURON_TOOLS": "2.33",
+    "NEURON_COMPILER": "2.28",
+    "NEURON_NKI": "0.7",
+    "NKW_PACKAGE": "nki-workbench @ file:///a wheel's.whl",
+    "NKW_PARTS": "driver runtime python",
+}
+
+
+def ran(*command: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A command with these environment variables and PATH alone."""
+    environment = {"PATH": os.environ["PATH"], **variables}
+    words = [str(each) for each in command]
+    return subprocess.run(words, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
+
+
+def without(name: str) -> dict[str, str]:
+    """The variables but one."""
+    return {each: value for each, value in VARIABLES.items() if each != name}
+
+
+def hadolint(path: Path) -> subprocess.CompletedProcess[str]:
+    return ran(Path(sys.executable).with_name("hadolint"), "--no-color", path)
+
+
+def rendered(**variables: str) -> subprocess.CompletedProcess[str]:
+    return ran(sys.executable, DEPLOY / "render.py", **variables)
+
+
+def test_hadolint_has_nothing_against_the_container_file(tmp_path: Path) -> None:
+    done = hadolint(DEPLOY / "Containerfile")
+    assert (done.returncode, done.stdout) == (0, "")
+    text = (DEPLOY / "Containerfile").read_text(encoding="utf-8")
+    (tmp_path / "Containerfile").write_text(
+        text.replace("USER 10001", "USER root").replace('"$(echo', "$(echo")
+    )
+    worse = hadolint(tmp_path / "Containerfile")
+    assert worse.returncode == 1 and "DL3002" in worse.stdout
+
+
+@pytest.fixture(scope="module")
+def user_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `render.py` prints with all variables."""
+    done = rendered(**VARIABLES)
+    assert (done.returncode, done.stderr) == (0, "")
+    path = tmp_path_factory.mktemp("rendered") / "user-data.yaml"
+    path.write_text(done.stdout, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "accepted"),
+    [
+        ("", "", True),
+        ("runcmd:", "runcmds:", False),
+        ('permissions: "0755"', "permissions: 0755", False),
+        ("encoding: b64", "encoding: b46", False),
+        ("path: /opt/nkw/variables", "path: opt/nkw/variables", False),
+        ("package_update: true", "package_update: true\nfinal_message: [ready]", False),
+    ],
+)
+def test_user_data_have_the_documented_keys(
+    user_data: Path, tmp_path: Path, before: str, after: str, accepted: bool
+) -> None:
+    pytest.importorskip("check_jsonschema", reason="needs Python 3.11")
+    path = tmp_path / "user-data.yaml"
+    text = user_data.read_text(encoding="utf-8")
+    path.write_text(text.replace(before, after, 1) if before else text, encoding="utf-8")
+    done = ran(sys.executable, "-m", "check_jsonschema", "--schemafile", SCHEMA, path)
+    assert done.returncode == (0 if accepted else 1), done.stdout
+
+
+def test_user_data_begin_as_cloud_init_wants_and_hold_the_script_and_the_variables(user_data: Path) -> None:
+    text = user_data.read_text(encoding="utf-8")
+    assert text.startswith("#cloud-config\n")
+    config: dict[str, Any] = yaml.safe_load(text)
+    files = {each["path"]: each for each in config["write_files"]}
+    assert base64.b64decode(files["/opt/nkw/install.sh"]["content"]) == INSTALL.read_bytes()
+    script = files["/opt/nkw/variables"]["content"]
+    for name, value in VARIABLES.items():
+        if name != "NKW_PARTS":
+            assert ran("sh", "-c", f'{script}\nprintf %s "${name}"').stdout == value
+    assert config["runcmd"][0][2].endswith("/opt/nkw/install.sh driver runtime python")
+    assert "$PATH" in files["/etc/profile.d/nkw.sh"]["content"] and "$UPTIME" in config["final_message"]
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_a_variable_that_is_not_set_is_named(name: str) -> None:
+    done = rendered(**without(name))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"error: not set: {name}; deploy/README.md says what they are\n"
+
+
+@pytest.mark.parametrize("value", ["two\nlines", 'a"b', "a\\b", "\x1b[0m"])
+def test_a_value_that_no_line_can_hold_is_refused(value: str) -> None:
+    done = rendered(**{**VARIABLES, "NKW_PACKAGE": value})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: NKW_PACKAGE holds a character that a line of the script cannot hold\n"
+
+
+def test_no_host_of_a_package_repository_is_written_down() -> None:
+    for path in DEPLOY.iterdir():
+        for host in re.findall(r"https?://([\w.-]+)", path.read_text(encoding="utf-8")):
+            assert host == "awsdocs-neuron.readthedocs-hosted.com", path
+
+
+def test_every_variable_is_described() -> None:
+    page = (DEPLOY / "README.md").read_text(encoding="utf-8")
+    arguments = re.findall(
+        r"^ARG (\w+)", (DEPLOY / "Containerfile").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    described = {
+        name
+        for row in re.findall(r"^\|(.*?)\|", page, re.MULTILINE)
+        for name in re.findall(r"`([A-Z_]+)`", row)
+    }
+    assert {*VARIABLES, *arguments} == described
+    assert all(f"--build-arg {name}" in page for name in arguments)
+
+
+def test_the_versions_of_a_release_are_those_that_doctor_knows() -> None:
+    page = (DEPLOY / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (2\.\d+) \| (.*) \|$", page, re.MULTILINE)
+    known = {dotted(each.sdk): each for each in RELEASES}
+    assert rows[0][0] == dotted(RELEASES[0].sdk)
+    for sdk, cells in rows:
+        release = known[sdk]
+        nki = "none" if release.nki is None else dotted(release.nki)
+        wanted = [dotted(release.driver), dotted(release.runtime), sdk, dotted(release.compiler), nki]
+        assert cells.split(" | ")[:6] == [*wanted, " to ".join(map(dotted, release.pythons))]
+
+
+@pytest.fixture
+def stand_ins(tmp_path: Path) -> Path:
+    """A folder with apt-get, curl, uname and python3 that note how they were called."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    note = f'echo "$(basename "$0") $*" >>{shlex.quote(str(tmp_path / "calls"))}\n'
+    made = {
+        "apt-get": note,
+        "curl": note,
+        "uname": "echo 6.17.0-1007-aws\n",
+        "python3": f'{note}mkdir -p "$3/bin"\ncp "$0" "$3/bin/python"\n',
+    }
+    for name, text in made.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}")
+        (folder / name).chmod(0o755)
+    for part in ("usr/share/keyrings", "etc/apt/sources.list.d"):
+        (tmp_path / "root" / part).mkdir(parents=True)
+    return tmp_path
+
+
+def installed(
+    place: Path, *parts: str, **variables: str
+) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """Run install.sh with the stand-ins; the process, and their calls."""
+    path = f"{place / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    more = {"DESTDIR": str(place / "root"), "NKW_HOME": str(place / "home"), "PATH": path}
+    done = ran("sh", INSTALL, *parts, **{**variables, **more})
+    calls = place / "calls"
+    return done, calls.read_text().splitlines() if calls.exists() else []
+
+
+def test_install_asks_for_exactly_the_release_that_the_variables_name(stand_ins: Path) -> None:
+    done, calls = installed(stand_ins, "driver", "runtime", "python", **VARIABLES)
+    assert (done.returncode, done.stderr) == (0, "")
+    home = stand_ins / "home"
+    assert calls == [
+        "curl --fail --silent --show-error --location --output "
+        f"{stand_ins}/root/usr/share/keyrings/neuron.asc https://apt.test/key",
+        "apt-get update",
+        "apt-get install --yes linux-headers-6.17.0-1007-aws aws-neuronx-dkms=2.31.*",
+        "apt-get install --yes --no-install-recommends aws-neuronx-runtime-lib=2.35.* aws-neuronx-collectives=2.35.* "
+        "aws-neuronx-tools=2.33.*",
+        f"python3 -m venv {home}/venv",
+        "python -m pip install --no-cache-dir --extra-index-url https://pip.test neuronx-cc==2.28.* nki==0.7.*",
+        f"python -m pip install --no-cache-dir {VARIABLES['NKW_PACKAGE']}",
+    ]
+    source = (stand_ins / "root/etc/apt/sources.list.d/neuron.list").read_text()
+    assert re.fullmatch(
+        r"deb \[signed-by=/usr/share/keyrings/neuron.asc\] https://apt.test \w+ main\n", source
+    )
+
+
+def test_install_gives_nrtpy_an_environment_of_its_own(stand_ins: Path) -> None:
+    done, calls = installed(stand_ins, "nrtpy", **VARIABLES)
+    assert done.returncode == 0
+    assert calls == [
+        f"python3 -m venv {stand_ins}/home/nrtpy",
+        "python -m pip install --no-cache-dir --extra-index-url https://pip.test nrtpy==2.35.* numpy",
+    ]
+
+
+def test_install_leaves_out_nki_where_the_compiler_brings_it(stand_ins: Path) -> None:
+    done, calls = installed(stand_ins, "python", **{**VARIABLES, "NEURON_NKI": "none"})
+    assert done.returncode == 0
+    assert calls[1].endswith("https://pip.test neuronx-cc==2.28.*")
+
+
+@pytest.mark.parametrize(
+    ("parts", "missing"),
+    [
+        (("driver",), "NEURON_DRIVER"),
+        (("driver",), "NEURON_APT_URL"),
+        (("runtime",), "NEURON_APT_KEY_URL"),
+        (("runtime",), "NEURON_TOOLS"),
+        (("python",), "NEURON_PIP_URL"),
+        (("python",), "NKW_PACKAGE"),
+    ],
+)
+def test_install_names_the_variable_that_is_not_set(
+    stand_ins: Path, parts: tuple[str, ...], missing: str
+) -> None:
+    done, calls = installed(stand_ins, *parts, **without(missing))
+    assert done.returncode == 2
+    assert done.stderr == f"error: {missing} is not set; deploy/README.md says what it is\n"
+    assert calls == []
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ((), "a part is needed: driver, runtime, python, nrtpy"),
+        (("python", "sdk"), "sdk is no part; the parts are driver, runtime, python, nrtpy"),
+    ],
+)
+def test_install_refuses_what_is_no_part_before_it_begins(
+    stand_ins: Path, parts: tuple[str, ...], said: str
+) -> None:
+    done, calls = installed(stand_ins, *parts, **VARIABLES)
+    assert (done.returncode, done.stderr, calls) == (2, f"error: {said}\n", [])
+
+
+def test_install_ends_where_a_package_is_not_to_be_had(stand_ins: Path) -> None:
+    (stand_ins / "bin" / "apt-get").write_text('#!/bin/sh\n[ "$1" = update ]\n')
+    done, calls = installed(stand_ins, "driver", "python", **VARIABLES)
+    assert done.returncode == 1
+    assert not [call for call in calls if call.startswith("python")]
