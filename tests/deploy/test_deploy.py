@@ -168,7 +168,7 @@ def stand_ins(tmp_path: Path) -> Path:
         "apt-get": note,
         "curl": note,
         "uname": "echo 6.17.0-1007-aws\n",
-        "python3": f'{note}mkdir -p "$3/bin"\ncp "$0" "$3/bin/python"\n',
+        "python3": f'{note}[ "$2" != venv ] || {{ mkdir -p "$3/bin" && cp "$0" "$3/bin/python"; }}\n',
     }
     for name, text in made.items():
         (folder / name).write_text(f"#!/bin/sh\n{text}")
