@@ -31,6 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the speech, such as en (default: that of generation_config.json)",
     )
     parser.add_argument(
+        "--timestamps",
+        action="store_true",
+        help="write segments with the seconds in which they are said; a window begins where the last segment ended",
+    )
+    parser.add_argument(
         "--max-new-tokens",
         metavar="N",
         type=count,

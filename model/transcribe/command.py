@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from model.sampling import SamplingOptions
 from model.tokenizer import Tokenizer
 from model.transcribe.rules import Hearing, Listener, Rules, read_rules
 from model.transcribe.spectrum import HOP, log_mel, windows_of
+from model.transcribe.timestamps import Segment, segments_of
 from model.transcribe.wav import SAMPLE_RATE, read_wav
 from model.weights import RankWeights, check_ranks, shard_weights
 from simulate.files import Outputs, json_document
@@ -48,7 +49,7 @@ def transcribe_command(options: argparse.Namespace) -> int:
     if options.tp > _MOST_RANKS:
         raise ModelError(f"--tp {options.tp}; one run takes {_MOST_RANKS} ranks at most")
     check_ranks(config, options.tp)
-    rules = read_rules(options.model, config, options.language)
+    rules = read_rules(options.model, config, options.language, options.timestamps)
     samples = read_wav(options.file)
     tokenizer = Tokenizer(options.model, config.vocab_size)
     weights = open_checkpoint(options.model, config)
@@ -69,18 +70,33 @@ class _Job:
     rules: Rules
     samples: np.ndarray
 
-    @cached_property
-    def spectra(self) -> list[np.ndarray]:
-        """The log-mel spectrum of each window."""
-        encoder = self.config.encoder
-        assert isinstance(encoder, SpeechEncoder)
-        return [log_mel(each, encoder.mel_bins) for each in windows_of(self.samples, self.columns)]
-
     @property
     def columns(self) -> int:
-        """Of a spectrum: the first two of them give the encoder's first position."""
+        """Of a window's spectrum: the first two of them give the encoder's first position."""
         assert self.config.encoder is not None
         return 2 * self.config.encoder.positions
+
+    @cached_property
+    def spectrum(self) -> np.ndarray:
+        """The log-mel spectrum of the recording: of its windows, or, with timestamps, of the whole of more than one."""
+        encoder = self.config.encoder
+        assert isinstance(encoder, SpeechEncoder)
+        windows = windows_of(self.samples, self.columns)
+        parts = [self.samples] if self.options.timestamps and len(windows) > 1 else windows
+        return np.concatenate([log_mel(each, encoder.mel_bins) for each in parts], axis=1)
+
+    def window(self, begins: int) -> tuple[np.ndarray, int]:
+        """The spectrum of the window from a column on, filled up with zeros, and how much of it is the recording's."""
+        part = self.spectrum[:, begins : begins + self.columns]
+        filled = np.zeros((len(part), self.columns), np.float32)
+        filled[:, : part.shape[1]] = part
+        return filled, part.shape[1]
+
+    def seconds(self, begins: int) -> str:
+        """The window from a column on, by the seconds that it spans."""
+        each = HOP / SAMPLE_RATE
+        end = min((begins + self.columns) * each, len(self.samples) / SAMPLE_RATE)
+        return f"{begins * each:g} s to {end:.1f} s"
 
     @cached_property
     def shards(self) -> tuple[RankWeights, ...]:
@@ -114,13 +130,23 @@ class _Job:
         return KernelModel(self.config, self.shards, device, length, progress=progress)
 
 
+@dataclass(frozen=True)
+class _Heard:
+    """A window: its seconds, what was written down, and the segments of it where they were asked for."""
+
+    seconds: str
+    generation: Generation
+    segments: tuple[Segment, ...] = ()
+
+
 def _reported(job: _Job, tokenizer: Tokenizer) -> dict[str, Any]:
     """Transcribe and predict, and print the summary; returns the document."""
     options = job.options
-    generations = _transcribed(job, tokenizer)
+    heard = _transcribed(job, tokenizer)
+    generations = [each.generation for each in heard]
     run = Run(
         model=str(options.model),
-        prompts=tuple(_title(job, number) for number in range(len(generations))),
+        prompts=tuple(each.seconds for each in heard),
         backend=options.backend,
         target=options.target,
         mesh=Mesh(options.tp),
@@ -131,26 +157,22 @@ def _reported(job: _Job, tokenizer: Tokenizer) -> dict[str, Any]:
     )
     predictions = _predicted(job, generations[-1]) if options.backend == "simulate" else []
     show(summary(replace(run, prompts=run.prompts[:1]), generations, predictions))
-    return {**document(run, generations, predictions), "recording": str(options.file)}
+    segments = {} if not options.timestamps else {"segments": _listed(heard, job.rules, tokenizer)}
+    return {**document(run, generations, predictions), "recording": str(options.file), **segments}
 
 
-def _title(job: _Job, number: int) -> str:
-    """A window by the seconds that it spans."""
-    each = job.columns * HOP / SAMPLE_RATE
-    end = min((number + 1) * each, len(job.samples) / SAMPLE_RATE)
-    return f"{number * each:g} s to {end:.1f} s"
-
-
-def _transcribed(job: _Job, tokenizer: Tokenizer) -> list[Generation]:
-    """Stream what is said in each window to stdout."""
+def _transcribed(job: _Job, tokenizer: Tokenizer) -> list[_Heard]:
+    """Write what is said to stdout: window after window as it comes, or segment after segment."""
     options = job.options
     backend = job.backend()
     reference = job.reference() if options.check and options.backend != "numpy" else None
-    found = []
-    for number, features in enumerate(job.spectra):
-        if len(job.spectra) > 1:
-            print(f"window {number + 1} of {len(job.spectra)}, {_title(job, number)}")
-        found += generate(
+    found: list[_Heard] = []
+    begins, ends = 0, job.spectrum.shape[1]
+    while begins < ends:
+        features, columns = job.window(begins)
+        if ends > job.columns and not options.timestamps:
+            print(f"window {len(found) + 1} of {ends // job.columns}, {job.seconds(begins)}")
+        (generation,) = generate(
             Listener(backend, features, job.rules),
             tokenizer,
             job.config,
@@ -158,10 +180,34 @@ def _transcribed(job: _Job, tokenizer: Tokenizer) -> list[Generation]:
             options.max_new_tokens,
             _GREEDY,
             None if reference is None else Listener(reference, features, job.rules),
-            emit=lambda _, text: print(text, end="", flush=True),
+            emit=lambda _, text: None if options.timestamps else print(text, end="", flush=True),
         )
-        print("\n")
+        segments: list[Segment] = []
+        if job.rules.timestamps is not None:
+            ids = [each for each in generation.generated_ids if each != job.rules.timestamps.end]
+            segments, columns = segments_of(ids, job.rules.timestamps.zero, begins, columns)
+        heard = _Heard(job.seconds(begins), generation, tuple(segments))
+        for each in _listed([heard], job.rules, tokenizer):
+            print(f"[{each['start']:.2f} s to {each['end']:.2f} s] {each['text'].strip()}", flush=True)
+        found.append(heard)
+        begins += columns
+        if not options.timestamps:
+            print("\n")
     return found
+
+
+def _listed(heard: Sequence[_Heard], rules: Rules, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """All segments with their texts, in which the tokens of times have no part."""
+    zero = 0 if rules.timestamps is None else rules.timestamps.zero
+    return [
+        {
+            **asdict(each),
+            "ids": list(each.ids),
+            "text": tokenizer.decode([id for id in each.ids if id < zero]),
+        }
+        for window in heard
+        for each in window.segments
+    ]
 
 
 def _predicted(job: _Job, last: Generation) -> list[TargetPrediction]:
@@ -177,7 +223,7 @@ def _predicted(job: _Job, last: Generation) -> list[TargetPrediction]:
 
 def _on_target(job: _Job, last: Generation, device: Any) -> TargetPrediction:
     model = job.model(device, device.layer_done)
-    model.encode(job.spectra[-1:])
+    model.encode([job.window(0)[0]])
     model.prefill([last.prompt_ids])
     window: Pass = device.take_pass()
     at = len(last.prompt_ids) + max(1, len(last.generated_ids) - 1) - 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,34 +12,44 @@ import numpy as np
 from model.config import Fields, ModelConfig
 from model.errors import ModelError
 from model.sampling import StepOutput
+from model.transcribe.timestamps import Timestamps
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The ids of the `prompt`, ids that are never chosen (`suppressed`), and more that are never chosen first."""
+    """The ids of the `prompt`, ids that are never chosen (`suppressed`), and more that are never chosen first.
+
+    With `timestamps` times are written, too.
+    """
 
     prompt: tuple[int, ...]
     suppressed: tuple[int, ...] = ()
     suppressed_first: tuple[int, ...] = ()
+    timestamps: Timestamps | None = None
 
-    def applied(self, steps: Sequence[StepOutput], first: bool) -> list[StepOutput]:
-        """What follows, without the tokens that must not."""
-        return [StepOutput(self._allowed(each, first)) for each in steps]
+    def applied(self, steps: Sequence[StepOutput], written: Sequence[int]) -> list[StepOutput]:
+        """What follows the ids that were `written` behind the prompt, without the tokens that must not."""
+        return [StepOutput(self._allowed(each, written)) for each in steps]
 
-    def _allowed(self, step: StepOutput, first: bool) -> np.ndarray | None:
+    def _allowed(self, step: StepOutput, written: Sequence[int]) -> np.ndarray | None:
         if step.logits is None:
             return None
         logits = step.logits.astype(np.float32)
         logits[list(self.suppressed)] = -np.inf
-        if first:
+        if not written:
             logits[list(self.suppressed_first)] = -np.inf
+        if self.timestamps is not None:
+            self.timestamps.allow(logits, written)
         return logits
 
 
-def read_rules(folder: Path, config: ModelConfig, language: str | None = None) -> Rules:
-    """The rules of a model's folder, without timestamps; ModelError where they name no language and none is given.
+def read_rules(
+    folder: Path, config: ModelConfig, language: str | None = None, timestamps: bool = False
+) -> Rules:
+    """The rules of a model's folder; ModelError where they name no language and none is given.
 
-    Fields are those of generation_config.json, else of config.json, where earlier models have them.
+    Fields are those of generation_config.json, else of config.json, where earlier models have them. ModelError, too,
+    where `timestamps` are asked for and the vocabulary has none.
     """
     fields = _Rules(folder, config)
     start = fields.ids("decoder_start_token_id")
@@ -47,13 +57,16 @@ def read_rules(folder: Path, config: ModelConfig, language: str | None = None) -
         raise ModelError(f"{folder}: decoder_start_token_id is missing, with which a transcription begins")
     prompt = [*start, *fields.forced(language)]
     plain = fields.ids("no_timestamps_token_id")
-    if plain and prompt[-1] not in plain:
+    if timestamps:
+        prompt = prompt[:-1] if prompt[-1] in plain else prompt
+    elif plain and prompt[-1] not in plain:
         prompt.extend(plain)
     if len(prompt) >= config.context:
         raise ModelError(
             f"{folder}: a transcription begins with {len(prompt)} tokens; the context has {config.context}"
         )
-    return Rules(tuple(prompt), fields.ids("suppress_tokens"), fields.ids("begin_suppress_tokens"))
+    times = fields.timestamps() if timestamps else None
+    return Rules(tuple(prompt), fields.ids("suppress_tokens"), fields.ids("begin_suppress_tokens"), times)
 
 
 class _Rules:
@@ -74,6 +87,18 @@ class _Rules:
         """The token ids of a field, none where it is absent."""
         file = self._file_with(name)
         return file.token_ids(name, self._vocabulary) if name in file else ()
+
+    def timestamps(self) -> Timestamps:
+        """The tokens of times, which follow the one that says that there are none."""
+        plain, ends = self.ids("no_timestamps_token_id"), self.ids("eos_token_id")
+        if not plain or plain[0] + 1 >= self._vocabulary or not ends:
+            raise ModelError(f"{self._folder}: --timestamps: this model's vocabulary has no times")
+        name = "max_initial_timestamp_index"
+        file = self._file_with(name)
+        latest: Any = file.get(name, None)
+        if latest is not None and (isinstance(latest, bool) or not isinstance(latest, int) or latest < 0):
+            raise file.error(name, f"{latest!r:.60} is not a whole number from 0 on")
+        return Timestamps(plain[0] + 1, latest, ends[0])
 
     def forced(self, language: str | None) -> list[int]:
         """The ids behind the first one: language and task."""
@@ -132,19 +157,22 @@ class Hearing(Protocol):
         """Append a token to each sequence at its position; says what follows each."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Listener:
     """A backend of `generate` that hears a window before its prompt, and keeps to the rules."""
 
     backend: Hearing
     features: np.ndarray
     rules: Rules
+    written: list[int] = field(default_factory=list)
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Sequence[StepOutput]:
         """The encoder, then the prompt."""
         self.backend.encode([self.features])
-        return self.rules.applied(self.backend.prefill(prompts), first=True)
+        self.written = []
+        return self.rules.applied(self.backend.prefill(prompts), self.written)
 
     def decode(self, tokens: Sequence[int | None], positions: Sequence[int]) -> Sequence[StepOutput]:
         """A further token."""
-        return self.rules.applied(self.backend.decode(tokens, positions), first=False)
+        self.written += [each for each in tokens if each is not None]
+        return self.rules.applied(self.backend.decode(tokens, positions), self.written)

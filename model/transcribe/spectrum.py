@@ -16,6 +16,7 @@ HOP = 160
 """Samples from one column to the next."""
 
 _FRAME = 400
+_AT_ONCE = 3000  # columns, a window of 30 s: frames overlap, and those of a long recording take gigabytes
 _LEAST_POWER = 1e-10
 _DECADES = 8.0
 _LINEAR_UP_TO = 1000.0  # Hz; of the mel scale by Slaney
@@ -32,13 +33,16 @@ def windows_of(samples: np.ndarray, columns: int) -> list[np.ndarray]:
     return list(padded.reshape(count, size))
 
 
-def log_mel(window: np.ndarray, bands: int) -> np.ndarray:
-    """The log-mel spectrum of a window, [bands, columns] float32, about -1 to 1."""
-    padded = np.pad(window.astype(np.float64), _FRAME // 2, mode="reflect")
-    frames = np.lib.stride_tricks.sliding_window_view(padded, _FRAME)[: len(window) : HOP]
+def log_mel(samples: np.ndarray, bands: int) -> np.ndarray:
+    """The log-mel spectrum of samples, [bands, columns] float32, about -1 to 1; a part of a column is left out."""
+    padded = np.pad(samples.astype(np.float64), _FRAME // 2, mode="reflect")
+    frames = np.lib.stride_tricks.sliding_window_view(padded, _FRAME)[: len(samples) // HOP * HOP : HOP]
     hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(_FRAME) / _FRAME)
-    power = np.abs(np.fft.rfft(frames * hann)) ** 2
-    logs = np.log10(np.maximum(power @ mel_bands(bands), _LEAST_POWER)).T
+    powers = (
+        np.abs(np.fft.rfft(frames[begin : begin + _AT_ONCE] * hann)) ** 2 @ mel_bands(bands)
+        for begin in range(0, len(frames), _AT_ONCE)
+    )
+    logs = np.log10(np.maximum(np.concatenate([*powers]), _LEAST_POWER)).T
     clamped = np.maximum(logs, logs.max() - _DECADES)
     return ((clamped + 4) / 4).astype(np.float32)
 

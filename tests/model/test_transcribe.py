@@ -153,9 +153,9 @@ def test_refuses_rules_that_make_no_beginning(tmp_path: Path, changes: dict[str,
 def test_suppressed_tokens_are_never_chosen() -> None:
     step = StepOutput(np.array([1.0, 9.0, 8.0, 7.0], np.float32))
     own = Rules((0,), (1,), (2,))
-    assert own.applied([step], first=True)[0].likeliest == 3
-    assert own.applied([step], first=False)[0].likeliest == 2
-    assert own.applied([StepOutput()], first=False)[0].logits is None
+    assert own.applied([step], [])[0].likeliest == 3
+    assert own.applied([step], [3])[0].likeliest == 2
+    assert own.applied([StepOutput()], [3])[0].logits is None
 
 
 def expected(folder: Path, samples: np.ndarray, most: int) -> list[list[int]]:
