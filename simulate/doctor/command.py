@@ -12,7 +12,7 @@ from simulate.bind import BACKEND_VARIABLE, install
 from simulate.doctor import host, packages, variables
 from simulate.doctor.collect import collect
 from simulate.doctor.finding import Finding
-from simulate.doctor.machine import Machine, counted
+from simulate.doctor.machine import LNC, VIRTUAL, Machine, counted
 from simulate.doctor.releases import described
 from simulate.errors import InvalidArgument, NkwError
 from simulate.files import Outputs, imported_files, json_document
@@ -137,16 +137,13 @@ def _which_nki(machine: Machine) -> str:
 def _cores(machine: Machine) -> str | None:
     holders = [each for device in machine.devices for each in device.holders]
     used = f"; in use by {', '.join(dict.fromkeys(holders))}" if holders else ""
-    return f"{machine.cores} on {counted(machine.devices)}{used}" if machine.cores else None
+    cores = sum(device.cores for device in machine.devices)
+    return f"{cores} on {counted(machine.devices)}{used}" if cores else None
 
 
 def _lnc(machine: Machine) -> str | None:
     """The degree of the variables, and the one that the driver has its cores in."""
-    asked = [
-        f"{name}={machine.variables[name]}"
-        for name in (variables.LNC, variables.VIRTUAL)
-        if name in machine.variables
-    ]
+    asked = [f"{name}={machine.variables[name]}" for name in (LNC, VIRTUAL) if name in machine.variables]
     have = {str(device.lnc) for device in machine.devices if device.lnc is not None}
     return ", ".join([*(["/".join(sorted(have)) + " by neuron-ls"] if have else []), *asked]) or None
 

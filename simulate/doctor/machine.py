@@ -23,6 +23,8 @@ RUNTIME_LIBRARY = "/opt/aws/neuron/lib/libnrt.so.1"
 TOOLS = "/opt/aws/neuron/bin"
 NEURON_LS = "neuron-ls --json-output"
 MODINFO = "modinfo -F version neuron"
+LNC = "NEURON_LOGICAL_NC_CONFIG"
+VIRTUAL = "NEURON_RT_VIRTUAL_CORE_SIZE"
 _SYSFS = re.compile(
     r"/sys/devices/virtual/neuron_device/neuron\d+/(core_count|info/architecture/instance_type)"
 )
@@ -124,9 +126,24 @@ class Machine:
         return [Device(int(each), None, ()) for each in counts if re.fullmatch(r"\s*\d{1,5}\s*", each)]
 
     @property
+    def lnc_asked(self) -> str | None:
+        """The number of physical cores of a logical one, as the variables of the runtime give it."""
+        return self.variables.get(LNC) or self.variables.get(VIRTUAL)
+
+    @property
     def cores(self) -> int | None:
-        """How many cores a process can ask the runtime for; None where unknown."""
-        return sum(each.cores for each in self.devices) or None
+        """How many cores a process can ask the runtime for; None where unknown.
+
+        neuron-ls counts logical cores of its own LNC degree. The driver's files do not say which they count, which
+        matters from Trn2 on.
+        """
+        devices, asked = self.devices, self.lnc_asked
+        if any(each.lnc is None for each in devices) and generation(self.family or "") != "trn1":
+            return None
+        physical = sum(each.cores * (each.lnc or 1) for each in devices)
+        return (
+            physical // int(asked) if asked in ("1", "2") else sum(each.cores for each in devices)
+        ) or None
 
     def version(self, package: str) -> Version | None:
         """The first two numbers of a Python package's version; None where it is absent or a placeholder."""

@@ -7,14 +7,12 @@ import shlex
 from collections.abc import Iterator
 
 from simulate.doctor.finding import Finder, Finding
-from simulate.doctor.machine import Machine, dotted, generation, numbers
+from simulate.doctor.machine import LNC, VIRTUAL, Machine, dotted, generation, numbers
 from simulate.doctor.releases import page
 from simulate.targets import TARGET_VARIABLE
 
 VISIBLE = "NEURON_RT_VISIBLE_CORES"
 COUNT = "NEURON_RT_NUM_CORES"
-LNC = "NEURON_LOGICAL_NC_CONFIG"
-VIRTUAL = "NEURON_RT_VIRTUAL_CORE_SIZE"
 FLAGS = "NEURON_CC_FLAGS"
 GROUPS = "NEURONCORE_GROUP_SIZES"
 ASYNC = "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS"
@@ -136,7 +134,7 @@ def lnc_twice(machine: Machine) -> Iterator[Finding]:
 
 def lnc_of_the_compiler(machine: Machine) -> Iterator[Finding]:
     """What is compiled for one degree is not supported on another; Trn2 and later have 2 where nothing is set."""
-    flag, asked = _flag(machine, _LNC_FLAGS), machine.variables.get(LNC) or machine.variables.get(VIRTUAL)
+    flag, asked = _flag(machine, _LNC_FLAGS), machine.lnc_asked
     runtime = asked or ("2" if _before_trn2(machine) is False else None)
     if flag and runtime and flag != runtime:
         whose = "the variables ask" if asked else "the chip's default asks"

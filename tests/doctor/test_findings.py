@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from hypothesis import given, settings, strategies
 
 from simulate.doctor.command import facts_of, findings
 from simulate.doctor.machine import FIRST_GENUINE, Machine, Package
@@ -17,6 +20,7 @@ from tests.doctor.machines import (
     LAPTOP,
     TRN1,
     TRN2,
+    neuron_ls,
     with_packages,
     with_system,
     with_variables,
@@ -371,6 +375,78 @@ def test_cores_are_told_with_who_holds_them() -> None:
     used = '[{"nc_count": 2, "neuron_processes": [{"pid": 7, "command": "python serve.py"}]}]'
     busy = replace(INF2, outputs={"neuron-ls --json-output": used})
     assert facts_of(busy)["cores"] == "2 on 1 chip; in use by 7 (python serve.py)"
+
+
+@pytest.mark.parametrize(
+    ("lnc", "visible", "there"),
+    [
+        ("1", "127", True),
+        ("1", "128", False),
+        ("2", "63", True),
+        ("2", "64", False),
+        (None, "63", True),
+        (None, "64", False),
+    ],
+)
+def test_cores_are_counted_at_the_degree_that_the_variables_ask_for(
+    lnc: str | None, visible: str, there: bool
+) -> None:
+    """neuron-ls has counted 64 logical cores of two physical ones each."""
+    listed = replace(TRN2, outputs={"neuron-ls --json-output": neuron_ls(16, 4, 2)})
+    machine = with_variables(listed, NEURON_LOGICAL_NC_CONFIG=lnc, NEURON_RT_VISIBLE_CORES=visible)
+    assert [each for each, _ in told(machine) if each == "cores-absent"] == (
+        [] if there else ["cores-absent"]
+    )
+
+
+def test_cores_are_not_counted_where_their_degree_is_not_known() -> None:
+    sysfs = {"/sys/devices/virtual/neuron_device/neuron0/core_count": "8\n"}
+    far = {"NEURON_RT_VISIBLE_CORES": "99"}
+    for machine, counted in ((TRN2, False), (TRN1, True)):
+        known = replace(machine, files={**machine.files, **sysfs}, outputs={})
+        assert facts_of(known)["cores"] == "8 on 1 chip"
+        assert (known.cores == 8) is counted
+        assert bool(findings(with_variables(known, **far))) is counted
+
+
+TEXT = strategies.one_of(
+    strategies.text(max_size=12),
+    strategies.sampled_from(
+        ["", "1", "2", "0-3", "--lnc", "--target=", "-lnc 2 --target trn1", "trn2", "inf2", "2.31.7", "'"]
+    ),
+)
+NAMES = (
+    "NEURON_RT_VISIBLE_CORES NEURON_RT_NUM_CORES NEURON_LOGICAL_NC_CONFIG NEURON_RT_VIRTUAL_CORE_SIZE NEURON_CC_FLAGS "
+    "NEURON_PLATFORM_TARGET_OVERRIDE NEURONCORE_GROUP_SIZES NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS PATH"
+).split()
+
+
+def some(
+    names: Iterable[str], values: strategies.SearchStrategy[Any]
+) -> strategies.SearchStrategy[dict[str, Any]]:
+    return strategies.dictionaries(strategies.sampled_from(sorted(names)), values)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    python=TEXT,
+    packages=some([*FIRST_GENUINE, "torch"], strategies.builds(Package, TEXT, strategies.integers(0, 5))),
+    system=some(TRN2.system_packages, TEXT),
+    files=some([*TRN2.files, "/sys/devices/virtual/neuron_device/neuron0/core_count"], TEXT),
+    variables=some(NAMES, TEXT),
+    outputs=some(TRN2.outputs, TEXT | strategies.just(neuron_ls(2, 4, 2))),
+)
+def test_no_machine_is_too_strange(
+    python: str,
+    packages: dict[str, Package],
+    system: dict[str, str],
+    files: dict[str, str],
+    variables: dict[str, str],
+    outputs: dict[str, str],
+) -> None:
+    machine = Machine(python, packages, system, files, variables, outputs)
+    assert all(each.says and each.mend for each in findings(machine))
+    assert all(isinstance(each, str) for each in facts_of(machine).values())
 
 
 def test_each_version_of_a_component_belongs_to_one_release() -> None:
