@@ -11,7 +11,7 @@ Dimensions
 
 Arguments
     qkv          [T, 2 Hk dk + Hv dv] @ HBM, float32 or bfloat16: q, k and v side by side
-    gates        [T, Hv dv + 2 Hv] @ HBM, qkv's dtype: z, b and a side by side
+    gates        [T, W] @ HBM, qkv's dtype: z, b and a side by side, Hv dv + 2 Hv columns from `first` on
     a_log        [1, Hv] @ HBM, float32 or bfloat16; dt_bias alike
     norm_weight  [1, dv] @ HBM, float32 or bfloat16
     states       [slots, Hv, dk, dv] @ HBM, float32; those that state_slots names are written
@@ -20,6 +20,7 @@ Arguments
     counts       [B, 1] @ HBM, int32: new tokens of a sequence; what lies behind them is padding and changes no state
     key_heads    compile-time int, Hk
     eps          compile-time float, of the norm
+    first        compile-time int, the column of gates at which z begins
     returns      y [T, Hv dv] @ HBM, qkv's dtype, and the states
 
 Layout
@@ -50,7 +51,7 @@ import nki.language as nl
 import nki.typing as nt
 import numpy as np
 
-from nki_kernels.delta.checks import check_arguments
+from nki_kernels.delta.checks import check_arguments, gates_from
 from nki_kernels.delta.chunks import (
     advance,
     attend,
@@ -91,8 +92,10 @@ def gated_delta(
     counts,
     key_heads,
     eps,
+    first=0,
 ):
     """The gated delta rule in chunks, its heads normalised and gated."""
+    gates = gates_from(gates, first, states)
     check_arguments(qkv, gates, a_log, dt_bias, norm_weight, states, (state_slots, starts, counts), key_heads)
     heads, depth, width = states.shape[1], states.shape[2], states.shape[3]
     y = nl.ndarray((qkv.shape[0], heads * width), dtype=qkv.dtype, buffer=nl.shared_hbm)
@@ -266,13 +269,14 @@ def gated_delta_reference(
     counts: np.ndarray,
     key_heads: int,
     eps: float,
+    first: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Token by token; outputs of padding follow from the state before it. States are updated in place."""
     _, heads, depth, width = states.shape
     tokens = len(qkv) // len(counts)
     wide, side = widened(qkv), widened(gates)
     q, k, v = np.split(wide, [key_heads * depth, 2 * key_heads * depth], axis=1)
-    z, b, a = np.split(side, [heads * width, heads * width + heads], axis=1)
+    z, b, a, _ = np.split(side[:, first:], [heads * width, heads * (width + 1), heads * (width + 2)], axis=1)
     q, k = (unit_reference(each.reshape(len(qkv), key_heads, depth)) for each in (q, k))
     q, k = (np.repeat(each, heads // key_heads, axis=1) for each in (q * depth**-0.5, k))
     v = v.reshape(len(qkv), heads, width)

@@ -33,7 +33,7 @@ import nki.language as nl
 import nki.typing as nt
 import numpy as np
 
-from nki_kernels.delta.checks import check_arguments
+from nki_kernels.delta.checks import check_arguments, gates_from
 from nki_kernels.delta.chunks import inverse_lengths
 from nki_kernels.delta.decay import keep_real, strengths
 from nki_kernels.delta.output import gate_factors, gated_norm, inverse_roots
@@ -61,8 +61,10 @@ def gated_delta_step(
     counts,
     key_heads,
     eps,
+    first=0,
 ):
     """One token of each sequence, its heads normalised and gated."""
+    gates = gates_from(gates, first, states)
     check_arguments(qkv, gates, a_log, dt_bias, norm_weight, states, (state_slots, starts, counts), key_heads)
     heads, depth, width = states.shape[1], states.shape[2], states.shape[3]
     sequences = counts.shape[0]
@@ -340,8 +342,9 @@ def gated_delta_step_reference(
     counts: np.ndarray,
     key_heads: int,
     eps: float,
+    first: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The recurrence for one token of each sequence; states are updated in place."""
     return gated_delta_reference(
-        qkv, gates, a_log, dt_bias, norm_weight, states, state_slots, starts, counts, key_heads, eps
+        qkv, gates, a_log, dt_bias, norm_weight, states, state_slots, starts, counts, key_heads, eps, first
     )

@@ -4,6 +4,7 @@
 
 Without w_gate the block is plain: activation(n @ w_up + b_up) @ w_down. The norm is RMSNorm, LayerNorm if norm_bias is
 given, none without norm_weight; norm_offset is added to its weight (1.0 for Gemma). Without `residual`, x is not added.
+With a row_gate the sum over ranks is multiplied by sigmoid(n @ row_gate), one number for each row.
 
 Dimensions
     T   tokens; H hidden size; F this rank's part of the intermediate size.
@@ -20,6 +21,7 @@ Arguments
     b_down           [1, H] @ HBM, float32 or bfloat16, the same on every rank, or None
     residual         compile-time bool: whether x is added
     sequence_ranks   compile-time int, N: the ranks of the group over which x and y are cut along the sequence; 1: none
+    row_gate         [H, 1] @ HBM, float32 or bfloat16, the same on every rank; read in x's dtype; or None
     returns y        [T, H] @ HBM, x's dtype, the same on every rank; of rows that are cut [T/N, H], as x
 
 Layout
@@ -38,7 +40,8 @@ Tiling
     A last block of 64 columns of F shares the array: gate beside up, and in the last product two row tiles.
 
 Limits
-    H up to 8192, in bfloat16 without biases and offset of the norm up to 16384; F up to 16384.
+    H up to 8192, in bfloat16 without biases and offset of the norm up to 16384; F up to 16384. A row_gate comes
+    without b_down, and where rows are not cut over the ranks.
 
 Cost
     HBM: the three weights once for each group, the norm's weight and the biases once, x twice (once up to 128 rows), y
@@ -60,6 +63,7 @@ import numpy as np
 from nki_kernels.cores import divides_columns, own_columns, own_rows, part
 from nki_kernels.matmul import MAX_CONTRACTION
 from nki_kernels.precision import erf_reference, widened, widened_or_zero
+from nki_kernels.projection.block_loads import load_cast
 from nki_kernels.projection.feed_forward import INNER_UNIT, pipeline, tiles_at_once
 from nki_kernels.projection.gated_product import bias_columns, in_both_halves
 from nki_kernels.projection.normalised_rows import SCRATCH_ELEMENTS, load_norm, on_every_row
@@ -100,10 +104,14 @@ def mlp(
     norm_offset=0.0,
     residual=True,
     sequence_ranks=1,
+    row_gate=None,
 ):
     """The feed-forward block with its norm, its residual and the sum over ranks."""
     check_arguments(x, norm_weight, w_gate, w_up, w_down, b_gate, b_up, b_down, norm_bias, norm_offset)
     ranks = sequence_ranks
+    if row_gate is not None:
+        assert row_gate.shape == (x.shape[1], 1), f"row_gate is [{x.shape[1]}, 1], not {row_gate.shape}"
+        assert b_down is None and ranks == 1, "row_gate comes without b_down and sequence_ranks"
     owned, hidden = x.shape
     tokens = ranks * owned
     check_ranks(ranks, replica_group, tokens)
@@ -132,6 +140,7 @@ def mlp(
         "columns": own_columns(tokens, hidden, BANK),
         "exchanges": exchanges,
         "runs": False,
+        "row_gate": None,
     }
     held = 0
     if norm_weight is not None:
@@ -160,6 +169,9 @@ def mlp(
         exchanges=exchanges,
         ahead=SUMS_AHEAD if tokens > PARTITIONS else FEW_SUMS_AHEAD,
     )
+    if row_gate is not None:
+        stage["row_gate"] = load_cast(row_gate, x.dtype, stage["engine"])
+        job["factors"] = []
     groups = row_groups(last - first, most)
     if tiles > 0:
         pipeline(stage, job, groups)
@@ -236,6 +248,7 @@ def mlp_reference(
     norm_offset: float = 0.0,
     residual: bool = True,
     sequence_ranks: int = 1,
+    row_gate: np.ndarray | None = None,
 ) -> np.ndarray:
     """The formula in float32. For several ranks pass the whole of all: the sum over ranks is the product."""
     normalised = widened(x)
@@ -250,9 +263,10 @@ def mlp_reference(
     else:
         gate = normalised @ widened(w_gate) + widened_or_zero(b_gate)
         inner = activation_reference(gate, activation) * inner
-    return (
-        widened_or_zero(x if residual else None) + inner @ widened(w_down) + widened_or_zero(b_down)
-    ).astype(x.dtype)
+    y = inner @ widened(w_down) + widened_or_zero(b_down)
+    if row_gate is not None:
+        y = y / (1 + np.exp(-(normalised @ widened(row_gate))))
+    return (widened_or_zero(x if residual else None) + y).astype(x.dtype)
 
 
 def activation_reference(values: np.ndarray, name: str) -> np.ndarray:

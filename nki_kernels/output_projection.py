@@ -2,6 +2,8 @@
 
     y = residual + sum over ranks of o @ w_o + bias
 
+With a gate, o is multiplied by sigmoid(gate) first, element by element.
+
 Dimensions
     T   tokens; K width of this rank's heads (heads times head size); H hidden size.
 
@@ -12,6 +14,7 @@ Arguments
     replica_group  nki.collectives.ReplicaGroup, or None for one rank
     bias           [1, H] @ HBM, float32 or bfloat16, the same on every rank, or None
     sequence_ranks compile-time int, N: the ranks of the group over which residual and y are cut along the sequence
+    gate           [T, K] @ HBM, o's dtype, or None
     returns y      [T, H] @ HBM, o's dtype, the same on every rank; of rows that are cut [T/N, H], as residual
 
 Layout
@@ -27,12 +30,12 @@ Limits
     K up to 16384, H up to 8192.
 
 Cost
-    HBM: w_o once, or once for each group; o, residual, bias and y once. Over ranks: one all-reduce of y's size in o's
-    dtype, from SBUF to SBUF in chunks; of rows that are cut a reduce-scatter. Rounding to o's dtype: over ranks the
-    partial product and the sum, and y. A sum over 2 or 8 ranks adds up to 3 % to T = 2048 (K = 256, H = 8192).
-    Predicted on trn2 in bfloat16, of the floor: 92 % for T = 8192 (K = 512, H = 4096), 99 % (K = 128, H = 8192); 50 %
-    for T = 1 (K = 128, H = 8192), whose floor is 6 us. On two cores 93 to 98 % of half of the floor in a prompt
-    (K = 256, H = 8192), 55 to 69 % in decode. Bound: HBM and the Tensor engine alike; for few rows latency.
+    HBM: w_o once, or once for each group; o, gate, residual, bias and y once. Over ranks: one all-reduce of y's size in
+    o's dtype, from SBUF to SBUF in chunks; of rows that are cut a reduce-scatter. Rounding to o's dtype: gated rows,
+    over ranks the partial product and the sum, and y. A sum over 2 or 8 ranks adds up to 3 % to T = 2048 (K = 256,
+    H = 8192). Predicted on trn2 in bfloat16, of the floor: 92 % for T = 8192 (K = 512, H = 4096), 99 % (K = 128,
+    H = 8192); 50 % for T = 1 (K = 128, H = 8192), whose floor is 6 us. On two cores 93 to 98 % of half of the floor in
+    a prompt (K = 256, H = 8192), 55 to 69 % in decode. Bound: HBM and the Tensor engine alike; for few rows latency.
 """
 
 from __future__ import annotations
@@ -61,6 +64,7 @@ from nki_kernels.tiles import (
     blocks,
     expect_dims,
     expect_hidden,
+    ranges,
     rows_at_once,
 )
 
@@ -76,9 +80,12 @@ HELD_SUMS_AHEAD = 8
 SUMS_AHEAD = 2
 """The same where w_o streams."""
 
+GATED_COLUMNS = 2048
+"""Columns of a row tile that are gated at a time."""
+
 
 @nki.jit
-def output_projection(o, w_o, residual, replica_group=None, bias=None, sequence_ranks=1):
+def output_projection(o, w_o, residual, replica_group=None, bias=None, sequence_ranks=1, gate=None):
     """The residual, if any, plus the sum over ranks of o @ w_o."""
     expect_dims(2, o, "o [T, K]")
     expect_dims(2, w_o, "w_o [K, H]")
@@ -94,15 +101,19 @@ def output_projection(o, w_o, residual, replica_group=None, bias=None, sequence_
     expect_hidden("output_projection", o, hidden, MAX_ROW_BYTES)
     if bias is not None:
         assert bias.shape == (1, hidden), f"bias is [1, {hidden}], not {bias.shape}"
-    y = nl.ndarray((owned, hidden), dtype=o.dtype, buffer=nl.shared_hbm)
     first, last = own_rows(owned, sequence_ranks)
+    if gate is not None:
+        assert gate.shape == o.shape, f"gate is {o.shape}, as o is, not {gate.shape}"
+        assert gate.dtype == o.dtype, f"gate is {gate.dtype}, o is {o.dtype}"
+        gate = of_ranks(gate, sequence_ranks)[:, first:last, :]
+    y = nl.ndarray((owned, hidden), dtype=o.dtype, buffer=nl.shared_hbm)
     left, right = own_columns(tokens, hidden, BANK)
     on_rows = None
     if bias is not None:
         on_rows = on_every_row(bias[:, left:right], min(tokens, PARTITIONS), o.dtype, 0.0)
     project_rows(
         y[first:last, left:right],
-        of_ranks(o, sequence_ranks)[:, first:last, :],
+        (of_ranks(o, sequence_ranks)[:, first:last, :], gate),
         w_o[:, left:right],
         None if residual is None else residual[first:last, left:right],
         on_rows,
@@ -111,11 +122,12 @@ def output_projection(o, w_o, residual, replica_group=None, bias=None, sequence_
     return y
 
 
-def project_rows(y, o, w_o, residual, bias, replica_group):
+def project_rows(y, source, w_o, residual, bias, replica_group):
     """y = residual, if any, + sum over ranks of o @ w_o + bias, which lies on every row.
 
-    o [rank, row, K] has rows of each rank.
+    source: o and its gate or None; they have rows of each rank, [rank, row, K].
     """
+    o = source[0]
     ranks, tokens, depth = o.shape
     hidden = w_o.shape[1]
     holds = blocks(depth) * hidden <= HELD_ELEMENTS
@@ -124,7 +136,7 @@ def project_rows(y, o, w_o, residual, bias, replica_group):
     ahead = groups_ahead(depth, step * ranks, o.dtype, holds)
     loaded = []
     for group in range(min(ahead, groups)):
-        loaded.append(load_group(o[:, group * step : min(tokens, (group + 1) * step), :]))
+        loaded.append(load_group(source, group * step, min(tokens, (group + 1) * step)))
     following = transposed_group(loaded[0]) if ahead > 0 else None
     held = [] if holds else None
     sums = HELD_SUMS_AHEAD if holds else SUMS_AHEAD
@@ -134,9 +146,9 @@ def project_rows(y, o, w_o, residual, bias, replica_group):
         current = following
         next_load = first + ahead * step
         if ahead == 0:
-            current = transposed_group(load_group(o[:, first : min(tokens, first + step), :]))
+            current = transposed_group(load_group(source, first, min(tokens, first + step)))
         elif group + ahead < groups:
-            loaded.append(load_group(o[:, next_load : min(tokens, next_load + step), :]))
+            loaded.append(load_group(source, next_load, min(tokens, next_load + step)))
         for column in range(0, hidden, chunk_width(current.shape[2], ranks)):
             product_chunk(job, [current], first, column)
             if column == 0 and ahead > 0 and group + 1 < groups:
@@ -152,17 +164,28 @@ def groups_ahead(depth, rows, dtype, holds):
     return 1 if 3 * each + STREAM_BYTES <= nl.tile_size.sbuf_fmax_bytes else 0
 
 
-def load_group(o):
-    """Row tiles of o [rank, row, K]: each has the same rows of every rank."""
-    ranks, rows, depth = o.shape
-    height = own_height(ranks)
+def load_group(source, first, last):
+    """Row tiles of rows first … last of o [rank, row, K], gated: each has the same rows of every rank."""
+    o, gate = source
+    ranks, _, depth = o.shape
     tiles = []
-    for row in range(0, rows, height):
-        end = min(rows, row + height)
+    for row, end in ranges(first, last, own_height(ranks)):
         tile = nl.ndarray((ranks * (end - row), depth), dtype=o.dtype, buffer=nl.sbuf)
         nisa.dma_copy(dst=tile, src=o[:, row:end, :], engine=nisa.engine.scalar)
+        if gate is not None:
+            gate_tile(tile, gate[:, row:end, :])
         tiles.append(tile)
     return tiles
+
+
+def gate_tile(tile, gate):
+    """Multiply a row tile by the sigmoid of a gate [rank, row, K] in HBM."""
+    for left, right in ranges(0, tile.shape[1], GATED_COLUMNS):
+        part = nl.ndarray((tile.shape[0], right - left), dtype=tile.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=part, src=gate[:, :, left:right], engine=nisa.engine.scalar)
+        factors = nl.ndarray(part.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.activation(dst=factors, op=nl.sigmoid, data=part)
+        nisa.tensor_tensor(dst=tile[:, left:right], data1=tile[:, left:right], data2=factors, op=nl.multiply)
 
 
 def transposed_group(tiles):
@@ -180,6 +203,9 @@ def output_projection_reference(
     replica_group: object = None,
     bias: np.ndarray | None = None,
     sequence_ranks: int = 1,
+    gate: np.ndarray | None = None,
 ) -> np.ndarray:
     """Product and sum in float32. For several ranks pass the whole of all: the sum over ranks is the product."""
+    if gate is not None:
+        o = (widened(o) / (1 + np.exp(-widened(gate)))).astype(o.dtype)
     return (widened_or_zero(residual) + widened(o) @ widened(w_o) + widened_or_zero(bias)).astype(o.dtype)

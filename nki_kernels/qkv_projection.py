@@ -1,6 +1,6 @@
 """qkv_projection: queries, keys and values of a layer, with the norm before them and the rotation after them.
 
-    [q | k | v] = norm(x) @ w_qkv + bias
+    [q | k | v | gate] = norm(x) @ w_qkv + bias
     norm        RMSNorm, LayerNorm where there is a norm_bias, none without a norm_weight
     q, k        then normalised head by head (q_norm, k_norm) and rotated by position (cos, sin), where those are given
     v           then normalised head by head, if asked (v_norm)
@@ -12,11 +12,11 @@ Dimensions
 Arguments
     x            [T, H] @ HBM, float32 or bfloat16
     norm_weight  [1, H] @ HBM, float32 or bfloat16, or None
-    w_qkv        [H, Q + 2 KV] @ HBM, float32 or bfloat16; read in x's dtype
+    w_qkv        [H, Q + 2 KV + G] @ HBM, float32 or bfloat16; read in x's dtype
     eps          compile-time float, of all norms
     q_size       compile-time int, Q
     kv_size      compile-time int, KV; 0 in a layer that reads the keys and values of another one
-    bias         [1, Q + 2 KV] @ HBM, float32 or bfloat16, or None
+    bias         [1, Q + 2 KV + G] @ HBM, float32 or bfloat16, or None
     positions    [T, 1] @ HBM, int32, 0 <= position < S; with cos and sin
     cos, sin     [S, R/2] @ HBM, float32, or None
     head_dim     compile-time int, D; 2 * (R/2) where it is not given
@@ -27,9 +27,11 @@ Arguments
                  nki.collectives.ReplicaGroup and the number of its ranks, N, over which x is cut: x is [T/N, H], this
                  rank's rows, and everything else is of all rows; None and 1 where x is whole
     v_norm       compile-time bool: each head of v is divided by its root mean square
+    gate_size    compile-time int, G: width of gates of the heads' outputs, 0 where there are none
     returns q    [T, Q] @ HBM, x's dtype; alone where KV is 0
             k    [T, KV] @ HBM, x's dtype
             v    [T, KV] @ HBM, x's dtype
+            gate [T, G] @ HBM, x's dtype; if G is not 0
 
 Layout
     H on the partitions for the product, tokens on the partitions of its result, where a row's 1 / rms, the bias, the
@@ -104,13 +106,15 @@ def qkv_projection(
     replica_group=None,
     sequence_ranks=1,
     v_norm=False,
+    gate_size=0,
 ):
-    """Queries, keys and values of the normalised rows; queries alone where kv_size is 0."""
+    """Queries, keys, values and gates of the normalised rows; queries alone where kv_size is 0."""
     expect_dims(2, x, "x [T, H]")
     owned, hidden = x.shape
     tokens = sequence_ranks * owned
     check_ranks(sequence_ranks, replica_group, tokens)
-    width = q_size + 2 * kv_size
+    turned = q_size + 2 * kv_size if v_norm else q_size + kv_size
+    width = q_size + 2 * kv_size + gate_size
     most = MAX_ROW_BYTES // (4 if x.dtype == nl.float32 else 2)
     assert hidden <= most, f"qkv_projection takes a hidden size of at most {most}, not {hidden}"
     for name, row, columns in (
@@ -121,10 +125,13 @@ def qkv_projection(
         if row is not None:
             assert row.shape == (1, columns), f"{name} is [1, {columns}], not {row.shape}"
     assert norm_bias is None or norm_weight is not None, "norm_bias is given without norm_weight"
-    assert w_qkv.shape == (hidden, width), f"w_qkv is [{hidden}, {q_size} + 2 * {kv_size}], not {w_qkv.shape}"
+    assert w_qkv.shape == (hidden, width), (
+        f"w_qkv is [{hidden}, {q_size} + 2 * {kv_size} + {gate_size}], not {w_qkv.shape}"
+    )
+    assert kv_size > 0 or gate_size == 0, "gate_size is given, and kv_size is 0"
     head = head_size(q_size, kv_size, tokens, positions, cos, sin, head_dim, q_norm, k_norm, v_norm)
     outputs = []
-    for size in (q_size, kv_size, kv_size):
+    for size in (q_size, kv_size, kv_size, gate_size):
         if size > 0:
             outputs.append(nl.ndarray((tokens, size), dtype=x.dtype, buffer=nl.shared_hbm))
     rows = min(tokens, PARTITIONS)
@@ -133,7 +140,7 @@ def qkv_projection(
         if weight is not None:
             norms.append((start, end, repeated_row(weight, rows, norm_offset)))
     if v_norm:
-        norms.append((q_size + kv_size, width, None))
+        norms.append((q_size + kv_size, turned, None))
     biases = repeated_row(bias, rows) if bias is not None else None
     eps_column = constant(rows, eps)
     first, last = own_rows(owned, sequence_ranks)
@@ -147,7 +154,7 @@ def qkv_projection(
         outputs,
         (source, owned, first),
         columns[1],
-        (width if v_norm else q_size + kv_size, q_size + kv_size) if head > 0 else (0, 0),
+        (turned, q_size + kv_size) if head > 0 else (0, 0),
         head,
         norms,
         biases,
@@ -157,6 +164,8 @@ def qkv_projection(
     project(source, norm, w_qkv, columns, head, deliver_heads, context)
     if kv_size == 0:
         return outputs[0]
+    if gate_size > 0:
+        return outputs[0], outputs[1], outputs[2], outputs[3]
     return outputs[0], outputs[1], outputs[2]
 
 
@@ -207,13 +216,7 @@ def deliver_heads(context, row, left, right, sums, panels, scale):
     outputs, (source, owned, offset), last, (turned, rotated), head, norms, biases, turn, eps = context
     rows = sums[0].shape[0]
     where = places(source, owned, offset, row, rows)
-    queues = (nisa.engine.gpsimd, nisa.engine.gpsimd, nisa.engine.gpsimd)
-    if row + rows == source["all"].shape[0] and right == last:
-        queues = (
-            nisa.engine.gpsimd,
-            nisa.engine.scalar,
-            nisa.engine.scalar,
-        )  # nothing comes after the last stores
+    ends_all = row + rows == source["all"].shape[0] and right == last  # nothing comes after the last stores
     result = nl.ndarray((rows, right - left), dtype=outputs[0].dtype, buffer=nl.sbuf)
     here = []
     for start, end, weight in norms:
@@ -231,9 +234,10 @@ def deliver_heads(context, row, left, right, sums, panels, scale):
     finish(result, sums, panels, scale, bias, ends[0], ends[1], here, tables, head, eps)
     column = 0
     for number in range(len(outputs)):
+        queue = nisa.engine.scalar if ends_all and number > 0 else nisa.engine.gpsimd
         for start, place, count in where:
             part = result[start : start + count, :]
-            store_columns(outputs[number], column, place, part, left, queues[number])
+            store_columns(outputs[number], column, place, part, left, queue)
         column += outputs[number].shape[1]
 
 
@@ -269,7 +273,8 @@ def qkv_projection_reference(
     replica_group: object = None,
     sequence_ranks: int = 1,
     v_norm: bool = False,
-) -> np.ndarray | tuple[np.ndarray, np.ndarray, np.ndarray]:
+    gate_size: int = 0,
+) -> np.ndarray | tuple[np.ndarray, ...]:
     """Norm, product, split, norm of heads and rotation in float32. For several ranks pass the rows of all."""
     wide = widened(x)
     if norm_weight is not None and norm_bias is not None:
@@ -281,7 +286,8 @@ def qkv_projection_reference(
     product = wide @ widened(w_qkv)
     if bias is not None:
         product = product + widened(bias)
-    q, k, v = np.split(product, [q_size, q_size + kv_size], axis=1)
+    ends = np.cumsum([q_size, kv_size, kv_size])
+    q, k, v, gate = np.split(product, ends, axis=1)
     turned: list[np.ndarray] = []
     for each, weight in ((q, q_norm), (k, k_norm)):
         if not each.size:
@@ -301,4 +307,5 @@ def qkv_projection_reference(
     if v_norm:
         head = head_dim if cos is None else head_dim or 2 * cos.shape[1]
         v = rmsnorm_reference(v.reshape(-1, head), np.ones((1, head), v.dtype), eps).reshape(v.shape)
-    return turned[0], turned[1], v.astype(x.dtype)
+    gates = (gate.astype(x.dtype),) if gate_size else ()
+    return turned[0], turned[1], v.astype(x.dtype), *gates

@@ -14,7 +14,7 @@ Dimensions
 
 Arguments
     x             [T, H] @ HBM, float32 or bfloat16
-    norm_weight   [1, H] @ HBM, float32 or bfloat16, of an RMSNorm
+    norm_weight   [1, H] @ HBM, float32 or bfloat16, of an RMSNorm; norm_offset, a compile-time float, is added to it
     w_router      [H, E] @ HBM, float32 or bfloat16
     eps           compile-time float
     top_k         compile-time int
@@ -92,6 +92,7 @@ def router(
     groups=1,
     top_groups=1,
     scale=1.0,
+    norm_offset=0.0,
 ):
     """The normalised rows, and the weights and numbers of the experts that each token passes."""
     check_arguments(x, norm_weight, w_router, top_k, scoring, bias, choice_bias, groups, top_groups)
@@ -106,7 +107,7 @@ def router(
     tiles = ranges(start, end)
     rows = min(end - start, PARTITIONS)
     ahead = load(x[tiles[0][0] : tiles[0][1], :], x.dtype)
-    norm = load_norm(norm_weight, None, 0.0, eps, rows, norm_weight.dtype)
+    norm = load_norm(norm_weight, None, norm_offset, eps, rows, norm_weight.dtype)
     exact = x.dtype == nl.bfloat16 and w_router.dtype == nl.bfloat16
     matrix = load_cast(w_router, nl.bfloat16 if exact else nl.float32, nisa.engine.sync)
     added = [on_all(bias, rows), on_all(choice_bias, rows)]
@@ -337,10 +338,12 @@ def router_reference(
     groups: int = 1,
     top_groups: int = 1,
     scale: float = 1.0,
+    norm_offset: float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The formulas in float32, with a stable sort."""
     wide = widened(x)
-    n = wide / np.sqrt((wide * wide).mean(axis=-1, keepdims=True) + eps) * widened(norm_weight)
+    n = wide / np.sqrt((wide * wide).mean(axis=-1, keepdims=True) + eps)
+    n = n * (widened(norm_weight) + wide.dtype.type(norm_offset))
     n = n.astype(x.dtype)
     logits = widened(n) @ widened(w_router) + widened_or_zero(bias)
     if scoring == "softmax":

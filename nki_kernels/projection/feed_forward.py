@@ -11,6 +11,7 @@ import nki.language as nl
 
 from nki_kernels.cores import from_other_core, part
 from nki_kernels.projection.gated_product import columns_at_once, gated_columns
+from nki_kernels.projection.products import add_products
 from nki_kernels.projection.residual_product import chunk_width, product_chunk
 from nki_kernels.projection.row_groups import (
     blocks_tile,
@@ -26,7 +27,7 @@ from nki_kernels.projection.row_groups import (
     transpose_tiles,
 )
 from nki_kernels.projection.sequence import rows_of
-from nki_kernels.tiles import PARTITIONS, blocks
+from nki_kernels.tiles import PARTITIONS, blocks, ranges
 
 INNER_UNIT = 64
 """Two cores divide the intermediate into whole units of so many columns: halves of a block share the array."""
@@ -92,6 +93,8 @@ def overlap(stage, job, group, before, before_parts, waiting, loads):
     if group is not None:
         rows = ranks * group[1]
         inner = stage["weights"][0].shape[1]
+        if stage["row_gate"] is not None:
+            gate_rows(job["factors"], stage["blocks"][:, :, 0:rows], stage["row_gate"], stage["x"].shape[1])
         result = inner_tile(inner, rows, stage)
         columns = starts(inner, columns_at_once(stage["weights"], rows))
     loading = max(1, len(columns) // 2)
@@ -125,6 +128,19 @@ def overlap(stage, job, group, before, before_parts, waiting, loads):
     if stage["exchanges"] and group is not None:
         return [result, from_other_core(result)]
     return [result]
+
+
+def gate_rows(factors, x, weight, hidden):
+    """Append sigmoid(x @ weight) of each 128 rows to `factors`, [rows, 1] float32.
+
+    x [h in block, block, row] has `hidden` elements of each row, and so has weight [h in block, block, 1].
+    """
+    for first, last in ranges(0, x.shape[2]):
+        bank = nl.ndarray((last - first, 1), dtype=nl.float32, buffer=nl.psum)
+        add_products([[bank]], x, [(first, last)], weight, [(0, 1)], 0, hidden)
+        factor = nl.ndarray(bank.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.activation(dst=factor, op=nl.sigmoid, data=bank)
+        factors.append(factor)
 
 
 def inner_tile(inner, rows, stage):

@@ -146,9 +146,14 @@ def transpose_rows(result, first_row, tile, vector_share=0):
         to_sbuf(result[0:short, full, first_row:end_row], bank, copies, vector_share)
 
 
-def to_sbuf(dst, bank, number, vector_share):
-    """Copy a PSUM bank to SBUF on the Vector engine if it is the first of `vector_share`, else on the Scalar engine."""
-    if vector_share > 0 and number % vector_share == 0:
+def to_sbuf(dst, bank, number, vector_share, factor=None):
+    """Copy a PSUM bank to SBUF on the Vector engine if it is the first of `vector_share`, else on the Scalar engine.
+
+    factor: a float32 column that multiplies its rows, or None.
+    """
+    if vector_share == 0 or number % vector_share != 0:
+        nisa.activation(dst=dst, op=nl.copy, data=bank, scale=1.0 if factor is None else factor)
+    elif factor is None:
         nisa.tensor_copy(dst=dst, src=bank)
     else:
-        nisa.activation(dst=dst, op=nl.copy, data=bank)
+        nisa.tensor_scalar(dst=dst, data=bank, op0=nl.multiply, operand0=factor)

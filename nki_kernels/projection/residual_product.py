@@ -2,6 +2,7 @@
 
     y[first …] = residual[first …] + sum over ranks of x @ weight
 
+Rows of the product may be multiplied by factors before the residual is added.
 With y cut over ranks (sequence parallelism) each has its own rows of y and of the residual: a row tile of x @ weight
 holds the same own rows of every rank, [rank, row], and a reduce-scatter takes the place of the all-reduce.
 
@@ -55,7 +56,8 @@ def residual_product(
     bias: [128, H] in SBUF, or None. ranks: over which the rows of y are cut. held: a list, empty at first, if the
     weight is to stay in SBUF, else None. paired: see `accumulate`. exchanges: whether cores exchange tiles meanwhile.
     ahead: chunks whose sums over the ranks may be under way before the first is stored. The entry "kept" may be set to
-    the residual in SBUF, as [row, 1, H].
+    the residual in SBUF, as [row, 1, H], and "factors" to a list with a column for each row tile, [rows, 1] float32,
+    that multiplies its rows.
     """
     return {
         "y": y,
@@ -68,6 +70,7 @@ def residual_product(
         "loads": load_engine(replica_group, exchanges),
         "held": held,
         "kept": None,
+        "factors": None,
         "paired": paired,
         "sums": [],
     }
@@ -103,12 +106,14 @@ def product_chunk(job, parts, first, column):
             rows_left = last_row - block * PARTITIONS
             accumulate(sums, x, pieces, block, rows_left, number > 0, job["paired"], height)
     bias = None if job["bias"] is None else job["bias"][:, column:last]
+    factors = None if job["factors"] is None else job["factors"][first // PARTITIONS :]
     if replica_group is None:
         result = nl.ndarray((min(rows, PARTITIONS), blocks(rows), width), dtype=y.dtype, buffer=nl.sbuf)
-        plus_residual(result, sums, before, bias, loads)
+        plus_residual(result, sums, before, bias, loads, factors)
         store_rows_from(target, result, store_engine(loads))
         return
-    total = sum_over_ranks(sums, (height, blocks(rows, height), width), y.dtype, replica_group, ranks)
+    shape = (height, blocks(rows, height), width)
+    total = sum_over_ranks(sums, shape, y.dtype, replica_group, ranks, factors)
     job["sums"].append([total, before, bias, target, (first, end, column, last)])
     prepare_sum(job, len(job["sums"]) - job["ahead"])
     store_sum(job, len(job["sums"]) - 1 - job["ahead"])
@@ -196,8 +201,10 @@ def accumulate(sums, x, pieces, first_block, depth, begun, paired, height):
                 )
 
 
-def plus_residual(result, sums, before, bias, loads):
+def plus_residual(result, sums, before, bias, loads, factors):
     """The banks of a chunk plus the residual and the bias, where there are any: [row in block, block, column].
+
+    factors: see `sum_over_ranks`.
 
     The Vector engine adds one of VECTOR_SHARE banks, the last one included; the Scalar engine copies the others to SBUF
     and GpSimd adds them, unless it triggers loads, which would wait. On gen2 these engines wait for each other at their
@@ -209,8 +216,9 @@ def plus_residual(result, sums, before, bias, loads):
         bank, tile, start = sums[number]
         count, columns = bank.shape
         into = result[0:count, tile, start : start + columns]
+        factor = None if factors is None else factors[tile]
         if before is None and bias is None:
-            to_sbuf(into, bank, len(sums) - 1 - number, share)
+            to_sbuf(into, bank, len(sums) - 1 - number, share, factor)
             continue
         own = bias[0:count, start : start + columns] if bias is not None else None
         if before is not None:
@@ -218,9 +226,13 @@ def plus_residual(result, sums, before, bias, loads):
             if bias is not None:
                 nisa.tensor_tensor(dst=residual, data1=residual, data2=own, op=nl.add)
             own = residual
-        if (len(sums) - 1 - number) % share == 0:
+        if (len(sums) - 1 - number) % share != 0:
+            copied = nl.ndarray(bank.shape, dtype=nl.float32, buffer=nl.sbuf)
+            to_sbuf(copied, bank, number, 0, factor)
+            nisa.tensor_tensor(dst=into, data1=copied, data2=own, op=nl.add, engine=nisa.engine.gpsimd)
+        elif factor is None:
             nisa.tensor_tensor(dst=into, data1=bank, data2=own, op=nl.add)
         else:
-            copied = nl.ndarray(bank.shape, dtype=nl.float32, buffer=nl.sbuf)
-            nisa.activation(dst=copied, op=nl.copy, data=bank)
-            nisa.tensor_tensor(dst=into, data1=copied, data2=own, op=nl.add, engine=nisa.engine.gpsimd)
+            nisa.scalar_tensor_tensor(
+                dst=into, data=bank, op0=nl.multiply, operand0=factor, op1=nl.add, operand1=own
+            )

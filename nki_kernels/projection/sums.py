@@ -38,10 +38,10 @@ def store_last_sums(job):
         store_sum(job, number)
 
 
-def sum_over_ranks(sums, shape, dtype, replica_group, ranks):
+def sum_over_ranks(sums, shape, dtype, replica_group, ranks, factors):
     """The banks of a chunk summed over the ranks: a tile of this shape, or of this rank's rows of it.
 
-    A short row tile has its own collective.
+    A short row tile has its own collective. factors: a column for each row tile that multiplies its rows, or None.
     """
     height, tiles, width = shape
     height = min(height, sums[0][0].shape[0])
@@ -51,7 +51,8 @@ def sum_over_ranks(sums, shape, dtype, replica_group, ranks):
     for number in range(len(sums)):
         bank, tile, start = sums[number]
         count, columns = bank.shape
-        to_sbuf(partial[0:count, tile, start : start + columns], bank, number, VECTOR_SHARE)
+        factor = None if factors is None else factors[tile]
+        to_sbuf(partial[0:count, tile, start : start + columns], bank, number, VECTOR_SHARE, factor)
         full = tile + 1 if count == height else full
     if full > 0:
         source = partial[:, 0:full, :].reshape((height, full * width))

@@ -111,6 +111,55 @@ def test_mlp_without_a_norm_or_without_a_residual(tokens, norm, residual, dtype)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize(("tokens", "residual"), [(1, True), (129, True), (300, False), (600, True)])
+def test_mlp_of_rows_that_have_a_gate(tokens, residual, dtype) -> None:
+    given = (
+        *mlp_arguments(tokens, 136, 200, dtype, norm_offset=1.0),
+        residual,
+        1,
+        normal(10, 136, 1, dtype=dtype),
+    )
+    for target in ("trn1", "trn2"):
+        check(kernels.mlp, kernels.mlp_reference, given, target)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize("tokens", [1, 129, 600])
+def test_output_projection_of_gated_rows(tokens, dtype) -> None:
+    """The second takes columns of a row tile in two parts, and its weight does not stay in SBUF."""
+    for depth, hidden in ((136, 600), (2100, 1100)):
+        gate = normal(4, tokens, depth, dtype=dtype)
+        given = (*output_arguments(tokens, depth, hidden, dtype), None, None, 1, gate)
+        check(kernels.output_projection, kernels.output_projection_reference, given)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "given", "message"),
+    [
+        ("mlp", (*mlp_arguments(3, 8, 8), True, 1, np.ones((1, 8), np.float32)), r"row_gate is \[8, 1\]"),
+        (
+            "mlp",
+            (*mlp_arguments(3, 8, 8, biases=True), True, 1, np.ones((8, 1), np.float32)),
+            "without b_down",
+        ),
+        (
+            "output_projection",
+            (*output_arguments(3, 8, 8), None, None, 1, np.ones((3, 7), np.float32)),
+            r"gate is \(3, 8\), as o is",
+        ),
+        (
+            "output_projection",
+            (*output_arguments(3, 8, 8), None, None, 1, np.ones((3, 8), BF16)),
+            "o is float32",
+        ),
+    ],
+)
+def test_refuses_gates_that_do_not_fit(kernel, given, message) -> None:
+    with pytest.raises(AssertionError, match=message):
+        run(getattr(kernels, kernel), given, "trn2")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
 @pytest.mark.parametrize("tokens", [1, 129, 300])
 @pytest.mark.parametrize("biased", [False, True])
 def test_output_projection_without_a_residual(tokens, biased, dtype) -> None:
@@ -164,6 +213,25 @@ def test_sums_over_ranks_round_partial_products_and_their_sum(ranks: int, dtype:
         [(o[:, own].copy(), weight[own].copy(), residual, group, bias) for own in parts],
     )
     compare_all(outputs[:1], reference, (o, weight, residual, bias))
+
+
+@pytest.mark.parametrize("tokens", [3, 300])
+def test_gates_of_rows_over_ranks(tokens: int) -> None:
+    """The sum over ranks is that of products that are gated already; both kernels round it in two places more."""
+    x, norm, gate, up, down, *others = mlp_arguments(tokens, 136, 144)
+    row_gate = normal(10, 136, 1)
+    parts, group = np.split(np.arange(144), 2), ReplicaGroup([[0, 1]])
+    given = [(x, norm, gate[:, own].copy(), up[:, own].copy(), down[own].copy()) for own in parts]
+    options = (*others[2:], True, 1, row_gate)
+    outputs = over_ranks(kernels.mlp, [(*each, EPS, group, *options) for each in given])
+    compare_all(outputs[:1], kernels.mlp_reference, (x, norm, gate, up, down, EPS, None, *options))
+    o, weight, residual = output_arguments(tokens, 144, 136)
+    of_heads = normal(11, tokens, 144)
+    given = [(o[:, own].copy(), weight[own].copy(), residual) for own in parts]
+    of_ranks = [(*each, group, None, 1, of_heads[:, own].copy()) for each, own in zip(given, parts)]
+    outputs = over_ranks(kernels.output_projection, of_ranks)
+    reference = kernels.output_projection_reference
+    compare_all(outputs[:1], reference, (o, weight, residual, None, None, 1, of_heads))
 
 
 def test_mlp_adds_what_is_the_same_on_every_rank_once() -> None:

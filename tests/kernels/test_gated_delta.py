@@ -200,6 +200,15 @@ def test_equal_keys_that_are_written_in_full(dtype: Any) -> None:
     checked("gated_delta", given, equal_tokens=128)
 
 
+@pytest.mark.parametrize(("kernel", "tokens"), [("gated_delta", 130), ("gated_delta_step", 1)])
+def test_gates_may_stand_in_wider_rows(kernel: str, tokens: int) -> None:
+    given = arguments(1, tokens)
+    wanted = run(getattr(kernels, kernel), [*given[:5], given[5].copy(), *given[6:]], "trn2")
+    padded = [*given[:1], np.pad(given[1], ((0, 0), (48, 5)), constant_values=np.nan), *given[2:], 48]
+    for got, want in zip(run(getattr(kernels, kernel), padded, "trn2"), wanted):
+        assert np.array_equal(got, want)
+
+
 def test_strong_decay_forgets_exactly() -> None:
     """Logarithms of decays add up to -10^4, and those between neighbouring tokens are still exact."""
     given = arguments(1, 130, starts=[5])
@@ -215,7 +224,11 @@ REFUSALS = {
     ),
     "2 value heads for 3 key heads": lambda given: given.__setitem__(9, 3),
     r"qkv has 48 columns, not 47": lambda given: given.__setitem__(0, given[0][:, 1:].copy()),
-    r"gates is \(1, 20\), not \(1, 19\)": lambda given: given.__setitem__(1, given[1][:, 1:].copy()),
+    r"gates have 19 columns; z, b and a take 0 to 20": lambda given: given.__setitem__(
+        1, given[1][:, 1:].copy()
+    ),
+    r"gates have 20 columns; z, b and a take 1 to 21": lambda given: given.append(1),
+    "gates of 1 tokens, not 2": lambda given: given.__setitem__(1, given[1].repeat(2, axis=0)),
     "gates is bfloat16, qkv is float32": lambda given: given.__setitem__(1, given[1].astype(BF16)),
     r"a row of 2 is \[1, 2\]": lambda given: given.__setitem__(2, given[2][:, 1:].copy()),
     r"numbers of sequences are \[1, 1\]": lambda given: given.__setitem__(8, np.zeros((2, 1), np.int32)),

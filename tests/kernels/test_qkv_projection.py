@@ -16,6 +16,7 @@ BF16 = ml_dtypes.bfloat16
 CASE = (kernels.qkv_projection, kernels.qkv_projection_reference)
 EPS = 1e-5
 NAMES = "bias positions cos sin head_dim q_norm k_norm norm_bias norm_offset".split()
+BESIDE_GATES = {"replica_group": None, "sequence_ranks": 1, "v_norm": False}
 
 
 def arguments(
@@ -30,7 +31,7 @@ def arguments(
     **options: Any,
 ) -> tuple[Any, ...]:
     """Arguments of the kernel; `options` that are True become tensors of their shape, others stay."""
-    width = (heads + 2 * kv_heads) * head
+    width = (heads + 2 * kv_heads) * head + options.get("gate_size", 0)
     shapes = {"bias": width, "q_norm": head, "k_norm": head, "norm_bias": hidden}
     for seed, (name, columns) in enumerate(shapes.items()):
         if options.get(name):
@@ -40,6 +41,7 @@ def arguments(
         options["positions"] = np.random.default_rng(5).integers(0, 500, (tokens, 1)).astype(np.int32)
         options["cos"], options["sin"] = (f(angles).astype(np.float32) for f in (np.cos, np.sin))
     defaults = dict.fromkeys(NAMES[:-1]) | {"norm_offset": 0.0}
+    defaults |= BESIDE_GATES if "gate_size" in options else {}
     return (
         normal(1, tokens, hidden, dtype=dtype),
         normal(2, 1, hidden, dtype=dtype) if norm else None,
@@ -57,7 +59,8 @@ def arguments(
 def test_everything_on_every_chip(target: str, dtype: Any, tokens: int) -> None:
     gemma = {"rotated": 16, "q_norm": True, "k_norm": True, "norm_offset": 1.0}
     partial = {"rotated": 6, "head_dim": 16, "bias": True, "norm_bias": True}
-    for options in (gemma, partial, {"norm": False, "bias": True}, {"norm": False}):
+    gates = {**gemma, "rotated": 4, "head_dim": 16, "gate_size": 48, "bias": True}
+    for options in (gemma, partial, gates, {"norm": False, "bias": True}, {"norm": False}):
         check(*CASE, arguments(tokens, 300, dtype=dtype, **options), target)
 
 

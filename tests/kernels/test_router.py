@@ -33,6 +33,7 @@ def arguments(
         groups=1,
         top_groups=1,
         scale=1.0,
+        norm_offset=0.0,
     )
     return (
         normal(1, tokens, hidden, dtype=dtype),
@@ -51,6 +52,7 @@ def checked(given: tuple[Any, ...], target: str = "trn2") -> tuple[np.ndarray, .
 SCORINGS: dict[str, dict[str, Any]] = {
     "softmax of all": dict(renormalise=False),
     "softmax of the chosen": dict(bias=normal(4, 1, 32)),
+    "softmax behind a norm with an offset": dict(norm_offset=1.0),
     "softmax within groups": dict(renormalise=False, groups=4, top_groups=2, scale=16.0),
     "sigmoid": dict(scoring="sigmoid", renormalise=False, scale=2.5),
     "sigmoid with bias and groups": dict(
