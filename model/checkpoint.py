@@ -110,7 +110,7 @@ def open_checkpoint(folder: Path | str, config: ModelConfig) -> Checkpoint:
             f"{source}: the tensors have several dtypes ({names}); kernels take weights of one dtype"
         )
     for name in held:
-        if name not in shapes and name not in decoder.unread and not name.endswith(_IGNORED_SUFFIX):
+        if name not in shapes and not decoder.leaves_out(name) and not name.endswith(_IGNORED_SUFFIX):
             raise _error(f"{source}: {name} is not a tensor of {config.architecture}")
     return Checkpoint({name: held[name] for name in shapes}, maps)
 

@@ -47,6 +47,7 @@ class EncoderLayers:
 class Decoder:
     """A decoder, and its encoder where it has one; `unread` are tensors that a checkpoint may hold beside theirs.
 
+    So are all whose names begin with `unread_prefix`, where there is one.
     A checkpoint of the layers without the head may lack `bare_prefix` in all its names. `stacks` are tensors of it that
     hold several of the layers, one behind the other.
     """
@@ -55,9 +56,14 @@ class Decoder:
     blocks: tuple[BlockLayers, ...]
     head: Head
     unread: tuple[str, ...] = ()
+    unread_prefix: str = ""
     bare_prefix: str = ""
     stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     encoder: EncoderLayers | None = None
+
+    def leaves_out(self, name: str) -> bool:
+        """Whether a tensor is one of those that a checkpoint may hold and nothing reads."""
+        return name in self.unread or (bool(self.unread_prefix) and name.startswith(self.unread_prefix))
 
     @property
     def sections(self) -> tuple[BlockLayers, ...]:

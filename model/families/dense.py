@@ -5,7 +5,7 @@ A family says by `Names` how its checkpoints call their tensors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from model.config.fields import Fields
@@ -23,11 +23,12 @@ from model.config.reading import common, gated_mlp, layer_count, norms
 from model.decoder import BlockLayers, Decoder, part_of
 from model.families.names import LLAMA, ExpertNames, Names, StackedExpertNames
 from model.layers.attention import Attention
-from model.layers.attention_weights import AttentionProjections
+from model.layers.attention_heads import AttentionProjections
 from model.layers.embedding import Embedding
 from model.layers.experts import ExpertProjections, RoutedExperts
 from model.layers.head import Head
 from model.layers.latent_attention import LatentMixer, LatentProjections
+from model.layers.layer import Layer
 from model.layers.mlp import FeedForward
 from model.layers.norm import Norm, Scale
 from model.layers.per_layer_input import Columns, GatedInput, PerLayerInputs
@@ -46,8 +47,12 @@ def equal_blocks(
     return ModelConfig(**common(fields), blocks=(block,) * layer_count(fields))
 
 
-def compose(config: ModelConfig, names: Names = LLAMA) -> Decoder:
-    """The layers of a config, with the tensors of a checkpoint."""
+Mixer = Callable[[ModelConfig, int, Norm], Layer]
+"""Makes the layer of a block that takes the place of attention, by the block's number, with the norm before it."""
+
+
+def compose(config: ModelConfig, names: Names = LLAMA, mixer: Mixer | None = None) -> Decoder:
+    """The layers of a config, with the tensors of a checkpoint; a family may have another `mixer` beside attention."""
     hidden, vocabulary = config.hidden_size, config.vocab_size
     table, head = f"{names.table}.weight", f"{names.head}.weight"
     learned = (f"{names.positions}.weight", config.learned_positions) if names.positions else None
@@ -57,7 +62,7 @@ def compose(config: ModelConfig, names: Names = LLAMA) -> Decoder:
     embedding = Embedding("embedding", table, vocabulary, hidden, config.embedding_scale, learned)
     return Decoder(
         _with_per_layer_inputs(config, names, embedding),
-        tuple(_Parts(config, names, number).layers() for number in range(len(config.blocks))),
+        tuple(_Parts(config, names, number, mixer).layers() for number in range(len(config.blocks))),
         Head(
             "head",
             table if tied else head,
@@ -123,6 +128,7 @@ class _Parts:
     config: ModelConfig
     names: Names
     number: int
+    mixer: Mixer | None
 
     @property
     def _block(self) -> Block:
@@ -133,6 +139,10 @@ class _Parts:
         given = self._block.per_layer_input
         if isinstance(self._block.mixer, LatentAttention):
             return self._latent(self._block.mixer), self._mlp()
+        if not isinstance(self._block.mixer, GroupedAttention):
+            norm = self._norm("mixer.norm", self.names.before_attention)
+            assert self.mixer is not None and norm is not None
+            return self.mixer(self.config, self.number, norm), self._mlp()
         if given is None:
             return self._attention(), self._mlp()
         return self._attention(), self._feed_forward(None), self._per_layer_input(given)
@@ -190,6 +200,10 @@ class _Parts:
             inputs = tuple(
                 self._projection(name, size, hidden, bias) for name, size, bias in zip(parts, sizes, biases)
             )
+        if mixer.output_gate:  # one tensor of both, head by head
+            query, size = inputs[0], mixer.head_dim
+            query = replace(query, of=2 * query.outputs, every=2 * size)
+            inputs = (query, *inputs[1:], replace(query, first=size))
         owner = None if mixer.cache_of is None else f"layers.{mixer.cache_of}.attention"
         output = self._projection(names.output, hidden, mixer.query_width, mixer.output_bias)
         return Attention(
@@ -284,13 +298,15 @@ class _Parts:
                 self._projection(f"{prefix}.{names.down}", hidden, width, False),
             )
 
-        shared = chosen_by = None
+        shared = chosen_by = shared_gate = None
         if isinstance(names, StackedExpertNames):
             experts = [self._stacked_expert(names, routing, number) for number in range(routing.count)]
         else:
             prefixes = (f"{names.experts}.{number}" for number in range(routing.count))
             experts = [expert(prefix, routing.width) for prefix in prefixes]
             shared = expert(names.shared, routing.shared_width) if routing.shared_width else None
+            if routing.shared_gate:
+                shared_gate = self._projection(names.shared_gate, 1, hidden, False)
             chosen_by = self._tensor(f"{names.router}.{names.choice_bias}") if routing.choice_bias else None
         return RoutedExperts(
             f"layers.{self.number}.experts",
@@ -301,6 +317,7 @@ class _Parts:
             tuple(experts),
             shared,
             chosen_by,
+            shared_gate,
         )
 
     def _stacked_expert(self, names: StackedExpertNames, routing: Experts, number: int) -> ExpertProjections:
@@ -309,7 +326,7 @@ class _Parts:
         gate_up, gate_up_bias, down, down_bias = (
             part_of(each, number) for each in names.in_layer(self._tensor("")[:-1])
         )
-        gate = Projection(gate_up, width, hidden, gate_up_bias, 0, 2 * width, transposed=True, step=2)
+        gate = Projection(gate_up, width, hidden, gate_up_bias, 0, 2 * width, transposed=True, every=2)
         return ExpertProjections(
             gate,
             replace(gate, first=1),

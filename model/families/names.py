@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class ExpertNames:
     """The tensors of routed experts in a layer: the router, and under `experts`.<number> those of an expert.
 
-    Those of shared experts are one block under `shared`; `choice_bias` stands under the router.
+    Those of shared experts are one block under `shared`, their gate is `shared_gate`; `choice_bias` stands under the
+    router.
     """
 
     router: str = "mlp.gate"
@@ -19,6 +20,7 @@ class ExpertNames:
     down: str = "down_proj"
     shared: str = ""
     choice_bias: str = ""
+    shared_gate: str = "mlp.shared_expert_gate"
 
 
 @dataclass(frozen=True)

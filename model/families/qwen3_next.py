@@ -1,11 +1,26 @@
-"""Qwen3-Next: the gated delta rule in three of four layers, gated attention in the fourth, and experts in all."""
+"""Qwen3-Next: the gated delta rule in three of four layers, gated attention in the fourth, and experts in all.
+
+Published checkpoints hold a layer that predicts a second token, `mtp`, which nothing reads.
+"""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from model.config.fields import Fields
 from model.config.parts import Block, GatedDelta, GroupedAttention, HeadNorm, ModelConfig
 from model.config.reading import attention, biases, common, layer_count, norms
+from model.decoder import Decoder
+from model.families import dense, names
 from model.families.qwen import feed_forwards
+from model.layers.gated_delta import DeltaHeads, DeltaTensors
+from model.layers.norm import Norm
+from model.layers.projection import Projection
+from model.layers.recurrent import Convolution
+from model.layers.shard import by_query_heads
+
+_NAMES = names.Names(experts=names.ExpertNames(shared="mlp.shared_expert"))
+_SECOND_TOKEN = "mtp."
 
 KINDS = ("linear_attention", "full_attention")
 
@@ -63,3 +78,58 @@ def _kinds(fields: Fields) -> list[str]:
         if kind not in KINDS:
             raise fields.error("layer_types", f"{kind!r:.60}; known are {', '.join(KINDS)}")
     return kinds
+
+
+def compose(config: ModelConfig) -> Decoder:
+    """The layers, with the tensors of a checkpoint."""
+    return replace(dense.compose(config, _NAMES, _mixer), unread_prefix=_SECOND_TOKEN)
+
+
+def _mixer(config: ModelConfig, number: int, norm: Norm) -> DeltaHeads:
+    """The gated delta rule of a block.
+
+    A tensor holds queries, keys, values and gates of each key head, one head after another, and another one its
+    strengths and decays.
+    """
+    block, hidden = config.blocks[number], config.hidden_size
+    own = block.mixer
+    assert isinstance(own, GatedDelta) and block.mlp is not None
+    name, tensor = f"layers.{number}.mixer", f"{_NAMES.layer}.{number}.linear_attn"
+    shared = own.heads // own.key_heads
+    values = shared * own.value_dim
+
+    def projections(which: str, *sizes: int) -> tuple[Projection, ...]:
+        """The parts of a tensor, by the elements that each has of a key head."""
+        every = sum(sizes)
+        return tuple(
+            Projection(
+                f"{tensor}.{which}.weight",
+                own.key_heads * size,
+                hidden,
+                first=sum(sizes[:place]),
+                of=own.key_heads * every,
+                every=every,
+            )
+            for place, size in enumerate(sizes)
+        )
+
+    inputs = projections("in_proj_qkvz", own.key_dim, own.key_dim, values, values)
+    cut = by_query_heads(*own.divided)
+    return DeltaHeads(
+        name,
+        hidden,
+        own,
+        norm,
+        (*inputs, *projections("in_proj_ba", shared, shared)),
+        Convolution(
+            f"{name}.convolution",
+            f"{tensor}.conv1d",
+            own.convolution,
+            tuple((each.outputs, cut) for each in inputs[:3]),
+            bias=False,
+            activation=block.mlp.activation,
+        ),
+        DeltaTensors(f"{tensor}.A_log", f"{tensor}.dt_bias"),
+        Norm(f"{name}.inner_norm", f"{tensor}.norm.weight", own.value_dim, block.norms.eps),
+        Projection(f"{tensor}.out_proj.weight", hidden, own.heads * own.value_dim),
+    )

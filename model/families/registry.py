@@ -37,7 +37,7 @@ FAMILIES: dict[str, Family] = {
     "qwen2": Family("model.families.qwen", "qwen2", "Qwen2ForCausalLM"),
     "qwen3": Family("model.families.qwen", "qwen3", "Qwen3ForCausalLM"),
     "qwen3_moe": Family("model.families.qwen", "qwen3_moe", "Qwen3MoeForCausalLM"),
-    "qwen3_next": Family("model.families.qwen3_next", "qwen3_next"),
+    "qwen3_next": Family("model.families.qwen3_next", "qwen3_next", "Qwen3NextForCausalLM"),
     "olmo2": Family("model.families.olmo", "olmo2", "Olmo2ForCausalLM"),
     "olmoe": Family("model.families.olmoe", "olmoe", "OlmoeForCausalLM"),
     "gemma2": Family("model.families.gemma", "gemma2", "Gemma2ForCausalLM"),

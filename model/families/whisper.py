@@ -10,7 +10,7 @@ from model.config.reading import MOST_HEADS, activation, dtype, layer_count
 from model.decoder import BlockLayers, Decoder, EncoderLayers
 from model.families import dense
 from model.layers.attention import Attention
-from model.layers.attention_weights import AttentionProjections
+from model.layers.attention_heads import AttentionProjections
 from model.layers.cross_attention import CrossAttention, CrossProjections, EncodedHeads
 from model.layers.mlp import FeedForward
 from model.layers.norm import Norm

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from model.config.parts import (
     Block,
     Experts,
-    GatedDelta,
-    GroupedAttention,
     Mlp,
     ModelConfig,
 )
@@ -22,12 +20,7 @@ def unsupported(config: ModelConfig) -> tuple[str, ...]:
 
 
 def _unsupported(block: Block) -> Iterator[str]:
-    mixer, mlp = block.mixer, block.mlp
-    if isinstance(mixer, GroupedAttention):
-        if mixer.output_gate:
-            yield "output gates of attention"
-    elif isinstance(mixer, GatedDelta):
-        yield "the gated delta rule"
+    mlp = block.mlp
     if isinstance(mlp, Experts):
         yield from _unsupported_experts(block, mlp)
     if isinstance(mlp, Mlp) and mlp.sparse:
@@ -37,9 +30,7 @@ def _unsupported(block: Block) -> Iterator[str]:
 
 
 def _unsupported_experts(block: Block, experts: Experts) -> Iterator[str]:
-    if experts.shared_gate:
-        yield "gated shared experts"
     if experts.hidden_vectors:
         yield "norms inside routed experts"
-    if not block.norms.before or block.norms.after or block.norms.bias or block.norms.offset:
+    if not block.norms.before or block.norms.after or block.norms.bias:
         yield "routed experts without an RMSNorm right before them alone"

@@ -1,37 +1,31 @@
 """Grouped-query attention with the norm before it, its positions, and the residual after it.
 
-    q, k, v = qkv_projection(x)          norm and biases fused in; heads divided over the ranks
-    q, k    = norm(q), norm(k)           head by head in the launch of qkv_projection, or whole in launches of their own
-    q, k    = rope(q), rope(k)           in the launch of qkv_projection, if no norm of whole queries comes before it
+    q, k, v = …(x)                       what comes before and after attention: `attention_heads`
     o       = attention_prefill(q, k, v) for a prompt, attention_decode(q, k, v) for new tokens of each sequence
-    x       = output_projection(o, x)    all-reduced over the ranks, plus x; a norm after it is a launch that adds x
-
-Where rows are cut over the ranks (sequence parallelism), each has its own rows of x: the first launch gathers them, and
-the last one gives each rank its rows of the sum. Queries, keys, values and attention are of all rows.
+    x       = …(o, x)
 
 Attention fills the cache. A decode step with an RMSNorm before it and without biases is one launch for up to 128
 tokens, `attention_block_decode`.
 
 Where sequences decode beside prompts, all but attention takes their rows alike, and `attention_mixed` both kinds.
 
-What the layer holds stands in `attention_weights.py`.
+State: keys [sequences, heads, head_dim, length] and values [sequences, heads, length, head_dim] of a rank's heads. Keys
+lie transposed, because a decode step contracts over head_dim, which then is the partition axis of a tile read straight
+from HBM; values contract over positions. Or pages, of which layers with a window may have their own (`StepShape`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
-from model.config.parts import HeadNorm
 from model.layers import paged
 from model.layers.arithmetic import Arithmetic, Span
-from model.layers.attention_weights import AttentionWeights
+from model.layers.attention_heads import AttentionHeads
 from model.layers.launch import (
-    INT32,
     Argument,
     Axis,
     Growth,
@@ -40,39 +34,70 @@ from model.layers.launch import (
     Phase,
     StepShape,
     Value,
-    copied,
     product,
 )
 from model.layers.layer import States
-from model.layers.norm import bias_of
-from model.layers.shard import query_span
+from model.layers.shard import by_query_heads
 from model.layers.softmax import mixed_values
-from model.layers.weight import value_of
+from model.layers.weight import Tensor, Weight, value_of
 
 _ROWS = 128
 """Rows, one for each token, that one launch of a decode step takes."""
 _WIDEST_BLOCK = 8192
 """The largest hidden size of `attention_block_decode`; the kernels of its parts take twice that in bfloat16."""
+ENCODED = "encoder.attention"
+"""Of all layers of an encoder: the place of keys and values, which attention writes and nothing reads later."""
 _LARGEST_HEAD = 256
 """Elements of a head that attention_block_decode takes; attention_decode takes 512."""
 
 
 @dataclass(frozen=True)
-class Attention(AttentionWeights):
-    """x + attention(norm(x)), or x + after(attention(x))."""
+class Attention(AttentionHeads):
+    """x + attention(norm(x)), or x + after(attention(x)); `sinks` is the tensor of a score of each head, if any.
 
+    A layer with an `owner` writes nothing to a cache.
+    """
+
+    sinks: str | None = None
     mixes: ClassVar[bool] = True
 
     @property
-    def _whole_norms(self) -> bool:
-        """Whether queries and keys are normalised whole, over the heads of all ranks."""
-        return self.heads.head_norm is HeadNorm.width
+    def _sinks(self) -> Weight | None:
+        """The sinks of a rank's heads, as a row."""
+        if self.sinks is None:
+            return None
+        cut = by_query_heads(*self.heads.divided)
+        return Weight(f"{self.name}.sinks", (Tensor(self.sinks, (self.heads.heads,), cut),))
 
     @property
-    def _rotates_by_position(self) -> bool:
-        """Whether the rows of the tables of rotations are the positions, or nothing is rotated."""
-        own = self.heads.positions
-        return own is None or own.rope.longest_short is None
+    def weights(self) -> Sequence[Weight]:
+        """The norms, both projections and their biases, and the sinks."""
+        return (*super().weights, *(() if self._sinks is None else (self._sinks,)))
+
+    def states(self, step: StepShape) -> Sequence[Value]:
+        """Keys and values of a rank's heads, by sequence or by page; none of a layer that reads those of another."""
+        return () if self.owner is not None else self._caches(step)
+
+    def _caches(self, step: StepShape) -> tuple[Value, Value]:
+        """The keys and values that the layer reads. All layers of an encoder share one array, as none keeps its own."""
+        name = self.owner or (self.name if self.heads.causal else ENCODED)
+        heads, dim = self._kv_heads(step), self.heads.head_dim
+        if step.block_size:
+            step = step.of_window(self.heads.window)
+            shape = (step.pages, step.block_size, heads, dim)
+            return Value(f"{name}.keys", shape, step.activations), Value(
+                f"{name}.values", shape, step.activations
+            )
+        return (
+            Value(f"{name}.keys", (step.sequences, heads, dim, step.cache_length), step.activations),
+            Value(f"{name}.values", (step.sequences, heads, step.cache_length, dim), step.activations),
+        )
+
+    def copy_launches(self, step: StepShape, copies: int) -> Sequence[Launch]:
+        """A kernel that copies pages of keys and values."""
+        if self.owner is not None:
+            return []
+        return [paged.copy(step, self.heads.window, self._caches(step), copies)]
 
     @property
     def _is_one_launch(self) -> bool:
@@ -82,7 +107,8 @@ class Attention(AttentionWeights):
         plain = plain and fits and not self.after
         biased = self.b_qkv is not None or self.b_o is not None
         own_heads = self.owner is None and not self.heads.value_norm and not self._whole_norms
-        return plain and not biased and own_heads and self._rotates_by_position
+        plain = plain and not biased and not self.heads.output_gate
+        return plain and own_heads and self._rotates_by_position
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Projection, attention, output; a decode step is one launch where that is possible."""
@@ -93,74 +119,6 @@ class Attention(AttentionWeights):
             return [self._decode_block(step, sequences, repeat) for sequences, repeat in chunks(step)]
         attend = [self._decode(step, sequences, repeat) for sequences, repeat in chunks(step)]
         return [*self._project(step), *attend, *self._finish(step)]
-
-    def _project(self, step: StepShape) -> list[Launch]:
-        """Queries, keys and values, normalised and rotated."""
-        q, k, _ = self._projected(step)
-        x = Value("x", (step.own_rows, self.hidden), step.activations)
-        at = Value("positions" if self._rotates_by_position else "rope_rows", (step.tokens, 1), INT32)
-        w_qkv, b_qkv = self.w_qkv.value(step), value_of(self.b_qkv, step)
-        cos, sin = (None, None) if self._whole_norms else self._tables(step)
-        norms = [None, None] if self._whole_norms else self._head_weights(step)
-        first = self.norm or next(iter(self.head_norms), None)
-        eps, offset = (first.eps, first.offset) if first else (0.0, 0.0)
-        arguments: tuple[Argument, ...] = (
-            *(x, self.norm.weight.value(step) if self.norm else None, w_qkv, eps, q.shape[1]),
-            *(0 if self.owner else k.shape[1], b_qkv, None if cos is None else at, cos, sin),
-            *(self.heads.head_dim, *norms, bias_of(self.norm, step), offset),
-            *((Axis.tensor, step.sequence_ranks) if step.sequence_ranks > 1 else (None, 1)),
-            self.heads.value_norm,
-        )
-        work, names = product(step.tokens, w_qkv), ("q", "k", "v")[: len(self.projections.inputs)]
-        launches = [Launch("qkv_projection", arguments, names, work, step.tokens)]
-        if not self._whole_norms:
-            return launches
-        for norm, each, label in zip(self.head_norms, (q, k), ("queries", "keys")):
-            launches.append(norm.launch(step, each, each.name, label, None))
-        cos, sin = self._tables(step)
-        if cos is not None and not self._rotates_in_attention(step):
-            for each, label in ((q, "queries"), (k, "keys")):
-                turn = (each, at, cos, sin, each.shape[1] // self.heads.head_dim)
-                launches.append(Launch("rope", turn, (each.name,), copied(each), step.tokens, label))
-        return launches
-
-    def _rotates_in_attention(self, step: StepShape) -> bool:
-        """Whether `attention_decode` rotates queries and keys, which were normalised whole before."""
-        return self._whole_norms and self._rotates_by_position and step.phase is Phase.decode
-
-    def _head_weights(self, step: StepShape) -> list[Value | None]:
-        own: list[Value | None] = [norm.weight.value(step) for norm in self.head_norms]
-        return own + [None] * (2 - len(own))
-
-    def _finish(self, step: StepShape) -> list[Launch]:
-        """The output projection, plus the residual; with a norm between them, where there is one."""
-        x = Value("x", (step.own_rows, self.hidden), step.activations)
-        q, _, _ = self._projected(step)
-        o, w_o, rows = Value("o", q.shape, step.activations), self.w_o.value(step), step.tokens
-        finish: tuple[Argument, ...] = (Axis.tensor, value_of(self.b_o, step))
-        if step.sequence_ranks > 1:
-            finish += (step.sequence_ranks,)
-        if self.after is None:
-            added = (o, w_o, x, *finish)
-            return [Launch("output_projection", added, ("x",), product(rows, w_o), rows)]
-        y = Value("attended", x.shape, x.dtype)
-        alone = (o, w_o, None, *finish)
-        return [
-            Launch("output_projection", alone, (y.name,), product(rows, w_o), rows),
-            self.after.launch(step, y, "x", "after attention", x),
-        ]
-
-    def _projected(self, step: StepShape) -> tuple[Value, Value, Value]:
-        own = self.heads.layout(step.ranks)
-        q, k, v = (
-            Value(name, (step.tokens, count * self.heads.head_dim), step.activations)
-            for name, count in (
-                ("q", own.heads_of_rank),
-                ("k", own.kv_heads_of_rank),
-                ("v", own.kv_heads_of_rank),
-            )
-        )
-        return q, k, v
 
     def _window(self, length: int) -> int | None:
         """The window, where it is shorter than `length` positions."""
@@ -304,28 +262,10 @@ class Attention(AttentionWeights):
         query, *new = self._heads(normed, span, numpy)
         keys, values = self._seen(new, states)
         mixed = mixed_values(query, keys, values, self.heads, span, numpy, self.sinks)
-        y = numpy.summed_product(mixed, self.projections.output, partial(query_span, *self.heads.divided))
+        y = self._output(mixed, normed, numpy)
         if self.after is not None:
             y = self.after.reference(numpy.rounded(y), numpy)
         return numpy.rounded(x + y)
-
-    def _heads(self, normed: np.ndarray, span: Span, numpy: Arithmetic) -> list[np.ndarray]:
-        """Queries, keys and values, or queries alone, [heads, tokens, head_dim]: normalised and rotated."""
-        found = [numpy.rounded(numpy.product(normed, projection)) for projection, _ in self._inputs()]
-        turned = range(min(2, len(found)))
-        if self._whole_norms:
-            for each, norm in zip(turned, self.head_norms):
-                found[each] = norm.reference(found[each], numpy)
-        found = [each.reshape(len(normed), -1, self.heads.head_dim).swapaxes(0, 1) for each in found]
-        if not self._whole_norms:
-            for each, norm in zip(turned, self.head_norms):
-                found[each] = norm.reference(found[each], numpy)
-        if self.heads.value_norm and self.norm is not None:
-            found[2] = numpy.norm(found[2], None, self.norm.eps)
-        if self.heads.positions is not None:
-            for each in turned:
-                found[each] = numpy.rotated(found[each], self.heads.positions, span)
-        return found
 
     def _seen(self, new: Sequence[np.ndarray], states: States) -> Sequence[np.ndarray]:
         """Keys and values that tokens may attend to, with the new ones, which are kept except in an encoder."""

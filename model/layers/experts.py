@@ -3,7 +3,8 @@
     x + sum over the chosen experts of weight * down(activation(gate(n)) * up(n)),   n = norm(x)
 
 Shared experts are a block of the same kind that every token passes: `mlp` adds it to x behind the router, before the
-chosen experts. The intermediate size of every expert is cut over the ranks, as an MLP's is; all ranks choose alike.
+chosen experts; a gate, one number for each token, may multiply it. The intermediate size of every expert is cut over
+the ranks, as an MLP's is; all ranks choose alike.
 With expert parallelism a rank holds some of the experts:
 
     rows, choices  = experts_dispatch(n)     those of all groups of ranks that divide the experts
@@ -71,6 +72,7 @@ class RoutedExperts(Stateless):
     experts: tuple[ExpertProjections, ...]
     shared: ExpertProjections | None = None
     choice_bias: str | None = None
+    shared_gate: Projection | None = None
 
     @property
     def _router_weights(self) -> dict[str, Weight | None]:
@@ -93,9 +95,15 @@ class RoutedExperts(Stateless):
         own = self.shared
         if own is None:
             return None
-        activation = self.routing.activation
         return FeedForward(
-            f"{self.name}.shared", self.hidden, self.norm, own.gate, own.up, own.down, activation
+            f"{self.name}.shared",
+            self.hidden,
+            self.norm,
+            own.gate,
+            own.up,
+            own.down,
+            self.routing.activation,
+            row_gate=self.shared_gate,
         )
 
     @cached_property
@@ -152,9 +160,9 @@ class RoutedExperts(Stateless):
         assert matrix is not None
         norm = (self.norm.weight.value(step), matrix, self.norm.eps)
         own = self.routing
-        choice = (router["b_choice"], own.groups, own.top_groups, own.scale)
+        choice = (router["b_choice"], own.groups, own.top_groups, own.scale, self.norm.offset)
         first: tuple[Argument, ...] = (x, *norm, chosen, own.renormalise, own.scoring, bias)
-        first += choice if choice != (None, 1, 1, 1.0) else ()
+        first += choice if choice != (None, 1, 1, 1.0, 0.0) else ()
         rows = Value("expert_rows", x.shape, x.dtype)
         weights = Value("expert_weights", (tokens, chosen), FLOAT32)
         ids = Value(EXPERT_IDS, (tokens, chosen), INT32)
@@ -205,14 +213,14 @@ class RoutedExperts(Stateless):
         """The same with other numbers of experts and of those of a token, no more than there are, and another width."""
         first = self.experts[0]
         own = ExpertProjections(
-            replace(first.gate, outputs=width),
-            replace(first.up, outputs=width),
+            first.gate.resized(width),
+            first.up.resized(width),
             replace(first.down, inputs=width),
         )
         return replace(
             self,
             routing=replace(self.routing, count=count, per_token=per_token, width=width),
-            router=replace(self.router, outputs=count),
+            router=self.router.resized(count),
             experts=(own,) * count,
         )
 

@@ -29,7 +29,7 @@ from model.config.parts import LatentAttention, Positions
 from model.errors import ModelError
 from model.layers import paged
 from model.layers.arithmetic import Arithmetic, Span
-from model.layers.attention_weights import RotaryTable
+from model.layers.attention_heads import RotaryTable
 from model.layers.launch import (
     INT32,
     Argument,

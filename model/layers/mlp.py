@@ -18,7 +18,7 @@ from model.layers.launch import Argument, Axis, Launch, StepShape, Value, produc
 from model.layers.layer import Stateless, States
 from model.layers.norm import Norm, Scale, bias_of, scaled_sum
 from model.layers.projection import Projection
-from model.layers.shard import COLUMN_PARALLEL, ROW, ROW_PARALLEL, Cut, even_span
+from model.layers.shard import COLUMN_PARALLEL, ROW, ROW_PARALLEL, TRANSPOSED, Cut, even_span
 from model.layers.weight import Weight
 
 
@@ -26,7 +26,8 @@ from model.layers.weight import Weight
 class FeedForward(Stateless):
     """Without a gate the block is plain. A width that the ranks do not divide is padded with zeros.
 
-    `scale` multiplies the sum of a norm after it and the residual.
+    `scale` multiplies the sum of a norm after it and the residual. The sigmoid of a `row_gate`, one
+    number for each row, multiplies the sum of the ranks.
     """
 
     name: str
@@ -38,6 +39,7 @@ class FeedForward(Stateless):
     activation: str = "silu"
     after: Norm | None = None
     scale: Scale | None = None
+    row_gate: Projection | None = None
 
     def _parts(self) -> dict[str, Weight | None]:
         """The arrays of the projections by their names in the kernel: [hidden, width], [width, hidden], rows."""
@@ -56,6 +58,12 @@ class FeedForward(Stateless):
         return parts
 
     @property
+    def _row_gate(self) -> Weight | None:
+        """[hidden, 1], on every rank."""
+        own = self.row_gate
+        return None if own is None else Weight(f"{self.name}.w_row_gate", (own.weight(TRANSPOSED),))
+
+    @property
     def weights(self) -> Sequence[Weight]:
         """The norms, the projections and their biases."""
         norms = [each for each in (self.norm, self.after) if each is not None]
@@ -63,6 +71,7 @@ class FeedForward(Stateless):
             *(weight for norm in norms for weight in norm.weights),
             *(each for each in self._parts().values() if each is not None),
             *(() if self.scale is None else (self.scale.weight,)),
+            *(() if self._row_gate is None else (self._row_gate,)),
         )
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
@@ -77,7 +86,8 @@ class FeedForward(Stateless):
             *(0.0 if before is None else before.eps, Axis.tensor, self.activation),
             *(parts["b_gate"], parts["b_up"], parts["b_down"], bias_of(self.norm, step)),
             *(0.0 if self.norm is None else self.norm.offset, self.after is None),
-            *((step.sequence_ranks,) if step.sequence_ranks > 1 else ()),
+            *((step.sequence_ranks,) if step.sequence_ranks > 1 or self._row_gate else ()),
+            *(() if self._row_gate is None else (self._row_gate.value(step),)),
         )
         result = "x" if self.after is None else "mlp"
         launches = [Launch("mlp", arguments, (result,), product(step.tokens, *matrices), step.tokens)]
@@ -95,6 +105,8 @@ class FeedForward(Stateless):
         else:
             inner = activated(numpy.product(normed, self.gate), self.activation) * inner
         y = numpy.summed_product(numpy.rounded(inner), self.down, even_span)
+        if self.row_gate is not None:
+            y = y / (1 + np.exp(-numpy.product(normed, self.row_gate)))
         if self.after is not None:
             y = self.after.reference(numpy.rounded(y), numpy)
         return scaled_sum(x, y, self.scale, numpy)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from model.layers.shard import Cut
 from model.layers.weight import Tensor, Zeros
@@ -12,8 +12,8 @@ from model.layers.weight import Tensor, Zeros
 class Projection:
     """A matrix [outputs, inputs] of tensor `tensor`, and its bias of tensor `bias` where it has one.
 
-    A fused one is every `step`th output from `first` on of a tensor of `of` outputs. Some checkpoints hold it
-    `transposed`.
+    A fused one is a part of a tensor of `of` outputs, those from `first` on; or as many from `first` on of `every` so
+    many. Some checkpoints hold it `transposed`.
     """
 
     tensor: str
@@ -23,7 +23,11 @@ class Projection:
     first: int = 0
     of: int = 0
     transposed: bool = False
-    step: int = 1
+    every: int = 0
+
+    def resized(self, outputs: int) -> Projection:
+        """The same with another number of outputs, and of those of a tensor that holds others as well."""
+        return replace(self, outputs=outputs, of=self.of * outputs // self.outputs)
 
     def weight(self, cut: Cut) -> Tensor:
         """The matrix, of which a rank holds what `cut` says."""
@@ -41,4 +45,5 @@ class Projection:
     def _outputs(self) -> tuple[int, int, int] | None:
         if not self.of:
             return None
-        return self.first, self.first + self.outputs * self.step, self.step
+        period = self.every or self.of
+        return self.first, self.first + self.outputs * period // self.of, period

@@ -64,7 +64,7 @@ class Convolution:
         """The parts of a tensor of all channels."""
         found, first = [], 0
         for size, own in self.parts:
-            found.append(Tensor(name, shape, cut(own), (first, first + size, 1)))
+            found.append(Tensor(name, shape, cut(own), (first, first + size, self.channels)))
             first += size
         return tuple(found)
 

@@ -15,7 +15,8 @@ from model.layers.shard import Cut, Reordered, Row, Shape, Shard, Transposed, Wh
 class Tensor:
     """A tensor of the checkpoint, the part of it that a weight is made of, and what one rank holds of that.
 
-    The part is the outputs first … end by a step, all where `outputs` is None. A `transposed` tensor is [in, out].
+    The part is (first, end, period): the outputs first … end of every so many, all where `outputs` is None. A
+    `transposed` tensor is [in, out].
     """
 
     name: str
@@ -27,13 +28,18 @@ class Tensor:
     def part(self, tensor: np.ndarray) -> np.ndarray:
         """The part of the checkpoint's tensor, [out, in] or [out]."""
         whole = tensor.T if self.transposed else tensor
-        return whole if self.outputs is None else whole[slice(*self.outputs)]
+        if self.outputs is None:
+            return whole
+        first, end, period = self.outputs
+        rest = whole.shape[1:]
+        return whole.reshape(-1, period, *rest)[:, first:end].reshape(-1, *rest)
 
     def rank_shape(self, shard: Shard) -> Shape:
         """The shape of what a rank holds."""
         whole = self.shape[::-1] if self.transposed else self.shape
         if self.outputs is not None:
-            whole = (len(range(*self.outputs)), *whole[1:])
+            first, end, period = self.outputs
+            whole = (whole[0] // period * (end - first), *whole[1:])
         return self.cut.shape(whole, shard)
 
     def take(self, weights: Mapping[str, np.ndarray], shard: Shard) -> np.ndarray:

@@ -270,9 +270,10 @@ def _grouped(own: GroupedAttention, hidden: int, norms: Norms) -> BlockCounts:
     query, read = own.query_width, own.kv_width
     kv = read if own.cache_of is None else 0
     values = 0 if own.keys_as_values else kv
-    biases = own.query_bias * query + own.output_bias * hidden
+    gated = 2 if own.output_gate else 1
+    biases = own.query_bias * gated * query + own.output_bias * hidden
     shared = (hidden + own.key_bias) * kv + (hidden + own.value_bias) * values
-    attention = (3 if own.output_gate else 2) * hidden * query + shared + biases
+    attention = (1 + gated) * hidden * query + shared + biases
     of_heads = own.head_dim * (2 if kv else 1)
     head_norms = {None: 0, HeadNorm.head: of_heads, HeadNorm.width: query + kv}[own.head_norm]
     times = 2 if own.cross_positions else 1

@@ -30,9 +30,10 @@ def random_model(family: str, fields: dict[str, Any], seed: int) -> Any:
     torch.manual_seed(seed)
     model = getattr(transformers, _CLASSES.get(family, f"{family}ForCausalLM"))(config).eval()
     with torch.no_grad():
-        for each in model.parameters():
+        for name, each in model.named_parameters():
             spread = 1.5 / each.shape[-1] ** 0.5 if each.ndim > 1 else 0.5
             center = float(each.mean()) if each.ndim == 1 else 0.0
+            center -= 4.0 * name.endswith("linear_attn.A_log")  # so that states are not forgotten at once
             each.copy_(center + spread * torch.randn(each.shape))
         for name, each in model.named_buffers():
             if name.endswith("layer_scalar"):
@@ -99,9 +100,11 @@ _ROWS = (
 _COLUMNS = "embed_tokens lm_head wte wpe q_proj k_proj v_proj qkv_proj gate_proj up_proj gate_up_proj".split()
 _COLUMNS += "embed_positions fc1 proj_out per_layer_input_gate per_layer_model_projection gate router".split()
 _COLUMNS += "embeddings in_proj q_a_proj kv_a_proj_with_mqa".split()
+_COLUMNS += "in_proj_qkvz in_proj_ba shared_expert_gate".split()
 _OTHERS = "q_norm k_norm per_layer_projection_norm embed_tokens_per_layer".split()
-_OTHERS += "conv1d x_proj dt_proj mixer q_b_proj kv_b_proj q_a_layernorm kv_a_layernorm".split()
+_OTHERS += "conv1d x_proj dt_proj mixer linear_attn q_b_proj kv_b_proj q_a_layernorm kv_a_layernorm".split()
 """Tensors without an axis of hidden dimensions, beside numbers of a layer."""
+_INNER_NORMS = (".mixer.norm.weight", ".linear_attn.norm.weight")
 _TABLES = ("embed_tokens.weight", "wte.weight", "embeddings.weight")
 
 
@@ -121,7 +124,7 @@ def reordered(weights: dict[str, Any], seed: int) -> dict[str, Any]:
             return {"gate_up_proj": first, "down_proj": 3 - first, "down_proj_bias": 1}.get(kind)
         if kind == "sinks":
             return None
-        if module in _OTHERS or ".mixer.norm." in name or kind == "layer_scalar":
+        if module in _OTHERS or name.endswith(_INNER_NORMS) or kind == "layer_scalar":
             return None
         if module in _COLUMNS:
             return 1 if kind == "weight" else None

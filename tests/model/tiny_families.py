@@ -34,6 +34,19 @@ YARN = {
     "beta_slow": 1.0,
 }
 
+DELTA: dict[str, Any] = dict(
+    num_hidden_layers=4,
+    head_dim=16,
+    linear_num_key_heads=2,
+    linear_num_value_heads=6,
+    linear_key_head_dim=10,
+    linear_value_head_dim=14,
+    num_experts=9,
+    num_experts_per_tok=3,
+    moe_intermediate_size=13,
+    shared_expert_intermediate_size=22,
+)
+
 COMMON: dict[str, Any] = dict(
     vocab_size=151,
     hidden_size=36,
@@ -272,6 +285,23 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
             routed_scaling_factor=2.5,
             rope_parameters=YARN,
         ),
+    ),
+    "qwen3-next": ("Qwen3Next", DELTA),
+    "qwen3-next with an mlp and biases": (
+        "Qwen3Next",
+        {
+            **DELTA,
+            "num_hidden_layers": 3,
+            "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+            "linear_num_key_heads": 3,
+            "linear_num_value_heads": 3,
+            "linear_conv_kernel_dim": 2,
+            "attention_bias": True,
+            "mlp_only_layers": [1],
+            "norm_topk_prob": False,
+            "partial_rotary_factor": 0.5,
+            "tie_word_embeddings": True,
+        },
     ),
     "smollm3": ("SmolLM3", dict(hidden_size=64, num_hidden_layers=4)),
     "smollm3 with windows": (

@@ -8,7 +8,7 @@ from model.config import Fields, ModelConfig
 from model.config.parts import Block, GroupedAttention, HeadNorm, Mlp, Norms, Positions
 from model.decoder import Decoder
 from model.layers.attention import Attention
-from model.layers.attention_weights import AttentionProjections
+from model.layers.attention_heads import AttentionProjections
 from model.layers.embedding import Embedding
 from model.layers.head import Head
 from model.layers.mlp import FeedForward

@@ -1,0 +1,257 @@
+"""What stands around attention: queries, keys and values of the residual stream, and what the heads' outputs add to it.
+
+    q, k, v, gate = qkv_projection(x)    norm and biases fused in; heads divided over the ranks; a gate in some families
+    q, k    = norm(q), norm(k)           head by head in the launch of qkv_projection, or whole in launches of their own
+    q, k    = rope(q), rope(k)           in the launch of qkv_projection, if no norm of whole queries comes before it
+    x       = output_projection(o, x)    all-reduced over the ranks, plus x; a norm after it is a launch that adds x
+
+A gate is as wide as the queries: its sigmoid multiplies the outputs of heads in the launch of output_projection. Where
+rows are cut over the ranks (sequence parallelism), each has its own rows of x: the first launch gathers them, and the
+last one gives each rank its rows of the sum. Queries, keys, values and attention are of all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from model import rope
+from model.config.parts import GroupedAttention, HeadNorm, Positions
+from model.layers.arithmetic import Arithmetic, Span
+from model.layers.launch import (
+    INT32,
+    Argument,
+    Axis,
+    Launch,
+    Phase,
+    StepShape,
+    Value,
+    copied,
+    product,
+)
+from model.layers.layer import Constant
+from model.layers.norm import Norm, bias_of
+from model.layers.projection import Projection
+from model.layers.shard import ROW, Cut, Shard, by_kv_heads, by_query_heads, query_span
+from model.layers.weight import Weight, value_of
+from model.precision import FLOAT32
+
+
+@dataclass(frozen=True)
+class AttentionProjections:
+    """The projections in a checkpoint: of queries, keys, values and gates, where there are such; and of the output."""
+
+    inputs: tuple[Projection, ...]
+    output: Projection
+
+
+@dataclass(frozen=True)
+class RotaryTable:
+    """Cosines (`which` is 0) or sines (1) of `count` positions, [count, half of what is rotated of a head].
+
+    With longrope those of short sequences, and behind them those of long ones.
+    """
+
+    positions: Positions
+    count: int
+    which: int
+
+    def __call__(self, shard: Shard) -> np.ndarray:
+        """The table, the same on every rank."""
+        own, short = self.positions, self.positions.rope.longest_short
+        lengths = (self.count,) if short is None else (short, short + 1)
+        parts = [rope.tables(own.rope, own.width, own.limit, self.count, length) for length in lengths]
+        return np.concatenate([part[self.which] for part in parts])
+
+
+@dataclass(frozen=True)
+class AttentionHeads:
+    """Projections to heads and back, with the norms around them; `head_norms` are those of queries and keys, if any.
+
+    `owner` is the earlier layer whose keys and values this one attends to, where it has none of its own: it projects
+    queries only.
+    """
+
+    name: str
+    hidden: int
+    heads: GroupedAttention
+    norm: Norm | None
+    projections: AttentionProjections
+    head_norms: tuple[Norm, ...] = ()
+    after: Norm | None = None
+    owner: str | None = None
+
+    def _inputs(self) -> Iterable[tuple[Projection, Cut]]:
+        heads, kv_heads = by_query_heads(*self.heads.divided), by_kv_heads(*self.heads.divided)
+        return zip(self.projections.inputs, (heads, kv_heads, kv_heads, heads))
+
+    @property
+    def w_qkv(self) -> Weight:
+        """[hidden, queries + keys + values + gates] of a rank's heads; of a layer without a cache [hidden, queries]."""
+        return Weight(f"{self.name}.w_qkv", tuple(own.weight(cut) for own, cut in self._inputs()))
+
+    @property
+    def b_qkv(self) -> Weight | None:
+        """The biases of these columns, as a row."""
+        if all(each.bias is None for each in self.projections.inputs):
+            return None
+        return Weight(f"{self.name}.b_qkv", tuple(own.bias_row(cut) for own, cut in self._inputs()))
+
+    @property
+    def w_o(self) -> Weight:
+        """[a rank's heads, hidden]."""
+        cut = by_query_heads(*self.heads.divided, axis=1)
+        return Weight(f"{self.name}.w_o", (self.projections.output.weight(cut),))
+
+    @property
+    def b_o(self) -> Weight | None:
+        """The bias of the output, a row on every rank."""
+        if self.projections.output.bias is None:
+            return None
+        return Weight(f"{self.name}.b_o", (self.projections.output.bias_row(ROW),))
+
+    @property
+    def weights(self) -> Sequence[Weight]:
+        """The norms, both projections and their biases."""
+        norms = [each for each in (self.norm, *self.head_norms, self.after) if each is not None]
+        biases = [each for each in (self.b_qkv, self.b_o) if each is not None]
+        return (*(weight for norm in norms for weight in norm.weights), self.w_qkv, self.w_o, *biases)
+
+    def _gate(self, step: StepShape) -> Value | None:
+        """The gates of the heads' outputs."""
+        if not self.heads.output_gate:
+            return None
+        q, _, _ = self._projected(step)
+        return replace(q, name="gate")
+
+    def _tables(self, step: StepShape) -> tuple[Value | None, Value | None]:
+        own = self.heads.positions
+        if own is None:
+            return None, None
+        rows = min(step.cache_length, own.limit) * (1 if own.rope.longest_short is None else 2)
+        shape = (rows, -(-own.width // 2))
+        cos, sin = (Value(f"{own.name}.{function}", shape, FLOAT32) for function in ("cos", "sin"))
+        return cos, sin
+
+    def constants(self, step: StepShape) -> Mapping[str, Constant]:
+        """Cosines and sines of every position, which equal layers share."""
+        own = self.heads.positions
+        return {
+            table.name: RotaryTable(own, min(step.cache_length, own.limit), which)
+            for which, table in enumerate(self._tables(step))
+            if table is not None and own is not None
+        }
+
+    @property
+    def _whole_norms(self) -> bool:
+        """Whether queries and keys are normalised whole, over the heads of all ranks."""
+        return self.heads.head_norm is HeadNorm.width
+
+    @property
+    def _rotates_by_position(self) -> bool:
+        """Whether the rows of the tables of rotations are the positions, or nothing is rotated."""
+        own = self.heads.positions
+        return own is None or own.rope.longest_short is None
+
+    def _project(self, step: StepShape) -> list[Launch]:
+        """Queries, keys and values, normalised and rotated; and gates."""
+        q, k, _ = self._projected(step)
+        x = Value("x", (step.own_rows, self.hidden), step.activations)
+        at = Value("positions" if self._rotates_by_position else "rope_rows", (step.tokens, 1), INT32)
+        w_qkv, b_qkv = self.w_qkv.value(step), value_of(self.b_qkv, step)
+        cos, sin = (None, None) if self._whole_norms else self._tables(step)
+        norms = [None, None] if self._whole_norms else self._head_weights(step)
+        first = self.norm or next(iter(self.head_norms), None)
+        eps, offset = (first.eps, first.offset) if first else (0.0, 0.0)
+        arguments: tuple[Argument, ...] = (
+            *(x, self.norm.weight.value(step) if self.norm else None, w_qkv, eps, q.shape[1]),
+            *(0 if self.owner else k.shape[1], b_qkv, None if cos is None else at, cos, sin),
+            *(self.heads.head_dim, *norms, bias_of(self.norm, step), offset),
+            *((Axis.tensor, step.sequence_ranks) if step.sequence_ranks > 1 else (None, 1)),
+            *(self.heads.value_norm, *((q.shape[1],) if self.heads.output_gate else ())),
+        )
+        work, names = product(step.tokens, w_qkv), ("q", "k", "v", "gate")[: len(self.projections.inputs)]
+        launches = [Launch("qkv_projection", arguments, names, work, step.tokens)]
+        if not self._whole_norms:
+            return launches
+        for norm, each, label in zip(self.head_norms, (q, k), ("queries", "keys")):
+            launches.append(norm.launch(step, each, each.name, label, None))
+        cos, sin = self._tables(step)
+        if cos is not None and not self._rotates_in_attention(step):
+            for each, label in ((q, "queries"), (k, "keys")):
+                turn = (each, at, cos, sin, each.shape[1] // self.heads.head_dim)
+                launches.append(Launch("rope", turn, (each.name,), copied(each), step.tokens, label))
+        return launches
+
+    def _rotates_in_attention(self, step: StepShape) -> bool:
+        """Whether `attention_decode` rotates queries and keys, which were normalised whole before."""
+        return self._whole_norms and self._rotates_by_position and step.phase is Phase.decode
+
+    def _head_weights(self, step: StepShape) -> list[Value | None]:
+        own: list[Value | None] = [norm.weight.value(step) for norm in self.head_norms]
+        return own + [None] * (2 - len(own))
+
+    def _finish(self, step: StepShape) -> list[Launch]:
+        """The output projection, plus the residual; with a norm between them, where there is one."""
+        x = Value("x", (step.own_rows, self.hidden), step.activations)
+        q, _, _ = self._projected(step)
+        o, w_o, rows = Value("o", q.shape, step.activations), self.w_o.value(step), step.tokens
+        finish: tuple[Argument, ...] = (Axis.tensor, value_of(self.b_o, step))
+        if step.sequence_ranks > 1 or self.heads.output_gate:
+            finish += (step.sequence_ranks,)
+        if self.heads.output_gate:
+            finish += (self._gate(step),)
+        if self.after is None:
+            added = (o, w_o, x, *finish)
+            return [Launch("output_projection", added, ("x",), product(rows, w_o), rows)]
+        y = Value("attended", x.shape, x.dtype)
+        alone = (o, w_o, None, *finish)
+        return [
+            Launch("output_projection", alone, (y.name,), product(rows, w_o), rows),
+            self.after.launch(step, y, "x", "after attention", x),
+        ]
+
+    def _projected(self, step: StepShape) -> tuple[Value, Value, Value]:
+        own = self.heads.layout(step.ranks)
+        q, k, v = (
+            Value(name, (step.tokens, count * self.heads.head_dim), step.activations)
+            for name, count in (
+                ("q", own.heads_of_rank),
+                ("k", own.kv_heads_of_rank),
+                ("v", own.kv_heads_of_rank),
+            )
+        )
+        return q, k, v
+
+    def _kv_heads(self, step: StepShape) -> int:
+        return self.heads.layout(step.ranks).kv_heads_of_rank
+
+    def _heads(self, normed: np.ndarray, span: Span, numpy: Arithmetic) -> list[np.ndarray]:
+        """Queries, keys and values, or queries alone, [heads, tokens, head_dim]: normalised and rotated."""
+        found = [
+            numpy.rounded(numpy.product(normed, projection)) for projection in self.projections.inputs[:3]
+        ]
+        turned = range(min(2, len(found)))
+        if self._whole_norms:
+            for each, norm in zip(turned, self.head_norms):
+                found[each] = norm.reference(found[each], numpy)
+        found = [each.reshape(len(normed), -1, self.heads.head_dim).swapaxes(0, 1) for each in found]
+        if not self._whole_norms:
+            for each, norm in zip(turned, self.head_norms):
+                found[each] = norm.reference(found[each], numpy)
+        if self.heads.value_norm and self.norm is not None:
+            found[2] = numpy.norm(found[2], None, self.norm.eps)
+        if self.heads.positions is not None:
+            for each in turned:
+                found[each] = numpy.rotated(found[each], self.heads.positions, span)
+        return found
+
+    def _output(self, mixed: np.ndarray, normed: np.ndarray, numpy: Arithmetic) -> np.ndarray:
+        """What the outputs of all heads, side by side, add up to; gated rows are rounded."""
+        if self.heads.output_gate:
+            gate = numpy.rounded(numpy.product(normed, self.projections.inputs[3]))
+            mixed = numpy.rounded(mixed / (1 + np.exp(-gate)))
+        return numpy.summed_product(mixed, self.projections.output, partial(query_span, *self.heads.divided))
