@@ -140,7 +140,6 @@ def mlp(
         "columns": own_columns(tokens, hidden, BANK),
         "exchanges": exchanges,
         "runs": False,
-        "row_gate": None,
     }
     held = 0
     if norm_weight is not None:

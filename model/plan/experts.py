@@ -44,7 +44,7 @@ def by_experts(
                 return narrow(rows, count, chosen)
             return linear(lambda each: narrow(rows * each // count, each, chosen), count, least, 2 * least)
         if rows * chosen <= count:
-            if chosen <= 2:
+            if chosen <= 2 or rows * chosen <= 2 * FEW_EXPERTS:
                 return narrow(rows, count, chosen)
             return linear(lambda each: narrow(rows, count, each), chosen, 1, 2)
         together = min(chosen, FEW_EXPERTS)

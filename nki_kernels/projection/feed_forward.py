@@ -93,7 +93,7 @@ def overlap(stage, job, group, before, before_parts, waiting, loads):
     if group is not None:
         rows = ranks * group[1]
         inner = stage["weights"][0].shape[1]
-        if stage["row_gate"] is not None:
+        if job["factors"] is not None:
             gate_rows(job["factors"], stage["blocks"][:, :, 0:rows], stage["row_gate"], stage["x"].shape[1])
         result = inner_tile(inner, rows, stage)
         columns = starts(inner, columns_at_once(stage["weights"], rows))

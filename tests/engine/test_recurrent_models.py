@@ -22,7 +22,7 @@ pytest.importorskip("transformers", reason="transformers is an extra of developm
 
 Model = tuple[str, ModelConfig, dict[str, np.ndarray]]
 
-FAMILIES = ("mamba", "mamba2", "mamba with biases")
+FAMILIES = ("mamba", "mamba2", "mamba with biases", "qwen3-next")
 
 
 @pytest.fixture(params=FAMILIES)

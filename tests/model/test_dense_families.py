@@ -61,10 +61,15 @@ def load(folder: Path) -> tuple[ModelConfig, dict[str, np.ndarray]]:
 
 
 def kernels(
-    config: ModelConfig, weights: dict[str, np.ndarray], ranks: int, dtype: str, sequences: int = 1
+    config: ModelConfig,
+    weights: dict[str, np.ndarray],
+    ranks: int,
+    dtype: str,
+    sequences: int = 1,
+    cache: int = CACHE,
 ) -> KernelModel:
     shards = shard_weights(config, weights, ranks, dtype=dtype)
-    return KernelModel(config, shards, SimulatedDevice("trn2", ranks), CACHE, sequences=sequences)
+    return KernelModel(config, shards, SimulatedDevice("trn2", ranks), cache, sequences=sequences)
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -78,7 +83,17 @@ def test_reference_and_kernels_equal_transformers(tmp_path, name) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["qwen2", "gemma3", "gemma4", "olmo2", "gpt2", "gpt-oss", "phi3 of a part of the head", "granite"],
+    [
+        "qwen2",
+        "gemma3",
+        "gemma4",
+        "olmo2",
+        "gpt2",
+        "gpt-oss",
+        "phi3 of a part of the head",
+        "granite",
+        "qwen3-next",
+    ],
 )
 def test_bfloat16_costs_what_it_costs_transformers(tmp_path, name) -> None:
     config, weights = load(write_tiny(tmp_path, name))
@@ -86,7 +101,7 @@ def test_bfloat16_costs_what_it_costs_transformers(tmp_path, name) -> None:
     assert np.abs(own - oracle(name).logits).max() <= oracle(name).bound("bfloat16")
 
 
-@pytest.mark.parametrize("name", ["llama with longrope", "gemma3", "gemma4", "gpt2"])
+@pytest.mark.parametrize("name", ["llama with longrope", "gemma3", "gemma4", "gpt2", "qwen3-next"])
 def test_sequences_of_a_batch_get_what_they_get_alone(tmp_path, name) -> None:
     """Of the first, longrope changes the frequencies in the second step; the second stays short, and so do its keys.
 

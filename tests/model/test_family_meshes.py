@@ -26,8 +26,9 @@ NEXT = [IDS[15], IDS[11]]
 MESHES = {
     "qwen3": [Mesh(1, 2), Mesh(4, 2), Mesh(5), Mesh(6)],
     "gpt2": [Mesh(1, 2), Mesh(2), Mesh(2, 2), Mesh(3)],
+    "qwen3-next": [Mesh(1, 2), Mesh(2, 2)],
 }
-"""Those with another number of query heads than 4: 6 in two groups, and 3."""
+"""Those with another number of heads than 4: 6 in two groups, 3, and 2 key heads of the delta rule."""
 OTHERS = [Mesh(1, 2), Mesh(2, 2), Mesh(3), Mesh(4)]
 STAGES = Mesh(2, pipeline=2)
 

@@ -32,6 +32,17 @@ def written(folder: Path, fields: dict[str, Any]) -> Path:
     return path
 
 
+GEMMA3N: dict[str, Any] = {
+    **TINY,
+    "model_type": "gemma3n_text",
+    "num_kv_shared_layers": 0,
+    "max_position_embeddings": 4096,
+    "activation_sparsity_pattern": 0.95,
+}
+"""The fields of a config that is planned only."""
+NOT_COMPUTED = "sparse activations or alternating updates of several hidden states"
+
+
 def changed(folder: Path, name: str, **changes: Any) -> Path:
     """A published config with some fields changed; None leaves one out."""
     fields = {key: value for key, value in {**config(name), **changes}.items() if value is not None}

@@ -38,6 +38,7 @@ ONE_OF_EACH = [
     "olmo-2-13b",
     "olmoe-1b-7b",
     "qwen3-0.6b",
+    "qwen3-next-80b-a3b",
     "smollm2-135m",
     "tinyllama-1.1b",
     "whisper-tiny",

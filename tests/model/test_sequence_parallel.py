@@ -48,6 +48,8 @@ WITH_EXPERTS = (
     "olmoe",
     "gpt-oss",
     "gpt-oss with yarn",
+    "qwen3-next",
+    "qwen3-next with an mlp and biases",
 )
 LATENT = ("deepseek v2", "deepseek v2 with groups", "deepseek v3")
 
