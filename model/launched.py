@@ -114,18 +114,19 @@ class LaunchedModel:
             for arrays in stage.held:
                 arrays.update({each.name: np.zeros(each.shape, each.dtype) for each in stage.states})
 
-    def copy_pages(self, pages: Mapping[int, int], kind: Kind) -> None:
-        """Give pages or slots, by their number, the contents of others, in order, in every layer that has them.
+    def copy_pages(self, pages: Sequence[Mapping[int, int]], kind: Kind) -> None:
+        """Give pages or slots of every group, by their number, the contents of others, in order, in every layer.
 
         The last one, of padding, is copied onto itself where a launch makes more copies.
         """
-        copies, last = list(pages.items()), spare(self._shape, kind)
-        for size in copy_sizes(len(copies)):
-            some, copies = copies[:size], copies[size:]
-            padded = np.array(some + [(last, last)] * (size - len(some)), np.int32)
-            names = [of_kind(name, self._shape, kind) for name in ("copy_destinations", "copy_sources")]
-            for arrays in self._held:
-                arrays.update({name: padded[:, place, None] for place, name in enumerate(names)})
+        left, last = [list(own.items()) for own in pages], spare(self._shape, kind)
+        names = [of_kind(name, self._shape, kind) for name in ("copy_destinations", "copy_sources")]
+        for size in copy_sizes(max(map(len, left))):
+            padded = np.array([own[:size] + [(last, last)] * (size - len(own)) for own in left], np.int32)
+            left = [own[size:] for own in left]
+            for rank, arrays in zip(self._device.own, self._held):
+                of_group = padded[self._mesh.group_of(rank)]
+                arrays.update({name: of_group[:, place, None] for place, name in enumerate(names)})
             self._run(self._copies(size, kind))
 
     def encode(self, features: np.ndarray) -> None:
@@ -177,17 +178,19 @@ class LaunchedModel:
                 self._expert_load.note(of_stage[:: self._mesh.tensor])
 
     def _scored(self, tokens: int, head: Sequence[_Bound]) -> list[StepOutput]:
-        """What follows each token, for as many at a time as the head takes."""
+        """What follows each token of each group, for as many at a time as the head takes."""
         rows = min(tokens, len(self._held[0]["ends"]))
-        outputs: list[StepOutput] = []
+        of_groups: list[list[StepOutput]] = [[] for _ in range(self._mesh.data)]
         states = [arrays["x"] for arrays in self._held]
         for first in range(0, tokens, rows):
             places = np.minimum(np.arange(first, first + rows, dtype=np.int32), tokens - 1)
             for arrays, x in zip(self._held, states):
                 arrays.update(x=x, ends=places[:, None])
             self._run(head)
-            outputs += self._outputs(logits=True, draws=False)
-        return outputs[:tokens]
+            found = self._outputs(logits=True, draws=False)
+            for group, outputs in enumerate(of_groups):
+                outputs += found[group * rows : (group + 1) * rows]
+        return [output for outputs in of_groups for output in outputs[:tokens]]
 
     def _outputs(self, logits: bool, draws: bool) -> list[StepOutput]:
         """What the head found for every row."""

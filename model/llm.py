@@ -13,17 +13,26 @@ from model.chat import ChatTemplate, Message
 from model.checkpoint import open_checkpoint
 from model.config import Fields, ModelConfig
 from model.device import SimulatedDevice
-from model.engine import Engine, EngineLimits, RequestOutput, SamplingParams, Scheduler, SchedulerOptions
+from model.engine import (
+    Engine,
+    EngineLimits,
+    GroupScheduler,
+    RequestOutput,
+    SamplingParams,
+    Scheduler,
+    SchedulerOptions,
+)
 from model.engine.bucket_sizes import AUTO, BucketLimits, read_buckets
 from model.engine.buckets import MOST_ROWS, Buckets
 from model.engine.speculation import NO_RECURRENT_DRAFTS, DraftModel, PromptLookup, Proposer
 from model.errors import ModelError
 from model.families import load_config
+from model.mesh import Mesh, check_expert_groups, routed_experts
 from model.paged_model import PagedModel
 from model.shipped import PRETRAINED, model_path
 from model.state import INTERVAL, PagePool, SlotPool, check_block_size, window_pages
 from model.tokenizer import Tokenizer
-from model.weights import shard_weights
+from model.weights import check_ranks, shard_weights
 from simulate.terminal import progress
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -36,7 +45,11 @@ _NAMES = ("prompt", "prompt_token_ids", "cache_salt")
 class EngineArgs:
     """The arguments of an engine, with vLLM's names where it has them.
 
-    `model` is a Hugging Face folder. The kernels run on `tensor_parallel_size` simulated cores of `target`. The cache
+    `model` is a Hugging Face folder. The kernels run on `tensor_parallel_size` simulated cores of `target`; or on
+    `expert_parallel_size` groups of as many, which divide the routed experts: each computes requests of its own, with
+    the limits of a step and the cache that are said here. (In vLLM these are as many `data_parallel_size` groups with
+    `enable_expert_parallel`; there tensor-parallel ranks hold whole experts, here each holds its part of every expert
+    of its group.) The cache
     has `num_pages` pages of `block_size` positions; by default as many as `max_num_seqs` sequences of `max_model_len`
     positions fill, at most 4096, and of layers with a window no more than those sequences can hold. Recurrent layers
     have `num_state_slots` states, by default two for each of these sequences, and snapshots every `mamba_block_size`
@@ -49,6 +62,7 @@ class EngineArgs:
 
     model: str | Path = PRETRAINED
     tensor_parallel_size: int = 1
+    expert_parallel_size: int = 1
     dtype: str = "float32"
     target: str = "trn2"
     max_num_seqs: int = 16
@@ -73,6 +87,10 @@ def make_engine(args: EngineArgs) -> Engine:
     if not 1 < length <= config.context:
         raise ModelError(f"max_model_len is {length}; this model takes 2 to {config.context} positions")
     config = config.of_length(length)
+    check_ranks(config, args.tensor_parallel_size)
+    if args.expert_parallel_size < 1:
+        raise ModelError(f"expert_parallel_size is {args.expert_parallel_size}; at least 1 is needed")
+    check_expert_groups(config, args.expert_parallel_size)
     check_block_size(args.block_size)
     speculation = _Speculation.of(args.speculative_config)
     tokenizer = Tokenizer(folder, config.vocab_size)
@@ -86,12 +104,16 @@ def make_engine(args: EngineArgs) -> Engine:
     if any(each.is_recurrent for each in speculation.configs):
         raise ModelError(NO_RECURRENT_DRAFTS)
     pools, slots = _pools([config, *speculation.configs], args, length), _slots(config, args, speculation)
+    groups = [Scheduler(pools, options, slots)]
+    for _ in range(1, args.expert_parallel_size):
+        own = _pools([config, *speculation.configs], args, length), _slots(config, args, speculation)
+        groups.append(Scheduler(own[0], options, own[1]))
     most = BucketLimits(args.max_num_seqs, args.max_num_batched_tokens, length, speculation.tokens)
     buckets = _buckets(args.buckets, most)
     limits = EngineLimits(config.eos_token_ids, config.vocab_size, length, args.seed)
     return Engine(
         _paged_model(folder, config, args, pools, buckets, slots),
-        Scheduler(pools, options, slots),
+        groups[0] if len(groups) == 1 else GroupScheduler(groups),
         tokenizer,
         limits,
         time.monotonic,
@@ -152,9 +174,13 @@ def _paged_model(
     slots: SlotPool | None = None,
 ) -> PagedModel:
     checkpoint = open_checkpoint(folder, config)
-    ranks = args.tensor_parallel_size
-    weights = shard_weights(config, checkpoint, ranks, taken=checkpoint.let_go, dtype=args.dtype)
-    return PagedModel(config, weights, SimulatedDevice(args.target, ranks), pools, buckets, slots=slots)
+    groups = args.expert_parallel_size
+    # A draft model without experts is computed by each group alone.
+    mesh = Mesh(args.tensor_parallel_size, groups, expert=groups if routed_experts(config) else 1)
+    own = list(dict.fromkeys(map(mesh.shard, range(mesh.ranks))))
+    weights = shard_weights(config, checkpoint, mesh.tensor, own, checkpoint.let_go, args.dtype)
+    device = SimulatedDevice(args.target, mesh.ranks)
+    return PagedModel(config, weights, device, pools, buckets, slots=slots, mesh=mesh)
 
 
 @dataclass(frozen=True)

@@ -28,16 +28,26 @@ def check_sequence(cuts_sequence: bool, tensor: int) -> None:
         )
 
 
-def check_experts(config: ModelConfig, expert: int, data: int) -> None:
-    """ModelError where `expert` of `data` groups cannot divide the routed experts of a model."""
+def routed_experts(config: ModelConfig) -> set[int]:
+    """The numbers of routed experts that layers of a model have."""
+    return {block.mlp.count for block in config.blocks if isinstance(block.mlp, Experts)}
+
+
+def check_expert_groups(config: ModelConfig, expert: int) -> None:
+    """ModelError where `expert` groups cannot divide the routed experts of a model."""
     if expert == 1:
         return
-    counts = {block.mlp.count for block in config.blocks if isinstance(block.mlp, Experts)}
+    counts = routed_experts(config)
     if not counts:
         raise ModelError(f"--ep {expert} divides routed experts, and this model has none")
     for count in counts:
         if count % expert:
             raise ModelError(f"--ep {expert} does not divide the {count} experts of this model")
+
+
+def check_experts(config: ModelConfig, expert: int, data: int) -> None:
+    """ModelError where `expert` of `data` groups cannot divide the routed experts of a model."""
+    check_expert_groups(config, expert)
     if data % expert:
         raise ModelError(
             f"--ep {expert} divides experts over as many groups of --dp, and {data} is no multiple of it"

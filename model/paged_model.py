@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from model.config import ModelConfig
-from model.engine import Batch, Request
+from model.engine import Batch, Chunk, Request
 from model.engine.buckets import MOST_ROWS, Buckets, BucketUse, Part, PartShape
 from model.engine.speculation import NO_ROWS, Rows
+from model.expert_load import ExpertLoad
 from model.families import compose
 from model.launched import Device, LaunchedModel
 from model.layers import paged
@@ -28,7 +29,8 @@ class PagedModel:
 
     A layer with a window uses the pool of that window if there is one, and the pool without a window otherwise. Each
     pool has one page more on the device, where padding writes. Recurrent layers have their states in `slots`, with one
-    more as well. `candidates` are as in KernelModel.
+    more as well. `candidates` are as in KernelModel. Each group of `mesh` has as many pages and slots, and computes the
+    requests that are given to it.
     """
 
     def __init__(
@@ -40,14 +42,16 @@ class PagedModel:
         buckets: Buckets,
         candidates: int = 1,
         slots: SlotPool | None = None,
+        mesh: Mesh | None = None,
     ) -> None:
         """ModelError for too little memory."""
+        self._mesh = mesh = mesh or Mesh(device.ranks)
         assert config.longest_short is None, (
             "pages are shared by sequences of all lengths: see ModelConfig.of_length"
         )
         buckets = replace(buckets, mixes=buckets.mixes and compose(config).mixes)
         context, first = buckets.context[-1], weights[0]
-        self.use = BucketUse(buckets)
+        self.use = BucketUse(buckets, ExpertLoad.of(config, mesh))
         self._buckets = buckets
         self._pools = [pools] if isinstance(pools, PagePool) else list(pools)
         self._slots = slots
@@ -60,7 +64,7 @@ class PagedModel:
             sequences=1,
             cache_length=context,
             context=self._positions,
-            ranks=device.ranks,
+            ranks=mesh.tensor,
             activations=first.dtype,
             weights=first.arrays[next(iter(first.arrays))].dtype,
             candidates=candidates,
@@ -69,6 +73,7 @@ class PagedModel:
             window_pages=tuple((pool.window, pool.count + 1) for pool in self._pools if pool.window),
             block_size=self._block,
             slots=slots.count + 1 if slots else 0,
+            expert_ranks=mesh.expert,
         )
         count = sum(pool.count for pool in self._pools)
         purpose = f"{count:,} pages of {self._block} positions" if count else ""
@@ -77,7 +82,7 @@ class PagedModel:
         self._vocabulary = config.vocab_size
         kept = 4 * (1 + len(DRAWS)) * len(buckets.sequences) * len(buckets.context)
         self._model = LaunchedModel(
-            config, weights, device, self._largest, Mesh(device.ranks), purpose, kept=kept
+            *(config, weights, device, self._largest, mesh, purpose), kept=kept, expert_load=self.use.experts
         )
 
     def step(self, batch: Batch, rows: Rows = NO_ROWS) -> dict[Request, list[StepOutput]]:
@@ -86,25 +91,30 @@ class PagedModel:
         The device draws for those of the `rows` that it can; what follows any other has logits. Chunks that score are
         parts of their own, of whose tokens it says what follows each.
         """
+        of_groups = batch.groups(self._mesh.data)
         for number, kind in enumerate(self._kinds):
-            copies = {new: old for (own, new), old in batch.copies.items() if own == number}
+            copies = [
+                {new: old for (own, new), old in each.copies.items() if own == number} for each in of_groups
+            ]
             self._model.copy_pages(copies, kind)
         outputs: dict[Request, list[StepOutput]] = {}
         scored = [chunk for chunk in batch.chunks.values() if chunk.scores]
         others = Batch({each: chunk for each, chunk in batch.chunks.items() if not chunk.scores})
         alone = [Batch({chunk.request: chunk}) for chunk in scored]
-        for part in (part for each in (others, *alone) for part in self._buckets.parts(each)):
-            self.use.add(part)
-            outputs |= self._computed(part, rows)
+        for each in (others, *alone):
+            for part in self._buckets.parts(*each.groups(self._mesh.data)):
+                self.use.add(part)
+                outputs |= self._computed(part, rows)
         return outputs
 
     def _computed(self, part: Part, rows: Rows) -> dict[Request, list[StepOutput]]:
-        scores = part.chunks[0].scores
+        scores = any(chunk.scores for chunk in part.chunks)
         shape = step_of(part.shape, self._largest)
         if scores and not part.shape.decodes:
             shape = replace(shape, scores=True)
         places = _places(part)
-        asked: list[SampleRow | None] = [None] * (shape.tokens if shape.scores else shape.head_rows)
+        of_group = shape.tokens if shape.scores else shape.head_rows
+        asked: list[SampleRow | None] = [None] * (self._mesh.data * of_group)
         for request, own in places.items():
             given = rows.get(request, ())
             asked[own.start : own.start + len(given)] = given
@@ -113,9 +123,9 @@ class PagedModel:
         arrays = self._given(part)
         if draws is not None:
             of_rows = arguments_of(drawn, self._vocabulary, draws.whole)
-            arrays |= {name: each[None] for name, each in of_rows.items()}
+            arrays |= {name: each.reshape(self._mesh.data, of_group, -1) for name, each in of_rows.items()}
         if shape.scores:
-            arrays["ends"] = np.zeros((1, min(shape.tokens, MOST_ROWS), 1), np.int32)
+            arrays["ends"] = np.zeros((self._mesh.data, min(shape.tokens, MOST_ROWS), 1), np.int32)
         found = self._model.step(replace(shape, draws=draws), arrays, logits=host)
         return {
             request: [found[at] if drawn[at] else replace(found[at], drawn=None) for at in own]
@@ -123,26 +133,30 @@ class PagedModel:
         }
 
     def _given(self, part: Part) -> dict[str, np.ndarray]:
-        """The arrays of a part, with an axis for the one group of ranks before them."""
-        columns, tables = self._of_sequences(part)
+        """The arrays of a part, with an axis for the groups of ranks before them."""
+        of_groups = [self._of_group(part, group) for group in range(self._mesh.data)]
+        return {name: np.stack([each[name] for each in of_groups]) for name in of_groups[0]}
+
+    def _of_group(self, part: Part, group: int) -> dict[str, np.ndarray]:
+        """The arrays of a group."""
+        columns, tables = self._of_sequences(part, group)
         if part.beside is not None:
-            first, of_decoding = self._of_sequences(part.beside)
+            first, of_decoding = self._of_sequences(part.beside, group)
             columns["ends"] = columns["ends"] + part.beside.shape.rows
             columns = {name: np.concatenate([first[name], own]) for name, own in columns.items()}
             prompts = {name.replace("block_tables", "prompt_tables"): own for name, own in tables.items()}
             tables = of_decoding | prompts
-        given = {name: own.astype(np.int32).reshape(1, -1, 1) for name, own in columns.items()}
-        return given | {name: own[None] for name, own in tables.items()}
+        return {name: own.astype(np.int32).reshape(-1, 1) for name, own in columns.items()} | tables
 
-    def _of_sequences(self, part: Part) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """The arrays of the chunks of one kind: columns of numbers for their rows, and tables."""
-        own = part.shape.alone
+    def _of_sequences(self, part: Part, group: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """The arrays of a group's chunks of one kind: columns of numbers for their rows, and tables."""
+        own, chunks = part.shape.alone, part.groups[group]
         ids = np.zeros((own.sequences, own.tokens), np.int32)
         starts, counts = np.zeros((own.sequences, 1), np.int32), np.ones((own.sequences, 1), np.int32)
-        for row, chunk in enumerate(part.chunks):
+        for row, chunk in enumerate(chunks):
             ids[row, : chunk.count] = chunk.tokens
             starts[row], counts[row] = chunk.start, chunk.count
-        counts[len(part.chunks) :] = 0
+        counts[len(chunks) :] = 0
         positions = starts + np.arange(own.tokens, dtype=np.int32)
         ends = np.arange(own.sequences) * own.tokens + np.maximum(counts[:, 0], 1) - 1
         if own.decodes:
@@ -150,24 +164,29 @@ class PagedModel:
         given = {"ids": ids, "positions": np.minimum(positions, self._positions - 1), "ends": ends}
         if self._slots is not None:
             slots = np.full(own.sequences, self._slots.count)
-            slots[: len(part.chunks)] = [chunk.request.slot for chunk in part.chunks]
+            slots[: len(chunks)] = [chunk.request.slot for chunk in chunks]
             given |= {"state_slots": slots, "starts": starts, "counts": counts}
         tables: dict[str, np.ndarray] = {}
         for kind in range(len(self._pools)):
-            name, table, columns = self._of_kind(kind, part, positions, counts)
+            name, table, columns = self._of_kind(kind, own, chunks, positions, counts)
             tables[name] = table
             given = columns | given
         return {name: each.reshape(-1) for name, each in given.items()}, tables
 
     def _of_kind(
-        self, kind: int, part: Part, positions: np.ndarray, counts: np.ndarray
+        self,
+        kind: int,
+        shape: PartShape,
+        chunks: Sequence[Chunk],
+        positions: np.ndarray,
+        counts: np.ndarray,
     ) -> tuple[str, np.ndarray, dict[str, np.ndarray]]:
         """The tables of pages of one kind with their name; tokens' slots, and positions in the tables."""
-        pool, step, block = self._pools[kind], step_of(part.shape.alone, self._largest), self._block
+        pool, step, block = self._pools[kind], step_of(shape, self._largest), self._block
         spare = pool.count
         blocks = step.of_window(pool.window).cache_length // block
         tables, firsts = np.full((len(positions), blocks), spare, np.int32), np.zeros_like(counts)
-        for row, chunk in enumerate(part.chunks):
+        for row, chunk in enumerate(chunks):
             table, end = chunk.request.tables[kind], pool.pages_of(chunk.start + chunk.count)
             used = table.pages[: end - table.first]
             firsts[row], tables[row, : len(used)] = table.first, used
@@ -183,17 +202,19 @@ class PagedModel:
 
 
 def _places(part: Part) -> dict[Request, range]:
-    """The rows of the head's outputs that are of each request which gets some."""
+    """The rows of the head's outputs, group after group, that are of each request which gets some."""
     found: dict[Request, range] = {}
     first = 0
-    for own in (part,) if part.beside is None else (part.beside, part):
-        shape = own.shape.alone
-        of_each = shape.tokens if shape.decodes or own.chunks[0].scores else 1
-        for number, chunk in enumerate(own.chunks):
-            at, count = first + number * of_each, chunk.count if chunk.scores else 1 + chunk.verified
-            if chunk.chooses or chunk.scores:
-                found[chunk.request] = range(at, at + count)
-        first += shape.sequences * of_each
+    for group in range(len(part.groups)):
+        for own in (part,) if part.beside is None else (part.beside, part):
+            shape, chunks = own.shape.alone, own.groups[group]
+            scores = any(chunk.scores for chunk in own.chunks)
+            of_each = shape.tokens if shape.decodes or scores else 1
+            for number, chunk in enumerate(chunks):
+                at, count = first + number * of_each, chunk.count if chunk.scores else 1 + chunk.verified
+                if chunk.chooses or chunk.scores:
+                    found[chunk.request] = range(at, at + count)
+            first += shape.sequences * of_each
     return found
 
 

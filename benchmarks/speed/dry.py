@@ -25,6 +25,7 @@ from model.device import DryDevice
 from model.families import compose, read_config
 from model.launched import launches_of
 from model.layers.launch import Launch, Phase, StepShape
+from model.mesh import Mesh
 from model.plan.dry import DryTimes, stand_in
 from model.plan.predict import Predictor
 from simulate.isa import book
@@ -83,7 +84,7 @@ def _calls(config: ModelConfig, tokens: int) -> list[Call]:
     """The launches of one layer on one rank without its sums over ranks, and one such sum on all ranks."""
     one, ranks = DryDevice(TARGET, 1), DryDevice(TARGET, RANKS)
     calls: list[Call] = [
-        (launch.kernel, [tuple(stand_in(each, one) for each in launch.arguments)])
+        (launch.kernel, [tuple(stand_in(each, one, Mesh(RANKS)) for each in launch.arguments)])
         for launch in _launches(config, tokens)
     ]
     partial = np.broadcast_to(np.zeros((), np.float32), (tokens, config.hidden_size))
@@ -92,7 +93,7 @@ def _calls(config: ModelConfig, tokens: int) -> list[Call]:
 
 def _layer(config: ModelConfig, tokens: int) -> None:
     """Every kernel of a layer planned, checked, placed, and timed in all readings."""
-    dry = DryTimes(TARGET, RANKS)
+    dry = DryTimes(TARGET, Mesh(RANKS))
     for launch in _launches(config, tokens):
         dry.launch(launch)
 

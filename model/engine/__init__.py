@@ -1,6 +1,7 @@
 """Many requests at once: what each step computes, how tokens are chosen, and what a request returns."""
 
 from model.engine.engine import Engine, EngineLimits
+from model.engine.groups import GroupScheduler, Schedulers
 from model.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from model.engine.params import SamplingParams
 from model.engine.request import Request
@@ -14,6 +15,7 @@ __all__ = [
     "CompletionOutput",
     "Engine",
     "EngineLimits",
+    "GroupScheduler",
     "Logprob",
     "Request",
     "RequestMetrics",
@@ -21,5 +23,6 @@ __all__ = [
     "SamplingParams",
     "Scheduler",
     "SchedulerOptions",
+    "Schedulers",
     "StructuredOutputsParams",
 ]

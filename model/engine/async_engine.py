@@ -64,6 +64,7 @@ class EngineState:
 
     `steps` took `step_seconds`, and launched parts of these `shapes`, each so often. `tokens` were for requests,
     `padding` for nobody. `drafts` and `accepted_drafts` are counted by their place behind the last token.
+    Where groups of ranks divide experts, `expert_choices` are the choices of tokens that each group computed.
     """
 
     running: int
@@ -78,6 +79,7 @@ class EngineState:
     shapes: Mapping[PartShape, int]
     drafts: Mapping[int, int]
     accepted_drafts: Mapping[int, int]
+    expert_choices: Sequence[int] = ()
 
 
 class Stream:
@@ -171,6 +173,7 @@ class AsyncEngine:
             shapes=dict(use.parts),  # copied at once, while the thread adds to them
             drafts=dict(acceptance.verified),
             accepted_drafts=dict(acceptance.accepted),
+            expert_choices=() if use.experts is None else tuple(use.experts.choices),
         )
 
     def check_places(self, wanted: int) -> None:

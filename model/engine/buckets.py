@@ -24,16 +24,21 @@ Requests that decode and prompts are one part as well, so that weights are read 
 Products of 528 rows take 1.7 ms more than those of 512. So a single prompt is rounded up together with the rows that
 decode: beside 16 of these 496 tokens are a size, too. The head takes 128 rows; where tokens that decode and the ends of
 prompts are more, the two are parts of their own. So they are in a model with a layer that does not mix them.
+
+Groups of ranks that divide experts launch the same shapes at the same time: the parts of all groups are taken together,
+each rounded up to the largest of them.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, zip_longest
 
 from model.engine.scheduler import Batch, Chunk
+from model.expert_load import ExpertLoad
 
 MOST_ROWS = 128
 """Of one launch of a decode step: one token for each partition."""
@@ -78,24 +83,41 @@ class PartShape:
 
 @dataclass(frozen=True)
 class Part:
-    """Chunks that are launched together. `beside` holds the chunks that decode in the same launches as prompts."""
+    """Chunks that are launched together, those of each group of ranks; a group may have none.
+
+    `beside` holds the chunks that decode in the same launches as prompts.
+    """
 
     shape: PartShape
-    chunks: tuple[Chunk, ...]
+    groups: tuple[tuple[Chunk, ...], ...]
     beside: Part | None = None
+
+    @property
+    def chunks(self) -> Sequence[Chunk]:
+        """Those of all groups."""
+        return self.groups[0] if len(self.groups) == 1 else tuple(chain.from_iterable(self.groups))
+
+    @property
+    def rows(self) -> int:
+        """Tokens of all groups, padding included."""
+        return len(self.groups) * self.shape.rows
 
     @property
     def padding(self) -> int:
         """Tokens that are computed for nobody."""
-        computed = self.shape.alone.rows - sum(chunk.count for chunk in self.chunks)
+        computed = len(self.groups) * self.shape.alone.rows - sum(chunk.count for chunk in self.chunks)
         return computed + (0 if self.beside is None else self.beside.padding)
 
 
 @dataclass
 class BucketUse:
-    """What was launched: how often each shape of `buckets`, and how many tokens for requests and for nobody."""
+    """What was launched: how often each shape of `buckets`, and how many tokens for requests and for nobody.
+
+    `experts` is the load of groups of ranks that divide experts.
+    """
 
     buckets: Buckets | None = None
+    experts: ExpertLoad | None = None
     parts: Counter[PartShape] = field(default_factory=Counter)
     tokens: int = 0
     padding: int = 0
@@ -104,7 +126,7 @@ class BucketUse:
         """One part."""
         self.parts[part.shape] += 1
         self.padding += part.padding
-        self.tokens += part.shape.rows - part.padding
+        self.tokens += part.rows - part.padding
 
 
 @dataclass(frozen=True)
@@ -171,9 +193,10 @@ class Buckets:
             for prefix in (0, *self.context)
         ]
 
-    def parts(self, batch: Batch) -> list[Part]:
-        """The parts of a step: first what decodes, then the chunks of prompts."""
-        parts, prompts = self._decoding_and_prompts(batch)
+    def parts(self, *batches: Batch) -> list[Part]:
+        """The parts of a step, a batch of each group: first what decodes, then the chunks of prompts."""
+        found = [self._decoding_and_prompts(batch) for batch in batches]
+        parts, prompts = found[0] if len(found) == 1 else _of_all_groups(found)
         if self.mixes and parts and prompts:
             mixed = self._mixed(parts[-1], prompts[-1])
             if mixed is not None:
@@ -183,14 +206,14 @@ class Buckets:
     def _mixed(self, decoding: Part, prompts: Part) -> Part | None:
         """Prompts with what decodes beside them; None where the head does not take as many rows."""
         shape, beside = prompts.shape, _beside_prompts(decoding.shape, prompts.shape.sequences)
-        if len(decoding.chunks) > beside.sequences:
+        if max(map(len, decoding.groups)) > beside.sequences:
             return None
         tokens = shape.tokens
         if shape.sequences == 1:
             most = max(chunk.count for chunk in prompts.chunks)
             tokens = min(size for size in (tokens, *self._beside(beside.rows)) if size >= most)
         mixed = replace(shape, tokens=tokens, context=self.context[-1], beside=beside)
-        return Part(mixed, prompts.chunks, replace(decoding, shape=beside))
+        return Part(mixed, prompts.groups, replace(decoding, shape=beside))
 
     def _beside(self, rows: int) -> list[int]:
         """Tokens of one prompt that are rounded up together with rows that decode."""
@@ -236,7 +259,31 @@ class Buckets:
 
     def _part(self, chunks: list[Chunk], tokens: int, context: int, decodes: bool, prefix: int = 0) -> Part:
         shape = PartShape(rounded(self.sequences, len(chunks)), tokens, context, decodes, prefix)
-        return Part(shape, tuple(chunks))
+        return Part(shape, (tuple(chunks),))
+
+
+def _of_all_groups(found: Sequence[tuple[list[Part], list[Part]]]) -> tuple[list[Part], list[Part]]:
+    """Parts of single groups as parts of all: those of one kind together, the largest prompts with the largest."""
+    sizes = dict.fromkeys(part.shape.tokens for decoding, _ in found for part in decoding)
+    parts = [
+        _together(own)
+        for size in sorted(sizes)
+        for own in zip_longest(
+            *([each for each in decoding if each.shape.tokens == size] for decoding, _ in found)
+        )
+    ]
+    prompts = [_together(own) for own in zip_longest(*(reversed(prompts) for _, prompts in found))]
+    return parts, prompts[::-1]
+
+
+def _together(parts: Sequence[Part | None]) -> Part:
+    """A part of each group, or none, in the smallest shape that takes them all."""
+    shapes = [each.shape for each in parts if each is not None]
+    sequences, tokens, context, prefix = (
+        max(sizes) for sizes in zip(*((own.sequences, own.tokens, own.context, own.prefix) for own in shapes))
+    )
+    groups = tuple(() if each is None else each.groups[0] for each in parts)
+    return Part(PartShape(sequences, tokens, context, shapes[0].decodes, prefix), groups)
 
 
 def _beside_prompts(decoding: PartShape, prompts: int) -> PartShape:

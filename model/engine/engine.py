@@ -13,11 +13,12 @@ from itertools import count
 import numpy as np
 
 from model.engine.buckets import BucketUse
+from model.engine.groups import Schedulers
 from model.engine.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
 from model.engine.params import SamplingParams
 from model.engine.request import Request
 from model.engine.sampler import Choice, TokenSampler, choose, logprobs, whole
-from model.engine.scheduler import Batch, Chunk, Scheduler
+from model.engine.scheduler import Batch, Chunk
 from model.engine.speculation import Acceptance, Proposer, Rows, Steps
 from model.engine.structured import Grammars
 from model.errors import ModelError
@@ -43,7 +44,7 @@ class Engine:
     def __init__(
         self,
         model: Steps,
-        scheduler: Scheduler,
+        scheduler: Schedulers,
         tokenizer: Tokenizer,
         limits: EngineLimits,
         clock: Callable[[], float],

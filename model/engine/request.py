@@ -17,7 +17,7 @@ class Request:
     `computed` tokens have their keys and values in the pages of `tables`, one for each kind of pages, or none where the
     request waits; their first `filled` blocks are full. Recurrent layers have their state behind them in `slot`, and
     before drafts that are not verified yet in `kept_slot`. `shared_tokens` were computed before it started; `number`
-    is its place among all submitted ones.
+    is its place among all submitted ones. Of several groups of ranks `group` computes it.
     """
 
     id: str
@@ -36,6 +36,7 @@ class Request:
     preemptions: int = 0
     shared_tokens: int = 0
     number: int = 0
+    group: int = 0
 
     def __post_init__(self) -> None:
         self.prompt_tokens = len(self.tokens)

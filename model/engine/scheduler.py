@@ -92,12 +92,23 @@ class Chunk:
 class Batch:
     """What one step computes: a chunk of each of its requests, after pages were copied.
 
-    `copies` are pages that get the contents of others. `preempted` requests gave back theirs.
+    `copies` are pages that get the contents of others. `preempted` requests gave back theirs. Where groups of ranks
+    compute it, `of_groups` has the batch of each, with the copies of its own pages.
     """
 
     chunks: dict[Request, Chunk] = field(default_factory=dict)
     copies: PageCopies = field(default_factory=dict)
     preempted: list[Request] = field(default_factory=list)
+    of_groups: Sequence[Batch] = ()
+
+    def groups(self, count: int) -> list[Batch]:
+        """The batch of each of so many groups, with its chunks as they are now."""
+        if count == 1:
+            return [self]
+        found = [Batch(copies=own.copies) for own in self.of_groups] or [Batch() for _ in range(count)]
+        for request, chunk in self.chunks.items():
+            found[request.group].chunks[request] = chunk
+        return found
 
     @property
     def tokens(self) -> int:

@@ -123,13 +123,14 @@ class DraftModel:
             first[request] = replace(chunk, start=start, count=chunk.start + chunk.count - start)
             self._computed[request] = chunk.start + chunk.count
         drafts: dict[Request, list[int]] = {request: [] for request in first}
-        chunks, copies = first, batch.copies
+        chunks, step = first, replace(batch, chunks=first)
         while chunks:
-            outputs = self._model.step(Batch(chunks, copies), dict.fromkeys(chunks, ()))
+            outputs = self._model.step(step, dict.fromkeys(chunks, ()))
             for request in chunks:
                 if request in outputs and len(drafts[request]) < batch.chunks[request].draft_slots:
                     drafts[request].append(outputs[request][-1].likeliest)
-            chunks, copies = self._next(batch, drafts, chunks), {}
+            chunks = self._next(batch, drafts, chunks)
+            step = Batch(chunks)
         return {request: own for request, own in drafts.items() if own}
 
     def _next(

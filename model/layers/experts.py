@@ -163,51 +163,58 @@ class RoutedExperts(Stateless):
         choice = (router["b_choice"], own.groups, own.top_groups, own.scale, self.norm.offset)
         first: tuple[Argument, ...] = (x, *norm, chosen, own.renormalise, own.scoring, bias)
         first += choice if choice != (None, 1, 1, 1.0, 0.0) else ()
-        rows = Value("expert_rows", x.shape, x.dtype)
-        weights = Value("expert_weights", (tokens, chosen), FLOAT32)
-        ids = Value(EXPERT_IDS, (tokens, chosen), INT32)
-        chosen_rows = (rows, weights, ids)
+        chosen_rows = self._chosen_rows(step, tokens)
         names = tuple(each.name for each in chosen_rows)
         route = Launch("router", first, names, product(tokens, matrix), tokens)
         shared = () if self._shared_block is None else self._shared_block.launches(step)
         if step.expert_ranks == 1:
-            return (route, *shared, self._computed(step, x, chosen_rows, x))
+            return (route, *shared, self.of_rows(step, tokens))
         return (route, *shared, *self._exchanged(step, x, chosen_rows))
+
+    def _chosen_rows(self, step: StepShape, rows: int, name: str = "") -> tuple[Value, Value, Value]:
+        """Rows that experts are given, and the weights and the numbers of the experts that these chose."""
+        chosen = (rows, self.routing.per_token)
+        return (
+            Value(f"{name}expert_rows", (rows, self.hidden), step.activations),
+            Value(f"{name}expert_weights", chosen, FLOAT32),
+            Value(f"{name}{EXPERT_IDS}", chosen, INT32),
+        )
 
     def _exchanged(self, step: StepShape, x: Value, chosen: tuple[Value, Value, Value]) -> list[Launch]:
         """The experts of this rank for the rows of all that divide the experts, and the sum for its own rows."""
-        ranks, own = step.expert_ranks, self.routing.count // step.expert_ranks
-        received = tuple(
-            Value(f"all_{each.name}", (ranks * each.shape[0], *each.shape[1:]), each.dtype) for each in chosen
-        )
+        ranks, own, tokens = step.expert_ranks, self.routing.count // step.expert_ranks, step.tokens
+        received = self._chosen_rows(step, ranks * tokens, "all_")
         names = tuple(each.name for each in received)
-        results = Value("expert_results", received[0].shape, x.dtype)
+        computed = self.of_rows(step, ranks * tokens)
+        results = Value(computed.results[0], received[0].shape, x.dtype)
         dispatched = LeastWork(0.0, 2.0 * sum(each.nbytes for each in received))
         combined = LeastWork(0.0, 2.0 * results.nbytes)
-        tokens = step.tokens
         return [
             Launch(
                 "experts_dispatch", (*chosen, self._first, own, Axis.expert, ranks), names, dispatched, tokens
             ),
-            self._computed(step, None, received, results),
+            computed,
             Launch("experts_combine", (results, x, Axis.expert, ranks), ("x",), combined, tokens),
         ]
 
-    def _computed(self, step: StepShape, x: Value | None, chosen: tuple[Value, ...], result: Value) -> Launch:
-        """The experts that rows chose, plus x where it is given."""
-        tokens = chosen[0].shape[0]
+    def of_rows(self, step: StepShape, rows: int) -> Launch:
+        """A rank's experts for so many rows: those of a step with x, or those of all ranks that divide experts."""
+        divided = step.expert_ranks > 1
+        chosen = self._chosen_rows(step, rows, "all_" if divided else "")
+        x = None if divided else Value("x", chosen[0].shape, step.activations)
         matrices = [each.value(step) for each in self._matrices]
         arguments: tuple[Argument, ...] = (
             *(x, *chosen, *matrices, Axis.tensor, self.routing.activation),
             *(None if each is None else each.value(step) for each in self._biases),
-            *((True,) if step.expert_ranks > 1 else ()),
+            *((True,) if divided else ()),
         )
-        kernel = "experts_decode" if tokens <= DECODED_TOKENS else "experts_prefill"
-        choices = step.tokens * self.routing.per_token
+        kernel = "experts_decode" if rows <= DECODED_TOKENS else "experts_prefill"
+        choices = rows // step.expert_ranks * self.routing.per_token
         held = matrices[0].shape[0]
         each = sum(matrix.nbytes for matrix in matrices) / held
         work = LeastWork(choices * each / step.weights.itemsize * 2.0, min(choices, held) * each)
-        return Launch(kernel, arguments, (result.name,), work, tokens, growth=Growth.experts)
+        result = "expert_results" if divided else "x"
+        return Launch(kernel, arguments, (result,), work, rows, growth=Growth.experts)
 
     def resized(self, count: int, per_token: int, width: int) -> RoutedExperts:
         """The same with other numbers of experts and of those of a token, no more than there are, and another width."""

@@ -80,18 +80,20 @@ class Time:
 
 
 class DryTimes:
-    """Times of single launches on `ranks` ranks of a chip. Rank 0 is planned; the others are taken to equal it.
+    """Times of single launches on the ranks of a mesh of a chip. Rank 0 is planned; the others are taken to equal it.
 
     Raises ModelError for a launch that its kernel refuses.
     """
 
-    def __init__(self, target: str, ranks: int) -> None:
-        self._device = DryDevice(target, ranks, one_for_all=True)
+    def __init__(self, target: str, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._device = DryDevice(target, mesh.ranks, one_for_all=True)
         self.overhead_ns = 0.0
 
     def launch(self, launch: Launch) -> Time:
         """One launch, without starting and ending the kernel."""
-        self._device.run(launch.kernel, [tuple(stand_in(each, self._device) for each in launch.arguments)])
+        arguments = tuple(stand_in(each, self._device, self._mesh) for each in launch.arguments)
+        self._device.run(launch.kernel, [arguments])
         done = self._device.take_pass()
         self.overhead_ns = done.overhead_ns
         took = done.prediction()
@@ -117,13 +119,13 @@ class DryTimes:
         return continued(lambda size: self.launch(sized(full + size)), tokens - full, order=1)
 
 
-def stand_in(argument: Argument, device: Device) -> Any:
+def stand_in(argument: Argument, device: Device, mesh: Mesh) -> Any:
     """An argument for a dry run, which looks at shapes and dtypes only: one element seen as many."""
     if argument is Axis.pipeline:
         return [(0, 1)]
     if isinstance(argument, Value):
         return np.broadcast_to(np.zeros((), argument.dtype), argument.shape)
-    return bound(argument, device, Mesh(device.ranks))
+    return bound(argument, device, mesh)
 
 
 def continued(time: Callable[[int], Time], size: int, order: int, period: int = _PERIOD) -> Time:

@@ -60,10 +60,10 @@ class Footprint:
         return free // max(1, self.cache_bytes_per_sequence)
 
 
-def footprint(model: ModelCounts, dtype: str, tp: int, tokens: int) -> Footprint:
-    """Bytes that each rank holds of a model in `dtype`."""
+def footprint(model: ModelCounts, dtype: str, tp: int, tokens: int, ep: int = 1) -> Footprint:
+    """Bytes that each rank holds of a model in `dtype`, where `ep` groups of ranks hold its routed experts once."""
     size = DTYPE_BYTES[dtype]
-    elements = _elements(model, tp)
+    elements = _elements(model, tp, ep)
     cache = sum(layers.count * cache_elements(layers, tp, tokens) for layers in model.layers)
     return Footprint(tp, tokens, elements * size, cache * size)
 
@@ -141,22 +141,22 @@ def possible_tp(model: ModelCounts, most: int) -> list[int]:
 
 
 def smallest_tp(
-    model: ModelCounts, dtype: str, tokens: int, batch: int, cores: int, core_bytes: int
+    model: ModelCounts, dtype: str, tokens: int, batch: int, cores: int, core_bytes: int, ep: int = 1
 ) -> int | None:
-    """The fewest of at most `cores` ranks that hold the model and `batch` sequences."""
+    """The fewest of at most `cores` ranks, in `ep` groups of as many, that hold the model and `batch` sequences."""
     for tp in possible_tp(model, cores):
-        if footprint(model, dtype, tp, tokens).sequences(core_bytes) >= batch:
+        if footprint(model, dtype, tp, tokens, ep).sequences(core_bytes) >= batch:
             return tp
     return None
 
 
-def _elements(model: ModelCounts, tp: int) -> int:
+def _elements(model: ModelCounts, tp: int, ep: int) -> int:
     """Elements of weights on a rank; with an encoder of speech those of the layers, which hold much of it whole."""
     if isinstance(model.encoder, SpeechEncoder):
         return sum(prod(each.shape(Shard(0, tp))) for each in compose(model.config).weights)
     elements = model.embedding + model.per_layer_rows + model.projections + model.final_norms
     elements += shared(model.config.vocab_size, tp) * model.config.hidden_size
-    elements += sum(layers.count * layer_elements(layers, tp) for layers in model.layers)
+    elements += sum(layers.count * layer_elements(layers, tp, ep) for layers in model.layers)
     return elements + (shared(model.encoder.parameters, tp) if model.encoder else 0)
 
 

@@ -220,10 +220,11 @@ def _predictor(
     model: ModelCounts, request: Request, place: _Place, dtype: str, tokens: int
 ) -> Predictor | None:
     """What predicts passes by kernels; None where there are only rooflines."""
-    if place.target is None or place.shape.ep > 1 or unsupported(model.config):
+    if place.target is None or unsupported(model.config):
         return None
     # The instance's own name, so that collectives go over its links.
-    return Predictor(model.config, place.name, place.tp, dtype, tokens, request.sp, place.shape.pp)
+    shape = place.shape
+    return Predictor(model.config, place.name, shape.tp, dtype, tokens, request.sp, shape.pp, shape.ep)
 
 
 @dataclass(frozen=True)
@@ -266,10 +267,6 @@ class _Place:
         check_mesh(model, *asked, name, cores)
         meshes = Meshes(model, dtype, instance, tokens, request.batch)
         found = meshes.ranked(*asked)
-        if request.ep is None and not unsupported(model.config):
-            # Steps of kernels are predicted for experts that one group holds.
-            whole = meshes.ranked(*asked[:2], 1)
-            found = whole if whole[0].step else found
         mesh = found[0]
         if mesh.step is None and asked == (None, None, None):
             mesh = meshes.candidate(MeshShape(possible_tp(model, cores)[-1]))

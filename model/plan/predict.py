@@ -93,8 +93,9 @@ class Predictor:
 
     Activations, weights and cache share one dtype; float16, which the kernels do not take, is planned as bfloat16, of
     the same width. With `cuts_sequence` the ranks cut the rows of prompts among them. A `pipeline` has so many stages
-    of as many cores; its passes are in the number of micro-batches that takes least. Where it `mixes`, sequences may
-    decode beside prompts.
+    of as many cores; its passes are in the number of micro-batches that takes least. With `expert` parallelism so many
+    groups of `ranks` divide the routed experts, and each computes its part of a batch; parts of an engine's steps are
+    those of each group. Where it `mixes`, sequences may decode beside prompts.
     """
 
     def __init__(
@@ -106,22 +107,25 @@ class Predictor:
         context: int,
         cuts_sequence: bool = False,
         pipeline: int = 1,
+        expert: int = 1,
     ) -> None:
-        self._mesh = Mesh(ranks, sequence=cuts_sequence)
+        self._mesh = Mesh(ranks, expert, cuts_sequence, expert=expert)
         self._config, self._decoder, self._pipeline = config, compose(config), pipeline
-        self._pairs = DryTimes(target, 2) if pipeline > 1 else None
+        self._pairs = DryTimes(target, Mesh(2)) if pipeline > 1 else None
         decoder = self._decoder
         self.mixes = decoder.mixes
         first = dict(zip(reversed(config.blocks), reversed(decoder.blocks)))
         kinds = [(first[kind], count) for kind, count in Counter(config.blocks).items()]
         self._parts: list[tuple[BlockLayers, int]] = [((decoder.embedding,), 1), *kinds, ((decoder.head,), 1)]
         self._encoder = _kinds(decoder.encoder)
-        self._core = core(chip(target) if ranks > 1 else chip(target).alone(), dtype)
-        self._dry = DryTimes(target, ranks)
+        self._core = core(chip(target) if self._mesh.ranks > 1 else chip(target).alone(), dtype)
+        self._dry = DryTimes(target, self._mesh)
         held = np.dtype(np.float32 if dtype == "float32" else ml_dtypes.bfloat16)
         length = bucket_length(context, context, self._mesh.row_multiple)
         self._step = StepShape(
-            Phase.decode, 1, 1, length, context, ranks, held, held, cuts_sequence=cuts_sequence
+            *(Phase.decode, 1, 1, length, context, ranks, held, held),
+            cuts_sequence=cuts_sequence,
+            expert_ranks=expert,
         )
 
     def first_token(self, tokens: int) -> PassTime:
@@ -130,6 +134,7 @@ class Predictor:
 
     def first_tokens(self, tokens: int, batch: int) -> PassTime:
         """`batch` prompts of as many tokens each, packed into the same launches, and the head for their last tokens."""
+        batch = self._mesh.sequences_of_group(batch)
         rows = batch * self._mesh.padded_length(tokens, batch)
         prompts = replace(self._step, phase=Phase.prefill, tokens=rows, sequences=batch)
         # Their last rows are gathered, as where they differ.
@@ -137,7 +142,7 @@ class Predictor:
 
     def step(self, batch: int) -> PassTime:
         """One token for each of `batch` sequences."""
-        return self._least(self._step.resized(batch))
+        return self._least(self._step.resized(self._mesh.sequences_of_group(batch)))
 
     def paged(
         self, part: PartShape, pages: int, block_size: int, window_pages: WindowPages = (), slots: int = 0
@@ -330,13 +335,14 @@ class Predictor:
 
     def _of_experts(self, part: BlockLayers, launch: Launch, step: StepShape) -> Time:
         layer = next(each for each in part if isinstance(each, RoutedExperts))
+        groups = step.expert_ranks
+        routing = replace(layer.routing, count=layer.routing.count // groups)
 
-        def sized(tokens: int, count: int, chosen: int, width: int) -> Launch:
-            """The launch for so many tokens and experts, of which each token chooses so many, of a width."""
-            launches = layer.resized(count, chosen, width).launches(replace(step, tokens=tokens))
-            return next(each for each in launches if each.growth is Growth.experts)
+        def sized(rows: int, count: int, chosen: int, width: int) -> Launch:
+            """The launch for so many rows and experts of a rank, of which each row chooses so many, of a width."""
+            return layer.resized(count * groups, chosen, width).of_rows(step, rows)
 
-        return by_experts(self._dry.launch, sized, launch.rows, layer.routing, step.ranks)
+        return by_experts(self._dry.launch, sized, launch.rows, routing, step.ranks)
 
 
 def _kinds(encoder: EncoderLayers | None) -> tuple[EncoderLayers, list[tuple[BlockLayers, int]]] | None:

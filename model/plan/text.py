@@ -261,8 +261,6 @@ def basis(plan: Plan) -> Iterator[str]:
     first, step = plan.first_token.predicted, plan.step.predicted
     if plan.target is None:
         yield f"Times are rooflines of the peaks given ({plan.peaks.source})."
-    elif plan.mesh is not None and plan.mesh.shape.ep > 1:
-        yield "Times are rooflines with collectives, because no kernel's experts are divided over groups here."
     elif first is None or step is None:
         *most, last = unsupported(plan.model.config)
         missing = f"{', '.join(most)} or {last}" if most else last

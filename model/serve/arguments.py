@@ -55,6 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser, model: Path) -> None:
     )
     add("--tp", metavar="N", type=count, default=1, help="tensor-parallel ranks, one core each (default: 1)")
     add(
+        "--ep",
+        metavar="N",
+        type=count,
+        default=1,
+        help="groups of --tp ranks that divide the routed experts, each with its own sequences and pages (default: 1)",
+    )
+    add(
         "--dtype",
         metavar="NAME",
         choices=_DTYPES,

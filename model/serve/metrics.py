@@ -175,6 +175,15 @@ class _State(Collector):
         for place in sorted(state.drafts):
             places.add_metric([self._model, str(place)], state.accepted_drafts.get(place, 0))
         yield places
+        if state.expert_choices:
+            choices = CounterMetricFamily(
+                "nkw_expert_choices",
+                "Choices of tokens, padding included, whose experts a group of ranks computed.",
+                labels=["model_name", "group"],
+            )
+            for group, count in enumerate(state.expert_choices):
+                choices.add_metric([self._model, str(group)], count)
+            yield choices
         seconds, missing = self._predicted(state.shapes)
         for name, text, value in (
             (

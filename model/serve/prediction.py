@@ -24,11 +24,15 @@ from model.serve.aside import Aside
 
 @dataclass(frozen=True)
 class Deployed:
-    """What steps are predicted for: a model folder on ranks of a chip, and the pages and slots of its cache."""
+    """What steps are predicted for: a model folder on ranks of a chip, and the pages and slots of its cache.
+
+    There are `expert_ranks` groups of `ranks`, each with such a cache.
+    """
 
     folder: Path
     target: str
     ranks: int
+    expert_ranks: int
     dtype: str
     max_model_len: int
     pages: int
@@ -92,7 +96,8 @@ class _Answers:
         dtype = activation_dtype(deployed.dtype, config, open_checkpoint(deployed.folder, config))
         self._pages = deployed.pages, deployed.block_size, deployed.window_pages, deployed.slots
         self._predictor = Predictor(
-            config, deployed.target, deployed.ranks, dtype.name, deployed.max_model_len
+            *(config, deployed.target, deployed.ranks, dtype.name, deployed.max_model_len),
+            expert=deployed.expert_ranks,
         )
 
     def __call__(self, *shape: Any) -> float:

@@ -29,6 +29,7 @@ def engine_args(options: argparse.Namespace) -> EngineArgs:
     return EngineArgs(
         model=options.model,
         tensor_parallel_size=options.tp,
+        expert_parallel_size=options.ep,
         dtype=options.dtype,
         target=options.target,
         max_num_seqs=options.max_num_seqs,
@@ -89,7 +90,7 @@ async def answering(options: argparse.Namespace, engine: Engine) -> AsyncIterato
     asynchronous = AsyncEngine(engine, places(options), metrics.watch)
     cache, args = engine.scheduler.cache, engine_args(options)
     deployed = Deployed(
-        *(Path(args.model), args.target, args.tensor_parallel_size, args.dtype),
+        *(Path(args.model), args.target, args.tensor_parallel_size, args.expert_parallel_size, args.dtype),
         *(engine.limits.max_model_len, cache.pages, cache.block_size, cache.window_pages),
         0 if cache.slots is None else cache.slots.count,
     )
@@ -109,7 +110,7 @@ async def answering(options: argparse.Namespace, engine: Engine) -> AsyncIterato
 
 def places(options: argparse.Namespace) -> int:
     """How many continuations an engine takes at once."""
-    taken: int = options.max_num_seqs + options.max_queue
+    taken: int = options.ep * options.max_num_seqs + options.max_queue
     return taken
 
 

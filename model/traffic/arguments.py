@@ -26,6 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tensor-parallel ranks of a replica (default: the fewest that hold the sequences of a step)",
     )
     parser.add_argument(
+        "--ep",
+        metavar="N",
+        type=count,
+        default=1,
+        help="groups of --tp ranks of a replica that divide the routed experts (default: 1)",
+    )
+    parser.add_argument(
         "--replicas",
         metavar="N",
         type=count,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,12 +39,19 @@ class Clock(Protocol):
 class PredictedClock:
     """Times of steps as the sum of their parts, in the program reading; a shape is predicted once.
 
-    The cache has so many `pages` of each kind, in the order of the scheduler's pools; slots of states are the last.
+    The cache has so many `pages` of each kind, in the order of the scheduler's pools; slots of states are the last. So
+    it is on each of the `groups` of ranks that compute steps together.
     """
 
     def __init__(
-        self, predictor: Predictor, buckets: Buckets, pages: Mapping[Kind, int], block_size: int
+        self,
+        predictor: Predictor,
+        buckets: Buckets,
+        pages: Mapping[Kind, int],
+        block_size: int,
+        groups: int = 1,
     ) -> None:
+        self._groups = groups
         self._predictor = predictor
         self._buckets = buckets
         self._pages = (
@@ -60,7 +67,8 @@ class PredictedClock:
     def step(self, batch: Batch) -> StepTime:
         """The time of a step in whole nanoseconds."""
         time_ns, padding, alike, prompts_ns = 0, 0, list[int](), 0
-        for part in self._buckets.parts(batch):
+        of_groups = batch.groups(self._groups)
+        for part in self._buckets.parts(*of_groups):
             shape = part.shape
             taken = self._taken(shape)
             time_ns += taken
@@ -72,16 +80,20 @@ class PredictedClock:
             else:
                 alike.append(1)
                 prompts_ns += taken - (0 if shape.beside is None else min(taken, self._taken(shape.beside)))
-        return StepTime(time_ns + self._copied(batch.copies), padding, min(alike), prompts_ns)
+        return StepTime(
+            time_ns + self._copied([each.copies for each in of_groups]), padding, min(alike), prompts_ns
+        )
 
     def _taken(self, shape: PartShape) -> int:
         """The time of a part in whole nanoseconds."""
         taken = self._times_ns.get(shape)
         return self._predicted(shape) if taken is None else taken
 
-    def _copied(self, copies: PageCopies) -> int:
-        """The time of copies of pages and slots, in whole nanoseconds."""
-        counts = Counter(kind for kind, _ in copies)
+    def _copied(self, copies: Sequence[PageCopies]) -> int:
+        """The time of copies of pages and slots, in whole nanoseconds: of the group with the most of each kind."""
+        counts = Counter[int]()
+        for own in copies:
+            counts |= Counter(kind for kind, _ in own)
         times = (
             self._predictor.copies(count, self._kinds[kind], *self._pages) for kind, count in counts.items()
         )

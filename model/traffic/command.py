@@ -24,6 +24,7 @@ def traffic_command(options: argparse.Namespace) -> int:
         config=options.config,
         instance=options.instance,
         tp=options.tp,
+        ep=options.ep,
         replicas=options.replicas,
         dtype=None if options.dtype == "auto" else options.dtype,
         rate=options.rate,

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from math import gcd
 
 from model.device import Instance, chip, instance_named
-from model.engine import Scheduler, SchedulerOptions
+from model.engine import GroupScheduler, Scheduler, SchedulerOptions
 from model.engine.bucket_sizes import BucketLimits
 from model.engine.buckets import Buckets
 from model.engine.speculation import NO_RECURRENT_DRAFTS
 from model.errors import ModelError
 from model.layers import unsupported
 from model.layers.paged import STATES, Kind
+from model.mesh import check_expert_groups, routed_experts
 from model.plan.memory import Demand, PageKind, footprint, page_kinds, possible_tp, smallest_tp, with_pages
 from model.plan.parameters import ModelCounts
 from model.plan.predict import Predictor
@@ -37,7 +38,8 @@ class Setup:
     `max_model_len` are positions of a request, `mean_len` those of requests on average, which divide the memory among
     the kinds of pages; as many where it is None. Steps are rounded up to `sizes`, by default powers of two; with
     `few_buckets` to every second size only, the largest among them. `prefill_replicas` of the replicas compute prompts,
-    and the others decode; with 0 each does both. `speculation` goes with the speculative_tokens of `options`.
+    and the others decode; with 0 each does both. A replica is `ep` groups of `tp` ranks, which divide routed experts;
+    the limits of a step hold for each. `speculation` goes with the speculative_tokens of `options`.
     """
 
     instance: str
@@ -52,6 +54,7 @@ class Setup:
     sizes: Buckets | None = None
     prefill_replicas: int = 0
     speculation: Speculation | None = None
+    ep: int = 1
 
     @property
     def bucket_limits(self) -> BucketLimits:
@@ -103,13 +106,17 @@ class Deployment:
             raise ModelError(
                 f"the draft model has {models[1].config.vocab_size} tokens, the model {model.config.vocab_size}"
             )
-        tp = setup.tp or _fewest(model, setup, cores, record.hbm_bytes_per_core)
+        check_expert_groups(model.config, setup.ep)
+        tp = setup.tp or _fewest(model, setup, max(1, cores // setup.ep), record.hbm_bytes_per_core)
         self.replicas = _replicas(models, setup, instance, tp)
         self.setup, self.instance, self.tp = replace(setup, tp=tp), instance, tp
         # The instance's own name, so that collectives go over its links.
         known = like.predictors if like is not None and like.tp == tp else []
         self.predictors: list[Predictor] = known[: len(models)] + [
-            Predictor(each.config, instance.name, tp, setup.dtype, length) for each in models[len(known) :]
+            Predictor(
+                *(each.config, instance.name, tp, setup.dtype, length), expert=expert_groups(each, setup)
+            )
+            for each in models[len(known) :]
         ]
         self.kinds = _kinds(models, self.setup, record.hbm_bytes_per_core, self.predictors)
         self._check_room(length)
@@ -118,7 +125,9 @@ class Deployment:
         }
         sizes = setup.buckets
         self.clock, *others = (
-            PredictedClock(each, replace(sizes, mixes=sizes.mixes and each.mixes), pages, setup.block_size)
+            PredictedClock(
+                each, replace(sizes, mixes=sizes.mixes and each.mixes), pages, setup.block_size, setup.ep
+            )
             for each in self.predictors
         )
         self.draft_clock: PredictedClock | None = others[0] if others else None
@@ -127,11 +136,16 @@ class Deployment:
     @property
     def pages(self) -> int:
         """Pages of all kinds and slots, of one replica."""
-        return sum(kind.pages for kind in self.kinds)
+        return self.setup.ep * sum(kind.pages for kind in self.kinds)
+
+    @property
+    def ranks(self) -> str:
+        """The ranks of a replica, in words."""
+        return f"tp {self.tp}, ep {self.setup.ep}" if self.setup.ep > 1 else f"tp {self.tp}"
 
     def _check_room(self, length: int) -> None:
         """ModelError where a request of a length alone does not fit."""
-        setup, left = self.setup, f"tp {self.tp} on {self.instance.name} leaves"
+        setup, left = self.setup, f"{self.ranks} on {self.instance.name} leaves"
         for kind, pool in zip(self.kinds, self._pools(length)):
             needed = pool.most_pages(length, min(length, setup.options.max_num_batched_tokens))
             if kind.pages < needed:
@@ -222,10 +236,18 @@ class Deployment:
         # More pages than all requests together fill would never be taken.
         size, speculation = self.setup.block_size, self.setup.speculation
         room = self.setup.options.speculative_tokens
-        pools = self._pools(sum(-(-(query.positions + room) // size) * size for query in workload.queries))
+        most = sum(-(-(query.positions + room) // size) * size for query in workload.queries)
         drafts = None if speculation is None else Drafts(speculation.outcomes, self.draft_clock, number)
-        scheduler = Scheduler(pools, options or self.setup.options, self._slots(workload))
-        return Replica(scheduler, self.clock, drafts)
+        groups = [
+            Scheduler(self._pools(most), options or self.setup.options, self._slots(workload))
+            for _ in range(self.setup.ep)
+        ]
+        return Replica(groups[0] if len(groups) == 1 else GroupScheduler(groups), self.clock, drafts)
+
+
+def expert_groups(model: ModelCounts, setup: Setup) -> int:
+    """The groups that divide the experts of a model; 1 of a draft model without experts, which each computes alone."""
+    return setup.ep if routed_experts(model.config) else 1
 
 
 def _check_model(model: ModelCounts, length: int) -> None:
@@ -248,16 +270,17 @@ def _check_model(model: ModelCounts, length: int) -> None:
 def _replicas(models: list[ModelCounts], setup: Setup, instance: Instance, tp: int) -> int:
     """How many copies of the model there are; ModelError for more ranks than the instance or a model takes."""
     cores, prompts = instance.physical_cores, setup.prefill_replicas
-    if tp > cores:
-        raise ModelError(f"{tp} ranks on {instance.name}, which has {cores} cores")
+    ranks = tp * setup.ep
+    if ranks > cores:
+        raise ModelError(f"{ranks} ranks on {instance.name}, which has {cores} cores")
     for each in models:
         refusal = each.config.refusal(tp)
         if refusal is not None:
             raise ModelError(refusal)
-    replicas = setup.replicas or cores // tp
-    if replicas * tp > cores:
+    replicas = setup.replicas or cores // ranks
+    if replicas * ranks > cores:
         raise ModelError(
-            f"{replicas} replicas of {tp} ranks take {replicas * tp} cores; {instance.name} has {cores}"
+            f"{replicas} replicas of {ranks} ranks take {replicas * ranks} cores; {instance.name} has {cores}"
         )
     if prompts and prompts >= replicas:
         raise ModelError(
@@ -280,7 +303,7 @@ def _kinds(
         if [each.window for each in others] != [each.window for each in kinds]:
             raise ModelError("the layers of the draft model see other windows than those of the model")
         kinds = [replace(one, page_bytes=one.page_bytes + two.page_bytes) for one, two in zip(kinds, others)]
-    weight_bytes = sum(footprint(each, setup.dtype, tp, 0).weight_bytes for each in models)
+    weight_bytes = sum(footprint(each, setup.dtype, tp, 0, setup.ep).weight_bytes for each in models)
     state_bytes = [each.state_bytes() for each in predictors]
     if any(state_bytes[1:]):
         raise ModelError(NO_RECURRENT_DRAFTS)
@@ -296,7 +319,7 @@ def _fewest(model: ModelCounts, setup: Setup, cores: int, core_bytes: int) -> in
     """The fewest ranks that hold as many sequences as run at most; else one sequence; else the most there are."""
     length = setup.max_model_len
     for sequences in (setup.options.max_num_seqs, 1):
-        tp = smallest_tp(model, setup.dtype, length, sequences, cores, core_bytes)
+        tp = smallest_tp(model, setup.dtype, length, sequences, cores, core_bytes, setup.ep)
         if tp is not None:
             return tp
     return possible_tp(model, cores)[-1]

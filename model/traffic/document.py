@@ -21,6 +21,7 @@ def document(traffic: Traffic, name: str) -> dict[str, Any]:
         "model_type": traffic.model.config.model_type,
         "instance": own.instance.name,
         "tp": own.tp,
+        "ep": setup.ep,
         "replicas": own.replicas,
         "dtype": setup.dtype,
         "max_model_len": setup.max_model_len,

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from model.engine import Batch, Request, Scheduler
+from model.engine import Batch, Request, Schedulers
 from model.traffic.clock import Clock, StepTime
 from model.traffic.drafts import Drafts
 from model.traffic.record import WAITS, Life, Record, Span
@@ -29,7 +29,7 @@ class Replica:
     """
 
     def __init__(
-        self, scheduler: Scheduler, clock: Clock, drafts: Drafts | None = None, at_once: bool = True
+        self, scheduler: Schedulers, clock: Clock, drafts: Drafts | None = None, at_once: bool = True
     ) -> None:
         self.scheduler = scheduler
         self.record = Record()

@@ -46,11 +46,12 @@ def _deployment(traffic: Traffic) -> list[Part]:
     else:
         comes = f"{workload.rate:,.2f} per second"
     left_out = f"; {workload.left_out:,} left out, without tokens or too long" if workload.left_out else ""
+    each = "each" if setup.ep == 1 else "for each of their groups"
     out: list[Part] = [
         _sentence(
-            f"{traffic.model.config.model_type} on {own.instance.name}: tp {own.tp}, "
+            f"{traffic.model.config.model_type} on {own.instance.name}: {own.ranks}, "
             f"{_plural(own.replicas, 'replica')}, {setup.dtype}; "
-            f"{_pages(own)} of {setup.block_size} positions each"
+            f"{_pages(own)} of {setup.block_size} positions {each}"
         ),
         _sentence(
             f"a step takes up to {_plural(limits.max_num_seqs, 'sequence')} and "
@@ -64,7 +65,7 @@ def _deployment(traffic: Traffic) -> list[Part]:
         out.append(
             _sentence(
                 f"{_plural(prompts, 'replica')} for prompts, {own.replicas - prompts} for decoding; pages move over "
-                f"{own.link.words}: {own.link.gb_per_s * own.tp:,.1f} GB/s of a replica"
+                f"{own.link.words}: {own.link.gb_per_s * own.tp * own.setup.ep:,.1f} GB/s of a replica"
             )
         )
     if setup.speculation is not None:

@@ -48,6 +48,7 @@ class Request:
     config: Path
     instance: str | None = None
     tp: int | None = None
+    ep: int = 1
     replicas: int | None = None
     dtype: str | None = None
     rate: float | None = None
@@ -141,6 +142,7 @@ def make_traffic(request: Request, told: Callable[[str], None] = lambda doing: N
         max_model_len=request.max_model_len or offered.longest,
         mean_len=offered.mean,
         tp=request.tp,
+        ep=request.ep,
         replicas=request.replicas,
         block_size=request.block_size,
         options=request.options,

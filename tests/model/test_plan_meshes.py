@@ -24,6 +24,7 @@ from model.plan.predict import BUBBLE, Predictor
 from model.stages import SEND, stages_of
 from model.weights import shard_weights
 from tests.model.test_kernel_model import load
+from tests.model.tiny_families import write_tiny
 
 CONFIGS = Path(__file__).parent / "configs"
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -79,7 +80,7 @@ def test_a_mesh_holds_a_batch_to_the_last_sequence() -> None:
     assert [each is not None for each in fits] == [True, True, False]
 
 
-@pytest.mark.parametrize("batch", [1, 64])
+@pytest.mark.parametrize("batch", [1, pytest.param(64, marks=pytest.mark.slow)])
 def test_deepseek_v3_fits_the_ultraserver_on_a_mesh_of_more_than_tensor_parallel_ranks(batch: int) -> None:
     counts = model("deepseek-v3")
     capacity = chip("trn2").hbm_bytes_per_core
@@ -130,6 +131,40 @@ def test_a_pipeline_takes_the_time_that_generating_takes(write_model, ranks: int
             wanted.bubble_share, abs=0.02
         )
         assert named[SEND].launches == 1
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_groups_that_divide_experts_take_the_time_that_generating_takes(tmp_path, ranks: int) -> None:
+    """As the dry runs of all ranks say, but for floors; each group computes one of both prompts."""
+    folder = write_tiny(tmp_path, "mixtral")
+    config, weights = load(folder)
+    mesh = Mesh(ranks, 2, expert=2)
+    device = DryDevice("trn2", mesh.ranks)
+    shards = shard_weights(config, weights, ranks, list({mesh.shard(rank) for rank in range(mesh.ranks)}))
+    kernels = KernelModel(config, shards, device, 128, mesh=mesh, sequences=2)
+    plan = Predictor(load_config(folder), "trn2", ranks, "float32", 64, expert=2)
+    kernels.prefill([list(range(16)), list(range(16))])
+    for done, run in (
+        (plan.first_tokens(16, 2), lambda: None),
+        (plan.step(2), lambda: kernels.decode([5, 6], [16, 16])),
+    ):
+        run()
+        wanted = device.take_pass().prediction()
+        assert done.time.program_ns == pytest.approx(wanted.program_ns, rel=0.02)
+        named = {part.name: part for part in done.parts}
+        assert named["experts_dispatch"].launches == named["experts_combine"].launches == len(config.blocks)
+        assert not done.refusals
+
+
+def test_a_plan_on_groups_of_experts_is_predicted_by_kernels() -> None:
+    request = Request(instance="trn2.48xlarge", tp=8, ep=2, batch=4, prompt=64, generate=8)
+    plan = make_plan(model("mixtral-8x7b"), request)
+    assert plan.mesh is not None and plan.mesh.shape == MeshShape(8, ep=2)
+    assert plan.step.predicted is not None and not plan.step.predicted.refusals
+    names = {part.name: part.launches for part in plan.step.predicted.parts}
+    assert names["experts_dispatch"] == names["experts_combine"] == 32
+    alone = make_plan(model("mixtral-8x7b"), replace(request, ep=None))
+    assert alone.mesh is not None and alone.mesh.weight_bytes > plan.mesh.weight_bytes
 
 
 def test_micro_batches_shorten_prompts_and_no_mesh_takes_more_than_one_stage_at_a_time() -> None:

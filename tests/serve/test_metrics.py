@@ -86,7 +86,7 @@ def test_predicted_clock_adds_up_the_parts_of_steps(server: Served) -> None:
 
 
 def test_shapes_that_verify_drafts_are_counted_as_not_predicted() -> None:
-    times = StepTimes(Deployed(PRETRAINED, "trn2", 1, "auto", 256, 16, 16))
+    times = StepTimes(Deployed(PRETRAINED, "trn2", 1, 1, "auto", 256, 16, 16))
     decode = PartShape(1, 1, 128, decodes=True)
     verify = PartShape(1, 4, 128, decodes=True)
     try:

@@ -166,7 +166,7 @@ def test_the_document_holds_what_the_text_says(small: str, capsys: Any, tmp_path
     printed(capsys, small, *words)
     document = json.loads((tmp_path / "out.json").read_text())
     keys = (
-        "schema command config model_type instance tp replicas dtype max_model_len pages block_size kinds "
+        "schema command config model_type instance tp ep replicas dtype max_model_len pages block_size kinds "
         "prefill_replicas link draft_model options "
         "requests left_out rate users think_s seed sla_ns breaking_rate price run variants curve shapes basis versions"
     )

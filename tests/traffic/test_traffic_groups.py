@@ -1,0 +1,116 @@
+"""Traffic on groups of ranks that divide experts: steps in which all groups take part, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model.cli import main
+from model.engine import GroupScheduler, Scheduler, SchedulerOptions
+from model.engine.buckets import PartShape
+from model.errors import ModelError
+from model.plan.memory import footprint
+from model.plan.parameters import load_model
+from model.shipped import model_path
+from model.state import PagePool
+from model.traffic.deployment import Deployment, Setup
+from model.traffic.record import Record
+from model.traffic.replica import Replica
+from model.traffic.service import Service
+from model.traffic.workload import Query, Workload
+
+MODEL = load_model(model_path("stories-moe"))
+SETUP = Setup(
+    *("trn2.48xlarge", "bfloat16", 128),
+    tp=2,
+    replicas=1,
+    options=SchedulerOptions(max_num_seqs=2, max_num_batched_tokens=32),
+    ep=2,
+)
+
+
+@pytest.fixture(scope="module")
+def deployment() -> Deployment:
+    return Deployment(MODEL, SETUP)
+
+
+def served(deployment: Deployment, *queries: Query) -> Record:
+    (record,) = deployment.serve_unit(Workload(queries, (0,) * len(queries)))
+    return record
+
+
+def test_each_group_has_the_pages_that_its_weights_leave(deployment: Deployment) -> None:
+    (kind,) = deployment.kinds
+    weights = footprint(MODEL, "bfloat16", 2, 0, 2).weight_bytes
+    assert weights < footprint(MODEL, "bfloat16", 2, 0).weight_bytes
+    assert kind.pages == (12 * 2**30 - weights) // kind.page_bytes
+    assert deployment.pages == 2 * kind.pages
+
+
+def test_requests_on_both_groups_take_the_time_of_one(deployment: Deployment) -> None:
+    """A prompt of 15 tokens is padded to 16; a group without a request computes padding."""
+    shapes = [PartShape(1, 16, 128, False), *[PartShape(1, 1, 128, True)] * 3]
+    pages = deployment.kinds[0].pages
+    passes = [round(deployment.predictors[0].paged(each, pages, 16).time.program_ns) for each in shapes]
+    for count in (1, 2):
+        record = served(deployment, *[Query(15, 4)] * count)
+        assert [life.whole_ns for life in record.lives] == [sum(passes)] * count
+        assert record.padding == 2 * 19 - count * 18
+        assert record.tokens == count * 18
+
+
+def test_steps_at_once_are_those_one_by_one(deployment: Deployment) -> None:
+    draw = np.random.default_rng(2)
+    queries = tuple(Query(*map(int, draw.integers(2, 40, 2))) for _ in range(30))
+    workload = Workload(queries, tuple(sorted(int(each) for each in draw.integers(0, 10**8, 30))))
+    records = []
+    for at_once in (True, False):
+        groups = [Scheduler(PagePool(6, 16), SETUP.options) for _ in range(2)]
+        replica = Replica(GroupScheduler(groups), deployment.clock, at_once=at_once)
+        records.append(Service(replica).run(workload))
+    one, other = records
+    assert [vars(each) for each in one.lives] == [vars(each) for each in other.lives]
+    assert one.gaps_ns == other.gaps_ns
+    assert (one.steps, one.tokens, one.padding) == (other.steps, other.tokens, other.padding)
+    assert len(one.spans) < len(other.spans)
+
+
+def test_prompts_on_replicas_of_their_own_hand_pages_to_a_group() -> None:
+    apart = Deployment(MODEL, replace(SETUP, replicas=2, prefill_replicas=1))
+    records = apart.serve(Workload((Query(20, 4),) * 5, (0,) * 5))
+    lives = records[-1].lives
+    assert len(lives) == 5
+    assert all(life.moved_ns is not None and life.end_ns > life.moved_ns for life in lives)
+
+
+@pytest.mark.parametrize(
+    ("setup", "works", "said"),
+    [
+        (replace(SETUP, ep=3), replace(SETUP, ep=4), "--ep 3 does not divide the 8 experts of this model"),
+        (
+            replace(SETUP, replicas=33),
+            replace(SETUP, replicas=32),
+            "33 replicas of 4 ranks take 132 cores; trn2.48xlarge has 128",
+        ),
+    ],
+)
+def test_refuses_groups_that_there_are_not(setup: Setup, works: Setup, said: str) -> None:
+    with pytest.raises(ModelError) as refusal:
+        Deployment(MODEL, setup)
+    assert refusal.value.message == said
+    assert Deployment(MODEL, works).pages > 0
+
+
+def test_the_command_says_on_which_groups(capsys: Any, tmp_path: Any) -> None:
+    words = ("--prompt-lengths", "8..24", "--output-lengths", "4", "--requests", "20", "--rate", "50")
+    out = str(tmp_path / "out.json")
+    words = (*words, "--tp", "1", "--ep", "2", "--replicas", "1", "--max-num-seqs", "2", "--json", out)
+    assert main(["traffic", str(model_path("stories-moe")), *words]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "tp 1, ep 2, 1 replica" in said and "positions for each of their groups" in said
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert (document["tp"], document["ep"], document["pages"]) == (1, 2, 2 * document["kinds"][0]["pages"])
