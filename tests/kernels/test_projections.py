@@ -195,7 +195,7 @@ def test_refuses_tensors_of_another_rank() -> None:
 
 def test_refuses_shapes_that_do_not_fit() -> None:
     x, norm, w_qkv, eps, q, kv = qkv_arguments(3, 16, 8, 4)
-    with pytest.raises(AssertionError, match=r"w_qkv is \[16, 8 \+ 2 \* 5\], not \(16, 16\)"):
+    with pytest.raises(AssertionError, match=r"w_qkv is \[16, 8 \+ 2 \* 5 \+ 0\], not \(16, 16\)"):
         run(kernels.qkv_projection, (x, norm, w_qkv, eps, q, kv + 1))
     with pytest.raises(AssertionError, match=r"norm_weight is \[1, 16\], not \(1, 15\)"):
         run(kernels.qkv_projection, (x, norm[:, 1:].copy(), w_qkv, eps, q, kv))
