@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
+from itertools import chain
 from typing import Any
 
 from simulate.files import complete
@@ -29,20 +30,23 @@ _CATEGORIES = {
     SliceKind.transfer: "DMA",
 }
 _KERNELS = "Kernels"
-_LANES_MAX = 1_000_000  # thread numbers set aside for one track
+LANES_MAX = 1_000_000
+"""Thread numbers set aside for one track."""
 
 
 def write_trace(
-    path: str | os.PathLike[str], parts: Sequence[tuple[str, Stream | Sequence[Stream], Timeline]]
+    path: str | os.PathLike[str],
+    parts: Sequence[tuple[str, Stream | Sequence[Stream], Timeline]],
+    more: Iterable[dict[str, Any]] = (),
 ) -> None:
-    """Write launches one after another: parts are (label, streams, timeline).
+    """Write launches one after another: parts are (label, streams, timeline). `more` are events of other processes.
 
     The file appears complete or not at all, and equal launches give equal bytes. Raises InvalidArgument where
     it cannot be written.
     """
     with complete(path, "trace", "NKW-TRACE-PATH") as file:
         file.write('{"displayTimeUnit":"ns","traceEvents":[\n')
-        for number, event in enumerate(_events(parts)):
+        for number, event in enumerate(chain(_events(parts), more)):
             file.write((",\n" if number else "") + json.dumps(event, separators=(",", ":")))
         file.write("\n]}\n")
 
@@ -57,9 +61,9 @@ def _events(parts: Sequence[tuple[str, Stream | Sequence[Stream], Timeline]]) ->
         processes = [stream.rank * 2 + stream.core + 1 for stream in streams]
         for number, process in enumerate(processes):
             if (process, 0) not in named:
-                yield _name("process_name", process, 0, core_label(streams, number) or "NeuronCore")
-            yield from _thread(named, process, 0, _KERNELS)
-            yield _complete(label, "kernel", process, 0, offset, offset + length, {})
+                yield title_event("process_name", process, 0, core_label(streams, number) or "NeuronCore")
+            yield from thread_events(named, process, 0, _KERNELS)
+            yield slice_event(label, "kernel", process, 0, offset, offset + length, {})
         drawn = Drawn(timeline.bases[-1])
         yield from _slices(streams, timeline, processes, offset, named, drawn)
         if id(given) not in known:
@@ -78,7 +82,7 @@ def _slices(
     named: set[tuple[int, int]],
     drawn: Drawn,
 ) -> Iterator[dict[str, Any]]:
-    lanes = [_Lanes() for _ in timeline.tracks]
+    lanes = [Lanes() for _ in timeline.tracks]
     number_of = {track: number for number, track in enumerate(timeline.tracks)}
     names = [_Names(stream) for stream in streams]
     labels = [core_label(streams, number) for number in range(len(streams))]
@@ -89,18 +93,18 @@ def _slices(
         lane = lanes[number_of[piece.track]].take(start, end)
         process = processes[piece.stream]
         short = piece.track.removeprefix(f"{labels[piece.stream]} ")
-        thread = 1 + TRACKS.index(short) * _LANES_MAX + lane
-        yield from _thread(named, process, thread, short)
+        thread = 1 + TRACKS.index(short) * LANES_MAX + lane
+        yield from thread_events(named, process, thread, short)
         event, place = timeline.bases[piece.stream] + piece.event, Place(process, thread, start, end)
         if piece.kind is SliceKind.transfer:
             drawn.transfer(event, place)
         elif piece.kind is not SliceKind.table_load:
             drawn.instruction(event, place)
         called = names[piece.stream]
-        yield _complete(*called.title(piece), process, thread, start, end, called.details(piece))
+        yield slice_event(*called.title(piece), process, thread, start, end, called.details(piece))
 
 
-class _Lanes:
+class Lanes:
     """Threads of one track: a slice takes the first on which the slices before it have ended."""
 
     def __init__(self) -> None:
@@ -157,9 +161,10 @@ class _Names:
         return details
 
 
-def _complete(
+def slice_event(
     name: str, category: str, process: int, thread: int, start: int, end: int, details: dict[str, Any]
 ) -> dict[str, Any]:
+    """A slice from `start` to `end`, in ns."""
     return {
         "name": name,
         "cat": category,
@@ -172,15 +177,19 @@ def _complete(
     }
 
 
-def _name(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
+def title_event(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    """The name of a process or a thread."""
     return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
 
 
-def _thread(named: set[tuple[int, int]], process: int, thread: int, name: str) -> Iterator[dict[str, Any]]:
+def thread_events(
+    named: set[tuple[int, int]], process: int, thread: int, name: str
+) -> Iterator[dict[str, Any]]:
+    """Name and place of a thread, once; `named` holds those that have them."""
     if (process, thread) in named:
         return
     named.add((process, thread))
-    yield _name("thread_name", process, thread, name)
+    yield title_event("thread_name", process, thread, name)
     yield {
         "name": "thread_sort_index",
         "ph": "M",

@@ -7,7 +7,7 @@ multiply-add, whatever the operands' width, and the Tensor engine's peak is that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,8 @@ from simulate.run.stream import Stream
 from simulate.timing import SliceKind, Timeline
 
 _DMA = "DMA"
-_ENGINES = ("Tensor", "Vector", "Scalar", "GpSimd")
+BOUND_ENGINES = ("Tensor", "Vector", "Scalar", "GpSimd")
+"""The engines whose active times the bounds use, besides DMA."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,24 +33,41 @@ class Bound:
     speedup: float
 
 
-def bounds(
-    stream: Stream, hardware: Hardware, timeline: Timeline, traffic: Sequence[TensorTraffic]
-) -> tuple[Bound, ...]:
-    """The bounds of a launch on one core, in the vendor's order."""
-    active = {name: timeline.busy_ns[name] for name in _ENGINES}
-    active[_DMA] = _dma_active_ns(timeline)
-    dma_peak = hardware.dma_engines * hardware.dma_engine_bytes_per_ns
-    dmas = [cost.dma for cost in map(stream.costs.__getitem__, stream.cost_ids) if cost.dma is not None]
-    moved = sum(dma.bytes for dma in dmas)
-    necessary = sum(each.nbytes for each in traffic if each.argument or not each.read_bytes)
-    useful, turned = _flops(stream)
-    peak = dict(matmul_peaks(hardware))["16-bit"]
+@dataclass(frozen=True, slots=True)
+class Quantities:
+    """What the bounds are made of, for one core.
+
+    `engine_active_ns` has every name of `BOUND_ENGINES`. `necessary_bytes` are those of inputs, outputs and weights,
+    each once. `hw_flops` count each multiply-add as two and include `transpose_flops`.
+    """
+
+    total_ns: float
+    dma_active_ns: float
+    dma_bytes: float
+    necessary_bytes: float
+    hw_flops: float
+    transpose_flops: float
+    engine_active_ns: Mapping[str, float]
+    dma_peak_bytes_per_ns: float
+    tensor_peak_flops_per_ns: float
+
+
+def bounds_of(found: Quantities) -> tuple[Bound, ...]:
+    """The seven bounds, in the vendor's order."""
+    active = {**found.engine_active_ns, _DMA: found.dma_active_ns}
+    dma_peak, peak = found.dma_peak_bytes_per_ns, found.tensor_peak_flops_per_ns
+    useful = found.hw_flops - found.transpose_flops
     rows = (
         ("memory_bound", "dma_active_time", active[_DMA], _DMA),
-        ("memory_bound_ideal", "dma_transfer_bytes / dma_bw_peak", moved / dma_peak, _DMA),
-        ("memory_bound_ideal_no_reloads", "necessary_bytes / dma_bw_peak", necessary / dma_peak, _DMA),
+        ("memory_bound_ideal", "dma_transfer_bytes / dma_bw_peak", found.dma_bytes / dma_peak, _DMA),
+        (
+            "memory_bound_ideal_no_reloads",
+            "necessary_bytes / dma_bw_peak",
+            found.necessary_bytes / dma_peak,
+            _DMA,
+        ),
         ("compute_bound", "te_active_time", active["Tensor"], "Tensor"),
-        ("compute_bound_ideal_flops", "hw_flops / te_peak_flops", (useful + turned) / peak, "Tensor"),
+        ("compute_bound_ideal_flops", "hw_flops / te_peak_flops", found.hw_flops / peak, "Tensor"),
         (
             "compute_bound_ideal_useful_flops",
             "(hw_flops - transpose_flops) / te_peak_flops",
@@ -58,17 +76,38 @@ def bounds(
         ),
         ("perfect_pipeline", "max(engine_active_times)", max(active.values()), ""),
     )
-    found = []
+    bounds = []
     for name, formula, time_ns, improved in rows:
         others = (busy for engine, busy in active.items() if engine != improved)
         reached = max(time_ns, *others) if improved else time_ns
-        found.append(
-            Bound(name, formula, float(time_ns), float(timeline.length_ns / reached) if reached else 1.0)
+        bounds.append(
+            Bound(name, formula, float(time_ns), float(found.total_ns / reached) if reached else 1.0)
         )
-    return tuple(found)
+    return tuple(bounds)
 
 
-def _dma_active_ns(timeline: Timeline) -> float:
+def bounds(
+    stream: Stream, hardware: Hardware, timeline: Timeline, traffic: Sequence[TensorTraffic]
+) -> tuple[Bound, ...]:
+    """The bounds of a launch on one core."""
+    dmas = [cost.dma for cost in map(stream.costs.__getitem__, stream.cost_ids) if cost.dma is not None]
+    useful, turned = _flops(stream)
+    return bounds_of(
+        Quantities(
+            total_ns=timeline.length_ns,
+            dma_active_ns=dma_active_ns(timeline),
+            dma_bytes=sum(dma.bytes for dma in dmas),
+            necessary_bytes=sum(each.nbytes for each in traffic if each.argument or not each.read_bytes),
+            hw_flops=useful + turned,
+            transpose_flops=turned,
+            engine_active_ns={name: timeline.busy_ns[name] for name in BOUND_ENGINES},
+            dma_peak_bytes_per_ns=hardware.dma_engines * hardware.dma_engine_bytes_per_ns,
+            tensor_peak_flops_per_ns=dict(matmul_peaks(hardware))["16-bit"],
+        )
+    )
+
+
+def dma_active_ns(timeline: Timeline) -> float:
     """The time during which any DMA moves bytes."""
     rows = np.flatnonzero(timeline.kind == SliceKind.transfer)
     total = reached = 0.0
