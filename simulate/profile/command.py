@@ -14,17 +14,19 @@ from simulate.files import OutputFile, Outputs, json_document
 from simulate.kernel_by_name import files_read, nothing_launched
 from simulate.occupancy import svg, sweep
 from simulate.occupancy.command import distinct as cores
+from simulate.parts import Part
 from simulate.profile.comparison import options as against
+from simulate.profile.comparison import text as comparison_text
 from simulate.profile.comparison.compare import Comparison
 from simulate.profile.comparison.measured import Measured, measured
-from simulate.profile.comparison.text import contents as comparison_contents
-from simulate.profile.comparison.text import report as comparison_report
-from simulate.profile.comparison.text import verdict
 from simulate.profile.document import document
 from simulate.profile.numbers import us
 from simulate.profile.page import PageLaunch, PageStep, write_page
 from simulate.profile.profile import Profile, profile
 from simulate.profile.text import report
+from simulate.profile.vendor import DeviceProfile, SideBySide
+from simulate.profile.vendor import text as vendor_text
+from simulate.profile.vendor.command import measured_slices, pairs
 from simulate.run import Launch, recorded
 from simulate.run.launch_text import summary
 from simulate.run.stream import Stream
@@ -54,7 +56,7 @@ def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace]
     """Time the launches that `run` makes; returns the exit status."""
     try:
         before = against.stored(options)
-        outputs = Outputs(lambda: [*files_read(options), *options.against])
+        outputs = Outputs(lambda: [*files_read(options), *against.files_compared(options)])
         trace = outputs.claim(options.trace, "trace", "NKW-TRACE-PATH")
         page = outputs.claim(options.html, "page", "NKW-PAGE-PATH")
         with json_document(options.json, outputs, "time") as contents:
@@ -75,14 +77,15 @@ def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace]
             for each in profiles:
                 if (page is None and before is None) or options.text:
                     with working(partial("{}: critical path and what-if".format, each.title)):
-                        parts = report(each, all_advice=options.advice)
-                    show([*parts, ""])
+                        shown = report(each, all_advice=options.advice)
+                    show([*shown, ""])
                 elif page is not None:
                     print(f"{each.title}: {us(each.length_ns)} us ({each.reading.value} reading)")
             if trace is not None:
                 named = [f"{launch.kernel} #{number}" for number, launch in enumerate(launches)]
                 chosen = [profiles[number] for number in numbers]
-                write_trace(trace, [(name, each.streams, each.timeline) for name, each in zip(named, chosen)])
+                parts = [(name, each.streams, each.timeline) for name, each in zip(named, chosen)]
+                write_trace(trace, parts, measured_slices(before))
                 print(f"trace: {options.trace}")
             if page is not None:
                 _write_page(page, options, launches, profiles, numbers)
@@ -91,23 +94,34 @@ def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace]
                     {**summary(launch), "profile": number} for launch, number in zip(launches, numbers)
                 ]
                 contents["profiles"] = [document(each) for each in progress(profiles, "documents")]
+            if isinstance(before, DeviceProfile):
+                beside = pairs(before, profiles, launches[0])
+                if options.json is not None:
+                    contents["measurement"] = vendor_text.contents(beside)
+                return _compare(
+                    beside, vendor_text.report(beside), vendor_text.verdict(beside), options.fail_above
+                )
             if before is not None:
                 found = Comparison(measured(profiles, numbers), before)
                 if options.json is not None:
-                    contents["comparison"] = comparison_contents(found)
-                return _compare(found, options.fail_above)
+                    contents["comparison"] = comparison_text.contents(found)
+                return _compare(
+                    found, comparison_text.report(found), comparison_text.verdict(found), options.fail_above
+                )
     except NkwError as refused:
         error(refused)
         return 2
     return status
 
 
-def _compare(found: Comparison, fail_above: Fraction | None) -> int:
+def _compare(
+    found: Comparison | SideBySide, parts: Sequence[Part], verdict: str, fail_above: Fraction | None
+) -> int:
     """Show a comparison; 1 where the run is slower by more than is allowed."""
-    show(comparison_report(found))
+    show(parts)
     if fail_above is None or not found.slower_by_more_than(fail_above):
         return 0
-    print(f"slower by more than {float(100 * fail_above):g} %: {verdict(found)}", file=sys.stderr)
+    print(f"slower by more than {float(100 * fail_above):g} %: {verdict}", file=sys.stderr)
     return 1
 
 

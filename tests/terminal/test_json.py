@@ -13,6 +13,7 @@ import pytest
 
 from model.cli import main
 from simulate.verbs import VERBS
+from tests.profile.device_profiles import write_profile
 from tests.profile.test_profile_text import SCRIPT
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "json.md"
@@ -88,6 +89,9 @@ def test_a_document_has_the_keys_and_types_of_the_page(
     if verb == "time":
         runs.append([*words, "--against", *words[1:]])
         runs.append(["time", "nki_kernels.ladder:tile_by_tile", "bf16[512,512]", "bf16[512,1024]"])
+        (tmp_path / "summary.json").write_text('{"total_time": 1e-6}')
+        for profile in (str(write_profile(tmp_path / "profile")), "summary.json"):
+            runs.append([verb, "script.py:doubled", "f32[128,64]", "--against", profile])
     if verb == "doctor":  # with something to mend
         monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "0-3")
         monkeypatch.setenv("NEURON_RT_NUM_CORES", "3")

@@ -1,4 +1,4 @@
-"""The options `--against` and `--fail-above` of `time`: the run that another one is compared with."""
+"""The options `--against` and `--fail-above` of `time`: what a run is compared with."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import argparse
 import re
 from copy import copy
 from fractions import Fraction
+from pathlib import Path
 
 from simulate.errors import InvalidArgument
 from simulate.kernel_by_name import names_a_kernel
 from simulate.profile.comparison.measured import Measured, read_measured
+from simulate.profile.vendor.read import is_device_profile, read_profile
+from simulate.profile.vendor.records import DeviceProfile
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -19,7 +22,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         nargs="+",
         default=(),
         metavar=("KERNEL|FILE", "SHAPES"),
-        help="compare with another kernel and its arguments, or with a file that --json wrote; its words end at the "
+        help="compare with another kernel and its arguments, with a file that --json wrote, or with what "
+        "neuron-explorer or neuron-profile measured (a folder of Parquet, a summary in JSON); its words end at the "
         "next option, before a script at --",
     )
     command.add_argument(
@@ -30,8 +34,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
 
 
-def stored(options: argparse.Namespace) -> Measured | None:
-    """The run in the file that `--against` names; None where it names a kernel, or nothing.
+def stored(options: argparse.Namespace) -> Measured | DeviceProfile | None:
+    """The run or the device profile that `--against` names; None where it names a kernel, or nothing.
 
     Raises InvalidArgument for options that cannot be followed and for a file that holds no profile, or one of another
     reading.
@@ -47,8 +51,10 @@ def stored(options: argparse.Namespace) -> Measured | None:
         raise InvalidArgument(
             "NKW-AGAINST",
             f"--against {words[0]:.60} names no kernel, so no words follow it; give FILE.py:NAME or MODULE:NAME with "
-            "arguments, or one file that time --json wrote",
+            "arguments, or one file that time --json wrote, or one profile",
         )
+    if is_device_profile(words[0]):
+        return read_profile(words[0])
     found = read_measured(words[0])
     if found.reading != options.reading:
         raise InvalidArgument(
@@ -56,6 +62,12 @@ def stored(options: argparse.Namespace) -> Measured | None:
             f"{words[0]:.60} is a profile of the {found.reading} reading; give --reading {found.reading}",
         )
     return found
+
+
+def files_compared(options: argparse.Namespace) -> list[str]:
+    """The words of `--against`, and the files of a folder that one of them names."""
+    folders = [Path(each) for each in options.against if Path(each).is_dir()]
+    return [*options.against, *(str(file) for folder in folders for file in folder.glob("*.parquet"))]
 
 
 def kernel_options(options: argparse.Namespace) -> argparse.Namespace:
