@@ -54,10 +54,15 @@ def flows(waits: Dependences, drawn: Drawn, first_id: int) -> Iterator[dict[str,
             if source[:2] == consumer[:2] or source.start > consumer.start:
                 continue
             seen.add(producer)
-            leaves = max(source.start, min(source.end - 1, consumer.start))
-            yield _end("s", _CALLED[wait], number, source, leaves)
-            yield {**_end("f", _CALLED[wait], number, consumer, consumer.start), "bp": "e"}
+            yield from arrow(_CALLED[wait], number, source, consumer)
             number += 1
+
+
+def arrow(name: str, number: int, source: Place, consumer: Place) -> Iterator[dict[str, Any]]:
+    """Both ends of one arrow between slices, of which the source starts first."""
+    leaves = max(source.start, min(source.end - 1, consumer.start))
+    yield _end("s", name, number, source, leaves)
+    yield {**_end("f", name, number, consumer, consumer.start), "bp": "e"}
 
 
 def _end(phase: str, name: str, number: int, place: Place, moment: int) -> dict[str, Any]:

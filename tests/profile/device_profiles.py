@@ -129,7 +129,7 @@ TABLES: dict[str, list[Row]] = {
             "Sync", "DMA_DIRECT2D", 0, 20, 11, dma_trigger_start_ts=T0 + 30, dma_trigger_end_ts=T0 + 130
         ),
         instruction("Vector", "EVENT_SEMAPHORE", 10, 140),
-        instruction("Vector", "TENSOR_TENSOR", 140, 180, 12, evt_wait_time_ns=130),
+        instruction("Vector", "TENSOR_TENSOR", 140, 180, 12, id=3, evt_wait_time_ns=130),
         instruction("Tensor", "MATMUL", 150, 200, 14, raw_flops=4096, flops_transpose=1024),
         instruction("Tensor", "MATMUL", 180, 210, 14, raw_flops=4096),
         instruction(
@@ -137,7 +137,7 @@ TABLES: dict[str, list[Row]] = {
         ),
     ],
     "DmaPacketAggregated": [
-        span(30, 130, transfer_bytes=32768, queue_name="qSyncIO0", variable="a", queue_type="input"),
+        span(30, 130, id=7, transfer_bytes=32768, queue_name="qSyncIO0", variable="a", queue_type="input"),
         span(240, 300, transfer_bytes=32768, queue_name="qSyncIO0", variable="out", queue_type="output"),
     ],
     "DmaPacket": [
@@ -168,7 +168,16 @@ TABLES: dict[str, list[Row]] = {
     "SbufUsage": [{"timestamp": T0 + 100, "avg_util_percent": 12.5}, {"timestamp": T0 + 200}],
     "PsumUsage": [{"timestamp": T0 + 100, "avg_util_percent": 0.25}],
     "PendingDma": [{"timestamp": T0 + 20, "value": 3}, {"timestamp": T0 + 40, "value": 1}],
-    "Flow": [{"in_id": 1, "out_id": 2, "dependency_type": "FLOW_DEPENDENCE"}, {"in_id": 2, "out_id": 3}],
+    "Flow": [
+        {
+            "in_id": 7,
+            "in_table": "dma_block",
+            "out_id": 3,
+            "out_table": "instruction",
+            "dependency_type": "FLOW_DEPENDENCE",
+        },
+        {"in_id": 2, "out_id": 99, "in_table": "instruction", "out_table": "instruction"},
+    ],
     "Summary": [
         {
             "total_time": 500e-9,

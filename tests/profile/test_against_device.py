@@ -37,7 +37,7 @@ def measured(tmp_path: Path) -> str:
     """A profile of the kernel, whose lines are those of the script."""
     rows = [
         instruction("Sync", "DMA", 0, 20, LOAD, dma_trigger_start_ts=100, dma_trigger_end_ts=300),
-        instruction("Vector", "TENSOR_TENSOR", 300, 400, ADD),
+        instruction("Vector", "TENSOR_TENSOR", 300, 400, ADD, id=3),
         instruction("Vector", "COPY", 400, 450, 999),
     ]
     tables = {**TABLES, "Instruction": rows}
@@ -148,6 +148,11 @@ def test_both_runs_are_in_one_trace(script: str, measured: str, capsys: Capture)
     ]
     counters = {each["name"] for each in events if each["pid"] == process and each["ph"] == "C"}
     assert counters == {"pending DMAs", "SBUF average fullness", "PSUM average fullness"}
+    (leaves,) = (each for each in events if each["pid"] == process and each["ph"] == "s")
+    (arrives,) = (each for each in events if each["pid"] == process and each["ph"] == "f")
+    assert (leaves["name"], leaves["id"], leaves["ts"]) == ("FLOW_DEPENDENCE", arrives["id"], 0.129)
+    assert (threads[leaves["tid"]], threads[arrives["tid"]], arrives["ts"]) == ("DMA q Sync", "Vector", 0.3)
+    assert leaves["id"] not in {each["id"] for each in events if each["pid"] != process and "id" in each}
     alone = [each for each in events if each["pid"] != process]
     assert main(["time", script, SHAPE, "--trace", "alone.json"]) == 0
     assert json.loads(Path("alone.json").read_text())["traceEvents"] == alone
@@ -209,6 +214,9 @@ def test_a_long_json_of_neuron_profile_is_known_by_its_summary(padding: int, tmp
     assert not is_device_profile(path)
 
 
+ONE_TIME = {"Summary": TABLES["Summary"]}
+
+
 def two_cores() -> Profile:
     launch = kernels.dry(kernels.matmul_exp, kernels.zeros(256, 128), kernels.zeros(256, 512), cores=2)
     return profile(launch.streams, launch.hardware)
@@ -217,12 +225,55 @@ def two_cores() -> Profile:
 def test_cores_are_paired_by_number(tmp_path: Path) -> None:
     predicted = two_cores()
     rows = [instruction("Vector", "COPY", 0, 5 + core, pcore_idx=core) for core in (0, 1)]
-    found = side_by_side(predicted, read_profile(write_profile(tmp_path / "two", {"Instruction": rows})))
+    found = side_by_side(
+        predicted, read_profile(write_profile(tmp_path / "two", {**ONE_TIME, "Instruction": rows}))
+    )
     pairs = {each.name: each for each in found.engines}
     for core in (0, 1):
         busy = predicted.timeline.busy_ns[f"rank 0 core {core} Vector"]
         assert pairs[f"core {core} Vector"] == Pair(f"core {core} Vector", busy, 5 + core)
-    assert found.bounds == ()
+    assert found.bounds == () and found.notes == ()
+
+
+def test_a_profile_that_tells_no_cores_apart_is_noted(tmp_path: Path) -> None:
+    rows = [instruction("Vector", "COPY", 0, 5)]
+    found = side_by_side(
+        two_cores(), read_profile(write_profile(tmp_path / "one", {**ONE_TIME, "Instruction": rows}))
+    )
+    assert found.notes == ("the profile tells no cores apart; its engines stand at core 0",)
+
+
+@pytest.mark.parametrize(
+    ("instance", "note"),
+    [
+        ("trn2.48xlarge", None),
+        ("trn2u.48xlarge", None),
+        ("", None),
+        ("trn1.2xlarge", "trn1.2xlarge"),
+        ("inf2.xlarge", "inf2.xlarge"),
+    ],
+)
+def test_another_chip_than_the_predicted_one_is_noted(
+    instance: str, note: str | None, tmp_path: Path
+) -> None:
+    launch = kernels.dry(kernels.matmul_exp, kernels.zeros(256, 128), kernels.zeros(256, 512))
+    tables = {**TABLES, "Metadata": [{**METADATA, "instance_type": instance}]}
+    found = side_by_side(
+        profile(launch.streams, launch.hardware), read_profile(write_profile(tmp_path / "p", tables))
+    )
+    assert found.notes == ((f"measured on {note}, predicted for trn2",) if note else ())
+
+
+def test_of_several_ranks_only_times_and_engines_are_compared(tmp_path: Path) -> None:
+    launch = kernels.dry(kernels.matmul_exp, kernels.zeros(256, 128), kernels.zeros(256, 512), ranks=2)
+    predicted = profile(launch.streams, launch.hardware)
+    found = side_by_side(predicted, read_profile(write_profile(tmp_path / "p")))
+    assert found.dma_bytes == found.lines == found.tensors == found.bounds == found.counts == ()
+    pairs = {each.name: each for each in found.engines}
+    assert pairs["Vector"] == Pair("Vector", predicted.timeline.busy_ns["rank 0 Vector"], 40.0)
+    assert found.notes == (
+        "the prediction has several ranks, the profile one: only times and engines are compared",
+    )
 
 
 def test_files_of_one_name_are_apart_by_their_folder(tmp_path: Path) -> None:

@@ -123,6 +123,13 @@ def test_its_twin_within_the_limits_is_read(
             [0, 0, 0, 0],
             "SbufAllocation has a region that ends before it starts",
         ),
+        (
+            "SbufAllocation",
+            "start_address",
+            [-2] * 4,
+            "SbufAllocation has a region that ends before it starts",
+        ),
+        ("SbufAllocation", "partition", [1 << 20] * 4, "SbufAllocation has a partition out of range"),
         ("Summary", "total_time", [-1.0], "total_time is -1"),
         ("Summary", "total_time", [float("inf")], "total_time is inf"),
         ("Metadata", "dma_ddr_bandwidth", [-2.0], "dma_ddr_bandwidth is -2"),

@@ -13,8 +13,11 @@ from simulate.profile.vendor.records import OnChip, Tensor
 from simulate.profile.vendor.tables import Kind, Names, Tables
 
 _MOST_ALLOCATIONS = 5_000_000  # rows that are sorted at once: 40 bytes each
+_MOST_PARTITIONS = 1 << 20
 _FULL_PERCENT = 100.0
+_ROUNDED_PERCENT = 1.0  # by which a full memory may exceed it
 _MOST_TENSORS = 100_000
+_NECESSARY = {"IN", "OUT", "WEIGHT"}
 _SIZES = ("size", "load_to_sbuf_total_size_bytes")
 
 
@@ -58,9 +61,6 @@ def necessary_bytes(listed: tuple[Tensor, ...]) -> int | None:
     return sum(sizes) if sizes else None
 
 
-_NECESSARY = {"IN", "OUT", "WEIGHT"}
-
-
 def on_chip(tables: Tables) -> OnChip:
     """The most occupied partition of SBUF, and the highest samples of fullness."""
     return OnChip(_occupied(tables), _fullest(tables, "SbufUsage"), _fullest(tables, "PsumUsage"))
@@ -72,15 +72,16 @@ def _occupied(tables: Tables) -> int | None:
     if tables.count("SbufAllocation") > _MOST_ALLOCATIONS:
         tables.notes.append(f"SbufAllocation is left out: it has more than {_MOST_ALLOCATIONS:,} rows")
         return None
-    needed = {**SPAN, "start_address": Kind.time, "end_address": Kind.time, "partition": Kind.time}
+    needed = {**SPAN, **dict.fromkeys(("start_address", "end_address", "partition"), Kind.whole)}
     found = tables.rows("SbufAllocation", needed, CORE)
     starts, ends = span(found, "SbufAllocation")
-    sizes = found["end_address"] - found["start_address"] + 1  # the last byte belongs to it
-    if np.any(sizes < 1):
+    first, last, partition = (found[name] for name in list(needed)[2:])
+    if np.any((first < 0) | (last < first)):
         raise Broken("SbufAllocation has a region that ends before it starts")
-    if np.any(found["partition"] > 1 << 20):
+    if np.any((partition < 0) | (partition >= _MOST_PARTITIONS)):
         raise Broken("SbufAllocation has a partition out of range")
-    groups = by_core(found, found["partition"])
+    sizes = last - first + 1  # the last byte belongs to it
+    groups = by_core(found, partition)
     return max((most_at_once(starts[rows], ends[rows], sizes[rows]) for _, _, rows in groups), default=None)
 
 
@@ -89,7 +90,7 @@ def _fullest(tables: Tables, table: str) -> float | None:
     for batch in tables.batches(table, {"avg_util_percent": Kind.number}):
         values = batch["avg_util_percent"]
         known = values[~np.isnan(values)]
-        if np.any((known < 0) | (known > _FULL_PERCENT + 1)):
+        if np.any((known < 0) | (known > _FULL_PERCENT + _ROUNDED_PERCENT)):
             raise Broken(f"{table}.avg_util_percent holds a value that is no share")
         if len(known):
             highest = max(float(known.max()), highest or 0.0)

@@ -148,7 +148,7 @@ class SideBySide:
     @property
     def notes(self) -> tuple[str, ...]:
         """What has to be known to read the pairs."""
-        notes = list(self.measured.notes)
+        notes = [*self.measured.notes, *self._other_chip]
         if self._several_ranks:
             notes.append(
                 "the prediction has several ranks, the profile one: only times and engines are compared"
@@ -157,7 +157,21 @@ class SideBySide:
             notes.append(
                 f"the profile names no peaks; the bounds take those of {self.predicted.hardware.name}"
             )
+        if (
+            len(self._cores) > 1
+            and self.measured.engines
+            and not any(each.core for each in self.measured.engines)
+        ):
+            notes.append("the profile tells no cores apart; its engines stand at core 0")
         return tuple(notes)
+
+    @property
+    def _other_chip(self) -> list[str]:
+        """A note where the instance of the profile has another chip than the prediction."""
+        instance, chip = self.measured.origin.instance, self.predicted.hardware.name
+        if not instance or instance.startswith(chip):
+            return []
+        return [f"measured on {instance}, predicted for {chip}"]
 
     def slower_by_more_than(self, share: Fraction) -> bool:
         """Whether the prediction is longer than the measurement and this share of it on top; equal is not longer."""

@@ -81,6 +81,7 @@ def contents(found: SideBySide) -> dict[str, Any]:
         "pending_dmas_most": waiting.pending_dmas_most,
         "throttled_ns": waiting.throttled_ns,
         "throttled_to": waiting.throttled_to,
+        "dependences": dict(waiting.dependences),
         "sbuf_fullest": measured.on_chip.sbuf_fullest,
         "psum_fullest": measured.on_chip.psum_fullest,
         "warnings": list(measured.warnings),
