@@ -190,7 +190,8 @@ DEEP = "[" * 100_000
         ("[1]", "it holds no summary with a total_time"),
         ("null", "it holds no summary with a total_time"),
         ('{"summary": []}', "it holds no summary with a total_time"),
-        ('{"a": {"total_time": 1}, "b": {"total_time": 2}}', "it holds no summary with a total_time"),
+        ('{"a": {"total_time": 1}, "b": {"total_time": 2}}', "it holds 2 summaries; give a file with one"),
+        ('{"summary": [{"total_time": 1}, {"total_time": 2}]}', "it holds 2 summaries; give a file with one"),
         ('{"total_time": null}', "it has no total_time"),
         ('{"total_time": "1"}', "total_time is no number"),
         ('{"total_time": true}', "total_time is no number"),
@@ -239,6 +240,22 @@ def test_the_rows_of_a_table_have_a_limit(more: int, tmp_path: Path, monkeypatch
         assert read_profile(folder).lines
     else:
         assert refusal(folder) == f"Instruction.parquet has 6 rows, more than {most}"
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_a_column_that_unpacks_to_too_much_is_one_sentence(
+    more: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_table(tmp_path, "Warning", [{"message": "x" * 100_000}])  # packs to some hundred bytes
+    write_table(tmp_path, "Summary", TABLES["Summary"])
+    column = pq.read_metadata(path).row_group(0).column(0)
+    assert (column.path_in_schema, path.stat().st_size < 10_000) == ("message", True)
+    size = column.total_uncompressed_size
+    monkeypatch.setattr(tables_module, "MOST_COLUMN_BYTES", size - more)
+    if more <= 0:
+        assert [len(each) for each in read_profile(tmp_path).warnings] == [2000]
+    else:
+        assert refusal(tmp_path) == f"message has {size:,} bytes in one row group, more than {size - 1:,}"
 
 
 def test_parts_of_a_table_share_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

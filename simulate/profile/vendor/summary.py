@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import NoReturn
 
@@ -81,9 +82,13 @@ def summary_document(path: Named) -> tuple[dict[str, float], Origin, list[str]]:
         document = json.loads(read_text(path), parse_constant=_no_number)
     except json.JSONDecodeError as error:
         raise Broken(f"it is no JSON: {error}") from None
-    record = _record(document)
-    if record is None:
-        raise Broken("it holds no summary with a total_time")
+    records = _records(document)
+    if len(records) != 1:
+        many = (
+            f"{len(records)} summaries; give a file with one" if records else "no summary with a total_time"
+        )
+        raise Broken(f"it holds {many}")
+    record = records[0]
     numbers = {name: _number(name, record[name]) for name in _NUMBERS if record.get(name) is not None}
     rates = {name: _number(name, record[name]) for name in _RATES if record.get(name) is not None}
     texts = {
@@ -97,22 +102,19 @@ def summary_document(path: Named) -> tuple[dict[str, float], Origin, list[str]]:
 def is_summary(text: str) -> bool:
     """Whether text is JSON with the summary of a profile."""
     try:
-        return _record(json.loads(text)) is not None
+        return bool(_records(json.loads(text)))
     except (ValueError, RecursionError):
         return False
 
 
-def _record(document: object) -> Mapping[str, object] | None:
-    """The object with `total_time`: the document, its only value, or the first element of its `summary`."""
-    candidates = [document]
+def _records(document: object) -> list[Mapping[str, object]]:
+    """The objects with `total_time`: the document, or those in it, or in the list `summary`."""
     if isinstance(document, dict):
-        lists = [document[name] for name in ("summary", "Summary") if name in document]
-        candidates += [document[next(iter(document))]] if len(document) == 1 else []
-        candidates += [each[0] for each in lists if isinstance(each, list) and each]
-        candidates += lists
-    elif isinstance(document, list) and len(document) == 1:
-        candidates = document
-    return next((each for each in candidates if isinstance(each, dict) and "total_time" in each), None)
+        lists = [document[name] for name in ("summary", "Summary") if isinstance(document.get(name), list)]
+        candidates = [document] if "total_time" in document else [*document.values(), *chain(*lists)]
+    else:
+        candidates = document if isinstance(document, list) else []
+    return [each for each in candidates if isinstance(each, dict) and "total_time" in each]
 
 
 def _origin(numbers: Fields, texts: Mapping[str, str], simulated: bool) -> Origin:

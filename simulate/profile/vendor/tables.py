@@ -7,7 +7,7 @@ A profile is a folder of files named after their tables; a large table is split 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -24,6 +24,8 @@ MOST_ROWS = 20_000_000
 """Of one table; what is kept of a row is at most the 16 bytes of an interval."""
 MOST_TEXTS = 1_000_000
 """Different texts in one column: names of tensors, queues and lines."""
+MOST_COLUMN_BYTES = 1 << 30
+"""Of one column in one row group; a group of 20,000,000 times has 160 MB."""
 _LONGEST_TEXT = 2_000
 _BATCH_ROWS = 1 << 16
 _BUFFER_BYTES = 1 << 20  # of a column that is read at one time
@@ -147,6 +149,7 @@ class Tables:
             for name, kind in kinds.items():
                 if not _fits(columns[name], kind):
                     raise Broken(f"{table}.{name} is of type {_plain(columns[name])}, not {kind.value}")
+            _expect_bounded(parquet.metadata, kinds)
             absent = {name: kind for name, kind in optional.items() if name not in columns}
             for batch in parquet.iter_batches(_BATCH_ROWS, columns=list(kinds), use_threads=False):
                 yield {
@@ -183,6 +186,18 @@ class Tables:
             raise
         except (ValueError, TypeError, LookupError, ArithmeticError, OSError, NotImplementedError) as error:
             raise Broken(f"{path.name} cannot be read: {error}") from None
+
+
+def _expect_bounded(metadata: Any, columns: Collection[str]) -> None:
+    """Refuse a column of which a row group unpacks to more than memory should hold at one time."""
+    for group in range(metadata.num_row_groups):
+        rows = metadata.row_group(group)
+        for column in map(rows.column, range(rows.num_columns)):
+            if column.path_in_schema in columns and column.total_uncompressed_size > MOST_COLUMN_BYTES:
+                raise Broken(
+                    f"{column.path_in_schema} has {column.total_uncompressed_size:,} bytes in one row group, more than "
+                    f"{MOST_COLUMN_BYTES:,}"
+                )
 
 
 def _plain(found: Any) -> Any:
