@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from simulate import terminal
+from simulate.bundle import command as bundles
 from simulate.check import commands as checks
 from simulate.errors import InvalidArgument
 from simulate.explain.command import explain
@@ -74,6 +75,12 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     add_running(commands, prog, "check", _check, checks.add_arguments, checks.add_variations, add_ranks)
     add_running(commands, prog, "verify", verify, verification.add_arguments)
     add_running(commands, prog, "tune", partial(_reported, tuning.tune), tuning.add_arguments, add_ranks)
+    add_running(commands, prog, "bundle", partial(_reported, bundles.bundle_command), bundles.add_arguments)
+
+    comparison = add_command(commands, prog, "compare")
+    comparison.add_argument("folder", help="a bundle with the folder result/ that its run.py wrote")
+    add_json(comparison)
+    comparison.set_defaults(act=partial(_reported, bundles.compare_command))
 
     lint = add_command(commands, prog, "lint")
     lint.add_argument("path", help="a Python file or a folder")

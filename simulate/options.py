@@ -16,7 +16,7 @@ from simulate.verbs import VERBS
 _SCRIPT = "a Python file, and the arguments that it gets"
 _KERNEL = "a kernel, FILE.py:NAME or MODULE:NAME, and its arguments: f32[128,512], literals"
 _SCRIPT_OR_KERNEL = f"{_SCRIPT}; or {_KERNEL}, or `group` for the replica group of all ranks"
-_KERNEL_ONLY = ("verify", "tune")
+_KERNEL_ONLY = ("verify", "tune", "bundle")
 """Commands whose first word is a kernel, never a script."""
 _COLUMNS = 78  # of the parts of the help that argparse does not wrap
 

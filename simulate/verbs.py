@@ -49,6 +49,16 @@ VERBS = {
         "0 done, 1 the kernel failed with its defaults, 2 the command could not run; an interrupt ends the search with "
         "the best so far",
     ),
+    "bundle": Verb(
+        "write a folder that carries kernels to a chip: sources, inputs, expected results, predicted times, run.py",
+        "bundle nki_kernels:matmul 'f32[128,128]' 'f32[128,512]' --target trn2 --out matmul-trn2",
+        "0 written, 1 the kernel failed, 2 nothing could be bundled",
+    ),
+    "compare": Verb(
+        "compare what a bundle brought back from a chip with what was expected and predicted",
+        "compare matmul-trn2",
+        "0 all cases ran and agree, 1 something differs or failed, 2 there is no result that can be read",
+    ),
     "lint": Verb(
         "look for Python that the NKI compiler refuses, without running it",
         "lint script.py",

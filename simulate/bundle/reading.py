@@ -107,20 +107,20 @@ class Fields:
     """An object of a JSON file, whose members are taken by name and type; `place` names it in errors."""
 
     def __init__(self, values: Mapping[str, Any], place: str) -> None:
-        self._values = values
+        self.values = values
         self.place = place
 
     def _wrong(self, name: str, wanted: str) -> InvalidArgument:
-        said = "is missing" if name not in self._values else f"is {self._values[name]!r:.40}"
+        said = "is missing" if name not in self.values else f"is {self.values[name]!r:.40}"
         return refused(f"{self.place}: {name!r:.40} {said}; {wanted} is wanted")
 
     def has(self, name: str) -> bool:
         """Whether there is such a member, other than null."""
-        return self._values.get(name) is not None
+        return self.values.get(name) is not None
 
     def text(self, name: str, default: str | None = None) -> str:
         """A string."""
-        value = self._values.get(name, default)
+        value = self.values.get(name, default)
         if not isinstance(value, str):
             raise self._wrong(name, "text")
         return value
@@ -131,21 +131,21 @@ class Fields:
 
     def choice(self, name: str, known: tuple[str, ...]) -> str:
         """One of the known strings."""
-        value = self._values.get(name)
+        value = self.values.get(name)
         if not isinstance(value, str) or value not in known:
             raise self._wrong(name, f"one of {', '.join(known)}")
         return value
 
     def flag(self, name: str) -> bool:
         """A boolean."""
-        value = self._values.get(name)
+        value = self.values.get(name)
         if not isinstance(value, bool):
             raise self._wrong(name, "true or false")
         return value
 
     def number(self, name: str) -> float:
         """A finite number of at least 0."""
-        value = self._values.get(name)
+        value = self.values.get(name)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self._wrong(name, "a number")
         try:
@@ -162,14 +162,14 @@ class Fields:
 
     def count(self, name: str, least: int = 0) -> int:
         """A whole number of at least `least`."""
-        value = self._values.get(name)
+        value = self.values.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 62:
             raise self._wrong(name, f"a whole number of at least {least}")
         return value
 
     def shape(self, name: str) -> tuple[int, ...]:
         """A list of sizes."""
-        value = self._values.get(name)
+        value = self.values.get(name)
         if not isinstance(value, list) or len(value) > 16:
             raise self._wrong(name, "a list of sizes")
         for each in value:
@@ -181,21 +181,21 @@ class Fields:
 
     def numbers(self, name: str) -> tuple[float, ...]:
         """A list of finite numbers of at least 0."""
-        return tuple(self._list(name).number(str(place)) for place in range(len(self._list(name)._values)))
+        return tuple(self._list(name).number(str(place)) for place in range(len(self._list(name).values)))
 
     def texts(self, name: str) -> tuple[str, ...]:
         """A list of strings."""
-        return tuple(self._list(name).text(str(place)) for place in range(len(self._list(name)._values)))
+        return tuple(self._list(name).text(str(place)) for place in range(len(self._list(name).values)))
 
     def _list(self, name: str) -> Fields:
-        value = self._values.get(name)
+        value = self.values.get(name)
         if not isinstance(value, list):
             raise self._wrong(name, "a list")
         return Fields({str(place): each for place, each in enumerate(value)}, f"{self.place}: {name}")
 
     def fields(self, name: str) -> Fields:
         """An object."""
-        value = self._values.get(name)
+        value = self.values.get(name)
         if not isinstance(value, dict):
             raise self._wrong(name, "an object")
         return Fields(value, f"{self.place}: {name}")
@@ -203,15 +203,15 @@ class Fields:
     def rows(self, name: str) -> Iterator[Fields]:
         """The objects of a list."""
         rows = self._list(name)
-        for place in rows._values:
+        for place in rows.values:
             yield rows.fields(place)
 
     def named_texts(self, name: str) -> dict[str, str]:
         """An object whose members are strings."""
         found = self.fields(name)
-        return {str(each): found.text(each) for each in found._values}
+        return {str(each): found.text(each) for each in found.values}
 
     def named_numbers(self, name: str) -> dict[str, float]:
         """An object whose members are finite numbers of at least 0."""
         found = self.fields(name)
-        return {str(each): found.number(each) for each in found._values}
+        return {str(each): found.number(each) for each in found.values}

@@ -21,7 +21,7 @@ RESULT = "result.json"
 SCHEMA = 1
 PATHS = ("nki", "neuronxcc", "torchneuron", "torch_xla")
 RAN, FAILED, SKIPPED = STATUSES = ("ran", "failed", "skipped")
-STAGES = ("import", "compile", "run", "time", "profile", "read", "write", "crash", "timeout")
+STAGES = ("import", "compile", "run", "time", "profile", "read", "write")
 DEVICE, HOST = CLOCKS = ("device", "host")
 
 

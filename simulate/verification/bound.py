@@ -19,8 +19,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from simulate.run.stream import READ, Stream
@@ -142,6 +143,38 @@ def longest_chain(streams: Iterable[Stream], into: Any = None) -> int:
                 key = stream.rank, written
                 chains[key] = max(chains[key], before + rounds)
     return max(chains.values(), default=0)
+
+
+class Terms(NamedTuple):
+    """The terms of the bound of one output, see `simulate.testing.tolerance`."""
+
+    magnitude: float
+    contraction: int
+    roundings: int
+    through: Any
+
+
+def terms_of(
+    output: np.ndarray, number: int, truth: Truth, call: Call, streams: Sequence[Stream], chain: int
+) -> Terms:
+    """The terms for output `number` of a kernel; `chain` is the longest chain of its instructions."""
+    dtypes = [each.dtype for each in call.floats]
+    through = narrowest(dtypes + ([output.dtype] if is_float(output) else []))
+    rounded = longest_chain(streams, through.name) - (output.dtype == through)
+    roundings = 1 + max(0, min(len(dtypes), rounded))
+    return Terms(truth.magnitudes[number], truth.contractions[number] + chain, roundings, through)
+
+
+def stored(exact: np.ndarray, output: np.ndarray) -> np.ndarray:
+    """The truth with an infinity where the output's dtype has no value as large."""
+    if not is_float(output):
+        return exact
+    with np.errstate(invalid="ignore"):
+        return np.where(
+            np.isfinite(exact) & (np.abs(exact) > float(ml_dtypes.finfo(output.dtype).max)),
+            np.copysign(np.inf, exact),
+            exact,
+        )
 
 
 def narrowest(dtypes: Iterable[Any]) -> Any:

@@ -11,7 +11,6 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from simulate.errors import InvalidArgument, NkwError, RuleViolation
@@ -27,6 +26,8 @@ from simulate.verification.bound import (
     narrower,
     narrowest,
     own_precision,
+    stored,
+    terms_of,
     truth_of,
 )
 from simulate.verification.inputs import Call, is_float, results
@@ -120,12 +121,11 @@ def judged(name: str, call: Call, launch: Launch, truth: Truth, own: Callable[[]
         fault = _kind_of(number, output, exact, call, own)
         if fault:
             return replace(trial, outcome=Outcome.wrong, reason=which + fault)
-        terms = truth.magnitudes[number], truth.contractions[number] + chain
+        terms = terms_of(output, number, truth, call, launch.streams, chain)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", WeakComparison)
-                roundings = _roundings(output, call, launch)
-                found = compare(output, _stored(exact, output), *terms, *roundings)
+                found = compare(output, stored(exact, output), *terms)
         except Mismatch as error:
             fault = copied_from(output, exact, call) or str(error)
             return replace(trial, outcome=Outcome.wrong, reason=which + fault)
@@ -149,26 +149,6 @@ def _kind_of(
         if narrower(output.dtype, expected):
             return f"the output is {output.dtype}, arguments and reference are {expected} or wider"
     return ""
-
-
-def _stored(exact: np.ndarray, output: np.ndarray) -> np.ndarray:
-    """The truth with an infinity where the output's dtype has no value as large."""
-    if not is_float(output):
-        return exact
-    with np.errstate(invalid="ignore"):
-        return np.where(
-            np.isfinite(exact) & (np.abs(exact) > float(ml_dtypes.finfo(output.dtype).max)),
-            np.copysign(np.inf, exact),
-            exact,
-        )
-
-
-def _roundings(output: np.ndarray, call: Call, launch: Launch) -> tuple[int, Any]:
-    """How often a right kernel may round into the narrowest dtype of the task, and into which."""
-    dtypes = [each.dtype for each in call.floats]
-    through = narrowest(dtypes + ([output.dtype] if is_float(output) else []))
-    rounded = longest_chain(launch.streams, through.name) - (output.dtype == through)
-    return 1 + max(0, min(len(dtypes), rounded)), through
 
 
 def copied_from(output: np.ndarray, exact: np.ndarray, call: Call) -> str:

@@ -1,0 +1,228 @@
+"""A case of a bundle: a kernel is launched here, its results held against its reference, its time predicted."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import math
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simulate.bundle.manifest import (
+    ARRAY,
+    DTYPE,
+    LITERAL,
+    Argument,
+    Case,
+    Instructions,
+    Line,
+    Output,
+    Predicted,
+    Tolerance,
+)
+from simulate.bundle.reading import DTYPES, refused
+from simulate.bundle.sources import Sources, collect, module_of
+from simulate.check import findings_of, gathered
+from simulate.errors import NkwError
+from simulate.kernel_by_name import call_of, callable_named, launch_named
+from simulate.level import Level
+from simulate.lines import location
+from simulate.profile import profile
+from simulate.run import Launch, Mode
+from simulate.run.environment import cores_of_call, ranks_of_call
+from simulate.run.launch import plain
+from simulate.run.stream import Stream
+from simulate.testing import Mismatch, WeakComparison, compare
+from simulate.timing import Reading
+from simulate.verification.bound import (
+    Reference,
+    answer,
+    contractions_of,
+    longest_chain,
+    stored,
+    terms_of,
+    truth_of,
+)
+from simulate.verification.inputs import Call, results
+from simulate.verification.judging import beside
+
+MOST_CASE_BYTES = 10_000_000
+"""The largest arrays of one case, so that a bundle of one kernel stays below 10 MB."""
+_TILE_ROWS, _TILE_COLUMNS = 128, 512
+"""Partitions, and the float32 columns of one PSUM bank: how kernels cut their results most of the time."""
+_MOST_LINES = 40
+
+Arrays = dict[str, np.ndarray]
+
+
+def build_case(
+    words: str, arguments: Sequence[str], name: str, sources: Sources, reference: Reference | None = None
+) -> tuple[Case, Arrays]:
+    """A case for the kernel that `words` name on the arguments that stand for `launch_by_name`, and its arrays by file.
+
+    The kernel's files are added to `sources`. Without a reference, `<kernel>_reference` of the kernel's module is it;
+    where there is none, outputs have no tolerance. Raises InvalidArgument for several ranks, arrays of more than 10 MB,
+    arguments that cannot travel, a kernel whose result its reference contradicts; and what the launch raises.
+    """
+    if ranks_of_call() > 1:
+        raise refused("a bundle holds launches of one rank; leave --ranks and NKW_RANKS out")
+    kernel = plain(callable_named(words))
+    module, file = module_of(kernel, words)
+    imports = collect(sources, module, file)
+    args, keywords = call_of(arguments)
+    with gathered() as seen:
+        launch = launch_named(kernel, words, arguments, Mode.eager)
+    call = Call(args, keywords)
+    given, inputs = _arguments(kernel, call, name)
+    outputs, expected = _outputs(kernel, call, launch, name, reference)
+    arrays = inputs | expected
+    nbytes = sum(each.nbytes for each in arrays.values())
+    if nbytes > MOST_CASE_BYTES:
+        raise refused(
+            f"{name} has {nbytes:,} bytes of arrays; a bundle takes {MOST_CASE_BYTES:,} for a kernel: "
+            "give smaller shapes"
+        )
+    case = Case(
+        name,
+        words.rpartition(":")[2],
+        module,
+        kernel.__name__,
+        imports,
+        cores_of_call(kernel.__name__, None, Level.of()),
+        given,
+        outputs,
+        predicted(launch, file.parents[module.count(".")]),
+        instructions(launch.streams),
+        tuple(sorted({each.code for each in findings_of(seen)})),
+    )
+    return case, arrays
+
+
+def _arguments(kernel: Callable[..., Any], call: Call, name: str) -> tuple[tuple[Argument, ...], Arrays]:
+    parameters = list(inspect.signature(kernel).parameters)
+    named = [(parameters[place], value, False) for place, value in enumerate(call.args)]
+    named += [(parameter, value, True) for parameter, value in call.keywords.items()]
+    arguments, arrays = [], {}
+    for parameter, value, keyword in named:
+        if isinstance(value, np.ndarray):
+            file = f"inputs/{name}/{parameter}.npy"
+            arrays[file] = np.ascontiguousarray(value)
+            arguments.append(Argument(parameter, ARRAY, keyword, file, value.shape, value.dtype.name))
+        elif isinstance(value, (type, np.dtype)):
+            arguments.append(Argument(parameter, DTYPE, keyword, text=np.dtype(value).name))
+        elif isinstance(value, (bool, int, float, str, tuple, list, dict, type(None))):
+            arguments.append(Argument(parameter, LITERAL, keyword, text=repr(value)))
+        else:
+            raise refused(
+                f"the argument {parameter} of {name} is a {type(value).__name__}, which cannot travel"
+            )
+    return tuple(arguments), arrays
+
+
+def _outputs(
+    kernel: Callable[..., Any], call: Call, launch: Launch, name: str, reference: Reference | None
+) -> tuple[tuple[Output, ...], Arrays]:
+    arrays = results(launch.outputs[0])
+    tolerances, why = _tolerances(kernel, call, launch, arrays, reference, name)
+    outputs, files = [], {}
+    for number, array in enumerate(arrays):
+        if array.dtype.name not in DTYPES:
+            raise refused(f"output {number} of {name} is {array.dtype}, which cannot travel")
+        file = f"expected/{name}/output-{number}.npy"
+        files[file] = np.ascontiguousarray(array)
+        tile = (min(_TILE_ROWS, max(1, _rows(array.shape))), min(_TILE_COLUMNS, max(1, array.shape[-1])))
+        outputs.append(
+            Output(f"output-{number}", file, array.shape, array.dtype.name, tile, tolerances[number], why)
+        )
+    return tuple(outputs), files
+
+
+def _rows(shape: tuple[int, ...]) -> int:
+    """How many rows a tensor has when all dims but the last are taken together."""
+    return math.prod(shape[:-1])
+
+
+def _tolerances(
+    kernel: Callable[..., Any],
+    call: Call,
+    launch: Launch,
+    outputs: Sequence[np.ndarray],
+    reference: Reference | None,
+    name: str,
+) -> tuple[list[Tolerance | None], str]:
+    """The tolerance of every output, derived as `nkw verify` does, or the reason why there is none."""
+    try:
+        reference = reference or beside(kernel, kernel.__name__)
+    except NkwError:
+        return [None] * len(outputs), f"there is no {kernel.__name__}_reference beside {kernel.__name__}"
+    try:
+        truth = truth_of(
+            reference, call, contractions_of(reference, call.copied(), answer(reference, call.copied()))
+        )
+    except Exception as error:  # whatever the reference of a user does
+        return [None] * len(outputs), f"the reference fails: {type(error).__name__}: {error!s:.100}"
+    if len(truth.arrays) != len(outputs):
+        raise refused(f"{name} returns {len(outputs)} arrays, its reference {len(truth.arrays)}")
+    chain = longest_chain(launch.streams)
+    tolerances: list[Tolerance | None] = []
+    for number, (output, exact) in enumerate(zip(outputs, truth.arrays)):
+        terms = terms_of(output, number, truth, call, launch.streams, chain)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", WeakComparison)
+                found = compare(output, stored(exact, output), *terms)
+        except Mismatch as error:
+            raise refused(
+                f"output {number} of {name} is wrong here already: {error}; nkw verify says more"
+            ) from None
+        through = np.dtype(terms.through).name
+        tolerances.append(
+            Tolerance(found.bound, found.error, terms.magnitude, terms.contraction, terms.roundings, through)
+        )
+    return tolerances, ""
+
+
+def predicted(launch: Launch, root: Path) -> Predicted:
+    """The predicted times of a launch; lines are named by their path below `root`."""
+    seen = profile(launch.streams, launch.hardware, launch.kernel)
+    lengths = {each: float(line.length_ns) for each, line in seen.timelines.items()}
+    lines = []
+    for each in seen.lines[:_MOST_LINES]:
+        file = Path(location(each.line).file).resolve()
+        shown = file.relative_to(root).as_posix() if file.is_relative_to(root) else file.name
+        lines.append(Line(shown, each.line[1], float(each.held_ns), float(each.path_ns)))
+    return Predicted(
+        lengths[Reading.dataflow],
+        lengths[Reading.scheduled],
+        lengths[Reading.program],
+        lengths[Reading.serial],
+        float(seen.timeline.overhead_ns),
+        {name: float(seen.timeline.busy_ns[name]) for name in seen.timeline.tracks},
+        {each.value: float(part) for each, part in seen.basis.by_confidence},
+        tuple(lines),
+    )
+
+
+def instructions(streams: Sequence[Stream]) -> Instructions:
+    """Number, names and digest of the instructions of a launch.
+
+    The digest is over one line of text for every instruction: its core, name, engine, and the box of every operand in
+    its tensor, with the shape, dtype and memory of that tensor.
+    """
+    digest = hashlib.sha256()
+    ops: Counter[str] = Counter()
+    for stream in streams:
+        ops.update(stream.op_names)
+        for index, op in enumerate(stream.op_names):
+            operands = []
+            for each in stream.accesses(index):
+                tensor = stream.tensors[each.tensor]
+                operands.append((*each, *tensor.shape, tensor.dtype, tensor.buffer.value))
+            line = f"{stream.rank}.{stream.core} {op} {stream.engines[index]} {operands}\n"
+            digest.update(line.encode())
+    return Instructions(sum(ops.values()), digest.hexdigest(), dict(sorted(ops.items())))

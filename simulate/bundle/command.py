@@ -1,0 +1,199 @@
+"""The commands `bundle` and `compare`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import numpy as np
+
+from simulate.bundle.build import Arrays, build_case
+from simulate.bundle.compare import compare_bundle, document, report
+from simulate.bundle.folder import check_free, contents, names_of, write
+from simulate.bundle.manifest import Bundle, Case, Expects
+from simulate.bundle.reading import refused
+from simulate.bundle.sources import Sources
+from simulate.errors import InvalidArgument, NkwError
+from simulate.files import Outputs, json_document
+from simulate.hardware.instances import INSTANCES
+from simulate.kernel_by_name import (
+    InstructionCount,
+    callable_named,
+    files_read,
+    folder_of,
+    importing_from,
+    names_a_kernel,
+)
+from simulate.level import Level
+from simulate.parts import Hanging
+from simulate.run import target_hardware
+from simulate.run.observers import observing
+from simulate.scripts import bound
+from simulate.terminal import error, show, working
+from simulate.tracebacks import print_of_the_user
+from simulate.verification import command as verification
+
+_SDK = {"0.2": "2.28", "0.3": "2.29", "0.4": "2.30", "0.5": "2.31", "0.6": "2.32", "0.7": "2.33"}
+_BETA1_SDK = "2.20 to 2.27"
+_EXAMPLES = "examples"
+"""The module of a package that gives its kernels arguments: `EXAMPLES`, see `nki_kernels.examples`."""
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """The options of `bundle`."""
+    command.add_argument(
+        "--out", metavar="DIR", help="the folder to write, which is not there yet"
+    )
+    command.add_argument(
+        "--catalogue",
+        action="store_true",
+        help="the first word is a package with a table of examples, such as nki_kernels: bundle all of its kernels",
+    )
+    verification.add_arguments(command)
+
+
+def bundle_command(options: argparse.Namespace) -> int:
+    """Write a bundle; returns the exit status. What the kernels print goes to stderr."""
+    outputs = Outputs(lambda: files_read(options))
+    try:
+        if (options.ranks or 1) > 1:
+            raise refused("a bundle holds launches of one rank; leave --ranks out")
+        if options.catalogue == names_a_kernel(options.script):
+            raise refused(
+                f"{options.script:.60} names a kernel; --catalogue takes a package"
+                if options.catalogue
+                else f"{options.script:.60} names no kernel; give FILE.py:NAME or MODULE:NAME, or --catalogue PACKAGE"
+            )
+        if options.out is None:
+            raise refused("--out DIR is missing: the folder to write")
+        folder = Path(options.out)
+        check_free(folder)
+        with json_document(options.json, outputs, "bundle") as document:
+            if not bound(options):
+                return 2
+            bundle, size, left_out = _bundled(options, folder)
+            show(
+                [
+                    Hanging(
+                        f"{folder}: {_several(len(bundle.cases))} for {bundle.target}, {size:,} bytes",
+                        style="bold",
+                    ),
+                    *(Hanging(f"left out: {each}") for each in left_out),
+                    Hanging(
+                        f"on the instance: python {folder.name}/run.py; here, afterwards: nkw compare {folder}"
+                    ),
+                ]
+            )
+            cases = [{"name": each.name, "instructions": each.instructions.count} for each in bundle.cases]
+            document.update(
+                folder=str(folder), digest=bundle.digest, bytes=size, cases=cases, left_out=left_out
+            )
+    except NkwError as wrong:
+        error(wrong)
+        return 2 if isinstance(wrong, InvalidArgument) else 1
+    except Exception as failed:  # of the file that was named, while it was imported
+        print_of_the_user(failed)
+        return 1
+    return 0
+
+
+def compare_command(options: argparse.Namespace) -> int:
+    """Print what came back against what was expected and predicted; returns the exit status."""
+    folder = Path(options.folder)
+    outputs = Outputs(lambda: (path for path in folder.rglob("*") if path.is_file()))
+    try:
+        with json_document(options.json, outputs, "compare") as contents:
+            seen = compare_bundle(folder)
+            show(report(seen))
+            contents.update(document(seen))
+    except InvalidArgument as unread:
+        error(unread)
+        return 2
+    return 0 if seen.agrees else 1
+
+
+def _several(count: int) -> str:
+    return f"{count} kernel launch{'' if count == 1 else 'es'}"
+
+
+def _bundled(options: argparse.Namespace, folder: Path) -> tuple[Bundle, int, list[str]]:
+    """Build and write; the bundle, its size in bytes, and what of a catalogue was left out, with the reasons."""
+    count, sources = InstructionCount(), Sources()
+    cases: list[Case] = []
+    arrays: Arrays = {}
+    left_out: list[str] = []
+    with (
+        redirect_stdout(sys.stderr),
+        importing_from(folder_of(options.script)),
+        observing(count),
+        working(lambda: f"{len(cases)} kernels, {count.instructions:,} instructions"),
+    ):
+        if options.catalogue:
+            _add_catalogue(options, sources, cases, arrays, left_out)
+        else:
+            named = options.reference
+            reference = None
+            if named:
+                with importing_from(folder_of(named)):
+                    reference = callable_named(named)
+            name = options.script.rpartition(":")[2]
+            case, arrays = build_case(options.script, options.arguments, name, sources, reference)
+            cases.append(case)
+    bundle = Bundle(
+        "kernels", target_hardware().name, "", _versions(), _expects(cases, sources), tuple(cases)
+    )
+    files = contents(bundle, sources.files, arrays)
+    return write(folder, bundle, files), sum(map(len, files.values())), left_out
+
+
+def _add_catalogue(
+    options: argparse.Namespace, sources: Sources, cases: list[Case], arrays: Arrays, left_out: list[str]
+) -> None:
+    package = options.script
+    examples = _examples(package)
+    names = names_of([each.rpartition(":")[2] for each, _ in examples])
+    for name, (words, arguments) in zip(names, examples):
+        try:
+            case, files = build_case(words, arguments, name, sources)
+        except NkwError as why:
+            left_out.append(f"{name}: {getattr(why, 'message', why)}")
+            continue
+        cases.append(case)
+        arrays.update(files)
+    if not cases:
+        raise refused(
+            f"no kernel of {package} can be bundled; {left_out[0] if left_out else 'it lists none'}"
+        )
+
+
+def _examples(package: str) -> list[tuple[str, Sequence[str]]]:
+    """The kernels of a package by words, each with its arguments, as its module `examples` lists them."""
+    try:
+        table: Mapping[str, Sequence[str]] = importlib.import_module(f"{package}.{_EXAMPLES}").EXAMPLES
+    except (ImportError, AttributeError, ValueError, TypeError) as missing:
+        raise refused(f"{package:.60} has no table of examples: {missing}") from None
+    return [
+        (f"{package}:{name}" if ":" not in name else f"{package}.{name}", each)
+        for name, each in table.items()
+    ]
+
+
+def _versions() -> dict[str, str]:
+    from simulate import __version__
+
+    return {"nki-workbench": __version__, "numpy": np.__version__}
+
+
+def _expects(cases: Sequence[Case], sources: Sources) -> Expects:
+    target = target_hardware().name
+    instances = tuple(each.name for each in INSTANCES.values() if each.target == target and each.parts == 1)
+    beta1 = any(each.imports != "nki" for each in cases)
+    level = str(Level.of())
+    sdk = _BETA1_SDK if beta1 else _SDK[level]
+    return Expects(
+        instances, "Beta 1" if beta1 else level, sdk, "3.10 to 3.14", tuple(sorted(sources.packages))
+    )

@@ -1,0 +1,94 @@
+"""The README of a bundle, for a person who knows none of this project."""
+
+from __future__ import annotations
+
+from simulate.bundle.manifest import Bundle, Case
+
+_TEXT = """# Kernels for {target}
+
+This folder was written by NKI Workbench, which runs, checks and times NKI kernels without a chip. It holds {count}
+to be run on a chip once, so that what was computed and predicted here can be compared with what the chip does. Nothing
+of NKI Workbench is needed: only Python 3.10 or later, numpy and AWS's Neuron SDK.
+
+**Nothing in this folder has run on a chip.** `run.py` was written after AWS's documentation; the top of the file names
+the page and the SDK release behind each call.
+
+## What to do
+
+On an instance with a {target} chip ({instances}), in the Python environment of the Neuron SDK, where
+`python -c "import {imports}"` works:
+
+```sh
+python run.py
+```
+
+A case takes a minute or two, most of it for the compiler. The command prints a line for each case and writes `result/`,
+also where something fails: failures are results, too. Then take the whole folder home, with `result/`:
+
+```sh
+tar czf result.tar.gz --exclude=build .
+```
+
+There, `nkw compare FOLDER` tells whether the chip computed the same, and how the times compare.
+
+`python run.py --only NAME` runs one case, `--help` shows more. Where nrtpy is installed in a Python environment of its
+own, `--nrtpy PYTHON` takes the times on the device; without it they are taken by the clock of the host and include the
+start of the kernel and the copies to the device and back. Profiles are taken where neuron-explorer or neuron-profile is
+installed (aws-neuronx-tools).
+
+## What it expects
+
+| | |
+|---|---|
+| instance | {instances} |
+| kernels import | `{imports}`, written for NKI {nki} (SDK {sdk}) |
+| Python | {python} |
+| further packages | {packages} |
+
+Another release is no reason to stop: what then fails is recorded.
+
+## What is here
+
+| file | what it is |
+|---|---|
+| `run.py` | the program to run; Python's standard library and numpy only |
+| `bundle.json` | the cases: arguments, outputs, tolerances, predicted times, digests |
+| `sources/` | the kernels as they are, with what they import |
+| `inputs/`, `expected/` | arrays; bfloat16 and float8 as the integers of their bits |
+| `result/` | written by `run.py`: `result.json`, `values/`, `logs/`, `profiles/`, `build/` |
+
+## The cases
+
+Predicted times in us, from the shortest to the longest reading of the instruction stream, without starting the kernel.
+
+| case | kernel | arguments | predicted | instructions |
+|---|---|---|---|---|
+{cases}
+"""
+
+
+def readme(bundle: Bundle) -> str:
+    """The text for a bundle."""
+    expects = bundle.expects
+    count = len(bundle.cases)
+    return _TEXT.format(
+        target=bundle.target,
+        count=f"{count} kernel launch{'' if count == 1 else 'es'}",
+        instances=", ".join(expects.instances) or "any",
+        imports=" and ".join(sorted({each.imports for each in bundle.cases})) or "nki",
+        nki=expects.nki,
+        sdk=expects.sdk,
+        python=expects.python,
+        packages=", ".join(expects.packages) or "none",
+        cases="\n".join(map(_row, bundle.cases)),
+    )
+
+
+def _row(case: Case) -> str:
+    arguments = " ".join(
+        f"{each.dtype}[{','.join(map(str, each.shape))}]" if each.kind == "array" else f"`{each.text}`"
+        for each in case.arguments
+    )
+    low, high = (f"{each / 1e3:.1f}" for each in case.predicted.bracket_ns)
+    kernel = f"{case.module}.{case.function}"
+    return f"| {case.name} | {kernel} | {arguments} | {low} to {high} | {case.instructions.count} |"

@@ -1,0 +1,865 @@
+#!/usr/bin/env python3
+"""Runs the kernels of this bundle on a Neuron instance and writes the folder `result/`.
+
+    python run.py              all cases
+    python run.py --help       options
+
+It needs Python 3.10 or later, numpy and AWS's Neuron SDK, and nothing of NKI Workbench. It finds out which way to a
+chip is installed, and for every case compiles, runs, times and profiles the kernel in a process of its own with a time
+limit: a case that crashes or hangs loses itself only. `result/result.json` is rewritten after every case and valid at
+any time. It is one file, so that it can be copied anywhere; nothing in it imports the rest of the project.
+
+The calls were written after AWS's documentation of SDK 2.20 to 2.33. None of it has run on a chip. The ways:
+
+nki          the kernel called with numpy arrays, which compiles and executes it without a framework: page "nki.jit",
+             SDK 2.31 and later (NKI 0.5); NKI_ARTIFACTS_DIR keeps the NEFF: page "Test and debug a NKI kernel
+             end-to-end with nrtpy", 2.32
+torchneuron  TorchNeuron 2.13, 2.14: `torch_neuronx.nki_op`, device "neuron": page "How to work with NKI kernels from
+             torch-neuronx", 2.33
+torch_xla    torch-neuronx on torch_xla: page "NKI Kernel as a Framework Custom Operator", 2.28
+neuronxcc    kernels of the Beta 1 dialect: pages "nki.baremetal" and "nki.benchmark", 2.20 to 2.27
+nrtpy        times of the NEFF from the device, in a Python environment of its own (`--nrtpy`): page "nrtpy model API",
+             2.32
+
+Profiles: `neuron-explorer capture` and `view` (page "Profile a NKI Kernel", 2.33), else neuron-profile, which takes
+the same options (page "Migration Guide from Neuron Profiler to Neuron Explorer", 2.29).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import hashlib
+import importlib
+import inspect
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NoReturn
+
+SCHEMA = 1
+RESERVE_BYTES = 4_000_000  # kept free for result.json, should the disk become full
+LOG_BYTES = 400_000  # the end of a case's output that is kept
+PATHS = ("nki", "torchneuron", "torch_xla", "neuronxcc")
+PACKAGES = (
+    "nki neuronx-cc nrtpy torch torch-neuronx torch-xla libneuronxla jax-neuronx numpy ml_dtypes"
+    " aws-neuronx-runtime-discovery nki-library"
+).split()
+TOOLS = ("neuron-explorer", "neuron-profile")
+TOOLS_FOLDER = "/opt/aws/neuron/bin"
+NRTPY_PYTHON = "~/nrtpy_venv/bin/python"  # where the page "Get started with nrtpy" puts it
+TORCH_BITS = {"bfloat16": "int16", "float8_e4m3fn": "int8", "float8_e4m3": "int8", "float8_e5m2": "int8"}
+"""Dtypes that numpy lacks, and the integers under which torch takes their bits."""
+Json = dict[str, Any]
+
+
+def digest_of(folder: Path, manifest: Json) -> str:
+    """The SHA-256 of a bundle: its files by name, size and content, without results, and its manifest."""
+    total = hashlib.sha256()
+    for path in sorted(folder.rglob("*"), key=lambda each: each.relative_to(folder).as_posix()):
+        name = path.relative_to(folder).as_posix()
+        skipped = name == "bundle.json" or name.startswith("result") or "__pycache__" in name
+        if skipped or not path.is_file():
+            continue
+        content = path.read_bytes()
+        total.update(f"{name}\0{len(content)}\0".encode() + content)
+    total.update(json.dumps({**manifest, "digest": ""}, sort_keys=True).encode())
+    return total.hexdigest()
+
+
+def tiles(array: Any, rows: int, columns: int) -> Iterator[tuple[int, int, Any]]:
+    """The tiles of an array, row by row: place of the first row, of the first column, and the part.
+
+    The leading dims are taken together as rows; an array without dims is one row of one column.
+    """
+    flat = array.reshape(-1, array.shape[-1] if array.ndim else 1) if array.size else array.reshape(0, 1)
+    for row in range(0, flat.shape[0], rows):
+        for column in range(0, flat.shape[1], columns):
+            yield row, column, flat[row : row + rows, column : column + columns]
+
+
+def tile_digests(bits: Any, rows: int, columns: int) -> list[str]:
+    """The SHA-256 of every tile of an array of numpy's own dtypes."""
+    return [hashlib.sha256(part.tobytes()).hexdigest() for _, _, part in tiles(bits, rows, columns)]
+
+
+# -- the environment -------------------------------------------------------------------------------------------------
+
+
+def versions() -> dict[str, str]:
+    """The versions of the packages that matter, of those that are installed."""
+    found = {}
+    for name in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+def environment() -> Json:
+    """Where this runs. Of the variables only those named NEURON_* and NKI_*."""
+    kind = ""
+    with contextlib.suppress(OSError):
+        kind = (
+            Path("/sys/devices/virtual/dmi/id/product_name")
+            .read_text(encoding="ascii", errors="replace")
+            .strip()
+        )
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": versions(),
+        "instance": kind if re.fullmatch(r"[a-z0-9-]+\.[a-z0-9-]+", kind) else None,
+        "devices": sorted(str(each) for each in Path("/dev").glob("neuron*")),
+        "variables": {
+            name: os.environ[name] for name in sorted(os.environ) if name.startswith(("NEURON_", "NKI_"))
+        },
+    }
+
+
+def number(version: str) -> tuple[int, ...]:
+    """The first two numbers of a version."""
+    return tuple(int(each) for each in re.findall(r"\d+", version)[:2])
+
+
+def usable_path(dialect: str, found: dict[str, str]) -> tuple[str | None, str]:
+    """The way to the chip for kernels that import `dialect`, and what is wrong or remarkable about it."""
+    nki, compiler = found.get("nki"), found.get("neuronx-cc")
+    if dialect == "neuronxcc.nki":
+        if compiler is None:
+            return (
+                None,
+                "these kernels import neuronxcc.nki, and neuronx-cc is not installed (SDK 2.20 to 2.27 has it)",
+            )
+        return "neuronxcc", ""
+    if nki is None:
+        older = "; neuronxcc.nki does not run them" if compiler else ""
+        return None, f"these kernels import nki, and no package nki is installed{older}"
+    if number(nki) < (0, 2):
+        return (
+            None,
+            f"nki {nki} is the placeholder of the public index; install it from AWS's package repository",
+        )
+    if number(nki) >= (0, 5):
+        return "nki", ""
+    torch = number(found.get("torch-neuronx", "0"))
+    if torch >= (2, 13):
+        return "torchneuron", f"nki {nki} takes no numpy arrays"
+    if torch and "torch-xla" in found:
+        return "torch_xla", f"nki {nki} takes no numpy arrays"
+    return (
+        "nki",
+        f"nki {nki} is older than 0.5, the first that takes numpy arrays, and no torch-neuronx is installed",
+    )
+
+
+# -- one case, in a process of its own -------------------------------------------------------------------------------
+
+
+class Teller:
+    """Tells the parent process through a pipe how far this case has come."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def say(self, **fields: Any) -> None:
+        """Send one line of JSON."""
+        line = json.dumps(fields).encode() + b"\n"
+        while line:
+            line = line[os.write(self._descriptor, line) :]
+
+
+def dtype_named(name: str) -> Any:
+    """A dtype of numpy, or of ml_dtypes for those that numpy lacks."""
+    import numpy as np
+
+    try:
+        return np.dtype(name)
+    except TypeError:
+        return np.dtype(getattr(importlib.import_module("ml_dtypes"), name))
+
+
+def arguments_of(folder: Path, case: Json, array: Callable[[Any, str], Any]) -> tuple[list[Any], Json]:
+    """The arguments by place and by name; `array` makes one of the bits and the dtype of an array."""
+    import numpy as np
+
+    places, names = [], {}
+    for each in case["arguments"]:
+        if each["kind"] == "array":
+            value = array(np.load(folder / each["file"], allow_pickle=False), each["dtype"])
+        elif each["kind"] == "dtype":
+            value = dtype_named(each["text"])
+        else:
+            value = ast.literal_eval(each["text"])
+        if each["keyword"]:
+            names[each["name"]] = value
+        else:
+            places.append(value)
+    return places, names
+
+
+def kernel_of(folder: Path, case: Json) -> Any:
+    """The kernel of a case, imported from the bundle's own sources."""
+    sys.path.insert(0, str(folder / "sources"))
+    kernel = getattr(importlib.import_module(case["module"]), case["function"])
+    package = importlib.import_module(case["imports"])
+    return package.jit(kernel) if inspect.isfunction(kernel) else kernel
+
+
+def on_cores(kernel: Any, case: Json) -> Any:
+    """The kernel for its logical core: up to NKI 0.6 a grid says so, later NEURON_LOGICAL_NC_CONFIG alone."""
+    older = number(versions().get("nki", "0.0")) < (0, 7)
+    return kernel[case["lnc"]] if case["lnc"] > 1 and older else kernel
+
+
+def by_numpy(folder: Path, case: Json) -> Callable[[], Any]:
+    """A function that launches the kernel on new copies of its numpy arguments (path nki)."""
+    kernel = on_cores(kernel_of(folder, case), case)
+    return lambda: kernel_call(
+        kernel, *arguments_of(folder, case, lambda bits, dtype: bits.view(dtype_named(dtype)))
+    )
+
+
+def by_baremetal(folder: Path, case: Json) -> Callable[[], Any]:
+    """The same through neuronxcc.nki.baremetal."""
+    kernel = importlib.import_module("neuronxcc.nki").baremetal(kernel_of(folder, case))
+    return lambda: kernel_call(
+        kernel, *arguments_of(folder, case, lambda bits, dtype: bits.view(dtype_named(dtype)))
+    )
+
+
+def by_torch_xla(folder: Path, case: Json) -> Callable[[], Any]:
+    """The same with tensors on the XLA device."""
+    xla = importlib.import_module("torch_xla.core.xla_model")
+    kernel, device = on_cores(kernel_of(folder, case), case), xla.xla_device()
+
+    def launch() -> Any:
+        places, names = arguments_of(folder, case, lambda bits, dtype: to_torch(bits, dtype).to(device))
+        returned = kernel_call(kernel, places, names)
+        xla.mark_step()
+        return returned
+
+    return launch
+
+
+def by_torchneuron(folder: Path, case: Json) -> Callable[[], Any]:
+    """The same through a custom operator that nki_op registers, with tensors on the device "neuron"."""
+    torch = importlib.import_module("torch")
+    nki_op = importlib.import_module("torch_neuronx").nki_op
+    kernel = on_cores(kernel_of(folder, case), case)
+    names = [each["name"] for each in case["arguments"] if each["kind"] == "array"]
+
+    def launch() -> Any:
+        places, named = arguments_of(folder, case, lambda bits, dtype: to_torch(bits, dtype).to("neuron"))
+        given = dict(zip(inspect.signature(getattr(kernel, "func", kernel)).parameters, places)) | named
+        several = tuple.__class_getitem__(tuple(torch.Tensor for _ in case["outputs"]))
+        result = torch.Tensor if len(case["outputs"]) == 1 else several
+
+        def operator(*tensors: Any) -> Any:
+            return kernel(**{**given, **dict(zip(names, tensors))})
+
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters = [inspect.Parameter(name, kind, annotation=torch.Tensor) for name in names]
+        operator.__signature__ = inspect.Signature(parameters, return_annotation=result)  # type: ignore[attr-defined]
+        operator.__annotations__ = {**dict.fromkeys(names, torch.Tensor), "return": result}
+        registered = nki_op(f"nkw_bundle::{case['function']}_{time.monotonic_ns()}", mutates_args={})(
+            operator
+        )
+        return registered(*(given[name] for name in names))
+
+    return launch
+
+
+def kernel_call(kernel: Any, places: list[Any], names: Json) -> Any:
+    """One launch."""
+    return kernel(*places, **names)
+
+
+def to_torch(bits: Any, dtype: str) -> Any:
+    """A torch tensor of an array's bits."""
+    torch = importlib.import_module("torch")
+    integers = TORCH_BITS.get(dtype)
+    if integers is None:
+        return torch.from_numpy(bits)
+    if not hasattr(torch, dtype):
+        raise TypeError(f"torch {torch.__version__} has no dtype {dtype}")
+    return torch.from_numpy(bits.view(integers)).view(getattr(torch, dtype))
+
+
+def to_numpy(value: Any) -> tuple[Any, str]:
+    """The bits of what a kernel returned, under a dtype of numpy's own, and the name of its dtype."""
+    import numpy as np
+
+    if hasattr(value, "detach"):  # a torch tensor; reading it waits for the device
+        value = value.detach().cpu()
+        name = str(value.dtype).removeprefix("torch.")
+        integers = TORCH_BITS.get(name)
+        torch = importlib.import_module("torch")
+        array = (value.view(getattr(torch, integers)) if integers else value).contiguous().numpy()
+        return (array.view(f"u{integers}") if integers else array), name
+    array = np.ascontiguousarray(value).reshape(np.shape(value))
+    if array.dtype.hasobject:
+        raise TypeError(f"the kernel returned a {type(value).__name__}, no array")
+    foreign = array.dtype.kind == "V" or array.dtype.isbuiltin != 1
+    return (array.view(f"uint{8 * array.dtype.itemsize}") if foreign else array), array.dtype.name
+
+
+LAUNCHERS = {
+    "nki": by_numpy,
+    "neuronxcc": by_baremetal,
+    "torchneuron": by_torchneuron,
+    "torch_xla": by_torch_xla,
+}
+
+
+def child(folder: Path, out: Path, case: Json, options: argparse.Namespace) -> int:
+    """Run one case and tell the parent everything."""
+    teller = Teller(options.fd)
+    try:
+        teller.say(stage="import")
+        launch = LAUNCHERS[options.path](folder, case)
+        teller.say(stage="compile")
+        returned = launch()
+        teller.say(stage="read")
+        several = returned if isinstance(returned, (tuple, list)) else (returned,)
+        read_back(teller, out, case, several)
+        teller.say(stage="time")
+        teller.say(
+            times=benchmarked(folder, case, options)
+            if options.path == "neuronxcc"
+            else timed(launch, options)
+        )
+        teller.say(stage=None)
+    except BaseException as error:
+        traceback.print_exc()
+        teller.say(error=described(error))
+        return 1
+    return 0
+
+
+def described(error: BaseException) -> Json:
+    """An error as its type and message."""
+    return {"type": type(error).__name__, "message": str(error)[:4000]}
+
+
+def read_back(teller: Teller, out: Path, case: Json, several: Any) -> None:
+    """Tell the digests of what was returned, and write the values; a disk without room costs the values only."""
+    import numpy as np
+
+    outputs = []
+    for place, value in enumerate(several):
+        bits, dtype = to_numpy(value)
+        known = case["outputs"][place] if place < len(case["outputs"]) else {}
+        name, (rows, columns) = known.get("name", f"output-{place}"), known.get("tile", (128, 512))
+        file: str | None = f"values/{case['name']}/{name}.npy"
+        try:
+            (out / str(file)).parent.mkdir(parents=True, exist_ok=True)
+            np.save(out / str(file), bits, allow_pickle=False)
+        except OSError as error:
+            teller.say(
+                lost=f"the values of {case['name']} {name} cannot be written: {error.strerror or error}"
+            )
+            with contextlib.suppress(OSError):
+                (out / str(file)).unlink()
+            file = None
+        digests = tile_digests(bits, rows, columns)
+        outputs.append(
+            {"name": name, "file": file, "dtype": dtype, "shape": list(bits.shape), "tiles": digests}
+        )
+    teller.say(outputs=outputs)
+
+
+def timed(launch: Callable[[], Any], options: argparse.Namespace) -> Json:
+    """Times by this machine's clock: a launch with its start, and the copies to the device and back."""
+    durations = []
+    for repetition in range(options.warmup + options.repetitions):
+        begun = time.perf_counter_ns()
+        returned = launch()
+        for each in returned if isinstance(returned, (tuple, list)) else (returned,):
+            to_numpy(each)
+        if repetition >= options.warmup:
+            durations.append(float(time.perf_counter_ns() - begun))
+    return summarised(durations, options.warmup, "host")
+
+
+def summarised(durations: list[float], warmup: int, clock: str) -> Json:
+    """Durations in ns with their median and interquartile range."""
+    parts = statistics.quantiles(durations, n=4) if len(durations) > 1 else [0.0, 0.0, 0.0]
+    median = statistics.median(durations)
+    times: Json = {"warmup": warmup, "repetitions_ns": durations, "clock": clock}
+    return {**times, "median_ns": median, "spread_ns": parts[2] - parts[0]}
+
+
+def benchmarked(folder: Path, case: Json, options: argparse.Namespace) -> Json:
+    """Times by neuronxcc.nki.benchmark, which gives percentiles in microseconds; of the quartiles only the first."""
+    benchmark = importlib.import_module("neuronxcc.nki").benchmark
+    kernel = benchmark(warmup=options.warmup, iters=options.repetitions)(kernel_of(folder, case))
+    kernel_call(kernel, *arguments_of(folder, case, lambda bits, dtype: bits.view(dtype_named(dtype))))
+    latency = kernel.benchmark_result.nc_latency
+    first, median = (1e3 * float(latency.get_latency_percentile(each)) for each in (25, 50))
+    times: Json = {"warmup": options.warmup, "repetitions_ns": [], "clock": "device"}
+    return {**times, "median_ns": median, "spread_ns": 2 * (median - first)}
+
+
+def nrtpy_child(folder: Path, case: Json, options: argparse.Namespace) -> int:
+    """Time the NEFF of a case with nrtpy, in the environment that has it."""
+    teller = Teller(options.fd)
+    try:
+        nrtpy = importlib.import_module("nrtpy")
+        model = nrtpy.NrtpyModel.load_from_neff(options.neff)
+        names = list(model.input_tensors_info)
+        places, named = arguments_of(folder, {"arguments": arrays_of(case)}, lambda bits, _: bits)
+        by_name = dict(zip((each["name"] for each in arrays_of(case)), places)) | named
+        if set(names) != set(by_name):  # the compiler may name inputs by their order
+            by_name = dict(zip(names, by_name.values()))
+        inputs = {name: nrtpy.NrtpyTensor.from_numpy(value, name=name) for name, value in by_name.items()}
+        seen = model.benchmark(
+            inputs, warmup_iter=options.warmup, benchmark_iter=options.repetitions, mode="device"
+        )
+        durations = [1e6 * float(each) for each in seen.durations_ms]
+        teller.say(times=summarised(durations, options.warmup, "device"))
+    except BaseException as error:
+        traceback.print_exc()
+        teller.say(error=described(error))
+        return 1
+    return 0
+
+
+def arrays_of(case: Json) -> list[Json]:
+    """The arguments of a case that are arrays, all by place."""
+    return [{**each, "keyword": False} for each in case["arguments"] if each["kind"] == "array"]
+
+
+# -- all cases, in this process --------------------------------------------------------------------------------------
+
+
+class Record:
+    """`result.json`: complete at any time, and written also where the disk is full."""
+
+    def __init__(self, out: Path, bundle: str, target: str) -> None:
+        self._out = out
+        self._file = out / "result.json"
+        self._reserve = out / ".reserve"
+        self.values: Json = {
+            "schema": SCHEMA,
+            "bundle": bundle,
+            "target": target,
+            "started": now(),
+            "finished": None,
+            "environment": environment(),
+            "path": None,
+            "cases": [],
+            "failures": [],
+        }
+        with contextlib.suppress(OSError):
+            self._reserve.write_bytes(bytes(RESERVE_BYTES))
+
+    def failed(self, stage: str, message: str) -> None:
+        """Keep a failure that is not one of a case."""
+        if {"stage": stage, "message": message} not in self.values["failures"]:
+            self.values["failures"].append({"stage": stage, "message": message})
+
+    def save(self) -> None:
+        """Write everything so far in place of what was written before.
+
+        Where there is no room, the reserve is given up, then the values of the cases, and in the end the record goes to
+        stdout.
+        """
+        for give_up in (lambda: None, lambda: self._reserve.unlink(missing_ok=True), self._give_up_values):
+            with contextlib.suppress(OSError):
+                give_up()
+                self._write()
+                return
+        print(
+            "result.json cannot be written; this is what would be in it:", json.dumps(self.values), sep="\n"
+        )
+
+    def _write(self) -> None:
+        partial = self._file.with_name(".result.json.part")
+        try:
+            with open(partial, "w", encoding="utf-8") as file:
+                json.dump(self.values, file, indent=1)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, self._file)
+        except OSError:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            raise
+
+    def _give_up_values(self) -> None:
+        self.failed("write", "the disk is full: the values were given up, their digests are here")
+        shutil.rmtree(self._out / "values", ignore_errors=True)
+        for case in self.values["cases"]:
+            for output in case["outputs"]:
+                output["file"] = None
+
+    def close(self) -> None:
+        """Save for the last time."""
+        self.values["finished"] = now()
+        self.save()
+        with contextlib.suppress(OSError):
+            self._reserve.unlink(missing_ok=True)
+
+
+def now() -> str:
+    """The time of day, in UTC."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+class Process:
+    """A child process for one case: what it told, the end of its output, and how it ended."""
+
+    def __init__(self, command: list[str], variables: dict[str, str], cwd: Path, seconds: float) -> None:
+        self.told: Json = {"stage": "import"}
+        self.lost: list[str] = []
+        self._log = bytearray()
+        read, write = os.pipe()
+        try:
+            process = subprocess.Popen(
+                [*command, "--fd", str(write)],
+                env={**os.environ, **variables},
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=(write,),
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(read)
+            raise
+        finally:
+            os.close(write)
+        threads = [
+            threading.Thread(target=each, daemon=True)
+            for each in (self._reads_log(process), self._reads(read))
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            process.wait(seconds)
+            self.end = ended(process.returncode)
+        except subprocess.TimeoutExpired:
+            self.end = {"type": "Timeout", "message": f"ended after {seconds:g} s"}
+        finally:
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)  # with whatever it has started
+            process.wait()
+        for thread in threads:
+            thread.join(10)
+
+    @property
+    def log(self) -> str:
+        """The end of what it printed."""
+        return self._log.decode(errors="replace")
+
+    @property
+    def error(self) -> Json | None:
+        """Why it failed; None where it did not."""
+        found: Json | None = self.told.get("error") or self.end
+        return found
+
+    def _reads_log(self, process: subprocess.Popen[bytes]) -> Callable[[], None]:
+        def read() -> None:
+            assert process.stdout is not None
+            while content := process.stdout.read1(65536):  # type: ignore[attr-defined]
+                self._log += content
+                del self._log[:-LOG_BYTES]
+
+        return read
+
+    def _reads(self, descriptor: int) -> Callable[[], None]:
+        def read() -> None:
+            with os.fdopen(descriptor, encoding="utf-8", errors="replace") as lines:
+                for line in lines:
+                    with contextlib.suppress(ValueError):  # cut short by a crash
+                        told = json.loads(line)
+                        self.lost += [told.pop("lost")] if "lost" in told else []
+                        self.told.update(told)
+
+        return read
+
+
+def ended(status: int) -> Json | None:
+    """The error of a process by its exit status: a signal, or none where it says itself what is wrong."""
+    if status >= 0:
+        return (
+            {"type": "Exit", "message": f"it ended with status {status} and told nothing"} if status else None
+        )
+    with contextlib.suppress(ValueError):
+        return {"type": "Crash", "message": f"ended by {signal.Signals(-status).name}"}
+    return {"type": "Crash", "message": f"ended by signal {-status}"}
+
+
+def run_case(
+    folder: Path, out: Path, case: Json, path: str, options: argparse.Namespace, record: Record
+) -> Json:
+    """Compile, run, time and profile one case; returns its result."""
+    build = out / "build" / case["name"]
+    try:
+        build.mkdir(parents=True, exist_ok=True)
+    except OSError as full:
+        record.failed("write", f"{build} cannot be made: {full.strerror or full}")
+        build = out
+    variables = {
+        "NEURON_LOGICAL_NC_CONFIG": str(case["lnc"]),
+        "NKI_ARTIFACTS_DIR": str(build),  # where NKI keeps the NEFF; read when nki is imported
+        "NEURON_FRAMEWORK_DEBUG": "1",  # lets frameworks keep it in the working folder
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    if not os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE"):
+        variables["NEURON_PLATFORM_TARGET_OVERRIDE"] = record.values["target"]
+    told = ["--out", str(out), "--warmup", str(options.warmup), "--repetitions", str(options.repetitions)]
+    command = [sys.executable, str(Path(__file__).resolve()), "--child", case["name"], "--path", path, *told]
+    done = Process(command, variables, build, options.timeout)
+    error, stage = done.error, done.told["stage"]
+    neff = newest(build, ".neff")
+    if error is not None and stage == "compile" and neff is not None:
+        stage = "run"  # one call does both; what was compiled is there
+    for each in done.lost:
+        record.failed("write", each)
+    outputs, times = done.told.get("outputs", []), done.told.get("times")
+    log = done.log
+    profile = None
+    if outputs and neff is not None:
+        times, more = on_device(neff, case, options, told, times, record)
+        log += more
+        profile = None if options.no_profile else profiled(neff, out, case, options, record)
+    return {
+        "name": case["name"],
+        "status": "ran" if outputs else "failed",
+        "stage": stage if error else None,
+        "error": error,
+        "log": kept(out, f"logs/{case['name']}.txt", log, record),
+        "outputs": outputs,
+        "times": times,
+        "profile": profile,
+    }
+
+
+def kept(out: Path, name: str, text: str, record: Record) -> str | None:
+    """Write a text file of the result; returns its name, None where there is nothing to write or no room."""
+    if not text:
+        return None
+    try:
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text(text, encoding="utf-8", errors="replace")
+    except OSError as error:
+        record.failed("write", f"{name} cannot be written: {error.strerror or error}")
+        with contextlib.suppress(OSError):
+            (out / name).unlink()
+        return None
+    return name
+
+
+def newest(folder: Path, suffix: str) -> Path | None:
+    """The file below a folder that was written last, of those with this suffix."""
+    found = [each for each in folder.rglob(f"*{suffix}") if each.is_file()]
+    return max(found, key=lambda each: each.stat().st_mtime_ns, default=None)
+
+
+def on_device(
+    neff: Path, case: Json, options: argparse.Namespace, told: list[str], times: Json | None, record: Record
+) -> tuple[Json | None, str]:
+    """The times that nrtpy takes on the device, where it is there, else those given; and what it printed."""
+    python = Path(os.path.expanduser(options.nrtpy or NRTPY_PYTHON))
+    if not python.is_file():
+        if options.nrtpy:
+            record.failed("time", f"{options.nrtpy} is no Python interpreter")
+        return times, ""
+    command = [
+        str(python),
+        str(Path(__file__).resolve()),
+        "--nrtpy-child",
+        case["name"],
+        "--neff",
+        str(neff),
+        *told,
+    ]
+    try:
+        done = Process(command, {}, neff.parent, options.timeout)
+    except OSError as error:
+        record.failed("time", f"{python} cannot be started: {error.strerror or error}")
+        return times, ""
+    if done.error is not None or "times" not in done.told:
+        record.failed(
+            "time",
+            f"nrtpy cannot time {case['name']}: {(done.error or {}).get('message', 'it told nothing')}",
+        )
+        return times, done.log
+    found: Json = done.told["times"]
+    return found, done.log
+
+
+def profiled(neff: Path, out: Path, case: Json, options: argparse.Namespace, record: Record) -> str | None:
+    """Profile a NEFF; returns the file of the summary, else the NTFF, in the result folder. Failures are recorded."""
+    tool = next(
+        (
+            found
+            for each in TOOLS
+            for found in (shutil.which(each), f"{TOOLS_FOLDER}/{each}")
+            if found and Path(found).is_file()
+        ),
+        None,
+    )
+    if tool is None:
+        record.failed(
+            "profile", "neither neuron-explorer nor neuron-profile is installed (aws-neuronx-tools has them)"
+        )
+        return None
+    folder = out / "profiles" / case["name"]
+    trace, summary = folder / "profile.ntff", folder / "summary.json"
+    pair = ["-n", str(neff), "-s"]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # The second execution: the first one has delays that later ones do not have.
+        quiet([tool, "capture", *pair, str(trace), "--profile-nth-exec=2"], options.timeout)
+        found = newest(folder, ".ntff")
+        if found is None:
+            raise RuntimeError("it wrote no .ntff file")
+        text = quiet([tool, "view", *pair, str(found), "--output-format", "summary-json"], options.timeout)
+        begin = text.find("{")
+        if begin < 0:
+            raise RuntimeError("it printed no summary")
+        summary.write_text(text[begin:], encoding="utf-8")
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        record.failed(
+            "profile", f"{Path(tool).name} on {case['name']}: {getattr(error, 'strerror', None) or error}"
+        )
+        found = newest(folder, ".ntff")
+        return found.relative_to(out).as_posix() if found else None
+    return summary.relative_to(out).as_posix()
+
+
+def quiet(command: list[str], seconds: float) -> str:
+    """What a tool prints. Raises RuntimeError with the end of its words where it fails."""
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=seconds
+    )
+    if done.returncode:
+        words = " ".join((done.stderr or done.stdout).split())[-500:]
+        raise RuntimeError(f"{command[1]} ended with status {done.returncode}: {words}")
+    return done.stdout
+
+
+def fresh(folder: Path, name: str) -> Path:
+    """An empty result folder; an earlier one of the name is kept under a number."""
+    out = folder / name
+    if out.exists():
+        count = next(count for count in range(1, 10_000) if not (folder / f"{name}-{count}").exists())
+        out.rename(folder / f"{name}-{count}")
+    out.mkdir(parents=True)
+    return out
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    found = argparse.ArgumentParser(description="Run the kernels of this bundle and write result/.")
+    found.add_argument("--only", metavar="CASE", nargs="+", help="run these cases only")
+    found.add_argument(
+        "--path", choices=PATHS, help="the way to the chip (default: what is installed decides)"
+    )
+    found.add_argument(
+        "--warmup", type=int, default=5, metavar="N", help="launches before those that are timed"
+    )
+    found.add_argument("--repetitions", type=int, default=20, metavar="N", help="launches that are timed")
+    found.add_argument(
+        "--timeout", type=float, default=900.0, metavar="SECONDS", help="the longest a case may take"
+    )
+    found.add_argument("--nrtpy", metavar="PYTHON", help=f"a Python that has nrtpy (default: {NRTPY_PYTHON})")
+    found.add_argument("--no-profile", action="store_true", help="take no profiles")
+    for name in ("--child", "--nrtpy-child", "--neff", "--out"):  # between run.py and the processes of cases
+        found.add_argument(name, help=argparse.SUPPRESS)
+    found.add_argument("--fd", type=int, help=argparse.SUPPRESS)
+    return found
+
+
+def stopped(number: int, frame: object) -> NoReturn:
+    """End as by an interrupt."""
+    raise KeyboardInterrupt
+
+
+def main(folder: Path) -> int:
+    """Run all cases; returns 0 where all ran, 1 where something failed, 130 after an interrupt."""
+    options = parser().parse_args()
+    manifest: Json = json.loads((folder / "bundle.json").read_text(encoding="utf-8"))
+    cases = {each["name"]: each for each in manifest["cases"]}
+    if options.child:
+        return child(folder, Path(options.out), cases[options.child], options)
+    if options.nrtpy_child:
+        return nrtpy_child(folder, cases[options.nrtpy_child], options)
+    unknown = [each for each in options.only or () if each not in cases]
+    if unknown or min(options.repetitions, options.timeout) < 1 or options.warmup < 0:
+        wrong = (
+            f"no case {unknown[0]}; there are {', '.join(cases)}"
+            if unknown
+            else "counts of 1 or more are wanted"
+        )
+        parser().error(wrong)
+    signal.signal(signal.SIGTERM, stopped)
+    out = fresh(folder, "result")
+    record = Record(out, manifest["digest"], manifest["target"])
+    if digest_of(folder, manifest) != manifest["digest"]:
+        record.failed("read", "files of the bundle were changed: its digest is another one")
+    try:
+        for name, case in cases.items():
+            if options.only and name not in options.only:
+                continue
+            path, remark = usable_path(case["imports"], versions())
+            path = options.path or path
+            if remark:
+                record.failed("import", remark)
+            record.values["path"] = path
+            record.values["cases"].append(
+                run_case(folder, out, case, path, options, record) if path else skipped(name, remark)
+            )
+            record.save()
+            print(line_of(record.values["cases"][-1]), flush=True)
+    except KeyboardInterrupt:
+        record.failed("run", "interrupted")
+        record.close()
+        return 130
+    except Exception as error:  # a result is written, whatever happens
+        traceback.print_exc()
+        record.failed("run", f"{type(error).__name__}: {error}")
+    record.close()
+    for each in record.values["failures"]:
+        print(f"{each['stage']}: {each['message']}")
+    print(f"{out} holds the result; take the whole folder of the bundle home, for `nkw compare`")
+    return 0 if all(each["status"] == "ran" for each in record.values["cases"]) else 1
+
+
+def skipped(name: str, why: str) -> Json:
+    """The result of a case that could not be tried."""
+    error = {"type": "Environment", "message": why}
+    nothing: Json = {"log": None, "outputs": [], "times": None, "profile": None}
+    return {"name": name, "status": "skipped", "stage": "import", "error": error, **nothing}
+
+
+def line_of(case: Json) -> str:
+    """One line about a case."""
+    words = [f"{case['name']}: {case['status']}"]
+    if case["times"]:
+        words.append(f"median {case['times']['median_ns'] / 1e3:.1f} us ({case['times']['clock']} clock)")
+    if case["error"]:
+        words.append(f"{case['stage']}: {case['error']['type']}: {case['error']['message']:.200}")
+    return ", ".join(words)
+
+
+if __name__ == "__main__":
+    sys.dont_write_bytecode = True
+    sys.exit(main(Path(__file__).resolve().parent))
