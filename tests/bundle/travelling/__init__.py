@@ -1,0 +1,1 @@
+"""Kernels that travel in the tests."""

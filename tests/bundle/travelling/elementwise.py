@@ -1,0 +1,77 @@
+"""Small kernels with their references; each uses other instructions beside dma_copy."""
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+
+from travelling.tiles import tiles
+
+
+def loaded(a, place):
+    tile = nl.ndarray(
+        (place[0].stop - place[0].start, place[1].stop - place[1].start), dtype=a.dtype, buffer=nl.sbuf
+    )
+    nisa.dma_copy(dst=tile, src=a[place[0], place[1]])
+    return tile
+
+
+@nki.jit
+def scaled(a, factor):
+    result = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+    for place in tiles(a.shape):
+        tile = loaded(a, place)
+        nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=factor)
+        nisa.dma_copy(dst=result[place[0], place[1]], src=tile)
+    return result
+
+
+def scaled_reference(a, factor):
+    return a * factor
+
+
+@nki.jit
+def shifted(a, shift=1.0):
+    result = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+    for place in tiles(a.shape):
+        tile = loaded(a, place)
+        nisa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=shift)
+        nisa.dma_copy(dst=result[place[0], place[1]], src=tile)
+    return result
+
+
+def shifted_reference(a, shift=1.0):
+    return a + shift
+
+
+@nki.jit
+def doubled(a):
+    result = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+    for place in tiles(a.shape):
+        tile = loaded(a, place)
+        nisa.tensor_tensor(dst=tile, data1=tile, data2=tile, op=nl.add)
+        nisa.dma_copy(dst=result[place[0], place[1]], src=tile)
+    return result
+
+
+def doubled_reference(a):
+    return 2 * a
+
+
+@nki.jit
+def picked(a, number):
+    """A part of `a`, and the number that was given."""
+    _, rows, columns = a.shape
+    tile = nl.ndarray((rows, columns), dtype=a.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=a[1])
+    copied = nl.ndarray((rows, columns), dtype=a.dtype, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=copied, src=tile)
+    result = nl.ndarray((rows, columns), dtype=a.dtype, buffer=nl.shared_hbm)
+    again = nl.ndarray((1, 1), dtype=number.dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(dst=result, src=copied)
+    nisa.dma_copy(dst=again, src=number)
+    return result, again
+
+
+def picked_reference(a, number):
+    return a[1], np.asarray(number)

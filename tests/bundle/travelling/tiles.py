@@ -1,0 +1,13 @@
+"""Tiles of a matrix: imported by the kernels, so that it has to travel with them."""
+
+ROWS, COLUMNS = 128, 512
+
+
+def tiles(shape):
+    """The slices of each tile."""
+    rows, columns = shape
+    found = []
+    for row in range(0, rows, ROWS):
+        for column in range(0, columns, COLUMNS):
+            found.append((slice(row, min(row + ROWS, rows)), slice(column, min(column + COLUMNS, columns))))
+    return found
