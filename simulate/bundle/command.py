@@ -40,14 +40,12 @@ from simulate.verification import command as verification
 _SDK = {"0.2": "2.28", "0.3": "2.29", "0.4": "2.30", "0.5": "2.31", "0.6": "2.32", "0.7": "2.33"}
 _BETA1_SDK = "2.20 to 2.27"
 _EXAMPLES = "examples"
-"""The module of a package that gives its kernels arguments: `EXAMPLES`, see `nki_kernels.examples`."""
+"""The module of a package that gives its kernels arguments: `EXAMPLES` and `RANKS`, as `nki_kernels.examples`."""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """The options of `bundle`."""
-    command.add_argument(
-        "--out", metavar="DIR", help="the folder to write, which is not there yet"
-    )
+    command.add_argument("--out", metavar="DIR", help="the folder to write, which is not there yet")
     command.add_argument(
         "--catalogue",
         action="store_true",
@@ -154,10 +152,13 @@ def _add_catalogue(
     options: argparse.Namespace, sources: Sources, cases: list[Case], arrays: Arrays, left_out: list[str]
 ) -> None:
     package = options.script
-    examples = _examples(package)
-    names = names_of([each.rpartition(":")[2] for each, _ in examples])
-    for name, (words, arguments) in zip(names, examples):
+    table, ranks = _examples(package)
+    names = names_of([each.rpartition(":")[2] for each in table])
+    for name, (kernel, arguments) in zip(names, table.items()):
+        words = f"{package}.{kernel}" if ":" in kernel else f"{package}:{kernel}"
         try:
+            if kernel in ranks:
+                raise refused(f"it runs on {ranks[kernel]} ranks, and a bundle holds launches of one")
             case, files = build_case(words, arguments, name, sources)
         except NkwError as why:
             left_out.append(f"{name}: {getattr(why, 'message', why)}")
@@ -170,22 +171,19 @@ def _add_catalogue(
         )
 
 
-def _examples(package: str) -> list[tuple[str, Sequence[str]]]:
-    """The kernels of a package by words, each with its arguments, as its module `examples` lists them."""
+def _examples(package: str) -> tuple[Mapping[str, Sequence[str]], Mapping[str, int]]:
+    """The arguments of a package's kernels and the ranks of some, as its module `examples` lists them."""
     try:
-        table: Mapping[str, Sequence[str]] = importlib.import_module(f"{package}.{_EXAMPLES}").EXAMPLES
+        module = importlib.import_module(f"{package}.{_EXAMPLES}")
+        table: Mapping[str, Sequence[str]] = module.EXAMPLES
     except (ImportError, AttributeError, ValueError, TypeError) as missing:
         raise refused(f"{package:.60} has no table of examples: {missing}") from None
-    return [
-        (f"{package}:{name}" if ":" not in name else f"{package}.{name}", each)
-        for name, each in table.items()
-    ]
+    return table, getattr(module, "RANKS", {})
 
 
 def _versions() -> dict[str, str]:
-    from simulate import __version__
-
-    return {"nki-workbench": __version__, "numpy": np.__version__}
+    project = importlib.import_module(__name__.partition(".")[0])
+    return {"nki-workbench": project.__version__, "numpy": np.__version__}
 
 
 def _expects(cases: Sequence[Case], sources: Sources) -> Expects:

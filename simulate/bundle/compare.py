@@ -71,7 +71,8 @@ def _verdict(seen: Comparison) -> str:
     if seen.agrees:
         equal = all(each.agreement is Agreement.equal for each in tried)
         return f"all {len(tried)} cases {'are equal' if equal else 'agree'}"
-    return f"{agree} of {len(seen.cases)} cases agree"
+    untried = len(seen.cases) - len(tried)
+    return f"{agree} of {len(tried)} cases agree" + (f", {untried} not tried" if untried else "")
 
 
 def _row(each: CaseComparison) -> tuple[str, ...]:

@@ -261,10 +261,11 @@ def by_torchneuron(folder: Path, case: Json) -> Callable[[], Any]:
     nki_op = importlib.import_module("torch_neuronx").nki_op
     kernel = on_cores(kernel_of(folder, case), case)
     names = [each["name"] for each in case["arguments"] if each["kind"] == "array"]
+    by_place = [each["name"] for each in case["arguments"] if not each["keyword"]]
 
     def launch() -> Any:
         places, named = arguments_of(folder, case, lambda bits, dtype: to_torch(bits, dtype).to("neuron"))
-        given = dict(zip(inspect.signature(getattr(kernel, "func", kernel)).parameters, places)) | named
+        given = dict(zip(by_place, places)) | named
         several = tuple.__class_getitem__(tuple(torch.Tensor for _ in case["outputs"]))
         result = torch.Tensor if len(case["outputs"]) == 1 else several
 
@@ -397,7 +398,9 @@ def timed(launch: Callable[[], Any], options: argparse.Namespace) -> Json:
 
 def summarised(durations: list[float], warmup: int, clock: str) -> Json:
     """Durations in ns with their median and interquartile range."""
-    parts = statistics.quantiles(durations, n=4) if len(durations) > 1 else [0.0, 0.0, 0.0]
+    parts = (
+        statistics.quantiles(durations, n=4, method="inclusive") if len(durations) > 1 else [0.0, 0.0, 0.0]
+    )
     median = statistics.median(durations)
     times: Json = {"warmup": warmup, "repetitions_ns": durations, "clock": clock}
     return {**times, "median_ns": median, "spread_ns": parts[2] - parts[0]}

@@ -129,7 +129,7 @@ def compare_arrays(output: Output, seen: np.ndarray, expected: np.ndarray) -> Ou
         wide, exact = seen.astype(np.float64), expected.astype(np.float64)
         errors = np.abs(wide - exact)
     both_nan = np.isnan(wide) & np.isnan(exact)
-    same_bits = seen.view(bits_of(dtype)) == expected.view(bits_of(dtype))
+    same_bits = _bits(seen) == _bits(expected)
     same = same_bits | (wide == exact) | both_nan
     errors = np.where(same, 0.0, np.where(np.isnan(errors), np.inf, errors))
     ulps = ulps_between(seen, expected)
@@ -184,20 +184,24 @@ def _columns(shape: Sequence[int]) -> int:
 
 
 def ulps_between(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """How many values of the dtype lie between two arrays' elements, as float64: 1 for neighbours, 0 for equal ones.
+    """How many steps from value to value of the dtype lie between two arrays' elements, as uint64.
 
     Floats are numbered by their bits, so that -0 and 0 are equal and the number of a value grows with it; NaN and
     infinities have numbers as well, which mean nothing. Integers are their own numbers.
     """
-    difference: np.ndarray = np.abs(_numbers(one) - _numbers(other))
-    return difference
+    numbers, others = _numbers(one), _numbers(other)
+    # The difference of two int64 fits into uint64, whose subtraction is modulo 2**64.
+    return np.maximum(numbers, others).astype(np.uint64) - np.minimum(numbers, others).astype(np.uint64)
 
 
 def _numbers(array: np.ndarray) -> np.ndarray:
     if array.dtype.kind in "biu":
-        return array.astype(np.float64)
-    width = array.dtype.itemsize
-    bits = array.view(f"uint{8 * width}").astype(np.int64)
-    sign = np.int64(-1) << (8 * width - 1) if width == 8 else np.int64(1) << (8 * width - 1)
-    magnitude = bits & ~sign
-    return np.where(bits & sign, -magnitude, magnitude).astype(np.float64)
+        return array.astype(np.int64)
+    width = 8 * array.dtype.itemsize
+    bits = _bits(array).astype(np.int64)
+    magnitude = bits & np.int64(2 ** (width - 1) - 1)
+    return np.where(bits == magnitude, magnitude, -magnitude)
+
+
+def _bits(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).view(f"uint{8 * array.dtype.itemsize}").reshape(array.shape)

@@ -201,9 +201,9 @@ def test_budget(nki_budget) -> None:
         "tests/contract/test_readme.py",
     ),
     edits={
-        "tools/timelines.py": (
-            "    return (\n",
-            "    return (\n        Case(nki_kernels.toy_twice, (_wide(4, 256),)),\n",
+        "nki_kernels/examples.py": (
+            "EXAMPLES = {\n",
+            "EXAMPLES = {\n    \"toy_twice\": (\"f32[4,256]\",),\n",
         ),
         "nki_kernels/README.md": (
             "| `matmul` | `a @ b`, any sizes |\n",
