@@ -7,6 +7,8 @@ from __future__ import annotations
 import argparse
 import math
 
+from simulate.targets import HARDWARE_VARIABLE
+
 FIRST_PROMPT = "Once upon a time"
 _LOWEST_RATE, _HIGHEST_RATE = 1e-6, 1e9  # requests a second; at the highest they come 1 ns apart
 _LONGEST_PAUSE = 1e6  # seconds
@@ -19,6 +21,16 @@ def add_sequence(parser: argparse.ArgumentParser) -> None:
         "--sp",
         action="store_true",
         help="the ranks of --tp cut the rows of prompts among them, for norms and residuals",
+    )
+
+
+def add_hardware(parser: argparse.ArgumentParser) -> None:
+    """Add `--hardware`."""
+    parser.add_argument(
+        "--hardware",
+        metavar="FILE",
+        help="an overlay, whose numbers replace those of the chips' records (docs/calibrate.md; default: "
+        f"{HARDWARE_VARIABLE}, else none)",
     )
 
 

@@ -16,14 +16,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from model.arguments import FIRST_PROMPT, add_sequence, count, probability, seed, temperature
+from model.arguments import FIRST_PROMPT, add_hardware, add_sequence, count, probability, seed, temperature
 from model.plan import arguments as plan
 from model.serve import arguments as serve
 from model.serve import top
 from model.shipped import PRETRAINED, model_path
 from model.traffic import arguments as traffic
 from model.transcribe import arguments as transcribe
-from simulate.errors import NkwError, shown
+from simulate.errors import InvalidArgument, NkwError, shown
 from simulate.process import INTERRUPTED, imported, leave
 from simulate.targets import TARGETS
 from simulate.verbs import VERBS
@@ -66,6 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             from model.command import generate_command as command
         if argv is None:
             imported()
+        _use_overlay(options)
         status = command(options)
         sys.stdout.flush()
         return status
@@ -89,6 +90,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"nkw: error: the output cannot be written: {error.strerror or error}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in its buffer
         return 2
+
+
+def _use_overlay(options: argparse.Namespace) -> None:
+    """Take the overlay that --hardware names, for this process and those that it starts."""
+    if getattr(options, "hardware", None) is None:
+        return
+    backend = getattr(options, "backend", "simulate")
+    if backend != "simulate":
+        raise InvalidArgument(
+            "NKW-HARDWARE", f"--hardware needs the simulate backend; {backend} predicts no times"
+        )
+    from model.device import use_overlay
+
+    use_overlay(options.hardware)
 
 
 def _simulator(arguments: Sequence[str], prog: str, is_process: bool) -> int:
@@ -226,6 +241,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         default="trn1",
         help="trn1, inf2, trn2 or trn3 (default: %(default)s)",
     )
+    add_hardware(parser)
     parser.add_argument(
         "--tp",
         metavar="N",

@@ -126,9 +126,11 @@ def _times(predictions: Sequence[TargetPrediction], ranks: int, prompts: int) ->
         (each.per_token.target, _bracketed(each.first_token), _bracketed(each.per_token))
         for each in predictions
     ]
+    overlays = [each.per_token.overlay for each in predictions if each.per_token.overlay]
     return [
         f"predicted on {cores}{batch}, in ms; in brackets dataflow..serial reading",
         table(f"|{first}|{each_token}", rows, gap=4),
+        *(Hanging(f"times of {each}") for each in overlays),
     ]
 
 

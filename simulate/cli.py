@@ -20,7 +20,16 @@ from simulate.explain.command import explain
 from simulate.files import Outputs, json_document
 from simulate.hardware.command import targets
 from simulate.occupancy import command as occupancy
-from simulate.options import add_command, add_json, add_level, add_ranks, add_running, add_trips, take_words
+from simulate.options import (
+    add_command,
+    add_hardware,
+    add_json,
+    add_level,
+    add_ranks,
+    add_running,
+    add_trips,
+    take_words,
+)
 from simulate.profile import command as profiles
 from simulate.profile.sweep import time_sweep
 from simulate.scripts import bound, run_script_or_kernel, run_to_its_end
@@ -100,6 +109,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
 
     add_command(commands, prog, "fidelity", add_help=False).set_defaults(act=_fidelity)
     chips = add_command(commands, prog, "targets")
+    add_hardware(chips)
     add_json(chips)
     chips.set_defaults(act=targets)
     return parser

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from simulate.errors import InvalidArgument
+from simulate.targets import HARDWARE_VARIABLE
 
 MOST_TEXT_BYTES = 100_000_000
 """The longest text that is read: the safetensors library's limit of a header, three times Gemma's tokenizer.json."""
@@ -86,9 +87,9 @@ def json_document(
     """A dict that becomes the JSON document of a command when the block ends, unless nothing was put into it.
 
     It is written after an error in the block too, not after an interrupt. The number of the schema and the command's
-    name come first. The document is a file of `outputs`, complete or absent. With `-` it is printed on stdout, and
-    whatever else the block prints goes to stderr. Without a path it is dropped. Raises InvalidArgument under `code`,
-    which calls it `what`, where it cannot be written.
+    name come first, and then the overlay that is in use, if any. The document is a file of `outputs`, complete or
+    absent. With `-` it is printed on stdout, and whatever else the block prints goes to stderr. Without a path it is
+    dropped. Raises InvalidArgument under `code`, which calls it `what`, where it cannot be written.
     """
     contents: dict[str, Any] = {}
     to_stdout = path is not None and os.fspath(path) == STDOUT
@@ -100,7 +101,9 @@ def json_document(
         contents.clear()
         raise
     finally:
-        whole = {"schema": SCHEMA, "command": command, **contents}
+        overlay = os.environ.get(HARDWARE_VARIABLE)
+        named = {"hardware": overlay} if overlay else {}
+        whole = {"schema": SCHEMA, "command": command, **named, **contents}
         if contents and to_stdout:
             print(json.dumps(whole, indent=2, allow_nan=False))
         elif contents and place is not None:

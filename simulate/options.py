@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from simulate.errors import InvalidArgument
 from simulate.level import LEVEL_VARIABLE, LEVELS, NEWEST, RULES_VARIABLE, Rules
-from simulate.targets import TARGETS
+from simulate.targets import HARDWARE_VARIABLE, TARGETS
 from simulate.verbs import VERBS
 
 _SCRIPT = "a Python file, and the arguments that it gets"
@@ -92,12 +92,23 @@ def add_running(
 
 def _add_machine(command: argparse.ArgumentParser) -> None:
     command.add_argument("--target", choices=TARGETS, help="the chip (default: the environment's, else trn2)")
+    add_hardware(command)
     add_level(command)
     command.add_argument(
         "--rules",
         choices=[each.value for each in Rules],
         help="whose refusals hold: the chip's, or those of the vendor's simulator; the others become warnings "
         f"(default: {RULES_VARIABLE}, else chip)",
+    )
+
+
+def add_hardware(command: argparse.ArgumentParser) -> None:
+    """The option --hardware."""
+    command.add_argument(
+        "--hardware",
+        metavar="FILE",
+        help="an overlay, whose numbers replace those of the chip's record (docs/calibrate.md; default: "
+        f"{HARDWARE_VARIABLE}, else none)",
     )
 
 

@@ -89,6 +89,7 @@ def bound(options: argparse.Namespace) -> bool:
     """Choose chip, level, rules and ranks, and bind `nki`; prints what is refused."""
     from simulate.bind import install
     from simulate.errors import NkwError
+    from simulate.hardware import use_overlay
     from simulate.kernel_by_name import folder_of
     from simulate.run.environment import RANKS_VARIABLE, ranks_of_call, target_hardware
     from simulate.shadows import check_names
@@ -99,6 +100,8 @@ def bound(options: argparse.Namespace) -> bool:
     if options.ranks:
         os.environ[RANKS_VARIABLE] = str(options.ranks)
     try:
+        if options.hardware is not None:
+            use_overlay(options.hardware)
         chip = target_hardware()
         ranks_of_call()
         check_names(options.script, folder_of(options.script))
@@ -107,5 +110,5 @@ def bound(options: argparse.Namespace) -> bool:
         error(refused)
         return False
     chosen = "" if os.environ.get(TARGET_VARIABLE) else f" (default; --target or {TARGET_VARIABLE} chooses)"
-    print(f"target {chip.name}{chosen}", file=sys.stderr)
+    print(f"target {chip.label}{chosen}", file=sys.stderr)
     return True

@@ -9,3 +9,5 @@ GENERATIONS = {"gen2": "trn1", "gen3": "trn2", "gen4": "trn3"}
 DEFAULT_TARGET = "trn2"
 TARGET_VARIABLE = "NEURON_PLATFORM_TARGET_OVERRIDE"
 """The environment variable that names the chip, here as for the real package."""
+HARDWARE_VARIABLE = "NKW_HARDWARE"
+"""The environment variable that names an overlay: a file whose numbers replace those of the chips' records."""

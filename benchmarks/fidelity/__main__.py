@@ -12,6 +12,8 @@ from typing import Any
 from benchmarks.fidelity.sources.clones import Clone, recognised
 from simulate.errors import NkwError, shown
 from simulate.files import STDOUT, Outputs, imported_files
+from simulate.hardware import use_overlay
+from simulate.options import add_hardware
 from simulate.terminal import error, progress
 from simulate.timing import Reading
 
@@ -27,6 +29,8 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m benchmarks.fi
             parser.error("--sources needs --measurements FILE, an object with times of the clone's kernels")
         options.measurements = _PUBLISHED
     try:
+        if options.hardware is not None:
+            use_overlay(options.hardware)
         clones = recognised(options.sources)
         read = [file for clone in clones.values() for file in clone.files()]
         outputs = Outputs(lambda: (options.measurements, *read, *imported_files()))
@@ -126,6 +130,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         action="store_true",
         help="show held-out entries as the fitted ones in tables and JSON; nothing may be fitted to them afterwards",
     )
+    add_hardware(parser)
     parser.add_argument(
         "--quick", action="store_true", help="no bounds and no share of guesses: half of the time"
     )

@@ -14,6 +14,7 @@ from model.device.chips import (
     collective_ns,
     instance_named,
     kernel_limit,
+    use_overlay,
 )
 from model.device.dry import DryDevice
 from model.device.files import page_style, write_page, write_passes
@@ -40,6 +41,7 @@ __all__ = [
     "page_style",
     "rank_of_this_process",
     "scheduled",
+    "use_overlay",
     "write_page",
     "write_passes",
 ]

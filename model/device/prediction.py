@@ -25,7 +25,8 @@ class Prediction:
     `program_ns` runs engines and DMA queues concurrently, each in program order; the true time should lie between
     `dataflow_ns` and `serial_ns`. `busy_share` is of `program_ns`, per engine and DMA queue, averaged over the ranks.
     Marks are the highest of any kernel, in bytes per partition. `bubble_share` is the part of `program_ns` in which the
-    stages of a pipeline wait, on average; 0 without a pipeline.
+    stages of a pipeline wait, on average; 0 without a pipeline. `overlay` is the chip with what an overlay replaces
+    there, such as `trn2 with 2 numbers of measured.json`; empty without an overlay.
     """
 
     target: str
@@ -38,6 +39,7 @@ class Prediction:
     psum_bytes: int
     psum_usable_bytes: int
     bubble_share: float = 0.0
+    overlay: str = ""
 
     @property
     def busiest_engine(self) -> str:
@@ -143,6 +145,7 @@ class Pass:
             sbuf_usable_bytes=chip.sbuf_usable_bytes_per_partition,
             psum_bytes=max(each.launch.high_water_bytes(MemoryRegion.psum) for each in self.launches),
             psum_usable_bytes=chip.psum_bytes_per_partition,
+            overlay=chip.label if chip.replaced else "",
         )
 
     def part_of_model(self, number: int) -> str:

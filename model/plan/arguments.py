@@ -6,7 +6,7 @@ import argparse
 import textwrap
 from pathlib import Path
 
-from model.arguments import add_sequence, count, price
+from model.arguments import add_hardware, add_sequence, count, price
 from model.shipped import model_path
 
 _DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -19,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "decode step, composed of dry runs of this project's kernels.",
         78,
     )
+    add_hardware(parser)
     parser.add_argument(
         "--instance",
         metavar="NAME",

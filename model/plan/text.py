@@ -274,6 +274,8 @@ def basis(plan: Plan) -> Iterator[str]:
         more = packed.refusals if packed else ()
         for refusal in dict.fromkeys((*first.refusals, *more, *step.refusals)):
             yield f"Roofline for a part: {refusal}."
+    if plan.target is not None and chip(plan.target).replaced:
+        yield f"Times are those of {chip(plan.target).label}."
 
 
 def _copies(plan: Plan) -> str:

@@ -6,7 +6,7 @@ import argparse
 import textwrap
 from pathlib import Path
 
-from model.arguments import add_buckets, count, seed
+from model.arguments import add_buckets, add_hardware, count, seed
 from model.serve.calls import TOOL_CALL_PARSERS
 from model.shipped import model_path
 from simulate.targets import TARGETS
@@ -53,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser, model: Path) -> None:
         default="trn2",
         help="trn1, inf2, trn2 or trn3 (default: trn2)",
     )
+    add_hardware(parser)
     add("--tp", metavar="N", type=count, default=1, help="tensor-parallel ranks, one core each (default: 1)")
     add(
         "--ep",

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 
+from model.device import chip
 from model.errors import ModelError
 from model.llm import make_engine
 from model.serve.keys import others_may_read, read_keys
@@ -34,6 +35,8 @@ def serve_command(options: argparse.Namespace) -> int:
     log_to_stderr(options.log_level)
     if others_may_read(options.api_key_file):
         LOG.warning("every user of this machine may read the keys: chmod o-r the file")
+    if (record := chip(options.target)).replaced:
+        LOG.info("the predicted clock is that of %s", record.label)
     if options.replicas > 1:
         from model.serve.replicas import serve_replicas
 

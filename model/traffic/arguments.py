@@ -6,7 +6,7 @@ import argparse
 import textwrap
 from pathlib import Path
 
-from model.arguments import add_buckets, count, load, pause, rate, seed
+from model.arguments import add_buckets, add_hardware, count, load, pause, rate, seed
 from model.plan.arguments import add_config
 from model.shipped import model_path
 
@@ -18,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "between tokens and end to end, throughput, goodput, pages, and the rate at which the service level breaks.",
         78,
     )
+    add_hardware(parser)
     parser.add_argument("--instance", metavar="NAME", help="instance type (default: trn2.48xlarge)")
     parser.add_argument(
         "--tp",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from model.device import chip
 from model.traffic.deployment import Deployment
 from model.traffic.report import PERCENTILES, SHARE, Percentiles, ServiceLevel, Summary
 from model.traffic.search import SEARCHED
@@ -196,6 +197,9 @@ def basis(traffic: Traffic) -> Iterator[str]:
         yield f"A transfer takes its bytes over the documented bandwidth ({link.source}), and its links alone."
     for refusal in traffic.refusals:
         yield f"Roofline for a part: {refusal}."
+    record = chip(traffic.deployment.instance.target)
+    if record.replaced:
+        yield f"Times are those of {record.label}."
 
 
 def level_text(level: ServiceLevel) -> str:

@@ -6,7 +6,7 @@ import argparse
 import textwrap
 from pathlib import Path
 
-from model.arguments import count
+from model.arguments import add_hardware, count
 from simulate.targets import TARGETS
 
 ACTIVATIONS = ("auto", "float32", "bfloat16")
@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="trn1",
         help="trn1, inf2, trn2 or trn3 (default: %(default)s)",
     )
+    add_hardware(parser)
     parser.add_argument(
         "--tp",
         metavar="N",

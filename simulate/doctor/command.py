@@ -92,7 +92,7 @@ def _answers() -> tuple[dict[str, str], list[Finding]]:
     answers, failed = {}, []
     for label, asked, decide in (
         ("import nki", install, (BACKEND_VARIABLE, LEVEL_VARIABLE, RULES_VARIABLE)),
-        ("target", lambda: target_hardware().name, (TARGET_VARIABLE,)),
+        ("target", lambda: target_hardware().label, (TARGET_VARIABLE,)),
     ):
         try:
             answers[label] = asked()

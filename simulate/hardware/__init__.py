@@ -10,6 +10,7 @@ from simulate.hardware.gen2 import INF2, TRN1
 from simulate.hardware.gen3 import TRN2
 from simulate.hardware.gen4 import TRN3
 from simulate.hardware.instances import INSTANCES, Instance, instance
+from simulate.hardware.overlay import use_overlay, with_overlay
 from simulate.hardware.record import Confidence, Hardware, Number, derived, documented, guessed
 from simulate.hardware.topology import on_instance
 from simulate.targets import GENERATIONS, TARGETS
@@ -27,31 +28,34 @@ __all__ = [
     "guessed",
     "hardware",
     "instance",
+    "use_overlay",
 ]
 
-_RECORDS = dict(zip(TARGETS, (TRN1, INF2, TRN2, TRN3)))
+RECORDS = dict(zip(TARGETS, (TRN1, INF2, TRN2, TRN3)))
+"""The chips as this project knows them, without an overlay."""
 
 
 def chips_with(capability: Callable[[Hardware], bool]) -> list[str]:
     """The names of the chips that have a capability."""
-    return [record.name for record in _RECORDS.values() if capability(record)]
+    return [record.name for record in RECORDS.values() if capability(record)]
 
 
 def hardware(target: str) -> Hardware:
     """The record of a chip by its name, or by its generation; gen2 means trn1.
 
     The name of an instance type, or of several (`4 x trn1.32xlarge`), gives the record of its chip, with the
-    collectives of that instance (`topology`). Raises InvalidArgument for a name that is none of these.
+    collectives of that instance (`topology`). Numbers of the overlay that NKW_HARDWARE names, if any, stand in the
+    place of the record's own. Raises InvalidArgument for a name that is none of these, and for what is no overlay.
     """
-    known = {**_RECORDS, **{name: _RECORDS[target] for name, target in GENERATIONS.items()}}
+    known = {**RECORDS, **{name: RECORDS[target] for name, target in GENERATIONS.items()}}
     if isinstance(target, str) and target in known:
-        return known[target]
+        return with_overlay(known[target])
     if isinstance(target, str) and (target in INSTANCES or " x " in target):
-        return _on_instance(instance(target).name)
+        place = instance(target)
+        return _on_instance(with_overlay(RECORDS[place.target]), with_overlay(TRN1), place.name)
     raise InvalidArgument("NKW-TARGET", f"{target!r} is no known target; known are {', '.join(known)}")
 
 
 @lru_cache
-def _on_instance(name: str) -> Hardware:
-    place = instance(name)
-    return on_instance(_RECORDS[place.target], place)
+def _on_instance(record: Hardware, swept: Hardware, name: str) -> Hardware:
+    return on_instance(record, instance(name), swept)

@@ -7,8 +7,8 @@ from typing import Any
 
 from simulate.errors import InvalidArgument
 from simulate.files import Outputs, imported_files, json_document
-from simulate.hardware import hardware
-from simulate.parts import table
+from simulate.hardware import hardware, use_overlay
+from simulate.parts import Hanging, table
 from simulate.targets import TARGETS
 from simulate.terminal import error, show
 
@@ -31,12 +31,16 @@ _FACTS: list[tuple[str, Any]] = [
 
 
 def targets(options: argparse.Namespace) -> int:
-    """Print the table of the chips; returns 0, or 2 where the document cannot be written."""
-    chips = [hardware(target) for target in TARGETS]
-    rows = [(label, *(str(value(chip)) for chip in chips)) for label, value in _FACTS]
+    """Print the table of the chips; returns 0, or 2 for a wrong overlay and where the document cannot be written."""
     try:
+        if options.hardware is not None:
+            use_overlay(options.hardware)
+        chips = [hardware(target) for target in TARGETS]
+        rows = [(label, *(str(value(chip)) for chip in chips)) for label, value in _FACTS]
         with json_document(options.json, Outputs(imported_files), "targets") as contents:
-            show([table("|".join(["", *(chip.name for chip in chips)]), rows, firm=(0,), gap=1)])
+            overlays = [chip.label for chip in chips if chip.replaced]
+            names = table("|".join(["", *(chip.name for chip in chips)]), rows, firm=(0,), gap=1)
+            show([names, *map(Hanging, overlays)])
             contents["targets"] = [
                 {"name": chip.name, "facts": {label: value(chip) for label, value in _FACTS}}
                 for chip in chips

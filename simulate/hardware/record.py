@@ -8,7 +8,7 @@ none can lack a source, and a missing or surplus field fails when the module is 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import lru_cache
 from types import MappingProxyType
@@ -29,12 +29,13 @@ class Confidence(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """One value of a record with its source and confidence."""
+    """One value of a record with its source and confidence, and the name of the overlay that it comes from, if any."""
 
     value: Any
     source: str
     confidence: Confidence
     note: str = ""
+    overlay: str = ""
 
 
 def documented(value: Any, source: str, note: str = "") -> Number:
@@ -271,6 +272,20 @@ class Hardware:
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), [(name, *_parts(number)) for name, number in self.provenance.items()])
 
+    @property
+    def replaced(self) -> tuple[str, ...]:
+        """The numbers that come from an overlay."""
+        return tuple(name for name, number in self.provenance.items() if number.overlay)
+
+    @property
+    def label(self) -> str:
+        """The name for reports, which tells of an overlay: `trn2`, `trn2 with 2 numbers of measured.json`."""
+        names = self.replaced
+        if not names:
+            return self.name
+        counted = "1 number" if len(names) == 1 else f"{len(names)} numbers"
+        return f"{self.name} with {counted} of {self.provenance[names[0]].overlay}"
+
     def alone(self) -> Hardware:
         """This record while one core works and the others rest: it has a stack of HBM to itself.
 
@@ -312,14 +327,14 @@ def _alone(record: Hardware) -> Hardware:
 
 def _freeze(number: Number) -> Number:
     if isinstance(number.value, Mapping):
-        return Number(MappingProxyType(dict(number.value)), number.source, number.confidence, number.note)
+        return replace(number, value=MappingProxyType(dict(number.value)))
     return number
 
 
-def _parts(number: Number) -> tuple[Any, str, Confidence, str]:
+def _parts(number: Number) -> tuple[Any, str, Confidence, str, str]:
     """A Number without its mapping proxy, which cannot be pickled."""
     value = dict(number.value) if isinstance(number.value, Mapping) else number.value
-    return value, number.source, number.confidence, number.note
+    return value, number.source, number.confidence, number.note, number.overlay
 
 
 def _rebuild(record: Callable[..., Record], rows: list[tuple[Any, ...]]) -> Record:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from simulate.hardware.gen2 import TRN1
 from simulate.hardware.instances import Instance, instance
@@ -34,25 +35,26 @@ _RACKS_GB_PER_S = 256.0 + 320.0 + 128.0
 """Of a Trainium3 chip inside its server, to other servers, and to the other rack; same page."""
 
 
-def on_instance(record: Hardware, place: Instance) -> Hardware:
+def on_instance(record: Hardware, place: Instance, swept: Hardware = TRN1) -> Hardware:
     """The record of a chip with the collectives of an instance, or of several; a rank is one core.
 
+    `swept` is the record of the chip of the published sweep, whose tables are scaled.
     Groups between two published sizes count as the larger, and those larger than an instance as all of its cores.
     """
     if place.part is not None and place.between_gb_per_s is not None:
         part = instance(place.part)
-        inside = on_instance(record, part)
+        inside = on_instance(record, part, swept)
         if place.ring_gb_per_s_per_chip is None:
             rate, step_ns = place.between_gb_per_s, record.collective_efa_step_ns
         else:
-            rate, step_ns = place.between_gb_per_s * _row_share(), record.collective_hop_ns
+            rate, step_ns = place.between_gb_per_s * _row_share(swept), record.collective_hop_ns
         return across(inside, place.parts, part.physical_cores, rate, step_ns, place.topology)
-    groups = _groups(record, place)
+    groups = _groups(record, place, swept)
     cores = record.physical_cores_per_chip
     numbers = {}
     for name in _BY_LINKS + _BY_CHIPS:
         own: Mapping[int, float] = getattr(record, name)
-        sweep: Mapping[int, float] = getattr(TRN1, name)
+        sweep: Mapping[int, float] = getattr(swept, name)
         table = {ranks: value for ranks, value in own.items() if ranks <= cores}
         table.setdefault(cores, own[min(ranks for ranks in own if ranks >= cores)])
         for ranks, (by_chips, by_links, ratio) in groups.items():
@@ -61,7 +63,8 @@ def on_instance(record: Hardware, place: Instance) -> Hardware:
             else:
                 table[ranks] = sweep[by_chips] * own[2] / sweep[2]
         if table != dict(own):
-            numbers[name] = guessed(table, _SWEEP, place.topology)
+            overlay = record.provenance[name].overlay or swept.provenance[name].overlay
+            numbers[name] = replace(guessed(table, _SWEEP, place.topology), overlay=overlay)
     return record.with_numbers(**numbers) if numbers else record
 
 
@@ -96,7 +99,12 @@ def across(
         }
         for name, value in added.items()
     }
-    return record.with_numbers(**{name: guessed(table, _LEVELS, note) for name, table in tables.items()})
+    return record.with_numbers(
+        **{
+            name: replace(guessed(table, _LEVELS, note), overlay=record.provenance[name].overlay)
+            for name, table in tables.items()
+        }
+    )
 
 
 def of_ranks(by_ranks: Mapping[int, float], ranks: int) -> float:
@@ -105,19 +113,19 @@ def of_ranks(by_ranks: Mapping[int, float], ranks: int) -> float:
     return by_ranks[min(enough) if enough else max(by_ranks)]
 
 
-def _row_share() -> float:
+def _row_share(swept: Hardware) -> float:
     """The share of its two links' bandwidth that a row of chips reaches in the sweep."""
-    return TRN1.collective_bus_gb_per_s[_ROW] / (TRN1.neuronlink_gb_per_s_per_chip / 2)
+    return swept.collective_bus_gb_per_s[_ROW] / (swept.neuronlink_gb_per_s_per_chip / 2)
 
 
-def _groups(record: Hardware, place: Instance) -> dict[int, tuple[int, int, float]]:
+def _groups(record: Hardware, place: Instance, swept: Hardware) -> dict[int, tuple[int, int, float]]:
     """By ranks of a group of chips: the ranks of the sweep it is like, by the number of chips and by the links that it
     uses, and the bandwidth of its links over those there.
     """
     bandwidth = place.neuronlink_gb_per_s_per_chip
     if place.chips == 1 or bandwidth is None:
         return {}
-    cores, there = record.physical_cores_per_chip, TRN1.neuronlink_gb_per_s_per_chip
+    cores, there = record.physical_cores_per_chip, swept.neuronlink_gb_per_s_per_chip
     if "ring of chips" in place.topology:
         # Two links a chip, as the row of a torus uses them.
         ratio = bandwidth / (there / 2)

@@ -139,7 +139,7 @@ def distinct(launches: Iterable[Launch]) -> list[tuple[str, Occupancy]]:
             else:
                 equal.append(len(found))
                 found.append([occupancy])
-                names.append(f"{launch.kernel} #{number} on {launch.hardware.name}")
+                names.append(f"{launch.kernel} #{number} on {launch.hardware.label}")
     return [
         (name + (f" and {len(group) - 1} equal to it" if len(group) > 1 else ""), group[0])
         for name, group in zip(names, found)

@@ -230,7 +230,7 @@ def title(options: argparse.Namespace, tried: Sequence[Trial]) -> str:
     if launch is None:
         return " ".join([options.script, *options.arguments])
     ranks = len({stream.rank for stream in launch.streams})
-    chip = f"on {launch.hardware.name}" + (f", {ranks} ranks" if ranks > 1 else "")
+    chip = f"on {launch.hardware.label}" + (f", {ranks} ranks" if ranks > 1 else "")
     return " ".join([options.script, *options.arguments, chip])
 
 

@@ -227,7 +227,7 @@ def _occupancy(
     paths = [loops_of(chain) for chain in chains]
     sbuf, psum = (_memory(region, stream, placements[region], chip, numbers, paths) for region in MEMORIES)
     nest = _nest(numbers, paths)
-    return Occupancy(kernel, chip.name, stream.rank, stream.core, len(stream), nest, sbuf, psum)
+    return Occupancy(kernel, chip.label, stream.rank, stream.core, len(stream), nest, sbuf, psum)
 
 
 def _nest(numbers: np.ndarray, paths: list[tuple[Loop, ...]]) -> Nest:

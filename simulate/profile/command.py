@@ -154,7 +154,7 @@ def distinct(launches: Sequence[Launch], reading: Reading) -> tuple[list[Profile
     first: list[tuple[int, Launch]] = []
     numbers = []
     for number, launch in enumerate(launches):
-        key = (launch.kernel, launch.hardware.name, *map(_contents, launch.streams))
+        key = (launch.kernel, launch.hardware, *map(_contents, launch.streams))
         if key not in known:
             known[key] = len(first)
             first.append((number, launch))
@@ -164,7 +164,7 @@ def distinct(launches: Sequence[Launch], reading: Reading) -> tuple[list[Profile
         equal = numbers.count(part) - 1
         title = f"{launch.kernel} #{number}" + (f" and {equal} equal to it" if equal else "")
         profiles.append(
-            profile(launch.streams, launch.hardware, f"{title} on {launch.hardware.name}", reading)
+            profile(launch.streams, launch.hardware, f"{title} on {launch.hardware.label}", reading)
         )
     return profiles, numbers
 

@@ -36,5 +36,5 @@ def profile(
     world = World(target, 1, cores)
     with recorded(calls=True, outputs=False):  # the profile has calling lines
         launch = world.launch(kernel, [(arguments, keywords)], Mode.dry, trips)
-    title = f"{launch.kernel} on {launch.hardware.name}"
+    title = f"{launch.kernel} on {launch.hardware.label}"
     return profile_of_streams(launch.streams, launch.hardware, title, reading)

@@ -89,7 +89,7 @@ class Launch(Displayed):
         ranks, cores = len({stream.rank for stream in self.streams}), len(self.streams)
         counts = ((ranks, "rank"), (cores, "core"), (sum(map(len, self.streams)), "instruction"))
         counted = ", ".join(f"{count:,} {what}{'' if count == 1 else 's'}" for count, what in counts)
-        return f"{self.kernel} on {self.hardware.name}: {self.mode.value}, {counted}"
+        return f"{self.kernel} on {self.hardware.label}: {self.mode.value}, {counted}"
 
     def __repr__(self) -> str:
         return f"<launch of {self.title}>"

@@ -150,7 +150,7 @@ class BudgetChecker:
 
 def predicted(launch: Launch, reading: Reading = Reading.program) -> Predicted:
     """The predicted figures of a recorded launch, dry or not."""
-    seen = profile(launch.streams, launch.hardware, f"{launch.kernel} on {launch.hardware.name}", reading)
+    seen = profile(launch.streams, launch.hardware, f"{launch.kernel} on {launch.hardware.label}", reading)
     return Predicted(
         seen.length_ns / 1000,
         seen.roofline.hbm_bytes,

@@ -134,7 +134,7 @@ def _searched(options: argparse.Namespace) -> tuple[Report, Table | None]:
     trials = options.trials or (None if options.seconds else _TRIALS)
     with _workers(options, subject, bench) as (workers, batch), _progress(options.script) as said:
         found = search(kernel, default, workers, also, batch, trials, options.seconds, options.seed, said)
-    title = " ".join([options.script, *options.arguments, "on", launch.hardware.name])
+    title = " ".join([options.script, *options.arguments, "on", launch.hardware.label])
     return Report(title, kernel, options.reading, _floor_ns(launch), found, entry), table
 
 

@@ -116,7 +116,8 @@ class Verdict:
         words = ["right" if self.right else "WRONG", "clean" if self.clean else _count(self.findings)]
         if self.speed is not None:
             words.append(f"{us(self.speed.time_ns)} us")
-        return f"{self.kernel} on {self.target}: {', '.join(words)}"
+        chip = self.target if self.launch is None else self.launch.hardware.label
+        return f"{self.kernel} on {chip}: {', '.join(words)}"
 
     def _trials(self) -> list[Part]:
         rows = [_row(each.name, each) for each in self.trials if not each.ragged]

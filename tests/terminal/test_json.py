@@ -76,6 +76,8 @@ DOCUMENTS = [verb for verb in VERBS if verb != "fidelity"]
 def test_a_document_has_the_keys_and_types_of_the_page(
     verb: str, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "overlay.json").write_text("{}")
+    monkeypatch.setenv("NKW_HARDWARE", str(tmp_path / "overlay.json"))
     known = documented()[verb]
     words = shlex.split(VERBS[verb].example)
     seen: dict[str, set[str]] = {}

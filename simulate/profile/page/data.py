@@ -49,7 +49,7 @@ def part_data(profile: Profile) -> dict[str, Any]:
     names = _Names(profile)
     return {
         "title": profile.title,
-        "chip": profile.hardware.name,
+        "chip": profile.hardware.label,
         "core": profile.hardware.core,
         "cores": len(profile.streams),
         "reading": profile.reading.value,

@@ -1,0 +1,169 @@
+"""Overlays: files whose numbers stand in the place of those of the hardware records, such as measured ones.
+
+    {"trn2": {"semaphore_ns": {"value": 52.0, "source": "12 kernels on a trn2.3xlarge", "confidence": "derived"}}}
+
+By chip and by field of its record: a `value` in the unit of the field, the `source`, a `confidence` (one of
+`Confidence`), and if wanted a `note`. The value of a table by number of ranks is an object of those entries that
+change. Only numbers that decide times can be replaced: clocks, rates, and times in ns or cycles. A limit, a capacity, a
+count or a capability decides which kernels are accepted and which instructions they issue; another one is another chip.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import lru_cache
+from typing import Any, NoReturn
+
+from simulate.errors import InvalidArgument
+from simulate.files import Named, read_text
+from simulate.hardware.record import Confidence, Hardware, Number
+from simulate.targets import HARDWARE_VARIABLE, TARGETS
+
+Overlay = Mapping[str, Mapping[str, Any]]
+"""By chip and field: an object with `value`, `source`, `confidence` and perhaps `note`."""
+
+MOST_FACTOR = 1000.0
+"""A value so many times larger or smaller than the record's is taken for a slip of its unit."""
+
+_TYPES = {each.name: str(each.type) for each in fields(Hardware)}
+_KEYS = ("value", "source", "confidence", "note")
+
+
+def replaceable(name: str) -> bool:
+    """Whether a field of the record is a number that decides times only."""
+    kind = _TYPES.get(name, "")
+    return kind == "float" or kind.startswith("Mapping[int") or (kind == "int" and name.endswith("_cycles"))
+
+
+def use_overlay(path: Named) -> None:
+    """Let this process and those that it starts read an overlay. Raises InvalidArgument for a file that is none."""
+    place = os.path.abspath(path)
+    _read(place)
+    os.environ[HARDWARE_VARIABLE] = place
+
+
+def with_overlay(record: Hardware) -> Hardware:
+    """A chip's record with the numbers of the overlay that NKW_HARDWARE names, or as it is where none is named.
+
+    Raises InvalidArgument for a file that is no overlay.
+    """
+    place = os.environ.get(HARDWARE_VARIABLE, "")
+    return _overlaid(record, place) if place else record
+
+
+@lru_cache
+def _overlaid(record: Hardware, place: str) -> Hardware:
+    numbers = _read(place).get(record.name, {})
+    return record.with_numbers(**{name: _number(record, name, each, place) for name, each in numbers.items()})
+
+
+def _number(record: Hardware, name: str, entry: Mapping[str, Any], place: str) -> Number:
+    value = entry["value"]
+    own = getattr(record, name)
+    if isinstance(own, Mapping):
+        value = {**own, **{int(ranks): each for ranks, each in value.items()}}
+    elif isinstance(own, float):
+        value = float(value)
+    confidence = Confidence(entry["confidence"])
+    return Number(value, entry["source"], confidence, entry.get("note", ""), os.path.basename(place))
+
+
+@lru_cache
+def _read(place: str) -> Overlay:
+    """The overlay in a file, checked; a file is read once in a process."""
+    try:
+        content = json.loads(read_text(place), object_pairs_hook=lambda pairs: _object(pairs, place))
+    except (OSError, UnicodeDecodeError) as error:
+        _refuse(place, f"it cannot be read: {error}")
+    except (ValueError, RecursionError) as error:
+        _refuse(place, f"it is no JSON: {error}")
+    return _checked(content, place)
+
+
+def _object(pairs: list[tuple[str, Any]], place: str) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        _refuse(
+            place, f"{next(each for each in names if names.count(each) > 1)!r:.60} stands twice in one object"
+        )
+    return found
+
+
+def _checked(content: Any, place: str) -> Overlay:
+    from simulate.hardware import RECORDS  # which is made of this module
+
+    if not isinstance(content, Mapping):
+        _refuse(place, f"it holds {_kind(content)}, not an object of chips")
+    for chip, numbers in content.items():
+        if chip not in RECORDS:
+            _refuse(place, f"{chip!r:.60} is no chip; known are {', '.join(TARGETS)}")
+        if not isinstance(numbers, Mapping):
+            _refuse(place, f"{chip} is {_kind(numbers)}, not an object of numbers")
+        for name, entry in numbers.items():
+            why = _wrong(RECORDS[chip], name, entry)
+            if why:
+                _refuse(place, f"{chip}, {name:.60}: {why}")
+    found: Overlay = content
+    return found
+
+
+def _wrong(record: Hardware, name: str, entry: Any) -> str:
+    """What is wrong with an entry, in a sentence; empty where nothing is."""
+    if name not in record.provenance:
+        return "it is no number of a hardware record"
+    if not replaceable(name):
+        return (
+            "it decides which kernels are accepted and what they issue, not only their times; an overlay replaces "
+            "clocks, rates, and times in ns or cycles"
+        )
+    if not isinstance(entry, Mapping) or not {"value", "source", "confidence"} <= entry.keys() <= {*_KEYS}:
+        return f"it needs value, source and confidence, and may have a note; it is {entry!r:.60}"
+    for text in ("source", "note"):
+        if not isinstance(entry.get(text, ""), str):
+            return f"its {text} is {_kind(entry[text])}, not a string"
+    if not entry["source"].strip():
+        return "its source is empty; say where the value comes from"
+    if entry["confidence"] not in [each.value for each in Confidence]:
+        return f"its confidence is {entry['confidence']!r:.40}, not {', '.join(each.value for each in Confidence)}"
+    own, value = getattr(record, name), entry["value"]
+    if not isinstance(own, Mapping):
+        return _wrong_value(name, own, value)
+    if not isinstance(value, Mapping) or not value:
+        return f"its value is {_kind(value)}, not an object by number of ranks: {', '.join(map(str, own))}"
+    for ranks, each in value.items():
+        if ranks not in map(str, own):
+            return f"{ranks!r:.40} is no entry of the record's table: {', '.join(map(str, own))}"
+        why = _wrong_value(name, own[int(ranks)], each)
+        if why:
+            return f"{ranks} ranks: {why}"
+    return ""
+
+
+def _wrong_value(name: str, own: float, value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return f"its value is {_kind(value)}, not a number"
+    if isinstance(own, int) and not isinstance(value, int):
+        return f"its value is {value!r:.40}; it is a whole number"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"its value is {value!r}, which is not finite"
+    if value <= 0:
+        return f"its value is {value!r:.40}; it is above 0"
+    if name.endswith("_fraction") and value > 1:
+        return f"its value is {value!r:.40}; it is a share, at most 1"
+    if not own / MOST_FACTOR <= value <= own * MOST_FACTOR:
+        return f"its value is {value!r:.40}, {MOST_FACTOR:g} times off the record's {own:g}: look at its unit"
+    return ""
+
+
+def _kind(value: Any) -> str:
+    kinds = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
+    return kinds.get(type(value), "a number")
+
+
+def _refuse(place: str, why: str) -> NoReturn:
+    raise InvalidArgument("NKW-HARDWARE", f"the overlay {place} cannot be used: {why}")
