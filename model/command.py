@@ -48,8 +48,8 @@ COMPARED_TARGETS = ("trn1", "inf2", "trn2")
 
 def generate_command(options: argparse.Namespace) -> int:
     """Generate, check, predict, report. Everything that can be refused is refused before the first token."""
-    if _rank() is not None and options.backend != "simulate":
-        raise ModelError(f"torchrun starts ranks of the simulate backend; --backend is {options.backend}")
+    if _rank() is not None and options.backend == "numpy":
+        raise ModelError("torchrun starts ranks of the backends simulate and neuron; --backend is numpy")
     if _rank():
         return _follow(options)
     for option in ("trace", "profile", "html"):

@@ -47,15 +47,27 @@ class Device(Protocol):
     def replica_group(self, groups: list[list[int]] | None) -> Any:
         """The groups of a collective as kernels take them; None where each rank is alone."""
 
-    def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def hold(self, array: np.ndarray) -> Any:
+        """An array where kernels read it: weights and constants once, states, and what comes with a step."""
+
+    def run(
+        self, kernel: str, arguments: Sequence[tuple[Any, ...]], written: Sequence[int | None] = ()
+    ) -> list[Any]:
         """Launch a kernel of `nki_kernels` with the arguments of each rank that takes part; returns their outputs.
 
         These are the own ranks of one stage, or of two where values pass; none where other processes have these. A
-        launch in one process numbers its ranks from 0.
+        launch in one process numbers its ranks from 0. `written` has for each output the place of the argument that
+        the kernel writes to and returns, None for a new array.
         """
 
-    def gather(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The arrays of all ranks that have one, in order; `arrays` are those of the ranks in this process."""
+    def end_graph(self) -> None:
+        """What was launched since the last call is a graph: equal launches, in the same order, are compiled once."""
+
+    def gather(self, arrays: Sequence[Any]) -> list[np.ndarray]:
+        """The arrays of all ranks that have one, in order, in the host's memory.
+
+        `arrays` are those of the ranks in this process, as `run` returned them.
+        """
 
 
 GIVEN = ("features", "ids", "own_positions", "rope_rows", "ends", *OF_SEQUENCE, *OF_KIND, *NUMBERS, *COLUMNS)
@@ -101,7 +113,7 @@ class LaunchedModel:
         check_memory(sum(each.state_bytes for each in of_ranks), f"{purpose} on {len(own)} ranks")
         self._held: list[Arrays] = []
         for stage, rank in zip(of_ranks, own):
-            stage.held.append(stage.arrays(rank))
+            stage.held.append({name: device.hold(each) for name, each in stage.arrays(rank).items()})
             self._held.append(stage.held[-1])
         self._launches = lru_cache(maxsize=kept)(self._list)
         self._copies = lru_cache(maxsize=None)(self._list_copies)
@@ -112,7 +124,9 @@ class LaunchedModel:
         """Set all states to zero."""
         for stage in self._stages:
             for arrays in stage.held:
-                arrays.update({each.name: np.zeros(each.shape, each.dtype) for each in stage.states})
+                arrays.update(
+                    {each.name: self._device.hold(np.zeros(each.shape, each.dtype)) for each in stage.states}
+                )
 
     def copy_pages(self, pages: Sequence[Mapping[int, int]], kind: Kind) -> None:
         """Give pages or slots of every group, by their number, the contents of others, in order, in every layer.
@@ -126,15 +140,19 @@ class LaunchedModel:
             left = [own[size:] for own in left]
             for rank, arrays in zip(self._device.own, self._held):
                 of_group = padded[self._mesh.group_of(rank)]
-                arrays.update({name: of_group[:, place, None] for place, name in enumerate(names)})
+                arrays.update(
+                    {name: self._device.hold(of_group[:, place, None]) for place, name in enumerate(names)}
+                )
             self._run(self._copies(size, kind))
+            self._device.end_graph()
 
     def encode(self, features: np.ndarray) -> None:
         """Run the encoder on log-mel spectra, [groups, sequences, bands, columns]; the next prompts attend to them."""
         kind = self._shape.activations
         for rank, arrays in zip(self._device.own, self._held):
-            arrays["features"] = features[self._mesh.group_of(rank)].astype(kind)
+            arrays["features"] = self._device.hold(features[self._mesh.group_of(rank)].astype(kind))
         self._run(self._encoding)
+        self._device.end_graph()
 
     def step(
         self, shape: StepShape, given: Mapping[str, np.ndarray], logits: bool = True
@@ -157,25 +175,31 @@ class LaunchedModel:
                 if name in given:
                     part = vocabulary_span(self._vocabulary, self._mesh.shard(rank))
                     arrays[name] = np.ascontiguousarray(arrays[name][:, part])
+            arrays.update({name: self._device.hold(arrays[name]) for name in (*given, "own_positions")})
         embedding, *blocks, head = self._launches(shape)
         self._run(embedding)
         self._progress(0, len(blocks))
+        chosen: list[list[Any]] = []
         for done, block in enumerate(blocks, 1):
             self._run(block)
-            self._note_load(block)
+            chosen += [[own[EXPERT_IDS] for own in each.held] for each in block if EXPERT_IDS in each.results]
             self._progress(done, len(blocks))
-        if not shape.scores:
+        if shape.scores:
+            outputs = self._scored(shape.tokens, head)
+        else:
             self._run(head)
-            return self._outputs(logits, shape.draws is not None)
-        return self._scored(shape.tokens, head)
+            self._device.end_graph()
+            outputs = self._outputs(logits, shape.draws is not None)
+        self._note_load(chosen)
+        return outputs
 
-    def _note_load(self, block: Sequence[_Bound]) -> None:
-        """Count which experts a block's tokens chose."""
-        for each in block:
-            if self._expert_load is not None and EXPERT_IDS in each.results:
-                every = self._device.gather([np.asarray(arrays[EXPERT_IDS]) for arrays in each.held])
-                of_stage = [ids for ids in every if ids.size]  # processes of other stages have none
-                self._expert_load.note(of_stage[:: self._mesh.tensor])
+    def _note_load(self, chosen: Sequence[Sequence[Any]]) -> None:
+        """Count which experts the tokens of each block chose, given by its ranks in this process."""
+        if self._expert_load is None:
+            return
+        for own in chosen:
+            of_stage = [ids for ids in self._device.gather(own) if ids.size]  # other stages have none
+            self._expert_load.note(of_stage[:: self._mesh.tensor])
 
     def _scored(self, tokens: int, head: Sequence[_Bound]) -> list[StepOutput]:
         """What follows each token of each group, for as many at a time as the head takes."""
@@ -185,8 +209,9 @@ class LaunchedModel:
         for first in range(0, tokens, rows):
             places = np.minimum(np.arange(first, first + rows, dtype=np.int32), tokens - 1)
             for arrays, x in zip(self._held, states):
-                arrays.update(x=x, ends=places[:, None])
+                arrays.update(x=x, ends=self._device.hold(places[:, None]))
             self._run(head)
+            self._device.end_graph()
             found = self._outputs(logits=True, draws=False)
             for group, outputs in enumerate(of_groups):
                 outputs += found[group * rows : (group + 1) * rows]
@@ -196,7 +221,7 @@ class LaunchedModel:
         """What the head found for every row."""
 
         def gathered(name: str) -> list[np.ndarray]:
-            own = [np.asarray(arrays[name]) for arrays in self._stages[-1].held]
+            own = [arrays[name] for arrays in self._stages[-1].held]
             return self._device.gather(own)[-self._mesh.stage_ranks :]
 
         found = [gathered(name) for name in ("values", "tokens", *(RESULTS if draws else ()))]
@@ -274,7 +299,14 @@ class LaunchedModel:
             ]
             for arrays in held
         ]
-        return _Bound(launch.kernel, launch.results, held, fixed, later)
+        states = {each.name for stage in self._stages for each in stage.states}
+        places_of_states = {
+            each.name: place
+            for place, each in enumerate(launch.arguments)
+            if isinstance(each, Value) and each.name in states
+        }
+        written = tuple(places_of_states.get(name) for name in launch.results)
+        return _Bound(launch.kernel, launch.results, held, fixed, later, written)
 
     def _bind_send(self, launch: Launch, held: list[Arrays], target: int) -> _Bound:
         """A value that passes to the ranks of a stage from those of the one before.
@@ -293,7 +325,7 @@ class LaunchedModel:
                 place = rank - first
                 source = origin + place % count
                 fixed.append([None if place < count else shape, [(source, source + count)]])
-        return _Bound(launch.kernel, launch.results, held, fixed, [(0, value.name, None)])
+        return _Bound(launch.kernel, launch.results, held, fixed, [(0, value.name, None)], (None,))
 
     def _run(self, launches: Sequence[_Bound]) -> None:
         for each in launches:
@@ -305,7 +337,7 @@ class LaunchedModel:
                         own[place] = arrays[name] if view is None else view.of(arrays[name])
                 arguments.append(tuple(own))
             first, *others = each.results
-            for arrays, outputs in zip(each.held, self._device.run(each.kernel, arguments)):
+            for arrays, outputs in zip(each.held, self._device.run(each.kernel, arguments, each.written)):
                 if others:
                     arrays.update(zip(each.results, outputs))
                 else:
@@ -361,7 +393,7 @@ class _Bound:
 
     `held` are the arrays of the ranks that take part. `later` are the places and names of arguments that each step
     brings: activations, states, ids and positions; and which view of the array a launch is given, where it is not
-    given the whole. They are None in `fixed`.
+    given the whole. They are None in `fixed`. `written` has for each result the place of the state that it is, if any.
     """
 
     kernel: str
@@ -369,6 +401,7 @@ class _Bound:
     held: list[Arrays]
     fixed: list[list[Any]]
     later: list[tuple[int, str, Value | None]]
+    written: tuple[int | None, ...]
 
 
 def _drawn(token: np.ndarray, logprob: np.ndarray, ids: np.ndarray, logprobs: np.ndarray) -> Drawn:

@@ -73,7 +73,13 @@ class DryDevice:
         """The groups of a collective as kernels take them."""
         return replica_group_of(groups)
 
-    def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def hold(self, array: np.ndarray) -> np.ndarray:
+        """The array itself, of which nothing but shape and dtype is read."""
+        return array
+
+    def run(
+        self, kernel: str, arguments: Sequence[tuple[Any, ...]], written: Sequence[int | None] = ()
+    ) -> list[Any]:
         """Plan a kernel on the ranks whose arguments these are; returns zeros with the shapes and dtypes of results."""
         key = (kernel, *(_signature(each) for rank in arguments for each in rank))
         if key not in self._launches:
@@ -81,9 +87,12 @@ class DryDevice:
         self._sequence.append(self._launches[key])
         return self._launches[key].launch.outputs
 
-    def gather(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def end_graph(self) -> None:
+        """Nothing: a pass ends where it is taken."""
+
+    def gather(self, arrays: Sequence[Any]) -> list[np.ndarray]:
         """The arrays of the ranks of a stage that are planned."""
-        return list(arrays)
+        return [np.asarray(each) for each in arrays]
 
     def _planned(self, kernel: str, arguments: Sequence[tuple[Any, ...]]) -> TimedLaunch:
         function, given = kernel_named(kernel), by_rank(arguments)

@@ -68,7 +68,13 @@ class SimulatedDevice:
         """The programs of this device's launches, and their report."""
         return self._world.replays  # type: ignore[no-any-return]
 
-    def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def hold(self, array: np.ndarray) -> np.ndarray:
+        """The array itself: simulated cores read the host's memory."""
+        return array
+
+    def run(
+        self, kernel: str, arguments: Sequence[tuple[Any, ...]], written: Sequence[int | None] = ()
+    ) -> list[Any]:
         """Launch a kernel on the ranks whose arguments these are; returns each rank's outputs.
 
         Without arguments it is a launch of other processes' ranks alone.
@@ -80,9 +86,12 @@ class SimulatedDevice:
         done = checked(lambda: world.launch(function, by_rank(arguments), self._mode), kernel)
         return done.outputs  # type: ignore[no-any-return]
 
-    def gather(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def end_graph(self) -> None:
+        """Nothing: each launch has been made."""
+
+    def gather(self, arrays: Sequence[Any]) -> list[np.ndarray]:
         """The arrays of all ranks that have one, in order; `arrays` are those of the ranks in this process."""
-        own = list(arrays) or [np.zeros(0, np.float32)]
+        own = [np.asarray(each) for each in arrays] or [np.zeros(0, np.float32)]
         return checked(lambda: self._world_of(len(own)).gather(own))  # type: ignore[no-any-return]
 
     def _world_of(self, ranks: int) -> simulate.World:

@@ -131,8 +131,8 @@ def test_prompts_of_more_keys_than_a_bank_holds(write_model, prompt) -> None:
 class Recording(SimulatedDevice):
     """A device that notes the dtypes of arrays that kernels are given and return."""
 
-    def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        outputs = super().run(kernel, arguments)
+    def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]], written: Any = ()) -> list[Any]:
+        outputs = super().run(kernel, arguments, written)
         given = [each for each in arguments[0] if isinstance(each, np.ndarray)]
         returned = outputs[0] if isinstance(outputs[0], tuple) else outputs
         self.seen = {

@@ -40,9 +40,9 @@ class Watched(SimulatedDevice):
         self.launched: list[tuple[str, int]] = []
         self.returned: list[tuple[int, ...]] = []
 
-    def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]], written: Any = ()) -> list[Any]:
         self.launched.append((kernel, len(arguments[0])))
-        return super().run(kernel, arguments)
+        return super().run(kernel, arguments, written)
 
     def gather(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         self.returned.append(arrays[0].shape)

@@ -38,8 +38,8 @@ class Recorded(DryDevice):
         super().__init__(target, ranks)
         self.calls: list[tuple[str, Sequence[tuple[Any, ...]], list[Any]]] = []
 
-    def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        outputs = super().run(kernel, arguments)
+    def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]], written: Any = ()) -> list[Any]:
+        outputs = super().run(kernel, arguments, written)
         self.calls.append((kernel, arguments, outputs))
         return outputs
 

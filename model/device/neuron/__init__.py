@@ -1,0 +1,11 @@
+"""Ranks on NeuronCores, through what is installed of AWS Neuron: TorchNeuron, or torch-neuronx on torch_xla.
+
+Written to the vendor's documentation, which each file cites. It has not run on a chip.
+"""
+
+from __future__ import annotations
+
+from model.device.neuron.device import NeuronDevice
+from model.device.neuron.installed import Route, Software, installed_software
+
+__all__ = ["NeuronDevice", "Route", "Software", "installed_software"]

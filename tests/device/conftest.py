@@ -1,0 +1,39 @@
+"""Processes on cores that compute by the simulator and refuse what the vendor's documentation does not allow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is an extra of development (dev)")
+
+from tests.device import native, site, xla
+from tests.device.core import Core
+from tests.model.folders import write_folder
+
+ROUTES: dict[str, tuple[Any, dict[str, str]]] = {
+    "native": (native.installed, site.NATIVE),
+    "xla": (xla.installed, site.XLA),
+}
+
+
+@pytest.fixture
+def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Core]:
+    """`on(route, ranks=1)`: a core of this process, reached by `native` or `xla`."""
+
+    def installed(route: str, ranks: int = 1) -> Core:
+        make, versions = ROUTES[route]
+        site.install(tmp_path / "site", versions, monkeypatch)
+        core: Core = make("trn2", ranks, monkeypatch)
+        return core
+
+    return installed
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """A folder with a tiny Llama of random weights."""
+    return write_folder(tmp_path / "model", seed=3)

@@ -1,0 +1,143 @@
+"""The neuron backend on a core that computes by the simulator: what it answers, and what it keeps on the core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from model.checkpoint import open_checkpoint
+from model.device import SimulatedDevice
+from model.device.neuron import NeuronDevice
+from model.errors import ModelError
+from model.families import load_config
+from model.kernel_model import KernelModel
+from model.sampling import StepOutput
+from model.weights import shard_weights
+from tests.device.core import Core, mutable_places
+from tests.device.xla import XlaCore
+
+ROUTES = ("native", "xla")
+PROMPTS = [[5, 70, 200, 9], [31, 8]]
+NEW = 5
+
+
+def steps(folder: Path, device: Any, dtype: str = "float32") -> list[StepOutput]:
+    """What a model finds for two prompts and the tokens after them, the likeliest of each."""
+    config = load_config(folder)
+    weights = shard_weights(config, dict(open_checkpoint(folder, config)), 1, dtype=dtype)
+    model = KernelModel(config, weights, device, 64, candidates=8, sequences=2)
+    found = [model.prefill(PROMPTS)]
+    for number in range(NEW):
+        tokens = [int(each.ids[0]) for each in found[-1]]
+        found.append(model.decode(tokens, [len(prompt) + number for prompt in PROMPTS]))
+    return [each for step in found for each in step]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("route", ROUTES)
+def test_tokens_and_logits_equal_those_of_the_simulated_backend(
+    on: Callable[..., Core], tiny: Path, route: str, dtype: str
+) -> None:
+    wanted = steps(tiny, SimulatedDevice("trn2", 1), dtype)
+    on(route)
+    found = steps(tiny, NeuronDevice(1), dtype)
+    for own, other in zip(found, wanted, strict=True):
+        assert np.array_equal(own.ids, other.ids)
+        assert np.array_equal(own.logits, other.logits)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_weights_and_caches_go_to_the_core_once(on: Callable[..., Core], tiny: Path, route: str) -> None:
+    core = on(route)
+    config = load_config(tiny)
+    weights = shard_weights(config, dict(open_checkpoint(tiny, config)), 1)
+    model = KernelModel(config, weights, NeuronDevice(1), 64)
+    model.prefill(PROMPTS[:1])
+    of_weights = sum(each.nbytes for each in weights[0].arrays.values())
+    assert core.placed_bytes > of_weights
+    before = core.placed_bytes
+    model.decode([3], [4])
+    of_step = core.placed_bytes - before
+    assert of_step == 4 * len(("ids", "positions", "starts", "counts", "state_slots", "own_positions"))
+    model.decode([3], [5])
+    assert core.placed_bytes - before == 2 * of_step
+
+
+def test_each_kind_of_step_is_one_graph_on_torch_xla(on: Callable[..., Core], tiny: Path) -> None:
+    core = on("xla")
+    assert isinstance(core, XlaCore)
+    steps(tiny, NeuronDevice(1))
+    prefill, *decoding = core.executed
+    assert len(decoding) == NEW
+    assert len({prefill, *decoding}) == 2
+
+
+def test_a_kernel_has_an_operator_for_each_choice_of_other_values(on: Callable[..., Core]) -> None:
+    core: Any = on("native")
+    device = NeuronDevice(1)
+    x, weight = np.ones((4, 8), np.float32), np.ones((1, 8), np.float32)
+    for eps in (1e-6, 1e-5, 1e-6):
+        device.run("rmsnorm", [(x, weight, eps)], [None])
+    assert len(core.operators) == 2
+    assert all(name.startswith("nki_workbench::rmsnorm_") for name in core.operators)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    "dtype", [np.float32, np.int32, np.uint8, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn]
+)
+def test_arrays_go_there_and_back_unchanged(on: Callable[..., Core], route: str, dtype: Any) -> None:
+    on(route)
+    device = NeuronDevice(1)
+    array = np.arange(12).reshape(3, 4).astype(dtype)
+    (result,) = device.gather([device.hold(array)])
+    assert result.dtype == dtype
+    assert np.array_equal(result, array)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int64, np.int16])
+def test_a_dtype_that_cores_do_not_take_is_refused(on: Callable[..., Core], dtype: Any) -> None:
+    on("xla")
+    with pytest.raises(ModelError, match=f"an array of {np.dtype(dtype)}: NeuronCores take float32, float16"):
+        NeuronDevice(1).hold(np.zeros(3, dtype))
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_process_has_one_rank(on: Callable[..., Core], route: str) -> None:
+    on(route)
+    assert NeuronDevice(1).own == range(1)
+    with pytest.raises(ModelError, match="2 ranks, 1 process; start it with torchrun --nproc-per-node 2"):
+        NeuronDevice(2)
+
+
+class Recorded(SimulatedDevice):
+    """A device that keeps which argument each output is said to be, and which it is."""
+
+    def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]], written: Any = ()) -> list[Any]:
+        outputs = super().run(kernel, arguments, written)
+        found = outputs[0] if isinstance(outputs[0], tuple) else (outputs[0],)
+        own = arguments[0]
+        said.append((kernel, tuple(written), tuple(place_of(each, own) for each in found)))
+        return outputs
+
+
+said: list[tuple[str, tuple[int | None, ...], tuple[int | None, ...]]] = []
+
+
+def place_of(output: Any, arguments: Sequence[Any]) -> int | None:
+    places = [place for place, each in enumerate(arguments) if each is output]
+    return places[0] if places else None
+
+
+def test_the_arguments_that_a_kernel_writes_to_are_known_before_it_runs(tiny: Path) -> None:
+    said.clear()
+    steps(tiny, Recorded("trn2", 1))
+    assert any(place is not None for _, _, found in said for place in found)
+    for kernel, written, found in said:
+        assert written == found, kernel
+        assert {place for place in found if place is not None} <= mutable_places(kernel)

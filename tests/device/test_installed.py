@@ -1,0 +1,47 @@
+"""Which of the vendor's packages are installed: told from metadata, while importing any of them would raise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from model.device.neuron.installed import Route, installed_software
+from model.errors import ModelError
+from tests.device import site
+
+
+@pytest.mark.parametrize(("versions", "route"), [(site.NATIVE, Route.native), (site.XLA, Route.xla)])
+def test_the_version_of_torch_neuronx_decides_and_nothing_is_executed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], route: Route
+) -> None:
+    site.install(tmp_path / "site", versions, monkeypatch)
+    found = installed_software()
+    assert found.route is route
+    assert found.versions == {name: versions[name] for name in ("nki", "torch-neuronx", "neuronx-cc")}
+
+
+@pytest.mark.parametrize(("version", "route"), [("2.9.1.2.11.0", Route.xla), ("2.10.0.3.0", Route.native)])
+def test_pytorch_2_9_is_the_last_on_torch_xla(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, route: Route
+) -> None:
+    site.install(tmp_path / "site", {**site.XLA, "torch-neuronx": version}, monkeypatch)
+    assert installed_software().route is route
+
+
+@pytest.mark.parametrize(
+    ("versions", "missing"),
+    [
+        ({}, "nki, torch_neuronx, torch_xla"),
+        (site.PLACEHOLDERS, "nki, torch_neuronx, torch_xla"),
+        ({**site.XLA, "torch-neuronx": "1.0"}, "torch_neuronx"),
+        ({name: site.XLA[name] for name in ("nki", "torch-neuronx")}, "torch_xla"),
+        ({**site.NATIVE, "nki": "0.0.1"}, "nki"),
+    ],
+)
+def test_what_is_missing_or_a_placeholder_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], missing: str
+) -> None:
+    site.install(tmp_path / "site", versions, monkeypatch)
+    with pytest.raises(ModelError, match=f"^the neuron backend needs {missing}, not installed here"):
+        installed_software()

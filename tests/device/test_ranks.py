@@ -1,0 +1,29 @@
+"""Two ranks, each a process on a core of its own, against two simulated ranks of one process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from model.cli import main
+from tests.run.test_processes import torchrun
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("route", ["native", "xla"])
+def test_two_processes_generate_what_two_simulated_ranks_do(
+    tmp_path: Path, tiny: Path, route: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["generate", "--model", str(tiny), "--prompt", "Once", "--max-new-tokens", "4", "--tp", "2"]
+    simulated, neuron = tmp_path / "simulated.json", tmp_path / "neuron.json"
+    assert main([*arguments, "--target", "trn2", "--json", str(simulated)]) == 0
+    capsys.readouterr()
+    command = [*arguments, "--backend", "neuron", "--json", str(neuron)]
+    done = torchrun(2, "tests.device.ranks_program", route, str(tmp_path / "site"), *command)
+    assert done.returncode == 0, done.stderr
+    wanted, found = (json.loads(path.read_text()) for path in (simulated, neuron))
+    assert found["backend"] == "neuron"
+    assert found["generations"] == wanted["generations"]
+    assert found["generations"][0]["checks"]["tokens_equal"] == 4
