@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from model.arguments import FIRST_PROMPT, add_hardware, add_sequence, count, probability, seed, temperature
+from model.compiled import arguments as compiled
 from model.plan import arguments as plan
 from model.serve import arguments as serve
 from model.serve import top
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if options.command is None:
             _parser().error(
-                f"a command is needed: generate, transcribe, serve, top, plan, traffic, {', '.join(VERBS)}"
+                f"a command is needed: generate, transcribe, serve, compile, top, plan, traffic, {', '.join(VERBS)}"
             )
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a terminal without a character shows a question mark
@@ -58,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             from model.traffic.command import traffic_command as command
         elif options.command == "transcribe":
             from model.transcribe.command import transcribe_command as command
+        elif options.command == "compile":
+            from model.compiled.command import compile_command as command
         elif options.command == "top":
             from model.serve.top import top_command as command
         elif options.command == "serve":
@@ -158,6 +161,14 @@ def _parser() -> argparse.ArgumentParser:
             "--port 8000 --target trn2 --tp 2",
         ),
         PRETRAINED,
+    )
+    compiled.add_arguments(
+        _command(
+            commands,
+            "compile",
+            "compile the graphs of an engine for NeuronCores, or list them",
+            "stories --list --buckets 'sequences=1 tokens=64 context=256' --max-model-len 256",
+        )
     )
     top.add_arguments(_command(commands, "top", "show what a server does", "--url http://127.0.0.1:8000"))
     plan.add_arguments(

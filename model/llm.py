@@ -2,243 +2,24 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from model.chat import ChatTemplate, Message
-from model.checkpoint import open_checkpoint
-from model.config import Fields, ModelConfig
-from model.device import SimulatedDevice
-from model.engine import (
-    Engine,
-    EngineLimits,
-    GroupScheduler,
-    RequestOutput,
-    SamplingParams,
-    Scheduler,
-    SchedulerOptions,
-)
-from model.engine.bucket_sizes import AUTO, BucketLimits, read_buckets
-from model.engine.buckets import MOST_ROWS, Buckets
-from model.engine.speculation import NO_RECURRENT_DRAFTS, DraftModel, PromptLookup, Proposer
+from model.config import Fields
+from model.engine import RequestOutput, SamplingParams
+from model.engine_args import EngineArgs, make_engine
 from model.errors import ModelError
-from model.families import load_config
-from model.mesh import Mesh, check_expert_groups, routed_experts
-from model.paged_model import PagedModel
 from model.shipped import PRETRAINED, model_path
-from model.state import INTERVAL, PagePool, SlotPool, check_block_size, window_pages
 from model.tokenizer import Tokenizer
-from model.weights import check_ranks, shard_weights
 from simulate.terminal import progress
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or a mapping: one of them as `prompt` or `prompt_token_ids`, and a `cache_salt` if it has one."""
 
 _NAMES = ("prompt", "prompt_token_ids", "cache_salt")
-
-
-@dataclass(frozen=True)
-class EngineArgs:
-    """The arguments of an engine, with vLLM's names where it has them.
-
-    `model` is a Hugging Face folder. The kernels run on `tensor_parallel_size` simulated cores of `target`; or on
-    `expert_parallel_size` groups of as many, which divide the routed experts: each computes requests of its own, with
-    the limits of a step and the cache that are said here. (In vLLM these are as many `data_parallel_size` groups with
-    `enable_expert_parallel`; there tensor-parallel ranks hold whole experts, here each holds its part of every expert
-    of its group.) The cache
-    has `num_pages` pages of `block_size` positions; by default as many as `max_num_seqs` sequences of `max_model_len`
-    positions fill, at most 4096, and of layers with a window no more than those sequences can hold. Recurrent layers
-    have `num_state_slots` states, by default two for each of these sequences, and snapshots every `mamba_block_size`
-    positions, a multiple of `block_size`. `max_model_len` is
-    the context of the model, at most 2048, by default; where it is above the length up to which longrope takes short
-    factors, sequences of all lengths take the long ones. `speculative_config` has `num_speculative_tokens`, and the
-    folder of a draft `model`, or `method` ngram with `prompt_lookup_max` and `prompt_lookup_min`. `buckets` are the
-    sizes to which steps are rounded up, such as "sequences=1,16 tokens=64,512 context=2048", by default powers of two.
-    """
-
-    model: str | Path = PRETRAINED
-    tensor_parallel_size: int = 1
-    expert_parallel_size: int = 1
-    dtype: str = "float32"
-    target: str = "trn2"
-    max_num_seqs: int = 16
-    max_num_batched_tokens: int = 512
-    max_model_len: int | None = None
-    block_size: int = 16
-    num_pages: int | None = None
-    num_state_slots: int | None = None
-    mamba_block_size: int = INTERVAL
-    enable_prefix_caching: bool = True
-    enable_chunked_prefill: bool = True
-    speculative_config: Mapping[str, Any] | None = None
-    seed: int = 0
-    buckets: str | Buckets | None = None
-
-
-def make_engine(args: EngineArgs) -> Engine:
-    """The engine of a model folder; ModelError for what the folder, the arguments or this machine do not allow."""
-    folder = model_path(args.model)
-    config = load_config(folder)
-    length = min(2048, config.context) if args.max_model_len is None else args.max_model_len
-    if not 1 < length <= config.context:
-        raise ModelError(f"max_model_len is {length}; this model takes 2 to {config.context} positions")
-    config = config.of_length(length)
-    check_ranks(config, args.tensor_parallel_size)
-    if args.expert_parallel_size < 1:
-        raise ModelError(f"expert_parallel_size is {args.expert_parallel_size}; at least 1 is needed")
-    check_expert_groups(config, args.expert_parallel_size)
-    check_block_size(args.block_size)
-    speculation = _Speculation.of(args.speculative_config)
-    tokenizer = Tokenizer(folder, config.vocab_size)
-    options = SchedulerOptions(
-        args.max_num_seqs,
-        args.max_num_batched_tokens,
-        chunked_prefill=args.enable_chunked_prefill,
-        prefix_caching=args.enable_prefix_caching,
-        speculative_tokens=speculation.tokens,
-    )
-    if any(each.is_recurrent for each in speculation.configs):
-        raise ModelError(NO_RECURRENT_DRAFTS)
-    pools, slots = _pools([config, *speculation.configs], args, length), _slots(config, args, speculation)
-    groups = [Scheduler(pools, options, slots)]
-    for _ in range(1, args.expert_parallel_size):
-        own = _pools([config, *speculation.configs], args, length), _slots(config, args, speculation)
-        groups.append(Scheduler(own[0], options, own[1]))
-    most = BucketLimits(args.max_num_seqs, args.max_num_batched_tokens, length, speculation.tokens)
-    buckets = _buckets(args.buckets, most)
-    limits = EngineLimits(config.eos_token_ids, config.vocab_size, length, args.seed)
-    return Engine(
-        _paged_model(folder, config, args, pools, buckets, slots),
-        groups[0] if len(groups) == 1 else GroupScheduler(groups),
-        tokenizer,
-        limits,
-        time.monotonic,
-        speculation.proposer(config, args, pools, buckets, length),
-    )
-
-
-def _pools(configs: Sequence[ModelConfig], args: EngineArgs, length: int) -> list[PagePool]:
-    """Pages of every kind that one of some models has: of windows no more than sequences can hold."""
-    of_each = -(-length // args.block_size)
-    most = min(4096, args.max_num_seqs * of_each) if args.num_pages is None else args.num_pages
-    if most < 1:
-        raise ModelError(f"num_pages is {most}; at least 1 is needed")
-    pools = []
-    for window in dict.fromkeys(window for config in configs for window in config.windows(length)):
-        count = most
-        if window is not None:
-            limits = args.max_num_seqs, args.max_num_batched_tokens
-            count = min(most, window_pages(window, args.block_size, *limits))
-        pools.append(PagePool(count, args.block_size, window))
-    return pools
-
-
-def _slots(config: ModelConfig, args: EngineArgs, speculation: _Speculation) -> SlotPool | None:
-    """Slots of states, where layers are recurrent."""
-    if not config.is_recurrent:
-        return None
-    if args.mamba_block_size < 1 or args.mamba_block_size % args.block_size:
-        raise ModelError(
-            f"mamba_block_size is {args.mamba_block_size}; snapshots are whole pages of {args.block_size} positions "
-            "apart"
-        )
-    of_each = 3 if speculation.tokens else 2  # one more for the state before drafts
-    count = args.max_num_seqs * of_each if args.num_state_slots is None else args.num_state_slots
-    if count < 1:
-        raise ModelError(f"num_state_slots is {count}; at least 1 is needed")
-    return SlotPool(count, args.block_size, args.mamba_block_size)
-
-
-def _buckets(given: str | Buckets | None, limits: BucketLimits) -> Buckets:
-    """The bucket sizes of an engine. ModelError where the given ones do not cover its limits."""
-    if given == AUTO:
-        raise ModelError(
-            "buckets are auto, but which requests will come is not known; nkw traffic --buckets auto says the sizes "
-            "for a trace or for lengths"
-        )
-    if given is None:
-        return limits.powers
-    return read_buckets(str(given), limits)
-
-
-def _paged_model(
-    folder: Path,
-    config: ModelConfig,
-    args: EngineArgs,
-    pools: Sequence[PagePool],
-    buckets: Buckets,
-    slots: SlotPool | None = None,
-) -> PagedModel:
-    checkpoint = open_checkpoint(folder, config)
-    groups = args.expert_parallel_size
-    # A draft model without experts is computed by each group alone.
-    mesh = Mesh(args.tensor_parallel_size, groups, expert=groups if routed_experts(config) else 1)
-    own = list(dict.fromkeys(map(mesh.shard, range(mesh.ranks))))
-    weights = shard_weights(config, checkpoint, mesh.tensor, own, checkpoint.let_go, args.dtype)
-    device = SimulatedDevice(args.target, mesh.ranks)
-    return PagedModel(config, weights, device, pools, buckets, slots=slots, mesh=mesh)
-
-
-@dataclass(frozen=True)
-class _Speculation:
-    """`speculative_config`, read: how many drafts a step verifies, and where they come from."""
-
-    tokens: int = 0
-    most: int = 4
-    least: int = 2
-    model: Path | None = None
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any] | None) -> _Speculation:
-        """ModelError for a name or a value that is not known."""
-        if given is None:
-            return cls()
-        names = ("method", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min", "model")
-        unknown = [name for name in given if name not in names]
-        method = given.get("method", "draft_model" if "model" in given else "ngram")
-        tokens = given.get("num_speculative_tokens")
-        if unknown:
-            raise ModelError(f"speculative_config takes no {unknown[0]}; it takes {', '.join(names)}")
-        if method not in ("ngram", "draft_model"):
-            raise ModelError(f"method of speculative_config is {method!r}; known are ngram and draft_model")
-        if not isinstance(tokens, int) or not 1 <= tokens < MOST_ROWS:
-            raise ModelError(f"num_speculative_tokens is {tokens}; it must be between 1 and {MOST_ROWS - 1}")
-        if (method == "draft_model") != ("model" in given):
-            raise ModelError("speculative_config has a model where its method is draft_model, and only there")
-        most = given.get("prompt_lookup_max", 4)
-        least = given.get("prompt_lookup_min", min(2, most))
-        return cls(tokens, most, least, model_path(given["model"]) if "model" in given else None)
-
-    @property
-    def configs(self) -> Sequence[ModelConfig]:
-        """The draft model, where there is one."""
-        return () if self.model is None else (load_config(self.model),)
-
-    def proposer(
-        self,
-        config: ModelConfig,
-        args: EngineArgs,
-        pools: Sequence[PagePool],
-        buckets: Buckets,
-        length: int,
-    ) -> Proposer | None:
-        """What proposes drafts; ModelError for a draft model of another vocabulary."""
-        if not self.tokens:
-            return None
-        if self.model is None:
-            return PromptLookup(self.most, self.least)
-        (own,) = self.configs
-        if own.vocab_size != config.vocab_size:
-            raise ModelError(
-                f"{self.model}: the draft model has {own.vocab_size} tokens, the model {config.vocab_size}"
-            )
-        if own.context < buckets.context[-1] and own.context < config.context:
-            raise ModelError(f"{self.model}: the draft model has a context of {own.context} positions")
-        return DraftModel(_paged_model(self.model, own.of_length(length), args, pools, buckets))
 
 
 class LLM:

@@ -15,7 +15,7 @@ from model.expert_load import ExpertLoad
 from model.families import compose
 from model.launched import Device, LaunchedModel
 from model.layers import paged
-from model.layers.launch import Decoding, Phase, StepShape
+from model.layers.launch import Decoding, Draws, Phase, StepShape
 from model.layers.paged import STATES, Kind
 from model.layers.sample import DRAWS, arguments_of, served
 from model.mesh import Mesh
@@ -49,32 +49,16 @@ class PagedModel:
         assert config.longest_short is None, (
             "pages are shared by sequences of all lengths: see ModelConfig.of_length"
         )
-        buckets = replace(buckets, mixes=buckets.mixes and compose(config).mixes)
-        context, first = buckets.context[-1], weights[0]
+        buckets, first = buckets_of(config, buckets), weights[0]
         self.use = BucketUse(buckets, ExpertLoad.of(config, mesh))
         self._buckets = buckets
         self._pools = [pools] if isinstance(pools, PagePool) else list(pools)
         self._slots = slots
         self._kinds: list[Kind] = [pool.window for pool in self._pools] + ([STATES] if slots else [])
         self._block = (slots or self._pools[0]).block_size
-        self._positions = min(context, config.context)
-        self._largest = StepShape(
-            Phase.decode,
-            tokens=1,
-            sequences=1,
-            cache_length=context,
-            context=self._positions,
-            ranks=mesh.tensor,
-            activations=first.dtype,
-            weights=first.arrays[next(iter(first.arrays))].dtype,
-            candidates=candidates,
-            padded=True,
-            pages=sum(pool.count + 1 for pool in self._pools if pool.window is None),
-            window_pages=tuple((pool.window, pool.count + 1) for pool in self._pools if pool.window),
-            block_size=self._block,
-            slots=slots.count + 1 if slots else 0,
-            expert_ranks=mesh.expert,
-        )
+        dtypes = first.dtype, first.arrays[next(iter(first.arrays))].dtype
+        self._largest = largest_step(config, mesh, dtypes, self._pools, slots, buckets, candidates)
+        self._positions = self._largest.context
         count = sum(pool.count for pool in self._pools)
         purpose = f"{count:,} pages of {self._block} positions" if count else ""
         if slots:
@@ -106,6 +90,20 @@ class PagedModel:
                 self.use.add(part)
                 outputs |= self._computed(part, rows)
         return outputs
+
+    def launch_padding(self, part: PartShape, draws: Draws | None) -> None:
+        """Launch a step of a shape without any request: its graph is compiled, and nothing that is read changes."""
+        beside = None if part.beside is None else Part(part.beside, ())
+        arrays = self._given(Part(part, (), beside))
+        shape = replace(step_of(part, self._largest), draws=draws)
+        if draws is not None:
+            of_rows = arguments_of([None] * shape.head_rows, self._vocabulary, draws.whole)
+            arrays |= {name: each[None] for name, each in of_rows.items()}
+        self._model.step(shape, arrays)
+
+    def launch_copies(self, count: int, kind: Kind) -> None:
+        """Copy the first pages or slots of a kind onto themselves."""
+        self._model.copy_pages([{page: page for page in range(count)}] * self._mesh.data, kind)
 
     def _computed(self, part: Part, rows: Rows) -> dict[Request, list[StepOutput]]:
         scores = any(chunk.scores for chunk in part.chunks)
@@ -216,6 +214,41 @@ def _places(part: Part) -> dict[Request, range]:
                     found[chunk.request] = range(at, at + count)
             first += shape.sequences * of_each
     return found
+
+
+def buckets_of(config: ModelConfig, buckets: Buckets) -> Buckets:
+    """Buckets for a model: sequences decode beside prompts only where all of its layers take both."""
+    return replace(buckets, mixes=buckets.mixes and compose(config).mixes)
+
+
+def largest_step(
+    config: ModelConfig,
+    mesh: Mesh,
+    dtypes: tuple[np.dtype, np.dtype],
+    pools: Sequence[PagePool],
+    slots: SlotPool | None,
+    buckets: Buckets,
+    candidates: int = 1,
+) -> StepShape:
+    """The step whose states and constants a model holds; `dtypes` are those of activations and of weights."""
+    activations, weights = dtypes
+    return StepShape(
+        Phase.decode,
+        tokens=1,
+        sequences=1,
+        cache_length=buckets.context[-1],
+        context=min(buckets.context[-1], config.context),
+        ranks=mesh.tensor,
+        activations=activations,
+        weights=weights,
+        candidates=candidates,
+        padded=True,
+        pages=sum(pool.count + 1 for pool in pools if pool.window is None),
+        window_pages=tuple((pool.window, pool.count + 1) for pool in pools if pool.window),
+        block_size=(slots or pools[0]).block_size,
+        slots=slots.count + 1 if slots else 0,
+        expert_ranks=mesh.expert,
+    )
 
 
 def step_of(part: PartShape, paged: StepShape) -> StepShape:

@@ -29,6 +29,10 @@ class NativeCore(Core):
         self.operators: dict[str, str] = {}
         self._inside: list[str] = []
 
+    def forget(self) -> None:
+        """Begin a new process, which has no operators."""
+        self.operators.clear()
+
     def set_device_index(self, index: int) -> None:
         """`torch.accelerator.set_device_index`: the core of this process."""
         if not isinstance(index, int) or not 0 <= index < 64:

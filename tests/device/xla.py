@@ -57,6 +57,10 @@ class XlaCore(Core):
             each.ready = True
         self._recorded, self._waiting = [], []
 
+    def forget(self) -> None:
+        """Begin a new process, as far as graphs go."""
+        self.executed, self._recorded, self._waiting = [], [], []
+
     def fetched(self, tensor: CoreTensor) -> None:
         """A tensor that is only recorded is computed when the host reads it: the graph ends there."""
         if not tensor.ready:

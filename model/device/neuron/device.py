@@ -8,7 +8,7 @@ of the vendor's backend; what the host gathers goes through gloo, from the memor
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -86,6 +86,11 @@ class NeuronDevice:
         every: list[Any] = [None] * self.ranks
         dist.all_gather_object(every, own, group=self._host_group)
         return [array for of_rank in every for array in of_rank]
+
+
+def cache_variables(route: Route, folder: str) -> Mapping[str, str]:
+    """The environment variables under which compiled graphs are kept in a folder."""
+    return ROUTES[route].cache_variables(folder)
 
 
 def _joined(route: Torch) -> Any:

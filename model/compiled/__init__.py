@@ -1,0 +1,1 @@
+"""`nkw compile`: the graphs of an engine on NeuronCores, compiled before the first request."""

@@ -1,0 +1,103 @@
+"""The graphs of an engine: the launches of every step that its buckets allow, and of copies of pages and slots."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+
+from model.config import ModelConfig
+from model.engine.buckets import Buckets, PartShape
+from model.families import compose
+from model.launched import copies_of, launches_of
+from model.layers.launch import Draws, Launch, StepShape
+from model.layers.paged import MOST_COPIES, STATES, Kind, spare
+from model.layers.sample import DRAWS
+from model.paged_model import step_of
+
+
+@dataclass(frozen=True)
+class StepGraph:
+    """A step of one shape, with or without drawing the next tokens."""
+
+    part: PartShape
+    draws: Draws | None
+    launches: tuple[Launch, ...]
+
+    def __str__(self) -> str:
+        kind = "decode" if self.part.decodes else "prompts"
+        if self.draws is None:
+            return f"{kind}: {self.part}"
+        whole = " of the whole vocabulary" if self.draws.whole else ""
+        return f"{kind}: {self.part}, draws from {self.draws.candidates}{whole}"
+
+
+@dataclass(frozen=True)
+class CopyGraph:
+    """Copies of so many pages of a kind, or slots, in every layer that has them."""
+
+    count: int
+    kind: Kind
+    launches: tuple[Launch, ...]
+
+    def __str__(self) -> str:
+        what = "slot" if self.kind == STATES else "page"
+        window = f" of a window of {self.kind}" if isinstance(self.kind, int) else ""
+        return f"{self.count} {what}{'s' if self.count > 1 else ''}{window} copied"
+
+
+Graph = StepGraph | CopyGraph
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What besides its launches decides what a graph is compiled to.
+
+    `logical_core` is the number of physical cores of each rank; `versions` are those of the vendor's packages.
+    """
+
+    target: str
+    ranks: int
+    logical_core: int
+    versions: Mapping[str, str]
+
+
+def graphs_of(
+    config: ModelConfig, buckets: Buckets, largest: StepShape, kinds: Sequence[Kind]
+) -> list[Graph]:
+    """Every graph that an engine may launch, but those of prompts whose every token is scored."""
+    decoder = compose(config)
+    graphs: list[Graph] = []
+    for part in buckets.shapes():
+        for draws in (None, *DRAWS):
+            step = replace(step_of(part, largest), draws=draws)
+            launches = (launch for section in decoder.sections for launch in launches_of(section, step))
+            graphs.append(StepGraph(part, draws, tuple(launches)))
+    for kind in kinds:
+        count = 1
+        while count <= min(MOST_COPIES, spare(largest, kind)):
+            graphs.append(CopyGraph(count, kind, tuple(copies_of(decoder.layers, largest, count, kind))))
+            count *= 2
+    return graphs
+
+
+def graph_key(graph: Graph, environment: Environment, source_digest: Callable[[str], str]) -> str:
+    """A name for what a graph is compiled to: equal for equal launches, kernels' sources and compilers.
+
+    `source_digest` tells the sources of a kernel. The result depends on the arguments alone.
+    """
+    launches = [
+        [each.kernel, [repr(argument) for argument in each.arguments], list(each.results)]
+        for each in graph.launches
+    ]
+    kernels = sorted({each.kernel for each in graph.launches})
+    told = {
+        "launches": launches,
+        "sources": {kernel: source_digest(kernel) for kernel in kernels},
+        "target": environment.target,
+        "ranks": environment.ranks,
+        "logical_core": environment.logical_core,
+        "versions": dict(environment.versions),
+    }
+    return blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=16).hexdigest()

@@ -1,0 +1,256 @@
+"""`nkw compile`: which graphs an engine has, what their keys depend on, and that the engine launches no others."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model import LLM, SamplingParams
+from model.cli import main
+from model.compiled.command import MANIFEST, engine_graphs, launch_all, read_manifest
+from model.compiled.graphs import CopyGraph, Environment, Graph, StepGraph, graph_key
+from model.compiled.sources import source_digest
+from model.engine_args import EngineArgs, engine_parts
+from model.errors import ModelError
+from model.layers.paged import STATES
+from tests.device import site
+from tests.device.core import Core
+from tests.model.tiny_families import write_tiny
+
+BUCKETS = "sequences=1,2 tokens=16,32 context=128"
+SIZES: dict[str, Any] = dict(
+    max_num_seqs=2, max_num_batched_tokens=32, max_model_len=64, num_pages=12, block_size=8, buckets=BUCKETS
+)
+OPTIONS = [
+    "--max-num-seqs",
+    "2",
+    "--max-num-batched-tokens",
+    "32",
+    "--max-model-len",
+    "64",
+    "--num-pages",
+    "12",
+]
+OPTIONS += ["--block-size", "8", "--buckets", BUCKETS]
+HERE = Environment("trn2", 1, 1, {"nki": "0.7.0", "neuronx-cc": "2.28"})
+
+
+def graphs(folder: Path, **changes: Any) -> list[Graph]:
+    return engine_graphs(engine_parts(EngineArgs(folder, **{**SIZES, **changes})))
+
+
+def test_every_shape_of_the_buckets_is_a_graph_for_each_way_to_draw(tiny: Path) -> None:
+    parts = engine_parts(EngineArgs(tiny, **SIZES))
+    steps = [each for each in engine_graphs(parts) if isinstance(each, StepGraph)]
+    assert {each.part for each in steps} == set(parts.buckets.shapes())
+    assert len(steps) == 5 * len(parts.buckets.shapes())
+    keys = {graph_key(each, HERE, source_digest) for each in engine_graphs(parts)}
+    assert len(keys) == len(engine_graphs(parts))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        replace(HERE, target="trn1"),
+        replace(HERE, ranks=2),
+        replace(HERE, logical_core=2),
+        replace(HERE, versions={**HERE.versions, "neuronx-cc": "2.29"}),
+    ],
+)
+def test_a_key_depends_on_chip_ranks_cores_and_compiler(tiny: Path, changed: Environment) -> None:
+    graph = graphs(tiny)[0]
+    assert graph_key(graph, HERE, source_digest) == graph_key(graphs(tiny)[0], HERE, source_digest)
+    assert graph_key(graph, changed, source_digest) != graph_key(graph, HERE, source_digest)
+
+
+@pytest.mark.parametrize("changes", [{"num_pages": 13}, {"dtype": "bfloat16"}, {"block_size": 16}])
+def test_a_key_depends_on_shapes_and_dtypes(tiny: Path, changes: dict[str, Any]) -> None:
+    same, other = graphs(tiny)[0], graphs(tiny, **changes)[0]
+    assert graph_key(same, HERE, source_digest) != graph_key(other, HERE, source_digest)
+
+
+def test_a_key_depends_on_the_sources_of_its_own_kernels(tiny: Path) -> None:
+    graph = graphs(tiny)[0]
+    used = {each.kernel for each in graph.launches}
+    before = graph_key(graph, HERE, lambda kernel: "before")
+    for kernel in used:
+        changed = {kernel: "after"}
+        assert graph_key(graph, HERE, lambda each, own=changed: own.get(each, "before")) != before
+    assert graph_key(graph, HERE, lambda each: "before" if each in used else "after") == before
+
+
+def test_the_sources_of_a_kernel_are_its_file_and_what_this_imports(tmp_path: Path, monkeypatch: Any) -> None:
+    package = tmp_path / "nki_kernels"
+    (package / "parts").mkdir(parents=True)
+    files = {
+        "__init__.py": "",
+        "one.py": "from nki_kernels.parts.inner import x\n",
+        "two.py": "import numpy\n",
+        "parts/__init__.py": "",
+        "parts/inner.py": "def x():\n    from nki_kernels import last\n",
+        "last.py": "",
+    }
+
+    def digests() -> tuple[str, str]:
+        source_digest.cache_clear()
+        return source_digest("one"), source_digest("two")
+
+    for name, text in files.items():
+        (package / name).write_text(text)
+    monkeypatch.setattr("model.compiled.sources._root", lambda: package)
+    before = digests()
+    assert digests() == before
+    for changed, differ in {
+        "last.py": (True, False),
+        "parts/inner.py": (True, False),
+        "two.py": (False, True),
+    }.items():
+        (package / changed).write_text(files[changed] + "# changed\n")
+        after = digests()
+        assert tuple(one != other for one, other in zip(before, after)) == differ
+        before = after
+    source_digest.cache_clear()
+
+
+@pytest.mark.parametrize("route", ["native", "xla"])
+def test_an_engine_launches_no_graph_that_was_not_compiled(
+    on: Callable[..., Core], tiny: Path, route: str
+) -> None:
+    core: Any = on(route)
+    arguments = {**SIZES, "buckets": "sequences=2 tokens=32 context=128"}
+    prompts, params = (
+        ["Once upon a time", "The", "Once upon a day"],
+        SamplingParams(temperature=0, max_tokens=6),
+    )
+    wanted = LLM(tiny, **arguments).generate(prompts, params, use_tqdm=False)
+    parts = engine_parts(EngineArgs(tiny, backend="neuron", **arguments))
+    launch_all(parts)
+    if route == "xla":
+        compiled = list(core.executed)
+        assert len(set(compiled)) == len(compiled) == len(engine_graphs(parts))
+    else:
+        compiled = list(core.operators)
+    core.forget()
+    llm = LLM(tiny, backend="neuron", **arguments)
+    found = llm.generate(prompts, params, use_tqdm=False)
+    assert [each.outputs[0].token_ids for each in found] == [each.outputs[0].token_ids for each in wanted]
+    launched = core.executed if route == "xla" else core.operators
+    assert launched
+    assert set(launched) <= set(compiled)
+
+
+@pytest.mark.parametrize("family", ["mamba", "gemma3"])
+def test_states_and_windows_have_graphs_too(tmp_path: Path, family: str) -> None:
+    pytest.importorskip("transformers", reason="transformers is an extra of development (dev)")
+    sizes = {**SIZES, "buckets": "sequences=1 tokens=32 context=128", "mamba_block_size": 8}
+    parts = engine_parts(EngineArgs(write_tiny(tmp_path, family), **sizes))
+    kinds = {each.kind for each in engine_graphs(parts) if isinstance(each, CopyGraph)}
+    assert kinds == ({STATES} if family == "mamba" else {None, parts.pools[-1].window})
+    model = parts.model()
+    given = next(part for part in parts.buckets.shapes() if not part.decodes)
+    model.launch_padding(given, None)
+    for graph in engine_graphs(parts):
+        if isinstance(graph, CopyGraph):
+            model.launch_copies(graph.count, graph.kind)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = main(["compile", *arguments])
+    told = capsys.readouterr()
+    return status, told.out, told.err
+
+
+def test_without_packages_the_graphs_are_listed_and_what_is_missing_is_said(
+    tiny: Path, tmp_path: Path, capsys: Any
+) -> None:
+    count = len(graphs(tiny))
+    status, out, err = run(capsys, str(tiny), *OPTIONS, "--out", str(tmp_path / "cache"))
+    assert status == 2
+    assert len(out.splitlines()) == count
+    assert err.startswith(
+        f"nkw: error: {count} graphs are listed and none is compiled: the neuron backend needs nki,"
+    )
+    assert len(err.splitlines()) == 1
+    assert not (tmp_path / "cache").exists()
+    status, listed, err = run(capsys, str(tiny), *OPTIONS, "--list")
+    assert (status, listed, err) == (0, out, "")
+
+
+@pytest.fixture
+def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`neuron_parallel_compile` on the path, which notes what it was given; it ends with the status in `status`."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    script = folder / "neuron_parallel_compile"
+    script.write_text(
+        f'#!/bin/sh\necho "$NEURON_COMPILE_CACHE_URL $NEURON_PLATFORM_TARGET_OVERRIDE $*" >> {folder}/calls\n'
+        f"exit $(cat {folder}/status)\n"
+    )
+    script.chmod(0o755)
+    (folder / "status").write_text("0")
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    site.install(tmp_path / "site", site.XLA, monkeypatch)
+    return folder
+
+
+def test_only_what_the_cache_lacks_is_compiled(tiny: Path, tmp_path: Path, tool: Path, capsys: Any) -> None:
+    count, cache = len(graphs(tiny)), tmp_path / "cache"
+    status, out, err = run(capsys, str(tiny), *OPTIONS, "--target", "inf2", "--tp", "2", "--out", str(cache))
+    assert (status, err) == (0, "")
+    assert out == f"{count} graphs compiled, 0 known; {cache / MANIFEST}\n"
+    (call,) = (tool / "calls").read_text().splitlines()
+    assert call.startswith(f"{cache} trn1 ")
+    assert "torch.distributed.run --nproc-per-node 2 -m model compile" in call
+    assert call.endswith(f"--max-model-len 64 --num-pages 12 --buckets {BUCKETS}")
+    assert len(read_manifest(cache)) == count
+    again = run(capsys, str(tiny), *OPTIONS, "--target", "inf2", "--tp", "2", "--out", str(cache))
+    assert again == (0, f"0 graphs compiled, {count} known; {cache / MANIFEST}\n", "")
+    run(capsys, str(tiny), *OPTIONS, "--target", "trn1", "--tp", "2", "--out", str(cache))
+    assert len((tool / "calls").read_text().splitlines()) == 2
+    assert len(read_manifest(cache)) == 2 * count
+
+
+def test_a_compilation_that_fails_is_not_noted(tiny: Path, tmp_path: Path, tool: Path, capsys: Any) -> None:
+    (tool / "status").write_text("3")
+    status, _, err = run(capsys, str(tiny), *OPTIONS, "--out", str(tmp_path / "cache"))
+    assert (status, len(err.splitlines())) == (2, 1)
+    assert "ended with status 3" in err
+    assert read_manifest(tmp_path / "cache") == {}
+
+
+def test_what_compiling_needs_is_said(
+    tiny: Path, tmp_path: Path, tool: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    assert "--out is needed" in run(capsys, str(tiny), *OPTIONS)[2]
+    (tool / "neuron_parallel_compile").unlink()
+    out = ["--out", str(tmp_path / "cache")]
+    assert "neuron_parallel_compile is not on the path" in run(capsys, str(tiny), *OPTIONS, *out)[2]
+    monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "3")
+    assert "a rank has 1 or 2 physical cores" in run(capsys, str(tiny), *OPTIONS, *out)[2]
+
+
+def test_torchneuron_compiles_where_a_neuron_device_is(
+    tiny: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.install(tmp_path / "site", site.NATIVE, monkeypatch)
+    status, _, err = run(capsys, str(tiny), *OPTIONS, "--out", str(tmp_path / "cache"))
+    assert status == 2
+    assert "compiles on an instance of Trn2 or Trn3 alone, and there is no Neuron device here" in err
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{", '{"schema": 2, "graphs": {}}', '{"schema": 1, "graphs": {"a": 1}}', "[" * 20000, "\0"],
+)
+def test_a_list_that_cannot_be_read_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / MANIFEST).write_text(text)
+    with pytest.raises(ModelError, match="is no list of compiled graphs; remove it"):
+        read_manifest(tmp_path)
+    (tmp_path / MANIFEST).write_text(json.dumps({"schema": 1, "graphs": {"a": "one"}}))
+    assert read_manifest(tmp_path) == {"a": "one"}
