@@ -19,6 +19,7 @@ import pytest
 from simulate.errors import InvalidArgument
 from simulate.profile import Profile
 from simulate.profile import profile as predicted_profile
+from simulate.profile.vendor import engines as engines_module
 from simulate.profile.vendor import read_profile, side_by_side
 from simulate.profile.vendor import tables as tables_module
 from simulate.profile.vendor import text as vendor_text
@@ -72,7 +73,7 @@ def replaced(folder: Path, table: str, column: str, values: Any) -> Path:
         ("start_ts", [-1] * 6, "Instruction.start_ts holds a value that is no time"),
         ("end_ts", [1 << 61] * 6, "Instruction.end_ts holds a value that is no time"),
         ("end_ts", [T0 - 1] * 6, "Instruction has an event that ends before it starts"),
-        ("pcore_idx", [64] * 6, "pcore_idx is 64"),
+        ("pcore_idx", [64] * 6, "Instruction.pcore_idx is 64"),
         ("raw_flops", [1 << 62] * 6, "Instruction.raw_flops holds a value that is no size"),
     ],
 )
@@ -288,6 +289,31 @@ def test_different_texts_of_a_column_have_a_limit(most: int, monkeypatch: pytest
     else:
         with pytest.raises(ValueError, match="a column has more than 3 different texts"):
             names.number("d")
+
+
+@pytest.mark.parametrize("most", [2, 3, 4])
+def test_engines_and_queues_have_a_limit(most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_profile(tmp_path / "profile")  # of three engines
+    monkeypatch.setattr(engines_module, "MOST_TRACKS", most)
+    if most >= 3:
+        assert len(read_profile(folder).engines) == 3
+    else:
+        assert refusal(folder) == "Instruction has more than 2 engines, queues or partitions"
+
+
+def test_thousands_of_queues_are_refused_and_as_many_lines_are_read(tmp_path: Path) -> None:
+    rows = np.arange(50_000)
+    times = {"start_ts": T0 + rows, "end_ts": T0 + rows + 1, "transfer_bytes": rows}
+    queues = pa.array([f"queue {row}" for row in rows])
+    pq.write_table(pa.table({**times, "queue_name": queues}), tmp_path / "DmaPacketAggregated.parquet")
+    assert refusal(tmp_path) == "DmaPacketAggregated has more than 10,000 engines, queues or partitions"
+    (tmp_path / "DmaPacketAggregated.parquet").unlink()
+    lines = pa.array([f"k.py:{row}" for row in range(49_990)] + ["k.py:1"] * 10)
+    same = pa.array(["tensor"] * len(rows))
+    columns = {**times, "engine": same, "opcode": same, "nki_source_location": lines}
+    pq.write_table(pa.table(columns), tmp_path / "Instruction.parquet")
+    found = read_profile(tmp_path)
+    assert len(found.lines) == 49_990 and found.lines[0].held_ns == 11
 
 
 def many_packets(path: Path, rows: int) -> None:

@@ -83,10 +83,10 @@ def _add_transfers(found: Packets, tables: Tables) -> None:
         data = batch["queue_type"] != names.number("instruction")
         found.transfers = (found.transfers or 0) + int(data.sum())
         found.transfer_bytes = (found.transfer_bytes or 0) + int(sizes[data].sum(dtype=np.float64))
-        for core, number, rows in by_core(batch, batch["queue_name"]):
+        for core, number, rows in by_core(batch, batch["queue_name"], queues, "DmaPacketAggregated"):
             covered, sums = queues.setdefault((core, queue_label(names.of(number))), (Covered(), [0, 0]))
             covered.add(starts[rows], ends[rows])
-            sums[0] += int(rows.sum())
+            sums[0] += len(rows)
             sums[1] += int(sizes[rows].sum(dtype=np.float64))
         numbers, places = np.unique(batch["variable"], return_inverse=True)
         for number, size in zip(numbers.tolist(), np.bincount(places, weights=sizes).tolist()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sized
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +24,7 @@ WAITING = re.compile("EVENT_SEMAPHORE.*")
 
 _CALLED = {name.lower(): name for name in ENGINES}
 _PLACE = re.compile(r"[\[\s\"']*(?P<file>[^\"'\[\]]+?):(?P<line>[0-9]{1,9})(?![0-9])")
+MOST_TRACKS = 10_000
 _MOST_CORES = 64
 _MOST_FRAMES = 500_000
 PLACES = ("nki_source_location", "bir_debug_info_source_location")
@@ -55,17 +57,24 @@ def span(batch: Batch, table: str) -> tuple[IntColumn, IntColumn]:
     return starts, ends
 
 
-def by_core(batch: Batch, names: IntColumn) -> list[tuple[int, int, NDArray[np.bool_]]]:
-    """(core, number of a name, its rows) for all pairs that occur; a missing core is core 0."""
+def by_core(
+    batch: Batch, names: IntColumn, known: Sized, table: str
+) -> Iterator[tuple[int, int, NDArray[np.intp]]]:
+    """(core, number of a name, its rows) for all pairs that occur; a missing core is core 0.
+
+    Raises Broken where there are more cores or, with those that are `known`, more names than a chip could have.
+    """
     cores = np.maximum(batch["pcore_idx"], 0)
     if len(cores) and cores.max() >= _MOST_CORES:
-        raise Broken(f"pcore_idx is {cores.max()}")
+        raise Broken(f"{table}.pcore_idx is {cores.max()}")
     pairs = names * _MOST_CORES + cores
-    found = []
-    for pair in np.unique(pairs).tolist():
+    order = np.argsort(pairs, kind="stable")
+    found, firsts = np.unique(pairs[order], return_index=True)
+    if max(len(found), len(known)) > MOST_TRACKS:
+        raise Broken(f"{table} has more than {MOST_TRACKS:,} engines, queues or partitions")
+    for pair, rows in zip(found.tolist(), np.split(order, firsts[1:])):
         number, core = divmod(pair, _MOST_CORES)
-        found.append((core, number, pairs == pair))
-    return found
+        yield core, number, rows
 
 
 def instructions(tables: Tables) -> Instructions:
@@ -91,11 +100,11 @@ def instructions(tables: Tables) -> Instructions:
         working = ~np.array([*waits, False])[batch["opcode"]]
         found.flops = _added(found.flops, batch["raw_flops"])
         found.transpose_flops = _added(found.transpose_flops, batch["flops_transpose"])
-        for core, number, rows in by_core(batch, batch["engine"]):
+        for core, number, rows in by_core(batch, batch["engine"], found.counts, "Instruction"):
             key = core, engine_name(names.of(number))
-            here = rows & working
+            here = rows[working[rows]]
             found.active.setdefault(key, Covered()).add(starts[here], ends[here])
-            found.counts[key] = found.counts.get(key, 0) + int(here.sum())
+            found.counts[key] = found.counts.get(key, 0) + len(here)
             waited = float(np.maximum(batch["evt_wait_time_ns"][rows], 0).sum(dtype=np.float64))
             found.waits_ns[key] = found.waits_ns.get(key, 0.0) + waited
         _add_lines(found, batch, names, working, frames)
@@ -109,7 +118,7 @@ def engines(tables: Tables, found: Instructions) -> tuple[ActiveEngine, ...]:
     names = Names()
     for batch in tables.batches("ActiveTime", {**SPAN, "engine": Kind.text}, CORE, names):
         starts, ends = span(batch, "ActiveTime")
-        for core, number, rows in by_core(batch, batch["engine"]):
+        for core, number, rows in by_core(batch, batch["engine"], merged, "ActiveTime"):
             merged.setdefault((core, engine_name(names.of(number))), Covered()).add(starts[rows], ends[rows])
     active.update({key: covered.ns for key, covered in merged.items()})
     order = {name: place for place, name in enumerate(ENGINES)}

@@ -81,7 +81,7 @@ def _occupied(tables: Tables) -> int | None:
     if np.any((partition < 0) | (partition >= _MOST_PARTITIONS)):
         raise Broken("SbufAllocation has a partition out of range")
     sizes = last - first + 1  # the last byte belongs to it
-    groups = by_core(found, partition)
+    groups = by_core(found, partition, (), "SbufAllocation")
     return max((most_at_once(starts[rows], ends[rows], sizes[rows]) for _, _, rows in groups), default=None)
 
 
