@@ -51,12 +51,12 @@ VERBS = {
     ),
     "bundle": Verb(
         "write a folder that carries kernels to a chip: sources, inputs, expected results, predicted times, run.py",
-        "bundle nki_kernels:matmul 'f32[128,128]' 'f32[128,512]' --target trn2 --out matmul-trn2",
+        "bundle nki_kernels:matmul 'f32[8,64]' 'f32[64,8]' --out m8",
         "0 written, 1 the kernel failed, 2 nothing could be bundled",
     ),
     "compare": Verb(
         "compare what a bundle brought back from a chip with what was expected and predicted",
-        "compare matmul-trn2",
+        "compare m8",
         "0 all cases ran and agree, 1 something differs or failed, 2 there is no result that can be read",
     ),
     "lint": Verb(

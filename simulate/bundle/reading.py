@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,8 @@ def read_array(folder: Path, name: str, dtype: str, shape: tuple[int, ...]) -> n
     path, bits = within(folder, name), bits_of(DTYPES[dtype])
     wanted = math.prod(shape) * element.itemsize
     try:
-        with opened(path) as file:
+        with opened(path) as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of Python's parser about a broken header
             version = np.lib.format.read_magic(file)
             if version not in ((1, 0), (2, 0)):
                 raise ValueError(f"version {version} of the format")
@@ -94,9 +96,11 @@ def read_array(folder: Path, name: str, dtype: str, shape: tuple[int, ...]) -> n
             if stored.hasobject or stored not in (bits, element):
                 raise ValueError(f"it holds {stored}, not {bits}")
             content = file.read(wanted + 1)
-    except (OSError, ValueError, TypeError, SyntaxError, EOFError, MemoryError, RecursionError) as error:
-        why = getattr(error, "strerror", None) or error or type(error).__name__
-        raise refused(f"{folder / name} cannot be used: {str(why).splitlines()[0]}") from None
+    except (
+        Exception
+    ) as error:  # numpy's reader of headers lets through whatever Python's parser and tokenizer raise
+        why = str(getattr(error, "strerror", None) or error) or type(error).__name__
+        raise refused(f"{folder / name} cannot be used: {why.splitlines()[0]:.200}") from None
     if len(content) != wanted:
         raise refused(f"{folder / name} does not hold {wanted} bytes of values")
     array = np.frombuffer(content, element)

@@ -203,7 +203,7 @@ def test_budget(nki_budget) -> None:
     edits={
         "nki_kernels/examples.py": (
             "EXAMPLES = {\n",
-            "EXAMPLES = {\n    \"toy_twice\": (\"f32[4,256]\",),\n",
+            'EXAMPLES = {\n    "toy_twice": ("f32[4,256]",),\n',
         ),
         "nki_kernels/README.md": (
             "| `matmul` | `a @ b`, any sizes |\n",

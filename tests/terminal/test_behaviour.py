@@ -17,7 +17,8 @@ from tests.profile.test_profile_text import SCRIPT
 from tests.terminal.test_terminal import ESCAPE, environment, on_a_terminal, width
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-EXAMPLES = {verb: shlex.split(each.example) for verb, each in VERBS.items() if verb != "fidelity"}
+WITH_FOLDERS = ("fidelity", "bundle", "compare")  # their examples need a folder, or that there is none
+EXAMPLES = {verb: shlex.split(each.example) for verb, each in VERBS.items() if verb not in WITH_FOLDERS}
 EXAMPLES["plan"] = ["plan", str(ROOT / "model" / "pretrained"), "--tp", "2"]
 EXAMPLES["time --sweep"] = ["time", "script.py:doubled", "f32[128,N]", "--sweep", "N=64,60000"]
 EXAMPLES["memory --sweep"] = ["memory", *EXAMPLES["time --sweep"][1:]]

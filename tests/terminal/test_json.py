@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from model.cli import main
 from simulate.verbs import VERBS
+from tests.bundle.returns import bring_back
 from tests.profile.device_profiles import write_profile
 from tests.profile.test_profile_text import SCRIPT
 
@@ -97,6 +100,27 @@ def test_a_document_has_the_keys_and_types_of_the_page(
     if verb == "doctor":  # with something to mend
         monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "0-3")
         monkeypatch.setenv("NEURON_RT_NUM_CORES", "3")
+    if verb == "compare":  # equal, and one that differs
+        folder = words[1]
+        assert main(shlex.split(VERBS["bundle"].example)) == 0
+        bring_back(Path(folder))
+        capsys.readouterr()
+        differs = Path(shutil.copytree(folder, "differs"))
+        np.save(differs / "result/values/matmul/output-0.npy", np.zeros((8, 8), np.float32))
+        record = differs / "result" / "result.json"
+        told = json.loads(record.read_text())
+        told["environment"].update(packages={"nki": "0.6.0"}, instance="trn2.3xlarge")
+        told.update(failures=[{"stage": "profile", "message": "no"}])
+        told["cases"][0].update(stage="time")
+        record.write_text(json.dumps(told))
+        runs.append([verb, str(differs)])
+    if verb == "bundle":  # with a kernel that is left out
+        (tmp_path / "kernels").mkdir()
+        (tmp_path / "kernels" / "examples.py").write_text(
+            'EXAMPLES = {"one:doubled": ("f32[4,4]",), "one:two": ("f32[4,4]",)}\nRANKS = {"one:two": 2}\n'
+        )
+        (tmp_path / "kernels" / "one.py").write_text(SCRIPT)
+        runs.append([verb, "kernels", "--catalogue", "--out", "kernels-trn2"])
     if verb == "tune":  # without buckets
         (tmp_path / "tunable.py").write_text(TUNABLE)
         runs.append([verb, "tunable.py:copied", "f32[128,64]", "--jobs", "1", "--reading", "program"])
@@ -194,7 +218,8 @@ def copied(a, tuning=None):
 """
 
 
-@pytest.mark.parametrize("verb", DOCUMENTS)
+# `bundle` writes a new folder each time, `compare` reads one that has come back.
+@pytest.mark.parametrize("verb", [verb for verb in DOCUMENTS if verb not in ("bundle", "compare")])
 def test_a_file_gets_what_stdout_gets_and_the_text_is_printed_as_without_it(
     verb: str, capsys: Capture, tmp_path: Path
 ) -> None:

@@ -1,0 +1,317 @@
+"""Whatever comes back: one sentence or a comparison, never a traceback."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import pickle
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simulate.bundle.compare import compare_bundle, document, report
+from simulate.bundle.reading import MOST_JSON_BYTES
+from simulate.cli import main
+from simulate.errors import InvalidArgument
+from simulate.terminal import rendered
+from tests.bundle.returns import bring_back
+
+Json = dict[str, Any]
+
+
+@pytest.fixture
+def returned(carried: Path) -> Path:
+    """A bundle that came back with equal values."""
+    bring_back(carried)
+    return carried
+
+
+def said(folder: Path) -> str:
+    """The comparison, or the sentence for which there is none; anything else fails the test."""
+    try:
+        seen = compare_bundle(folder)
+    except InvalidArgument as error:
+        refused = error
+    else:
+        json.dumps(document(seen), allow_nan=False)
+        text = rendered(report(seen))
+        assert max(map(len, text.splitlines())) <= 80
+        return text
+    assert refused.code == "NKW-BUNDLE"
+    sentence = refused.message
+    assert 0 < len(sentence) < 1200 and "\n" not in sentence and "Traceback" not in sentence
+    return sentence
+
+
+def test_as_run_py_writes_it_all_is_equal(returned: Path) -> None:
+    assert said(returned).startswith("all 4 cases are equal")
+
+
+def changed(folder: Path, change: Callable[[Json], None]) -> str:
+    path = folder / "result" / "result.json"
+    result = json.loads(path.read_text())
+    change(result)
+    path.write_text(json.dumps(result))
+    return said(folder)
+
+
+def output_of(result: Json) -> Json:
+    found: Json = result["cases"][0]["outputs"][0]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda result: result.pop("cases"), "'cases' is missing; a list is wanted"),
+        (lambda result: result.update(schema=2), "has schema 2; this version reads schema 1"),
+        (
+            lambda result: result.update(path="moon"),
+            "'path' is 'moon'; one of nki, neuronxcc, torchneuron, torch_xla",
+        ),
+        (lambda result: result["cases"][0].update(name="other"), "'other' is no case of the bundle"),
+        (
+            lambda result: result["cases"].append(result["cases"][0]),
+            "is no case of the bundle, or there twice",
+        ),
+        (
+            lambda result: result["cases"][0].update(status=True),
+            "'status' is True; one of ran, failed, skipped",
+        ),
+        (
+            lambda result: result["cases"][0]["times"].update(median_ns=-1),
+            "'median_ns' is -1; a finite number",
+        ),
+        (
+            lambda result: result["cases"][0]["times"].update(median_ns=float("nan")),
+            "'median_ns' is nan; a finite",
+        ),
+        (
+            lambda result: result["cases"][0]["times"].update(median_ns=10**400),
+            "a finite number of at least 0",
+        ),
+        (lambda result: output_of(result).update(shape=[2**30, 2**30]), "a shape that fits into a memory"),
+        (lambda result: output_of(result).update(dtype="object"), "'dtype' is 'object'; one of"),
+        (lambda result: output_of(result).update(file="../../../etc/passwd"), "leads out of"),
+        (lambda result: output_of(result).update(file="values/a\0b"), "is no path"),
+        (lambda result: output_of(result).update(file="values"), "cannot be used: "),
+        (
+            lambda result: output_of(result).update(shape=[7], dtype="float32"),
+            "expected is float32[200, 1000]",
+        ),
+        (lambda result: output_of(result).update(dtype="bfloat16"), "it is bfloat16[200, 1000]"),
+        (
+            lambda result: output_of(result).update(name="another"),
+            "output-0 is missing: it did not come back",
+        ),
+        (lambda result: output_of(result).update(file=None, tiles=None), "neither values nor digests"),
+        (
+            lambda result: output_of(result).update(file=None, tiles=["x"] * 4),
+            "first tile (0, 0); 4 of 4 tiles",
+        ),
+    ],
+)
+def test_a_hostile_record_is_refused_or_compared(
+    change: Callable[[Json], None], sentence: str, returned: Path
+) -> None:
+    assert sentence in " ".join(changed(returned, change).split())
+
+
+def values_file(folder: Path) -> Path:
+    return folder / "result" / "values" / "scaled" / "output-0.npy"
+
+
+def broken_values(kind: str, path: Path) -> None:
+    """Put something else in the place of an array."""
+    array = np.load(path)
+    if kind == "missing":
+        path.unlink()
+    elif kind == "shorter":
+        path.write_bytes(path.read_bytes()[:-1])
+    elif kind == "longer":
+        path.write_bytes(path.read_bytes() + b"\0")
+    elif kind == "pickled":
+        np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    elif kind == "a pickle":
+        path.write_bytes(pickle.dumps(array))
+    elif kind == "another shape":
+        np.save(path, array.T.copy())
+    elif kind == "another dtype":
+        np.save(path, array.astype(np.float64))
+    elif kind == "a huge header":
+        path.write_bytes(b"\x93NUMPY\x02\x00" + (2**31).to_bytes(4, "little"))
+    elif kind == "a huge shape":
+        path.write_bytes(path.read_bytes().replace(b"(200, 1000)", b"(2000000000, 1000)"))
+    elif kind == "a pipe":
+        path.unlink()
+        os.mkfifo(path)
+    elif kind == "a link out":
+        outside = path.parents[4] / "outside.npy"
+        np.save(outside, array)
+        path.unlink()
+        path.symlink_to(outside)
+    elif kind == "a loop of links":
+        path.unlink()
+        path.symlink_to(path)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("missing", "shorter", "longer", "pickled", "a pickle", "another shape", "another dtype"),
+        *("a huge header", "a huge shape", "a pipe", "a link out", "a loop of links"),
+    ],
+)
+def test_a_hostile_array_is_missing_and_the_others_are_compared(kind: str, returned: Path) -> None:
+    broken_values(kind, values_file(returned))
+    text = " ".join(said(returned).split())
+    assert text.startswith("3 of 4 cases agree")
+    assert "scaled output-0 is missing" in text
+
+
+def test_nan_in_values_is_compared(returned: Path) -> None:
+    array = np.load(values_file(returned))
+    array[3, 4] = np.nan
+    np.save(values_file(returned), array)
+    text = " ".join(said(returned).split())
+    assert "first element (3, 4): nan for" in text and "NaN or infinite" in text
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_both_orders_of_an_array_are_read(order: Any, returned: Path) -> None:
+    np.save(values_file(returned), np.asarray(np.load(values_file(returned)), order=order))
+    assert said(returned).startswith("all 4 cases are equal")
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "is not JSON"),
+        (b"{", "is not JSON"),
+        (b"\xff\xfe", "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
+        (b"[]", "holds no JSON object"),
+        (b'{"schema": ' + b"9" * 5000 + b"}", "is not JSON"),
+        (b" " * (MOST_JSON_BYTES + 1), "holds more than 32,000,000 bytes"),
+    ],
+    ids=["empty", "cut", "not UTF-8", "deep", "a list", "a huge number", "huge"],
+)
+@pytest.mark.parametrize("name", ["result/result.json", "bundle.json"])
+def test_a_file_that_is_no_json_object_is_one_sentence(
+    name: str, content: bytes, sentence: str, returned: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (returned / name).write_bytes(content)
+    assert main(["compare", str(returned)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: [NKW-BUNDLE] ") and sentence in " ".join(err.split())
+
+
+def test_without_a_result_or_a_folder_the_sentence_says_so(
+    carried: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", str(carried)]) == 2
+    assert "result.json cannot be read: No such file or directory" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    assert main(["compare", str(carried / "run.py")]) == 2
+    assert "run.py is not a folder" in " ".join(capsys.readouterr().err.split())
+
+
+# -- at random -------------------------------------------------------------------------------------------------------
+
+VALUES: list[Any] = [
+    *(None, True, False, 0, 1, -1, 2**70, 1.5, float("nan"), float("inf"), "", "x", "\0", "..", "/", "a\nb"),
+    *(
+        [],
+        {},
+        [[]],
+        [None],
+        {"a": 1},
+        "values/scaled/output-0.npy",
+        "nki",
+        "ran",
+        "failed",
+        "float32",
+        [128, 512],
+    ),
+]
+
+
+def mutated(tree: Any, rng: random.Random) -> None:
+    """Change one member somewhere: another value, gone, twice, or of another name."""
+    while True:
+        places = list(tree) if isinstance(tree, dict) else list(range(len(tree)))
+        if not places:
+            return
+        place = rng.choice(places)
+        below = tree[place]
+        if isinstance(below, (dict, list)) and below and rng.random() < 0.85:
+            tree = below
+            continue
+        way = rng.randrange(4)
+        if way == 0:
+            tree.pop(place)
+        elif way == 1 and isinstance(tree, list):
+            tree.append(copy.deepcopy(below))
+        elif way == 1:
+            tree[rng.choice(places)] = copy.deepcopy(below)
+        else:
+            tree[place] = copy.deepcopy(rng.choice(VALUES))
+        return
+
+
+def attempt(folder: Path, pristine: dict[str, bytes], rng: random.Random) -> None:
+    """Spoil the files of a result or of a manifest, and compare."""
+    name = rng.choice(["result/result.json", "result/result.json", "bundle.json", "values", "expected"])
+    if name in ("values", "expected"):
+        name = "result/values/scaled/output-0.npy" if name == "values" else "expected/scaled/output-0.npy"
+        content = bytearray(pristine[name])
+        for _ in range(rng.randrange(1, 4)):
+            content[rng.randrange(min(len(content), rng.choice([12, 200, 10**9])))] = rng.randrange(256)
+        spoilt = bytes(content[: rng.choice([len(content), rng.randrange(len(content))])])
+    elif rng.random() < 0.8:
+        tree = json.loads(pristine[name])
+        for _ in range(rng.randrange(1, 4)):
+            mutated(tree, rng)
+        spoilt = json.dumps(tree).encode()
+    else:
+        content = bytearray(pristine[name])
+        for _ in range(rng.randrange(1, 6)):
+            content[rng.randrange(len(content))] = rng.randrange(256)
+        spoilt = bytes(content)
+    (folder / name).write_bytes(spoilt)
+    said(folder)
+    (folder / name).write_bytes(pristine[name])
+
+
+def fuzz(folder: Path, seeds: range) -> None:
+    # Small arrays alone, so that an attempt takes milliseconds.
+    names = (
+        "result/result.json",
+        "bundle.json",
+        "result/values/scaled/output-0.npy",
+        "expected/scaled/output-0.npy",
+    )
+    for unused in ("sources", "inputs"):
+        shutil.rmtree(folder / unused)
+    pristine = {name: (folder / name).read_bytes() for name in names}
+    for seed in seeds:
+        try:
+            attempt(folder, pristine, random.Random(seed))
+        except Exception as escaped:
+            raise AssertionError(f"seed {seed} escaped as {type(escaped).__name__}: {escaped}") from escaped
+
+
+def test_three_hundred_spoilt_results_give_one_sentence_or_a_comparison(returned: Path) -> None:
+    fuzz(returned, range(300))
+
+
+@pytest.mark.deep
+def test_ten_thousand_spoilt_results_give_one_sentence_or_a_comparison(returned: Path) -> None:
+    fuzz(returned, range(300, 10_300))
