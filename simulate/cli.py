@@ -14,6 +14,7 @@ from pathlib import Path
 
 from simulate import terminal
 from simulate.bundle import command as bundles
+from simulate.calibrate import command as calibrating
 from simulate.check import commands as checks
 from simulate.errors import InvalidArgument
 from simulate.explain.command import explain
@@ -88,6 +89,11 @@ def _parser(prog: str) -> argparse.ArgumentParser:
 
     comparison = add_command(commands, prog, "compare")
     comparison.add_argument("folder", help="a bundle with the folder result/ that its run.py wrote")
+    comparison.add_argument(
+        "--measurements",
+        metavar="FILE",
+        help="write the measured times as entries for nkw fidelity and nkw calibrate",
+    )
     add_json(comparison)
     comparison.set_defaults(act=partial(_reported, bundles.compare_command))
 
@@ -108,6 +114,9 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     code.set_defaults(act=explain)
 
     add_command(commands, prog, "fidelity", add_help=False).set_defaults(act=_fidelity)
+    calibration = add_command(commands, prog, "calibrate")
+    calibrating.add_arguments(calibration)
+    calibration.set_defaults(act=partial(_reported, calibrating.calibrate_command))
     chips = add_command(commands, prog, "targets")
     add_hardware(chips)
     add_json(chips)

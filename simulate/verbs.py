@@ -79,6 +79,11 @@ VERBS = {
         "fidelity --quick --family instr",
         "0 done, 2 no checkout, or a file that cannot be used",
     ),
+    "calibrate": Verb(
+        "show which numbers of the hardware records measured times contradict",
+        "calibrate measured.json --out overlay.json",
+        "0 done, 2 nothing that can be used",
+    ),
     "targets": Verb("print what is simulated of each chip", "targets", "0 done"),
 }
 """Every command by its name, in the order of the help."""

@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.fidelity.sources.clones import Clone, recognised
 from simulate.errors import NkwError, shown
 from simulate.files import STDOUT, Outputs, imported_files
-from simulate.hardware import use_overlay
+from simulate.hardware import TARGETS, hardware, use_overlay
 from simulate.options import add_hardware
 from simulate.terminal import error, progress
 from simulate.timing import Reading
@@ -40,6 +40,8 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m benchmarks.fi
     except NkwError as refused:
         error(refused)
         return 2
+    overlaid = [chip.label for chip in map(hardware, TARGETS) if chip.replaced]
+    table += "".join(f"\n\nPredictions are those of {label}." for label in overlaid)
     print(shown(table, len(table)), file=sys.stderr if to_stdout else sys.stdout)
     if to_stdout:
         print(json.dumps(rows, indent=1))

@@ -11,14 +11,16 @@ from pathlib import Path
 
 import numpy as np
 
+from simulate.bundle.blame import Comparison
 from simulate.bundle.build import Arrays, build_case
 from simulate.bundle.compare import compare_bundle, document, report
+from simulate.bundle.entries import entries_of, write_entries
 from simulate.bundle.folder import check_free, contents, names_of, write
 from simulate.bundle.manifest import Bundle, Case, Expects
 from simulate.bundle.reading import refused
 from simulate.bundle.sources import Sources
 from simulate.errors import InvalidArgument, NkwError
-from simulate.files import Outputs, json_document
+from simulate.files import OutputFile, Outputs, json_document
 from simulate.hardware.instances import INSTANCES
 from simulate.kernel_by_name import (
     InstructionCount,
@@ -104,14 +106,25 @@ def compare_command(options: argparse.Namespace) -> int:
     folder = Path(options.folder)
     outputs = Outputs(lambda: (path for path in folder.rglob("*") if path.is_file()))
     try:
+        place = outputs.claim(options.measurements, "measurements", "NKW-BUNDLE")
         with json_document(options.json, outputs, "compare") as contents:
             seen = compare_bundle(folder)
             show(report(seen))
             contents.update(document(seen))
+            if place is not None:
+                _write_measurements(place, folder, seen)
     except InvalidArgument as unread:
         error(unread)
         return 2
     return 0 if seen.agrees else 1
+
+
+def _write_measurements(place: OutputFile, folder: Path, seen: Comparison) -> None:
+    """Write the measured times as entries of the fidelity bench, and say what has none."""
+    entries, skipped = entries_of(folder, seen.bundle, seen.result)
+    write_entries(place, entries)
+    show([f"measurements: {place.path.name}, {_several(len(entries))}"])
+    show([Hanging(f"left out: {each.name}: {each.why}") for each in skipped])
 
 
 def _several(count: int) -> str:

@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -46,11 +47,30 @@ def use_overlay(path: Named) -> None:
     os.environ[HARDWARE_VARIABLE] = place
 
 
+@contextmanager
+def standing_in(record: Hardware) -> Iterator[None]:
+    """A block in which a record stands for the chip of its name, whatever overlay is in use; this process alone."""
+    before = _standing_in.get(record.name)
+    _standing_in[record.name] = record
+    try:
+        yield
+    finally:
+        if before is None:
+            del _standing_in[record.name]
+        else:
+            _standing_in[record.name] = before
+
+
+_standing_in: dict[str, Hardware] = {}
+
+
 def with_overlay(record: Hardware) -> Hardware:
     """A chip's record with the numbers of the overlay that NKW_HARDWARE names, or as it is where none is named.
 
     Raises InvalidArgument for a file that is no overlay.
     """
+    if record.name in _standing_in:
+        return _standing_in[record.name]
     place = os.environ.get(HARDWARE_VARIABLE, "")
     return _overlaid(record, place) if place else record
 

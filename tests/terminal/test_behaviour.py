@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from simulate.verbs import VERBS
+from tests.calibrate.measured import SMALL, entries
 from tests.interruptible import ROOT, started, stopped
 from tests.profile.test_profile_text import SCRIPT
 from tests.terminal.test_terminal import ESCAPE, environment, on_a_terminal, width
@@ -39,8 +41,10 @@ def kernel(x):
 
 
 @pytest.fixture(autouse=True)
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
+    if "calibrate" in request.node.name:
+        (tmp_path / "measured.json").write_text(json.dumps(entries(SMALL, {})))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
 

@@ -43,7 +43,7 @@ def test_both_command_lines_list_every_verb(capsys: Capture) -> None:
     for command, name in ((nkw, "nkw"), (simulator, "python -m simulate")):
         text = help_of(command, ["--help"], capsys)
         assert text.startswith(f"usage: {name} ")
-        listed = re.findall(r"^    (\w+) +\S", text, re.MULTILINE)
+        listed = re.findall(r"^    (\w+)\s+\S", text, re.MULTILINE)
         assert [each for each in listed if each in VERBS] == list(VERBS)
 
 

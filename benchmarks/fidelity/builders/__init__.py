@@ -18,6 +18,7 @@ from benchmarks.fidelity.builders import (
     instructions,
     matmul,
     mlp,
+    named,
     norm,
     ssm,
 )
@@ -35,6 +36,7 @@ BUILDERS: dict[str, Builder] = {
     "dma": dma.build,
     "elementwise": elementwise.build,
     "instr": instructions.build,
+    "kernel": named.build,
     "matmul": matmul.build,
     "mlp": mlp.build,
     "moe": decode.experts,

@@ -1,0 +1,20 @@
+"""Kernels that an entry names, with their arguments as the commands take them."""
+
+from __future__ import annotations
+
+from benchmarks.fidelity.case import Case, NotCovered, Run, Schedule, chip_of, quantity_of
+from benchmarks.fidelity.entry import Entry
+from simulate.bind import install
+from simulate.calibrate.measurement import named_call
+from simulate.errors import InvalidArgument
+
+
+def build(entry: Entry) -> Case:
+    """The case of a kernel by name; its order is the compiler's."""
+    install("simulate")
+    try:
+        kernel, arguments = named_call(entry.kernel, entry.shapes)
+    except InvalidArgument as refused:
+        raise NotCovered(refused.message) from None
+    run = Run(kernel, (arguments,), entry.cores)
+    return Case(chip_of(entry), (run,), quantity_of(entry), Schedule.compiler)

@@ -1,0 +1,172 @@
+"""Kernels timed on a chip with other numbers than the record's: `nkw calibrate` finds these numbers and no others."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simulate.calibrate.calibration import calibrate
+from simulate.calibrate.measurement import Measurement
+from simulate.cli import main
+from simulate.errors import InvalidArgument
+from simulate.hardware import hardware, use_overlay
+from simulate.targets import HARDWARE_VARIABLE
+from tests.calibrate.measured import SMALL, entries, measured, prediction, times
+
+Capture = pytest.CaptureFixture[str]
+
+KERNELS = (
+    *("f32[128,512] 0 512 0 0 0 0", "f32[128,512] 4 512 0 0 0 0", "f32[128,8192] 0 512 0 0 0 0"),
+    *("f32[128,512] 0 512 16 0 0 0", "f32[128,512] 0 64 40 0 0 0", "f32[128,512] 0 512 0 12 0 0"),
+    *("f32[128,512] 0 64 0 30 0 0", "bf16[128,512] 0 64 0 0 60 0", "f32[128,512] 0 64 0 0 0 10"),
+    *("f32[128,512] 0 512 0 0 0 6", "f32[128,512] 2 256 8 8 8 4", "f32[128,512] 0 64 10 10 10 0"),
+)
+"""DMAs, and chains on Vector, Scalar, Tensor and GpSimd, short and long, alone and together."""
+CHANGED = {"vector_clock_ghz": 0.8, "scalar_table_function_sbuf_latency_ns": 1.5}
+
+
+@pytest.fixture(autouse=True)
+def _no_overlay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(HARDWARE_VARIABLE, "")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("wild", [1.0, 10.0])
+def test_two_numbers_are_found_within_per_cent_and_no_others_whatever_one_wild_time_says(wild: float) -> None:
+    given = measured(KERNELS, CHANGED)
+    given[3] = Measurement(given[3].name, "trn2", wild * given[3].measured_ns, 0.0, given[3].predict)
+    found = calibrate("trn2", given)
+    assert {str(each.number): each.determined for each in found.contradictions} == dict.fromkeys(
+        CHANGED, True
+    )
+    for each in found.contradictions:
+        assert each.measured / each.recorded == pytest.approx(CHANGED[str(each.number)], rel=0.02)
+        assert each.after < 0.005 < each.before and each.kernels >= 4
+    assert found.outliers == ((given[3].name,) if wild > 1.0 else ())
+    assert found.record == hardware("trn2")
+
+
+@pytest.mark.parametrize("wild", [1.0, 8.0])
+def test_times_as_predicted_contradict_nothing(wild: float) -> None:
+    given = measured(KERNELS, {})
+    given[5] = Measurement(given[5].name, "trn2", wild * given[5].measured_ns, 0.0, given[5].predict)
+    found = calibrate("trn2", given)
+    assert found.contradictions == () and found.overlay("a test") == {}
+    assert found.outliers == ((given[5].name,) if wild > 1.0 else ())
+
+
+def test_numbers_that_always_act_together_are_named_and_not_written() -> None:
+    found = calibrate("trn2", measured(SMALL, {"dma_completion_ns": 2.0}))
+    (each,) = found.contradictions
+    named = {str(number) for number in (each.number, *each.instead)}
+    assert not each.determined and {"dma_static_first_ns", "dma_completion_ns"} <= named
+    assert found.overlay("a test") == {}
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_fewer_times_than_four_are_refused(count: int) -> None:
+    given = measured(SMALL[:count], {})
+    if count == 4:
+        assert calibrate("trn2", given).contradictions == ()
+        return
+    with pytest.raises(InvalidArgument, match="3 measured times of trn2 can be used; 4 at least"):
+        calibrate("trn2", given)
+
+
+def test_an_overlay_is_written_that_makes_predictions_what_was_measured(capsys: Capture) -> None:
+    Path("measured.json").write_text(json.dumps(entries(KERNELS, CHANGED)))
+    assert main(["calibrate", "measured.json", "--out", "overlay.json", "--json", "found.json"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "vector_clock_ghz: 0.768 instead of 0.96, -20.0%" in said
+    assert "overlay: overlay.json, 2 numbers" in said
+    written = json.loads(Path("overlay.json").read_text())["trn2"]
+    assert set(written) == set(CHANGED)
+    assert written["vector_clock_ghz"]["source"].startswith("nkw calibrate of measured.json: ")
+    (chip,) = json.loads(Path("found.json").read_text())["chips"]
+    assert {each["number"] for each in chip["contradictions"]} == set(written)
+
+    predictions = [prediction(each) for each in KERNELS]
+    wanted = times(predictions, CHANGED)
+    use_overlay("overlay.json")
+    assert [each() for each in predictions] == pytest.approx(wanted, rel=0.005)
+
+    # A second calibration begins with the overlay, has nothing to add, and keeps its numbers.
+    assert main(["calibrate", "measured.json", "--hardware", "overlay.json", "--out", "again.json"]) == 0
+    again = json.loads(Path("again.json").read_text())["trn2"]
+    assert {name: each["value"] for name, each in again.items()} == {
+        name: each["value"] for name, each in written.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "cannot be read"),
+        ("[", "is no JSON"),
+        ("{}", "is neither the folder of a bundle nor a list of measurements"),
+        ("[]", "no kernel was measured"),
+    ],
+)
+def test_files_without_measurements_are_refused(content: str | None, said: str, capsys: Capture) -> None:
+    if content is not None:
+        Path("measured.json").write_text(content)
+    assert main(["calibrate", "measured.json"]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_words_of_the_fidelity_bench_need_a_checkout(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if not (Path(each) / "benchmarks").is_dir()])
+    for name in [each for each in sys.modules if each.partition(".")[0] == "benchmarks"]:
+        monkeypatch.delitem(sys.modules, name)
+    Path("measured.json").write_text('[{"family": "matmul", "target": "trn2"}]')
+    assert main(["calibrate", "measured.json"]) == 2
+    assert "run this in the top folder of a checkout" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_overlay_does_not_take_the_place_of_a_file_that_is_read(capsys: Capture) -> None:
+    Path("measured.json").write_text("[]")
+    assert main(["calibrate", "measured.json", "--out", "measured.json"]) == 2
+    assert "this command reads that file" in capsys.readouterr().err
+
+
+WRONG: dict[str, list[Any]] = {
+    "kernel": [None, 3, "nowhere.py:kernel", "no colon", "x" * 10_000],
+    "shapes": [None, [], "f32[128", "'f32[8,8]", "f32[8,8]", "f32[8,8] 0 0 0 0 0 0 0", "nan[1] 0 0 0 0 0 0"],
+    "target": [None, 7, "trn9", "gen5"],
+    "cores": [0, 3, True, "1", 1.5],
+    "latency_us": [None, 0, -1.0, float("nan"), float("inf"), "3", True, 1e300],
+    "measured": [None, "somehow", 3],
+    "metrics": [{"spread_us": -1}, {"spread_us": "1"}, {"spread_us": float("nan")}, {"spread_us": True}],
+}
+
+
+@pytest.mark.parametrize("field", WRONG)
+def test_an_entry_that_makes_no_sense_is_left_out_with_the_reason(field: str, capsys: Capture) -> None:
+    good = entries(SMALL, {})
+    bad = [{**good[0], "id": f"bad {number}", field: each} for number, each in enumerate(WRONG[field])]
+    Path("measured.json").write_text(json.dumps([*bad, *good]))
+    assert main(["calibrate", "measured.json", "--json", "found.json"]) == 0
+    document = json.loads(Path("found.json").read_text())
+    assert [each["name"] for each in document["skipped"]] == [each["id"] for each in bad]
+    assert all(each["why"] and "\n" not in each["why"] for each in document["skipped"])
+    assert len(document["chips"][0]["kernels"]) == len(SMALL)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_entries_with_wild_values_give_one_sentence_or_a_calibration(seed: int, capsys: Capture) -> None:
+    generator = random.Random(seed)
+    good = entries(SMALL[:2], {})
+    wild = [entry | {name: generator.choice(values)} for entry in good for name, values in WRONG.items()]
+    generator.shuffle(wild)
+    Path("measured.json").write_text(json.dumps(wild))
+    status = main(["calibrate", "measured.json"])
+    captured = capsys.readouterr()
+    assert status in (0, 2) and "Traceback" not in captured.err
