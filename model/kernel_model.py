@@ -87,8 +87,9 @@ class KernelModel:
         for row, prompt in zip(ids, prompts):
             row[: len(prompt)] = prompt
         lengths = np.array([*map(len, prompts), *[1] * (rows - len(prompts))])
-        # Rows behind the longest prompt take its last position, which is within every table.
-        positions = np.tile(np.minimum(np.arange(length), max(lengths) - 1), (rows, 1))
+        # Rows behind the longest prompt take positions that later tokens write again, within every table.
+        last = min(self._cache_length, self._limit) - 1
+        positions = np.tile(np.minimum(np.arange(length), last), (rows, 1))
         ends = np.arange(rows) % of_group * length + lengths - 1
         given = {"ids": ids, "positions": positions, "ends": ends, "starts": 0 * lengths, "counts": lengths}
         return self._step(Phase.prefill, min(lengths) < length, **given)

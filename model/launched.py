@@ -190,16 +190,22 @@ class LaunchedModel:
             self._run(head)
             self._device.end_graph()
             outputs = self._outputs(logits, shape.draws is not None)
-        self._note_load(chosen)
+        self._note_load(chosen, shape.sequence_ranks)
         return outputs
 
-    def _note_load(self, chosen: Sequence[Sequence[Any]]) -> None:
-        """Count which experts the tokens of each block chose, given by its ranks in this process."""
+    def _note_load(self, chosen: Sequence[Sequence[Any]], sequence_ranks: int) -> None:
+        """Count which experts the tokens of each block chose, given by its ranks in this process.
+
+        So many ranks of a group cut its rows.
+        """
         if self._expert_load is None:
             return
         for own in chosen:
             of_stage = [ids for ids in self._device.gather(own) if ids.size]  # other stages have none
-            self._expert_load.note(of_stage[:: self._mesh.tensor])
+            firsts = range(0, len(of_stage), self._mesh.tensor)
+            self._expert_load.note(
+                [np.concatenate(of_stage[first : first + sequence_ranks]) for first in firsts]
+            )
 
     def _scored(self, tokens: int, head: Sequence[_Bound]) -> list[StepOutput]:
         """What follows each token of each group, for as many at a time as the head takes."""

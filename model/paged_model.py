@@ -93,8 +93,9 @@ class PagedModel:
 
     def launch_padding(self, part: PartShape, draws: Draws | None) -> None:
         """Launch a step of a shape without any request: its graph is compiled, and nothing that is read changes."""
-        beside = None if part.beside is None else Part(part.beside, ())
-        arrays = self._given(Part(part, (), beside))
+        nobody = ((),) * self._mesh.data
+        beside = None if part.beside is None else Part(part.beside, nobody)
+        arrays = self._given(Part(part, nobody, beside))
         shape = replace(step_of(part, self._largest), draws=draws)
         if draws is not None:
             of_rows = arguments_of([None] * shape.head_rows, self._vocabulary, draws.whole)

@@ -2,15 +2,20 @@
 
     y = x + sum over ranks s of results[r * T : (r + 1) * T] of rank s,   where r is the place of this rank
 
+With biases plus sum over k of weights[:, k] * b_down[e], where e = ids[:, k].
+
 Dimensions
-    T   tokens of each rank; N ranks; H hidden size.
+    T   tokens of each rank; N ranks; H hidden size; E experts; K experts of a token.
 
 Arguments
     results        [N * T, H] @ HBM, float32 or bfloat16: the sum of this rank's experts for the tokens of all ranks,
                    which lie as `experts_dispatch` leaves them
-    x              [T, H] @ HBM, results' dtype: the residual of this rank's tokens
+    x              [T, H] @ HBM, results' dtype: the residual of this rank's tokens; or None: nothing is added
     replica_group  nki.collectives.ReplicaGroup
     ranks          compile-time int N: the length of this rank's list
+    weights, ids   [T, K] @ HBM, float32 and int32: the choices of this rank's tokens, with b_down only
+    b_down         [E, H] @ HBM, float32 or bfloat16: biases that no rank has added to its results; or None
+    absent         compile-time bool: choices of E are experts of other ranks, of weight 0
     returns y      [T, H] @ HBM, results' dtype
 
 Layout and tiling
@@ -35,35 +40,46 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
-from nki_kernels.experts_decode import MAX_ROW_BYTES
+from nki_kernels.experts_decode import MAX_ROW_BYTES, with_biases
 from nki_kernels.precision import widened
 from nki_kernels.tiles import expect_dims, expect_hidden, load, ranges
 
 
 @nki.jit
-def experts_combine(results, x, replica_group, ranks):
+def experts_combine(results, x, replica_group, ranks, weights=None, ids=None, b_down=None, absent=False):
     """The sum over ranks of their results of this rank's tokens, plus the residual."""
-    expect_dims(2, x, "x [T, H]")
-    tokens, hidden = x.shape
-    expect_hidden("experts_combine", x, hidden, MAX_ROW_BYTES)
-    assert results.shape == (ranks * tokens, hidden) and results.dtype == x.dtype, (
-        f"results are [{ranks * tokens}, {hidden}] {x.dtype}, not {results.shape} {results.dtype}"
-    )
-    y = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    expect_dims(2, results, "results [N * T, H]")
+    tokens, hidden = results.shape[0] // ranks, results.shape[1]
+    dtype = results.dtype
+    expect_hidden("experts_combine", results, hidden, MAX_ROW_BYTES)
+    if x is not None:
+        expect_dims(2, x, "x [T, H]")
+        shape = (ranks * x.shape[0], x.shape[1])
+        assert results.shape == shape and dtype == x.dtype, (
+            f"results are [{shape[0]}, {shape[1]}] {x.dtype}, not {results.shape} {dtype}"
+        )
+    if b_down is not None:
+        assert ids.shape[0] == tokens, f"ids of {ids.shape[0]} tokens, results are of {tokens}"
+        assert weights.shape == ids.shape, f"weights are {weights.shape}, ids are {ids.shape}"
+        assert b_down.shape[1] == hidden, f"b_down is [E, {hidden}], not {b_down.shape}"
+    y = nl.ndarray((tokens, hidden), dtype=dtype, buffer=nl.shared_hbm)
     if nl.program_id(0) > 0:
         return y
-    own = nl.ndarray(results.shape, dtype=x.dtype, buffer=nl.private_hbm, name="own_results")
-    parts = nl.ndarray(results.shape, dtype=x.dtype, buffer=nl.private_hbm, name="received_results")
+    own = nl.ndarray(results.shape, dtype=dtype, buffer=nl.private_hbm, name="own_results")
+    parts = nl.ndarray(results.shape, dtype=dtype, buffer=nl.private_hbm, name="received_results")
     nisa.dma_copy(dst=own, src=results)
     ncc.all_to_all(srcs=[own], dsts=[parts], replica_group=replica_group, collective_dim=0)
     for first, last in ranges(0, tokens):
-        total = load(x[first:last, :], nl.float32)
+        total = None if x is None else load(x[first:last, :], nl.float32)
+        if b_down is not None:
+            total = with_biases(total, (weights[first:last, :], ids[first:last, :]), b_down, absent)
+        if total is None:
+            total = nl.ndarray((last - first, hidden), dtype=nl.float32, buffer=nl.sbuf)
+            nisa.memset(dst=total, value=0.0)
         for rank in range(ranks):
             at = rank * tokens
-            result = nl.ndarray(
-                total.shape, dtype=x.dtype if rank + 1 == ranks else nl.float32, buffer=nl.sbuf
-            )
-            part = load(parts[at + first : at + last, :], x.dtype)
+            result = nl.ndarray(total.shape, dtype=dtype if rank + 1 == ranks else nl.float32, buffer=nl.sbuf)
+            part = load(parts[at + first : at + last, :], dtype)
             nisa.tensor_tensor(dst=result, data1=total, data2=part, op=nl.add)
             total = result
         nisa.dma_copy(dst=y[first:last, :], src=total)
@@ -71,12 +87,25 @@ def experts_combine(results, x, replica_group, ranks):
 
 
 def experts_combine_reference(
-    results: list[np.ndarray], x: list[np.ndarray], replica_group: object, ranks: int
+    results: list[np.ndarray],
+    x: list[np.ndarray] | list[None],
+    replica_group: object,
+    ranks: int,
+    weights: list[np.ndarray] | None = None,
+    ids: list[np.ndarray] | None = None,
+    b_down: np.ndarray | None = None,
+    absent: bool = False,
 ) -> list[np.ndarray]:
-    """On every rank of one group, given the arrays of all its ranks."""
+    """On every rank of one group, given the arrays of all its ranks; `b_down` is the same on each."""
     found = []
+    tokens = len(results[0]) // ranks
     for place, residual in enumerate(x):
-        own = slice(place * len(residual), (place + 1) * len(residual))
-        total = widened(residual) + np.sum([widened(each[own]) for each in results], axis=0)
-        found.append(total.astype(residual.dtype))
+        own = slice(place * tokens, (place + 1) * tokens)
+        total = np.sum([widened(each[own]) for each in results], axis=0)
+        if residual is not None:
+            total = total + widened(residual)
+        if b_down is not None and weights is not None and ids is not None:
+            biases = np.concatenate([widened(b_down), np.zeros((1, b_down.shape[1]), np.float32)])
+            total = total + np.einsum("tk,tkh->th", weights[place], biases[ids[place]])
+        found.append(total.astype(results[0].dtype))
     return found

@@ -1,8 +1,10 @@
-"""experts_dispatch: rows and choices of the tokens of all ranks among which whole experts are divided.
+"""experts_dispatch: rows and choices of the tokens of all ranks among which whole experts, or rows, are divided.
 
     rows[s * T + t]    = n[t] of rank s
     ids[s * T + t, k]  = the number among this rank's experts of choice k of that token, or `experts` of another rank's
     weights[…]         = its weight, 0 of another rank's
+
+Where ranks cut rows and each has a part of every expert (sequence parallelism), choices stay as they are.
 
 Dimensions
     T   tokens of each rank; N ranks; H hidden size; K experts of a token.
@@ -11,8 +13,8 @@ Arguments
     n              [T, H] @ HBM, float32 or bfloat16: this rank's rows, as `router` returns them
     weights        [T, K] @ HBM, float32
     ids            [T, K] @ HBM, int32: numbers among the experts of all ranks
-    first          [1, 1] @ HBM, int32: the number of this rank's first expert
-    experts        compile-time int: experts of each rank
+    first          [1, 1] @ HBM, int32: the number of this rank's first expert; or None: choices stay as they are
+    experts        compile-time int: experts of each rank; without `first` nothing depends on it
     replica_group  nki.collectives.ReplicaGroup
     ranks          compile-time int N: the length of this rank's list
     returns rows   [N * T, H] @ HBM, n's dtype
@@ -52,7 +54,8 @@ def experts_dispatch(n, weights, ids, first, experts, replica_group, ranks):
     tokens = n.shape[0]
     assert ids.shape[0] == tokens, f"ids of {ids.shape[0]} tokens, n has {tokens}"
     assert weights.shape == ids.shape, f"weights are {weights.shape}, ids are {ids.shape}"
-    assert first.shape == (1, 1), f"first is [1, 1], not {first.shape}"
+    if first is not None:
+        assert first.shape == (1, 1), f"first is [1, 1], not {first.shape}"
     assert experts >= 1, f"experts is {experts}; every rank has one"
     held = []
     for source in (n, weights, ids):
@@ -62,6 +65,10 @@ def experts_dispatch(n, weights, ids, first, experts, replica_group, ranks):
         return held[0], held[1], held[2]
     gathered = gather([n, weights, ids], replica_group, ranks)
     nisa.dma_copy(dst=held[0], src=gathered[0])
+    if first is None:
+        nisa.dma_copy(dst=held[1], src=gathered[1])
+        nisa.dma_copy(dst=held[2], src=gathered[2])
+        return held[0], held[1], held[2]
     own = cast(load_repeated(first, PARTITIONS), nl.float32)
     for start, end in ranges(0, ranks * tokens):
         chosen = (gathered[1][start:end, :], gathered[2][start:end, :])
@@ -112,7 +119,7 @@ def experts_dispatch_reference(
     n: list[np.ndarray],
     weights: list[np.ndarray],
     ids: list[np.ndarray],
-    first: list[np.ndarray],
+    first: list[np.ndarray] | list[None],
     experts: int,
     replica_group: object,
     ranks: int,
@@ -121,6 +128,9 @@ def experts_dispatch_reference(
     rows, every_weight, every_id = (np.concatenate(each) for each in (n, weights, ids))
     results = []
     for own in first:
+        if own is None:
+            results.append((rows, every_weight, every_id))
+            continue
         local = every_id - own[0, 0]
         here = (local >= 0) & (local < experts)
         chosen = np.where(here, local, experts).astype(np.int32)

@@ -10,6 +10,9 @@ With expert parallelism a rank holds some of the experts:
     rows, choices  = experts_dispatch(n)     those of all groups of ranks that divide the experts
     results        = experts_…(rows)         of its own experts, for the rows of all
     x              = experts_combine(results) + x
+
+Where the ranks of a group cut rows (sequence parallelism), each routes its own. The same two kernels gather them and
+give each rank its rows of the sum over the ranks' parts of every expert: within the exchange of the groups, if any.
 """
 
 from __future__ import annotations
@@ -21,7 +24,6 @@ from functools import cached_property
 import numpy as np
 
 from model.config.parts import SWIGLU_ALPHA, SWIGLU_LIMIT, SWIGLU_OAI, Experts
-from model.errors import ModelError
 from model.layers.arithmetic import Arithmetic, Seen, Span
 from model.layers.launch import INT32, Argument, Axis, Growth, Launch, LeastWork, StepShape, Value, product
 from model.layers.layer import Constant, Stateless, States
@@ -148,10 +150,8 @@ class RoutedExperts(Stateless):
         return Value(f"{self.name}.first", (1, 1), INT32)
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """The norm and router, the shared experts, the chosen experts. ModelError where ranks cut the rows (--sp)."""
-        if step.cuts_sequence:
-            raise ModelError("routed experts take whole rows: run them without sequence parallelism (--sp)")
-        tokens, chosen = step.tokens, self.routing.per_token
+        """The norm and router, the shared experts, the chosen experts."""
+        tokens, chosen = step.own_rows, self.routing.per_token
         x = Value("x", (tokens, self.hidden), step.activations)
         router = {
             name: None if each is None else each.value(step) for name, each in self._router_weights.items()
@@ -167,8 +167,6 @@ class RoutedExperts(Stateless):
         names = tuple(each.name for each in chosen_rows)
         route = Launch("router", first, names, product(tokens, matrix), tokens)
         shared = () if self._shared_block is None else self._shared_block.launches(step)
-        if step.expert_ranks == 1:
-            return (route, *shared, self.of_rows(step, tokens))
         return (route, *shared, *self._exchanged(step, x, chosen_rows))
 
     def _chosen_rows(self, step: StepShape, rows: int, name: str = "") -> tuple[Value, Value, Value]:
@@ -181,31 +179,45 @@ class RoutedExperts(Stateless):
         )
 
     def _exchanged(self, step: StepShape, x: Value, chosen: tuple[Value, Value, Value]) -> list[Launch]:
-        """The experts of this rank for the rows of all that divide the experts, and the sum for its own rows."""
-        ranks, own, tokens = step.expert_ranks, self.routing.count // step.expert_ranks, step.tokens
-        received = self._chosen_rows(step, ranks * tokens, "all_")
-        names = tuple(each.name for each in received)
-        computed = self.of_rows(step, ranks * tokens)
-        results = Value(computed.results[0], received[0].shape, x.dtype)
-        dispatched = LeastWork(0.0, 2.0 * sum(each.nbytes for each in received))
-        combined = LeastWork(0.0, 2.0 * results.nbytes)
-        return [
-            Launch(
-                "experts_dispatch", (*chosen, self._first, own, Axis.expert, ranks), names, dispatched, tokens
-            ),
-            computed,
-            Launch("experts_combine", (results, x, Axis.expert, ranks), ("x",), combined, tokens),
-        ]
+        """The chosen experts, around them the exchanges with ranks that divide experts and with those that cut rows."""
+        own, down = self.routing.count // step.expert_ranks, self._biases[2]
+        exchanges: list[tuple[Axis, int, str, str, Value | None]] = []
+        if step.expert_ranks > 1:
+            exchanges.append((Axis.expert, step.expert_ranks, "all_", "", self._first))
+        if step.sequence_ranks > 1:
+            exchanges.append((Axis.tensor, step.sequence_ranks, "whole_", "rows of a group", None))
+        before, after = list[Launch](), list[Launch]()
+        residual: Value | None = x
+        result = x.name
+        for axis, ranks, name, label, first in exchanges:
+            received = self._chosen_rows(step, ranks * chosen[0].shape[0], name)
+            results = Value(f"{name}expert_results", received[0].shape, x.dtype)
+            sizes = (
+                LeastWork(0.0, 2.0 * sum(each.nbytes for each in received)),
+                LeastWork(0.0, 2.0 * results.nbytes),
+            )
+            biases: tuple[Argument, ...] = ()
+            if axis is Axis.tensor and down is not None:  # each rank would add them to its part of the sum
+                biases = (*chosen[1:], down.value(step), step.expert_ranks > 1)
+            names = tuple(each.name for each in received)
+            dispatched = (*chosen, first, own, axis, ranks)
+            before.append(Launch("experts_dispatch", dispatched, names, sizes[0], step.own_rows, label))
+            combined = (results, residual, axis, ranks, *biases)
+            after.insert(0, Launch("experts_combine", combined, (result,), sizes[1], step.own_rows, label))
+            chosen, residual, result = received, None, results.name
+        return [*before, self.of_rows(step, chosen[0].shape[0]), *after]
 
     def of_rows(self, step: StepShape, rows: int) -> Launch:
-        """A rank's experts for so many rows: those of a step with x, or those of all ranks that divide experts."""
-        divided = step.expert_ranks > 1
-        chosen = self._chosen_rows(step, rows, "all_" if divided else "")
-        x = None if divided else Value("x", chosen[0].shape, step.activations)
+        """A rank's experts for so many rows: those of a step with x, or those of all ranks with which it exchanges."""
+        divided, cut = step.expert_ranks > 1, step.sequence_ranks > 1
+        name = "whole_" if cut else "all_" if divided else ""
+        chosen = self._chosen_rows(step, rows, name)
+        x = None if name else Value("x", chosen[0].shape, step.activations)
         matrices = [each.value(step) for each in self._matrices]
+        gate, up, down = (None if each is None else each.value(step) for each in self._biases)
         arguments: tuple[Argument, ...] = (
-            *(x, *chosen, *matrices, Axis.tensor, self.routing.activation),
-            *(None if each is None else each.value(step) for each in self._biases),
+            *(x, *chosen, *matrices, None if cut else Axis.tensor, self.routing.activation),
+            *(gate, up, None if cut else down),
             *((True,) if divided else ()),
         )
         kernel = "experts_decode" if rows <= DECODED_TOKENS else "experts_prefill"
@@ -213,7 +225,7 @@ class RoutedExperts(Stateless):
         held = matrices[0].shape[0]
         each = sum(matrix.nbytes for matrix in matrices) / held
         work = LeastWork(choices * each / step.weights.itemsize * 2.0, min(choices, held) * each)
-        result = "expert_results" if divided else "x"
+        result = f"{name}expert_results" if name else "x"
         return Launch(kernel, arguments, (result,), work, rows, growth=Growth.experts)
 
     def resized(self, count: int, per_token: int, width: int) -> RoutedExperts:

@@ -13,6 +13,9 @@ behind the softmax (absorbed).
 A head of queries and keys is [rotated | plain]; checkpoints hold the plain part first, and pairs of the rotated one
 side by side.
 
+Where the ranks cut rows (sequence parallelism), each computes the latents of queries of its own rows, which the next
+product gathers, as the one with w_kv gathers normalised rows; the last launch gives each rank its rows of the sum.
+
 State: rows [sequences, length, latent + key], or pages [pages, block size, latent + key], whole on every rank.
 """
 
@@ -26,7 +29,6 @@ from typing import ClassVar
 import numpy as np
 
 from model.config.parts import LatentAttention, Positions
-from model.errors import ModelError
 from model.layers import paged
 from model.layers.arithmetic import Arithmetic, Span
 from model.layers.attention_heads import RotaryTable
@@ -177,9 +179,7 @@ class LatentMixer:
         }
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """Projections, attention, output; ModelError for rows that ranks cut."""
-        if step.cuts_sequence:
-            raise ModelError("latent attention takes whole rows: run it without sequence parallelism (--sp)")
+        """Projections, attention, output."""
         if step.phase is Phase.prefill:
             return [*self._project(step), *self._prefill(step), self._finish(step)]
         size = -(-self.heads.latent_rank // _ROWS) * _ROWS * self._own_heads(step) * step.activations.itemsize
@@ -205,13 +205,13 @@ class LatentMixer:
 
     def _project(self, step: StepShape) -> list[Launch]:
         """Queries, rotated, and the latents and keys of the tokens."""
-        x = Value("x", (step.tokens, self.hidden), step.activations)
+        x = Value("x", (step.own_rows, self.hidden), step.activations)
         at = Value("positions", (step.tokens, 1), INT32)
         turned = (at, *self._tables(step), self.heads.query_dim)
         source, normed, launches = x, self.norm, []
         first = self.w_query_latent
         if first is not None and self.query_norm is not None:
-            latent = Value("query_latent", (step.tokens, self.heads.query_rank), step.activations)
+            latent = Value("query_latent", (step.own_rows, self.heads.query_rank), step.activations)
             launches.append(self._projected(step, (x, self.norm), first, latent, "latents of queries"))
             source, normed = latent, self.query_norm
         queries = self._queries(step)
@@ -228,13 +228,27 @@ class LatentMixer:
         label: str,
         *turned: Argument,
     ) -> Launch:
-        """A product of normalised rows; `turned` are positions, tables and the size of heads to rotate."""
+        """A product of normalised rows; `turned` are positions, tables and the size of heads to rotate.
+
+        Rows that ranks cut are gathered, unless the result is cut as well.
+        """
         source, norm = normed
-        matrix = weight.value(step)
-        given = (source, norm.weight.value(step), matrix, norm.eps, result.shape[1], 0, None, *turned)
-        return Launch(
-            "qkv_projection", given, (result.name,), product(step.tokens, matrix), step.tokens, label
+        matrix, rows = weight.value(step), result.shape[0]
+        given: tuple[Argument, ...] = (
+            source,
+            norm.weight.value(step),
+            matrix,
+            norm.eps,
+            result.shape[1],
+            0,
+            None,
         )
+        if rows > source.shape[0]:
+            gathered = (None, None, None, 0.0, Axis.tensor, step.sequence_ranks)
+            given += (*(turned or (None, None, None, None)), *gathered)
+        else:
+            given += turned
+        return Launch("qkv_projection", given, (result.name,), product(rows, matrix), rows, label)
 
     def _normed_rows(self, step: StepShape) -> tuple[Argument, ...]:
         """What both kernels take to normalise, rotate and expand rows."""
@@ -310,9 +324,11 @@ class LatentMixer:
 
     def _finish(self, step: StepShape) -> Launch:
         """The output projection, plus the residual."""
-        x = Value("x", (step.tokens, self.hidden), step.activations)
+        x = Value("x", (step.own_rows, self.hidden), step.activations)
         w_o = self.w_o.value(step)
-        given = (self._outputs(step), w_o, x, Axis.tensor)
+        given: tuple[Argument, ...] = (self._outputs(step), w_o, x, Axis.tensor)
+        if step.sequence_ranks > 1:
+            given += (None, step.sequence_ranks)
         return Launch("output_projection", given, ("x",), product(step.tokens, w_o), step.tokens)
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:

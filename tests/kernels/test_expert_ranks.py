@@ -66,6 +66,48 @@ def test_rows_of_bfloat16_and_two_cores() -> None:
         assert all(map(np.array_equal, one, both))
 
 
+@pytest.mark.parametrize(("cores", "dtype"), [(1, np.float32), (2, BF16)])
+def test_ranks_that_cut_rows_get_all_of_them_with_their_choices(cores: int, dtype: Any) -> None:
+    """The number of an expert that is elsewhere, 8, stays too."""
+    given = choices_of(2, 33, 8, dtype)
+    given[1][2][:5] = 8
+    group = ReplicaGroup([[0, 1]])
+    for own in launch("experts_dispatch", [(*each, None, 8, group, 2) for each in given], cores):
+        for found, parts in zip(own, zip(*given), strict=True):
+            assert found.dtype == parts[0].dtype and np.array_equal(found, np.concatenate(parts))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize(("tokens", "residual", "absent"), [(3, True, False), (129, False, True)])
+def test_biases_are_added_once_to_the_sum_over_ranks(
+    tokens: int, residual: bool, absent: bool, dtype: Any
+) -> None:
+    """Where experts are `absent`, choices of number 8 have weight 0 and no bias."""
+    results = [normal(rank, 2 * tokens, 40, dtype=dtype) for rank in range(2)]
+    x = [normal(9 + rank, tokens, 40, dtype=dtype) if residual else None for rank in range(2)]
+    choices, b_down = choices_of(2, tokens, 8), normal(7, 8, 40, dtype=dtype)
+    for _, weights, ids in choices if absent else ():
+        ids[::2, 1], weights[::2, 1] = 8, 0.0
+    group = ReplicaGroup([[0, 1]])
+    given = [(*own, group, 2, *each[1:], b_down, absent) for own, each in zip(zip(results, x), choices)]
+    found = launch("experts_combine", given)
+    for place, own in enumerate(found):
+        parts = tuple(each[place * tokens : (place + 1) * tokens] for each in results)
+        weights, ids = choices[place][1:]
+        held = np.concatenate([b_down, np.zeros((1, 40), dtype)])
+        terms = [weights[:, k : k + 1] * held[ids[:, k]].astype(np.float32) for k in range(3)]
+        before = [] if x[place] is None else [x[place]]
+        wanted = np.sum([each.astype(np.float64) for each in (*before, *parts, *terms)], axis=0)
+        scale = np.abs([each.astype(np.float64) for each in (*parts, *terms, *before)]).sum(axis=0)
+        # Six or seven sums in float32, and one rounding to the dtype.
+        allowed = 8 * np.finfo(np.float32).eps * scale + ml_dtypes.finfo(dtype).eps * np.abs(wanted)
+        assert own.dtype == dtype and (np.abs(own.astype(np.float64) - wanted) <= allowed).all()
+        reference = kernels.experts_combine_reference(
+            results, x, None, 2, [each[1] for each in choices], [each[2] for each in choices], b_down, absent
+        )[place]
+        assert (np.abs(reference.astype(np.float64) - wanted) <= allowed).all()
+
+
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
 @pytest.mark.parametrize(("ranks", "tokens"), [(2, 127), (2, 128), (4, 129), (4, 1)])
 def test_the_results_of_all_ranks_are_added(ranks: int, tokens: int, dtype: Any) -> None:
@@ -160,6 +202,15 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     for results in (rows[:4], rows.astype(BF16)):
         with pytest.raises((AssertionError, NkwError), match=r"results are \[5, 24\] .*float32, not"):
             launch("experts_combine", [(results, rows, group, 1)])
+    bias = np.zeros((8, 24), np.float32)
+    launch("experts_combine", [(rows, rows, group, 1, weights, ids, bias)])
+    for choices, said in (
+        ((weights, ids[:4], bias), "ids of 4 tokens, results are of 5"),
+        ((weights[:, :2], ids, bias), r"weights are \(5, 2\), ids are \(5, 3\)"),
+        ((weights, ids, bias[:, :23]), r"b_down is \[E, 24\], not \(8, 23\)"),
+    ):
+        with pytest.raises((AssertionError, NkwError), match=said):
+            launch("experts_combine", [(rows, rows, group, 1, *choices)])
 
 
 @pytest.mark.parametrize(("dtype", "most"), [(np.float32, 4096), (BF16, 8192)])

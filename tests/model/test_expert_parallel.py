@@ -86,6 +86,9 @@ def test_a_rank_holds_whole_experts_and_the_others_weights_once(tmp_path: Path) 
         ("qwen3-next", Mesh(2, 3, expert=3)),
         ("mixtral with a window", Mesh(1, 4, expert=2)),
         ("mixtral with a window", Mesh(1, 4, expert=4)),
+        ("gpt-oss", Mesh(2, 2, sequence=True, expert=2)),
+        ("deepseek v3", Mesh(2, 2, sequence=True, expert=2)),
+        ("olmoe", Mesh(2, 2, sequence=True, expert=2)),
     ],
     ids=str,
 )
@@ -98,15 +101,16 @@ def test_ranks_that_divide_experts_give_the_tokens_of_one_rank(tmp_path: Path, n
     for own, wanted in zip(steps(model), steps(alone), strict=True):
         assert np.abs(own.logits - wanted.logits).max() <= bound
     assert load_of is not None and len(load_of.choices) == mesh.data
-    rows = mesh.data * (15 + 1)  # the longest of both prompts, and a token
+    rows = mesh.data * (mesh.padded_length(15, 1) + 1)  # the longest of both prompts, and a token
     experts = [each for each in config.blocks if hasattr(each.mlp, "per_token")]
     assert sum(load_of.choices) == sum(rows * each.mlp.per_token for each in experts)
 
 
-def test_a_long_prompt_is_sorted_by_expert(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mesh", [Mesh(1, 2, expert=2), Mesh(2, sequence=True)], ids=str)
+def test_a_long_prompt_is_sorted_by_expert(tmp_path: Path, mesh: Mesh) -> None:
     long_oracle().model.save_pretrained(tmp_path)
     config, weights = load(tmp_path)
-    model = model_of(config, weights, Mesh(1, 2, expert=2), cache=256)
+    model = model_of(config, weights, mesh, cache=256)
     ids = long_oracle().ids[:LONG]
     for output in model.prefill([ids, ids[:-3]])[:1]:
         wanted = long_oracle().logits[0]

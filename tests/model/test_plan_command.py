@@ -270,7 +270,7 @@ def test_ranks_left_open_are_the_fewest_that_hold_the_batch() -> None:
     plan = make_plan(model, Request(instance="trn2.48xlarge"))
     assert (plan.tp, plan.holds) == (8, True)
     larger = make_plan(model, Request(instance="trn2.48xlarge", batch=100))
-    assert (larger.tp, larger.holds) == (16, True)
+    assert larger.mesh is not None and (larger.mesh.shape.ranks, larger.holds) == (16, True)
     nowhere = make_plan(model, Request(instance="inf2.xlarge"))
     assert (nowhere.tp, nowhere.holds) == (2, False)
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from model.config import ModelConfig
 from model.device import SimulatedDevice
-from model.errors import ModelError
 from model.kernel_model import KernelModel
 from model.mesh import Mesh
+from model.plan.parameters import load_model
+from model.plan.plan import Request, make_plan
 from model.reference import ReferenceModel
 from model.weights import shard_weights
 from tests.model.reordering import reordered
 from tests.model.test_dense_families import CACHE, IDS, load, oracle
 from tests.model.test_kernel_model import load as load_llama
+from tests.model.test_plan_parameters import CONFIGS
 from tests.model.tiny_families import TINY, write_tiny
 
 FIRST, SECOND = IDS[:16], IDS[4:11]
@@ -41,32 +45,21 @@ def allowed(config: ModelConfig, weights: dict[str, np.ndarray], ids: list[int])
     return 4 * max(float(np.abs(other.prefill([ids])[0].logits - wanted).max()) for other in others)
 
 
-WITH_EXPERTS = (
-    "mixtral",
-    "mixtral with a window",
-    "qwen3 with experts",
-    "olmoe",
-    "gpt-oss",
-    "gpt-oss with yarn",
-    "qwen3-next",
-    "qwen3-next with an mlp and biases",
-)
-LATENT = ("deepseek v2", "deepseek v2 with groups", "deepseek v3")
+GATED = [name for name in TINY if name.startswith("qwen3-next")]
 
 
-@pytest.mark.parametrize("name", [*WITH_EXPERTS, *LATENT])
-def test_routed_experts_and_latent_attention_take_whole_rows(tmp_path, name) -> None:
+@pytest.mark.parametrize("name", GATED)
+def test_a_gated_shared_expert_takes_whole_rows(tmp_path, name) -> None:
     model = model_of(*load(write_tiny(tmp_path, name)), 2)
-    said = "latent attention takes" if name in LATENT else "routed experts take"
-    with pytest.raises(ModelError, match=f"{said} whole rows: run (them|it) without sequence"):
+    with pytest.raises(ModelError, match="a gated shared expert takes whole rows: run it without sequence"):
         model.prefill([FIRST])
 
 
-@pytest.mark.parametrize("name", [name for name in TINY if name not in (*WITH_EXPERTS, *LATENT)])
+@pytest.mark.parametrize("name", [name for name in TINY if name not in GATED])
 def test_every_family_has_the_tokens_of_one_rank(tmp_path, name) -> None:
     """Two prompts of different lengths and a step behind them; four ranks where that pads the prompts."""
     config, weights = load(write_tiny(tmp_path, name))
-    ranks = 4 if name in ("gemma2", "gpt2 untied") else 2
+    ranks = 4 if name in ("gemma2", "gpt2 untied", "deepseek v3", "gpt-oss") else 2
     model, alone = model_of(config, weights, ranks, sequences=2), ReferenceModel(config, weights)
     first, second = (FIRST[1:], SECOND) if ranks == 4 else (FIRST, SECOND)
     step = [IDS[16], IDS[11]], [len(first), len(second)]
@@ -110,3 +103,18 @@ def test_a_prompt_may_fill_the_context_beside_its_padding(write_model) -> None:
     reference, model = ReferenceModel(config, weights), model_of(config, weights, 3, cache=128)
     (own,), (wanted,) = model.prefill([ids]), reference.prefill([ids])
     assert np.abs(own.logits - wanted.logits).max() <= allowed(config, weights, ids)
+
+
+def test_a_plan_predicts_cut_rows_of_experts_and_latents() -> None:
+    """A rank normalises and routes its rows only; the experts and attention are those of all rows."""
+    counts = load_model(CONFIGS / "deepseek-v2-lite.json")
+    request = Request(instance="trn2.48xlarge", tp=4, batch=1, prompt=512, generate=8)
+    whole, cut = (make_plan(counts, replace(request, sp=sp)).first_token.predicted for sp in (False, True))
+    assert whole is not None and cut is not None and not cut.refusals
+    own, others = ({part.name: part for part in each.parts} for each in (cut, whole))
+    assert own["router"].time.program_ns < others["router"].time.program_ns / 2
+    exchanged = {f"experts_{each}, rows of a group" for each in ("dispatch", "combine")}
+    assert own.keys() - others.keys() == {*exchanged, "embedding, last rows"}
+    assert {own[each].launches for each in exchanged} == {own["router"].launches}
+    step = make_plan(counts, replace(request, sp=True)).step.predicted
+    assert step == make_plan(counts, request).step.predicted
