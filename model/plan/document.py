@@ -31,7 +31,7 @@ def document(plan: Plan, name: str) -> dict[str, Any]:
         },
         "weight_bytes": size * model.total,
         "cache_bytes_per_token": plan.cache_bytes_per_token,
-        "cache_bytes_per_sequence": size * model.cache_elements(plan.context),
+        "cache_bytes_per_sequence": model.cache_bytes(plan.context, size),
         "place": plan.place,
         "target": plan.target,
         "tp": plan.tp,

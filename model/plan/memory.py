@@ -17,7 +17,7 @@ from model.config.heads import HeadLayout
 from model.config.parts import SpeechEncoder
 from model.families import compose
 from model.layers.shard import Shard
-from model.plan.parameters import BlockCounts, ModelCounts
+from model.plan.parameters import STATE_BYTES, BlockCounts, ModelCounts
 from model.state import window_pages
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -64,8 +64,8 @@ def footprint(model: ModelCounts, dtype: str, tp: int, tokens: int, ep: int = 1)
     """Bytes that each rank holds of a model in `dtype`, where `ep` groups of ranks hold its routed experts once."""
     size = DTYPE_BYTES[dtype]
     elements = _elements(model, tp, ep)
-    cache = sum(layers.count * cache_elements(layers, tp, tokens) for layers in model.layers)
-    return Footprint(tp, tokens, elements * size, cache * size)
+    cache = sum(layers.count * cache_bytes(layers, tp, tokens, size) for layers in model.layers)
+    return Footprint(tp, tokens, elements * size, cache)
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,9 @@ def page_kinds(model: ModelCounts, dtype: str, tp: int, block_size: int, length:
     for window in model.config.windows(length):
         attending = (each for each in model.layers if each.cache_per_token)
         own = (each for each in attending if _is_of_kind(each.window, window, length))
-        elements = sum(
-            each.count * cache_elements(replace(each, window=None), tp, block_size) for each in own
-        )
-        found.append(PageKind(window, elements * DTYPE_BYTES[dtype]))
+        size = DTYPE_BYTES[dtype]
+        page = sum(each.count * cache_bytes(replace(each, window=None), tp, block_size, size) for each in own)
+        found.append(PageKind(window, page))
     return found
 
 
@@ -186,11 +185,13 @@ def _is_of_kind(own: int | None, window: int | None, length: int) -> bool:
     return (own if own is not None and own < length else None) == window
 
 
-def cache_elements(layers: BlockCounts, tp: int, tokens: int) -> int:
-    """The cache of one layer on a rank, of a sequence of so many tokens."""
+def cache_bytes(layers: BlockCounts, tp: int, tokens: int, size: int) -> int:
+    """The cache of one layer on a rank, of a sequence of so many tokens, in a dtype of `size` bytes."""
     layout = HeadLayout(*layers.divided, tp)
-    elements = layers.cache_per_sequence + layers.cache_per_token * layers.seen(tokens)
-    return _part(elements, layout.kv_heads_of_rank, layout.kv_heads)
+    states = _part(layers.state_per_sequence, layout.heads_of_rank, layout.heads)
+    others = layers.cache_per_sequence - layers.state_per_sequence
+    others += layers.cache_per_token * layers.seen(tokens)
+    return STATE_BYTES * states + size * _part(others, layout.kv_heads_of_rank, layout.kv_heads)
 
 
 def _part(elements: int, held: int, parts: int) -> int:

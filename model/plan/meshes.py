@@ -19,7 +19,7 @@ from model.config.parts import GroupedAttention, SpeechEncoder
 from model.device import Hardware, Instance, chip, collective_ns, scheduled
 from model.errors import ModelError
 from model.plan import roofline
-from model.plan.memory import DTYPE_BYTES, MeshShape, cache_elements, layer_elements, possible_tp, shared
+from model.plan.memory import DTYPE_BYTES, MeshShape, cache_bytes, layer_elements, possible_tp, shared
 from model.plan.parameters import BlockCounts, ModelCounts
 from model.plan.predict import MOST_MICRO_BATCHES
 from model.stages import divided
@@ -97,7 +97,7 @@ class Meshes:
         stages = self._stages(shape.tp, shape.pp)
         held = [self._elements(stage, shape) * self._size for stage in stages]
         cache = [
-            sum(cache_elements(each, shape.tp, self._context) for each in stage.layers) * self._size
+            sum(cache_bytes(each, shape.tp, self._context, self._size) for each in stage.layers)
             for stage in stages
         ]
         capacity = chip(self._instance.target).hbm_bytes_per_core
@@ -200,11 +200,11 @@ class Meshes:
             products += sequences * (always + each.active_experts(1) / shape.tp)
             positions = each.seen(self._context) + each.fixed_positions
             products += sequences * (each.decode_products * positions + each.token_products) / shape.tp
-            cached += sequences * cache_elements(each, shape.tp, self._context)
+            cached += sequences * cache_bytes(each, shape.tp, self._context, self._size)
         if stage.last:
             elements += self._head(shape)
             products += sequences * self._head(shape)
-        return 1e9 * self._peaks.seconds(2 * products, self._size * (elements + cached))
+        return 1e9 * self._peaks.seconds(2 * products, self._size * elements + cached)
 
     def _collectives_ns(self, layers: BlockCounts, shape: MeshShape, sequences: int) -> float:
         """The sums and exchanges of one layer."""

@@ -39,6 +39,9 @@ PARTS = ("embedding", "attention", "mlp", "experts", "mixer", "norms", "head", "
 _MOST_PARAMETERS = 10**15
 """Far beyond any model, and far from what float64 and an array's shape cannot hold."""
 
+STATE_BYTES = 4
+"""Of an element of a recurrent layer's state, which is float32."""
+
 _SCAN_PRODUCTS = 3
 """Multiply-adds of a state element for one token: decay, input, output."""
 
@@ -56,7 +59,8 @@ class BlockCounts:
     outnumber key/value heads or groups. `attention_again` are those that a rank holds twice, because its keys are its
     values too. `attention_whole`, `experts_whole` and `whole` are those of attention, experts and all else that every
     rank holds whole, as it does `buffers`, elements of the checkpoint that are no parameters.
-    `other_cache_per_token` are elements of another layer's cache that the layer reads.
+    `other_cache_per_token` are elements of another layer's cache that the layer reads. `state_per_sequence` are those
+    of `cache_per_sequence` that are float32 whatever the model's dtype, as recurrent layers keep their states.
     Products are multiply-adds. They are counted for a (query, key) pair over all heads, in a prompt and in a decode
     step, and for a token beside products with weights. With a `window`, a token sees that many positions and the
     cache holds no more.
@@ -80,6 +84,7 @@ class BlockCounts:
     cache_per_token: int = 0
     other_cache_per_token: int = 0
     cache_per_sequence: int = 0
+    state_per_sequence: int = 0
     window: int | None = None
     prefill_products: int = 0
     decode_products: int = 0
@@ -196,12 +201,17 @@ class ModelCounts:
             for layers in self.layers
         )
 
-    def read_elements(self, tokens: int) -> int:
-        """Elements of the cache that one token reads at the end of `tokens`, some of them in several layers."""
+    def cache_bytes(self, tokens: int, size: int) -> int:
+        """Bytes of the cache of one sequence of `tokens` tokens, in a dtype of `size` bytes."""
+        states = sum(layers.count * layers.state_per_sequence for layers in self.layers)
+        return size * self.cache_elements(tokens) + (STATE_BYTES - size) * states
+
+    def read_bytes(self, tokens: int, size: int) -> int:
+        """Bytes of the cache that one token reads at the end of `tokens`, some of them in several layers."""
         again = sum(
             layers.count * layers.other_cache_per_token * layers.seen(tokens) for layers in self.layers
         )
-        return self.cache_elements(tokens) + again
+        return self.cache_bytes(tokens, size) + size * again
 
 
 def load_model(path: Path) -> ModelCounts:
@@ -326,6 +336,7 @@ def _state_space(own: StateSpace, hidden: int) -> BlockCounts:
         count=1,
         mixer=projections + convolution + selection + inner * state + inner,
         cache_per_sequence=inner * (state + own.convolution - 1),
+        state_per_sequence=inner * state,
         token_products=_SCAN_PRODUCTS * inner * state,
     )
 
@@ -339,6 +350,7 @@ def _gated_delta(own: GatedDelta, hidden: int) -> BlockCounts:
         mixer=projections + own.convolved * own.convolution + 2 * own.heads,
         norms=own.value_dim,
         cache_per_sequence=state + own.convolved * (own.convolution - 1),
+        state_per_sequence=state,
         token_products=_DELTA_PRODUCTS * state,
     )
 
@@ -354,5 +366,6 @@ def _state_space_heads(own: StateSpaceHeads, hidden: int) -> BlockCounts:
         mixer=projections + convolution + 3 * own.heads + inner,
         mixer_shared=2 * own.shared * (hidden + own.convolution + own.convolution_bias),
         cache_per_sequence=inner * own.state + convolved * (own.convolution - 1),
+        state_per_sequence=inner * own.state,
         token_products=_SCAN_PRODUCTS * inner * own.state,
     )

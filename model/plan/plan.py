@@ -287,7 +287,7 @@ class _Place:
         if peaks.memory_bytes is not None:
             size = DTYPE_BYTES[dtype]
             free = peaks.memory_bytes * tp - size * model.total
-            room = max(0, free) // max(1, size * model.cache_elements(tokens))
+            room = max(0, free) // max(1, model.cache_bytes(tokens, size))
         return cls(peaks.name, None, None, peaks, tp, 1, room)
 
 

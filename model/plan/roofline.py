@@ -141,7 +141,7 @@ def decode(model: ModelCounts, dtype: str, batch: int, context: int) -> Work:
     return Work(
         2.0 * batch * (model.active + model.head_parameters + attended),
         size * model.passed(batch),
-        size * batch * model.read_elements(context),
+        batch * model.read_bytes(context, size),
     )
 
 
@@ -161,4 +161,4 @@ def prefill(model: ModelCounts, dtype: str, batch: int, tokens: int) -> Work:
     if encoder is not None and encoder.positions:
         products += encoder.parameters * encoder.positions + encoder.products
         weights += encoder.parameters
-    return Work(2.0 * batch * products, size * weights, size * batch * model.cache_elements(tokens))
+    return Work(2.0 * batch * products, size * weights, batch * model.cache_bytes(tokens, size))

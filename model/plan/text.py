@@ -48,7 +48,7 @@ def _parameters(plan: Plan) -> list[Part]:
     ]
     rows.append(("all", f"{model.total:,}", "", _gb(model.total * size)))
     experts = any(layers.num_experts for layers in model.layers)
-    sequence = size * model.cache_elements(plan.context)
+    sequence = model.cache_bytes(plan.context, size)
     return [
         f"{model.config.model_type}, {model.num_layers} layers, {plan.dtype}",
         table("part|parameters|share|GB", rows),

@@ -233,4 +233,4 @@ def test_a_step_reads_a_shared_cache_in_every_layer(tmp_path) -> None:
     counts = load_model(written(tmp_path, SMALL))
     window, full = 2 * 256, 2 * 512
     assert counts.cache_elements(1000) == 4 * window * 512 + full * 1000
-    assert counts.read_elements(1000) == 8 * window * 512 + 2 * full * 1000
+    assert counts.read_bytes(1000, 1) == 8 * window * 512 + 2 * full * 1000

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
+import ml_dtypes
+import numpy as np
 import pytest
 
 from model.device import INSTANCES
 from model.families import compose
+from model.layers.launch import Phase, StepShape
 from model.layers.shard import Shard
 from model.plan.memory import (
     Demand,
@@ -117,6 +120,24 @@ def test_a_footprint_is_that_of_the_shards() -> None:
         for tp in counts:
             shapes = [weight.shape(Shard(0, tp)) for weight in compose(model.config).weights]
             assert footprint(model, "float32", tp, 1).weight_bytes == 4 * sum(map(prod, shapes))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", ["mamba-130m", "mamba2-7b"])
+def test_states_of_recurrent_layers_count_as_the_layers_state_them(name: str, dtype: str) -> None:
+    """Float32 whatever the model's dtype; the last inputs of convolutions are in that one."""
+    model = load_model(CONFIGS / f"{name}.json")
+    held = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    for tp in (1, 2):
+        step = StepShape(Phase.decode, 1, 1, 128, 128, tp, held, held)
+        states = [state for layer in compose(model.config).layers for state in layer.states(step)]
+        wanted = sum(each.nbytes for each in states)
+        assert {each.dtype.itemsize for each in states} == {4, held.itemsize}
+        counted = footprint(model, dtype, tp, 100).cache_bytes_per_sequence
+        # Where ranks divide heads, inputs of the convolution are taken to be as many on every rank as on one.
+        assert wanted <= counted <= wanted * (1.05 if tp > 1 else 1.0)
+        if tp == 1:
+            assert counted == model.cache_bytes(100, held.itemsize)
 
 
 def test_every_instance_holds_at_most_its_memory() -> None:
