@@ -133,23 +133,30 @@ def attention_decode(
     """Attention of the new tokens of a batch with its caches, to which their keys and values, if any, are written."""
     stored = k is None
     expect_dims(2, q, "q [T, Hq * D]")
-    check_caches(q.shape[0], k_cache, v_cache, slots, block_tables, stored)
     check_position_ranks(position_group, position_ranks, position_rank)
-    sizes = Sizes(q.shape[0], q.shape[1], q.dtype, k_cache, block_tables, position_ranks, stored)
-    check_step(positions, scale, num_kv_heads, sizes, MAX_DEPTH)
-    check_tokens(q, k, v, sizes)
+    tokens, caches, options = (q, k, v), (k_cache, v_cache, slots, block_tables), (window, softcap, sinks)
+    sizes = step_sizes(tokens, caches, positions, scale, num_kv_heads, options, position_ranks)
     check_tables(sizes.depth, cos, sin, q_norm, k_norm, stored)
     rows = check_rope_positions(rope_positions, positions)
-    check_sizes(sizes)
-    check_options(sizes, window, softcap, sinks)
     o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
-    ranks = position_group, position_ranks, position_rank
-    caches = k_cache, v_cache, slots, block_tables
-    norms, options = (q_norm, k_norm, eps), (window, softcap, sinks)
-    attend_share(o, (q, k, v), sizes, caches, (positions, rows), scale, (cos, sin), norms, options, ranks)
+    ranks, norms = (position_group, position_ranks, position_rank), (q_norm, k_norm, eps)
+    attend_share(o, tokens, sizes, caches, (positions, rows), scale, (cos, sin), norms, options, ranks)
     if stored:
         return o
     return o, k_cache, v_cache
+
+
+def step_sizes(tokens, caches, positions, scale, num_kv_heads, options, ranks=1):
+    """The sizes of a decode step whose arguments fit together; `options` are window, softcap and sinks."""
+    q, k, v = tokens
+    k_cache, v_cache, slots, block_tables = caches
+    check_caches(q.shape[0], k_cache, v_cache, slots, block_tables, k is None)
+    sizes = Sizes(q.shape[0], q.shape[1], q.dtype, k_cache, block_tables, ranks, k is None)
+    check_step(positions, scale, num_kv_heads, sizes, MAX_DEPTH)
+    check_tokens(q, k, v, sizes)
+    check_sizes(sizes)
+    check_options(sizes, options[0], options[1], options[2])
+    return sizes
 
 
 def check_step(positions, scale, num_kv_heads, sizes, most_depth):

@@ -46,19 +46,10 @@ import nki.language as nl
 import nki.typing as nt
 import numpy as np
 
-from nki_kernels.attention_decode import (
-    MAX_DEPTH,
-    attention_decode_reference,
-    check_caches,
-    check_options,
-    check_sizes,
-    check_step,
-    check_tokens,
-)
+from nki_kernels.attention_decode import attention_decode_reference, step_sizes
 from nki_kernels.attention_prefill import MAX_TOKENS, attend, attention_prefill_reference
 from nki_kernels.decode.attend import attend_share
 from nki_kernels.decode.share import wait_for_other_core
-from nki_kernels.decode.sizes import Sizes
 from nki_kernels.prefill.checks import check_prefill, check_room
 from nki_kernels.prefill.plan import Case, prepare
 from nki_kernels.tiles import expect_dims
@@ -123,20 +114,10 @@ def check_rows(tokens, decoding, positions, slots, block_tables, prompt_tables):
 
 def attend_decoding(o, tokens, caches, positions, scale, num_kv_heads, options):
     """Attention of the rows that decode; a window that covers all positions of the tables is none."""
-    q, k, v = tokens
-    k_cache, v_cache, slots, block_tables = caches
-    stored = k is None
-    if stored:
-        slots = None
-    check_caches(q.shape[0], k_cache, v_cache, slots, block_tables, stored)
-    sizes = Sizes(q.shape[0], q.shape[1], q.dtype, k_cache, block_tables, 1, stored)
-    check_step(positions, scale, num_kv_heads, sizes, MAX_DEPTH)
-    check_tokens(q, k, v, sizes)
-    check_sizes(sizes)
-    window, softcap, sinks = options
-    check_options(sizes, window, softcap, sinks)
-    own = within(window, sizes.capacity), softcap, sinks
-    caches = k_cache, v_cache, slots, block_tables
+    if tokens[1] is None:
+        caches = caches[0], caches[1], None, caches[3]
+    sizes = step_sizes(tokens, caches, positions, scale, num_kv_heads, options)
+    own = within(options[0], sizes.capacity), options[1], options[2]
     places, nothing = (positions, positions), (None, None)
     attend_share(o, tokens, sizes, caches, places, scale, nothing, (None, None, 0.0), own, (None, 1, None))
 
