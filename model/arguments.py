@@ -1,5 +1,5 @@
-"""Numbers on the command line, each with the sentence that refuses another text; an option of several commands; and
-the prompt of no options.
+"""Numbers on the command line, each with the sentence that refuses another text; options of several commands; and the
+prompt of no options.
 """
 
 from __future__ import annotations
@@ -7,12 +7,60 @@ from __future__ import annotations
 import argparse
 import math
 
-from simulate.targets import HARDWARE_VARIABLE
+from simulate.targets import HARDWARE_VARIABLE, TARGETS
 
+ACTIVATIONS = ("auto", "float32", "bfloat16")
+BACKENDS = ("simulate", "numpy", "neuron")
 FIRST_PROMPT = "Once upon a time"
 _LOWEST_RATE, _HIGHEST_RATE = 1e-6, 1e9  # requests a second; at the highest they come 1 ns apart
 _LONGEST_PAUSE = 1e6  # seconds
 _LOWEST_PRICE, _HIGHEST_PRICE = 1e-6, 1e9  # dollars an hour; beyond them prices of tokens leave float64
+
+
+def add_cores(parser: argparse.ArgumentParser, target: str) -> None:
+    """Add `--target`, by default a chip, and `--tp`."""
+    parser.add_argument(
+        "--target",
+        metavar="CHIP",
+        choices=TARGETS,
+        default=target,
+        help="trn1, inf2, trn2 or trn3 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--tp",
+        metavar="N",
+        type=count,
+        default=1,
+        help="tensor-parallel ranks, one core each (default: %(default)s)",
+    )
+
+
+def add_backend(parser: argparse.ArgumentParser) -> None:
+    """Add `--backend` and `--no-check`."""
+    parser.add_argument(
+        "--backend",
+        metavar="NAME",
+        choices=BACKENDS,
+        default="simulate",
+        help="simulate, numpy or neuron (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--no-check",
+        dest="check",
+        action="store_false",
+        help="do not compare the tokens with the numpy model, which takes time and memory of its own",
+    )
+
+
+def add_dtype(parser: argparse.ArgumentParser) -> None:
+    """Add `--dtype`."""
+    parser.add_argument(
+        "--dtype",
+        metavar="NAME",
+        choices=ACTIVATIONS,
+        default="float32",
+        help="of activations and cache: float32, bfloat16 or auto, the checkpoint's (default: %(default)s)",
+    )
 
 
 def add_sequence(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +80,41 @@ def add_hardware(parser: argparse.ArgumentParser) -> None:
         help="an overlay, whose numbers replace those of the chips' records (docs/calibrate.md; default: "
         f"{HARDWARE_VARIABLE}, else none)",
     )
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    """Add the sizes of an engine's steps and of its cache."""
+    add = parser.add_argument
+    add(
+        "--max-model-len",
+        metavar="N",
+        type=count,
+        help="longest sequence (default: the context, at most 2048)",
+    )
+    add(
+        "--max-num-seqs",
+        metavar="N",
+        type=count,
+        default=16,
+        help="sequences of a step (default: %(default)s)",
+    )
+    add(
+        "--max-num-batched-tokens",
+        metavar="N",
+        type=count,
+        default=512,
+        help="tokens of a step (default: %(default)s)",
+    )
+    add(
+        "--block-size", metavar="N", type=count, default=16, help="positions of a page (default: %(default)s)"
+    )
+    add(
+        "--num-pages",
+        metavar="N",
+        type=count,
+        help="pages of the cache (default: as many as the sequences fill)",
+    )
+    add_buckets(parser)
 
 
 def add_buckets(parser: argparse.ArgumentParser) -> None:

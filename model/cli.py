@@ -16,7 +16,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from model.arguments import FIRST_PROMPT, add_hardware, add_sequence, count, probability, seed, temperature
+from model.arguments import (
+    FIRST_PROMPT,
+    add_backend,
+    add_cores,
+    add_dtype,
+    add_hardware,
+    add_sequence,
+    count,
+    probability,
+    seed,
+    temperature,
+)
 from model.compiled import arguments as compiled
 from model.plan import arguments as plan
 from model.serve import arguments as serve
@@ -26,11 +37,7 @@ from model.traffic import arguments as traffic
 from model.transcribe import arguments as transcribe
 from simulate.errors import InvalidArgument, NkwError, shown
 from simulate.process import INTERRUPTED, imported, leave
-from simulate.targets import TARGETS
 from simulate.verbs import VERBS
-
-ACTIVATIONS = ("auto", "float32", "bfloat16")
-BACKENDS = ("simulate", "numpy", "neuron")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -245,21 +252,8 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         default=48,
         help="at most so many tokens (default: %(default)s)",
     )
-    parser.add_argument(
-        "--target",
-        metavar="CHIP",
-        choices=TARGETS,
-        default="trn1",
-        help="trn1, inf2, trn2 or trn3 (default: %(default)s)",
-    )
+    add_cores(parser, "trn1")
     add_hardware(parser)
-    parser.add_argument(
-        "--tp",
-        metavar="N",
-        type=count,
-        default=1,
-        help="tensor-parallel ranks, one core each (default: %(default)s)",
-    )
     parser.add_argument(
         "--dp",
         metavar="N",
@@ -288,20 +282,8 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         help="groups of --dp that divide routed experts (default: %(default)s)",
     )
     add_sequence(parser)
-    parser.add_argument(
-        "--backend",
-        metavar="NAME",
-        choices=BACKENDS,
-        default="simulate",
-        help="simulate, numpy or neuron (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--dtype",
-        metavar="NAME",
-        choices=ACTIVATIONS,
-        default="float32",
-        help="of activations and cache: float32, bfloat16 or auto, the checkpoint's (default: %(default)s)",
-    )
+    add_backend(parser)
+    add_dtype(parser)
     parser.add_argument(
         "--temperature",
         metavar="T",
@@ -316,12 +298,6 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         help="sample from the likeliest tokens of joint probability P",
     )
     parser.add_argument("--seed", metavar="S", type=seed, default=0, help="of the sampler (default: 0)")
-    parser.add_argument(
-        "--no-check",
-        dest="check",
-        action="store_false",
-        help="do not compare the tokens with the numpy model, which takes time and memory of its own",
-    )
     parser.add_argument(
         "--exact",
         action="store_true",

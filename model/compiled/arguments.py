@@ -6,9 +6,8 @@ import argparse
 import textwrap
 from pathlib import Path
 
-from model.arguments import add_buckets, count
+from model.arguments import add_cores, add_dtype, add_engine
 from model.shipped import model_path
-from simulate.targets import TARGETS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,14 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add = parser.add_argument
     add("model", metavar="FOLDER", type=model_path, help="Hugging Face folder, or a model that comes along")
-    add(
-        "--target",
-        metavar="CHIP",
-        choices=TARGETS,
-        default="trn2",
-        help="trn1, inf2, trn2 or trn3 (default: trn2)",
-    )
-    add("--tp", metavar="N", type=count, default=1, help="tensor-parallel ranks (default: 1)")
+    add_cores(parser, "trn2")
     add(
         "--out",
         metavar="CACHE",
@@ -37,32 +29,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--list", action="store_true", help="list the graphs with their keys, and compile nothing")
     add("--launch", action="store_true", help=argparse.SUPPRESS)
-    add(
-        "--dtype",
-        metavar="NAME",
-        choices=("auto", "float32", "bfloat16"),
-        default="float32",
-        help="as of nkw generate (default: float32)",
-    )
-    add(
-        "--max-model-len",
-        metavar="N",
-        type=count,
-        help="longest sequence (default: the context, at most 2048)",
-    )
-    add("--max-num-seqs", metavar="N", type=count, default=16, help="sequences of a step (default: 16)")
-    add(
-        "--max-num-batched-tokens",
-        metavar="N",
-        type=count,
-        default=512,
-        help="tokens of a step (default: 512)",
-    )
-    add("--block-size", metavar="N", type=count, default=16, help="positions of a page (default: 16)")
-    add(
-        "--num-pages",
-        metavar="N",
-        type=count,
-        help="pages of the cache (default: as many as the sequences fill)",
-    )
-    add_buckets(parser)
+    add_dtype(parser)
+    add_engine(parser)

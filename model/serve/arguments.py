@@ -6,12 +6,11 @@ import argparse
 import textwrap
 from pathlib import Path
 
-from model.arguments import add_buckets, add_hardware, count, seed
+from model.arguments import add_cores, add_dtype, add_engine, add_hardware, count, seed
 from model.serve.calls import TOOL_CALL_PARSERS
 from model.shipped import model_path
-from simulate.targets import TARGETS
+from model.state import INTERVAL
 
-_DTYPES = ("auto", "float32", "bfloat16")
 _LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -46,15 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser, model: Path) -> None:
         default=1,
         help="engines behind the port, each with all that follows, in a process of its own (default: 1)",
     )
-    add(
-        "--target",
-        metavar="CHIP",
-        choices=TARGETS,
-        default="trn2",
-        help="trn1, inf2, trn2 or trn3 (default: trn2)",
-    )
+    add_cores(parser, "trn2")
     add_hardware(parser)
-    add("--tp", metavar="N", type=count, default=1, help="tensor-parallel ranks, one core each (default: 1)")
     add(
         "--ep",
         metavar="N",
@@ -62,43 +54,21 @@ def add_arguments(parser: argparse.ArgumentParser, model: Path) -> None:
         default=1,
         help="groups of --tp ranks that divide the routed experts, each with its own sequences and pages (default: 1)",
     )
+    add_dtype(parser)
+    add_engine(parser)
     add(
-        "--dtype",
-        metavar="NAME",
-        choices=_DTYPES,
-        default="float32",
-        help="as of nkw generate (default: float32)",
-    )
-    add(
-        "--max-model-len",
+        "--num-state-slots",
         metavar="N",
         type=count,
-        help="longest sequence (default: the context, at most 2048)",
+        help="states of recurrent layers (default: two for each sequence of a step, three with drafts)",
     )
     add(
-        "--max-num-seqs",
+        "--mamba-block-size",
         metavar="N",
         type=count,
-        default=16,
-        help="sequences of a step (default: %(default)s)",
+        default=INTERVAL,
+        help="positions between snapshots of these states, a multiple of --block-size (default: %(default)s)",
     )
-    add(
-        "--max-num-batched-tokens",
-        metavar="N",
-        type=count,
-        default=512,
-        help="tokens of a step (default: %(default)s)",
-    )
-    add(
-        "--block-size", metavar="N", type=count, default=16, help="positions of a page (default: %(default)s)"
-    )
-    add(
-        "--num-pages",
-        metavar="N",
-        type=count,
-        help="pages of the cache (default: as many as the sequences fill)",
-    )
-    add_buckets(parser)
     add("--no-prefix-caching", action="store_true", help="do not share pages of prompts that begin alike")
     add(
         "--speculative-config",

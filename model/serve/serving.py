@@ -37,6 +37,8 @@ def engine_args(options: argparse.Namespace) -> EngineArgs:
         max_model_len=options.max_model_len,
         block_size=options.block_size,
         num_pages=options.num_pages,
+        num_state_slots=options.num_state_slots,
+        mamba_block_size=options.mamba_block_size,
         enable_prefix_caching=not options.no_prefix_caching,
         speculative_config=_object(options.speculative_config),
         seed=options.seed,

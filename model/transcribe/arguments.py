@@ -6,11 +6,7 @@ import argparse
 import textwrap
 from pathlib import Path
 
-from model.arguments import add_hardware, count
-from simulate.targets import TARGETS
-
-ACTIVATIONS = ("auto", "float32", "bfloat16")
-BACKENDS = ("simulate", "numpy", "neuron")
+from model.arguments import add_backend, add_cores, add_dtype, add_hardware, count
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,41 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=128,
         help="at most so many tokens for a window (default: %(default)s)",
     )
-    parser.add_argument(
-        "--target",
-        metavar="CHIP",
-        choices=TARGETS,
-        default="trn1",
-        help="trn1, inf2, trn2 or trn3 (default: %(default)s)",
-    )
+    add_cores(parser, "trn1")
     add_hardware(parser)
-    parser.add_argument(
-        "--tp",
-        metavar="N",
-        type=count,
-        default=1,
-        help="tensor-parallel ranks, one core each (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--backend",
-        metavar="NAME",
-        choices=BACKENDS,
-        default="simulate",
-        help="simulate, numpy or neuron (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--dtype",
-        metavar="NAME",
-        choices=ACTIVATIONS,
-        default="float32",
-        help="of activations and caches: float32, bfloat16 or auto, the checkpoint's (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--no-check",
-        dest="check",
-        action="store_false",
-        help="do not compare the tokens with the numpy model, which takes time and memory of its own",
-    )
+    add_backend(parser)
+    add_dtype(parser)
     parser.add_argument(
         "--json", metavar="FILE", type=Path, help="write ids, checks and predictions as JSON; - is stdout"
     )
