@@ -16,7 +16,7 @@ from model.checkpoint import Checkpoint, open_checkpoint
 from model.config import ModelConfig
 from model.errors import ModelError
 from model.expert_load import ExpertLoad
-from model.families import load_config
+from model.families import compose, load_config
 from model.folder import model_files
 from model.generate import Backend, Generation, generate, positions_needed
 from model.kernel_model import KernelModel
@@ -30,7 +30,7 @@ from model.prompts import encoded, read_prompts, sampling_options
 from model.reference import ReferenceModel
 from model.report import Run, TargetPrediction, document, summary
 from model.sampling import SamplingOptions
-from model.stages import SEND
+from model.stages import SEND, layers_of_stage
 from model.tokenizer import Tokenizer
 from model.weights import RankWeights, check_ranks, shard_weights, weights_of_all
 from simulate.errors import shown
@@ -234,13 +234,13 @@ class _Job:
 
     @cached_property
     def _own_shards(self) -> tuple[RankWeights, ...]:
-        """The weights of the ranks in this process."""
+        """The weights of the ranks in this process: of one rank alone those of its stage."""
         rank = _rank()
         ranks = range(self.mesh.ranks) if rank is None else [rank]
         own = list(dict.fromkeys(map(self.mesh.shard, ranks)))
-        return shard_weights(
-            self.config, self.weights, self.options.tp, own, self.weights.let_go, self.options.dtype
-        )
+        layers = None if rank is None else layers_of_stage(compose(self.config), self.mesh, rank)
+        given = self.config, self.weights, self.options.tp, own, self.weights.let_go, self.options.dtype
+        return shard_weights(*given, layers)
 
     def backend(self, progress: Progress) -> Backend:
         """The backend that --backend names."""
@@ -274,7 +274,7 @@ class _Job:
         `done` is called after a step of each micro-batch.
         """
         shards = self._own_shards
-        if len(shards) < self.options.tp * self.options.ep:
+        if _rank() is not None:
             shards = weights_of_all(self.config, shards[0])
         return self._model(device, progress, shards, done)
 

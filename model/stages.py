@@ -11,10 +11,13 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import accumulate, chain, pairwise
 from math import inf, prod
 
+import numpy as np
+
 from model.decoder import BlockLayers, Decoder
 from model.errors import ModelError
-from model.layers.launch import Axis, Launch, StepShape, Value, copied
+from model.layers.launch import PARTITIONS, Axis, Launch, Phase, StepShape, Value, copied
 from model.layers.layer import Layer
+from model.mesh import Mesh
 
 SEND = "send_receive"
 """The kernel that passes a value from a stage to the next."""
@@ -23,12 +26,13 @@ SEND = "send_receive"
 def stages_of(decoder: Decoder, count: int, step: StepShape) -> list[tuple[BlockLayers, ...]]:
     """The sections of a decoder, stage by stage; ModelError where it has fewer layers than stages, or none to cut at.
 
-    Stages are even in the bytes of the weights that a step reads: those of the layers and of the head.
+    Stages are even in the weights that a step reads: those of the layers and of the head. So only the ranks of a step
+    decide, and neither its size nor its dtypes.
     """
     if count == 1:
         return [decoder.sections]
-    costs = [_weight_bytes(block, step) for block in decoder.blocks]
-    costs[-1] += _weight_bytes((decoder.head,), step)
+    costs = [_weights(block, step) for block in decoder.blocks]
+    costs[-1] += _weights((decoder.head,), step)
     first, *others = divided(costs, count, whole_cuts(decoder, step))
     inner = [decoder.blocks[own.start : own.stop] for own in (first, *others)]
     inner[0] = ((decoder.embedding,), *inner[0])
@@ -111,6 +115,18 @@ def _launches(sections: Iterable[BlockLayers], step: StepShape) -> Iterable[Laun
     return (launch for layer in chain.from_iterable(sections) for launch in layer.launches(step))
 
 
-def _weight_bytes(section: Sequence[Layer], step: StepShape) -> int:
+def _weights(section: Sequence[Layer], step: StepShape) -> int:
     weights = (weight for layer in section for weight in layer.weights)
-    return sum(prod(each.shape(step.shard)) for each in weights) * step.weights.itemsize
+    return sum(prod(each.shape(step.shard)) for each in weights)
+
+
+def layers_of_stage(decoder: Decoder, mesh: Mesh, rank: int) -> list[Layer]:
+    """The layers whose weights a rank holds; all where there is one stage, an encoder's too."""
+    if mesh.pipeline == 1:
+        return list(decoder.all_layers)
+    held = np.dtype(np.float32)
+    step = StepShape(
+        Phase.prefill, 1, 1, PARTITIONS, PARTITIONS, mesh.tensor, held, held, expert_ranks=mesh.expert
+    )
+    stages = stages_of(decoder, mesh.pipeline, step)
+    return [layer for section in stages[mesh.stage_of(rank)] for layer in section]

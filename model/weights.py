@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -11,7 +11,9 @@ import numpy as np
 from model.config import ModelConfig
 from model.errors import ModelError, check_memory
 from model.families import compose
+from model.layers.layer import Layer
 from model.layers.shard import Shard
+from model.layers.weight import Weight
 from model.precision import StoredWeights, activation_dtype
 
 
@@ -45,9 +47,11 @@ def shard_weights(
     own: Sequence[Shard] | None = None,
     taken: Callable[[], None] = lambda: None,
     dtype: str = "float32",
+    layers: Iterable[Layer] | None = None,
 ) -> tuple[RankWeights, ...]:
     """Cut a checkpoint for `ranks` ranks, or for the shards `own`; ModelError if they cannot share the model.
 
+    With `layers` only the weights of these, such as those of a stage, are read and held.
     `taken` is called after each layer, so that the checkpoint can let go of what has been read. `dtype` (float32,
     bfloat16 or auto) is that of the activations; beside float32 ones weights keep the checkpoint's dtype, beside
     bfloat16 ones they are rounded to bfloat16. Ranks share what they hold alike.
@@ -56,11 +60,13 @@ def shard_weights(
     activations = activation_dtype(dtype, config, weights)
     stored = StoredWeights(weights, activations)
     shards = [Shard(rank, ranks) for rank in range(ranks)] if own is None else own
-    sizes = [prod(each.shape(shard)) for each in compose(config).weights for shard in shards]
+    held_layers = list(compose(config).all_layers if layers is None else layers)
+    distinct = {each.name: each for layer in held_layers for each in layer.weights}
+    sizes = [prod(each.shape(shard)) for each in distinct.values() for shard in shards]
     itemsize = stored[next(iter(stored))].dtype.itemsize
     check_memory(sum(sizes) * itemsize, f"the weights of {len(shards)} rank{'s' if len(shards) > 1 else ''}")
     held: list[dict[str, np.ndarray]] = [{} for _ in shards]
-    for layer in compose(config).all_layers:
+    for layer in held_layers:
         for weight in layer.weights:
             parts: dict[object, np.ndarray] = {}
             for arrays, shard in zip(held, shards):
@@ -73,14 +79,12 @@ def shard_weights(
 
 
 def weights_of_all(config: ModelConfig, one: RankWeights) -> tuple[RankWeights, ...]:
-    """Weights for dry runs of all ranks from those of one: right in shapes and dtypes, without memory of their own."""
+    """Weights for dry runs of all ranks: right in shapes and dtypes, which `one` of them has, without memory."""
+    first = next(iter(one.arrays.values()))
 
-    def alike(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        return (
-            array
-            if array.shape == shape
-            else np.broadcast_to(array.reshape(-1)[:1].reshape([1] * len(shape)), shape)
-        )
+    def alike(weight: Weight, shard: Shard) -> np.ndarray:
+        dtype = one.arrays.get(weight.name, first).dtype  # weights of other stages are stored alike
+        return np.broadcast_to(np.zeros((), dtype), weight.shape(shard))
 
     weights = list(compose(config).weights)
     tensor, experts = one.shard.ranks, one.shard.expert_ranks
@@ -89,7 +93,7 @@ def weights_of_all(config: ModelConfig, one: RankWeights) -> tuple[RankWeights, 
         RankWeights(
             shard,
             one.dtype,
-            {each.name: alike(one.arrays[each.name], each.shape(shard)) for each in weights},
+            {each.name: alike(each, shard) for each in weights},
         )
         for shard in shards
     )

@@ -17,8 +17,8 @@ from model.layers.launch import Phase, StepShape
 from model.mesh import Mesh
 from model.micro_batches import micro_batch_sizes, of_micro_batches
 from model.reference import ReferenceModel
-from model.stages import divided, sent, stages_of, whole_cuts
-from model.weights import shard_weights
+from model.stages import divided, layers_of_stage, sent, stages_of, whole_cuts
+from model.weights import shard_weights, weights_of_all
 from tests.model.test_cli import refused
 from tests.model.test_dense_families import CACHE, oracle
 from tests.model.test_dense_families import load as load_tiny
@@ -104,6 +104,38 @@ def test_a_stage_holds_its_own_layers_only(write_model) -> None:
         assert own < everything and set(arrays) & everything == own
         states = {state.name for layer in decoder.layers for state in layer.states(STEP)}
         assert set(arrays) & states == {state.name for layer in layers for state in layer.states(STEP)}
+
+
+def test_a_rank_of_its_own_reads_the_weights_of_its_stage_only(write_model) -> None:
+    """As torchrun starts them: together the ranks hold every weight, and what stages hold is what a run needs."""
+    config, weights = load(write_model(num_hidden_layers=3))
+    decoder, mesh = compose(config), Mesh(2, pipeline=2)
+    whole = {each.shard: each.arrays for each in shard_weights(config, weights, 2)}
+    read: dict[int, set[str]] = {}
+
+    class Reads(dict[str, np.ndarray]):
+        def __getitem__(self, name: str) -> np.ndarray:
+            read[stage].add(name)
+            return super().__getitem__(name)
+
+    for rank in range(4):
+        stage = mesh.stage_of(rank)
+        read[stage] = set()
+        layers = layers_of_stage(decoder, mesh, rank)
+        assert layers == [each for section in stages_of(decoder, 2, STEP)[stage] for each in section]
+        (own,) = shard_weights(config, Reads(weights), 2, [mesh.shard(rank)], layers=layers)
+        assert set(own.arrays) == {weight.name for layer in layers for weight in layer.weights}
+        for name, array in own.arrays.items():
+            assert np.array_equal(array, whole[own.shard][name])
+        dry = {each.shard: each.arrays for each in weights_of_all(config, own)}
+        for shard, arrays in whole.items():
+            assert {name: (each.shape, each.dtype) for name, each in dry[shard].items()} == {
+                name: (each.shape, each.dtype) for name, each in arrays.items()
+            }
+    assert read[0] | read[1] == set(weights)
+    assert not any(".layers.2." in name for name in read[0])
+    assert not any(".layers.0." in name for name in read[1])
+    assert layers_of_stage(decoder, Mesh(2), 0) == list(decoder.all_layers)
 
 
 def test_layers_that_share_a_cache_lie_on_one_stage(tmp_path) -> None:
