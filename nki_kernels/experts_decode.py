@@ -55,7 +55,7 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
-from nki_kernels.experts.products import CLAMPED, SIGMOID_SCALE, add_down, gated, groups, products
+from nki_kernels.experts.products import CLAMPED, SIGMOID_SCALE, add_down, biases_of, gated, groups, products
 from nki_kernels.experts.weights import chunks, load_chunk, load_down, load_numbers, rows_at
 from nki_kernels.mlp import activation_reference
 from nki_kernels.precision import widened
@@ -95,7 +95,8 @@ def experts_decode(
     few = tokens * ids.shape[1] <= w_gate.shape[0]
     experts = w_gate.shape[0]
     slots = chosen_slots(weights, ids, experts, absent) if few else all_slots(weights, ids, experts)
-    sum_of_experts(total, across, matrices, (b_gate, b_up), slots, activation)
+    biases = biases_of(b_gate, b_up, tokens, activation, n.dtype)
+    sum_of_experts(total, across, matrices, biases, slots, activation)
     result = finished(total, x, n.dtype, (weights, ids), b_down, replica_group, absent)
     nisa.dma_copy(dst=y, src=result)
     return y
@@ -269,9 +270,7 @@ def with_biases(tile, choices, bias, absent):
         result = cast(tile, nl.float32)
     for k in range(ids.shape[1]):
         rows = nl.ndarray(shape, dtype=bias.dtype, buffer=nl.sbuf)
-        column = nl.ndarray((shape[0], 1), dtype=nl.int32, buffer=nl.sbuf)
-        nisa.tensor_copy(dst=column, src=numbers[:, k : k + 1])
-        nisa.dma_copy(dst=rows, src=rows_at(bias, column))
+        nisa.dma_copy(dst=rows, src=rows_at(bias, numbers[:, k : k + 1]))
         if mask is not None:
             loaded = rows
             rows = nl.ndarray(shape, dtype=bias.dtype, buffer=nl.sbuf)

@@ -56,7 +56,7 @@ from nki_kernels.experts.places import (
     out_of_range,
     sorted_tokens,
 )
-from nki_kernels.experts.products import add_down, gated, groups, products
+from nki_kernels.experts.products import add_down, biases_of, gated, groups, products
 from nki_kernels.experts.weights import chunks, load_chunk, load_down, rows_at
 from nki_kernels.experts_decode import (
     check_arguments,
@@ -107,7 +107,7 @@ def experts_prefill(
         "table": expert_of_blocks(ends, count),
         "size": size,
         "matrices": (w_gate, w_up, w_down),
-        "biases": (b_gate, b_up),
+        "biases": biases_of(b_gate, b_up, size, activation, n.dtype),
         "activation": activation,
     }
     all_blocks(job, count)
@@ -174,7 +174,7 @@ def transposed(tiles, size):
     first = 0
     for tile in tiles:
         last = first + tile.shape[0]
-        spread_into(result[:, :, first:last], tile, True)
+        spread_into(result[:, :, first:last], tile, True, shared=True)
         first = last
     return result
 

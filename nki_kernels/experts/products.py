@@ -20,6 +20,22 @@ CLAMPED = 7.0
 SIGMOID_SCALE = 1.702
 """Of the argument of its sigmoid."""
 
+LARGEST_GATE = CLAMPED * (1.0 / (1.0 + 2.718281828459045 ** (-SIGMOID_SCALE * CLAMPED)))
+"""The clamped gate times its sigmoid where it ends: the product grows with the gate, so it is the largest."""
+
+
+def biases_of(gate, up, rows, activation, dtype):
+    """What the sums of a launch begin with: biases [E, F] in HBM or None, and 1 where the linear part is up + 1.
+
+    "ones" multiply biases for each of `rows` rows.
+    """
+    clamped = activation == "swigluoai"
+    ones = None
+    if gate is not None or clamped:
+        ones = nl.ndarray((1, max(rows, PARTITIONS)), dtype=dtype, buffer=nl.sbuf)
+        nisa.memset(dst=ones, value=1.0)
+    return {"gate": gate, "up": up, "ones": ones, "plus_one": (False, clamped)}
+
 
 def groups(width, rows):
     """Ranges of blocks of a chunk whose sums with gate fill one PSUM bank."""
@@ -55,18 +71,17 @@ def products(across, chunk, group, hidden):
 
 
 def add_bias(bank, chunk, side, first):
-    """Begin the sums of blocks from `first` on with their bias, a product with ones; whether there is one."""
-    if chunk["biases"] is None:
-        return False
-    row = chunk["biases"][side]
-    ones = nl.ndarray((1, bank.shape[2]), dtype=row.dtype, buffer=nl.sbuf)
-    nisa.memset(dst=ones, value=1.0)
+    """Begin the sums of blocks from `first` on with their bias and with 1, products with ones; whether with any."""
+    row, ones = chunk["biases"][side], chunk["ones"]
+    plus_one = chunk["plus_one"][side]
     for i in range(bank.shape[1]):
         start, end = (first + i) * PARTITIONS, min(chunk["width"], (first + i + 1) * PARTITIONS)
-        nisa.nc_matmul(
-            dst=bank[0 : end - start, i, :], stationary=row[:, start:end], moving=ones, accumulate=False
-        )
-    return True
+        target, moving = bank[0 : end - start, i, :], None if ones is None else ones[:, 0 : bank.shape[2]]
+        if plus_one:
+            nisa.nc_matmul(dst=target, stationary=ones[:, 0 : end - start], moving=moving, accumulate=False)
+        if row is not None:
+            nisa.nc_matmul(dst=target, stationary=row[:, start:end], moving=moving, accumulate=plus_one)
+    return plus_one or row is not None
 
 
 def gated(result, sums, group, width, activation, weighting=None):
@@ -79,17 +94,25 @@ def gated(result, sums, group, width, activation, weighting=None):
     for start, end, height in heights(width, group):
         banks = (gate[0:height, start - at : end - at, :], up[0:height, start - at : end - at, :])
         first, second = activated(banks[0], banks[1], activation)
-        weighted(result[0:height, start:end, :], first, second, weighting)
+        most = LARGEST_GATE if activation == "swigluoai" else None
+        weighted(result[0:height, start:end, :], first, second, weighting, most)
 
 
-def weighted(target, first, second, weighting):
-    """The product of two tiles [f, block, row], times the weights of their rows, rounded once.
+def weighted(target, first, second, weighting, most):
+    """The product of two tiles [f, block, row], the first bounded by `most` or None, times the weights of their rows.
 
-    Rows where the mask is 0 keep what the target holds, whatever the tiles do.
+    It is rounded once. Rows where the mask is 0 keep what the target holds, whatever the tiles do.
     """
+    if weighting is None and most is not None:
+        nisa.scalar_tensor_tensor(
+            dst=target, data=first, op0=nl.minimum, operand0=most, op1=nl.multiply, operand1=second
+        )
+        return
     if weighting is None:
         nisa.tensor_tensor(dst=target, data1=first, data2=second, op=nl.multiply)
         return
+    if most is not None:
+        nisa.tensor_scalar(dst=first, data=first, op0=nl.minimum, operand0=most)
     height, count, _ = target.shape
     weights, mask = weighting
     if mask is None:
@@ -125,20 +148,22 @@ def heights(width, group):
 
 
 def activated(gate, up, activation):
-    """Two tiles whose product is the intermediate, of the sums with gate and up."""
+    """Two tiles whose product is the intermediate, of the sums with gate and up.
+
+    That of the clamped gate is not bounded yet: one instruction bounds and multiplies, see `weighted`.
+    """
     first = nl.ndarray(gate.shape, dtype=nl.float32, buffer=nl.sbuf)
     if activation != "swigluoai":
         nisa.activation(dst=first, op=activation_function(activation), data=gate)
         return first, up
-    bounded = nl.ndarray(gate.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=bounded, data=gate, op0=nl.minimum, operand0=CLAMPED)
-    nisa.activation(dst=first, op=nl.sigmoid, data=bounded, scale=SIGMOID_SCALE)
-    nisa.tensor_tensor(dst=first, data1=first, data2=bounded, op=nl.multiply)
+    nisa.activation(dst=first, op=nl.sigmoid, data=gate, scale=SIGMOID_SCALE)
+    nisa.scalar_tensor_tensor(
+        dst=first, data=gate, op0=nl.minimum, operand0=CLAMPED, op1=nl.multiply, operand1=first
+    )
     second = nl.ndarray(up.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(
-        dst=second, data=up, op0=nl.minimum, operand0=CLAMPED, op1=nl.maximum, operand1=-CLAMPED
+        dst=second, data=up, op0=nl.minimum, operand0=CLAMPED + 1.0, op1=nl.maximum, operand1=1.0 - CLAMPED
     )
-    nisa.tensor_scalar(dst=second, data=second, op0=nl.add, operand0=1.0)
     return first, second
 
 

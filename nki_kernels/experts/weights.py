@@ -36,13 +36,19 @@ def chunks(hidden, inner, dtype, loaded):
 
 
 def load_chunk(weights, biases, expert, columns, dtype):
-    """A chunk of an expert's weights: columns of gate and up, and their biases, or None. `load_down` adds the rest."""
+    """A chunk of an expert's weights: columns of gate and up, and their biases. `load_down` adds the rest.
+
+    biases: see `biases_of` in `experts.products`.
+    """
     w_gate, w_up, w_down = weights
     return {
         "columns": (load_columns(w_gate, expert, columns, dtype), load_columns(w_up, expert, columns, dtype)),
-        "biases": None
-        if biases[0] is None
-        else (load_bias(biases[0], expert, columns, dtype), load_bias(biases[1], expert, columns, dtype)),
+        "biases": [
+            load_bias(biases["gate"], expert, columns, dtype),
+            load_bias(biases["up"], expert, columns, dtype),
+        ],
+        "ones": biases["ones"],
+        "plus_one": biases["plus_one"],
         "width": columns[1] - columns[0],
         "down": None,
         "rows": (w_down, expert, columns),
@@ -115,7 +121,9 @@ def load_rows(weight, expert, rows, dtype):
 
 
 def load_bias(bias, expert, columns, dtype):
-    """Columns of an expert's row of biases [E, F]: [1, column]."""
+    """Columns of an expert's row of biases [E, F], where there are such: [1, column]."""
+    if bias is None:
+        return None
     first, last = columns
     raw = nl.ndarray((1, last - first), dtype=bias.dtype, buffer=nl.sbuf)
     pattern = [[last - first, 1], [1, last - first]]

@@ -206,11 +206,12 @@ def spread(rows, runs, weight=None, bias=None):
     return result
 
 
-def spread_into(result, rows, runs, weight=None, bias=None):
+def spread_into(result, rows, runs, weight=None, bias=None, shared=False):
     """Rows [rows, H] in SBUF transposed to `result` [partition, block, row].
 
     weight, bias: what each element is multiplied by and what is added to it, as `column_of` gives them. As many
-    transposes as fit share a PSUM bank, which one instruction moves to SBUF.
+    transposes as fit share a PSUM bank, which one instruction moves to SBUF. Without a weight the Scalar engine moves
+    one of SCALAR_SHARE if they are `shared`.
     """
     count, depth = rows.shape
     number = blocks(depth)
@@ -232,6 +233,8 @@ def spread_into(result, rows, runs, weight=None, bias=None):
         target = result[0:used, first:end, :]
         if bias is not None and count == PARTITIONS and banks % SCALAR_SHARE == 0:
             weighted_by_block(target, bank, weight, bias, first)
+        elif shared and banks % SCALAR_SHARE == 0:
+            nisa.activation(dst=target, op=nl.copy, data=bank)
         else:
             weighted(target, bank, weight, bias, first)
         banks += 1
