@@ -29,6 +29,7 @@ from model.arguments import (
     temperature,
 )
 from model.compiled import arguments as compiled
+from model.peer import arguments as peer
 from model.plan import arguments as plan
 from model.serve import arguments as serve
 from model.serve import top
@@ -55,9 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{DISTRIBUTION} {version()}")
             return 0
         if options.command is None:
-            _parser().error(
-                f"a command is needed: generate, transcribe, serve, compile, top, plan, traffic, {', '.join(VERBS)}"
-            )
+            own = "generate, transcribe, serve, compile, peer, top, plan, traffic"
+            _parser().error(f"a command is needed: {own}, {', '.join(VERBS)}")
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a terminal without a character shows a question mark
         if options.command == "plan":
@@ -68,6 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             from model.transcribe.command import transcribe_command as command
         elif options.command == "compile":
             from model.compiled.command import compile_command as command
+        elif options.command == "peer":
+            from model.peer.command import peer_command as command
         elif options.command == "top":
             from model.serve.top import top_command as command
         elif options.command == "serve":
@@ -175,6 +177,14 @@ def _parser() -> argparse.ArgumentParser:
             "compile",
             "compile the graphs of an engine for NeuronCores, or list them",
             "stories --list --buckets 'sequences=1 tokens=64 context=256' --max-model-len 256",
+        )
+    )
+    peer.add_arguments(
+        _command(
+            commands,
+            "peer",
+            "compare a folder with what one of AWS Neuron's own inference libraries makes of it",
+            "FOLDER --with transformers-neuronx --prompt 'Once upon a time'",
         )
     )
     top.add_arguments(_command(commands, "top", "show what a server does", "--url http://127.0.0.1:8000"))

@@ -44,6 +44,7 @@ GENUINE = {
     "neuronx-cc": ("2.20.9961.0+0acef03a", "2.22.12471.0+b4a00d10"),
     "torch-neuronx": ("2.7.0.2.12.22436+0f1dac25", "2.9.0.2.11.19912"),
     "libneuronxla": ("2.2.12677.0+5e4cd9ec",),
+    "transformers-neuronx": ("0.12.313", "0.13.1216"),
 }
 
 # Files that need an extra as soon as they are imported; everything else must import with the base install.
@@ -87,7 +88,8 @@ def requirements(project: dict[str, Any], *extras: str) -> list[Requirement]:
 
 
 def neuron_extra(project: dict[str, Any]) -> dict[str, SpecifierSet]:
-    lines = map(Requirement, project["optional-dependencies"]["neuron"])
+    extras = project["optional-dependencies"]
+    lines = map(Requirement, extras["neuron"] + extras["legacy"])
     return {canonicalize_name(line.name): line.specifier for line in lines}
 
 
@@ -134,7 +136,7 @@ def test_neuron_extra_admits_the_genuine_packages(project: dict[str, Any]) -> No
 
 
 def test_no_other_extra_names_a_neuron_package(project: dict[str, Any]) -> None:
-    others = requirements(project, *set(project["optional-dependencies"]) - {"neuron"})
+    others = requirements(project, *set(project["optional-dependencies"]) - {"neuron", "legacy"})
     assert not {canonicalize_name(line.name) for line in others} & set(PLACEHOLDERS)
 
 

@@ -332,8 +332,8 @@ def test_refuses_no_command_in_one_line(capsys) -> None:
         main([])
     assert left.value.code == 2
     assert capsys.readouterr().err == (
-        "nkw: error: a command is needed: generate, transcribe, serve, compile, top, plan, traffic, run, time, memory, "
-        "check, verify, tune, lint, doctor, explain, fidelity, targets\n"
+        "nkw: error: a command is needed: generate, transcribe, serve, compile, peer, top, plan, traffic, run, time, "
+        "memory, check, verify, tune, lint, doctor, explain, fidelity, targets\n"
     )
 
 

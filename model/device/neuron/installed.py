@@ -17,8 +17,14 @@ from importlib import metadata
 from model.device.binding import neuron_package_installed
 from model.errors import ModelError
 
-_FIRST = {"torch-neuronx": (2, 1), "neuronx-cc": (2, 12)}
-"""Of the vendor's own packages; the placeholders of the public index are torch-neuronx 1.0 and neuronx-cc 1.0."""
+_FIRST = {
+    "torch-neuronx": (2, 1),
+    "neuronx-cc": (2, 12),
+    "transformers-neuronx": (0, 4),
+    "neuronx-distributed-inference": (0, 2),
+}
+"""Of the vendor's own packages. The placeholders of the public index are torch-neuronx 1.0, neuronx-cc 1.0 and
+transformers-neuronx 0.1."""
 _FIRST_NATIVE = (2, 10)
 _REPOSITORY = "AWS Neuron's package repository"
 
@@ -40,7 +46,7 @@ class Software:
 
 def installed_software() -> Software:
     """What is installed. ModelError that names each missing package."""
-    versions = {name: _version(name) for name in ("nki", "torch-neuronx", "neuronx-cc")}
+    versions = {name: installed_version(name) for name in ("nki", "torch-neuronx", "neuronx-cc")}
     torch_neuronx = versions["torch-neuronx"]
     native = torch_neuronx is not None and _numbers(torch_neuronx) >= _FIRST_NATIVE
     needed = ["torch", "torch_neuronx"] if native else ["torch", "torch_neuronx", "torch_xla"]
@@ -57,7 +63,7 @@ def installed_software() -> Software:
 
 def _is_there(module: str) -> bool:
     """Whether a module is installed, and not a placeholder of its name."""
-    if module == "torch_neuronx" and _version("torch-neuronx") is None:
+    if module == "torch_neuronx" and installed_version("torch-neuronx") is None:
         return False
     try:
         return importlib.util.find_spec(module) is not None
@@ -65,7 +71,7 @@ def _is_there(module: str) -> bool:
         return False
 
 
-def _version(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
     """The version of a package, None where none or a placeholder is installed."""
     try:
         version = metadata.version(package)
