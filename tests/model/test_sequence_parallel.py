@@ -9,6 +9,7 @@ import pytest
 
 from model.config import ModelConfig
 from model.device import SimulatedDevice
+from model.errors import ModelError
 from model.kernel_model import KernelModel
 from model.mesh import Mesh
 from model.plan.parameters import load_model
