@@ -209,14 +209,25 @@ class Chunk(nl.NKIObject):
             )
 
     def scan(self):
-        """All packs: masked scores are made one pack ahead of their product."""
+        """All packs: masked scores are made one pack ahead of their product, rows of y are stored one pack later."""
         packs = self.sizes.packs()
         ahead = self.masked(packs[0])
+        waiting = None
         for number in range(len(packs)):
             ready = ahead
             if number + 1 < len(packs):
                 ahead = self.masked(packs[number + 1])
-            self.product(packs[number], ready)
+            result = self.product(packs[number], ready)
+            if waiting is not None:
+                self.store(packs[number - 1], waiting)
+            waiting = result
+        self.store(packs[len(packs) - 1], waiting)
+
+    def store(self, pack, rows):
+        """Rows of y of a pack."""
+        left = self.sizes.left + pack[0] * self.sizes.depth
+        start, end = self.rows
+        nisa.dma_copy(dst=self.y[start:end, left : left + rows.shape[1]], src=rows)
 
     def masked(self, pack):
         """The scores of the heads of a pack times decays, [key, head, query] in u's dtype.
@@ -250,7 +261,7 @@ class Chunk(nl.NKIObject):
         return result
 
     def product(self, pack, masked):
-        """The rows of y of a pack, and its states after the chunk."""
+        """The rows of y of a pack, which are returned, and its states after the chunk."""
         first, last = pack
         sizes, tokens, depth = self.sizes, self.tokens, self.sizes.depth
         group, columns = sizes.group_of(first), slice(first * depth, last * depth)
@@ -279,9 +290,7 @@ class Chunk(nl.NKIObject):
         nisa.nc_matmul(dst=sums, stationary=one, moving=decayed, accumulate=True)
         result = nl.ndarray(shape, dtype=sizes.dtype, buffer=nl.sbuf)
         nisa.tensor_tensor(dst=result, data1=sums, data2=self.gates[:, columns], op=nl.multiply)
-        left = sizes.left + columns.start
-        start, end = self.rows
-        nisa.dma_copy(dst=self.y[start:end, left : left + shape[1]], src=result)
+        return result
 
     def move_on(self, pack, columns, group):
         """The states of a pack after the chunk: decayed, plus what its tokens leave."""
