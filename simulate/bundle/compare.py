@@ -42,9 +42,10 @@ def report(seen: Comparison) -> list[Part]:
     parts: list[Part] = [
         Hanging(f"{_verdict(seen)} ({seen.bundle.target}; {', '.join(map(_short, where))})", style="bold"),
         table(
-            "case|values|error|allowed|ulps|measured us|predicted us|in bracket",
+            "case|values|of bound|ulps|us|predicted|inside",
             [_row(each) for each in seen.cases],
             left=(0, 1),
+            firm=(1, 2, 3, 4, 5, 6),
         ),
     ]
     for each in seen.cases:
@@ -76,18 +77,17 @@ def _verdict(seen: Comparison) -> str:
 
 
 def _row(each: CaseComparison) -> tuple[str, ...]:
-    low, high = (f"{ns / 1e3:.3f}" for ns in each.bracket_ns)
+    low, high = (f"{ns / 1e3:.1f}" for ns in each.bracket_ns)
     worst = max(each.outputs, key=_closeness, default=None)
     times = each.result.times if each.result else None
-    values = each.agreement.value if each.agreement else (each.result.status if each.result else "not tried")
-    inside = {None: "" if times is None else "host clock", True: "yes", False: "NO"}[each.inside]
+    values = each.agreement.name if each.agreement else (each.result.status if each.result else "not tried")
+    inside = {None: "" if times is None else "(host)", True: "yes", False: "NO"}[each.inside]
     return (
         each.case.name,
         values,
-        _figure(worst.error if worst else None),
-        _figure(worst.allowed if worst else None),
+        "" if worst is None or not worst.allowed or worst.error is None else f"{_closeness(worst):.2g}",
         "" if worst is None or worst.most_ulps is None else f"{worst.most_ulps:,}",
-        "" if times is None else f"{times.median_ns / 1e3:.3f}",
+        "" if times is None else f"{times.median_ns / 1e3:.1f}",
         f"{low} to {high}",
         inside,
     )
@@ -95,10 +95,6 @@ def _row(each: CaseComparison) -> tuple[str, ...]:
 
 def _closeness(each: OutputComparison) -> float:
     return (each.error or 0.0) / each.allowed if each.allowed else each.error or 0.0
-
-
-def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:.2g}"
 
 
 def _first(each: OutputComparison) -> str:
@@ -111,12 +107,16 @@ def _first(each: OutputComparison) -> str:
     said = f"{head}: first tile {each.tile}"
     if each.first is not None:
         index = ", ".join(map(str, each.first.index))
-        apart = "NaN or infinite" if each.first.ulps is None else f"{each.first.ulps:,} ulps apart"
+        apart = "NaN or infinite" if each.first.ulps is None else _ulps(each.first.ulps)
         said += f", first element ({index}): {each.first.seen:.9g} for {each.first.expected:.9g}, {apart}"
     said += f"; {each.wrong_tiles} of {each.tiles} tiles"
     if each.agreement is Agreement.wrong:
         said += f", {each.beyond:,} of {each.size:,} elements beyond the bound"
     return f"{said}; {each.why}" if each.why else said
+
+
+def _ulps(count: int) -> str:
+    return f"{count:,} ulp{'' if count == 1 else 's'} apart"
 
 
 def _short(text: str) -> str:
