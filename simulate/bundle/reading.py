@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -95,6 +96,8 @@ def read_array(folder: Path, name: str, dtype: str, shape: tuple[int, ...]) -> n
                 raise ValueError(f"it has shape {list(seen)}, not {list(shape)}")
             if stored.hasobject or stored not in (bits, element):
                 raise ValueError(f"it holds {stored}, not {bits}")
+            if os.fstat(file.fileno()).st_size < wanted:
+                raise ValueError(f"it is shorter than {wanted} bytes")
             content = file.read(wanted + 1)
     except (
         Exception

@@ -75,8 +75,10 @@ def digest_of(folder: Path, manifest: Json) -> str:
         skipped = name == "bundle.json" or name.startswith("result") or "__pycache__" in name
         if skipped or not path.is_file():
             continue
-        content = path.read_bytes()
-        total.update(f"{name}\0{len(content)}\0".encode() + content)
+        total.update(f"{name}\0{path.stat().st_size}\0".encode())
+        with open(path, "rb") as file:
+            while content := file.read(1 << 20):
+                total.update(content)
     total.update(json.dumps({**manifest, "digest": ""}, sort_keys=True).encode())
     return total.hexdigest()
 
