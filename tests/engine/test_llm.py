@@ -232,6 +232,8 @@ def test_a_prompt_of_the_longest_length_gets_one_token() -> None:
         ({"num_pages": 0}, "num_pages is 0"),
         ({"gpu_memory_utilization": 0.9}, "LLM takes no gpu_memory_utilization"),
         ({"max_num_seqs": 0}, "max_num_seqs is 0"),
+        ({"backend": "cuda"}, "backend 'cuda'; an engine knows simulate and neuron"),
+        ({"backend": "neuron"}, "the neuron backend needs nki, torch_neuronx, torch_xla"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused(arguments, said) -> None:
