@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import lru_cache
 
 from simulate.errors import InvalidArgument
+from simulate.files import Named
 from simulate.hardware.gen2 import INF2, TRN1
 from simulate.hardware.gen3 import TRN2
 from simulate.hardware.gen4 import TRN3
 from simulate.hardware.instances import INSTANCES, Instance, instance
-from simulate.hardware.overlay import use_overlay, with_overlay
+from simulate.hardware.overlay import overlaid, stand_in
 from simulate.hardware.record import Confidence, Hardware, Number, derived, documented, guessed
 from simulate.hardware.topology import on_instance
-from simulate.targets import GENERATIONS, TARGETS
+from simulate.targets import GENERATIONS, HARDWARE_VARIABLE, TARGETS
 
 __all__ = [
     "INSTANCES",
@@ -49,11 +51,30 @@ def hardware(target: str) -> Hardware:
     """
     known = {**RECORDS, **{name: RECORDS[target] for name, target in GENERATIONS.items()}}
     if isinstance(target, str) and target in known:
-        return with_overlay(known[target])
+        return _current(known[target])
     if isinstance(target, str) and (target in INSTANCES or " x " in target):
         place = instance(target)
-        return _on_instance(with_overlay(RECORDS[place.target]), with_overlay(TRN1), place.name)
+        return _on_instance(_current(RECORDS[place.target]), _current(TRN1), place.name)
     raise InvalidArgument("NKW-TARGET", f"{target!r} is no known target; known are {', '.join(known)}")
+
+
+def use_overlay(path: Named) -> None:
+    """Let this process and those that it starts read an overlay. Raises InvalidArgument for a file that is none."""
+    place = os.path.abspath(path)
+    _overlaid(place)
+    os.environ[HARDWARE_VARIABLE] = place
+
+
+def _current(record: Hardware) -> Hardware:
+    """The record that counts for a chip at this moment."""
+    place = os.environ.get(HARDWARE_VARIABLE, "")
+    return stand_in(record.name) or (_overlaid(place)[record.name] if place else record)
+
+
+@lru_cache
+def _overlaid(place: str) -> dict[str, Hardware]:
+    """The chips with the overlay in a file, which a process reads once."""
+    return overlaid(place, RECORDS)
 
 
 @lru_cache

@@ -16,16 +16,12 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
-from functools import lru_cache
 from typing import Any, NoReturn
 
 from simulate.errors import InvalidArgument
-from simulate.files import Named, read_text
+from simulate.files import read_text
 from simulate.hardware.record import Confidence, Hardware, Number
-from simulate.targets import HARDWARE_VARIABLE, TARGETS
-
-Overlay = Mapping[str, Mapping[str, Any]]
-"""By chip and field: an object with `value`, `source`, `confidence` and perhaps `note`."""
+from simulate.targets import TARGETS
 
 MOST_FACTOR = 1000.0
 """A value so many times larger or smaller than the record's is taken for a slip of its unit."""
@@ -38,13 +34,6 @@ def replaceable(name: str) -> bool:
     """Whether a field of the record is a number that decides times only."""
     kind = _TYPES.get(name, "")
     return kind == "float" or kind.startswith("Mapping[int") or (kind == "int" and name.endswith("_cycles"))
-
-
-def use_overlay(path: Named) -> None:
-    """Let this process and those that it starts read an overlay. Raises InvalidArgument for a file that is none."""
-    place = os.path.abspath(path)
-    _read(place)
-    os.environ[HARDWARE_VARIABLE] = place
 
 
 @contextmanager
@@ -64,21 +53,25 @@ def standing_in(record: Hardware) -> Iterator[None]:
 _standing_in: dict[str, Hardware] = {}
 
 
-def with_overlay(record: Hardware) -> Hardware:
-    """A chip's record with the numbers of the overlay that NKW_HARDWARE names, or as it is where none is named.
-
-    Raises InvalidArgument for a file that is no overlay.
-    """
-    if record.name in _standing_in:
-        return _standing_in[record.name]
-    place = os.environ.get(HARDWARE_VARIABLE, "")
-    return _overlaid(record, place) if place else record
+def stand_in(name: str) -> Hardware | None:
+    """The record that stands for a chip, if `standing_in` has one."""
+    return _standing_in.get(name)
 
 
-@lru_cache
-def _overlaid(record: Hardware, place: str) -> Hardware:
-    numbers = _read(place).get(record.name, {})
-    return record.with_numbers(**{name: _number(record, name, each, place) for name, each in numbers.items()})
+def overlaid(place: str, records: Mapping[str, Hardware]) -> dict[str, Hardware]:
+    """The records of the chips with the numbers of the overlay in a file. Raises InvalidArgument for what is none."""
+    overlay = _read(place)
+    for chip, numbers in overlay.items():
+        for name, entry in numbers.items():
+            why = _wrong(records[chip], name, entry)
+            if why:
+                _refuse(place, f"{chip}, {name:.60}: {why}")
+    return {
+        chip: record.with_numbers(
+            **{name: _number(record, name, each, place) for name, each in overlay.get(chip, {}).items()}
+        )
+        for chip, record in records.items()
+    }
 
 
 def _number(record: Hardware, name: str, entry: Mapping[str, Any], place: str) -> Number:
@@ -92,16 +85,22 @@ def _number(record: Hardware, name: str, entry: Mapping[str, Any], place: str) -
     return Number(value, entry["source"], confidence, entry.get("note", ""), os.path.basename(place))
 
 
-@lru_cache
-def _read(place: str) -> Overlay:
-    """The overlay in a file, checked; a file is read once in a process."""
+def _read(place: str) -> Mapping[str, Mapping[str, Any]]:
+    """The entries in a file, by chip and field."""
     try:
         content = json.loads(read_text(place), object_pairs_hook=lambda pairs: _object(pairs, place))
     except (OSError, UnicodeDecodeError) as error:
         _refuse(place, f"it cannot be read: {error}")
     except (ValueError, RecursionError) as error:
         _refuse(place, f"it is no JSON: {error}")
-    return _checked(content, place)
+    if not isinstance(content, dict):
+        _refuse(place, f"it holds {_kind(content)}, not an object of chips")
+    for chip, numbers in content.items():
+        if chip not in TARGETS:
+            _refuse(place, f"{chip!r:.60} is no chip; known are {', '.join(TARGETS)}")
+        if not isinstance(numbers, dict):
+            _refuse(place, f"{chip} is {_kind(numbers)}, not an object of numbers")
+    return content
 
 
 def _object(pairs: list[tuple[str, Any]], place: str) -> dict[str, Any]:
@@ -111,24 +110,6 @@ def _object(pairs: list[tuple[str, Any]], place: str) -> dict[str, Any]:
         _refuse(
             place, f"{next(each for each in names if names.count(each) > 1)!r:.60} stands twice in one object"
         )
-    return found
-
-
-def _checked(content: Any, place: str) -> Overlay:
-    from simulate.hardware import RECORDS  # which is made of this module
-
-    if not isinstance(content, Mapping):
-        _refuse(place, f"it holds {_kind(content)}, not an object of chips")
-    for chip, numbers in content.items():
-        if chip not in RECORDS:
-            _refuse(place, f"{chip!r:.60} is no chip; known are {', '.join(TARGETS)}")
-        if not isinstance(numbers, Mapping):
-            _refuse(place, f"{chip} is {_kind(numbers)}, not an object of numbers")
-        for name, entry in numbers.items():
-            why = _wrong(RECORDS[chip], name, entry)
-            if why:
-                _refuse(place, f"{chip}, {name:.60}: {why}")
-    found: Overlay = content
     return found
 
 
