@@ -47,7 +47,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -104,6 +103,8 @@ def tile_digests(bits: Any, rows: int, columns: int) -> list[str]:
 
 def versions() -> dict[str, str]:
     """The versions of the packages that matter, of those that are installed."""
+    from importlib import metadata  # slow to import, and this file is also read where nothing runs
+
     found = {}
     for name in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):

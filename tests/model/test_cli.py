@@ -333,7 +333,7 @@ def test_refuses_no_command_in_one_line(capsys) -> None:
     assert left.value.code == 2
     assert capsys.readouterr().err == (
         "nkw: error: a command is needed: generate, transcribe, serve, compile, peer, top, plan, traffic, run, time, "
-        "memory, check, verify, tune, lint, doctor, explain, fidelity, targets\n"
+        "memory, check, verify, tune, bundle, compare, lint, doctor, explain, fidelity, calibrate, targets\n"
     )
 
 
