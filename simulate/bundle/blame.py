@@ -28,6 +28,7 @@ from functools import cached_property
 from pathlib import Path
 
 from simulate.bundle.manifest import Bundle, Case
+from simulate.bundle.profiled import CaseProfile, profile_of
 from simulate.bundle.result import DEVICE, RAN, CaseResult, Result
 from simulate.bundle.values import Agreement, OutputComparison, compare_case
 
@@ -62,6 +63,7 @@ class CaseComparison:
     case: Case
     result: CaseResult | None
     outputs: tuple[OutputComparison, ...]
+    profile: CaseProfile | None = None
 
     @property
     def ran(self) -> bool:
@@ -127,7 +129,8 @@ def compared(folder: Path, bundle: Bundle, result: Result, intact: bool) -> Comp
     for case in bundle.cases:
         found = result.case(case.name)
         ran = found is not None and found.status == RAN
-        cases.append(CaseComparison(case, found, compare_case(folder, case, found) if ran and found else ()))
+        outputs = compare_case(folder, case, found) if ran and found else ()
+        cases.append(CaseComparison(case, found, outputs, profile_of(folder, case, found)))
     return Comparison(bundle, result, tuple(cases), intact)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from simulate.bundle.blame import CaseComparison, Comparison, compared
 from simulate.bundle.manifest import MANIFEST
+from simulate.bundle.profiled import document_of, parts_of
 from simulate.bundle.reading import read_json
 from simulate.bundle.result import load
 from simulate.bundle.run import digest_of
@@ -57,6 +58,8 @@ def report(seen: Comparison) -> list[Part]:
             parts.append(
                 Hanging(_short(f"{each.case.name} failed at {each.result.stage}: {kind}: {message}"))
             )
+        if each.profile is not None:
+            parts += parts_of(each.case.name, each.profile)
     parts += [Hanging(_short(f"{stage}: {message}")) for stage, message in seen.result.failures]
     for likely in seen.likely:
         concerned = f" ({', '.join(likely.cases)})" if likely.cases else ""
@@ -155,6 +158,7 @@ def _case(each: CaseComparison) -> dict[str, Any]:
         "bracket_ns": list(each.bracket_ns),
         "inside": each.inside,
         "outputs": [_output(output) for output in each.outputs],
+        "profile": document_of(each.profile) if each.profile else None,
     }
 
 

@@ -712,7 +712,10 @@ def on_device(
 
 
 def profiled(neff: Path, out: Path, case: Json, options: argparse.Namespace, record: Record) -> str | None:
-    """Profile a NEFF; returns the file of the summary, else the NTFF, in the result folder. Failures are recorded."""
+    """Profile a NEFF; returns the folder of tables, else the summary, else the NTFF, in the result folder.
+
+    Failures are recorded. neuron-explorer alone writes tables, which have the kernel's lines.
+    """
     tool = next(
         (
             found
@@ -742,11 +745,16 @@ def profiled(neff: Path, out: Path, case: Json, options: argparse.Namespace, rec
         if begin < 0:
             raise RuntimeError("it printed no summary")
         summary.write_text(text[begin:], encoding="utf-8")
+        if Path(tool).name == TOOLS[0]:
+            tables = folder / "tables"
+            quiet([tool, "view", *pair, str(found), "--output-file", str(tables)], options.timeout)
+            if next(tables.rglob("*.parquet"), None) is not None:
+                return tables.relative_to(out).as_posix()
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         record.failed(
             "profile", f"{Path(tool).name} on {case['name']}: {getattr(error, 'strerror', None) or error}"
         )
-        found = newest(folder, ".ntff")
+        found = summary if summary.is_file() else newest(folder, ".ntff")
         return found.relative_to(out).as_posix() if found else None
     return summary.relative_to(out).as_posix()
 

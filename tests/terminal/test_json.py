@@ -115,7 +115,8 @@ def test_a_document_has_the_keys_and_types_of_the_page(
         told = json.loads(record.read_text())
         told["environment"].update(packages={"nki": "0.6.0"}, instance="trn2.3xlarge")
         told.update(failures=[{"stage": "profile", "message": "no"}])
-        told["cases"][0].update(stage="time")
+        write_profile(differs / "result" / "profiles" / "matmul")
+        told["cases"][0].update(stage="time", profile="profiles/matmul")
         record.write_text(json.dumps(told))
         runs.append([verb, str(differs)])
     if verb == "bundle":  # with a kernel that is left out

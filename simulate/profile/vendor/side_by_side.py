@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -16,6 +16,9 @@ from simulate.profile.profile import Profile
 from simulate.profile.roofline import matmul_peaks
 from simulate.profile.vendor.records import DeviceProfile
 from simulate.timing.timeline import core_label
+
+Place = tuple[str, int]
+"""A file and the number of a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class SideBySide:
         measured = {self._label(each.core) + each.name: each.active_ns for each in found.engines}
         queues = {self._label(each.core) + each.name: each.active_ns for each in found.dma.queues}
         measured.update(queues)
-        return _pairs(self._busy_ns, measured, keep_order=True)
+        return paired(self._busy_ns, measured, keep_order=True)
 
     @cached_property
     def dma_ns(self) -> tuple[Pair, ...]:
@@ -112,16 +115,10 @@ class SideBySide:
         """
         if self._several_ranks or not self.measured.lines:
             return ()
-        predicted = [
-            ((each.line[0].co_filename, each.line[1]), each.held_ns) for each in self.predicted.lines
-        ]
-        measured = [((each.file, each.line), each.held_ns) for each in self.measured.lines]
-        shared = _shared_names(predicted) | _shared_names(measured)
-        texts = {
-            _short((each.line[0].co_filename, each.line[1]), shared): source(each.line)
-            for each in self.predicted.lines
-        }
-        return _pairs(_summed(predicted, shared), _summed(measured, shared), texts)
+        places = [(each.line[0].co_filename, each.line[1]) for each in self.predicted.lines]
+        held = zip(places, (each.held_ns for each in self.predicted.lines))
+        texts = zip(places, (source(each.line) for each in self.predicted.lines))
+        return line_pairs(list(held), self.measured, list(texts))
 
     @cached_property
     def tensors(self) -> tuple[Pair, ...]:
@@ -134,7 +131,7 @@ class SideBySide:
         predicted = Counter({each.name: 0 for each in self.predicted.traffic})
         for each in self.predicted.traffic:
             predicted[each.name] += each.moved_bytes
-        return _pairs(predicted, measured)
+        return paired(predicted, measured)
 
     @cached_property
     def bounds(self) -> tuple[Pair, ...]:
@@ -248,7 +245,19 @@ def side_by_side(
     return SideBySide(predicted, measured, sbuf_live_bytes)
 
 
-def _pairs(
+def line_pairs(
+    predicted: Sequence[tuple[Place, float]],
+    found: DeviceProfile,
+    texts: Iterable[tuple[Place, str]] = (),
+) -> tuple[Pair, ...]:
+    """Times by line, in ns; a line is known by the name of its file, and by a folder more where files share it."""
+    measured = [((each.file, each.line), each.held_ns) for each in found.lines]
+    shared = _shared_names(predicted) | _shared_names(measured)
+    named = {_short(place, shared): text for place, text in texts}
+    return paired(_summed(predicted, shared), _summed(measured, shared), named)
+
+
+def paired(
     predicted: Mapping[str, float],
     measured: Mapping[str, float],
     texts: Mapping[str, str] | None = None,
@@ -265,7 +274,7 @@ def _pairs(
     return tuple(sorted(found, key=lambda each: (-max(each.predicted or 0, each.measured or 0), each.name)))
 
 
-def _summed(listed: Iterable[tuple[tuple[str, int], float]], shared: set[str]) -> dict[str, float]:
+def _summed(listed: Iterable[tuple[Place, float]], shared: set[str]) -> dict[str, float]:
     sums: dict[str, float] = {}
     for place, value in listed:
         name = _short(place, shared)
@@ -273,13 +282,13 @@ def _summed(listed: Iterable[tuple[tuple[str, int], float]], shared: set[str]) -
     return sums
 
 
-def _short(place: tuple[str, int], shared: set[str]) -> str:
+def _short(place: Place, shared: set[str]) -> str:
     path = PurePath(place[0])
     parts = path.parts[-2:] if path.name in shared else (path.name,)
     return f"{'/'.join(parts)}:{place[1]}"
 
 
-def _shared_names(side: Iterable[tuple[tuple[str, int], float]]) -> set[str]:
+def _shared_names(side: Iterable[tuple[Place, float]]) -> set[str]:
     """Names that several files of one side have."""
     counts = Counter(PurePath(file).name for file in {place[0] for place, _ in side})
     return {name for name, count in counts.items() if count > 1}

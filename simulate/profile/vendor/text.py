@@ -32,8 +32,8 @@ def report(found: SideBySide, rows: int = 8) -> list[Part]:
     if len(measured.warnings) > len(warnings):
         out.append(f"{len(measured.warnings) - len(warnings)} more warnings")
     out += [Hanging(f"note: {shown(each, _LONGEST_WARNING)}") for each in found.notes]
-    out += ["", _table("time, us", [*found.times, *found.dma_ns], us)]
-    out += ["", _table("active, us", found.engines, us)]
+    out += ["", pairs_table("time, us", [*found.times, *found.dma_ns], us)]
+    out += ["", pairs_table("active, us", found.engines, us)]
     for head, pairs, worded in (
         ("DMA, MB", found.dma_bytes, _mb),
         ("count", found.counts, _count),
@@ -41,11 +41,11 @@ def report(found: SideBySide, rows: int = 8) -> list[Part]:
         ("the vendor's bounds, us", found.bounds, us),
     ):
         if any(each.measured is not None for each in pairs):
-            out += ["", _table(head, pairs, worded)]
+            out += ["", pairs_table(head, pairs, worded)]
     if found.lines:
-        out += ["", _named("line, us", found.lines, rows, us)]
+        out += ["", named_table("line, us", found.lines, rows, us)]
     if found.tensors:
-        out += ["", _named("HBM tensor, MB", found.tensors, rows, _mb)]
+        out += ["", named_table("HBM tensor, MB", found.tensors, rows, _mb)]
     return [*out, *_more(measured)]
 
 
@@ -67,15 +67,15 @@ def contents(found: SideBySide) -> dict[str, Any]:
         "reading": found.predicted.reading.value,
         "schema": origin.schema,
         "instance": origin.instance,
-        "times": _records(found.times, "_ns"),
-        "engines": _records(found.engines, "_ns"),
-        "dma_active": _records(found.dma_ns, "_ns"),
-        "dma": _records(found.dma_bytes, "_bytes"),
-        "counts": _records(found.counts, ""),
-        "memory": _records(found.memory, "_bytes"),
-        "bounds": _records(found.bounds, "_ns"),
-        "lines": _records(found.lines, "_ns"),
-        "tensors": _records(found.tensors, "_bytes"),
+        "times": records(found.times, "_ns"),
+        "engines": records(found.engines, "_ns"),
+        "dma_active": records(found.dma_ns, "_ns"),
+        "dma": records(found.dma_bytes, "_bytes"),
+        "counts": records(found.counts, ""),
+        "memory": records(found.memory, "_bytes"),
+        "bounds": records(found.bounds, "_ns"),
+        "lines": records(found.lines, "_ns"),
+        "tensors": records(found.tensors, "_bytes"),
         "semaphore_updates": waiting.semaphore_updates,
         "barrier_ns": waiting.barrier_ns,
         "pending_dmas_most": waiting.pending_dmas_most,
@@ -89,7 +89,8 @@ def contents(found: SideBySide) -> dict[str, Any]:
     }
 
 
-def _records(pairs: Sequence[Pair], unit: str) -> list[dict[str, Any]]:
+def records(pairs: Sequence[Pair], unit: str) -> list[dict[str, Any]]:
+    """Pairs as plain values; `unit` ends the keys of both sides."""
     return [
         {
             "name": each.name,
@@ -106,11 +107,13 @@ def _plain(value: float | None) -> float | int | None:
     return value if value is None or isinstance(value, int) else float(value)
 
 
-def _table(head: str, pairs: Sequence[Pair], worded: Callable[[float], str]) -> Table:
+def pairs_table(head: str, pairs: Sequence[Pair], worded: Callable[[float], str]) -> Table:
+    """Predicted, measured and their ratio, a row for each pair."""
     return table(f"{head}|{_COLUMNS}", [(_word(each.name), *_three(each, worded)) for each in pairs])
 
 
-def _named(head: str, pairs: Sequence[Pair], rows: int, worded: Callable[[float], str]) -> Part:
+def named_table(head: str, pairs: Sequence[Pair], rows: int, worded: Callable[[float], str]) -> Part:
+    """The same of the first `rows` pairs, each with its text below; the others are added up."""
     listed: list[tuple[Part, ...]] = [
         (Name(_word(each.name)), *_three(each, worded)) for each in pairs[:rows]
     ]
