@@ -52,7 +52,7 @@ def _read(place: Path) -> list[Any]:
     try:
         content = json.loads(read_text(place))
     except (OSError, UnicodeDecodeError) as error:
-        raise _refused(f"{place} cannot be read: {error}") from None
+        raise _refused(f"{place} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     except (ValueError, RecursionError) as error:
         raise _refused(f"{place} is no JSON: {error}") from None
     if not isinstance(content, list):

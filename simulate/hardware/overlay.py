@@ -90,7 +90,7 @@ def _read(place: str) -> Mapping[str, Mapping[str, Any]]:
     try:
         content = json.loads(read_text(place), object_pairs_hook=lambda pairs: _object(pairs, place))
     except (OSError, UnicodeDecodeError) as error:
-        _refuse(place, f"it cannot be read: {error}")
+        _refuse(place, f"it cannot be read: {getattr(error, 'strerror', None) or error}")
     except (ValueError, RecursionError) as error:
         _refuse(place, f"it is no JSON: {error}")
     if not isinstance(content, dict):

@@ -105,7 +105,7 @@ def test_an_overlay_is_written_that_makes_predictions_what_was_measured(capsys: 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, "cannot be read"),
+        (None, "cannot be read: No such file or directory"),
         ("[", "is no JSON"),
         ("{}", "is neither the folder of a bundle nor a list of measurements"),
         ("[]", "no kernel was measured"),
