@@ -21,11 +21,12 @@ import numpy as np
 
 from simulate.errors import InvalidArgument
 from simulate.files import MOST_SOURCE_BYTES, imported_files, read_text
+from simulate.hardware import Hardware
 from simulate.isa.replica_group import ReplicaGroup
 from simulate.level import Level
 from simulate.memory.storage import Storage
 from simulate.run.environment import cores_of_call, ranks_of_call
-from simulate.run.launch import Launch, LaunchRequest, plain
+from simulate.run.launch import ArgumentsOfRanks, Launch, LaunchRequest, plain
 from simulate.run.machine import Mode, NeuronCore
 from simulate.run.observers import Observer
 from simulate.run.stream import Stream
@@ -156,10 +157,25 @@ def launch_named(
     given = [call_of(arguments, mode, rank, ranks) for rank in range(ranks)]
     for _, named in given:
         named.update(keywords or {})
+    return launch_on(kernel, words, given, mode, trips)
+
+
+def launch_on(
+    kernel: Callable[..., Any],
+    words: str,
+    given: ArgumentsOfRanks,
+    mode: Mode = Mode.dry,
+    trips: Sequence[int] = (),
+    chip: Hardware | None = None,
+) -> Launch:
+    """Launch the plain function that `words` name on the (args, kwargs) of each rank, as `launch_by_name` does.
+
+    `chip` is the environment's where it is None. Arrays that the kernel writes to are updated in place.
+    """
     try:
         level = Level.of()
         cores = cores_of_call(getattr(kernel, "__name__", "kernel"), None, level)
-        return launch(kernel, given, None, cores, mode, has_grid=cores > 1, level=level, trips=trips)
+        return launch(kernel, given, chip, cores, mode, has_grid=cores > 1, level=level, trips=trips)
     except MemoryError as error:
         raise InvalidArgument(
             "NKW-KERNEL-CALL", f"{words} with these arguments needs more memory than this machine has"

@@ -29,7 +29,8 @@ from simulate.bundle.reading import DTYPES, refused
 from simulate.bundle.sources import Sources, collect, module_of
 from simulate.check import findings_of, gathered
 from simulate.errors import NkwError
-from simulate.kernel_by_name import call_of, callable_named, launch_named
+from simulate.hardware import Hardware
+from simulate.kernel_by_name import call_of, callable_named, launch_on
 from simulate.level import Level
 from simulate.lines import location
 from simulate.profile import profile
@@ -72,21 +73,33 @@ def build_case(
     if ranks_of_call() > 1:
         raise refused("a bundle holds launches of one rank; leave --ranks and NKW_RANKS out")
     kernel = plain(callable_named(words))
+    return case_of(kernel, words, Call(*call_of(arguments)), name, sources, reference)
+
+
+def case_of(
+    kernel: Callable[..., Any],
+    words: str,
+    call: Call,
+    name: str,
+    sources: Sources,
+    reference: Reference | None = None,
+    chip: Hardware | None = None,
+) -> tuple[Case, Arrays]:
+    """A case for the plain function that `words` name on the arguments of `call`, as `build_case` makes it.
+
+    The kernel is launched on copies, so that arrays that it writes to travel as they are before the launch. `chip` is
+    the environment's where it is None.
+    """
     module, file = module_of(kernel, words)
     imports = collect(sources, module, file)
-    args, keywords = call_of(arguments)
-    with gathered() as seen:
-        launch = launch_named(kernel, words, arguments, Mode.eager)
-    call = Call(args, keywords)
     given, inputs = _arguments(kernel, call, name)
+    _check_size(inputs, name)
+    own = call.copied()
+    with gathered() as seen:
+        launch = launch_on(kernel, words, [(own.args, own.keywords)], Mode.eager, chip=chip)
     outputs, expected = _outputs(kernel, call, launch, name, reference)
     arrays = inputs | expected
-    nbytes = sum(each.nbytes for each in arrays.values())
-    if nbytes > MOST_CASE_BYTES:
-        raise refused(
-            f"{name} has {nbytes:,} bytes of arrays; a bundle takes {MOST_CASE_BYTES:,} for a kernel: "
-            "give smaller shapes"
-        )
+    _check_size(arrays, name)
     case = Case(
         name,
         words.rpartition(":")[2],
@@ -103,6 +116,15 @@ def build_case(
     return case, arrays
 
 
+def _check_size(arrays: Arrays, name: str) -> None:
+    nbytes = sum(each.nbytes for each in arrays.values())
+    if nbytes > MOST_CASE_BYTES:
+        raise refused(
+            f"{name} has {nbytes:,} bytes of arrays; a bundle takes {MOST_CASE_BYTES:,} for a kernel: "
+            "give smaller shapes"
+        )
+
+
 def _arguments(kernel: Callable[..., Any], call: Call, name: str) -> tuple[tuple[Argument, ...], Arrays]:
     parameters = list(inspect.signature(kernel).parameters)
     named = [(parameters[place], value, False) for place, value in enumerate(call.args)]
@@ -111,7 +133,7 @@ def _arguments(kernel: Callable[..., Any], call: Call, name: str) -> tuple[tuple
     for parameter, value, keyword in named:
         if isinstance(value, np.ndarray):
             file = f"inputs/{name}/{parameter}.npy"
-            arrays[file] = np.ascontiguousarray(value)
+            arrays[file] = np.array(value, order="C")
             arguments.append(Argument(parameter, ARRAY, keyword, file, value.shape, value.dtype.name))
         elif isinstance(value, (type, np.dtype)):
             arguments.append(Argument(parameter, DTYPE, keyword, text=np.dtype(value).name))

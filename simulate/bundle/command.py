@@ -9,19 +9,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 
-import numpy as np
-
 from simulate.bundle.blame import Comparison
-from simulate.bundle.build import Arrays, build_case
+from simulate.bundle.cases import Cases, Written, several
 from simulate.bundle.compare import compare_bundle, document, report
 from simulate.bundle.entries import entries_of, write_entries
-from simulate.bundle.folder import check_free, contents, names_of, write
-from simulate.bundle.manifest import Bundle, Case, Expects
+from simulate.bundle.folder import check_free, names_of
+from simulate.bundle.manifest import KERNELS
 from simulate.bundle.reading import refused
-from simulate.bundle.sources import Sources
 from simulate.errors import InvalidArgument, NkwError
 from simulate.files import OutputFile, Outputs, json_document
-from simulate.hardware.instances import INSTANCES
 from simulate.kernel_by_name import (
     InstructionCount,
     callable_named,
@@ -30,7 +26,6 @@ from simulate.kernel_by_name import (
     importing_from,
     names_a_kernel,
 )
-from simulate.level import Level
 from simulate.parts import Hanging
 from simulate.run import target_hardware
 from simulate.run.observers import observing
@@ -39,8 +34,6 @@ from simulate.terminal import error, show, working
 from simulate.tracebacks import print_of_the_user
 from simulate.verification import command as verification
 
-_SDK = {"0.2": "2.28", "0.3": "2.29", "0.4": "2.30", "0.5": "2.31", "0.6": "2.32", "0.7": "2.33"}
-_BETA1_SDK = "2.20 to 2.27"
 _EXAMPLES = "examples"
 """The module of a package that gives its kernels arguments: `EXAMPLES` and `RANKS`, as `nki_kernels.examples`."""
 
@@ -75,23 +68,9 @@ def bundle_command(options: argparse.Namespace) -> int:
         with json_document(options.json, outputs, "bundle") as document:
             if not bound(options):
                 return 2
-            bundle, size, left_out = _bundled(options, folder)
-            show(
-                [
-                    Hanging(
-                        f"{folder}: {_several(len(bundle.cases))} for {bundle.target}, {size:,} bytes",
-                        style="bold",
-                    ),
-                    *(Hanging(f"left out: {each}") for each in left_out),
-                    Hanging(
-                        f"on the instance: python {folder.name}/run.py; here, afterwards: nkw compare {folder}"
-                    ),
-                ]
-            )
-            cases = [{"name": each.name, "instructions": each.instructions.count} for each in bundle.cases]
-            document.update(
-                folder=str(folder), digest=bundle.digest, bytes=size, cases=cases, left_out=left_out
-            )
+            written, left_out = _bundled(options, folder)
+            show(written.report(left_out))
+            document.update(written.document(left_out))
     except NkwError as wrong:
         error(wrong)
         return 2 if isinstance(wrong, InvalidArgument) else 1
@@ -123,48 +102,35 @@ def _write_measurements(place: OutputFile, folder: Path, seen: Comparison) -> No
     """Write the measured times as entries of the fidelity bench, and say what has none."""
     entries, skipped = entries_of(folder, seen.bundle, seen.result)
     write_entries(place, entries)
-    show([f"measurements: {place.path.name}, {_several(len(entries))}"])
+    show([f"measurements: {place.path.name}, {several(len(entries))}"])
     show([Hanging(f"left out: {each.name}: {each.why}") for each in skipped])
 
 
-def _several(count: int) -> str:
-    return f"{count} kernel launch{'' if count == 1 else 'es'}"
-
-
-def _bundled(options: argparse.Namespace, folder: Path) -> tuple[Bundle, int, list[str]]:
-    """Build and write; the bundle, its size in bytes, and what of a catalogue was left out, with the reasons."""
-    count, sources = InstructionCount(), Sources()
-    cases: list[Case] = []
-    arrays: Arrays = {}
+def _bundled(options: argparse.Namespace, folder: Path) -> tuple[Written, list[str]]:
+    """Build and write; the bundle, and what of a catalogue was left out, with the reasons."""
+    count, cases = InstructionCount(), Cases()
     left_out: list[str] = []
     with (
         redirect_stdout(sys.stderr),
         importing_from(folder_of(options.script)),
         observing(count),
-        working(lambda: f"{len(cases)} kernels, {count.instructions:,} instructions"),
+        working(lambda: f"{len(cases.cases)} kernels, {count.instructions:,} instructions"),
     ):
         if options.catalogue:
-            _add_catalogue(options, sources, cases, arrays, left_out)
+            left_out = _add_catalogue(options, cases)
         else:
             named = options.reference
             reference = None
             if named:
                 with importing_from(folder_of(named)):
                     reference = callable_named(named)
-            name = options.script.rpartition(":")[2]
-            case, arrays = build_case(options.script, options.arguments, name, sources, reference)
-            cases.append(case)
-    bundle = Bundle(
-        "kernels", target_hardware().name, "", _versions(), _expects(cases, sources), tuple(cases)
-    )
-    files = contents(bundle, sources.files, arrays)
-    return write(folder, bundle, files), sum(map(len, files.values())), left_out
+            cases.add(options.script, options.arguments, options.script.rpartition(":")[2], reference)
+    return cases.write(folder, KERNELS, target_hardware().name), left_out
 
 
-def _add_catalogue(
-    options: argparse.Namespace, sources: Sources, cases: list[Case], arrays: Arrays, left_out: list[str]
-) -> None:
-    package = options.script
+def _add_catalogue(options: argparse.Namespace, cases: Cases) -> list[str]:
+    """Add the kernels of a package; returns which are left out, with the reasons."""
+    package, left_out = options.script, []
     table, ranks = _examples(package)
     names = names_of([each.rpartition(":")[2] for each in table])
     for name, (kernel, arguments) in zip(names, table.items()):
@@ -172,16 +138,14 @@ def _add_catalogue(
         try:
             if kernel in ranks:
                 raise refused(f"it runs on {ranks[kernel]} ranks, and a bundle holds launches of one")
-            case, files = build_case(words, arguments, name, sources)
+            cases.add(words, arguments, name)
         except NkwError as why:
             left_out.append(f"{name}: {getattr(why, 'message', why)}")
-            continue
-        cases.append(case)
-        arrays.update(files)
-    if not cases:
+    if not cases.cases:
         raise refused(
             f"no kernel of {package} can be bundled; {left_out[0] if left_out else 'it lists none'}"
         )
+    return left_out
 
 
 def _examples(package: str) -> tuple[Mapping[str, Sequence[str]], Mapping[str, int]]:
@@ -192,19 +156,3 @@ def _examples(package: str) -> tuple[Mapping[str, Sequence[str]], Mapping[str, i
     except (ImportError, AttributeError, ValueError, TypeError) as missing:
         raise refused(f"{package:.60} has no table of examples: {missing}") from None
     return table, getattr(module, "RANKS", {})
-
-
-def _versions() -> dict[str, str]:
-    project = importlib.import_module(__name__.partition(".")[0])
-    return {"nki-workbench": project.__version__, "numpy": np.__version__}
-
-
-def _expects(cases: Sequence[Case], sources: Sources) -> Expects:
-    target = target_hardware().name
-    instances = tuple(each.name for each in INSTANCES.values() if each.target == target and each.parts == 1)
-    beta1 = any(each.imports != "nki" for each in cases)
-    level = str(Level.of())
-    sdk = _BETA1_SDK if beta1 else _SDK[level]
-    return Expects(
-        instances, "Beta 1" if beta1 else level, sdk, "3.10 to 3.14", tuple(sorted(sources.packages))
-    )

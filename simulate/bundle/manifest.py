@@ -11,7 +11,8 @@ from simulate.targets import TARGETS
 
 SCHEMA = 1
 MANIFEST = "bundle.json"
-KINDS = ("kernels",)
+KERNELS, LAYER = "kernels", "layer"
+KINDS = (KERNELS, LAYER)
 DIALECTS = ("nki", "neuronxcc.nki")
 ARRAY, LITERAL, DTYPE = "array", "literal", "dtype"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulate.bundle.manifest import Bundle, Case
+from simulate.bundle.manifest import LAYER, Bundle, Case
 
 _TEXT = """# Kernels for {target}
 
@@ -59,11 +59,17 @@ Another release is no reason to stop: what then fails is recorded.
 
 ## The cases
 
-Predicted times in us, from the shortest to the longest reading of the instruction stream, without starting the kernel.
+{order}Predicted times in us, from the shortest to the longest reading of the instruction stream, without starting the
+kernel.
 
 | case | kernel | arguments | predicted | instructions |
 |---|---|---|---|---|
 {cases}
+"""
+
+_ORDER = """The kernel launches of one layer of a model, in their order: first those of a prompt, then those of one more
+token. Each is given what the launches before it returned here, so that the first case that differs is the fault.
+
 """
 
 
@@ -73,6 +79,7 @@ def readme(bundle: Bundle) -> str:
     count = len(bundle.cases)
     return _TEXT.format(
         target=bundle.target,
+        order=_ORDER if bundle.kind == LAYER else "",
         count=f"{count} kernel launch{'' if count == 1 else 'es'}",
         instances=", ".join(expects.instances) or "any",
         imports=" and ".join(sorted({each.imports for each in bundle.cases})) or "nki",
