@@ -28,6 +28,7 @@ from model.arguments import (
     seed,
     temperature,
 )
+from model.bundle import arguments as layers
 from model.compiled import arguments as compiled
 from model.peer import arguments as peer
 from model.plan import arguments as plan
@@ -46,10 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["sim"]:
         return _simulator(arguments[1:], "nkw sim", argv is None)
-    if arguments and arguments[0] in VERBS:
+    of_model = arguments[:1] == ["bundle"] and layers.names_a_model(arguments[1:])
+    if arguments and arguments[0] in VERBS and not of_model:
         return _simulator(arguments, "nkw", argv is None)
     try:
-        options = _parser().parse_args(arguments)
+        options = _parser(of_model).parse_args(arguments)
         if options.version:
             from model.version import DISTRIBUTION, version
 
@@ -68,6 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             from model.transcribe.command import transcribe_command as command
         elif options.command == "compile":
             from model.compiled.command import compile_command as command
+        elif options.command == "bundle":
+            from model.bundle.command import bundle_command as command
         elif options.command == "peer":
             from model.peer.command import peer_command as command
         elif options.command == "top":
@@ -139,7 +143,8 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {shown(message)}\n")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(of_model: bool = False) -> argparse.ArgumentParser:
+    """All commands; with `of_model`, `bundle` is that of a layer of a model and not the simulator's."""
     parser = _Parser(
         prog="nkw",
         description="NKI Workbench: NKI kernels run, timed and checked without a chip, and models made of them.",
@@ -205,7 +210,11 @@ def _parser() -> argparse.ArgumentParser:
         )
     )
     for name, verb in VERBS.items():
-        commands.add_parser(name, add_help=False, help=verb.sentence)
+        if of_model and name == "bundle":
+            command = _command(commands, name, verb.sentence, "stories --layer 3 --out layer-3")
+            layers.add_arguments(command)
+        else:
+            commands.add_parser(name, add_help=False, help=verb.sentence)
     return parser
 
 

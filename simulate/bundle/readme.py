@@ -68,7 +68,7 @@ kernel.
 """
 
 _ORDER = """The kernel launches of one layer of a model, in their order: first those of a prompt, then those of one more
-token. Each is given what the launches before it returned here, so that the first case that differs is the fault.
+token. Each is given what the launches before it returned where the bundle was made: an error does not pass on.
 
 """
 

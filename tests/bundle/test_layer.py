@@ -1,0 +1,198 @@
+"""A layer of a model as a bundle: its launches, there and back, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model.cli import main
+from simulate.bundle.blame import Comparison
+from simulate.bundle.manifest import Bundle, Case, load_bundle
+from simulate.bundle.values import Agreement
+from simulate.cli import main as simulator
+from tests.model.folders import write_folder
+
+LAUNCHES = [
+    "prefill-1-qkv_projection",
+    "prefill-2-attention_prefill",
+    "prefill-3-output_projection",
+    "prefill-4-mlp",
+    "decode-1-decoder_layer_decode",
+]
+TOKENS = 6
+
+
+@pytest.fixture(scope="module")
+def layer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Layer 1 of the shipped story model."""
+    folder = tmp_path_factory.mktemp("layer") / "bundle"
+    words = ["bundle", "stories", "--layer", "1", "--tokens", str(TOKENS), "--target", "trn2"]
+    assert main([*words, "--out", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of two layers and 64 positions."""
+    return write_folder(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def given(folder: Path, case: Case) -> dict[str, np.ndarray]:
+    return {each.name: np.load(folder / each.file) for each in case.arguments if each.file}
+
+
+def expected(folder: Path, case: Case) -> list[np.ndarray]:
+    return [np.load(folder / each.file) for each in case.outputs]
+
+
+def bundled(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    """Status and text of `nkw bundle`."""
+    try:
+        status = main(["bundle", *words])
+    except SystemExit as stopped:  # options that cannot be parsed
+        status = int(stopped.code or 0)
+    captured = capsys.readouterr()
+    return status, " ".join((captured.out + captured.err).split())
+
+
+def test_all_launches_of_the_layer_are_cases_in_their_order(layer: Path) -> None:
+    bundle = load_bundle(layer)
+    assert (bundle.kind, bundle.target) == ("layer", "trn2")
+    assert [each.name for each in bundle.cases] == LAUNCHES
+    assert all(output.tolerance is not None for each in bundle.cases for output in each.outputs)
+
+
+def test_a_launch_is_given_what_those_before_it_return(layer: Path) -> None:
+    """Queries, keys and values, the residual, and the caches, which the prompt fills and the token finds filled."""
+    bundle = load_bundle(layer)
+    arrays = [given(layer, each) for each in bundle.cases]
+    found = [expected(layer, each) for each in bundle.cases]
+    assert [each.tobytes() for each in list(arrays[1].values())[:3]] == [each.tobytes() for each in found[0]]
+    assert found[1][0].tobytes() in {each.tobytes() for each in arrays[2].values()}
+    assert found[2][0].tobytes() in {each.tobytes() for each in arrays[3].values()}
+    for cache in found[1][1:]:
+        assert cache.any()
+        assert cache.tobytes() in {each.tobytes() for each in arrays[4].values()}
+        assert not any(each.any() for each in arrays[1].values() if each.shape == cache.shape)
+    for before, after in zip(found[1][1:], found[4][1:]):  # one position more
+        axis = 2 if before.shape[2] > before.shape[3] else 3
+        others = tuple(each for each in range(4) if each != axis)
+        assert np.flatnonzero((before != after).any(axis=others)).tolist() == [TOKENS]
+
+
+def test_the_weights_are_those_of_the_layer(tiny: Path, tmp_path: Path) -> None:
+    import safetensors.numpy
+
+    weights = safetensors.numpy.load_file(tiny / "model.safetensors")
+    for number in (0, 1):
+        folder = tmp_path / str(number)
+        assert main(["bundle", str(tiny), "--layer", str(number), "--tokens", "2", "--out", str(folder)]) == 0
+        arrays = given(folder, load_bundle(folder).cases[0]).values()
+        norms = [weights[f"model.layers.{each}.input_layernorm.weight"].tobytes() for each in (0, 1)]
+        assert [norm in {each.tobytes() for each in arrays} for norm in norms] == [number == 0, number == 1]
+
+
+def test_unchanged_it_comes_back_equal(
+    layer: Path, tmp_path: Path, instance: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    carried = Path(shutil.copytree(layer, tmp_path / "carried"))
+    done = instance().run(carried)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert simulator(["compare", str(carried)]) == 0
+    assert capsys.readouterr().out.startswith("all 5 cases are equal (trn2;")
+
+
+def test_a_changed_instruction_is_met_at_the_first_launch_that_uses_it(
+    layer: Path, tmp_path: Path, instance: Callable[..., Any], compared: Callable[[Path], Comparison]
+) -> None:
+    bundle: Bundle = load_bundle(layer)
+    assert "reciprocal" not in bundle.cases[0].instructions.ops
+    assert "reciprocal" in bundle.cases[1].instructions.ops
+    carried = Path(shutil.copytree(layer, tmp_path / "carried"))
+    machine = instance(instruction="reciprocal", above=0.0)
+    assert machine.run(carried, "--only", *LAUNCHES[:2]).returncode == 0
+    first, second, *untried = compared(carried).cases
+    assert first.agrees and first.agreement is Agreement.equal
+    assert second.agreement is Agreement.wrong
+    assert len(untried) == 3
+
+
+def test_the_document_lists_the_launches(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And bfloat16 activations travel, on another chip."""
+    words = [str(tiny), "--layer", "0", "--tokens", "2", "--dtype", "bfloat16", "--target", "trn1"]
+    assert main(["bundle", *words, "--out", str(tmp_path / "b"), "--json", "-"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["command"], document["left_out"]) == ("bundle", [])
+    bundle = load_bundle(tmp_path / "b")
+    assert (bundle.target, bundle.digest) == ("trn1", document["digest"])
+    assert document["cases"] == [
+        {"name": each.name, "instructions": each.instructions.count} for each in bundle.cases
+    ]
+    assert {output.dtype for each in bundle.cases for output in each.outputs} == {"bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("words", "accepted", "sentence"),
+    [
+        (["--layer", "2"], ["--layer", "1"], "--layer 2: this model has layers 0 to 1"),
+        (["--tp", "2"], ["--tp", "1"], "a bundle holds launches of one rank; leave --tp out"),
+        (
+            ["--tokens", "64"],
+            ["--tokens", "63"],
+            "--tokens 64: this model takes 64 positions, and a token follows the prompt",
+        ),
+    ],
+)
+def test_what_a_layer_cannot_be_is_one_sentence(
+    words: list[str],
+    accepted: list[str],
+    sentence: str,
+    tiny: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shared = [str(tiny), "--layer", "0", "--out", str(tmp_path / "b")]
+    assert bundled(capsys, *shared, *words) == (2, f"nkw: error: {sentence}")
+    assert not (tmp_path / "b").exists()
+    assert bundled(capsys, *shared, *accepted)[0] == 0
+    assert (tmp_path / "b" / "run.py").is_file()
+    status, text = bundled(capsys, *shared, *accepted)
+    assert status == 2 and text.endswith("b is there already; a bundle is written into a new folder")
+
+
+@pytest.mark.parametrize(("width", "status"), [(1023, 0), (1024, 2)])
+def test_a_launch_has_ten_megabytes_at_most(
+    width: int, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A token's launch has all weights of the layer, of which the MLP's are 6,144 bytes for each column."""
+    changes = {"hidden_size": 512, "intermediate_size": width, "num_hidden_layers": 1}
+    folder = write_folder(tmp_path / "wide", **changes)
+    found, text = bundled(capsys, str(folder), "--layer", "0", "--tokens", "2", "--out", str(tmp_path / "b"))
+    assert found == status, text
+    assert ("of arrays; a bundle takes 10,000,000 for a kernel" in text) == (status == 2)
+    assert (tmp_path / "b").exists() == (status == 0)
+
+
+def test_a_folder_that_is_not_there_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, text = bundled(capsys, str(tmp_path / "none"), "--layer", "0", "--out", str(tmp_path / "b"))
+    assert status == 2 and text.startswith("nkw: error: ") and "none" in text
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_kernel_goes_to_the_command_of_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And a model without the number of a layer goes to that of models."""
+    words = ["nki_kernels:matmul", "f32[8,64]", "f32[64,8]", "--target", "trn2", "--out", str(tmp_path / "b")]
+    assert bundled(capsys, *words)[0] == 0
+    assert load_bundle(tmp_path / "b").kind == "kernels"
+    status, text = bundled(capsys, "stories", "--out", str(tmp_path / "c"))
+    assert (status, text) == (2, "nkw bundle: error: the following arguments are required: --layer")
