@@ -167,14 +167,17 @@ def launch_on(
     mode: Mode = Mode.dry,
     trips: Sequence[int] = (),
     chip: Hardware | None = None,
+    cores: int | None = None,
 ) -> Launch:
     """Launch the plain function that `words` name on the (args, kwargs) of each rank, as `launch_by_name` does.
 
-    `chip` is the environment's where it is None. Arrays that the kernel writes to are updated in place.
+    Chip and physical cores of each rank are the environment's where they are None. Arrays that the kernel writes to are
+    updated in place.
     """
     try:
         level = Level.of()
-        cores = cores_of_call(getattr(kernel, "__name__", "kernel"), None, level)
+        if cores is None:
+            cores = cores_of_call(getattr(kernel, "__name__", "kernel"), None, level)
         return launch(kernel, given, chip, cores, mode, has_grid=cores > 1, level=level, trips=trips)
     except MemoryError as error:
         raise InvalidArgument(

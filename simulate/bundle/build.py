@@ -84,11 +84,12 @@ def case_of(
     sources: Sources,
     reference: Reference | None = None,
     chip: Hardware | None = None,
+    cores: int | None = None,
 ) -> tuple[Case, Arrays]:
     """A case for the plain function that `words` name on the arguments of `call`, as `build_case` makes it.
 
-    The kernel is launched on copies, so that arrays that it writes to travel as they are before the launch. `chip` is
-    the environment's where it is None.
+    The kernel is launched on copies, so that arrays that it writes to travel as they are before the launch. Chip and
+    physical cores are the environment's where they are None.
     """
     module, file = module_of(kernel, words)
     imports = collect(sources, module, file)
@@ -96,7 +97,7 @@ def case_of(
     _check_size(inputs, name)
     own = call.copied()
     with gathered() as seen:
-        launch = launch_on(kernel, words, [(own.args, own.keywords)], Mode.eager, chip=chip)
+        launch = launch_on(kernel, words, [(own.args, own.keywords)], Mode.eager, chip=chip, cores=cores)
     outputs, expected = _outputs(kernel, call, launch, name, reference)
     arrays = inputs | expected
     _check_size(arrays, name)
@@ -106,7 +107,7 @@ def case_of(
         module,
         kernel.__name__,
         imports,
-        cores_of_call(kernel.__name__, None, Level.of()),
+        cores_of_call(kernel.__name__, None, Level.of()) if cores is None else cores,
         given,
         outputs,
         predicted(launch, file.parents[module.count(".")]),

@@ -73,8 +73,8 @@ class Cases:
     def add_launch(
         self, kernel: Callable[..., Any], words: str, args: tuple[Any, ...], name: str, chip: Hardware
     ) -> None:
-        """Add the plain function that `words` name on these very arguments on a chip, see `case_of`."""
-        self._take(case_of(kernel, words, Call(args, {}), name, self.sources, chip=chip))
+        """Add the plain function that `words` name on these very arguments, on one core of a chip, see `case_of`."""
+        self._take(case_of(kernel, words, Call(args, {}), name, self.sources, chip=chip, cores=1))
 
     def _take(self, built: tuple[Case, Arrays]) -> None:
         case, arrays = built

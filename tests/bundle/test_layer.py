@@ -139,6 +139,16 @@ def test_the_document_lists_the_launches(
     assert {output.dtype for each in bundle.cases for output in each.outputs} == {"bfloat16"}
 
 
+def test_a_layer_has_one_physical_core_whatever_the_environment_says(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the ranks of the model have, also where kernels on their own would get two."""
+    monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "2")
+    words = [str(tiny), "--layer", "0", "--tokens", "2", "--target", "trn2", "--out", str(tmp_path / "b")]
+    assert main(["bundle", *words]) == 0
+    assert {each.lnc for each in load_bundle(tmp_path / "b").cases} == {1}
+
+
 @pytest.mark.parametrize(
     ("words", "accepted", "sentence"),
     [
