@@ -155,7 +155,8 @@ def test_a_file_that_is_not_there_is_refused_where_a_chip_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(HARDWARE_VARIABLE, "absent.json")
-    with pytest.raises(InvalidArgument, match=r"absent\.json cannot be used: it cannot be read: No such file or directory$"):
+    said = r"absent\.json cannot be used: it cannot be read: No such file or directory$"
+    with pytest.raises(InvalidArgument, match=said):
         simulate.World("trn2")
 
 
