@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from linecache import getline
+from linecache import checkcache, getline
 from types import CodeType
 
 import numpy as np
@@ -115,7 +115,8 @@ def named(line: tuple[CodeType, int]) -> str:
 
 
 def source(line: tuple[CodeType, int]) -> str:
-    """The text of a line; empty where its file is not to be read."""
+    """The text of a line; empty where its file is not to be read. A file may have changed since it was read."""
+    checkcache(line[0].co_filename)
     return getline(line[0].co_filename, line[1]).strip()
 
 

@@ -17,7 +17,6 @@ from model.families import compose, load_config
 from model.kernel_model import KernelModel
 from model.layers.launch import Growth, Phase, StepShape
 from model.layers.shard import Shard
-from model.mesh import Mesh
 from model.reference import ReferenceModel
 from model.weights import shard_weights
 from tests.model.oracle import Oracle, random_model
@@ -94,17 +93,6 @@ def test_every_rank_holds_a_part_of_every_expert(tmp_path: Path) -> None:
 
 
 MATRICES = ("w_gate", "w_up", "w_down")
-
-
-def test_ranks_that_cut_rows_are_refused(tmp_path: Path) -> None:
-    """The twin without sequence parallelism is a mesh of every family's test."""
-    config, weights = load(write_tiny(tmp_path, "mixtral"))
-    mesh = Mesh(2, sequence=True)
-    model = KernelModel(config, shard_weights(config, weights, 2), SimulatedDevice("trn2", 2), 64, mesh=mesh)
-    with pytest.raises(
-        ModelError, match="routed experts take whole rows: run them without sequence parallel"
-    ):
-        model.prefill([[5, 6, 7, 8]])
 
 
 def test_clipped_queries_and_more_choices_than_experts_are_refused(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "projection.gated_product.accumulate clamp: min(hidden, PARTITIONS) -> PARTITIONS",
     ),
     "a smaller tile, or fewer banks: the same sums in more instructions; only time differs": (
+        "projection.gated_product.packed_columns arithmetic: PARTITIONS // 4 -> *",
         "projection.residual_product.held_columns clamp: *",
         "tiles.columns_at_once clamp: max(1, ACCUMULATOR_BANKS // blocks(rows)) -> 1",
         "tiles.constants tile size: ACCUMULATOR_BANKS = 4 - 1",

@@ -129,7 +129,7 @@ def _absent(kernel: str, target: str, *sizes: int, residual: bool, biases: bool)
     return by_reference(kernel, target, x if residual else None, n, share, ids, *others, True)
 
 
-def _between_ranks(kernel: str, target: str, *given: Sequence[np.ndarray], options: Sequence[Any]) -> Case:
+def _between_ranks(kernel: str, target: str, *given: Sequence[Any], options: Sequence[Any]) -> Case:
     """Two ranks, of whose arrays the reference takes lists."""
     group = ReplicaGroup([[0, 1]])
     reference = getattr(nki_kernels, f"{kernel}_reference")
@@ -155,6 +155,40 @@ def _dispatched(target: str, tokens: int, count: int) -> Case:
     return _between_ranks("experts_dispatch", target, rows, shares, ids, first, options=(count,))
 
 
+def _gathered(target: str, tokens: int) -> Case:
+    """The arrays of all ranks as they are: no choice is another rank's."""
+    rng = np.random.default_rng(tokens)
+    rows = [normal(rank, tokens, 40) for rank in range(2)]
+    shares = [rng.random((tokens, 3)).astype(np.float32) for _ in range(2)]
+    ids = [rng.integers(0, 8, (tokens, 3)).astype(np.int32) for _ in range(2)]
+    return _between_ranks("experts_dispatch", target, rows, shares, ids, [None, None], options=(8,))
+
+
+def _combined_alone(target: str, tokens: int, biases: bool, absent: bool = False) -> Case:
+    """Sums without a residual, with biases or without; whole numbers, too."""
+    results = [whole_numbers(rank, 2 * tokens, 40) for rank in range(2)]
+    rng, group = np.random.default_rng(tokens), ReplicaGroup([[0, 1]])
+    shares = [rng.integers(0, 3, (tokens, 3)).astype(np.float32) for _ in range(2)]
+    ids = [
+        np.where(own > 0, rng.integers(0, 5, own.shape), 5 if absent else 0).astype(np.int32)
+        for own in shares
+    ]
+    b_down = whole_numbers(7, 5, 40)
+    first = list(zip(results, [None, None]))
+    own = [(*pair, group, 2) for pair in first]
+    given: list[Any] = [results, [None, None], group, 2]
+    if biases:
+        own = [(*before, *of_rank, b_down, absent) for before, of_rank in zip(own, zip(shares, ids))]
+        given += [shares, ids, b_down, absent]
+    wanted = nki_kernels.experts_combine_reference(*given)
+
+    def judge(outputs: Outputs) -> None:
+        for (got,), exact in zip(outputs, wanted):
+            assert got.dtype == exact.dtype and np.array_equal(got, exact)
+
+    return Case("experts_combine", target, tuple(own), judge)
+
+
 def _combined(target: str, tokens: int) -> Case:
     """Whole numbers, so that the order of sums does not matter."""
     results = [whole_numbers(rank, 2 * tokens, 40) for rank in range(2)]
@@ -171,6 +205,10 @@ def _divided() -> list[Case]:
         _dispatched("trn2", 3, 4),
         _dispatched("trn1", 70, 4),
         two_cores(_dispatched("trn2", 3, 4)),
+        _gathered("trn2", 3),
+        _combined_alone("trn2", 3, biases=False),
+        _combined_alone("trn2", 3, biases=True),
+        _combined_alone("trn1", 130, biases=True, absent=True),
         _combined("trn2", 3),
         _combined("trn1", 130),
         two_cores(_combined("trn2", 3)),

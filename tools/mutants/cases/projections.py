@@ -160,6 +160,12 @@ def _forms() -> list[Case]:
             "mlp", "trn2", residual, None, *(normal(s, 40, 72) for s in (4, 5)), normal(6, 72, 40), EPS
         ),
         _bare_mlp("trn2", 5, 40, 72, 2),
+        _row_gated("trn2", 5, 40, 72),
+        _row_gated("trn1", 300, 1100, 40),
+        _row_gated("trn2", 130, 600, 40, residual=False),
+        _row_gated("trn2", 130, 600, 40, ranks=2),
+        by_reference("output_projection", "trn2", o, weight, residual, None, None, 1, normal(5, 300, 72)),
+        by_reference("qkv_projection", "trn2", *_gated_heads(5)),
         _output("trn2", 300, 8, 5000, ranks=2),
         _output("trn2", 600, 1300, 2000, w=BF16),
         _mlp("trn1", 130, 8, 16384),
@@ -178,6 +184,27 @@ def _bare_mlp(target: str, tokens: int, hidden: int, inner: int, ranks: int) -> 
     )
     whole = (x, None, None, up, down, EPS, None, "relu", *rest)
     return by_reference("mlp", target, whole=whole, ranks=shards)
+
+
+def _row_gated(
+    target: str, tokens: int, hidden: int, inner: int, residual: bool = True, ranks: int = 1
+) -> Case:
+    """mlp whose rows have gates."""
+    x, norm = normal(1, tokens, hidden), normal(2, 1, hidden)
+    gate, up, down = weights(3, hidden, inner), weights(4, hidden, inner), weights(5, inner, hidden)
+    rest = ("silu", None, None, None, None, 0.0, residual, 1, weights(6, hidden, 1))
+    whole = (x, norm, gate, up, down, EPS, None, *rest)
+    if ranks == 1:
+        return by_reference("mlp", target, *whole)
+    group, parts = ReplicaGroup([list(range(ranks))]), np.split(np.arange(inner), ranks)
+    shards = tuple((x, norm, gate[:, p].copy(), up[:, p].copy(), down[p], EPS, group, *rest) for p in parts)
+    return by_reference("mlp", target, whole=whole, ranks=shards)
+
+
+def _gated_heads(tokens: int) -> tuple[Any, ...]:
+    """Arguments of qkv_projection for queries, keys, values, and gates as wide as the queries."""
+    x, norm = normal(1, tokens, 24), normal(2, 1, 24)
+    return (x, norm, weights(3, 24, 16 + 8 + 8 + 16), EPS, 16, 8, *(None,) * 8, 0.0, None, 1, False, 16)
 
 
 def projections() -> list[Case]:
