@@ -98,6 +98,7 @@ def test_the_weights_are_those_of_the_layer(tiny: Path, tmp_path: Path) -> None:
         assert [norm in {each.tobytes() for each in arrays} for norm in norms] == [number == 0, number == 1]
 
 
+@pytest.mark.slow
 def test_unchanged_it_comes_back_equal(
     layer: Path, tmp_path: Path, instance: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,6 +27,7 @@ def result_of(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_unchanged_it_reports_equality(
     carried: Path, instance: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -73,6 +74,7 @@ def test_an_instruction_that_several_wrong_kernels_share_is_blamed(
     assert likely.why == "kernels that use tensor_scalar are wrong, and no kernel that is right does"
 
 
+@pytest.mark.slow
 def test_a_slow_instruction_is_seen_in_the_times(carried: Path, instance: Make, compared: Compared) -> None:
     assert instance(instruction="tensor_scalar", slower=1e6).run(carried, on_device=True).returncode == 0
     seen = compared(carried)
@@ -116,6 +118,7 @@ def test_a_crash_in_the_middle_loses_one_case(carried: Path, instance: Make, com
     assert (likely.fault, likely.rule, likely.cases) == (Fault.environment, 2, ("shifted",))
 
 
+@pytest.mark.slow
 def test_a_case_that_hangs_is_ended(carried: Path, instance: Make, compared: Compared) -> None:
     words = ("--only", "shifted", "doubled", "--timeout", "4")
     assert instance(hang="shifted").run(carried, *words).returncode == 1

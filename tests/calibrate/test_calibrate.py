@@ -35,6 +35,7 @@ def _no_overlay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wild", [1.0, 10.0])
 def test_two_numbers_are_found_within_per_cent_and_no_others_whatever_one_wild_time_says(wild: float) -> None:
     given = measured(KERNELS, CHANGED)
@@ -77,6 +78,7 @@ def test_fewer_times_than_four_are_refused(count: int) -> None:
         calibrate("trn2", given)
 
 
+@pytest.mark.slow
 def test_an_overlay_is_written_that_makes_predictions_what_was_measured(capsys: Capture) -> None:
     Path("measured.json").write_text(json.dumps(entries(KERNELS, CHANGED)))
     assert main(["calibrate", "measured.json", "--out", "overlay.json", "--json", "found.json"]) == 0

@@ -153,6 +153,7 @@ def test_check_tells_its_own_failure_from_the_script_s(
     assert f"error: {said}" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "status", "said"),
     [

@@ -118,6 +118,7 @@ def test_the_sources_of_a_kernel_are_its_file_and_what_this_imports(tmp_path: Pa
     source_digest.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("route", ["native", "xla"])
 def test_an_engine_launches_no_graph_that_was_not_compiled(
     on: Callable[..., Core], tiny: Path, route: str

@@ -427,6 +427,7 @@ def some(
     return strategies.dictionaries(strategies.sampled_from(sorted(names)), values)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(
     python=TEXT,

@@ -99,6 +99,7 @@ def test_lengths_ask_for_chunks_and_for_positions_of_every_token() -> None:
     assert asked.context == Counter({64: 1, 128: 1, 130: 1, 256: 126, 384: 74})
 
 
+@pytest.mark.slow
 def test_chosen_sizes_change_no_token() -> None:
     draw = np.random.default_rng(6)
     prompts = [draw.integers(3, 4000, count).tolist() for count in (130, 40, 9, 70)]

@@ -40,6 +40,7 @@ def of_one_group() -> list[list[list[int]]]:
     return generated(LLM(**SIZES))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -60,6 +61,7 @@ def test_requests_on_groups_get_the_tokens_of_one_rank(options: dict[str, Any]) 
     assert sum(load.choices) == routed * (llm.engine.use.tokens + llm.engine.use.padding)
 
 
+@pytest.mark.slow
 def test_drafts_of_a_model_without_experts_change_no_token() -> None:
     drafts = {"num_speculative_tokens": 2, "model": "stories"}
     assert generated(LLM(**SIZES, expert_parallel_size=2, speculative_config=drafts)) == of_one_group()

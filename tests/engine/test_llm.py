@@ -52,6 +52,7 @@ PENALISED = SamplingParams(
 )
 
 
+@pytest.mark.slow
 def test_requests_together_get_what_each_gets_alone() -> None:
     params = [GREEDY, SAMPLED, PENALISED, GREEDY, SAMPLED]
     outputs = llm().generate(PROMPTS, params, use_tqdm=False)
@@ -140,6 +141,7 @@ def test_prompts_are_texts_ids_or_mappings() -> None:
         assert tuple(output.outputs[0].token_ids) == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "speculation",
     [

@@ -92,6 +92,7 @@ def alone(config: ModelConfig, weights: dict[str, np.ndarray], text: list[int], 
     return np.stack(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [name for name in TINY if "longrope" not in name and name != "phi3 of a part of the head"]
 )
@@ -110,6 +111,7 @@ def test_every_family_on_pages(tmp_path: Path, name: str) -> None:
 WINDOWED = [name for name in TINY if "window" in name or name in ("ministral", "gemma2", "gemma3", "gpt-oss")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("name", WINDOWED)
 def test_layers_with_a_window_keep_no_page_behind_it(tmp_path: Path, name: str, caching: bool) -> None:
@@ -154,6 +156,7 @@ def test_a_copied_page_holds_what_the_first_one_held(tmp_path: Path, name: str) 
         assert np.abs(outputs[request][0].logits - wanted).max() <= bound(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma2", "gemma4", "olmo2", "gpt2", "qwen3 with experts"])
 @pytest.mark.parametrize("own_pages", [False, True])
 def test_drafts_and_prompts_share_a_step(tmp_path: Path, name: str, own_pages: bool) -> None:
@@ -216,6 +219,7 @@ def test_drafts_are_verified_in_one_step(tmp_path: Path, name: str) -> None:
         assert np.abs(outputs[each][0].logits - wanted).max() <= bound(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama with longrope", "phi3 of a part of the head"])
 @pytest.mark.parametrize(("length", "factors"), [(16, "short_factor"), (17, "long_factor")])
 def test_longrope_takes_the_factors_of_the_longest_sequence(

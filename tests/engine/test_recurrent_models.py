@@ -35,6 +35,7 @@ def pools(config: ModelConfig, count: int, block: int) -> list[PagePool]:
     return [PagePool(count, block, window) for window in config.windows(64)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_requests_share_snapshots(model: Model, ranks: int) -> None:
     """The second text goes on from the first one's state behind 16 tokens; chunks are of 16 at most."""
@@ -89,6 +90,7 @@ def test_a_fork_goes_on_with_a_state_of_its_own(model: Model) -> None:
         assert np.abs(outputs[each][0].logits - wanted).max() <= bound(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("right", [3, 1, 0])
 def test_drafts_leave_the_state_of_the_tokens_that_were_right(model: Model, right: int) -> None:
     name, config, weights = model

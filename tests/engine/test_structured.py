@@ -129,6 +129,7 @@ def test_drafts_keep_the_form_and_change_no_token() -> None:
     assert speculative.engine.acceptance.rates[0] < 1
 
 
+@pytest.mark.slow
 def test_a_form_at_which_llguidance_gives_up_is_refused() -> None:
     for form in ({"grammar": "start: start start"}, {"regex": "(a{1000}){1000}"}):
         with pytest.raises(ModelError, match=r"^structured outputs: the form cannot be kept: "):

@@ -116,6 +116,7 @@ def test_several_continuations_come_with_log_probabilities() -> None:
         assert each.cumulative_logprob == pytest.approx(sum(chosen))
 
 
+@pytest.mark.slow
 def test_a_common_beginning_is_read_from_pages_and_changes_no_text() -> None:
     prefix = (
         "Lily and Tom went to the park. They had a big red ball, and the sun was up, and all of their friends were "
@@ -152,6 +153,7 @@ def test_drafts_of_n_grams_change_no_text() -> None:
     assert drafting.engine.acceptance.verified[0] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_change_no_token(ranks: int) -> None:
     params = [SamplingParams(temperature=0, max_tokens=8), SamplingParams(seed=7, max_tokens=8, n=2)] * 2
@@ -170,6 +172,7 @@ def longrope(folder: Path, short: list[float], long: list[float]) -> Path:
     return write_folder(folder, rope_scaling={**scaling, "original_max_position_embeddings": 16})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("length", "factors"), [(15, SHORT), (16, SHORT), (17, LONG), (64, LONG)])
 def test_max_model_len_chooses_the_factors_of_longrope(tmp_path: Path, length: int, factors) -> None:
     params = SamplingParams(temperature=0, max_tokens=4, logprobs=3, ignore_eos=True)

@@ -114,6 +114,7 @@ def _run(clone: Path, calls: list[dict[str, str]], *options: str) -> tuple[int, 
     return done.returncode, done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_every_row_is_judged_by_the_librarys_own_test(clone: Path) -> None:
     status, lines = _run(
         clone,
@@ -135,6 +136,7 @@ def test_every_row_is_judged_by_the_librarys_own_test(clone: Path) -> None:
     assert status == 1 and lines[-1].startswith("2 passed, 5 failed, 1 explained; at most")
 
 
+@pytest.mark.slow
 def test_findings_fail_a_row_unless_they_are_argued(clone: Path) -> None:
     """Equal stores by both cores and an unused input are accepted findings; an incomplete output is not."""
     argued = [{"arguments": f"{GOOD}, lnc=2"}, {"arguments": f"{GOOD}, spare=True"}]

@@ -14,6 +14,7 @@ from tests.hostile.judge import Case, faults
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="cases run in copies of this process")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_bad_input_is_refused_in_order(kind) -> None:
     first = KINDS.index(kind)

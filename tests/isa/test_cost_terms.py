@@ -154,6 +154,7 @@ def test_terms_add_up_to_the_times_of_the_cost(case: str, target: str) -> None:
     assert not {term.phase for term in cost.terms} & {Phase.table_load, Phase.semaphore}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("case", CASES)
 def test_terms_name_every_number_that_changes_a_time(case: str, target: str) -> None:

@@ -140,6 +140,7 @@ FORMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS.values(), ids=list(FORMS))
 def test_a_block_of_another_form_is_as_exact_as_numpys(form: dict[str, Any]) -> None:
     check(

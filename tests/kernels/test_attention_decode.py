@@ -385,6 +385,7 @@ def test_limit_of_pages(blocks: int, refused: bool) -> None:
         world.launch(kernels.attention_decode, [(given, {})], mode=simulate.Mode.dry)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
 def test_the_largest_sizes_fit_on_the_smallest_chip(dtype: type) -> None:
     planned([0], 128, 8, 128, 8192, dtype=dtype, cache=BF16)

@@ -84,6 +84,7 @@ def test_two_cores_do_a_block_as_one(sizes: tuple[int, ...], dtype: type) -> Non
     check_two_cores(BLOCK, block_arguments(*sizes, dtype))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "arguments"),
     [

@@ -102,6 +102,7 @@ def test_a_layer_is_as_exact_as_numpys(target: str, dtype: type) -> None:
     check(kernels.decoder_layer_decode, kernels.decoder_layer_decode_reference, tuple(given.values()), target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sequences", "hidden", "inner", "positions", "dtype"),
     [
@@ -199,6 +200,7 @@ def test_the_weights_of_the_mlp_arrive_while_attention_runs(target: str) -> None
     assert times[2] < 0.9 * (times[0] + times[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
 def test_the_largest_sizes_fit_on_the_smallest_chip(dtype: type) -> None:
     given = arguments(128, 8192, 2048, 8, 1, 4096, dtype)

@@ -54,6 +54,7 @@ def checked(kernel: str, given: list[Any], target: str = "trn2") -> np.ndarray:
     return check(getattr(kernels, kernel), reference, tuple(given), target)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("dtype", "weights"), [(np.float32, BF16), (BF16, BF16), (BF16, np.float32)])
 @pytest.mark.parametrize("tokens", [3, 30])
@@ -81,6 +82,7 @@ def test_any_number_of_tokens_of_a_prompt(tokens: int) -> None:
     checked("experts_prefill", arguments(tokens, 24, 6, 10, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", BOTH)
 @pytest.mark.parametrize("experts", [1, 2, 127, 128, 129])
 def test_any_number_of_experts(kernel: str, experts: int) -> None:
@@ -108,6 +110,7 @@ def test_an_intermediate_of_several_chunks() -> None:
         checked(kernel, arguments(2, 1030, 3, 1300, 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "tokens"), [(128, 500), (192, 900), (256, 1400), (384, 4000)])
 def test_blocks_of_every_size(size: int, tokens: int) -> None:
     """So many choices that blocks of this many rows take least time."""
@@ -236,6 +239,7 @@ def test_more_choices_than_experts_are_refused() -> None:
         run(kernels.experts_decode, arguments(5, 24, 2, 10, 3, ids=ids))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", BOTH)
 @pytest.mark.parametrize(("dtype", "most"), [(np.float32, 4096), (BF16, 8192)])
 def test_takes_its_largest_hidden_size_and_refuses_the_next(kernel: str, dtype: type, most: int) -> None:

@@ -123,6 +123,7 @@ def test_mlp_of_rows_that_have_a_gate(tokens, residual, dtype) -> None:
         check(kernels.mlp, kernels.mlp_reference, given, target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
 @pytest.mark.parametrize("tokens", [1, 129, 600])
 def test_output_projection_of_gated_rows(tokens, dtype) -> None:

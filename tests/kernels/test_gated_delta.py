@@ -133,6 +133,7 @@ def test_any_number_of_tokens(tokens: int) -> None:
     checked("gated_delta", arguments(2, tokens))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "heads", [(1, 1, 128, 128), (3, 3, 8, 8), (2, 6, 8, 16), (1, 6, 127, 33), (2, 10, 8, 8)]
 )
@@ -141,6 +142,7 @@ def test_any_heads(heads: Heads) -> None:
     checked("gated_delta_step", arguments(2, 1, heads))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sequences", [1, 5, 127, 128])
 def test_any_number_of_sequences_of_a_step(sequences: int) -> None:
     checked("gated_delta_step", arguments(sequences, 1))

@@ -59,6 +59,7 @@ def head(rows: int, hidden: int, columns: int, top_k: int, first: int, seed: int
     return x, np.ones((1, hidden), np.float32), weights, 0.0, top_k, np.int32([[first]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "hidden", "columns", "top_k"), [(1, 768, 1601, 8), (3, 40, 129, 24), (2, 24, 540, 264)]
 )

@@ -115,6 +115,7 @@ def test_many_sequences() -> None:
     check(*DECODE, batch(list(range(128)), SMALL, 128, block=16), "trn2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sequences", "heads", "dtype"),
     [(32, 128, BF16), (128, 32, BF16), (128, 16, np.float32)],

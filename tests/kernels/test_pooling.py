@@ -95,6 +95,7 @@ def test_two_cores_divide_the_channels(channels: int) -> None:
         assert run(kernel, given).tobytes() == two.tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

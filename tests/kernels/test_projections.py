@@ -250,6 +250,7 @@ def test_rows_of_bfloat16_may_be_twice_as_wide(target: str) -> None:
         dry(kernels.output_projection, *output_arguments(3, 8, wider, BF16, BF16))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("x", [np.float32, BF16])
 @pytest.mark.parametrize("tokens", [1, 512])
 def test_the_largest_sizes_fit_on_the_smallest_chip(tokens: int, x: type) -> None:

@@ -142,6 +142,7 @@ def test_x_and_the_weight_are_read_once(tokens: int) -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "hidden"), [(np.float32, 8192), (BF16, 16384)])
 @pytest.mark.parametrize("options", [{"rotated": 128}, {"norm_bias": True, "bias": True}, {"norm": False}])
 @pytest.mark.parametrize("tokens", [128, 1100])

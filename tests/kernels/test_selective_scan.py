@@ -132,6 +132,7 @@ def test_takes_its_largest_rank_and_states_and_refuses_the_next() -> None:
         run(kernels.selective_scan, arguments(1, 2, 8, 65))
 
 
+@pytest.mark.slow
 @pytest.mark.nki_budget(time_us=940.0, target="trn2")
 def test_a_prompt_keeps_to_its_budget(nki_budget: Any) -> None:
     """Its scans alone hold the Vector engine for 546 us."""

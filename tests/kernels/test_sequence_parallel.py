@@ -99,6 +99,7 @@ def test_the_rows_of_all_ranks_are_those_of_one(ranks: int, tokens: int, dtype: 
         compare_all(each, kernels.qkv_projection_reference, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [6, 258])
 def test_schedules_of_two_cores_on_each_of_two_ranks_agree(tokens: int) -> None:
     for name, (given, whole) in (

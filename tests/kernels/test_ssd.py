@@ -28,6 +28,7 @@ def test_dtypes_on_every_chip(target: str, dtype: type, weights: type, tokens: i
     checked(arguments(3, tokens, 6, groups=2, dtype=dtype, weights=weights), target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 127, 128, 129])
 def test_any_number_of_tokens_and_sequences(size: int) -> None:
     checked(arguments(2, size, 3))

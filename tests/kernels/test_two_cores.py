@@ -111,6 +111,7 @@ def busy_on_products(launch: Any) -> Mapping[str, float]:
     return schedule(launch.streams, launch.hardware, Reading.program, dependences(launch.streams)).busy_ns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [16, 1024])
 def test_each_core_does_about_half_of_the_products(tokens: int) -> None:
     for kernel, arguments in (

@@ -180,6 +180,7 @@ def cost_and_difference(config: ModelConfig, weights: Weights, ids: list[int], p
     return np.abs(plain - wide).max(), np.abs(own - plain).max(), first - second, unequal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("name", ["default_model", "stories260k"])
 def test_trained_models_choose_as_the_reference_where_its_margin_exceeds_the_tolerance(
@@ -199,6 +200,7 @@ def test_trained_models_choose_as_the_reference_where_its_margin_exceeds_the_tol
     assert unequal.mean() < 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", [1, 127, 128, 129])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_prompts_around_a_tile(default_model, prompt, ranks) -> None:
@@ -216,6 +218,7 @@ def transformers_logits(folder: Path, module: Any, ids: list[int], dtype: str) -
         return oracle(torch.tensor([ids])).logits[0].float().numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

@@ -183,6 +183,7 @@ def test_activations_are_of_the_dtype_asked_for(write_model, tmp_path, capsys, a
     assert json.loads(results.read_text())["dtype"] == dtype
 
 
+@pytest.mark.slow
 def test_bfloat16_activations_are_predicted_to_be_faster_and_take_less_sbuf(
     write_model, tmp_path, capsys
 ) -> None:
@@ -374,6 +375,7 @@ def test_a_closed_pipe_is_no_error(tiny) -> None:
     assert errors == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [[], ["--exact"], ["--exact", "--verify-replay"], ["--verify-replay", "--tp", "2"]]
 )

@@ -72,6 +72,7 @@ def kernels(
     return KernelModel(config, shards, SimulatedDevice("trn2", ranks), cache, sequences=sequences)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TINY)
 def test_reference_and_kernels_equal_transformers(tmp_path, name) -> None:
     config, weights = load(write_tiny(tmp_path, name))
@@ -81,6 +82,7 @@ def test_reference_and_kernels_equal_transformers(tmp_path, name) -> None:
         assert_equal(model, oracle(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

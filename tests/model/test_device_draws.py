@@ -123,6 +123,7 @@ def near_an_edge(logits: np.ndarray, row: SampleRow) -> bool:
     return exact_draw(wide, limits, row.top_k).margin < 2.0**-24 * (3 * 90 + 2 * row.top_k)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adjusts", [False, True])
 def test_the_device_draws_the_tokens_of_the_host(small: Model, adjusts: bool) -> None:
     logits = np.stack([each.logits for each in small.step(None)])  # type: ignore[misc]

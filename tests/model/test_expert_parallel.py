@@ -77,6 +77,7 @@ def test_a_rank_holds_whole_experts_and_the_others_weights_once(tmp_path: Path) 
                 assert array is held[Shard(shard.rank, 2, 0, 3)][name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "mesh"),
     [
@@ -149,6 +150,7 @@ def test_the_load_is_counted_by_group() -> None:
 PIPELINE = ["--pp", "2", "--dp", "2", "--ep", "2"]
 
 
+@pytest.mark.slow
 def test_generated_text_reports_the_load(
     tmp_path: Path, byte_tokenizer: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -177,6 +177,7 @@ def test_a_refused_family_says_what_is_missing_and_that_it_is_planned(tmp_path, 
     assert str(refused.value) == f"{tmp_path / 'config.json'}: {said}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.json")), ids=lambda path: path.stem)
 def test_a_model_without_missing_parts_is_composed_with_all_its_parameters(path) -> None:
     """The plan counts parts, the layers state tensors: two roads to one number."""

@@ -68,6 +68,7 @@ def check_configs(folder: Path, configs: Iterable[tuple[str, dict[str, Any]]]) -
     assert outcomes == {True, False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_wrong_field_is_refused_in_one_sentence(family, tmp_path) -> None:
     folder = write_family(tmp_path / "m", family)

@@ -46,6 +46,7 @@ def noise(config: ModelConfig, weights: dict[str, np.ndarray], wanted: np.ndarra
     return max(float(np.abs(other - wanted).max()) for other in others)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("changes", "ranks"), SHARDED)
 def test_logits_equal_the_numpy_reference(write_model, simulated, changes, ranks) -> None:
     """Kernels take float32 sums in another order and nothing else differs, so reordering noise is the yardstick.
@@ -69,6 +70,7 @@ def test_candidates_are_the_largest_logits_of_all_ranks(write_model, simulated, 
     assert np.array_equal(step.values, step.logits[order])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_stories260k_tells_the_references_story(stories260k, simulated, ranks) -> None:
     config, weights = load(stories260k)
@@ -159,6 +161,7 @@ def test_refuses_an_unknown_target() -> None:
         SimulatedDevice("trn9", 1)
 
 
+@pytest.mark.slow
 def test_weights_do_not_outlive_their_model(write_model) -> None:
     """A program holds the arrays of its last launch, so that two models of one process would be there at once."""
     config, weights = load(write_model())

@@ -125,6 +125,7 @@ def test_what_no_kernel_computes_is_refused(
         load_config(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["plan", "traffic"])
 def test_plans_and_traffic_time_the_kernels(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str

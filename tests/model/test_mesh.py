@@ -49,6 +49,7 @@ def test_ranks_that_cut_the_sequence_hold_as_many_rows_each() -> None:
     assert [Mesh(3, sequence=True).padded_length(tokens, 1) for tokens in (3, 4)] == [3, 6]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mesh",
     [
@@ -83,6 +84,7 @@ def test_groups_share_the_arrays_of_their_weights(write_model) -> None:
     assert first[name] is third[name]
 
 
+@pytest.mark.slow
 def test_prompts_are_divided_over_the_groups_of_a_mesh(write_model, tmp_path, capsys) -> None:
     folder = str(write_model(eos_token_id=None))
     results = []
@@ -107,6 +109,7 @@ def test_prompts_are_divided_over_the_groups_of_a_mesh(write_model, tmp_path, ca
     assert steps[1] < steps[0]  # two sequences a group instead of three
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tp", "dp", "works"),
     [
@@ -140,6 +143,7 @@ def test_every_group_has_a_prompt(write_model, capsys, prompts, works) -> None:
     assert main(["generate", *arguments, str(prompts)]) == 0
 
 
+@pytest.mark.slow
 def test_a_group_of_32_ranks_has_the_logits_of_one(write_model) -> None:
     """2 ranks hold each of 12 groups of 3 query heads, 8 ranks hold padding; 20 of all have ten tokens, others nine."""
     sizes = {"num_attention_heads": 36, "num_key_value_heads": 12, "head_dim": 4, "vocab_size": 308}

@@ -177,6 +177,7 @@ def test_every_pipeline_has_the_logits_of_one_rank(tmp_path, name: str, mesh: Me
 GIVEN = ["--prompt", "a", "--prompt", "a longer one", "--prompt", "b", "--max-new-tokens", "3"]
 
 
+@pytest.mark.slow
 def test_micro_batches_give_the_tokens_of_one_rank_and_the_report_has_their_bubble(
     write_model, tmp_path, capsys
 ) -> None:

@@ -97,6 +97,7 @@ def test_every_family_says_that_its_weights_are_quantised(tmp_path, capsys, monk
     assert "Weights quantised by" not in printed(capsys, f"{name}.json", "--accelerator", "h100")
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_fit_says_by_how_much(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(CONFIGS)
     path = tmp_path / "plan.json"
@@ -200,6 +201,7 @@ def test_counts_of_sequences_are_written_out(capsys, monkeypatch) -> None:
     assert "e+" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -221,6 +223,7 @@ def test_weights_that_do_not_fit_are_told_from_a_cache_that_does_not(
     assert "beside the weights here" not in text
 
 
+@pytest.mark.slow
 def test_large_times_keep_to_the_columns(capsys, monkeypatch) -> None:
     monkeypatch.chdir(CONFIGS)
     arguments = ["--dtype", "float32", "--batch", "100000", "--price", "1000", "--instance", "trn1.32xlarge"]
@@ -265,6 +268,7 @@ def test_auto_is_the_dtype_that_the_config_names(small, tmp_path, capsys, argume
     assert document(tmp_path, capsys, small, *arguments)["dtype"] == dtype
 
 
+@pytest.mark.slow
 def test_ranks_left_open_are_the_fewest_that_hold_the_batch() -> None:
     model = load_model(CONFIGS / "mixtral-8x7b.json")
     plan = make_plan(model, Request(instance="trn2.48xlarge"))
@@ -320,6 +324,7 @@ def test_accepts_ranks_up_to_the_cores_and_heads(small, capsys, arguments) -> No
     assert printed(capsys, small, *arguments)
 
 
+@pytest.mark.slow
 def test_refuses_more_tokens_than_a_plan_takes(capsys) -> None:
     assert "a plan takes at most 1,073,741,824" in refused(
         capsys, published("mamba-130m"), "--prompt", str(2**30), "--generate", "1"
@@ -333,6 +338,7 @@ def test_refuses_a_config_that_is_not_there(config, capsys, tmp_path, monkeypatc
     assert "is missing" in refused(capsys, config)
 
 
+@pytest.mark.slow
 def test_llama_3_1_70b_takes_the_fewest_cores_and_ordered_readings(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(CONFIGS)
     plan = document(tmp_path, capsys, "llama-3.1-70b.json")
@@ -342,6 +348,7 @@ def test_llama_3_1_70b_takes_the_fewest_cores_and_ordered_readings(tmp_path, cap
         assert each["dataflow_ns"] <= each["program_ns"] <= each["serial_ns"]
 
 
+@pytest.mark.slow
 def test_a_plan_says_what_cores_hold_padded(capsys, tmp_path) -> None:
     """Heads of SmolLM2-135M: 9 in 3 groups, which 3 cores share evenly and 2 do not."""
     path = tmp_path / "plan.json"

@@ -95,6 +95,7 @@ def test_deepseek_v3_fits_the_ultraserver_on_a_mesh_of_more_than_tensor_parallel
     assert rates == sorted(rates, reverse=True) and rates[0] > 0 == rates[-1]
 
 
+@pytest.mark.slow
 def test_a_plan_without_room_keeps_to_tensor_parallel_ranks() -> None:
     plan = make_plan(model("deepseek-v3"), Request(instance="trn1.32xlarge"))
     assert (plan.tp, plan.mesh.shape, plan.holds_weights) == (32, MeshShape(32), False)
@@ -156,6 +157,7 @@ def test_groups_that_divide_experts_take_the_time_that_generating_takes(tmp_path
         assert not done.refusals
 
 
+@pytest.mark.slow
 def test_a_plan_on_groups_of_experts_is_predicted_by_kernels() -> None:
     request = Request(instance="trn2.48xlarge", tp=8, ep=2, batch=4, prompt=64, generate=8)
     plan = make_plan(model("mixtral-8x7b"), request)
@@ -167,6 +169,7 @@ def test_a_plan_on_groups_of_experts_is_predicted_by_kernels() -> None:
     assert alone.mesh is not None and alone.mesh.weight_bytes > plan.mesh.weight_bytes
 
 
+@pytest.mark.slow
 def test_micro_batches_shorten_prompts_and_no_mesh_takes_more_than_one_stage_at_a_time() -> None:
     one, four = (
         Predictor(model("llama-3.2-1b").config, "trn2", 1, "bfloat16", 256, pipeline=pp) for pp in (1, 4)

@@ -54,6 +54,7 @@ def named(done: PassTime) -> dict[str, Any]:
     return {part.name: part for part in done.parts}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("target", "ranks", "cuts"),
@@ -322,6 +323,7 @@ def test_continuation_is_exact_for_polynomials_and_launches_little(order, size, 
     assert {rows % period for rows in asked} == {size % period}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cuts", [False, True])
 def test_products_of_long_prompts_take_the_time_of_their_launches(tmp_path, cuts) -> None:
     """Within the 1 % of model/README.md, where groups of the MLP have under 512 rows and ranks do not divide 128."""

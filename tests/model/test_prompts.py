@@ -121,6 +121,7 @@ def test_an_empty_stdin_and_a_shared_one_are_refused_by_name(folder, tmp_path, m
     assert read_prompts(options, shared=True) == ["one"]
 
 
+@pytest.mark.slow
 def test_more_prompts_than_a_batch_takes_are_refused(folder, tmp_path, capsys) -> None:
     lines = tmp_path / "prompts.txt"
     arguments = [

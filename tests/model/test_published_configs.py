@@ -76,6 +76,7 @@ def equal(times: tuple[float, float], *planned: PassTime) -> None:
         assert done.time.program_ns == pytest.approx(time_ns, rel=0.03 if routed else 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_one_layer_of_each_kind_takes_the_planned_time(name) -> None:
     """Equal layers make equal launches, so one of each kind stands for all. The ranks are those of the whole model."""
@@ -102,6 +103,7 @@ def test_all_layers_take_the_planned_times(name) -> None:
     equal(launched(*given), first, step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMPUTED)
 def test_a_rank_holds_what_the_plan_says(name) -> None:
     """Where the plan says that a model fits, the weights of a rank fit; norms that ranks cut are planned whole."""

@@ -39,6 +39,7 @@ def check_bfloat16(family: str, seed: int, folder: Path) -> None:
     assert np.abs(own - oracle.logits).max() <= oracle.bound("bfloat16")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_random_configuration_equals_transformers(family, tmp_path) -> None:
     check_float32(family, 0, tmp_path)

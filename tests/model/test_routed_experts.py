@@ -38,6 +38,7 @@ def long_oracle() -> Oracle:
     return Oracle(random_model("Mixtral", {**COMMON, **fields}, 7), ids, LONG)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [0, 1, 3])
 def test_a_long_prompt_equals_transformers(tmp_path: Path, ranks: int) -> None:
     """Without ranks the reference."""

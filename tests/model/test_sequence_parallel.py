@@ -56,6 +56,7 @@ def test_a_gated_shared_expert_takes_whole_rows(tmp_path, name) -> None:
         model.prefill([FIRST])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in TINY if name not in GATED])
 def test_every_family_has_the_tokens_of_one_rank(tmp_path, name) -> None:
     """Two prompts of different lengths and a step behind them; four ranks where that pads the prompts."""

@@ -47,6 +47,7 @@ def test_text_is_that_of_transformers(name: str) -> None:
     assert tokenizer.decode(out, skip_special_tokens=True) == continued(SHIPPED[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
 def test_kernels_and_engine_write_the_same(name: str, capsys: Any) -> None:
     wanted = continued(SHIPPED[name])

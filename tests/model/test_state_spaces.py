@@ -88,6 +88,7 @@ def test_more_ranks_than_heads_are_refused(tmp_path) -> None:
     assert read.refusal(7) == "7 ranks for 6 heads; each rank needs one, so this model takes 1 to 6 ranks"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", ["mamba", "mamba2"])
 def test_traffic_and_plans_are_predicted(tmp_path, capsys, model_type) -> None:
     folder = str(config(tmp_path, model_type=model_type))

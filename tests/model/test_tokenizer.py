@@ -86,6 +86,7 @@ def test_unfinished_character_comes_out_as_replacement(tokenizer) -> None:
     assert set(stream.finish()) == {"\N{REPLACEMENT CHARACTER}"}
 
 
+@pytest.mark.slow
 def test_random_texts_stream_to_themselves(tokenizer) -> None:
     chooser = random.Random(0)
     ranges = [(0x20, 0x7E), (0xC0, 0x24F), (0x4E00, 0x9FFF), (0x1F300, 0x1F5FF)]

@@ -175,6 +175,7 @@ def expected(folder: Path, samples: np.ndarray, most: int) -> list[list[int]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--tp", "2", "--dtype", "bfloat16", "--target", "trn2"]])
 def test_a_recording_is_written_down_window_after_window(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]

@@ -80,6 +80,7 @@ def test_uses_public_names_only(path: Path) -> None:
         assert not private, f"line {node.lineno}: {private}"
 
 
+@pytest.mark.slow
 def test_check_tells_other_text_from_equal_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "tiny.ipynb"
     notebook = nbformat.v4.new_notebook(

@@ -25,16 +25,19 @@ def test_every_instruction_of_the_book_has_an_oracle_or_a_reason() -> None:
     assert set(DRAWS) == set(INSTRUCTIONS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(PARTS))
 def test_random_instructions_agree(seed: int) -> None:
     run(20_000 // PARTS, seed)
 
 
+@pytest.mark.slow
 def test_draws_reach_every_instruction_of_the_oracle() -> None:
     tally = run(3_000, seed=1)
     assert set(tally.compared) == set(INSTRUCTIONS) | {"fori_loop", "while_loop"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*indirect.GATHERED, "dma_copy"])
 def test_draws_gather_and_scatter_by_indirect(name: str) -> None:
     tally = run(180, 3, ("trn3",), only=frozenset({name}))
@@ -42,6 +45,7 @@ def test_draws_gather_and_scatter_by_indirect(name: str) -> None:
     assert (tally.gathered[name] > 0) == (name != "nc_matmul_mx")
 
 
+@pytest.mark.slow
 def test_few_drawn_instructions_are_refused() -> None:
     """Refusals are drawn on purpose, by unwritten operands and indices out of range, and must stay the exception."""
     tally = run(3_000, seed=2)

@@ -44,6 +44,7 @@ def adds_up(found: Comparison) -> None:
     assert sum(each.change for each in found.tensors) == moved[1] - moved[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_causes_between_stored_kernels_add_up(target: str) -> None:
     runs = []

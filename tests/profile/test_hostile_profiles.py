@@ -458,6 +458,7 @@ def campaign(folder: Path, predicted: Profile, count: int, seed: int) -> set[str
     return said
 
 
+@pytest.mark.slow
 def test_damaged_profiles_are_compared_or_refused(tmp_path: Path, predicted: Profile) -> None:
     said = campaign(tmp_path / "profile", predicted, CHEAP, 1)
     assert "matmul_exp on trn2: " in said and len(said) > 1

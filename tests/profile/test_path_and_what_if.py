@@ -144,6 +144,7 @@ def test_the_path_of_every_shipped_kernel_keeps_to_its_terms_and_to_what_halving
             assert list(disagreements(done)) == [], reading
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_floor_of_the_report_is_below_every_reading_of_every_shipped_kernel(target: str) -> None:
     for case in cases():
@@ -255,6 +256,7 @@ def most_saved(done: Profile, after: Profile, chosen: Callable[[int], bool]) -> 
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reading", Reading)
 def test_the_paths_of_random_streams_keep_to_their_terms_and_to_what_halving_saves(reading: Reading) -> None:
     generator = np.random.default_rng(7)

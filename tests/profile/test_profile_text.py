@@ -184,6 +184,7 @@ def test_time_takes_a_kernel_by_name_with_shapes(capsys: pytest.CaptureFixture[s
     assert err == "target trn1\nerror: [NKW-KERNEL-NAME] nki_kernels has no kernel absent\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [9, 99, 100, 128, 999, 1000, 4096])
 def test_columns_of_a_tensor_that_is_read_often_stay_apart(times: int) -> None:
     def kernel(a: Any, row: Any) -> Any:

@@ -205,6 +205,7 @@ def test_an_interrupt_ends_at_once_in_one_word(script: Path) -> None:
     assert interrupted(script, program, "time") == (130, "target trn2\n\ninterrupted\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turn", ["pass", "nisa.memset(tile, 0)"])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_an_interrupt_in_a_kernel_says_where_it_was(script: Path, turn: str, ranks: int) -> None:

@@ -642,6 +642,7 @@ def test_a_program_takes_an_array_without_dims_as_it_was_recorded() -> None:
         assert out.item() == 6
 
 
+@pytest.mark.slow
 def test_a_launch_that_is_kept_holds_no_tensor_of_the_kernel() -> None:
     gc.collect()
     before = sum(type(each) is Storage and each.array.nbytes > 1 for each in gc.get_objects())

@@ -97,6 +97,7 @@ def interrupted_at(number: int, run: Callable[[], Any]) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exact", [False, True])
 def test_an_interruption_at_any_line_leaves_no_broken_program(cache, exact) -> None:
     """In recording, in making the program, in rewriting and in replaying: the launches after it are right."""

@@ -194,6 +194,7 @@ def check(ranks: int, groups: Groups) -> None:
             assert np.array_equal(one, other), (rank, number, one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", range(1, 33))
 def test_every_rank_gets_what_the_loops_give(ranks: int) -> None:
     lists = forms(ranks)

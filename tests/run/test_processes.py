@@ -96,6 +96,7 @@ def in_one_process(
     return [out.tobytes().hex() for out in world.launch(kernel, [(each, {}) for each in arguments]).outputs]
 
 
+@pytest.mark.slow
 def test_each_process_holds_one_rank(said: list[dict[str, Any]]) -> None:
     assert {
         rank: (each["size"], each["here"]) for rank, each in found(said, "world").items()
@@ -262,6 +263,7 @@ def test_generation_of_a_mesh_is_that_of_one_process(mesh: list[str]) -> None:
     assert "8 of 8 tokens equal" in one.stdout
 
 
+@pytest.mark.slow
 def test_as_many_processes_as_ranks_are_needed() -> None:
     done = torchrun(2, "model", "generate", "--tp", "4", "--max-new-tokens", "2")
     assert done.returncode != 0

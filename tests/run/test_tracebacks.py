@@ -70,6 +70,7 @@ def test_plain_python_shows_the_kernels_line_last(tmp_path, kernel, line) -> Non
     assert PACKAGE in full.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["run", "check", "time"])
 def test_commands_show_the_frames_of_the_script(tmp_path, command) -> None:
     status, stderr = ran(tmp_path, "divides(X)\n", "-m", "simulate", command)
@@ -98,6 +99,7 @@ def test_a_fault_of_the_simulator_keeps_its_frames() -> None:
     assert any(name.startswith(PACKAGE) for name in frames(of_the_user(began_inside.value)))
 
 
+@pytest.mark.slow
 def test_pytest_shows_the_test_and_the_kernel(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         textwrap.dedent("import simulate; simulate.install('simulate')")

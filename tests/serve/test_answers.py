@@ -111,6 +111,7 @@ def test_stop_strings_and_biases_count(client: Any, llm: LLM) -> None:
     assert answer.choices[0].text != plain.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "extra",
     [

@@ -231,6 +231,7 @@ def test_without_keys_only_a_loopback_address_is_listened_at(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -82,6 +82,7 @@ def replicas() -> Iterator[Replicas]:
         yield found
 
 
+@pytest.mark.slow
 def test_each_replica_answers_as_the_engine_alone(replicas: Replicas) -> None:
     client, params = replicas.client(), {"temperature": 0.8, "seed": 3, "max_tokens": 6}
     before = replicas.numbers("nkw_generation_tokens_total")
@@ -237,6 +238,7 @@ def outcome(choice: Callable[[Any], Any], answer: Any) -> str:
         return f"{getattr(error, 'status_code', None)} {error.code}"
 
 
+@pytest.mark.slow
 def test_replica_that_is_killed_fails_its_requests_only_and_starts_again(replicas: Replicas) -> None:
     client, given = replicas.client(), LONG | {"max_tokens": 100}
     extra = {"extra_body": {"ignore_eos": given.pop("ignore_eos")}}

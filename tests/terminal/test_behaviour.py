@@ -53,6 +53,7 @@ def nkw(*words: str) -> list[str]:
     return [sys.executable, "-m", "nkw", *words]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", EXAMPLES)
 def test_a_terminal_of_80_columns_and_no_color_are_respected(verb: str) -> None:
     shown, plain = (on_a_terminal(nkw(*EXAMPLES[verb]), **set_) for set_ in ({}, {"NO_COLOR": "1"}))
@@ -67,6 +68,7 @@ def test_a_terminal_of_80_columns_and_no_color_are_respected(verb: str) -> None:
     assert kept == lines
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", EXAMPLES)
 def test_a_closed_pipe_ends_a_verb_quietly(verb: str) -> None:
     reader, writer = os.pipe()
@@ -78,6 +80,7 @@ def test_a_closed_pipe_ends_a_verb_quietly(verb: str) -> None:
     assert "Traceback" not in err and "Exception" not in err and "error" not in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", ["1", "2"])
 @pytest.mark.parametrize(("verb", "picture"), [("time", "--html"), ("memory", "--svg")])
 def test_an_interrupted_sweep_leaves_one_line_and_no_file(
@@ -92,6 +95,7 @@ def test_an_interrupted_sweep_leaves_one_line_and_no_file(
     assert set(tmp_path.iterdir()) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["run", "time", "memory", "check", "verify"])
 def test_an_interrupt_of_a_script_is_one_line(verb: str, tmp_path: Path) -> None:
     # `check` sends what a script prints to stderr, so the script writes to the descriptor of stdout.

@@ -226,6 +226,7 @@ def copied(a, tuning=None):
 
 
 # `bundle` writes a new folder each time, `compare` reads one that has come back.
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", [verb for verb in DOCUMENTS if verb not in ("bundle", "compare")])
 def test_a_file_gets_what_stdout_gets_and_the_text_is_printed_as_without_it(
     verb: str, capsys: Capture, tmp_path: Path

@@ -96,6 +96,7 @@ def script(tmp_path: Path) -> str:
 COMMANDS = [["time"], ["memory"], ["check", "--orders", "2"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
 @pytest.mark.parametrize("columns", [60, 80, 100])
 def test_nothing_is_wider_than_the_terminal(script: str, command: list[str], columns: int) -> None:
@@ -107,6 +108,7 @@ def test_nothing_is_wider_than_the_terminal(script: str, command: list[str], col
     assert max(map(width, report)) <= columns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
 def test_a_pipe_gets_no_escape_codes_and_the_same_text_whatever_the_terminal(
     script: str, command: list[str]
@@ -141,6 +143,7 @@ def test_an_error_is_red_on_a_terminal_alone() -> None:
     assert shown == "\x1b[1;31merror\x1b[0m: nothing is here\n"
 
 
+@pytest.mark.slow
 def test_progress_is_shown_on_a_terminal_and_gone_at_the_end() -> None:
     program = """
 import sys, time

@@ -8,12 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
 FILES = re.findall(r"```python\n# (\S+\.py)\n(.*?)```", GUIDE, re.DOTALL)
 RESULTS = re.findall(r"```text\n(\d+) passed\n```", GUIDE)
 
 
+@pytest.mark.slow
 def test_the_examples_pass(tmp_path: Path) -> None:
     assert len(FILES) == 6
     for name, program in FILES:

@@ -302,6 +302,7 @@ def test_version():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::simulate.run.launcher.ToleratedRule")
 def test_level_and_rules_are_options_and_entries_of_the_configuration(suite, pytester, monkeypatch) -> None:
     monkeypatch.delenv("NKI_LEVEL", raising=False)

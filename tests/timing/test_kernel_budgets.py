@@ -517,6 +517,7 @@ def check(work: Work, predicted: Predicted) -> None:
     assert predicted.hbm_bytes == work.hbm_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "work",
     named(
@@ -530,6 +531,7 @@ def test_a_kernel_keeps_to_its_budget(work: Work, nki_budget) -> None:
     check(work, nki_budget.ranks(work.kernel, [work.arguments] * work.ranks))
 
 
+@pytest.mark.slow
 @pytest.mark.nki_targets("trn1", "trn2", "trn3")
 @pytest.mark.parametrize("work", named(RAGGED, lambda work: pytest.mark.nki_budget(hbm_bytes=work.hbm_bytes)))
 def test_a_kernel_moves_what_its_header_says(work: Work, nki_budget) -> None:

@@ -73,6 +73,7 @@ def test_the_critical_path_is_a_chain_that_ends_last(reading: Reading) -> None:
         assert len({(step.stream, step.event) for step in path}) == len(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reading", MONOTONE)
 @pytest.mark.parametrize(("ranks", "queues"), CASES)
 def test_a_halved_cost_never_lengthens(reading: Reading, ranks: int, queues: int) -> None:

@@ -15,6 +15,7 @@ def fresh() -> dict[str, str]:
     return pages()
 
 
+@pytest.mark.slow
 def test_pages_are_up_to_date(fresh: dict[str, str]) -> None:
     committed = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.md")}
     stale = sorted(name for name in fresh | committed if fresh.get(name) != committed.get(name))

@@ -127,6 +127,7 @@ def _statements(function: Any) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 def test_every_pattern_of_an_equivalent_speaks_of_a_mutant() -> None:
     for patterns in EQUIVALENTS.values():
         for pattern in patterns:
@@ -212,6 +213,7 @@ def test_calls_are_equal_only_where_the_data_cannot_tell(ours: str, theirs: str,
     assert same_calls({0: [book[x] for x in ours]}, {0: [book[x] for x in theirs]}) == word
 
 
+@pytest.mark.slow
 def test_a_process_that_holds_much_address_space_still_judges(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit of memory counts from what the process has: test workers that have loaded torch map gigabytes."""
     held = mmap.mmap(-1, 4 << 30)  # mapped, never touched

@@ -117,6 +117,7 @@ def test_the_worker_gets_the_job_and_says_where_vllm_is_missing(tmp_path: Path) 
         theirs(JOB, stand_in(tmp_path, body), 60)
 
 
+@pytest.mark.slow
 def test_the_engine_here_does_a_job() -> None:
     arguments = {
         "block_size": 4,

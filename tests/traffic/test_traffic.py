@@ -63,6 +63,7 @@ def test_the_pages_fill_what_the_weights_leave(model: ModelCounts, deployment: D
     assert deployment.pages == kind.pages == (12 * 2**30 - weights) // kind.page_bytes
 
 
+@pytest.mark.slow
 def test_continuous_batches_give_two_to_four_times_the_tokens_of_static_ones(
     model: ModelCounts, deployment: Deployment
 ) -> None:
@@ -79,6 +80,7 @@ def test_continuous_batches_give_two_to_four_times_the_tokens_of_static_ones(
     assert 2 <= ratio <= 4
 
 
+@pytest.mark.slow
 def test_chunks_of_prompts_keep_gaps_short_and_let_first_tokens_wait(
     model: ModelCounts, deployment: Deployment
 ) -> None:
@@ -138,6 +140,7 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return out
 
 
+@pytest.mark.slow
 def test_the_text_says_times_rates_and_comparisons(small: str, capsys: Any) -> None:
     text = printed(
         capsys, small, *SHORT, "--compare", "--price", "20", "--sla", "ttft=5ms", "--shared-prefix", "32:2"
@@ -198,6 +201,7 @@ def test_a_trace_is_served_at_its_times_and_at_a_rate(small: str, capsys: Any, t
     assert "40 requests, 3 users, 0 s between" in printed(capsys, *words, "--users", "3")
 
 
+@pytest.mark.slow
 def test_conversations_come_at_random_and_a_request_alone_comes_at_once(
     small: str, capsys: Any, tmp_path: Path
 ) -> None:
@@ -210,6 +214,7 @@ def test_conversations_come_at_random_and_a_request_alone_comes_at_once(
     assert "1 request, " in printed(capsys, folder, *words, "--requests", "1")
 
 
+@pytest.mark.slow
 def test_chosen_sizes_pad_less_than_powers_of_two(small: str, capsys: Any) -> None:
     words = ("--prompt-lengths", "40..48", *SHORT[2:], "--rate", "50", "--max-num-seqs", "4")
 
@@ -222,6 +227,7 @@ def test_chosen_sizes_pad_less_than_powers_of_two(small: str, capsys: Any) -> No
     assert fitted < powers < padding("--buckets", "tokens=64 sequences=4")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -238,6 +244,7 @@ def test_drafts_are_predicted_and_compared_with_none(
     assert "\ndrafts that were right, place by place: " in text
 
 
+@pytest.mark.slow
 def test_drafts_are_measured_on_a_text(tmp_path: Path, capsys: Any) -> None:
     folder = write_folder(tmp_path / "model")
     (tmp_path / "text").write_text("a b c d " * 40)
@@ -255,6 +262,7 @@ def test_drafts_are_measured_on_a_text(tmp_path: Path, capsys: Any) -> None:
     assert "\ndrafts that were right, place by place: 100%, 100%, 100%" in text
 
 
+@pytest.mark.slow
 def test_prompts_are_computed_on_replicas_of_their_own(small: str, capsys: Any, tmp_path: Path) -> None:
     words = ("--prefill-replicas", "1", "--compare", "--json", "out.json")
     text = printed(capsys, small, *SHORT, *words)

@@ -38,6 +38,7 @@ def alone(new: int, outcomes: Outcomes, tokens: int = 3, draft_clock: Clock | No
     return served(workload, outcomes, Constant(), tokens, draft_clock, pages=new)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [1, 3, 7])
 @pytest.mark.parametrize("rate", [0.0, 0.4, 0.7, 1.0])
 def test_a_request_alone_gets_as_many_tokens_of_a_step_as_the_closed_form_says(

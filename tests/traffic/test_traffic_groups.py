@@ -105,6 +105,7 @@ def test_refuses_groups_that_there_are_not(setup: Setup, works: Setup, said: str
     assert Deployment(MODEL, works).pages > 0
 
 
+@pytest.mark.slow
 def test_the_command_says_on_which_groups(capsys: Any, tmp_path: Any) -> None:
     words = ("--prompt-lengths", "8..24", "--output-lengths", "4", "--requests", "20", "--rate", "50")
     out = str(tmp_path / "out.json")

@@ -57,6 +57,7 @@ def test_a_request_alone_takes_its_prompt_the_transfer_and_its_steps() -> None:
     assert (short.whole_ns, short.handover_ns) == (MEAN_NS, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", KINDS)
 @pytest.mark.parametrize("pages", [24, 64])
 @pytest.mark.parametrize("replicas", [(1, 1), (2, 1), (1, 2), (2, 3)])
@@ -110,6 +111,7 @@ def told(records: list[Record]) -> list[object]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", KINDS)
 @pytest.mark.parametrize("replicas", [(1, 1), (2, 2)])
 def test_steps_at_once_take_the_times_of_single_steps(

@@ -52,6 +52,7 @@ class Tags(HTMLParser):
             self.words.append(data)
 
 
+@pytest.mark.slow
 def test_a_page_needs_nothing_from_outside_and_has_no_scripts(written: Path) -> None:
     text = written.read_text()
     assert not re.search(r"(?:src|href)=[\"'](?!data:,)", text)

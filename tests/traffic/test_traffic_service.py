@@ -56,6 +56,7 @@ def mean_and_error(lives: list[Life], values: list[float]) -> tuple[float, float
     return mean, sqrt(np.sum((sums - mean * counts) ** 2)) / len(lives)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", [0.3, 0.5])
 @pytest.mark.parametrize(("clock", "factor"), [(Exponential, 1.0), (Constant, 0.5)])
 def test_a_single_server_waits_as_queueing_theory_says(
@@ -79,6 +80,7 @@ KINDS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", KINDS)
 @pytest.mark.parametrize("pages", [24, 64])
 def test_steps_at_once_take_the_times_of_single_steps(options: SchedulerOptions, pages: int) -> None:

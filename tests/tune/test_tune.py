@@ -141,6 +141,7 @@ def test_a_candidate_that_the_kernel_refuses_or_that_ends_its_process_is_refused
     assert len(document["tried"]) == 10
 
 
+@pytest.mark.slow
 def test_seconds_end_a_search_with_a_candidate_under_way(capsys: Capture) -> None:
     changed(
         "    out = nl", "    if columns == 8192:\n        import time\n        time.sleep(600)\n    out = nl"
