@@ -20,7 +20,7 @@ PARTS = "NKW_PARTS"
 
 
 def rendered(template: str, script: bytes, variables: Mapping[str, str]) -> str:
-    """The template with its variables; ValueError names those that are missing or hold more than a line."""
+    """Fill in the template. ValueError names the variables that are missing or hold more than one line."""
     given = {"INSTALL_SH": base64.b64encode(script).decode()}
     wanted = {
         found["braced"] for found in Template.pattern.finditer(template) if found["braced"]

@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _use_overlay(options: argparse.Namespace) -> None:
-    """Take the overlay that --hardware names, for this process and those that it starts."""
+    """Apply the overlay of --hardware to this process and to its child processes."""
     if getattr(options, "hardware", None) is None:
         return
     backend = getattr(options, "backend", "simulate")

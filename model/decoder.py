@@ -62,7 +62,7 @@ class Decoder:
     encoder: EncoderLayers | None = None
 
     def leaves_out(self, name: str) -> bool:
-        """Whether a tensor is one of those that a checkpoint may hold and nothing reads."""
+        """Whether no layer reads this tensor, although a checkpoint may hold it."""
         return name in self.unread or (bool(self.unread_prefix) and name.startswith(self.unread_prefix))
 
     @property

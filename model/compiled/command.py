@@ -1,4 +1,4 @@
-"""`nkw compile`: lists the graphs of an engine, and has the vendor's tools compile those that a cache lacks.
+"""`nkw compile`: lists the graphs of an engine; the vendor's tools compile the graphs that the cache lacks.
 
 On torch_xla `neuron_parallel_compile` runs a process that launches every graph once. The process records graphs and
 executes none of them; the tool then compiles all at a time and keeps them in the folder NEURON_COMPILE_CACHE_URL:
@@ -41,7 +41,7 @@ _TOOL = "neuron_parallel_compile"
 
 
 def compile_command(options: argparse.Namespace) -> int:
-    """List the graphs, or compile those that the cache lacks; ModelError where that cannot be done here."""
+    """List the graphs, or compile the missing ones. ModelError where the vendor's software is not installed."""
     parts = engine_parts(_arguments(options))
     if options.launch:
         launch_all(parts)

@@ -102,7 +102,7 @@ class Batch:
     of_groups: Sequence[Batch] = ()
 
     def groups(self, count: int) -> list[Batch]:
-        """The batch of each of so many groups, with its chunks as they are now."""
+        """Divide the batch into the batches of `count` groups. Each has the current chunks of its requests."""
         if count == 1:
             return [self]
         found = [Batch(copies=own.copies) for own in self.of_groups] or [Batch() for _ in range(count)]

@@ -179,7 +179,7 @@ class RoutedExperts(Stateless):
         )
 
     def _exchanged(self, step: StepShape, x: Value, chosen: tuple[Value, Value, Value]) -> list[Launch]:
-        """The chosen experts, around them the exchanges with ranks that divide experts and with those that cut rows."""
+        """Launches of the chosen experts. Exchanges stand around them: over expert ranks, and over sequence ranks."""
         own, down = self.routing.count // step.expert_ranks, self._biases[2]
         exchanges: list[tuple[Axis, int, str, str, Value | None]] = []
         if step.expert_ranks > 1:

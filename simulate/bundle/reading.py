@@ -1,4 +1,4 @@
-"""Reading what came from elsewhere: JSON and arrays of a folder, of which nothing is taken for granted.
+"""Reads JSON and arrays from an untrusted folder.
 
 No file outside of the folder is opened, wherever links lead; sizes are looked at before bytes are read; arrays are read
 without pickle. Whatever is wrong raises InvalidArgument (NKW-BUNDLE) with one sentence.

@@ -102,7 +102,7 @@ def tile_digests(bits: Any, rows: int, columns: int) -> list[str]:
 
 
 def versions() -> dict[str, str]:
-    """The versions of the packages that matter, of those that are installed."""
+    """The versions of the installed packages of PACKAGES."""
     from importlib import metadata  # slow to import, and this file is also read where nothing runs
 
     found = {}
@@ -186,7 +186,7 @@ class Teller:
 
 
 def dtype_named(name: str) -> Any:
-    """A dtype of numpy, or of ml_dtypes for those that numpy lacks."""
+    """The dtype of this name: numpy's, or else that of ml_dtypes."""
     import numpy as np
 
     try:

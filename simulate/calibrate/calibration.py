@@ -75,7 +75,7 @@ class Calibration:
         return tuple(float(np.median(np.abs(rows[:, column] / rows[:, 0] - 1.0))) for column in (1, 2))  # type: ignore[return-value]
 
     def overlay(self, source: str) -> dict[str, dict[str, Any]]:
-        """The numbers of an overlay for this chip: those that are determined, and what the record had from one."""
+        """The overlay for this chip: numbers that the measurements determine, and those of an overlay in use."""
         found = [each for each in self.contradictions if each.determined]
         sources = {each.number: f"{source}: {each.kernels} kernels" for each in found}
         return entries(self.record, {each.number: each.change for each in found}, sources)

@@ -65,7 +65,7 @@ class Parameter:
 
 
 def changed(record: Hardware, changes: Mapping[Parameter, float]) -> Hardware:
-    """A record with numbers multiplied by the exponentials of `changes`; what is 0 is left as it is."""
+    """The record with each number multiplied by the exponential of its change; a change of 0 does nothing."""
     numbers: dict[str, Number] = {}
     for parameter, change in changes.items():
         if change:
@@ -83,7 +83,7 @@ def _scaled(value: Any, parameter: Parameter, factor: float) -> Any:
 
 
 def deciding(record: Hardware, launches: Sequence[Launch]) -> list[Parameter]:
-    """The numbers that may decide the time of launches: those that the terms of their costs name, and all waits."""
+    """The numbers that may decide the time of launches: all numbers in the terms of their costs, and all waits."""
     named = {
         number
         for done in launches

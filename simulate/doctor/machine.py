@@ -163,7 +163,7 @@ def numbers(version: str) -> Version:
 
 
 def dotted(version: Version) -> str:
-    """A version as it is written."""
+    """The version as text, such as 2.33.1."""
     return ".".join(map(str, version))
 
 

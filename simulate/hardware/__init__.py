@@ -59,7 +59,7 @@ def hardware(target: str) -> Hardware:
 
 
 def use_overlay(path: Named) -> None:
-    """Let this process and those that it starts read an overlay. Raises InvalidArgument for a file that is none."""
+    """Apply an overlay to this process and its children. Raises InvalidArgument for a file that is none."""
     place = os.path.abspath(path)
     _overlaid(place)
     os.environ[HARDWARE_VARIABLE] = place

@@ -185,7 +185,7 @@ def title_event(what: str, process: int, thread: int, name: str) -> dict[str, An
 def thread_events(
     named: set[tuple[int, int]], process: int, thread: int, name: str
 ) -> Iterator[dict[str, Any]]:
-    """Name and place of a thread, once; `named` holds those that have them."""
+    """The events that name and place a thread, once. `named` holds the threads that were named before."""
     if (process, thread) in named:
         return
     named.add((process, thread))

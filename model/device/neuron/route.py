@@ -42,10 +42,10 @@ class Torch(Protocol):
         """A tensor of this machine on the core."""
 
     def call(self, name: str, kernel: Kernel, arguments: Sequence[Any], written: Written) -> list[Any]:
-        """Launch a kernel; its outputs, those that it wrote to included."""
+        """Launch a kernel. Returns its outputs; arguments that the kernel wrote to are among them."""
 
     def end_graph(self) -> None:
-        """What was called since the last time is one graph, where calls are gathered to graphs."""
+        """End a graph: all calls since the last end belong to it. A route that runs each call alone does nothing."""
 
     def fetch(self, tensor: Any) -> Any:
         """A tensor of the core on this machine."""

@@ -62,7 +62,7 @@ def by_core(
 ) -> Iterator[tuple[int, int, NDArray[np.intp]]]:
     """(core, number of a name, its rows) for all pairs that occur; a missing core is core 0.
 
-    Raises Broken where there are more cores or, with those that are `known`, more names than a chip could have.
+    Raises Broken where there are more cores than a chip could have, or more names, counting the `known` ones.
     """
     cores = np.maximum(batch["pcore_idx"], 0)
     if len(cores) and cores.max() >= _MOST_CORES:

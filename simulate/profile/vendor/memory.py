@@ -22,7 +22,7 @@ _SIZES = ("size", "load_to_sbuf_total_size_bytes")
 
 
 def tensors(tables: Tables, moved: Mapping[str, int]) -> tuple[Tensor, ...]:
-    """Tensors of TensorInfo and of DMAs, those that move most bytes first; `moved` has the bytes by variable."""
+    """Tensors of TensorInfo and of DMAs, by moved bytes, largest first. `moved` has the bytes of each variable."""
     names = Names()
     found: dict[str, Tensor] = {}
     optional = {
