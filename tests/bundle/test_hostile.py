@@ -308,6 +308,7 @@ def fuzz(folder: Path, seeds: range) -> None:
             raise AssertionError(f"seed {seed} escaped as {type(escaped).__name__}: {escaped}") from escaped
 
 
+@pytest.mark.slow
 def test_three_hundred_spoilt_results_give_one_sentence_or_a_comparison(returned: Path) -> None:
     fuzz(returned, range(300))
 

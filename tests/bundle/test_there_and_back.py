@@ -47,6 +47,7 @@ def test_unchanged_it_reports_equality(
         assert (carried / "result" / "profiles" / case["name"] / "profile_exec_2.ntff").is_file()
 
 
+@pytest.mark.slow
 def test_the_first_wrong_tile_of_a_changed_instruction_is_named(
     carried: Path, instance: Make, compared: Compared
 ) -> None:
@@ -65,6 +66,7 @@ def test_the_first_wrong_tile_of_a_changed_instruction_is_named(
     assert not seen.agrees
 
 
+@pytest.mark.slow
 def test_an_instruction_that_several_wrong_kernels_share_is_blamed(
     carried: Path, instance: Make, compared: Compared
 ) -> None:
@@ -107,6 +109,7 @@ def test_where_every_kernel_is_refused_it_is_the_environment(
     assert {each.fault for each in seen.likely} == {Fault.environment}
 
 
+@pytest.mark.slow
 def test_a_crash_in_the_middle_loses_one_case(carried: Path, instance: Make, compared: Compared) -> None:
     assert instance(crash="shifted").run(carried).returncode == 1
     case = result_of(carried)["cases"][1]
@@ -127,6 +130,7 @@ def test_a_case_that_hangs_is_ended(carried: Path, instance: Make, compared: Com
     assert second["status"] == "ran"
 
 
+@pytest.mark.slow
 def test_on_a_full_disk_values_are_lost_and_digests_come_back(
     carried: Path, instance: Make, compared: Compared
 ) -> None:

@@ -294,6 +294,7 @@ def test_plain_python_around_kernels_is_left_alone() -> None:
     assert codes("def reference(x):\n    return [y is x for y in x]\n") == []
 
 
+@pytest.mark.slow
 def test_the_kernels_of_this_project_have_no_errors() -> None:
     for path in sorted(Path(nki_kernels.__file__).parent.rglob("*.py")):
         findings = lint_file(path)

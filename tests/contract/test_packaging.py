@@ -188,6 +188,7 @@ def test_development_versions_are_pinned_within_the_ranges(project: dict[str, An
             assert line.specifier.contains(pins[canonicalize_name(line.name)]), f"{line}, Python {python}"
 
 
+@pytest.mark.slow
 def test_base_install_suffices_to_import_everything(project: dict[str, Any]) -> None:
     base = {line.name for line in requirements(project)} | {"nki"}
     surplus = {
@@ -200,6 +201,7 @@ def test_base_install_suffices_to_import_everything(project: dict[str, Any]) -> 
     assert surplus == {}
 
 
+@pytest.mark.slow
 def test_every_base_dependency_is_imported(project: dict[str, Any]) -> None:
     imported = {
         name.split(".")[0]
@@ -237,6 +239,7 @@ def test_finds_what_a_file_needs_when_imported(tmp_path: Path, text: str, found:
     assert third_party_imports_at_import(file) == found
 
 
+@pytest.mark.slow
 def test_wheel_holds_the_four_packages_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     top = {name.split("/")[0] for name in wheel.namelist()}
     assert top == PACKAGES | {f"nki_workbench-{simulate.__version__}.dist-info"}
@@ -267,6 +270,7 @@ def test_wheel_holds_what_the_profile_page_is_made_of(wheel: zipfile.ZipFile) ->
     assert assets <= set(wheel.namelist())
 
 
+@pytest.mark.slow
 def test_fidelity_of_an_installed_wheel_says_which_folder_it_needs(
     wheel: zipfile.ZipFile, tmp_path: Path
 ) -> None:

@@ -45,6 +45,7 @@ def graphs(folder: Path, **changes: Any) -> list[Graph]:
     return engine_graphs(engine_parts(EngineArgs(folder, **{**SIZES, **changes})))
 
 
+@pytest.mark.slow
 def test_every_shape_of_the_buckets_is_a_graph_for_each_way_to_draw(tiny: Path) -> None:
     parts = engine_parts(EngineArgs(tiny, **SIZES))
     steps = [each for each in engine_graphs(parts) if isinstance(each, StepGraph)]
@@ -167,6 +168,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return status, told.out, told.err
 
 
+@pytest.mark.slow
 def test_without_packages_the_graphs_are_listed_and_what_is_missing_is_said(
     tiny: Path, tmp_path: Path, capsys: Any
 ) -> None:

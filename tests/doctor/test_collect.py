@@ -117,6 +117,7 @@ def test_a_command_gives_its_output_or_nothing(tmp_path: Path, monkeypatch: pyte
     assert output("stuck") is None
 
 
+@pytest.mark.slow
 def test_the_command_says_what_to_mend_and_ends_with_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

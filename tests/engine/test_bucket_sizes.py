@@ -72,6 +72,7 @@ def test_fitted_sizes_pad_least_of_all_sizes() -> None:
         assert padding(seen, found.tokens) == min(padding(seen, each) for each in others if each[-1] == 160)
 
 
+@pytest.mark.slow
 def test_more_shapes_never_pad_more() -> None:
     draw = np.random.default_rng(5)
     limits = BucketLimits(64, 512, 2048)

@@ -104,6 +104,7 @@ def chi_square(counts: Counter[tuple[int, ...]], wanted: dict[tuple[int, ...], f
     return sum((own - other) ** 2 / other for own, other in pairs), bound
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("proposer", [None, Always(10, 10), Always(13, 11)])
 def test_sampled_drafts_change_no_distribution(proposer: Always | None) -> None:
     engine = text_engine(OPTIONS if proposer is None else DRAFTING, proposer=proposer)

@@ -224,6 +224,7 @@ def test_a_group_that_decodes_is_computed_beside_the_prompts_of_another() -> Non
     assert [part.shape.decodes for part in apart] == [True, False]
 
 
+@pytest.mark.slow
 def test_the_server_shows_the_load_of_every_group() -> None:
     pytest.importorskip("openai", reason="openai is an extra of development (dev)")
     from tests.serve.conftest import serving

@@ -47,6 +47,7 @@ def test_requests_share_snapshots(model: Model, ranks: int) -> None:
     assert [each.shared_tokens for each in requests] == [0, 16, 0]
 
 
+@pytest.mark.slow
 def test_a_preempted_request_gets_the_same_logits(model: Model) -> None:
     """One slot: every request runs alone, and a later one of higher priority takes its place."""
     name, config, weights = model

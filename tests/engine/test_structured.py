@@ -113,6 +113,7 @@ def test_a_missing_library_is_named(monkeypatch) -> None:
         llm().generate(PROMPTS[0], SamplingParams(structured_outputs=StructuredOutputsParams(choice=["a"])))
 
 
+@pytest.mark.slow
 def test_drafts_keep_the_form_and_change_no_token() -> None:
     """What is masked behind a draft follows from the draft, and is forgotten where the draft is wrong."""
     speculative = speculative_llm()

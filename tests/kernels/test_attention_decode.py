@@ -90,6 +90,7 @@ def test_several_new_tokens_see_each_other_causally(heads: int, kv_heads: int, n
     check(*DECODE, (*batch([0, 3, 100], heads, kv_heads, 8, 300, new), kv_heads, *tables(300, 4)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sequences", "heads", "kv_heads"), [(40, 4, 4), (3, 128, 64), (2, 128, 2)])
 def test_more_heads_than_one_output_tile_holds(sequences: int, heads: int, kv_heads: int) -> None:
     check(*DECODE, batch(list(range(sequences)), heads, kv_heads, 4, 130))

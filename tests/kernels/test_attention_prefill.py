@@ -271,6 +271,7 @@ def test_prefix_in_several_spans() -> None:
     close(continued(128, (4500,), 4608, depth=8))
 
 
+@pytest.mark.slow
 def test_largest_sizes_fit_on_the_smallest_chip_in_both_dtypes() -> None:
     """Planned and placed without computing numbers; a launch refuses tiles that do not fit."""
     for dtype in (np.float32, BF16):
@@ -307,6 +308,7 @@ def test_takes_the_most_keys_that_fit_and_refuses_one_more(keys: int, depth: int
             world.launch(kernels.attention_prefill, [(given, {})], mode=simulate.Mode.dry)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "keys", "most"), [(np.float32, 2048, 10), (BF16, 4096, 13)])
 def test_takes_the_most_query_heads_that_fit_and_refuses_one_more(dtype: type, keys: int, most: int) -> None:
     """Planned and placed without computing numbers, on the chip with the smallest SBUF, at the most keys of 512."""

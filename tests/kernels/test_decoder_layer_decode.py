@@ -184,6 +184,7 @@ def test_two_batches_of_one_bucket_replay_one_program() -> None:
         compare_all(as_tuple(launch.outputs[0]), kernels.decoder_layer_decode_reference, given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_weights_of_the_mlp_arrive_while_attention_runs(target: str) -> None:
     """In program order a launch takes less than its two parts one after another."""

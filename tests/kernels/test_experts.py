@@ -105,6 +105,7 @@ def test_activations(kernel: str, activation: str) -> None:
     checked(kernel, arguments(4, 24, 6, 10, 2, activation=activation))
 
 
+@pytest.mark.slow
 def test_an_intermediate_of_several_chunks() -> None:
     for kernel in BOTH:
         checked(kernel, arguments(2, 1030, 3, 1300, 2))

@@ -148,6 +148,7 @@ def test_any_number_of_sequences_of_a_step(sequences: int) -> None:
     checked("gated_delta_step", arguments(sequences, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
 def test_heads_of_the_published_size_in_waves(dtype: Any) -> None:
     """More chunks than are inverted at once."""

@@ -67,6 +67,7 @@ def test_lm_head_divides_the_columns(rows: int, hidden: int, columns: int, top_k
     expect_same(kernels.lm_head, head(rows, hidden, columns, top_k, 128000))
 
 
+@pytest.mark.slow
 def test_lm_head_of_two_cores_merges_over_ranks() -> None:
     group = ReplicaGroup([[0, 1]])
     expect_same(kernels.lm_head, *((*head(3, 40, 130, 24, 130 * rank, rank), group, 2) for rank in range(2)))
@@ -97,6 +98,7 @@ def test_sample_divides_the_rows() -> None:
     expect_same(kernels.sample, (*given, ids, normal(2, 5, 300), *counts, *penalties))
 
 
+@pytest.mark.slow
 def test_one_row_and_rows_over_ranks_are_sampled_by_the_first_core() -> None:
     expect_same(kernels.sample, drawn(1, 300))
     group, logits = ReplicaGroup([[0, 1]]), normal(1, 4, 200)

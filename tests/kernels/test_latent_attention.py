@@ -80,6 +80,7 @@ def test_any_size_of_the_latent(rank: int) -> None:
     check(*EXPAND, expansion(batch([0, 0], (2, rank, 4, 6, 10), 24, 20), 2), "trn2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sizes",
     [(1, 24, 2, 1, 1), (5, 24, 126, 8, 8), (2, 24, 8, 128, 8), (2, 24, 8, 8, 512), (128, 24, 8, 4, 4)],
@@ -110,6 +111,7 @@ def test_padded_tokens_behind_the_cache_have_rows_of_zeros(positions: int, prefi
     check(*EXPAND, expansion(batch([0, 4], SMALL, positions, 20, block=block), SMALL[0], prefix), "trn2")
 
 
+@pytest.mark.slow
 def test_many_sequences() -> None:
     check(*DECODE, batch(list(range(60)), SMALL, 129), "trn2")
     check(*DECODE, batch(list(range(128)), SMALL, 128, block=16), "trn2")

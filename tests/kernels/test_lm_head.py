@@ -303,6 +303,7 @@ def test_takes_128_rows_and_refuses_129() -> None:
         run(kernels.lm_head, arguments(129, 16, 24, 8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("x", [np.float32, BF16])
 def test_the_largest_sizes_fit_on_the_smallest_chip(x: type) -> None:
     """Planned and placed without computing numbers; a launch refuses tiles that do not fit."""

@@ -122,6 +122,7 @@ def test_draws_like_the_oracle_on_every_chip(target: str, dtype: type) -> None:
     assert check_draws(mixed(40, 300, dtype), target) > 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "columns"), [(1, 16), (127, 129), (128, 127), (2, 4100), (3, 513), (5, 40000), (64, 9000)]
 )

@@ -36,6 +36,7 @@ def test_any_number_of_channels_tokens_and_sequences(size: int) -> None:
     checked(arguments(size, 1, 24))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [1, 5])
 @pytest.mark.parametrize(("states", "rank"), [(1, 1), (16, 129), (64, 8)])
 def test_any_number_of_states_and_any_rank(states: int, rank: int, tokens: int) -> None:

@@ -21,6 +21,7 @@ def checked(given: list[Any], target: str = "trn2") -> tuple[np.ndarray, ...]:
     return check(kernels.ssd, kernels.ssd_reference, tuple(given), target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("dtype", "weights"), [(np.float32, BF16), (BF16, BF16), (BF16, np.float32)])
 @pytest.mark.parametrize("tokens", [1, 9])

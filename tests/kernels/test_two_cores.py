@@ -92,6 +92,7 @@ def test_halves_of_the_intermediate_may_differ(inner: int, target: str) -> None:
         compare_all(on_two(kernels.mlp, [arguments], target).outputs, kernels.mlp_reference, arguments)
 
 
+@pytest.mark.slow
 def test_64_schedules_of_the_cores_agree_without_findings() -> None:
     group = ReplicaGroup([[0, 1]])
     x, norm, gate, up, down, *_ = mlp(5, 40, 128, np.float32)

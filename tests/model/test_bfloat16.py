@@ -72,6 +72,7 @@ TEXTS = 16
 """Texts of a comparison: what bfloat16 costs on one of them scatters by some 20 %."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("changes", "ranks"), SHARDED)
 def test_kernels_lose_no_more_to_bfloat16_than_the_reference(write_model, changes, ranks) -> None:
     """Over several texts the kernels are as near to float32 as the reference, within three standard errors.
@@ -240,6 +241,7 @@ def test_tiny_models_are_as_near_to_float32_as_transformers(write_model, transfo
     assert 0 < root_mean_square(own - wide) <= root_mean_square(theirs - wide)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["default_model", "stories260k"])
 def test_trained_models_choose_as_transformers_in_bfloat16(request, transformers_llama, name) -> None:
     """Equal wherever transformers' own margin exceeds four times what bfloat16 costs it, and nearer to float32."""

@@ -165,6 +165,7 @@ def test_both_backends_write_the_same_and_a_seed_repeats_it(tiny, tmp_path, caps
     assert texts[0] == texts[1] == texts[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "dtype", "said"),
     [
@@ -230,6 +231,7 @@ def test_a_terminal_without_unicode_gets_question_marks(tiny) -> None:
     assert done.stdout.startswith(b"?")
 
 
+@pytest.mark.slow
 def test_a_plan_has_question_marks_on_such_a_terminal_too(tmp_path, monkeypatch) -> None:
     named = tmp_path / "größe.json"
     named.write_text((ROOT / "tests" / "model" / "configs" / "mamba-130m.json").read_text())
@@ -239,6 +241,7 @@ def test_a_plan_has_question_marks_on_such_a_terminal_too(tmp_path, monkeypatch)
     assert b"gr??e.json:" in written.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
 @pytest.mark.parametrize("arguments", [["generate", "--backend", "numpy"], ["plan"], ["sim", "targets"]])
 def test_output_that_cannot_be_written_is_said_in_one_line(tiny, arguments) -> None:
@@ -343,6 +346,7 @@ def test_sim_hands_over_to_the_simulator(capsys) -> None:
     assert "trn2" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", ["1", "2"])
 def test_interrupting_ends_with_130_and_leaves_nothing_behind(write_model, tmp_path, ranks) -> None:
     folder = write_model(max_position_embeddings=4096, eos_token_id=None)
@@ -432,6 +436,7 @@ def test_the_smallest_temperature_takes_the_likeliest_token(write_model, capfd) 
     assert likeliest.err == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["magic", "Simulate"])
 def test_a_backend_of_the_environment_that_is_not_known_is_named(tiny, name) -> None:
     done = subprocess.run(

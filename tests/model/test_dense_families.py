@@ -103,6 +103,7 @@ def test_bfloat16_costs_what_it_costs_transformers(tmp_path, name) -> None:
     assert np.abs(own - oracle(name).logits).max() <= oracle(name).bound("bfloat16")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama with longrope", "gemma3", "gemma4", "gpt2", "qwen3-next"])
 def test_sequences_of_a_batch_get_what_they_get_alone(tmp_path, name) -> None:
     """Of the first, longrope changes the frequencies in the second step; the second stays short, and so do its keys.

@@ -143,6 +143,7 @@ def test_the_device_draws_the_tokens_of_the_host(small: Model, adjusts: bool) ->
     assert compared > 40
 
 
+@pytest.mark.slow
 def test_log_probabilities_are_those_of_the_host(small: Model) -> None:
     """float32 against float64: exponents of at most 30 round three times, 301 terms once each, exp twice."""
     plain = small.step(None)

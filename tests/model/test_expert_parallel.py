@@ -118,6 +118,7 @@ def test_a_long_prompt_is_sorted_by_expert(tmp_path: Path, mesh: Mesh) -> None:
         assert np.abs(output.logits - wanted).max() <= long_oracle().bound()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_equal_scores_lead_all_tokens_to_the_first_rank(tmp_path: Path, ranks: int) -> None:
     """A router of zeros: the first three of 20 experts are chosen, and nobody chooses one of the last rank."""

@@ -98,6 +98,7 @@ def test_its_reference_is_that_of_transformers(toy) -> None:
     assert np.abs(logits_of(ReferenceModel(config, weights)) - double[PROMPT - 1 :]).max() <= 4 * noise
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_its_kernels_compute_its_reference(toy, simulated, ranks) -> None:
     """Within what another order of float32 sums does: the noise of the same model on shuffled hidden dimensions."""
@@ -127,6 +128,7 @@ def shuffled(weights: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]
     }
 
 
+@pytest.mark.slow
 def test_it_generates_and_is_planned(toy, capsys) -> None:
     assert (
         main(["generate", "--model", str(toy), "--prompt", "ab", "--max-new-tokens", "3", "--tp", "2"]) == 0

@@ -85,6 +85,7 @@ def test_kernels_of_prompts_and_of_steps(tmp_path: Path) -> None:
     assert rows.shape == (9, 16, 26)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interleaved", [True, False])
 def test_queries_without_a_latent_and_rotations_of_halves(tmp_path: Path, interleaved: bool) -> None:
     fields = dict(q_lora_rank=None, rope_interleave=interleaved, n_routed_experts=16, n_group=1, topk_group=1)

@@ -163,6 +163,7 @@ SAID = [
 ]
 
 
+@pytest.mark.slow
 def test_the_report_says_what_ranks_hold_padded(write_model, tmp_path, capsys) -> None:
     folder, path = str(write_model(**UNEVEN)), tmp_path / "out.json"
     arguments = ["--model", folder, "--max-new-tokens", "2", "--json", str(path), "--tp"]

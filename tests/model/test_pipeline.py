@@ -151,6 +151,7 @@ def test_layers_that_share_a_cache_lie_on_one_stage(tmp_path) -> None:
     assert "x" in passed and len(passed) > 1  # the inputs of every layer besides
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "mesh"),
     [

@@ -87,6 +87,7 @@ def test_weights_that_are_quantised_are_said_to_be_planned_plain(
     assert ("Weights quantised by fp8 are planned as float32." in text) == (method is not None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma-3-27b", "whisper-tiny", "deepseek-v3", "mamba-130m"])
 def test_every_family_says_that_its_weights_are_quantised(tmp_path, capsys, monkeypatch, name) -> None:
     changed(tmp_path, name, quantization_config={"quant_method": "fp8\x1b[31m"})
@@ -189,6 +190,7 @@ def test_the_rows_of_a_pass_add_up_to_it(small, capsys) -> None:
         assert sum(shares) == pytest.approx(100, abs=0.05 * len(shares))
 
 
+@pytest.mark.slow
 def test_counts_of_sequences_are_written_out(capsys, monkeypatch) -> None:
     monkeypatch.chdir(CONFIGS)
     text = printed(capsys, "mamba-130m.json")
@@ -377,6 +379,7 @@ def test_ranks_that_cut_the_sequence_change_the_prompt_only(small, capsys, tmp_p
         assert cut[phase]["program_ns"] != whole[phase]["program_ns"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "arguments", "said"),
     [

@@ -63,6 +63,7 @@ def test_a_batch_of_prompts_has_the_logits_of_each_alone(write_model, simulated,
             assert np.abs(one.logits - other.logits).max() <= bound
 
 
+@pytest.mark.slow
 def test_a_sequence_that_has_ended_changes_no_other(write_model, simulated) -> None:
     config, weights = load(write_model())
     shards = shard_weights(config, weights, 1)

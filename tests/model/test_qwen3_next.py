@@ -86,6 +86,7 @@ def test_the_layer_that_predicts_a_second_token_is_not_read(tmp_path, name, read
             open_checkpoint(tmp_path, own)
 
 
+@pytest.mark.slow
 def test_a_prompt_of_several_chunks_equals_transformers(tmp_path) -> None:
     """More rows than a tile has: two chunks of the rule, experts sorted, gates of rows in two groups."""
     fields = {**COMMON, **DELTA, "num_hidden_layers": 2, "max_position_embeddings": 256}
@@ -111,6 +112,7 @@ def test_traffic_and_plans_are_predicted(tmp_path, capsys) -> None:
     assert "oofline for a part" not in printed
 
 
+@pytest.mark.slow
 def test_text_is_generated_as_the_reference_does(tmp_path, capsys) -> None:
     fields = {**COMMON, **DELTA, "vocab_size": 300}
     random_model("Qwen3Next", fields, seed=6).save_pretrained(tmp_path)

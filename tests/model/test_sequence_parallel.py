@@ -83,6 +83,7 @@ def test_bfloat16_costs_what_it_costs_transformers(tmp_path) -> None:
     assert np.abs(own.logits - oracle("gemma2").logits[-1]).max() <= oracle("gemma2").bound("bfloat16")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_prompts_around_a_row_tile(write_model, ranks) -> None:
     config, weights = load_llama(write_model(max_position_embeddings=140, num_attention_heads=4))

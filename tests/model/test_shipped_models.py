@@ -36,6 +36,7 @@ def continued(folder: Path) -> str:
     return tokenizer.decode(new)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
 def test_text_is_that_of_transformers(name: str) -> None:
     torch = pytest.importorskip("torch", reason="torch is an extra of development (dev)")

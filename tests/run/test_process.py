@@ -31,6 +31,7 @@ def test_a_closed_stdout_is_named(words: str, prefix: str) -> None:
     assert shell(words, ">&- 2>&-").returncode == 2
 
 
+@pytest.mark.slow
 def test_a_closed_stderr_is_no_obstacle() -> None:
     assert shell("-m simulate targets", "2>&-").stdout == shell("-m simulate targets", "").stdout
     assert shell(f"{PLAN} --tp 77", "2>&-").returncode == 2

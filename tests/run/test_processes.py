@@ -103,6 +103,7 @@ def test_each_process_holds_one_rank(said: list[dict[str, Any]]) -> None:
     } == dict.fromkeys(range(3), (3, 1))
 
 
+@pytest.mark.slow
 def test_eager_and_replayed_launches_give_the_bytes_of_one_process(said: list[dict[str, Any]]) -> None:
     for launch, mode in enumerate(["eager", "replay", "replay"]):
         same = in_one_process(reduced, [(part(rank, launch), EVERYONE) for rank in range(3)])

@@ -142,6 +142,7 @@ def process() -> Iterator[tuple[Any, Any]]:
         running.communicate()
 
 
+@pytest.mark.slow
 def test_sigterm_finishes_what_was_begun_and_takes_nothing_more() -> None:
     with process() as (running, client):
         stream = long_stream(client, max_tokens=12)
@@ -154,6 +155,7 @@ def test_sigterm_finishes_what_was_begun_and_takes_nothing_more() -> None:
             client.models.list()
 
 
+@pytest.mark.slow
 def test_second_sigterm_stops_at_once() -> None:
     with process() as (running, client):
         stream = long_stream(client)

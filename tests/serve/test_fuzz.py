@@ -25,6 +25,7 @@ def checks() -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["positive", "negative"])
 @pytest.mark.parametrize("examples", [3, pytest.param(1000, marks=pytest.mark.deep)])
 def test_answers_are_those_of_the_schema(server: Served, mode: str, examples: int) -> None:

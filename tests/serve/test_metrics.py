@@ -48,6 +48,7 @@ def test_names_are_those_of_vllm(server: Served) -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("options", "queries"), [((), True), (("--no-prefix-caching",), False)])
 def test_prompts_are_looked_up_where_prefixes_are_shared(
     start: Callable[..., Any], options: tuple[str, ...], queries: bool

@@ -46,6 +46,7 @@ def texts() -> list[str]:
     return [each.outputs[0].text for each in outputs]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_curl_of_readme(server: Served, texts: list[str]) -> None:
     answer, _, metrics = printed("sh", "-c", block("sh", server)).partition("# HELP")

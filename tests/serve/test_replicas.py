@@ -121,6 +121,7 @@ REQUESTS: list[tuple[str, str, bytes | None, dict[str, str]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "request_", REQUESTS, ids=lambda each: f"{each[0]} {each[1]} {(each[2] or b'')[:60]!r}"
 )
@@ -139,6 +140,7 @@ def test_what_no_engine_computes_is_answered_as_by_one_server(
     )
 
 
+@pytest.mark.slow
 def test_prompts_that_begin_alike_land_on_one_replica(replicas: Replicas) -> None:
     client = replicas.client()
 
@@ -159,6 +161,7 @@ def test_prompts_that_begin_alike_land_on_one_replica(replicas: Replicas) -> Non
     assert sum(again.values()) == sum(each // 16 * 16 for each in tokens)
 
 
+@pytest.mark.slow
 def test_load_spreads_and_a_full_queue_answers_429(replicas: Replicas) -> None:
     client = replicas.client()
     streams = [long_stream(client) for _ in range(8)]

@@ -83,6 +83,7 @@ def test_verbs_without_a_script_load_no_torch(words: list[str]) -> None:
     assert done.stdout.endswith("[]\n")
 
 
+@pytest.mark.slow
 def test_a_traceback_of_a_script_shows_its_own_frames_only(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("raise RuntimeError('the data is odd')\n")
     done = [ran(tmp_path, "-m", module, "run", "bad.py") for module in ("nkw", "model", "simulate")]

@@ -268,6 +268,7 @@ def test_one(nki_budget):
     )
 
 
+@pytest.mark.slow
 def test_a_fixture_without_a_marker_and_a_marker_without_the_fixture_are_refused(suite) -> None:
     done = suite("def test_one(nki_budget):\n    nki_budget(doubled, X)\n")
     done.assert_outcomes(errors=1)

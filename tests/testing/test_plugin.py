@@ -267,6 +267,7 @@ def test_wrong_sum(check_kernel):
     done.stdout.fnmatch_lines(["*rank 0 output 0: error 22*"])
 
 
+@pytest.mark.slow
 def test_a_backend_that_is_not_there_stops_the_run(suite, pytester: pytest.Pytester) -> None:
     (pytester.path / "conftest.py").unlink()
     done = suite("", "--nki-backend", "neuron", apart=True)
@@ -274,6 +275,7 @@ def test_a_backend_that_is_not_there_stops_the_run(suite, pytester: pytest.Pytes
     done.stderr.fnmatch_lines(["*no usable nki package is installed*"])
 
 
+@pytest.mark.slow
 def test_the_backend_option_stands_in_for_a_conftest(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

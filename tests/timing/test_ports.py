@@ -66,6 +66,7 @@ def test_a_port_that_one_engine_uses_alone_costs_nothing() -> None:
     assert shared_ports(build.stream, SHARING) == []
 
 
+@pytest.mark.slow
 def test_engines_that_share_a_port_never_hold_it_together_and_keep_the_laws() -> None:
     generator = np.random.default_rng(4)
     for seed in range(200):

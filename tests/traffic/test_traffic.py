@@ -42,6 +42,7 @@ def run(deployment: Deployment, workload: Workload) -> Summary:
     return summary(deployment.serve_unit(workload), ServiceLevel(ttft=500e6), deployment.pages)
 
 
+@pytest.mark.slow
 def test_a_request_alone_takes_the_sum_of_its_passes(deployment: Deployment) -> None:
     """A prompt of 510 tokens is padded to 512; a decode step from position 512 on reads 1,024 positions."""
     ((life,),) = (each.lives for each in deployment.serve_unit(Workload((Query(510, 6),), (0,))))
@@ -191,6 +192,7 @@ def test_the_document_holds_what_the_text_says(small: str, capsys: Any, tmp_path
     assert list(document["run"]["ttft_ns"]) == ["p50", "p90", "p99"]
 
 
+@pytest.mark.slow
 def test_a_trace_is_served_at_its_times_and_at_a_rate(small: str, capsys: Any, tmp_path: Path) -> None:
     rows = [f"2024-05-10 00:00:{number:02}.5,{9 + number % 7},{3 + number % 5}" for number in range(40)]
     rows.append("2024-05-10 00:00:59.5,500,5")

@@ -18,6 +18,7 @@ from model.traffic.chart import Line, Scale, chart
 from tests.model.folders import TINY
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.slow
 NAME = "<script>alert(1)<b>&"
 WORDS = (
     "--prompt-lengths 8..24 --output-lengths 8 --requests 60 --tp 2 --replicas 2 --compare --price 20".split()
@@ -52,7 +53,6 @@ class Tags(HTMLParser):
             self.words.append(data)
 
 
-@pytest.mark.slow
 def test_a_page_needs_nothing_from_outside_and_has_no_scripts(written: Path) -> None:
     text = written.read_text()
     assert not re.search(r"(?:src|href)=[\"'](?!data:,)", text)

@@ -55,6 +55,7 @@ def found(capsys: Capture, *words: str) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.slow
 def test_the_example_of_the_page_prints_what_stands_below_it(capsys: Capture) -> None:
     commands = re.findall(r"^nkw (tune doubled\.py:.*)$", PAGE, re.MULTILINE)
     (shown,) = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
@@ -88,6 +89,7 @@ def test_the_time_of_a_candidate_is_that_of_a_launch_with_its_values(reading: st
     assert document["best_ns"] == profile["length_ns"]
 
 
+@pytest.mark.slow
 def test_a_seed_tries_the_same_candidates_in_this_process_and_in_others(capsys: Capture) -> None:
     words = ["tune", "nki_kernels:matmul", "bf16[128,128]", "bf16[128,512]", "--trials", "20"]
     documents = [found(capsys, *words, "--jobs", jobs) for jobs in ("1", "3")]
@@ -127,6 +129,7 @@ def test_a_search_finds_the_best_of_many_candidates_in_few_trials() -> None:
     assert best.importance.keys() == {"a", "b", "c", "d"}
 
 
+@pytest.mark.slow
 def test_a_candidate_that_the_kernel_refuses_or_that_ends_its_process_is_refused(capsys: Capture) -> None:
     changed(
         "    out = nl",
@@ -152,6 +155,7 @@ def test_seconds_end_a_search_with_a_candidate_under_way(capsys: Capture) -> Non
     assert document["tried"][0]["number"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_an_interrupt_keeps_the_best_so_far(jobs: str, tmp_path: Path) -> None:
     wait = "import os, time\n        os.write(1, b'ready\\n')\n        time.sleep(600)"
