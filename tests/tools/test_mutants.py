@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from tools.mutants.__main__ import CAUGHT, MORTALITY, sampled
+from tools.mutants.calls import Call, View
 from tools.mutants.campaign import Result, run
 from tools.mutants.cases import cases
-from tools.mutants.dataflow import View
 from tools.mutants.equivalents import EQUIVALENTS, matches, reason
 from tools.mutants.judge import Fate, Verdict, launched
-from tools.mutants.log import Call, same_calls
+from tools.mutants.log import same_calls
 from tools.mutants.operators import mutants
 from tools.mutants.source import FOLDER, MODULES, file_of, guards, kernels, mutated, tree
 from tools.mutants.table import as_json, caught_without_numbers, column, equivalent, mortality, table

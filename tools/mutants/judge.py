@@ -20,8 +20,9 @@ from simulate.errors import NkwError
 from simulate.lines import PACKAGE
 from simulate.memory.storage import Storage
 from tests.kernels.accuracy import as_tuple, copied
+from tools.mutants.calls import Call
 from tools.mutants.cases.case import Case, Outputs
-from tools.mutants.log import Call, logged, same_calls
+from tools.mutants.log import logged, same_calls
 from tools.mutants.rows import printed_times
 from tools.mutants.source import FOLDER, Mutant, file_of, mutated
 

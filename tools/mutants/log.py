@@ -8,38 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from simulate.isa import book
 from simulate.isa.plan import Accumulate
 from simulate.memory import NkiTensor, Storage
 from simulate.run import current_core
-from tools.mutants.dataflow import View, same_values
-
-Tile = tuple[Any, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One instruction: its name, its arguments, and the allocations it reads and writes.
-
-    loads and stores: the views of them. is_ordered: whether it uses state of the core, or meets other cores or ranks.
-    """
-
-    name: str
-    arguments: tuple[Any, ...]
-    reads: tuple[Tile, ...]
-    writes: tuple[Tile, ...]
-    accumulates: bool
-    loads: tuple[View, ...] = ()
-    stores: tuple[View, ...] = ()
-    is_ordered: bool = False
-
-    @property
-    def again(self) -> bool:
-        """Whether carrying it out a second time at once changes nothing."""
-        return not self.accumulates and not set(self.reads) & set(self.writes)
+from tools.mutants.calls import Call, Tile, View
+from tools.mutants.dataflow import same_values
 
 
 @contextmanager

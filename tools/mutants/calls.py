@@ -1,0 +1,101 @@
+"""One call of an instruction: its arguments, and the elements of memory that its operands touch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from simulate.memory import NkiTensor
+
+Tile = tuple[Any, ...]
+"""An allocation by its line and its number there."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The elements of an allocation that an operand touches.
+
+    starts: the first index in each dim of the allocation. steps: for each dim of the operand with more than one
+    element, the dim of the allocation that it goes along, its step and its size. So a larger tile around the same
+    elements gives the same view. Where an operand does not go along dims, `starts` is its offset in the allocation's
+    shape, and each step is a stride.
+    """
+
+    allocation: tuple[Any, ...]
+    starts: tuple[Any, ...]
+    steps: tuple[tuple[int, int, int], ...]
+    dtype: str
+    in_hbm: bool
+    is_dynamic: bool
+
+    @classmethod
+    def of(cls, tile: NkiTensor, allocation: tuple[Any, ...]) -> View:
+        """The view of one operand."""
+        form = tile.storage.form
+        kind = (str(tile.dtype), not tile.buffer.on_chip, tile.dynamic is not None)
+        along = _along(tile, form.shape) if str(form.dtype) == kind[0] and 0 not in form.shape else None
+        if along is not None:
+            return cls(allocation, *along, *kind)
+        raw = tuple((-1, stride, size) for stride, size in zip(tile.strides, tile.shape))
+        return cls(allocation, (form.shape, str(form.dtype), tile.offset), raw, *kind)
+
+    def overlaps(self, other: View) -> bool:
+        """Whether they may share an element: no dim of the allocation tells them apart."""
+        if self.is_dynamic or other.is_dynamic or not (self._goes_along and other._goes_along):
+            return True
+        return all(a[0] <= b[1] and b[0] <= a[1] for a, b in zip(self._ranges(), other._ranges()))
+
+    @property
+    def _goes_along(self) -> bool:
+        return all(isinstance(start, int) for start in self.starts)
+
+    def _ranges(self) -> Iterator[tuple[int, int]]:
+        for dim, start in enumerate(self.starts):
+            yield start, start + sum(step * (size - 1) for axis, step, size in self.steps if axis == dim)
+
+
+def _along(
+    tile: NkiTensor, shape: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[tuple[int, int, int], ...]] | None:
+    """`starts` and `steps` of a view whose dims each go along one dim of the allocation, inside it."""
+    natural = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    rest, starts = tile.offset, []
+    for stride in natural:
+        starts.append(rest // stride)
+        rest %= stride
+    ends, steps = list(starts), []
+    for stride, size in zip(tile.strides, tile.shape):
+        if size == 1:
+            continue
+        axis = next((dim for dim, each in enumerate(natural) if 0 < each <= stride), None)
+        if axis is None or stride % natural[axis]:
+            return None
+        steps.append((axis, stride // natural[axis], size))
+        ends[axis] += stride // natural[axis] * (size - 1)
+    if any(end >= size for end, size in zip(ends, shape)):
+        return None
+    return tuple(starts), tuple(steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One instruction: its name, its arguments, and the allocations it reads and writes.
+
+    loads and stores: the views of them. is_ordered: whether it uses state of the core, or meets other cores or ranks.
+    """
+
+    name: str
+    arguments: tuple[Any, ...]
+    reads: tuple[Tile, ...]
+    writes: tuple[Tile, ...]
+    accumulates: bool
+    loads: tuple[View, ...] = ()
+    stores: tuple[View, ...] = ()
+    is_ordered: bool = False
+
+    @property
+    def again(self) -> bool:
+        """Whether carrying it out a second time at once changes nothing."""
+        return not self.accumulates and not set(self.reads) & set(self.writes)
