@@ -17,7 +17,7 @@ from model.device import DryDevice, SimulatedDevice
 from model.errors import ModelError
 from model.families import load_config
 from model.folder import model_files
-from model.generate import positions_needed
+from model.generate.loop import positions_needed
 from model.kernel_model import KernelModel
 from model.peer.comparison import Comparison, GreedyRun, compared
 from model.peer.libraries import check_installed, load

@@ -17,14 +17,14 @@ from model.config.parts import SpeechEncoder
 from model.errors import ModelError
 from model.families import load_config
 from model.folder import model_files
-from model.generate import Generation, generate, positions_needed
+from model.generate.loop import Generation, generate, positions_needed
+from model.generate.report import Run, TargetPrediction, document, summary
 from model.kernel_model import KernelModel
 from model.launched import Device, Progress
 from model.layers.uneven import uneven
 from model.mesh import Mesh
 from model.precision import activation_dtype
 from model.reference import ReferenceModel
-from model.report import Run, TargetPrediction, document, summary
 from model.sampling import SamplingOptions
 from model.tokenizer import Tokenizer
 from model.transcribe.rules import Hearing, Listener, Rules, read_rules

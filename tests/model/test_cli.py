@@ -17,7 +17,7 @@ import pytest
 import safetensors.numpy
 
 from model.cli import main
-from model.command import prompt_progress
+from model.generate.command import prompt_progress
 from model.shipped import PRETRAINED
 from tests.interruptible import started
 

@@ -11,7 +11,7 @@ import pytest
 
 from model.cli import main
 from model.config.parts import Experts
-from model.explain import TokenPath, token_path
+from model.generate.explain import TokenPath, token_path
 from model.shipped import PRETRAINED, SHIPPED, model_path
 from model.tokenizer import Tokenizer
 from tests.model.folders import byte_tokenizer

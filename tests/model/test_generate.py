@@ -11,9 +11,9 @@ import pytest
 from model.config import ModelConfig
 from model.errors import ModelError
 from model.families import load_config
-from model.generate import Difference, Generation, StopReason, encode_prompt, generate, positions_needed
+from model.generate.loop import Difference, Generation, StopReason, encode_prompt, generate, positions_needed
+from model.generate.report import Run, document, summary
 from model.mesh import Mesh
-from model.report import Run, document, summary
 from model.sampling import SamplingOptions, StepOutput
 from model.stop_strings import StopStrings
 from model.tokenizer import Tokenizer

@@ -15,8 +15,8 @@ import safetensors.numpy
 from model.checkpoint import open_checkpoint
 from model.errors import ModelError
 from model.families import compose, load_config, read_config
+from model.generate.prompts import sampling_options
 from model.plan.parameters import ModelCounts
-from model.prompts import sampling_options
 from model.reference import ReferenceModel
 from model.weights import shard_weights
 from tests.hostile.fields import VALUES, spoilt

@@ -16,7 +16,7 @@ from model.config import ModelConfig
 from model.device import DryDevice, SimulatedDevice, write_passes
 from model.errors import ModelError
 from model.families import load_config
-from model.generate import generate
+from model.generate.loop import generate
 from model.kernel_model import KernelModel
 from model.reference import ReferenceModel
 from model.sampling import SamplingOptions

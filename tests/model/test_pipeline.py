@@ -12,10 +12,10 @@ from model.cli import main
 from model.device import DryDevice, SimulatedDevice, scheduled
 from model.errors import ModelError
 from model.families import compose
+from model.generate.micro_batches import micro_batch_sizes, of_micro_batches
 from model.kernel_model import KernelModel
 from model.layers.launch import Phase, StepShape
 from model.mesh import Mesh
-from model.micro_batches import micro_batch_sizes, of_micro_batches
 from model.reference import ReferenceModel
 from model.stages import divided, layers_of_stage, sent, stages_of, whole_cuts
 from model.weights import shard_weights, weights_of_all

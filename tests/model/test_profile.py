@@ -11,8 +11,8 @@ from model.checkpoint import open_checkpoint
 from model.cli import main
 from model.device import DryDevice, Pass, write_page
 from model.families import load_config
+from model.generate.profile import text
 from model.kernel_model import KernelModel
-from model.profile import text
 from model.weights import shard_weights
 from simulate.hardware import hardware
 

@@ -14,8 +14,8 @@ import pytest
 
 from model.cli import main
 from model.families import load_config
+from model.generate.prompts import read_prompts
 from model.kernel_model import KernelModel
-from model.prompts import read_prompts
 from model.reference import ReferenceModel
 from model.weights import shard_weights
 from tests.model.test_cli import refused

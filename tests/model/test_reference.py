@@ -11,7 +11,7 @@ import pytest
 
 from model.checkpoint import open_checkpoint
 from model.families import load_config
-from model.generate import generate
+from model.generate.loop import generate
 from model.reference import ReferenceModel
 from model.sampling import SamplingOptions
 from model.tokenizer import Tokenizer

@@ -18,7 +18,7 @@ from model.checkpoint import open_checkpoint
 from model.config import ModelConfig
 from model.device import SimulatedDevice
 from model.families import load_config
-from model.generate import generate
+from model.generate.loop import generate
 from model.kernel_model import KernelModel
 from model.reference import ReferenceModel
 from model.sampling import SamplingOptions

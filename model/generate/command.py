@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from model import explain
 from model.cache import bucket_length
 from model.checkpoint import Checkpoint, open_checkpoint
 from model.config import ModelConfig
@@ -18,17 +17,18 @@ from model.errors import ModelError
 from model.expert_load import ExpertLoad
 from model.families import compose, load_config
 from model.folder import model_files
-from model.generate import Backend, Generation, generate, positions_needed
+from model.generate import explain
+from model.generate.loop import Backend, Generation, generate, positions_needed
+from model.generate.micro_batches import MicroBatches, micro_batch_sizes, of_micro_batches
+from model.generate.profile import parts as profile_parts
+from model.generate.prompts import encoded, read_prompts, sampling_options
+from model.generate.report import Run, TargetPrediction, document, summary
 from model.kernel_model import KernelModel
 from model.launched import Device
 from model.layers.uneven import uneven
 from model.mesh import Mesh, check_experts, check_sequence
-from model.micro_batches import MicroBatches, micro_batch_sizes, of_micro_batches
 from model.precision import activation_dtype
-from model.profile import parts as profile_parts
-from model.prompts import encoded, read_prompts, sampling_options
 from model.reference import ReferenceModel
-from model.report import Run, TargetPrediction, document, summary
 from model.sampling import SamplingOptions
 from model.stages import SEND, layers_of_stage
 from model.tokenizer import Tokenizer

@@ -12,7 +12,7 @@ from model.arguments import FIRST_PROMPT
 from model.chat import ChatTemplate, Message
 from model.config import Fields, ModelConfig
 from model.errors import ModelError
-from model.generate import encode_prompt
+from model.generate.loop import encode_prompt
 from model.sampling import SamplingOptions
 from model.tokenizer import Tokenizer
 from simulate.files import STDOUT, read_text

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from model.expert_load import ExpertLoad
-from model.explain import TokenPath
-from model.generate import Difference, Generation
+from model.generate.explain import TokenPath
+from model.generate.loop import Difference, Generation
 from model.mesh import Mesh
 from model.sampling import SamplingOptions
 from model.version import DISTRIBUTION, version
