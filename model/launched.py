@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -15,11 +15,11 @@ from model.decoder import BlockLayers, EncoderLayers
 from model.errors import check_memory
 from model.expert_load import ExpertLoad
 from model.families import compose
+from model.launch_list import copies_of, copy_sizes, launches_of
 from model.layers.experts import EXPERT_IDS
-from model.layers.joint import joined
 from model.layers.launch import Argument, Axis, Launch, Phase, StepShape, Value, View
 from model.layers.layer import Constant, Layer
-from model.layers.paged import MOST_COPIES, OF_KIND, Kind, of_kind, spare
+from model.layers.paged import OF_KIND, Kind, of_kind, spare
 from model.layers.recurrent import OF_SEQUENCE
 from model.layers.sample import COLUMNS, NUMBERS, RESULTS
 from model.layers.shard import vocabulary_span
@@ -421,26 +421,8 @@ def _within(rows: np.ndarray, own: slice) -> np.ndarray:
     return np.where((numbers >= 0) & (numbers < last - first), numbers, last - first).astype(np.int32)
 
 
-def copies_of(layers: Iterable[Layer], shape: StepShape, copies: int, kind: Kind) -> list[Launch]:
-    """The launches that copy so many pages of one kind, or slots."""
-    name = of_kind("copy_sources", shape, kind)
-    launches = (launch for layer in layers for launch in layer.copy_launches(shape, copies))
-    return [each for each in launches if name in (getattr(value, "name", None) for value in each.arguments)]
-
-
-def copy_sizes(copies: int) -> list[int]:
-    """The copies that each launch makes of so many: a power of two."""
-    whole, rest = divmod(copies, MOST_COPIES)
-    return [MOST_COPIES] * whole + ([1 << (rest - 1).bit_length()] if rest else [])
-
-
 def bound(argument: Argument, device: Device, mesh: Mesh) -> Any:
     """An argument that is no array, as a device's kernels take it."""
     if isinstance(argument, Axis):
         return device.replica_group(mesh.groups(argument))
     return device.dtype(argument.name) if isinstance(argument, np.dtype) else argument
-
-
-def launches_of(part: BlockLayers, shape: StepShape) -> list[Launch]:
-    """The launches of neighbouring layers, in order; joint launches take the place of their parts."""
-    return joined(launch for layer in part for launch in layer.launches(shape))

@@ -15,7 +15,8 @@ import ml_dtypes
 import numpy as np
 
 from model.config import ModelConfig
-from model.config.parts import Block, GroupedAttention, Mlp, Norms, Positions
+from model.config.mixers import GroupedAttention, Positions
+from model.config.parts import Block, Mlp, Norms
 from model.families import compose
 from model.layers.joint import joined
 from model.layers.launch import Launch, LeastWork, Phase, StepShape, Value

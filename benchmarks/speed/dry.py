@@ -23,7 +23,7 @@ from model.cache import bucket_length
 from model.config import ModelConfig
 from model.device import DryDevice
 from model.families import compose, read_config
-from model.launched import launches_of
+from model.launch_list import launches_of
 from model.layers.launch import Launch, Phase, StepShape
 from model.mesh import Mesh
 from model.plan.dry import DryTimes, stand_in

@@ -10,7 +10,7 @@ from hashlib import blake2b
 from model.config import ModelConfig
 from model.engine.buckets import Buckets, PartShape
 from model.families import compose
-from model.launched import copies_of, launches_of
+from model.launch_list import copies_of, launches_of
 from model.layers.launch import Draws, Launch, StepShape
 from model.layers.paged import MOST_COPIES, STATES, Kind, spare
 from model.layers.sample import DRAWS

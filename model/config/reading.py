@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from model.config.fields import Fields
-from model.config.parts import GroupedAttention, Mlp, Norms
+from model.config.mixers import GroupedAttention
+from model.config.parts import Mlp, Norms
 from model.config.rotary import rotary
 from simulate.errors import shown
 

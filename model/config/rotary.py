@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from model.config.fields import Fields
-from model.config.parts import Positions
+from model.config.mixers import Positions
 from model.errors import ModelError
 from model.rope import (
     RopeParameters,

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from model.config.fields import Fields
-from model.config.parts import Block, Experts, LatentAttention, ModelConfig
+from model.config.mixers import LatentAttention
+from model.config.parts import Block, Experts, ModelConfig
 from model.config.reading import (
     MOST_HEAD_DIM,
     MOST_HEADS,

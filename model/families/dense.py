@@ -9,16 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from model.config.fields import Fields
-from model.config.parts import (
-    Block,
-    Experts,
-    GroupedAttention,
-    HeadNorm,
-    LatentAttention,
-    Mlp,
-    ModelConfig,
-    PerLayerInput,
-)
+from model.config.mixers import GroupedAttention, HeadNorm, LatentAttention
+from model.config.parts import Block, Experts, Mlp, ModelConfig, PerLayerInput
 from model.config.reading import common, gated_mlp, layer_count, norms
 from model.decoder import BlockLayers, Decoder, part_of
 from model.families.names import LLAMA, ExpertNames, Names, StackedExpertNames

@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from model.config.fields import Fields
-from model.config.parts import Block, Encoder, GroupedAttention, HeadNorm, ModelConfig, Positions
+from model.config.mixers import GroupedAttention, HeadNorm, Positions
+from model.config.parts import Block, Encoder, ModelConfig
 from model.config.reading import (
     attention,
     biases,

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from model.config.fields import Fields
-from model.config.parts import Block, GroupedAttention, HeadNorm, Mlp, ModelConfig, PerLayerInput, Streams
+from model.config.mixers import GroupedAttention, HeadNorm
+from model.config.parts import Block, Mlp, ModelConfig, PerLayerInput, Streams
 from model.config.reading import (
     activation,
     attention,

@@ -12,17 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from model.config.fields import Fields
-from model.config.parts import (
-    Block,
-    Encoder,
-    Experts,
-    GroupedAttention,
-    HeadNorm,
-    Mlp,
-    ModelConfig,
-    PerLayerInput,
-    Positions,
-)
+from model.config.mixers import GroupedAttention, HeadNorm, Positions
+from model.config.parts import Block, Encoder, Experts, Mlp, ModelConfig, PerLayerInput
 from model.config.reading import (
     MOST_HEAD_DIM,
     attention,

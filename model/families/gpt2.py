@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from model.config.fields import Fields
-from model.config.parts import Block, GroupedAttention, Mlp, ModelConfig, Norms
+from model.config.mixers import GroupedAttention
+from model.config.parts import Block, Mlp, ModelConfig, Norms
 from model.config.reading import MOST_HEADS, activation, dtype, layer_count
 from model.decoder import Decoder
 from model.families import dense, names

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from model.config.fields import Fields
-from model.config.parts import Block, ModelConfig, StateSpace
+from model.config.mixers import StateSpace
+from model.config.parts import Block, ModelConfig
 from model.config.reading import common, layer_count, norms
 from model.decoder import Decoder
 from model.layers.embedding import Embedding

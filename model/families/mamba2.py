@@ -5,7 +5,8 @@ from __future__ import annotations
 from math import inf, isinf
 
 from model.config.fields import Fields
-from model.config.parts import Block, ModelConfig, StateSpaceHeads
+from model.config.mixers import StateSpaceHeads
+from model.config.parts import Block, ModelConfig
 from model.config.reading import MOST_HEADS, common, layer_count, norms
 from model.decoder import Decoder
 from model.families.mamba import around, check_activation

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from model.config.fields import Fields
-from model.config.parts import Block, HeadNorm, ModelConfig
+from model.config.mixers import HeadNorm
+from model.config.parts import Block, ModelConfig
 from model.config.reading import attention, biases, common, gated_mlp, layer_count, norms
 from model.decoder import Decoder
 from model.families import dense, names

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from model.config.fields import Fields
-from model.config.parts import Block, Experts, HeadNorm, ModelConfig
+from model.config.mixers import HeadNorm
+from model.config.parts import Block, Experts, ModelConfig
 from model.config.reading import activation, attention, biases, chosen_experts, common, layer_count, norms
 from model.families.dense import compose as compose
 

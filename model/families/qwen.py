@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from model.config.fields import Fields
-from model.config.parts import Block, Experts, GroupedAttention, HeadNorm, Mlp, ModelConfig
+from model.config.mixers import GroupedAttention, HeadNorm
+from model.config.parts import Block, Experts, Mlp, ModelConfig
 from model.config.reading import (
     activation,
     attention,

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from model.config.fields import Fields
-from model.config.parts import Block, GatedDelta, GroupedAttention, HeadNorm, ModelConfig
+from model.config.mixers import GatedDelta, GroupedAttention, HeadNorm
+from model.config.parts import Block, ModelConfig
 from model.config.reading import attention, biases, common, layer_count, norms
 from model.decoder import Decoder
 from model.families import dense, names

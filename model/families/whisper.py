@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from model.config.fields import Fields
-from model.config.parts import Block, GroupedAttention, Mlp, ModelConfig, Norms, SpeechEncoder
+from model.config.mixers import GroupedAttention
+from model.config.parts import Block, Mlp, ModelConfig, Norms, SpeechEncoder
 from model.config.reading import MOST_HEADS, activation, dtype, layer_count
 from model.decoder import BlockLayers, Decoder, EncoderLayers
 from model.families import dense

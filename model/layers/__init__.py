@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from model.config.parts import (
-    Block,
-    Experts,
-    Mlp,
-    ModelConfig,
-)
+from model.config.parts import Block, Experts, Mlp, ModelConfig
 
 
 def unsupported(config: ModelConfig) -> tuple[str, ...]:

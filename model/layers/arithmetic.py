@@ -13,7 +13,7 @@ from enum import Enum
 import numpy as np
 
 from model import rope
-from model.config.parts import Positions
+from model.config.mixers import Positions
 from model.layers.projection import Projection
 from model.layers.shard import WHOLE, Shard
 from model.precision import FLOAT32

@@ -19,7 +19,7 @@ from functools import partial
 import numpy as np
 
 from model import rope
-from model.config.parts import GroupedAttention, HeadNorm, Positions
+from model.config.mixers import GroupedAttention, HeadNorm, Positions
 from model.layers.arithmetic import Arithmetic, Span
 from model.layers.launch import (
     INT32,

@@ -17,7 +17,7 @@ from functools import partial
 
 import numpy as np
 
-from model.config.parts import GroupedAttention
+from model.config.mixers import GroupedAttention
 from model.layers.arithmetic import Arithmetic, Span
 from model.layers.attention import chunks
 from model.layers.launch import (

@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from model.config.parts import GatedDelta
+from model.config.mixers import GatedDelta
 from model.layers.arithmetic import Arithmetic, Span
 from model.layers.attention import chunks
 from model.layers.launch import (

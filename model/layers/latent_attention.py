@@ -28,7 +28,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from model.config.parts import LatentAttention, Positions
+from model.config.mixers import LatentAttention, Positions
 from model.layers import paged
 from model.layers.arithmetic import Arithmetic, Span
 from model.layers.attention_heads import RotaryTable

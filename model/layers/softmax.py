@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from model.config.parts import GroupedAttention
+from model.config.mixers import GroupedAttention
 from model.layers.arithmetic import Arithmetic, Seen, Span
 
 

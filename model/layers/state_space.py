@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from model.config.parts import StateSpace
+from model.config.mixers import StateSpace
 from model.layers.arithmetic import Arithmetic, Span
 from model.layers.launch import FLOAT32, Axis, Launch, LeastWork, StepShape, Value, product
 from model.layers.layer import Constant, States

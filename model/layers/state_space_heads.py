@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from model.config.heads import HeadLayout
-from model.config.parts import StateSpaceHeads
+from model.config.mixers import StateSpaceHeads
 from model.layers.arithmetic import Arithmetic, Span
 from model.layers.launch import FLOAT32, Argument, Axis, Launch, LeastWork, StepShape, Value, product
 from model.layers.layer import Constant, States

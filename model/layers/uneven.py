@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from model.config import ModelConfig
 from model.config.heads import HeadLayout
-from model.config.parts import GroupedAttention, Mlp
+from model.config.mixers import GroupedAttention
+from model.config.parts import Mlp
 from model.layers.shard import Shard, even_span, vocabulary_span
 
 

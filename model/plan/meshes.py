@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd
 
-from model.config.parts import GroupedAttention, SpeechEncoder
+from model.config.mixers import GroupedAttention
+from model.config.parts import SpeechEncoder
 from model.device import Hardware, Instance, chip, collective_ns, scheduled
 from model.errors import ModelError
 from model.plan import roofline

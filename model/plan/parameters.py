@@ -19,18 +19,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from model.config import ModelConfig
-from model.config.parts import (
-    Block,
-    Encoder,
+from model.config.mixers import (
     GatedDelta,
     GroupedAttention,
     HeadNorm,
     LatentAttention,
-    Mlp,
-    Norms,
     StateSpace,
     StateSpaceHeads,
 )
+from model.config.parts import Block, Encoder, Mlp, Norms
 from model.errors import ModelError
 from model.families import read_config
 

@@ -23,7 +23,7 @@ from model.device import chip, kernel_limit, scheduled
 from model.engine.buckets import PartShape
 from model.errors import ModelError
 from model.families import compose
-from model.launched import copies_of, copy_sizes, launches_of
+from model.launch_list import copies_of, copy_sizes, launches_of
 from model.layers.experts import RoutedExperts
 from model.layers.launch import Growth, Launch, Phase, StepShape, WindowPages
 from model.layers.paged import STATES, Kind

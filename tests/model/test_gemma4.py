@@ -12,7 +12,8 @@ import safetensors.numpy
 
 from model.checkpoint import open_checkpoint
 from model.config import ModelConfig
-from model.config.parts import Experts, GroupedAttention
+from model.config.mixers import GroupedAttention
+from model.config.parts import Experts
 from model.errors import ModelError
 from model.families import compose, load_config, read_config
 from model.layers.launch import Phase, StepShape

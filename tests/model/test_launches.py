@@ -15,7 +15,7 @@ from model.checkpoint import open_checkpoint
 from model.device import DryDevice
 from model.families import compose, load_config
 from model.kernel_model import KernelModel
-from model.launched import launches_of
+from model.launch_list import launches_of
 from model.layers.joint import joined
 from model.layers.launch import Launch, Phase, StepShape, Value, View
 from model.mesh import Mesh

@@ -18,7 +18,7 @@ from model.engine import Batch, Chunk, Request
 from model.engine.buckets import Buckets, PartShape
 from model.families import load_config
 from model.kernel_model import KernelModel
-from model.launched import launches_of
+from model.launch_list import launches_of
 from model.layers.launch import Growth, Phase
 from model.mesh import Mesh
 from model.paged_model import PagedModel

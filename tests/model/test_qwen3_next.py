@@ -12,7 +12,7 @@ import safetensors.numpy
 
 from model.checkpoint import open_checkpoint
 from model.cli import main
-from model.config.parts import GatedDelta
+from model.config.mixers import GatedDelta
 from model.errors import ModelError
 from model.families import compose, load_config, read_config
 from model.layers.launch import Phase, StepShape

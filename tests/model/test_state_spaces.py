@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from model.cli import main
-from model.config.parts import StateSpaceHeads
+from model.config.mixers import StateSpaceHeads
 from model.errors import ModelError
 from model.families import compose, load_config, read_config
 from model.layers.launch import Phase, StepShape

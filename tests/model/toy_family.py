@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from model.config import Fields, ModelConfig
-from model.config.parts import Block, GroupedAttention, HeadNorm, Mlp, Norms, Positions
+from model.config.mixers import GroupedAttention, HeadNorm, Positions
+from model.config.parts import Block, Mlp, Norms
 from model.decoder import Decoder
 from model.layers.attention import Attention
 from model.layers.attention_heads import AttentionProjections

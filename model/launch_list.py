@@ -1,0 +1,29 @@
+"""The launch list of layers: what a step launches, and what copies pages of their states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from model.decoder import BlockLayers
+from model.layers.joint import joined
+from model.layers.launch import Launch, StepShape
+from model.layers.layer import Layer
+from model.layers.paged import MOST_COPIES, Kind, of_kind
+
+
+def launches_of(part: BlockLayers, shape: StepShape) -> list[Launch]:
+    """The launches of neighbouring layers, in order; joint launches take the place of their parts."""
+    return joined(launch for layer in part for launch in layer.launches(shape))
+
+
+def copies_of(layers: Iterable[Layer], shape: StepShape, copies: int, kind: Kind) -> list[Launch]:
+    """The launches that copy so many pages of one kind, or slots."""
+    name = of_kind("copy_sources", shape, kind)
+    launches = (launch for layer in layers for launch in layer.copy_launches(shape, copies))
+    return [each for each in launches if name in (getattr(value, "name", None) for value in each.arguments)]
+
+
+def copy_sizes(copies: int) -> list[int]:
+    """The copies that each launch makes of so many: a power of two."""
+    whole, rest = divmod(copies, MOST_COPIES)
+    return [MOST_COPIES] * whole + ([1 << (rest - 1).bit_length()] if rest else [])
