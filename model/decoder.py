@@ -40,6 +40,12 @@ class EncoderLayers:
             cache_length=self.positions,
             context=self.positions,
             padded=False,
+            pages=0,
+            window_pages=(),
+            block_size=0,
+            prefix=0,
+            slots=0,
+            draws=None,
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from model.launched import Device
 from model.mesh import Mesh, check_expert_groups, routed_experts
 from model.paged_model import PagedModel
 from model.shipped import PRETRAINED, model_path
-from model.state import INTERVAL, PagePool, SlotPool, check_block_size, window_pages
+from model.state import INTERVAL, PagePool, SlotPool, WindowPool, check_block_size, window_pages
 from model.tokenizer import Tokenizer
 from model.weights import check_ranks, shard_weights
 
@@ -92,7 +92,7 @@ class EngineParts:
 def engine_parts(args: EngineArgs) -> EngineParts:
     """What arguments say; ModelError for what the folder or the arguments do not allow."""
     folder = model_path(args.model)
-    config = load_config(folder)
+    config = load_config(folder, of_speech=None)
     length = min(2048, config.context) if args.max_model_len is None else args.max_model_len
     if not 1 < length <= config.context:
         raise ModelError(f"max_model_len is {length}; this model takes 2 to {config.context} positions")
@@ -107,6 +107,11 @@ def engine_parts(args: EngineArgs) -> EngineParts:
         prefix_caching=args.enable_prefix_caching,
         speculative_tokens=speculation.tokens,
     )
+    if config.cross_positions:
+        if speculation.tokens:
+            raise ModelError(f"drafts are for texts; a {config.model_type} writes speech down")
+        options = options.of_windows(length)
+        args = replace(args, max_num_batched_tokens=options.max_num_batched_tokens)
     if any(each.is_recurrent for each in speculation.configs):
         raise ModelError(NO_RECURRENT_DRAFTS)
     pools, slots = _pools([config, *speculation.configs], args, length), _slots(config, args, speculation)
@@ -128,7 +133,7 @@ def make_engine(args: EngineArgs) -> Engine:
         parts.model(),
         groups[0] if len(groups) == 1 else GroupScheduler(groups),
         tokenizer,
-        EngineLimits(config.eos_token_ids, config.vocab_size, parts.length, args.seed),
+        EngineLimits(config.eos_token_ids, config.vocab_size, parts.length, args.seed, config.spectrum),
         time.monotonic,
         parts.speculation.proposer(config, args, parts.pools, parts.buckets, parts.length),
     )
@@ -163,7 +168,9 @@ def _pools(configs: Sequence[ModelConfig], args: EngineArgs, length: int) -> lis
 
 
 def _slots(config: ModelConfig, args: EngineArgs, speculation: _Speculation) -> SlotPool | None:
-    """Slots of states, where layers are recurrent."""
+    """Slots of states, where layers are recurrent, or of windows of speech."""
+    if config.cross_positions:
+        return WindowPool(args.max_num_seqs, args.block_size, args.block_size)
     if not config.is_recurrent:
         return None
     if args.mamba_block_size < 1 or args.mamba_block_size % args.block_size:

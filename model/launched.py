@@ -16,6 +16,7 @@ from model.errors import check_memory
 from model.expert_load import ExpertLoad
 from model.families import compose
 from model.launch_list import copies_of, copy_sizes, launches_of
+from model.layers.cross_attention import OF_WINDOW
 from model.layers.experts import EXPERT_IDS
 from model.layers.launch import Argument, Axis, Launch, Phase, StepShape, Value, View
 from model.layers.layer import Constant, Layer
@@ -70,7 +71,10 @@ class Device(Protocol):
         """
 
 
-GIVEN = ("features", "ids", "own_positions", "rope_rows", "ends", *OF_SEQUENCE, *OF_KIND, *NUMBERS, *COLUMNS)
+GIVEN = (
+    *("features", "ids", "own_positions", "rope_rows", "ends"),
+    *(*OF_SEQUENCE, *OF_KIND, *OF_WINDOW, *NUMBERS, *COLUMNS),
+)
 """The arrays that come with a step."""
 
 Progress = Callable[[int, int], None]

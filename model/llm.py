@@ -10,16 +10,22 @@ from typing import Any
 from model.chat import ChatTemplate, Message
 from model.config import Fields
 from model.engine import RequestOutput, SamplingParams
+from model.engine.speech import NO_EARS, Speech
 from model.engine_args import EngineArgs, make_engine
 from model.errors import ModelError
 from model.shipped import PRETRAINED, model_path
+from model.speech.recording import window_of_samples
 from model.tokenizer import Tokenizer
 from simulate.terminal import progress
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""A text, token ids, or a mapping: one of them as `prompt` or `prompt_token_ids`, and a `cache_salt` if it has one."""
+"""A text, token ids, or a mapping: one of them as `prompt` or `prompt_token_ids`, and a `cache_salt` if it has one.
 
-_NAMES = ("prompt", "prompt_token_ids", "cache_salt")
+To a model that hears, a mapping brings `multi_modal_data`: `audio`, samples and how many of them a second has. Its text
+is then the whole beginning, such as "<|startoftranscript|><|en|><|transcribe|><|notimestamps|>".
+"""
+
+_NAMES = ("prompt", "prompt_token_ids", "cache_salt", "multi_modal_data")
 
 
 class LLM:
@@ -74,10 +80,12 @@ class LLM:
         submitted: list[RequestOutput] = []
         try:
             for number, (prompt, own) in enumerate(zip(several, params)):
-                text, ids = self._encoded(prompt)
+                speech = self._heard(prompt)
+                text, ids = self._encoded(prompt, special_tokens=speech is None)
                 rank = 0 if priority is None else priority[number]
                 salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
-                submitted.append(self.engine.submit(str(next(self._numbers)), ids, own, text, rank, salt))
+                id = str(next(self._numbers))
+                submitted.append(self.engine.submit(id, ids, own, text, rank, salt, speech))
             self._run(submitted, use_tqdm)
         finally:
             for each in submitted:
@@ -134,7 +142,22 @@ class LLM:
             raise ModelError(f"{len(given)} sampling_params for {prompts} prompts")
         return given
 
-    def _encoded(self, prompt: Prompt) -> tuple[str | None, Sequence[int]]:
+    def _heard(self, prompt: Prompt) -> Speech | None:
+        """The window of speech that comes with a prompt."""
+        data = prompt.get("multi_modal_data") if isinstance(prompt, Mapping) else None
+        if data is None:
+            return None
+        if not isinstance(data, Mapping) or [*data] != ["audio"]:
+            raise ModelError("multi_modal_data is a mapping with audio: samples, and how many a second has")
+        audio, shape = data["audio"], self.engine.limits.spectrum
+        if not isinstance(audio, Sequence) or len(audio) != 2:
+            raise ModelError("audio is a pair: samples, and how many of them a second has")
+        if shape is None:
+            raise ModelError(NO_EARS)
+        samples, rate = audio
+        return Speech(window_of_samples(samples, rate, shape))
+
+    def _encoded(self, prompt: Prompt, special_tokens: bool = True) -> tuple[str | None, Sequence[int]]:
         """The text of a prompt, where it is known, and its ids."""
         if isinstance(prompt, str):
             return prompt, self._tokenizer.encode(prompt)
@@ -147,7 +170,7 @@ class LLM:
                 return text, list(prompt["prompt_token_ids"])
             if not isinstance(text, str):
                 raise ModelError("a prompt given as a mapping needs prompt or prompt_token_ids")
-            return text, self._tokenizer.encode(text)
+            return text, self._tokenizer.encode(text, special_tokens)
         return None, list(prompt)
 
 

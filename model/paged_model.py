@@ -15,6 +15,7 @@ from model.expert_load import ExpertLoad
 from model.families import compose
 from model.launched import Device, LaunchedModel
 from model.layers import paged
+from model.layers.cross_attention import WINDOW_TABLES, WindowPages
 from model.layers.launch import Decoding, Draws, Phase, StepShape
 from model.layers.paged import STATES, Kind
 from model.layers.sample import DRAWS, arguments_of, served
@@ -29,8 +30,8 @@ class PagedModel:
 
     A layer with a window uses the pool of that window if there is one, and the pool without a window otherwise. Each
     pool has one page more on the device, where padding writes. Recurrent layers have their states in `slots`, with one
-    more as well. `candidates` are as in KernelModel. Each group of `mesh` has as many pages and slots, and computes the
-    requests that are given to it.
+    more as well; so have windows of speech, which are encoded with their prompts. `candidates` are as in KernelModel.
+    Each group of `mesh` has as many pages and slots, and computes the requests that are given to it.
     """
 
     def __init__(
@@ -62,8 +63,10 @@ class PagedModel:
         count = sum(pool.count for pool in self._pools)
         purpose = f"{count:,} pages of {self._block} positions" if count else ""
         if slots:
-            purpose += f"{' and ' if count else ''}{slots.count:,} slots of states"
-        self._vocabulary = config.vocab_size
+            what = "windows" if config.cross_positions else "states"
+            purpose += f"{' and ' if count else ''}{slots.count:,} slots of {what}"
+        self._vocabulary, self._window = config.vocab_size, window_of(config)
+        self._spectrum = config.spectrum
         kept = 4 * (1 + len(DRAWS)) * len(buckets.sequences) * len(buckets.context)
         self._model = LaunchedModel(
             *(config, weights, device, self._largest, mesh, purpose), kept=kept, expert_load=self.use.experts
@@ -97,6 +100,8 @@ class PagedModel:
         beside = None if part.beside is None else Part(part.beside, nobody)
         arrays = self._given(Part(part, nobody, beside))
         shape = replace(step_of(part, self._largest), draws=draws)
+        if self._window is not None and not part.decodes:
+            self._encode(Part(part, nobody))
         if draws is not None:
             of_rows = arguments_of([None] * shape.head_rows, self._vocabulary, draws.whole)
             arrays |= {name: each[None] for name, each in of_rows.items()}
@@ -112,6 +117,8 @@ class PagedModel:
         if scores and not part.shape.decodes:
             shape = replace(shape, scores=True)
         places = _places(part)
+        if self._window is not None and not part.shape.decodes:
+            self._encode(part)
         of_group = shape.tokens if shape.scores else shape.head_rows
         asked: list[SampleRow | None] = [None] * (self._mesh.data * of_group)
         for request, own in places.items():
@@ -130,6 +137,13 @@ class PagedModel:
             request: [found[at] if drawn[at] else replace(found[at], drawn=None) for at in own]
             for request, own in places.items()
         }
+
+    def _encode(self, part: Part) -> None:
+        """Run the encoder on the window of the one prompt of a part, or of nobody's."""
+        assert self._spectrum is not None, "no encoder"
+        heard = [each.request.speech.features for each in part.chunks if each.request.speech is not None]
+        features = heard[0] if heard else np.zeros(self._spectrum, np.float32)
+        self._model.encode(features[None, None])
 
     def _given(self, part: Part) -> dict[str, np.ndarray]:
         """The arrays of a part, with an axis for the groups of ranks before them."""
@@ -166,6 +180,10 @@ class PagedModel:
             slots[: len(chunks)] = [chunk.request.slot for chunk in chunks]
             given |= {"state_slots": slots, "starts": starts, "counts": counts}
         tables: dict[str, np.ndarray] = {}
+        if self._window is not None:
+            columns = self._window.given(given.pop("state_slots"))
+            tables[WINDOW_TABLES] = columns.pop(WINDOW_TABLES).astype(np.int32)
+            given |= columns
         for kind in range(len(self._pools)):
             name, table, columns = self._of_kind(kind, own, chunks, positions, counts)
             tables[name] = table
@@ -217,9 +235,15 @@ def _places(part: Part) -> dict[Request, range]:
     return found
 
 
+def window_of(config: ModelConfig) -> WindowPages | None:
+    """The pages of a window of speech in a slot; None of a model that hears nothing."""
+    return WindowPages(config.cross_positions) if config.cross_positions else None
+
+
 def buckets_of(config: ModelConfig, buckets: Buckets) -> Buckets:
     """Buckets for a model: sequences decode beside prompts only where all of its layers take both."""
-    return replace(buckets, mixes=buckets.mixes and compose(config).mixes)
+    mixes, hears = buckets.mixes and compose(config).mixes, config.cross_positions > 0
+    return replace(buckets, mixes=mixes, hears=hears)
 
 
 def largest_step(

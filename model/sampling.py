@@ -8,6 +8,7 @@ nearly always choose alike and never fall out of step.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +22,8 @@ class SampleRow:
 
     A `top_k` of 0 is the whole vocabulary. `bias` [vocabulary] float32 is added to the logits. Penalties need both
     `prompt_counts` and `output_counts` [vocabulary] float32. `logprobs` is the number of likeliest tokens whose
-    log-probabilities are wanted beside the drawn token's, from the unchanged logits.
+    log-probabilities are wanted beside the drawn token's, from the unchanged logits. `by_logits`, where there is one,
+    takes more logits to -inf, in place, by what they are; only the host does that.
     """
 
     uniform: float
@@ -36,6 +38,7 @@ class SampleRow:
     presence: float = 0.0
     frequency: float = 0.0
     logprobs: int | None = None
+    by_logits: Callable[[np.ndarray], None] | None = None
 
     @property
     def adjusts(self) -> bool:

@@ -183,6 +183,18 @@ class ModelConfig:
         return not all(isinstance(each.mixer, GroupedAttention | LatentAttention) for each in self.blocks)
 
     @property
+    def cross_positions(self) -> int:
+        """Positions of a window of speech to which blocks attend besides; 0 in a model that takes no speech."""
+        mixers = (block.mixer for block in self.blocks)
+        return max((each.cross_positions for each in mixers if isinstance(each, GroupedAttention)), default=0)
+
+    @property
+    def spectrum(self) -> tuple[int, int] | None:
+        """Bands and columns of the log-mel spectrum of a window of speech; None in a model that takes no speech."""
+        own = self.encoder
+        return (own.mel_bins, 2 * own.positions) if isinstance(own, SpeechEncoder) else None
+
+    @property
     def longest_short(self) -> int | None:
         """The longest sequence that longrope turns by its short factors; a longer one is computed anew."""
         mixers = (block.mixer for block in self.blocks)

@@ -20,6 +20,7 @@ from model.engine.request import Request
 from model.engine.sampler import Choice, TokenSampler, choose, logprobs, whole
 from model.engine.scheduler import Batch, Chunk
 from model.engine.speculation import Acceptance, Proposer, Rows, Steps
+from model.engine.speech import Speech, spectrum_error
 from model.engine.structured import Grammars
 from model.errors import ModelError
 from model.sampling import SampleRow, StepOutput
@@ -30,12 +31,16 @@ from model.tokenizer import Tokenizer, TokenStream
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """The model's end tokens, its vocabulary, the longest sequence, and the seed of requests that have none."""
+    """The model's end tokens, its vocabulary, the longest sequence, and the seed of requests that have none.
+
+    `spectrum` are bands and columns of the window of speech that each prompt comes with; None: of none.
+    """
 
     end_tokens: Sequence[int]
     vocab_size: int
     max_model_len: int
     seed: int = 0
+    spectrum: tuple[int, ...] | None = None
 
 
 class Engine:
@@ -80,12 +85,14 @@ class Engine:
         prompt: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        speech: Speech | None = None,
     ) -> RequestOutput:
         """Let a request wait for its turn; its output fills up from step to step.
 
-        It shares pages with requests of the same `cache_salt` only. Raises ModelError for an empty one, an id in use,
-        a prompt without tokens or without room for a new one, token ids outside the vocabulary, a form that cannot be,
-        and a request that never fits into the pages.
+        It shares pages with requests of the same `cache_salt` only. What it hears beside its prompt is `speech`. Raises
+        ModelError for an empty salt, an id in use, speech where the model hears none, or none where it does, a prompt
+        without tokens or without room for a new one, token ids outside the vocabulary, a form that cannot be, and a
+        request that never fits into the pages.
         """
         limits = self.limits
         if id in self._groups:
@@ -103,13 +110,16 @@ class Engine:
             raise ModelError(
                 f"the prompt has token id {wrong}; the vocabulary has {limits.vocab_size} tokens"
             )
+        refused = spectrum_error(limits.spectrum, speech)
+        if refused is not None:
+            raise ModelError(refused)
         if cache_salt == "":
             raise ModelError("cache_salt is empty; leave it out to share pages with all requests without one")
         params.check_vocabulary(limits.vocab_size)
         number, now = next(self._numbers), self._clock()
         most = room if params.max_tokens is None else min(room, params.max_tokens)
         root = b"" if cache_salt is None else root_key(cache_salt)
-        request = Request(id, list(prompt_ids), most, priority, now, root)
+        request = Request(id, list(prompt_ids), most, priority, now, root, speech=speech)
         outputs = [CompletionOutput(index) for index in range(params.n)]
         output = RequestOutput(id, prompt, list(prompt_ids), outputs, RequestMetrics(now))
         if params.prompt_logprobs is not None:
@@ -117,7 +127,7 @@ class Engine:
             # Logits follow from what is computed, not from shared pages.
             request.root = number.to_bytes(8, "big")
         seed = (limits.seed, number) if params.seed is None else (params.seed,)
-        group = _Group(output, params, seed)
+        group = _Group(output, params, seed, speech=speech)
         sequence = self._sequence(group, 0)
         self.scheduler.submit(request)
         self._groups[id], self._sequences[request] = group, sequence
@@ -251,14 +261,16 @@ class Engine:
 
     def _sequence(self, group: _Group, index: int) -> _Sequence:
         params, prompt = group.params, group.output.prompt_token_ids
-        form = params.structured_outputs
+        form, rule = params.structured_outputs, None
+        if group.speech is not None and group.speech.rule is not None:
+            rule = group.speech.rule()
         ends = [*(() if params.ignore_eos else self.limits.end_tokens), *(params.stop_token_ids or ())]
         return _Sequence(
             group,
             group.output.outputs[index],
             TokenSampler(
                 *(params, prompt, ends, (*group.seed, index), self.limits.vocab_size),
-                None if form is None else self._grammars.constraint(form),
+                rule if form is None else self._grammars.constraint(form),
             ),
             self._tokenizer.stream(prompt),
             StopStrings(params.stops),
@@ -338,6 +350,7 @@ class _Group:
     output: RequestOutput
     params: SamplingParams
     seed: tuple[int, ...]
+    speech: Speech | None = None
     forked: bool = False
     failure: str | None = None
 

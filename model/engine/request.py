@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, field
 
+from model.engine.speech import Speech
 from model.state import BlockTable, Key, page_key
 
 
@@ -17,7 +18,7 @@ class Request:
     `computed` tokens have their keys and values in the pages of `tables`, one for each kind of pages, or none where the
     request waits; their first `filled` blocks are full. Recurrent layers have their state behind them in `slot`, and
     before drafts that are not verified yet in `kept_slot`. `shared_tokens` were computed before it started; `number`
-    is its place among all submitted ones. Of several groups of ranks `group` computes it.
+    is its place among all submitted ones. Of several groups of ranks `group` computes it. What it hears is `speech`.
     """
 
     id: str
@@ -37,6 +38,7 @@ class Request:
     shared_tokens: int = 0
     number: int = 0
     group: int = 0
+    speech: Speech | None = None
 
     def __post_init__(self) -> None:
         self.prompt_tokens = len(self.tokens)

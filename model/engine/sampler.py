@@ -13,7 +13,7 @@ import numpy as np
 
 from model.engine.draw import draw
 from model.engine.params import SamplingParams
-from model.engine.structured import Constraint
+from model.engine.speech import TokenRule
 from model.errors import ModelError
 from model.sampling import Drawn, SampleRow, StepOutput
 
@@ -47,7 +47,7 @@ class TokenSampler:
         ends: Sequence[int],
         seed: Sequence[int],
         size: int,
-        constraint: Constraint | None = None,
+        constraint: TokenRule | None = None,
     ) -> None:
         self._constraint = constraint
         self._params = params
@@ -117,6 +117,7 @@ class TokenSampler:
             params.presence_penalty,
             params.frequency_penalty,
             params.logprobs,
+            None if self._constraint is None else self._constraint.by_logits,
         )
 
     def _given_bias(self) -> np.ndarray | None:
@@ -154,7 +155,7 @@ def choose(draws: Sequence[tuple[SampleRow, StepOutput]], decode: Decode) -> lis
     logits = {at: each.logits for at, (_, each) in enumerate(draws) if each.drawn is None}
     tokens = dict[int, int]()
     if logits:
-        scores = np.stack([whole(each) for each in logits.values()])
+        scores = np.stack([_masked(draws[at][0], whole(each)) for at, each in logits.items()])
         tokens = dict(zip(logits, draw(scores, [draws[at][0] for at in logits]).tolist()))
     choices: list[Choice | ModelError] = []
     for at, (row, answer) in enumerate(draws):
@@ -190,6 +191,17 @@ def logprobs(logits: np.ndarray, token: int, count: int, decode: Decode) -> dict
     wanted = dict.fromkeys([token, *map(int, best)])
     ranks = {each: int((shares > shares[each]).sum()) + 1 for each in wanted}
     return {each: Logprob(float(shares[each]), ranks[each], decode([each])) for each in wanted}
+
+
+def _masked(row: SampleRow, logits: np.ndarray) -> np.ndarray:
+    """Logits without the tokens that a rule forbids by the logits that the row would draw from."""
+    if row.by_logits is None:
+        return logits
+    changed = logits.astype(np.float32)
+    if row.bias is not None:
+        changed += row.bias
+    row.by_logits(changed)
+    return np.where(np.isneginf(changed), changed, logits)
 
 
 def whole(logits: np.ndarray | None) -> np.ndarray:

@@ -32,7 +32,7 @@ class SchedulerOptions:
 
     Without `chunked_prefill` a prompt is computed in one step, in which nothing decodes; after `max_num_seqs` of these
     in a row what runs decodes. Without `continuous` batching requests start only when no other is running (static
-    batching).
+    batching). At most `prompts_at_once` start in a step, where that is not 0.
     """
 
     max_num_seqs: int = 256
@@ -41,6 +41,22 @@ class SchedulerOptions:
     prefix_caching: bool = True
     continuous: bool = True
     speculative_tokens: int = 0
+    prompts_at_once: int = 0
+
+    def of_windows(self, longest: int) -> SchedulerOptions:
+        """For a model that hears a window of speech with each prompt, in sequences of at most `longest` tokens.
+
+        One prompt starts in a step, whole: its window is encoded in the same step, which takes most of its time. No
+        page is shared, as prompts are alike whatever is heard.
+        """
+        tokens = max(self.max_num_batched_tokens, longest)
+        return replace(
+            self,
+            max_num_batched_tokens=tokens,
+            chunked_prefill=False,
+            prefix_caching=False,
+            prompts_at_once=1,
+        )
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:
@@ -178,7 +194,7 @@ class Scheduler:
         child = Request(
             id, request.tokens[:], request.max_new_tokens, request.priority, request.arrival, request.root
         )
-        child.prompt_tokens = request.prompt_tokens
+        child.prompt_tokens, child.speech = request.prompt_tokens, request.speech
         child.number = next(self._numbers)
         if request not in self._running or len(self._running) >= self.options.max_num_seqs:
             insort(self._waiting, child, key=_order)
@@ -346,7 +362,7 @@ class Scheduler:
         options, admitted = self.options, 0
         if not options.continuous and self._running:
             return 0
-        while self._waiting and budget:
+        while self._waiting and budget and not 0 < options.prompts_at_once <= admitted:
             request = self._waiting[0]
             while len(self._running) >= options.max_num_seqs and self._outranks(request):
                 budget += self._preempt(self._running[-1], batch)

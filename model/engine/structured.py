@@ -41,7 +41,9 @@ class StructuredOutputsParams:
 
 
 class Constraint:
-    """Which tokens may follow those chosen so far."""
+    """Which tokens may follow those chosen so far (a `TokenRule`)."""
+
+    by_logits = None
 
     def __init__(self, matcher: Any, size: int) -> None:
         self._matcher = matcher

@@ -7,6 +7,10 @@
 
 State: keys [sequences, heads, head_dim, positions] and values [sequences, heads, positions, head_dim], as caches of
 attention are, for the positions of the encoder. A decode step reads all of them.
+
+On pages a sequence's window has a slot, as a recurrent state has: pages side by side, as many in each slot, that its
+prompt fills and nothing changes later. Their size is not that of the tokens' pages, which positions of an encoder, a
+number that never grows, would fill badly.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from model.layers.arithmetic import Arithmetic, Span
 from model.layers.attention import chunks
 from model.layers.launch import (
     INT32,
+    PARTITIONS,
     Argument,
     Axis,
     Growth,
@@ -40,6 +45,45 @@ from model.layers.softmax import mixed_values
 from model.layers.weight import Weight, value_of
 
 _LAST = "encoder.last_position"
+_SLOTS = "encoder.slots"
+WINDOW_TABLES = "encoder.block_tables"
+OF_WINDOW = (_LAST, _SLOTS, WINDOW_TABLES)
+"""What a step on pages gives attention to the encoder."""
+
+
+@dataclass(frozen=True)
+class WindowPages:
+    """The pages of one slot, which hold the `positions` of a window: how many, and the positions of each.
+
+    Attention of a decode step lays positions on the partitions, as many on each. So the pages of a slot hold a multiple
+    of their number, and a page the largest power of two that divides what a partition has.
+    """
+
+    positions: int
+
+    @property
+    def _of_partition(self) -> int:
+        return -(-self.positions // PARTITIONS)
+
+    @property
+    def block_size(self) -> int:
+        """Positions of a page."""
+        return min(PARTITIONS, self._of_partition & -self._of_partition)
+
+    @property
+    def count(self) -> int:
+        """Pages of a slot."""
+        return self._of_partition * PARTITIONS // self.block_size
+
+    def given(self, slots: np.ndarray) -> dict[str, np.ndarray]:
+        """What a step is given for sequences with these slots: columns, and a table of pages for each."""
+        pages = slots[:, None] * self.count + np.arange(self.count)
+        first = slots[:, None] * (self.count * self.block_size)
+        return {
+            _LAST: np.full((len(slots), 1), self.positions - 1),
+            _SLOTS: (first + np.arange(self.positions)).reshape(-1, 1),
+            WINDOW_TABLES: pages,
+        }
 
 
 @dataclass(frozen=True)
@@ -83,8 +127,28 @@ class CrossAttention:
         own = (each(part) for part in "qkvo" for each in (self._matrix, self._bias))
         return (*self.norm.weights, *(each for each in own if each is not None))
 
+    @property
+    def pages(self) -> WindowPages:
+        """Those of a window."""
+        return WindowPages(self.heads.cross_positions)
+
+    def _places(self, step: StepShape) -> tuple[Value | None, Value | None]:
+        """Where windows are written, and a table of pages of each; None and None where there are no pages."""
+        if not step.block_size:
+            return None, None
+        rows = step.sequences * self.heads.cross_positions
+        return Value(_SLOTS, (rows, 1), INT32), Value(
+            WINDOW_TABLES, (step.sequences, self.pages.count), INT32
+        )
+
     def _caches(self, step: StepShape) -> tuple[Value, Value]:
         heads, depth = self.heads.layout(step.ranks).kv_heads_of_rank, self.heads.head_dim
+        if step.block_size:
+            held = (step.slots * self.pages.count, self.pages.block_size, heads, depth)
+            keys, values = (
+                Value(f"{self.name}.{each}", held, step.activations) for each in ("keys", "values")
+            )
+            return keys, values
         of_sequence, length = (step.sequences, heads), self.heads.cross_positions
         return (
             Value(f"{self.name}.keys", (*of_sequence, depth, length), step.activations),
@@ -96,11 +160,11 @@ class CrossAttention:
         return self._caches(step)
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
-        """The last position of every sequence's encoder, so that a decode step sees all."""
-        return {_LAST: LastPositions(step.sequences, self.heads.cross_positions)}
+        """The last position of every sequence's encoder, so that a decode step sees all; on pages a step brings it."""
+        return {} if step.block_size else {_LAST: LastPositions(step.sequences, self.heads.cross_positions)}
 
     def copy_launches(self, step: StepShape, copies: int) -> Sequence[Launch]:
-        """None: its states are no pages."""
+        """None: nobody writes to the slot of a window that several hold."""
         return ()
 
     def encoded(self, step: StepShape, norm: Norm) -> Sequence[Launch]:
@@ -145,11 +209,12 @@ class CrossAttention:
         work, label = product(step.tokens, w_o), "of the encoder"
         return [project, *attend, Launch("output_projection", finish, ("x",), work, step.tokens, label)]
 
-    def _attended(
-        self, step: StepShape, queries: Value, caches: tuple[Value, Value], passes: int
-    ) -> LeastWork:
+    def _attended(self, step: StepShape, queries: Value, sequences: int, passes: int) -> LeastWork:
+        """`passes` over the keys and values of so many windows."""
         operations = 4.0 * queries.shape[0] * queries.shape[1] * self.heads.cross_positions
-        return LeastWork(operations, float(2 * queries.nbytes + passes * sum(each.nbytes for each in caches)))
+        width = self.heads.layout(step.ranks).kv_heads_of_rank * self.heads.head_dim
+        held = 2 * sequences * self.heads.cross_positions * width * step.activations.itemsize
+        return LeastWork(operations, float(2 * queries.nbytes + passes * held))
 
     def _prefill(self, step: StepShape, queries: Value) -> Launch:
         """Attention of a prompt, which stores the encoder's keys and values."""
@@ -158,9 +223,9 @@ class CrossAttention:
         given = (queries, *self._new(step), *caches, own.score_scale, heads)
         return Launch(
             "attention_prefill",
-            (*given, None, 0, None, None, None, None, None, False),
+            (*given, None, 0, *self._places(step), None, None, None, False),
             ("o", *(each.name for each in caches)),
-            self._attended(step, queries, caches, 2),
+            self._attended(step, queries, step.sequences, 2),
             step.tokens,
             "to the encoder",
             Growth.whole,
@@ -173,12 +238,13 @@ class CrossAttention:
         caches = self._caches(replace(step, sequences=sequences))
         last = Value(_LAST, (step.sequences, 1), INT32)
         last = last if sequences == step.sequences else last.last(sequences)
-        heads = self.heads.layout(step.ranks).kv_heads_of_rank
+        heads, (_, tables) = self.heads.layout(step.ranks).kv_heads_of_rank, self._places(step)
+        paged: tuple[Argument, ...] = () if tables is None else (None, None, None, None, 1e-6, None, tables)
         return Launch(
             "attention_decode",
-            (own, None, None, *caches, last, self.heads.score_scale, heads),
+            (own, None, None, *caches, last, self.heads.score_scale, heads, *paged),
             ("o",),
-            self._attended(step, own, caches, 1),
+            self._attended(step, own, sequences, 1),
             rows,
             "to the encoder",
             repeat=repeat,

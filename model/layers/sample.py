@@ -2,7 +2,8 @@
 
 A step is compiled for a few kinds of draws. Its rows take the least kind that serves all of them; parameters are data.
 What no kind serves is left to the host: draws from more candidates than the largest kind has, which includes all of a
-large vocabulary, and log-probabilities of a row whose logits change, because the kernel's are of the changed ones.
+large vocabulary, log-probabilities of a row whose logits change, because the kernel's are of the changed ones, and
+rules that logits decide.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def draws_for(row: SampleRow, vocabulary: int, ranks: int) -> Draws | None:
     needed = 1 if row.temperature == 0 else row.top_k or vocabulary
     needed = max(needed, row.logprobs or 0)
     whole = row.adjusts or row.logprobs is not None
-    if row.adjusts and row.logprobs is not None:
+    if (row.adjusts and row.logprobs is not None) or row.by_logits is not None:
         return None
     for draws in DRAWS:
         if needed <= candidates_held(draws.candidates, vocabulary, ranks) and draws.whole >= whole:

@@ -2,7 +2,7 @@
 
 from model.state.pages import BlockTable, PagePool, blocks_before, check_block_size, window_pages
 from model.state.pool import Key, page_key, root_key
-from model.state.slots import INTERVAL, SlotPool
+from model.state.slots import INTERVAL, SlotPool, WindowPool
 
 __all__ = [
     "INTERVAL",
@@ -10,6 +10,7 @@ __all__ = [
     "Key",
     "PagePool",
     "SlotPool",
+    "WindowPool",
     "blocks_before",
     "check_block_size",
     "page_key",

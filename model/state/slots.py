@@ -53,3 +53,15 @@ class SlotPool(Pool):
             return None
         self._forget(slot)
         return slot
+
+
+class WindowPool(SlotPool):
+    """`count` slots of what an encoder left behind, one for each window that a running sequence hears.
+
+    The prompt of a sequence fills its slot, and nobody changes it later. So sequences that continue one prompt share
+    a slot to their ends, and there are no snapshots.
+    """
+
+    def is_own(self, slot: int) -> bool:
+        """Nobody writes to it."""
+        return True

@@ -8,12 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from model.cache import bucket_length
 from model.checkpoint import Checkpoint, open_checkpoint
 from model.config import ModelConfig
-from model.config.parts import SpeechEncoder
 from model.errors import ModelError
 from model.families import load_config
 from model.folder import model_files
@@ -26,11 +23,11 @@ from model.mesh import Mesh
 from model.precision import activation_dtype
 from model.reference import ReferenceModel
 from model.sampling import SamplingOptions
+from model.speech.recording import Recording
+from model.speech.rules import Hearing, Listener, Rules, read_rules
+from model.speech.timestamps import Segment, segments_of
+from model.speech.wav import read_wav
 from model.tokenizer import Tokenizer
-from model.transcribe.rules import Hearing, Listener, Rules, read_rules
-from model.transcribe.spectrum import HOP, log_mel, windows_of
-from model.transcribe.timestamps import Segment, segments_of
-from model.transcribe.wav import SAMPLE_RATE, read_wav
 from model.weights import RankWeights, check_ranks, shard_weights
 from simulate.files import Outputs, json_document
 from simulate.terminal import progress, show
@@ -54,7 +51,8 @@ def transcribe_command(options: argparse.Namespace) -> int:
     tokenizer = Tokenizer(options.model, config.vocab_size)
     weights = open_checkpoint(options.model, config)
     outputs = Outputs(lambda: [*model_files(options.model), *weights.files, options.file])
-    job = _Job(options, config, weights, rules, samples)
+    assert config.spectrum is not None, "loaded for speech"
+    job = _Job(options, config, weights, rules, Recording(samples, config.spectrum, options.timestamps))
     with json_document(options.json, outputs, "transcribe") as contents:
         contents.update(_reported(job, tokenizer))
     return 0
@@ -68,35 +66,12 @@ class _Job:
     config: ModelConfig
     weights: Checkpoint
     rules: Rules
-    samples: np.ndarray
-
-    @property
-    def columns(self) -> int:
-        """Of a window's spectrum: the first two of them give the encoder's first position."""
-        assert self.config.encoder is not None
-        return 2 * self.config.encoder.positions
-
-    @cached_property
-    def spectrum(self) -> np.ndarray:
-        """The log-mel spectrum of the recording: of its windows, or, with timestamps, of the whole of more than one."""
-        encoder = self.config.encoder
-        assert isinstance(encoder, SpeechEncoder)
-        windows = windows_of(self.samples, self.columns)
-        parts = [self.samples] if self.options.timestamps and len(windows) > 1 else windows
-        return np.concatenate([log_mel(each, encoder.mel_bins) for each in parts], axis=1)
-
-    def window(self, begins: int) -> tuple[np.ndarray, int]:
-        """The spectrum of the window from a column on, filled up with zeros, and how much of it is the recording's."""
-        part = self.spectrum[:, begins : begins + self.columns]
-        filled = np.zeros((len(part), self.columns), np.float32)
-        filled[:, : part.shape[1]] = part
-        return filled, part.shape[1]
+    recording: Recording
 
     def seconds(self, begins: int) -> str:
         """The window from a column on, by the seconds that it spans."""
-        each = HOP / SAMPLE_RATE
-        end = min((begins + self.columns) * each, len(self.samples) / SAMPLE_RATE)
-        return f"{begins * each:g} s to {end:.1f} s"
+        begin, end = self.recording.span(begins)
+        return f"{begin:g} s to {end:.1f} s"
 
     @cached_property
     def shards(self) -> tuple[RankWeights, ...]:
@@ -167,11 +142,11 @@ def _transcribed(job: _Job, tokenizer: Tokenizer) -> list[_Heard]:
     backend = job.backend()
     reference = job.reference() if options.check and options.backend != "numpy" else None
     found: list[_Heard] = []
-    begins, ends = 0, job.spectrum.shape[1]
-    while begins < ends:
-        features, columns = job.window(begins)
-        if ends > job.columns and not options.timestamps:
-            print(f"window {len(found) + 1} of {ends // job.columns}, {job.seconds(begins)}")
+    recording, begins = job.recording, 0
+    while begins < recording.end:
+        features, columns = recording.window(begins)
+        if recording.windows > 1 and not options.timestamps:
+            print(f"window {len(found) + 1} of {recording.windows}, {job.seconds(begins)}")
         (generation,) = generate(
             Listener(backend, features, job.rules),
             tokenizer,
@@ -223,7 +198,7 @@ def _predicted(job: _Job, last: Generation) -> list[TargetPrediction]:
 
 def _on_target(job: _Job, last: Generation, device: Any) -> TargetPrediction:
     model = job.model(device, device.layer_done)
-    model.encode([job.window(0)[0]])
+    model.encode([job.recording.window(0)[0]])
     model.prefill([last.prompt_ids])
     window: Pass = device.take_pass()
     at = len(last.prompt_ids) + max(1, len(last.generated_ids) - 1) - 1

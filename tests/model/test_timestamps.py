@@ -12,10 +12,10 @@ import pytest
 from model.cli import main
 from model.errors import ModelError
 from model.families import load_config
-from model.transcribe.rules import Rules, read_rules
-from model.transcribe.spectrum import HOP, log_mel
-from model.transcribe.timestamps import Segment, Timestamps, segments_of
-from model.transcribe.wav import read_wav
+from model.speech.rules import Rules, read_rules
+from model.speech.spectrum import HOP, log_mel
+from model.speech.timestamps import Segment, Timestamps, segments_of
+from model.speech.wav import read_wav
 from tests.model.test_transcribe import WINDOW, speech, write_wav
 from tests.model.whisper_folders import FIELDS, write_whisper
 
@@ -220,5 +220,5 @@ def test_a_spectrum_is_the_same_however_many_columns_are_computed_at_once(
     samples = speech(1, 100 * HOP + 1)
     whole = log_mel(samples, 80)
     assert whole.shape == (80, 100)
-    monkeypatch.setattr("model.transcribe.spectrum._AT_ONCE", 7)
+    monkeypatch.setattr("model.speech.spectrum._AT_ONCE", 7)
     assert np.abs(log_mel(samples, 80) - whole).max() <= np.spacing(np.float32(2))

@@ -16,9 +16,9 @@ from model.errors import ModelError
 from model.families import load_config
 from model.reference import ReferenceModel
 from model.sampling import StepOutput
-from model.transcribe.rules import Rules, read_rules
-from model.transcribe.spectrum import HOP, log_mel, windows_of
-from model.transcribe.wav import read_wav
+from model.speech.rules import Rules, read_rules
+from model.speech.spectrum import HOP, log_mel, windows_of
+from model.speech.wav import read_wav
 from tests.model.folders import write_folder
 from tests.model.whisper_folders import FIELDS, GENERATION, write_whisper
 
@@ -221,7 +221,7 @@ def test_refuses_other_models_and_too_many_ranks(tmp_path: Path, capsys: pytest.
         return capsys.readouterr().err
 
     assert "a llama continues texts" in refused("transcribe", recording, "--model", str(llama))
-    assert "nkw transcribe does that" in refused("generate", "--model", str(folder))
+    assert "nkw transcribe and nkw serve do that" in refused("generate", "--model", str(folder))
     assert "this model takes 1 to 3 ranks" in refused(
         "transcribe", recording, "--model", str(folder), "--language", "en", "--tp", "4"
     )

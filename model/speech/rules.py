@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,7 +12,7 @@ import numpy as np
 from model.config import Fields, ModelConfig
 from model.errors import ModelError
 from model.sampling import StepOutput
-from model.transcribe.timestamps import Timestamps
+from model.speech.timestamps import Timestamps
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,10 @@ class Rules:
     suppressed: tuple[int, ...] = ()
     suppressed_first: tuple[int, ...] = ()
     timestamps: Timestamps | None = None
+
+    def of_text(self, vocabulary: int) -> WrittenDown:
+        """The rules as an engine keeps them for one text."""
+        return WrittenDown(self, vocabulary)
 
     def applied(self, steps: Sequence[StepOutput], written: Sequence[int]) -> list[StepOutput]:
         """What follows the ids that were `written` behind the prompt, without the tokens that must not."""
@@ -43,19 +47,60 @@ class Rules:
         return logits
 
 
+class WrittenDown:
+    """The rules while one text is written (a `TokenRule`)."""
+
+    complete = False
+
+    def __init__(self, rules: Rules, vocabulary: int) -> None:
+        self._rules = rules
+        self._written: list[int] = []
+        self._later = np.ones(vocabulary, bool)
+        self._later[list(rules.suppressed)] = False
+        self._first = self._later.copy()
+        self._first[list(rules.suppressed_first)] = False
+
+    @property
+    def by_logits(self) -> Callable[[np.ndarray], None] | None:
+        """Times follow where all of them together are likelier than any text."""
+        times, written = self._rules.timestamps, tuple(self._written)
+        return None if times is None else lambda logits: times.allow(logits, written)
+
+    def allowed(self) -> np.ndarray:
+        """All but suppressed tokens."""
+        return self._later if self._written else self._first
+
+    def accept(self, token: int) -> bool:
+        """A token was written."""
+        allowed = bool(self.allowed()[token])
+        self._written.append(token)
+        return allowed
+
+    def take_back(self, count: int) -> None:
+        """The last tokens were not."""
+        del self._written[len(self._written) - count :]
+
+
+def read_languages(folder: Path, config: ModelConfig) -> dict[str, int]:
+    """The languages that a model's folder names, such as en, and their tokens; none of a model of one language."""
+    return {name.strip("<|>"): id for name, id in _Rules(folder, config).languages.items()}
+
+
 def read_rules(
-    folder: Path, config: ModelConfig, language: str | None = None, timestamps: bool = False
+    folder: Path,
+    config: ModelConfig,
+    language: str | None = None,
+    timestamps: bool = False,
+    task: str | None = None,
 ) -> Rules:
     """The rules of a model's folder; ModelError where they name no language and none is given.
 
     Fields are those of generation_config.json, else of config.json, where earlier models have them. ModelError, too,
-    where `timestamps` are asked for and the vocabulary has none.
+    where `timestamps` are asked for and the vocabulary has none, and for a `task` that the model does not know. Known
+    are transcribe, mostly, and translate, to English.
     """
     fields = _Rules(folder, config)
-    start = fields.ids("decoder_start_token_id")
-    if len(start) != 1:
-        raise ModelError(f"{folder}: decoder_start_token_id is missing, with which a transcription begins")
-    prompt = [*start, *fields.forced(language)]
+    prompt = [fields.start, *fields.forced(language, task)]
     plain = fields.ids("no_timestamps_token_id")
     if timestamps:
         prompt = prompt[:-1] if prompt[-1] in plain else prompt
@@ -88,6 +133,21 @@ class _Rules:
         file = self._file_with(name)
         return file.token_ids(name, self._vocabulary) if name in file else ()
 
+    @property
+    def start(self) -> int:
+        """The id with which a transcription begins."""
+        start = self.ids("decoder_start_token_id")
+        if len(start) != 1:
+            raise ModelError(
+                f"{self._folder}: decoder_start_token_id is missing, with which a transcription begins"
+            )
+        return start[0]
+
+    @property
+    def languages(self) -> dict[str, int]:
+        """The ids of languages by the names of their tokens."""
+        return self._named("lang_to_id")
+
     def timestamps(self) -> Timestamps:
         """The tokens of times, which follow the one that says that there are none."""
         plain, ends = self.ids("no_timestamps_token_id"), self.ids("eos_token_id")
@@ -100,12 +160,16 @@ class _Rules:
             raise file.error(name, f"{latest!r:.60} is not a whole number from 0 on")
         return Timestamps(plain[0] + 1, latest, ends[0])
 
-    def forced(self, language: str | None) -> list[int]:
+    def forced(self, language: str | None, task: str | None = None) -> list[int]:
         """The ids behind the first one: language and task."""
         places = self._forced_places()
-        languages, tasks = self._named("lang_to_id"), self._named("task_to_id")
+        languages, tasks = self.languages, self._named("task_to_id")
         if not places and languages:
             places = [None, tasks.get("transcribe")]
+        if task is not None and (task in tasks or task != "transcribe"):
+            if task not in tasks or len(places) < 2:
+                raise ModelError(f"this model does not {task}: it is trained to transcribe one language")
+            places = [places[0], tasks[task], *places[2:]]
         if language is not None:
             if f"<|{language}|>" not in languages:
                 known = ", ".join(sorted(name.strip("<|>") for name in languages)) or "none"

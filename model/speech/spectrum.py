@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from model.transcribe.wav import SAMPLE_RATE
+from model.speech.wav import SAMPLE_RATE
 
 HOP = 160
 """Samples from one column to the next."""

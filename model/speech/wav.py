@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import wave
+from io import BytesIO
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -18,17 +20,28 @@ _WIDTHS = (1, 2, 3, 4)
 def read_wav(path: Path) -> np.ndarray:
     """The samples of a recording, float32 from -1 up to 1; ModelError for a file that is no such recording."""
     try:
-        with wave.open(str(path), "rb") as file:
-            return _samples(file, path)
+        with path.open("rb") as file:
+            return _read(file, str(path))
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}", _CODE) from None
+
+
+def samples_of(content: bytes, name: str) -> np.ndarray:
+    """The samples of a recording that a client sent; ModelError, which calls it by a name, where it is none."""
+    return _read(BytesIO(content), name)
+
+
+def _read(content: IO[bytes], name: str) -> np.ndarray:
+    try:
+        with wave.open(content, "rb") as file:
+            return _samples(file, name)
     except EOFError:
-        raise ModelError(f"{path} is not a WAV file: it ends in its header", _CODE) from None
+        raise ModelError(f"{name} is not a WAV file: it ends in its header", _CODE) from None
     except (wave.Error, ValueError) as error:
-        raise ModelError(f"{path} is not a WAV file of PCM samples: {error}", _CODE) from None
+        raise ModelError(f"{name} is not a WAV file of PCM samples: {error}", _CODE) from None
 
 
-def _samples(file: wave.Wave_read, path: Path) -> np.ndarray:
+def _samples(file: wave.Wave_read, path: str) -> np.ndarray:
     channels, rate, width = file.getnchannels(), file.getframerate(), file.getsampwidth()
     if channels != 1:
         raise ModelError(f"{path} has {channels} channels; a recording has 1: mix them before", _CODE)

@@ -1,0 +1,1 @@
+"""Speech as a model hears it: recordings, their windows and spectra, and the rules by which they are written down."""

@@ -1,0 +1,258 @@
+"""Windows of speech in the engine: encoded with their prompts, held in slots, written down together as each alone."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model import LLM, SamplingParams
+from model.checkpoint import open_checkpoint
+from model.device import SimulatedDevice
+from model.engine import Batch, Request, Scheduler, SchedulerOptions
+from model.engine.buckets import Buckets
+from model.engine.sampler import whole
+from model.engine.speech import Speech
+from model.engine_args import EngineArgs, make_engine
+from model.errors import ModelError
+from model.families import load_config
+from model.paged_model import PagedModel, buckets_of
+from model.reference import ReferenceModel
+from model.sampling import StepOutput
+from model.speech.rules import Rules
+from model.speech.spectrum import HOP, log_mel, windows_of
+from model.speech.timestamps import Timestamps
+from model.state import PagePool, WindowPool
+from model.weights import shard_weights
+from tests.model.oracle import Oracle
+from tests.model.test_transcribe import speech
+from tests.model.test_whisper import IDS, folder, oracle  # noqa: F401 - a fixture
+from tests.model.whisper_folders import FIELDS, spectrum, write_whisper
+
+WINDOW = 2 * FIELDS["max_source_positions"] * HOP
+TEXTS = ((1, 5), (2, 1), (1, 7), (2, 6))
+"""The spectrum that each request hears, and how many of the ids are its prompt."""
+
+
+@cache
+def wanted(seed: int, prompt: int) -> Oracle:
+    """transformers after a prompt and each later token."""
+    return Oracle(oracle(seed).model, IDS, prompt)
+
+
+def logits_of_requests(
+    path: Path, ranks: int, dtype: str, pages: int, slots: int
+) -> tuple[list[np.ndarray], list[Request], int]:
+    """Every request's logits, and how many requests ran together at most."""
+    config = load_config(path, of_speech=True)
+    options = SchedulerOptions(4, 16).of_windows(40)
+    scheduler = Scheduler(PagePool(pages, 4), options, WindowPool(slots, 4, 4))
+    shards = shard_weights(config, open_checkpoint(path, config), ranks, dtype=dtype)
+    buckets = Buckets.powers(4, 40, 40)
+    cache = scheduler.cache
+    model = PagedModel(
+        config, shards, SimulatedDevice("trn2", ranks), cache.pools, buckets, slots=cache.slots
+    )
+    requests = [
+        Request(str(n), IDS[:prompt], len(IDS) - prompt + 1, speech=Speech(spectrum(seed)))
+        for n, (seed, prompt) in enumerate(TEXTS)
+    ]
+    rows: dict[Request, list[np.ndarray]] = {each: [] for each in requests}
+    most = 0
+    for each in requests:
+        scheduler.submit(each)
+    while scheduler.running or scheduler.waiting:
+        batch = scheduler.schedule()
+        most = max(most, len(scheduler.running))
+        fed = {}
+        for request, (output,) in model.step(batch).items():
+            rows[request].append(whole(output.logits))
+            fed[request] = IDS[len(request.tokens) : len(request.tokens) + 1]
+        scheduler.finish(batch, fed)
+        for request, token in fed.items():
+            if not token:
+                scheduler.end(request)
+    assert cache.free == cache.count
+    return [np.stack(rows[each]) for each in requests], requests, most
+
+
+@pytest.mark.parametrize(
+    ("ranks", "dtype"), [(1, "float32"), (2, "float32"), (3, "float32"), (1, "bfloat16")]
+)
+def test_windows_of_many_requests_are_heard_as_alone(folder: Path, ranks: int, dtype: str) -> None:  # noqa: F811
+    """Prompts of several lengths, one of a single token, which is no step of decoding."""
+    rows, requests, most = logits_of_requests(folder, ranks, dtype, pages=12, slots=4)
+    assert most == 4 and not any(each.preemptions for each in requests)
+    for own, (seed, prompt) in zip(rows, TEXTS):
+        assert np.abs(own - wanted(seed, prompt).logits).max() <= wanted(seed, prompt).bound(dtype)
+
+
+def test_a_preempted_request_hears_its_window_again(folder: Path) -> None:  # noqa: F811
+    rows, requests, _ = logits_of_requests(folder, 1, "float32", pages=4, slots=4)
+    assert any(each.preemptions for each in requests)
+    for own, (seed, prompt) in zip(rows, TEXTS):
+        assert np.abs(own - wanted(seed, prompt).logits).max() <= wanted(seed, prompt).bound()
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_a_request_waits_for_a_slot(slots: int) -> None:
+    options = SchedulerOptions(4, 16).of_windows(40)
+    scheduler = Scheduler(PagePool(40, 4), options, WindowPool(slots, 4, 4))
+    requests = [Request(str(n), IDS[:3], 2, speech=Speech(spectrum(1))) for n in range(3)]
+    for each in requests:
+        scheduler.submit(each)
+    sizes = []
+    while scheduler.waiting or scheduler.running:
+        batch = scheduler.schedule()
+        starting = [each for each, chunk in batch.chunks.items() if chunk.start == 0]
+        assert len(starting) <= 1 and (not starting or len(batch.chunks) == 1)
+        sizes.append(len(scheduler.running))
+        scheduler.finish(batch, dict.fromkeys(batch.chunks, (7,)))
+        for each in requests:
+            if len(each.tokens) == 5:
+                scheduler.end(each)
+    assert max(sizes) == slots
+
+
+def test_continuations_of_a_window_share_its_slot(tmp_path: Path) -> None:
+    engine = make_engine(EngineArgs(write_whisper(tmp_path / "whisper"), max_num_seqs=3))
+    params = SamplingParams(n=3, temperature=1.5, seed=4, max_tokens=6, ignore_eos=True)
+    output = engine.submit("0", [3, 5, 7, 9], params, speech=Speech(spectrum(1)))
+    slots, held = engine.scheduler.cache.slots, set()
+    assert slots is not None
+    while engine.busy:
+        engine.step()
+        held.add(slots.count - slots.free)
+    texts = [tuple(each.token_ids) for each in output.outputs]
+    assert held == {0, 1} and len(set(texts)) == 3
+    again = engine.submit("1", [3, 5, 7, 9], params, speech=Speech(spectrum(1)))
+    other = engine.submit("2", [3, 5, 7, 9], params, speech=Speech(spectrum(2)))
+    while engine.busy:
+        engine.step()
+    assert [tuple(each.token_ids) for each in again.outputs] == texts
+    assert [tuple(each.token_ids) for each in other.outputs] != texts
+
+
+def test_every_part_that_hears_has_a_shape_of_the_list(tmp_path: Path) -> None:
+    config = load_config(write_whisper(tmp_path / "whisper"), of_speech=True)
+    buckets = buckets_of(config, Buckets.powers(4, 40, 40))
+    shapes = set(buckets.shapes())
+    assert all(each.decodes or (each.sequences, each.prefix, each.beside) == (1, 0, None) for each in shapes)
+    options = SchedulerOptions(4, 16).of_windows(40)
+    scheduler = Scheduler(PagePool(6, 4), options, WindowPool(4, 4, 4))
+    draw = np.random.default_rng(1)
+    for number in range(40):
+        scheduler.submit(Request(str(number), [5] * int(draw.integers(1, 15)), int(draw.integers(1, 9))))
+    seen = set()
+    while scheduler.waiting or scheduler.running:
+        batch = scheduler.schedule()
+        for part in buckets.parts(batch):
+            assert part.shape in shapes
+            assert part.shape.decodes is not any(chunk.start == 0 for chunk in part.chunks)
+            seen.add(part.shape)
+        scheduler.finish(batch, dict.fromkeys(batch.chunks, (7,)))
+        for each in batch.chunks:
+            if len(each.tokens) > each.most_positions:
+                scheduler.end(each)
+    assert len(seen) > 3
+
+
+def greedy(path: Path, features: np.ndarray, prompt: list[int], count: int) -> list[int]:
+    """The likeliest tokens by the reference alone."""
+    config = load_config(path, of_speech=True)
+    model, ids = ReferenceModel(config, open_checkpoint(path, config)), list[int]()
+    model.encode([features])
+    found = model.prefill([prompt])[0]
+    while len(ids) < count:
+        ids.append(found.likeliest)
+        found = model.decode([ids[-1]], [len(prompt) + len(ids) - 1])[0]
+    return ids
+
+
+def test_llm_hears_audio_as_vllm_takes_it(tmp_path: Path) -> None:
+    path = write_whisper(tmp_path / "whisper")
+    llm = LLM(path, max_num_seqs=2)
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    sounds = [speech(1, WINDOW), speech(2, 1700), speech(3, 3000)]
+    prompts = [
+        {"prompt_token_ids": [3, 5, 7, 9], "multi_modal_data": {"audio": (each, 16000)}} for each in sounds
+    ]
+    found = llm.generate(prompts, params, use_tqdm=False)
+    for output, own in zip(found, sounds):
+        features = log_mel(windows_of(own, 40)[0], FIELDS["num_mel_bins"])
+        assert output.outputs[0].token_ids == greedy(path, features, [3, 5, 7, 9], 4)
+    text = {"prompt": "ab", "multi_modal_data": {"audio": (sounds[0], 16000)}}
+    (by_text,) = llm.generate(text, params, use_tqdm=False)
+    assert by_text.prompt_token_ids == llm.get_tokenizer().encode("ab", special_tokens=False)
+
+
+def test_refuses_audio_that_is_none_and_prompts_without(tmp_path: Path) -> None:
+    path = write_whisper(tmp_path / "whisper")
+    llm, texts = LLM(path), LLM()
+    params = SamplingParams(temperature=0, max_tokens=1)
+
+    def refused(model: LLM, **given: object) -> str:
+        with pytest.raises(ModelError) as caught:
+            model.generate({"prompt_token_ids": [3, 5]} | given, params, use_tqdm=False)
+        return caught.value.message
+
+    def audio(samples: object, rate: object = 16000) -> dict[str, object]:
+        return {"multi_modal_data": {"audio": (samples, rate)}}
+
+    sound = np.ones(WINDOW, np.float32)
+    assert llm.generate({"prompt_token_ids": [3]} | audio(sound), params, use_tqdm=False)[0].finished
+    assert refused(llm) == "this model writes speech down: a prompt comes with audio"
+    assert refused(texts, **audio(sound)) == "this model continues texts: a prompt comes without audio"
+    assert refused(llm, **audio(np.ones(WINDOW + 1))).startswith("audio has samples of the shape [6401]")
+    assert refused(llm, **audio([])).startswith("audio has samples of the shape [0]")
+    assert refused(llm, **audio(np.ones((2, 5)))).startswith("audio has samples of the shape [2, 5]")
+    assert refused(llm, **audio(sound, 8000)).startswith("audio has 8000 samples a second; 16,000 are heard")
+    assert refused(llm, **audio(["a"])) == "audio has samples that are no numbers"
+    assert refused(llm, **audio([0.0, np.nan])) == "audio has samples that are not finite"
+    assert refused(llm, multi_modal_data={"image": 1}).startswith("multi_modal_data is a mapping with audio")
+    assert refused(llm, multi_modal_data={"audio": sound}).startswith("audio is a pair")
+    with pytest.raises(ModelError, match="drafts are for texts; a whisper writes speech down"):
+        LLM(path, speculative_config={"num_speculative_tokens": 2})
+
+
+@pytest.mark.parametrize("times", [None, Timestamps(9, 8, 2)])
+def test_rules_of_an_engine_are_those_of_a_run(times: Timestamps | None) -> None:
+    """The mask and what logits decide forbid the same tokens, after every written text."""
+    rules = Rules((1,), (3, 4), (2, 5), times)
+    draw, size = np.random.default_rng(2), 40
+    for _ in range(50):
+        own, written = rules.of_text(size), list[int]()
+        for _ in range(8):
+            logits = (6 * draw.standard_normal(size)).astype(np.float32)
+            (expected,) = rules.applied([StepOutput(logits)], written)
+            found = np.where(own.allowed(), logits, -np.inf).astype(np.float32)
+            if own.by_logits is not None:
+                own.by_logits(found)
+            assert np.array_equal(found, whole(expected.logits))
+            assert (own.by_logits is None) is (times is None)
+            token = expected.likeliest
+            allowed = own.allowed()[11]
+            assert own.accept(11) == allowed
+            own.take_back(1)
+            assert own.accept(token)
+            written.append(token)
+
+
+def test_nothing_waits_behind_windows(tmp_path: Path) -> None:
+    """Whoever decodes gets a token after as many windows in a row as there are places."""
+    scheduler = Scheduler(PagePool(400, 4), SchedulerOptions(2, 16).of_windows(40), WindowPool(2, 4, 4))
+    for number in range(9):
+        scheduler.submit(Request(str(number), IDS[:3], 4))
+    kinds = []
+    while scheduler.waiting or scheduler.running:
+        batch: Batch = scheduler.schedule()
+        kinds.append("".join("w" if chunk.start == 0 else "d" for chunk in batch.chunks.values()))
+        scheduler.finish(batch, dict.fromkeys(batch.chunks, (7,)))
+        for each in list(batch.chunks):
+            if len(each.tokens) > each.most_positions:
+                scheduler.end(each)
+    assert set(kinds) <= {"w", "d", "dd"}
+    assert "www" not in "".join(chain.from_iterable(kinds))
