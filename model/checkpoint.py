@@ -2,7 +2,7 @@
 
 The `safetensors` library reads and checks the headers. The tensors are mapped into memory here, because its numpy side
 copies every one, and knows bfloat16 only in newer versions and only where ml_dtypes has been imported. A tensor's bytes
-are read when it is used, and can be let go of afterwards. One in MXFP4 is widened each time it is used.
+are read when it is used, and can be let go of afterwards. Quantised ones are widened each time they are used.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import ml_dtypes
 import numpy as np
 import safetensors
 
-from model import mxfp4
+from model import fp8, mxfp4
 from model.config import ModelConfig, read_json
+from model.decoder import Decoder
 from model.errors import ModelError
 from model.families import compose
 from model.folder import check_inside
@@ -36,8 +37,8 @@ _DTYPES: dict[str, np.dtype] = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
-_BYTES = "U8"
-"""The dtype of what weights in MXFP4 are made of."""
+_QUANTISED: dict[str, np.dtype] = {"U8": np.dtype(np.uint8), "F8_E4M3": fp8.ELEMENT}
+"""The dtypes of what quantised weights are made of: bytes in MXFP4, and elements of eight bits."""
 _IGNORED_SUFFIX = ".rotary_emb.inv_freq"
 """Old checkpoints carry the rotary frequencies as a buffer; they follow from the config and are left unread."""
 
@@ -59,6 +60,11 @@ class Checkpoint(Mapping[str, np.ndarray]):
     def __getitem__(self, name: str) -> np.ndarray:
         return self._tensors[name].array()
 
+    def sliced(self, name: str) -> np.ndarray | fp8.Scaled:
+        """A tensor; one of eight bits before it is widened, so that a cut reads its own part."""
+        held = self._tensors[name]
+        return held if isinstance(held, fp8.Scaled) else held.array()
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
 
@@ -76,9 +82,9 @@ def open_checkpoint(folder: Path | str, config: ModelConfig) -> Checkpoint:
     """Map a folder's weights and hold them against the config.
 
     Raises ModelError for a missing file, for one that the safetensors library refuses, an index that does not agree
-    with its shards, a tensor that is missing, surplus or of another shape or dtype, and a
-    shard that is a link out of the folder. `lm_head.weight` may be absent, or
-    present and ignored, where the embedding is tied.
+    with its shards, a tensor that is missing, surplus or of another shape or dtype, scales that do not fit their
+    tensor, and a shard that is a link out of the folder. `lm_head.weight` may be absent, or present and ignored, where
+    the embedding is tied.
     """
     folder = Path(folder)
     maps: dict[Path, mmap.mmap] = {}
@@ -96,14 +102,16 @@ def open_checkpoint(folder: Path | str, config: ModelConfig) -> Checkpoint:
         held = {name if name in heads else prefix + name: tensor for name, tensor in held.items()}
     for name, parts in decoder.stacks.items():
         held |= _parts(source, name, parts, held)
+    _scale(source, held, decoder, config)
     for name, shape in shapes.items():
         if name not in held:
             raise _error(f"{source}: tensor {name} is missing")
         if held[name].shape != shape:
             raise _error(f"{source}: {name} has shape {held[name].shape}; config.json asks for {shape}")
-        if held[name].dtype == np.uint8:
-            raise _error(f"{source}: {name} has dtype '{_BYTES}'; known are {', '.join(_DTYPES)}")
-    dtypes = {held[name].dtype for name in shapes}
+        for quantised, dtype in _QUANTISED.items():
+            if held[name].dtype == dtype:
+                raise _error(f"{source}: {name} has dtype {quantised!r}; known are {', '.join(_DTYPES)}")
+    dtypes = {held[name].dtype for name in shapes.keys() - decoder.exact}
     if len(dtypes) > 1:
         names = ", ".join(sorted(map(str, dtypes)))
         raise _error(
@@ -128,8 +136,50 @@ class _Stored:
         return self.content.view(self.dtype).reshape(self.shape)
 
 
-Held = _Stored | mxfp4.Packed
+Held = _Stored | mxfp4.Packed | fp8.Scaled
 """A tensor of a checkpoint before anyone asks for it."""
+
+
+def _scale(source: Path, held: dict[str, Held], decoder: Decoder, config: ModelConfig) -> None:
+    """Put tensors of eight bits with their scales in the place of both. They are widened to the dtype of the others."""
+    block = None if config.quantisation is None else config.quantisation.block
+    if block is None:
+        return
+    shapes = decoder.layer_tensor_shapes()
+    there = {name: held[name] for name in shapes if name in held}
+    dtypes = (each.dtype for name, each in there.items() if name not in decoder.exact)
+    widened = next((each for each in dtypes if each != fp8.ELEMENT), np.dtype(ml_dtypes.bfloat16))
+    for name, each in there.items():
+        # Any other shape and dtype is left as it is, to be refused like that of a plain tensor.
+        if (
+            isinstance(each, _Stored)
+            and each.dtype == fp8.ELEMENT
+            and each.shape == shapes[name]
+            and len(each.shape) == 2
+        ):
+            held[name] = _scaled(source, name, each, held, block, widened)
+
+
+def _scaled(
+    source: Path, name: str, elements: _Stored, held: dict[str, Held], block: fp8.Block, widened: np.dtype
+) -> fp8.Scaled:
+    """A tensor of eight bits with its scales, which it takes out of `held`; those of activations are dropped."""
+    for suffix in fp8.OF_ACTIVATIONS:
+        held.pop(name.rpartition(".")[0] + suffix, None)
+    found = [name + suffix for suffix in fp8.SCALES if name + suffix in held]
+    if not found:
+        raise _error(
+            f"{source}: {name} has eight bits and no scales; tensor {name}{fp8.SCALES[0]} is missing"
+        )
+    scales = held.pop(found[0])
+    wanted = block.scales(elements.shape)
+    if scales.shape != wanted and not (1 in wanted and prod(scales.shape) == prod(wanted)):
+        sizes = " by ".join(map(str, block.sizes(elements.shape)))
+        asked = f"blocks of {sizes} in {elements.shape} have {wanted}"
+        raise _error(f"{source}: {found[0]} has shape {scales.shape}; {asked}")
+    if not isinstance(scales, _Stored) or scales.dtype not in _DTYPES.values():
+        raise _error(f"{source}: {found[0]} has dtype {scales.dtype}; known are {', '.join(_DTYPES)}")
+    return fp8.Scaled(elements.array(), scales.array().reshape(wanted), block.sizes(elements.shape), widened)
 
 
 def _parts(source: Path, name: str, parts: Sequence[str], held: dict[str, Held]) -> dict[str, Held]:
@@ -204,9 +254,9 @@ def _tensors_of(path: Path) -> tuple[dict[str, Held], mmap.mmap]:
     end = _LENGTH_BYTES + length
     held: dict[str, Held] = {}
     for name, dtype, shape in described:
-        if dtype not in (*_DTYPES, _BYTES):
+        if dtype not in (*_DTYPES, *_QUANTISED):
             raise _error(f"{path}: {name} has dtype {dtype!r}; known are {', '.join(_DTYPES)}")
-        held_in = _DTYPES.get(dtype, np.dtype(np.uint8))
+        held_in = (_DTYPES | _QUANTISED)[dtype]
         begin, end = end, end + prod(shape) * held_in.itemsize
         held[name] = _Stored(shape, held_in, content[begin:end])
     return held, mapped

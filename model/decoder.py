@@ -53,7 +53,7 @@ class EncoderLayers:
 class Decoder:
     """A decoder, and its encoder where it has one; `unread` are tensors that a checkpoint may hold beside theirs.
 
-    So are all whose names begin with `unread_prefix`, where there is one.
+    So are all whose names begin with one of `unread_prefixes`.
     A checkpoint of the layers without the head may lack `bare_prefix` in all its names. `stacks` are tensors of it that
     hold several of the layers, one behind the other.
     """
@@ -62,14 +62,19 @@ class Decoder:
     blocks: tuple[BlockLayers, ...]
     head: Head
     unread: tuple[str, ...] = ()
-    unread_prefix: str = ""
+    unread_prefixes: tuple[str, ...] = ()
     bare_prefix: str = ""
     stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     encoder: EncoderLayers | None = None
 
+    @property
+    def exact(self) -> frozenset[str]:
+        """The tensors that are float32 whatever dtype the others have."""
+        return frozenset(each.name for weight in self.weights for each in weight.tensors if each.exact)
+
     def leaves_out(self, name: str) -> bool:
         """Whether no layer reads this tensor, although a checkpoint may hold it."""
-        return name in self.unread or (bool(self.unread_prefix) and name.startswith(self.unread_prefix))
+        return name in self.unread or name.startswith(self.unread_prefixes)
 
     @property
     def sections(self) -> tuple[BlockLayers, ...]:

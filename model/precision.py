@@ -7,13 +7,14 @@ softmax, rotations and the logits stay float32, as the engines compute them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import ml_dtypes
 import numpy as np
 
 from model.config.parts import ModelConfig
 from model.errors import ModelError
+from model.fp8 import Scaled, sliced
 
 FLOAT32 = np.dtype(np.float32)
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -37,15 +38,25 @@ def activation_dtype(asked: str, config: ModelConfig, weights: Mapping[str, np.n
 class StoredWeights(Mapping[str, np.ndarray]):
     """Weights in the dtype in which HBM holds them, each converted when it is read.
 
-    Beside float32 activations they keep the checkpoint's dtype, beside bfloat16 ones they are rounded to bfloat16.
+    Beside float32 activations they keep the checkpoint's dtype, beside bfloat16 ones they are rounded to bfloat16. The
+    tensors `exact` are float32 beside any.
     """
 
-    def __init__(self, weights: Mapping[str, np.ndarray], activations: np.dtype) -> None:
+    def __init__(
+        self, weights: Mapping[str, np.ndarray], activations: np.dtype, exact: Collection[str] = ()
+    ) -> None:
         self._weights = weights
         self._activations = activations
+        self._exact = frozenset(exact)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        weight = self._weights[name]
+        return np.asarray(self.sliced(name))
+
+    def sliced(self, name: str) -> np.ndarray | Scaled:
+        """A tensor of which a cut widens only what it takes, where it is quantised by scales."""
+        weight = sliced(self._weights, name)
+        if name in self._exact:
+            return weight.astype(FLOAT32, copy=False)
         return weight if self._activations == FLOAT32 else weight.astype(self._activations, copy=False)
 
     def __iter__(self) -> Iterator[str]:

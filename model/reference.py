@@ -38,7 +38,8 @@ class ReferenceModel:
     ) -> None:
         activations = activation_dtype(dtype, config, weights)
         self._decoder = compose(config)
-        self._numpy = Arithmetic(StoredWeights(weights, activations), activations, widened_bytes, ranks)
+        stored = StoredWeights(weights, activations, self._decoder.exact)
+        self._numpy = Arithmetic(stored, activations, widened_bytes, ranks)
         self._sequences: list[_Sequence] = []
         self._encoded: list[States] = []
         self._longest_short = config.longest_short

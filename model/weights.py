@@ -58,9 +58,10 @@ def shard_weights(
     """
     check_ranks(config, ranks)
     activations = activation_dtype(dtype, config, weights)
-    stored = StoredWeights(weights, activations)
+    decoder = compose(config)
+    stored = StoredWeights(weights, activations, decoder.exact)
     shards = [Shard(rank, ranks) for rank in range(ranks)] if own is None else own
-    held_layers = list(compose(config).all_layers if layers is None else layers)
+    held_layers = list(decoder.all_layers if layers is None else layers)
     distinct = {each.name: each for layer in held_layers for each in layer.weights}
     sizes = [prod(each.shape(shard)) for each in distinct.values() for shard in shards]
     itemsize = stored[next(iter(stored))].dtype.itemsize
@@ -80,11 +81,12 @@ def shard_weights(
 
 def weights_of_all(config: ModelConfig, one: RankWeights) -> tuple[RankWeights, ...]:
     """Weights for dry runs of all ranks: right in shapes and dtypes, which `one` of them has, without memory."""
-    first = next(iter(one.arrays.values()))
+    stored = next(
+        iter(one.arrays.values())
+    ).dtype  # the first is the embedding or a norm; other stages' are alike
 
     def alike(weight: Weight, shard: Shard) -> np.ndarray:
-        dtype = one.arrays.get(weight.name, first).dtype  # weights of other stages are stored alike
-        return np.broadcast_to(np.zeros((), dtype), weight.shape(shard))
+        return np.broadcast_to(np.zeros((), weight.dtype(stored)), weight.shape(shard))
 
     weights = list(compose(config).weights)
     tensor, experts = one.shard.ranks, one.shard.expert_ranks

@@ -48,6 +48,11 @@ class Fields:
         """Note that field `name` asks for what no layer computes."""
         self.refusals.append(str(self.error(name, what)))
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all fields."""
+        return tuple(self._values)
+
     def __contains__(self, name: str) -> bool:
         return self._values.get(name) is not None
 

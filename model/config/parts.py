@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from model.config.mixers import GatedDelta, GroupedAttention, LatentAttention, StateSpace, StateSpaceHeads
+from model.config.quantised import Quantisation
 
 SWIGLU_OAI = "swigluoai"
 """The activation of gpt-oss: gate * sigmoid(alpha * gate) * (up + 1), of a gate and an up that a limit bounds."""
@@ -141,7 +142,8 @@ class ModelConfig:
 
     `max_position_embeddings` is None where a sequence has no longest. `learned_positions` are the rows of a table of
     positions beside that of the tokens. Embeddings are multiplied by `embedding_scale`; logits by `logit_scale`, then
-    bounded by `logit_softcap`. `quantisation` is the method by which the checkpoint's weights are quantised.
+    bounded by `logit_softcap`. `quantisation` says how the checkpoint's weights are quantised. `mtp_layers` is the
+    number of layers for multi-token prediction that a checkpoint may hold after the blocks, and that nothing reads.
     The registry adds `model_type`, `architecture` (empty where only plans are made) and `refusals`: the fields that
     describe what no layer of this package computes, each as an error says it.
     """
@@ -156,7 +158,8 @@ class ModelConfig:
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     dtype: str | None = None
-    quantisation: str | None = None
+    quantisation: Quantisation | None = None
+    mtp_layers: int = 0
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     encoder: Encoder | None = None

@@ -8,7 +8,6 @@ from model.config.fields import Fields
 from model.config.mixers import GroupedAttention
 from model.config.parts import Mlp, Norms
 from model.config.rotary import rotary
-from simulate.errors import shown
 
 _MOST_LAYERS = 10_000
 MOST_HEADS = 512
@@ -114,17 +113,6 @@ def dtype(fields: Fields) -> str | None:
             return value.removeprefix("torch.")
         fields.unsupported(name, f"{value!r:.60}; known are {', '.join(_DTYPES)}")
     return None
-
-
-def quantisation(fields: Fields, widened: tuple[str, ...] = ()) -> str | None:
-    """The method that `quantization_config` names; one that is not `widened` is a refusal: no kernel dequantises."""
-    if "quantization_config" not in fields:
-        return None
-    method = shown(str(fields.table("quantization_config").get("quant_method", "unnamed")), 40)
-    if method not in widened:
-        what = f"weights quantised by {method}; the kernels take unquantised weights only"
-        fields.unsupported("quantization_config", what)
-    return method
 
 
 def window_of(fields: Fields, default: int | None = None) -> int | None:

@@ -1,10 +1,12 @@
 """DeepSeek V2 and V3: multi-head latent attention, whose cache is one latent vector a token, and routed experts.
 
-V3's extra layer for predicting a second token is no part of the model that generates, and is not read.
+V3's extra layer for predicting a second token is no part of the model that generates: a checkpoint may hold it behind
+the others, and it is not read.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from model.config.fields import Fields
@@ -63,12 +65,15 @@ def _model(fields: Fields, grouped: bool, routing: dict[str, Any], scaled: float
     blocks = (sparse,) * (count - dense_layers)
     if dense_layers:
         blocks = (Block(sparse.mixer, gated_mlp(fields), around),) * dense_layers + blocks
-    return ModelConfig(**common(fields), blocks=blocks)
+    mtp = _whole(fields, "num_nextn_predict_layers")
+    return ModelConfig(**common(fields), blocks=blocks, mtp_layers=mtp)
 
 
 def compose(config: ModelConfig) -> Decoder:
     """The layers, with the checkpoint's names."""
-    return dense.compose(config, _NAMES)
+    count = len(config.blocks)
+    mtp = tuple(f"{_NAMES.layer}.{count + each}." for each in range(config.mtp_layers))
+    return replace(dense.compose(config, _NAMES), unread_prefixes=mtp)
 
 
 def _latent(fields: Fields) -> LatentAttention:

@@ -12,6 +12,7 @@ from typing import Any
 from model.config.fields import Fields
 from model.config.mixers import GroupedAttention, HeadNorm, Positions
 from model.config.parts import Block, Encoder, ModelConfig
+from model.config.quantised import quantisation
 from model.config.reading import (
     attention,
     biases,
@@ -21,7 +22,6 @@ from model.config.reading import (
     gated_mlp,
     layer_count,
     norms,
-    quantisation,
     window_of,
     windows,
 )

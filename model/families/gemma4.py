@@ -14,6 +14,7 @@ from typing import Any
 from model.config.fields import Fields
 from model.config.mixers import GroupedAttention, HeadNorm, Positions
 from model.config.parts import Block, Encoder, Experts, Mlp, ModelConfig, PerLayerInput
+from model.config.quantised import quantisation
 from model.config.reading import (
     MOST_HEAD_DIM,
     attention,
@@ -25,7 +26,6 @@ from model.config.reading import (
     gated_mlp,
     layer_count,
     norms,
-    quantisation,
     window_of,
     windows,
 )

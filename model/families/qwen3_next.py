@@ -83,7 +83,7 @@ def _kinds(fields: Fields) -> list[str]:
 
 def compose(config: ModelConfig) -> Decoder:
     """The layers, with the tensors of a checkpoint."""
-    return replace(dense.compose(config, _NAMES, _mixer), unread_prefix=_SECOND_TOKEN)
+    return replace(dense.compose(config, _NAMES, _mixer), unread_prefixes=(_SECOND_TOKEN,))
 
 
 def _mixer(config: ModelConfig, number: int, norm: Norm) -> DeltaHeads:

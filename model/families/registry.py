@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 
 from model.config import Fields, ModelConfig
-from model.config.reading import quantisation
+from model.config.quantised import quantisation
 from model.decoder import Decoder
 
 
@@ -20,7 +20,8 @@ from model.decoder import Decoder
 class Family:
     """A module, the function in it that reads a config, and the architecture whose checkpoints are generated from.
 
-    Weights quantised by the methods `widened` are read, each widened to bfloat16 when it is used.
+    Weights quantised by the methods `widened` are read beside those that every family reads, and widened when they are
+    used.
     """
 
     module: str

@@ -92,8 +92,8 @@ def token_path(
 ) -> TokenPath:
     """The path to the new token `number`, which is the last of `ids`: prompt and new tokens up to this one."""
     activations = activation_dtype(dtype, config, weights)
-    numpy = _Observer(StoredWeights(weights, activations), activations, widened_bytes=2**30)
     decoder, states = compose(config), States()
+    numpy = _Observer(StoredWeights(weights, activations, decoder.exact), activations, widened_bytes=2**30)
     before = ids[:-1]
     span = Span(0, len(before))
     x = decoder.embedding.reference(np.asarray(before), span, states, numpy)

@@ -14,6 +14,7 @@ import numpy as np
 
 from model import rope
 from model.config.mixers import Positions
+from model.fp8 import sliced
 from model.layers.projection import Projection
 from model.layers.shard import WHOLE, Shard
 from model.precision import FLOAT32
@@ -45,7 +46,8 @@ class Arithmetic:
     def __init__(
         self, weights: Mapping[str, np.ndarray], dtype: np.dtype, widened_bytes: int, ranks: int = 1
     ) -> None:
-        small = sum(tensor.size for tensor in weights.values()) * FLOAT32.itemsize <= widened_bytes
+        elements = sum(sliced(weights, name).size for name in weights)
+        small = elements * FLOAT32.itemsize <= widened_bytes
         self._weights = {name: widened(each) for name, each in weights.items()} if small else weights
         self._dtype = dtype
         self._ranks = ranks

@@ -83,7 +83,7 @@ class RoutedExperts(Stateless):
         if self.router.bias is not None:
             bias = Weight(f"{self.name}.b_router", (self.router.bias_row(ROW),))
         if self.choice_bias is not None:
-            row = Tensor(self.choice_bias, (self.routing.count,), ROW)
+            row = Tensor(self.choice_bias, (self.routing.count,), ROW, exact=True)
             chosen = Weight(f"{self.name}.b_choice", (row,))
         return {
             "w_router": Weight(f"{self.name}.w_router", (self.router.weight(TRANSPOSED),)),

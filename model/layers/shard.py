@@ -190,9 +190,9 @@ class Reordered:
         return self.cut.shape(whole, shard)
 
     def take(self, tensor: np.ndarray, shard: Shard) -> np.ndarray:
-        """The part of the reordered tensor."""
-        runs = tensor.reshape(-1, len(self.order), *tensor.shape[1:])
-        return self.cut.take(runs[:, list(self.order)].reshape(tensor.shape), shard)
+        """The part, whose outputs are in whole runs, reordered."""
+        own = self.cut.take(tensor, shard)
+        return own.reshape(len(own), -1, len(self.order))[:, :, list(self.order)].reshape(own.shape)
 
 
 @dataclass(frozen=True)
@@ -215,8 +215,9 @@ class HeadPart:
 
     def take(self, tensor: np.ndarray, shard: Shard) -> np.ndarray:
         """The part, contiguous."""
-        by_head = tensor.reshape(self.heads, -1, tensor.shape[1])
-        own = by_head[self.span(self.heads, shard), slice(*self.part)].reshape(-1, tensor.shape[1])
+        each, own_heads = len(tensor) // self.heads, self.span(self.heads, shard)
+        of_rank = tensor[own_heads.start * each : own_heads.stop * each]
+        own = of_rank.reshape(-1, each, tensor.shape[1])[:, slice(*self.part)].reshape(-1, tensor.shape[1])
         shape = self.shape(tensor.shape, shard)
         if not self.rows:
             return _transposed(own, shape)
@@ -265,6 +266,7 @@ def _transposed(weight: np.ndarray, shape: Shape) -> np.ndarray:
 
     Some rows at a time, because numpy's own order misses the caches.
     """
+    weight = np.asarray(weight)
     inputs, outputs = weight.shape[1], weight.shape[0]
     result = (np.empty if shape == (inputs, outputs) else np.zeros)(shape, weight.dtype)
     words, columns = (array.view(f"u{array.itemsize}") for array in (weight, result))

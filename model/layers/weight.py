@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from model.fp8 import sliced
 from model.layers.launch import StepShape, Value
 from model.layers.shard import Cut, Reordered, Row, Shape, Shard, Transposed, Whole
+from model.precision import FLOAT32
 
 
 @dataclass(frozen=True)
@@ -16,7 +18,7 @@ class Tensor:
     """A tensor of the checkpoint, the part of it that a weight is made of, and what one rank holds of that.
 
     The part is (first, end, period): the outputs first … end of every so many, all where `outputs` is None. A
-    `transposed` tensor is [in, out].
+    `transposed` tensor is [in, out]. An `exact` one is float32 whatever dtype the others have.
     """
 
     name: str
@@ -24,6 +26,7 @@ class Tensor:
     cut: Cut
     outputs: tuple[int, int, int] | None = None
     transposed: bool = False
+    exact: bool = False
 
     def part(self, tensor: np.ndarray) -> np.ndarray:
         """The part of the checkpoint's tensor, [out, in] or [out]."""
@@ -31,6 +34,8 @@ class Tensor:
         if self.outputs is None:
             return whole
         first, end, period = self.outputs
+        if period == len(whole):
+            return whole[first:end]
         rest = whole.shape[1:]
         return whole.reshape(-1, period, *rest)[:, first:end].reshape(-1, *rest)
 
@@ -44,7 +49,7 @@ class Tensor:
 
     def take(self, weights: Mapping[str, np.ndarray], shard: Shard) -> np.ndarray:
         """What a rank holds, copied from a checkpoint."""
-        return self.cut.take(self.part(weights[self.name]), shard)
+        return self.cut.take(self.part(sliced(weights, self.name)), shard)
 
 
 @dataclass(frozen=True)
@@ -83,9 +88,13 @@ class Weight:
         parts = [each.take(weights, shard) for each in self.tensors]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
+    def dtype(self, others: np.dtype) -> np.dtype:
+        """The array's dtype, where that of weights in general is `others`."""
+        return FLOAT32 if self.tensors[0].exact else others
+
     def value(self, step: StepShape) -> Value:
         """The array as an argument of a launch."""
-        return Value(self.name, self.shape(step.shard), step.weights)
+        return Value(self.name, self.shape(step.shard), self.dtype(step.weights))
 
 
 @dataclass(frozen=True)

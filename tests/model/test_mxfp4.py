@@ -179,7 +179,11 @@ def test_other_methods_clamps_and_numbers_of_experts_are_refused(tmp_path: Path)
     path = write(tmp_path) / "config.json"
     fields = json.loads(path.read_text())
     for name, value, said in (
-        ("quantization_config", {"quant_method": "fp8"}, "weights quantised by fp8; the kernels take"),
+        (
+            "quantization_config",
+            {"quant_method": "awq"},
+            "by awq; fp8, compressed-tensors, mxfp4 are widened",
+        ),
         ("swiglu_limit", 8.0, "swiglu_limit: 8.0; experts are computed with 7.0"),
         ("swiglu_alpha", 1.0, "swiglu_alpha: 1.0; experts are computed with 1.702"),
     ):
@@ -191,4 +195,5 @@ def test_other_methods_clamps_and_numbers_of_experts_are_refused(tmp_path: Path)
     with pytest.raises(ModelError, match="for 3 experts"):
         open_checkpoint(tmp_path, load_config(tmp_path))
     path.write_text(json.dumps({**fields, "swiglu_limit": 7.0, "swiglu_alpha": 1.702}))
-    assert load_config(tmp_path).quantisation == "mxfp4"
+    quantised = load_config(tmp_path).quantisation
+    assert quantised is not None and quantised.method == "mxfp4"

@@ -1,0 +1,443 @@
+"""Weights of eight bits with scales: every code, cuts, folders as they are published, and files that do not fit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from model import fp8
+from model.checkpoint import open_checkpoint
+from model.device import SimulatedDevice
+from model.errors import ModelError
+from model.families import compose, load_config, read_config
+from model.fp8 import ELEMENT, Block, Scaled
+from model.kernel_model import KernelModel
+from model.precision import StoredWeights
+from model.reference import ReferenceModel
+from model.weights import shard_weights
+from tests.model.oracle import Oracle
+from tests.model.test_dense_families import CACHE, IDS, PROMPT, assert_equal
+from tests.model.tiny_families import TINY, tiny_model, write_tiny
+
+torch = pytest.importorskip("torch", reason="torch is an extra of development (dev)")
+pytest.importorskip("transformers", reason="transformers is an extra of development (dev)")
+
+FILE = "model.safetensors"
+EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
+FLOAT32, BFLOAT16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
+
+
+def element(code: int) -> float:
+    """By the format's fields: a sign, four bits of exponent with a bias of 7, three of mantissa; 127 is no number."""
+    sign, exponent, mantissa = -1.0 if code & 128 else 1.0, code >> 3 & 15, code & 7
+    if code & 127 == 127:
+        return np.nan
+    return sign * (mantissa / 8 * 2.0**-6 if exponent == 0 else (1 + mantissa / 8) * 2.0 ** (exponent - 7))
+
+
+def spread(scales: np.ndarray, rows: int, columns: int, shape: tuple[int, int]) -> np.ndarray:
+    """The scale of every element of a tensor [out, in]."""
+    return np.kron(scales, np.ones((rows, columns)))[: shape[0], : shape[1]]
+
+
+def coded(shape: tuple[int, int], seed: int) -> np.ndarray:
+    """Random numbers of eight bits."""
+    codes = np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
+    codes[codes & 127 == 127] = 0
+    return codes.view(ELEMENT)
+
+
+def scales_of(shape: tuple[int, int], seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).uniform(1e-3, 3e-3, shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16, np.dtype(np.float16)])
+def test_every_code_with_scales_of_every_size(dtype: np.dtype) -> None:
+    """Powers of two keep products exact in float32, so that they are rounded once."""
+    codes = np.broadcast_to(np.arange(256, dtype=np.uint8), (40, 256)).copy()
+    scales = np.exp2(np.arange(-30, 10, dtype=np.float32))[:, None]
+    own = Scaled(codes.view(ELEMENT), scales, (1, 256), dtype).array()
+    exact = np.array([element(code) for code in range(256)]) * scales.astype(np.float64)
+    with np.errstate(over="ignore"):
+        wanted = exact.astype(np.float32).astype(dtype)
+    assert own.dtype == dtype and np.array_equal(
+        own.astype(np.float32), wanted.astype(np.float32), equal_nan=True
+    )
+
+
+@pytest.mark.parametrize("sizes", [(128, 128), (1, 300), (129, 300), (64, 40)])
+@pytest.mark.parametrize("shape", [(127, 129), (128, 128), (129, 127), (300, 260)])
+def test_blocks_at_the_ends_may_be_short(shape: tuple[int, int], sizes: tuple[int, int]) -> None:
+    rows, columns = sizes
+    block = Block(rows, columns)
+    scales = scales_of(block.scales(shape), 3)
+    elements = coded(shape, 4)
+    held = Scaled(elements, scales, block.sizes(shape), FLOAT32)
+    wide = spread(scales, rows, columns, shape).astype(np.float32)
+    wanted = elements.astype(np.float32) * wide
+    assert held.shape == shape == held.array().shape
+    assert np.array_equal(held.array(), wanted)
+    assert np.array_equal(np.asarray(held.T), wanted.T)
+    assert np.array_equal(held.reshape(-1), wanted.reshape(-1))
+    assert np.array_equal(np.asarray(held.astype(BFLOAT16)), wanted.astype(BFLOAT16))
+    random = np.random.default_rng(5)
+    for _ in range(20):
+        own = tuple(slice(*sorted(random.integers(0, size + 1, 2).tolist())) for size in shape)
+        assert np.array_equal(np.asarray(held[own]), wanted[own])
+        assert np.array_equal(np.array(held[own[0]]), wanted[own[0]])
+        assert np.array_equal(np.asarray(held.T[own[1], own[0]]), wanted.T[own[1], own[0]])
+        assert np.array_equal(np.asarray(held[own][1:, 2:].T), wanted[own][1:, 2:].T)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_a_tensor_is_widened_as_transformers_does(kind: str) -> None:
+    """transformers widens whole blocks only."""
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+
+    elements, scales = coded((384, 256), 6), scales_of((3, 2), 7)
+    bits = torch.from_numpy(elements.view(np.uint8)).view(torch.float8_e4m3fn)
+    wanted = Fp8Dequantize(None)._dequantize_one(bits, torch.from_numpy(scales), getattr(torch, kind))
+    own = Scaled(elements, scales, (128, 128), np.dtype(kind) if kind == "float32" else BFLOAT16)
+    assert np.array_equal(own.array().astype(np.float32), wanted.float().numpy())
+
+
+SCHEMES: dict[str, tuple[dict[str, Any], Block, str]] = {
+    "blocks": ({"quant_method": "fp8", "weight_block_size": [16, 24], "fmt": "e4m3"}, Block(16, 24), "_scale_inv"),
+    "a scale for each tensor": (
+        {"quant_method": "fp8", "weight_block_size": None, "activation_scheme": "static"},
+        Block(None, None),
+        "_scale",
+    ),
+    **{
+        f"compressed, {strategy}": (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {
+                    "group_0": {
+                        "weights": {
+                            "type": "float",
+                            "num_bits": 8,
+                            "symmetric": True,
+                            "strategy": strategy,
+                            "block_structure": structure,
+                        }
+                    }
+                },
+            },
+            Block(*block),
+            "_scale",
+        )
+        for strategy, structure, block in (
+            ("tensor", None, (None, None)),
+            ("channel", None, (1, None)),
+            ("block", [9, 11], (9, 11)),
+        )
+    },
+}  # fmt: skip
+
+
+def quantised(
+    tensors: dict[str, np.ndarray], scheme: str, others: np.dtype, scale_dtype: np.dtype
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Tensors with those of projections in eight bits, and the numbers that they stand for."""
+    _, block, suffix = SCHEMES[scheme]
+    stored: dict[str, np.ndarray] = {}
+    plain: dict[str, np.ndarray] = {}
+    for name, tensor in tensors.items():
+        projects = name.endswith(("proj.weight", "proj_with_mqa.weight", "qkvz.weight", "c_attn.weight"))
+        if not projects or tensor.ndim != 2:
+            kept = tensor.astype(np.float32 if name.endswith("e_score_correction_bias") else others)
+            stored[name] = plain[name] = kept
+            continue
+        shape = tensor.shape
+        rows, columns = block.rows or shape[0], block.columns or shape[1]
+        counts = -(-shape[0] // rows), -(-shape[1] // columns)
+        most = np.zeros(counts)
+        for row, column in np.ndindex(counts):
+            part = tensor[row * rows : (row + 1) * rows, column * columns : (column + 1) * columns]
+            most[row, column] = np.abs(part).max()
+        scales = (most / 448).astype(scale_dtype)
+        wide = spread(scales.astype(np.float32), rows, columns, shape).astype(np.float32)
+        elements = (tensor.astype(np.float32) / wide).clip(-448, 448).astype(ELEMENT)
+        stored[name] = elements
+        stored[name + suffix] = scales.reshape(()) if scheme == "a scale for each tensor" else scales
+        if suffix == "_scale":
+            stored[name.removesuffix(".weight") + ".input_scale"] = np.ones(1, np.float32)
+        plain[name] = (elements.astype(np.float32) * wide).astype(others)
+    return stored, plain
+
+
+def write(
+    folder: Path, name: str, scheme: str = "blocks", scale_dtype: np.dtype = FLOAT32
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """A quantised folder: the tensors that it holds, and the numbers that they stand for."""
+    write_tiny(folder, name)
+    stored, plain = quantised(safetensors.numpy.load_file(folder / FILE), scheme, BFLOAT16, scale_dtype)
+    save(folder, stored)
+    configure(folder, dtype="bfloat16", quantization_config=SCHEMES[scheme][0])
+    return stored, plain
+
+
+def configure(folder: Path, **changes: Any) -> None:
+    """Change fields of a folder's config.json."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def save(folder: Path, tensors: dict[str, np.ndarray]) -> None:
+    safetensors.numpy.save_file(
+        {name: np.ascontiguousarray(each) if each.ndim else each for name, each in tensors.items()},
+        folder / FILE,
+    )
+
+
+def same(one: np.ndarray, other: np.ndarray) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme"),
+    [
+        *((name, "blocks") for name in TINY),
+        *((name, scheme) for name in ("qwen3", "deepseek v3", "gpt2") for scheme in list(SCHEMES)[1:]),
+    ],
+)
+def test_every_family_holds_what_a_plain_folder_would(tmp_path: Path, name: str, scheme: str) -> None:
+    """Tensors, and what each of two ranks holds in either dtype of activations."""
+    scale_dtype = BFLOAT16 if scheme == "compressed, block" else FLOAT32
+    stored, plain = write(tmp_path, name, scheme, scale_dtype)
+    config = load_config(tmp_path)
+    checkpoint = open_checkpoint(tmp_path, config)
+    wide = {
+        each: array for each, array in checkpoint.items() if each in plain
+    }  # those of stacks have other names
+    assert all(same(array, plain[each]) for each, array in wide.items())
+    assert any(each.dtype == ELEMENT for each in stored.values())
+    for dtype in ("float32", "bfloat16"):
+        own = shard_weights(config, checkpoint, 2, dtype=dtype)
+        wanted = shard_weights(config, dict(checkpoint) | wide, 2, dtype=dtype)
+        for one, other in zip(own, wanted, strict=True):
+            assert one.arrays.keys() == other.arrays.keys()
+            assert all(same(array, other.arrays[each]) for each, array in one.arrays.items())
+
+
+class Counted(np.ndarray):
+    """Values of codes, which count how many elements are widened."""
+
+    count = 0
+
+    def __getitem__(self, codes: Any) -> Any:
+        Counted.count += codes.size
+        return np.asarray(self)[codes]
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("llama with biases", 1), ("phi3", 1), ("qwen3", 1), ("deepseek v3", 2)]
+)
+def test_ranks_widen_their_own_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, most: int
+) -> None:
+    """Together the ranks widen each element once; what all hold whole, and keys and values of one tensor, twice."""
+    write(tmp_path, name)
+    config = load_config(tmp_path)
+    checkpoint = open_checkpoint(tmp_path, config)
+    elements = sum(each.size for name in checkpoint if isinstance(each := checkpoint.sliced(name), Scaled))
+    monkeypatch.setattr(fp8, "_VALUES", fp8._VALUES.view(Counted))
+    monkeypatch.setattr(Counted, "count", 0)
+    shard_weights(config, checkpoint, 2)
+    assert 0 < elements <= Counted.count <= most * elements
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["deepseek v3", "qwen3"])
+def test_a_published_folder_has_the_tokens_of_transformers(tmp_path: Path, name: str) -> None:
+    """DeepSeek-V3 with the layer that predicts a second token, and the choice's bias in float32 beside bfloat16."""
+    stored, plain = write(tmp_path, name)
+    if name == "deepseek v3":
+        configure(tmp_path, num_nextn_predict_layers=1)
+        last = {
+            each.replace("layers.2.", "layers.3."): stored[each] for each in stored if "layers.2." in each
+        }
+        save(tmp_path, stored | last | {"model.layers.3.eh_proj.weight": np.zeros((36, 72), BFLOAT16)})
+    folder = tmp_path / "plain"
+    tiny_model(name).config.save_pretrained(folder)
+    save(folder, {each: tensor.astype(np.float32) for each, tensor in plain.items()})
+    model = type(tiny_model(name)).from_pretrained(folder, dtype=torch.float32, **EAGER)
+    oracle = Oracle(model, IDS, PROMPT)
+    config = load_config(tmp_path)
+    weights = open_checkpoint(tmp_path, config)
+    assert_equal(ReferenceModel(config, weights), oracle)
+    shards = shard_weights(config, weights, 2)
+    if name == "deepseek v3":
+        exact = {each for each, array in shards[1].arrays.items() if array.dtype != BFLOAT16}
+        assert exact == {f"layers.{layer}.experts.b_choice" for layer in (1, 2)}
+    assert_equal(KernelModel(config, shards, SimulatedDevice("trn2", 2), CACHE), oracle)
+
+
+def test_the_bias_of_a_choice_stays_float32_beside_bfloat16(tmp_path: Path) -> None:
+    """Rounded it would change choices; so the reference reads it unrounded as well."""
+    _, plain = write(tmp_path, "deepseek v3")
+    config = load_config(tmp_path)
+    checkpoint = open_checkpoint(tmp_path, config)
+    name = next(each for each in plain if each.endswith("e_score_correction_bias"))
+    assert (plain[name] != plain[name].astype(BFLOAT16).astype(np.float32)).any()
+    (rank,) = shard_weights(config, checkpoint, 1, dtype="bfloat16")
+    biases = {each: array.dtype for each, array in rank.arrays.items() if array.dtype != BFLOAT16}
+    assert set(biases) == {f"layers.{layer}.experts.b_choice" for layer in (1, 2)}
+    assert set(biases.values()) == {FLOAT32}
+    stored = StoredWeights(checkpoint, BFLOAT16, compose(config).exact)
+    assert same(stored[name], plain[name]) and stored[PROJECTION].dtype == BFLOAT16
+
+
+PROJECTION = "model.layers.1.self_attn.o_proj.weight"
+NORM = "model.layers.1.input_layernorm.weight"
+
+
+def changed(change: Callable[[dict[str, np.ndarray]], object], folder: Path) -> str:
+    """What opening a folder says whose tensors are changed."""
+    held, _ = write(folder, "llama with longrope")
+    open_checkpoint(folder, load_config(folder))
+    change(held)
+    save(folder, held)
+    with pytest.raises(ModelError) as refused:
+        open_checkpoint(folder, load_config(folder))
+    return str(refused.value).removeprefix(f"{folder / FILE}: ")
+
+
+def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    name, scales = PROJECTION, PROJECTION + "_scale_inv"
+
+    def said(change: Callable[[dict[str, np.ndarray]], object]) -> str:
+        return changed(change, tmp_path)
+
+    def narrower(held: dict[str, np.ndarray]) -> None:
+        held[scales] = held[scales][:, :-1]
+
+    def turned(held: dict[str, np.ndarray]) -> None:
+        held[scales] = held[scales].T
+
+    assert (
+        said(lambda held: held.pop(scales))
+        == f"{name} has eight bits and no scales; tensor {scales} is missing"
+    )
+    for change in (narrower, turned):
+        sentence = said(change)
+        assert sentence.startswith(f"{scales} has shape (") and "; blocks of 16 by 24 in (" in sentence
+    assert said(lambda held: held.update({scales: held[scales].astype(np.uint8)})) == (
+        f"{scales} has dtype uint8; known are F32, F16, BF16"
+    )
+    assert said(lambda held: held.update({NORM: held[NORM].astype(ELEMENT)})) == (
+        f"{NORM} has dtype 'F8_E4M3'; known are F32, F16, BF16"
+    )
+    assert said(lambda held: held.update({name: held[name][:-1]})).startswith(f"{name} has shape (")
+    surplus = f"{scales.removesuffix('_inv')} is not a tensor of LlamaForCausalLM"
+    assert said(lambda held: held.update({scales.removesuffix("_inv"): held[scales]})) == surplus
+    plain = f"{scales} is not a tensor of LlamaForCausalLM"
+    assert said(lambda held: held.update({name: held[name].astype(BFLOAT16)})) == plain
+
+
+def test_eight_bits_without_a_quantisation_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, "qwen3")
+    path = tmp_path / "config.json"
+    fields = json.loads(path.read_text())
+    del fields["quantization_config"]
+    path.write_text(json.dumps(fields))
+    with pytest.raises(ModelError, match="has dtype 'F8_E4M3'; known are F32, F16, BF16"):
+        open_checkpoint(tmp_path, load_config(tmp_path))
+
+
+def compressed(**changes: Any) -> dict[str, Any]:
+    weights = SCHEMES["compressed, channel"][0]["config_groups"]["group_0"]["weights"]
+    return {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": {"weights": weights | changes}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ({"quant_method": "awq"}, "weights quantised by awq; fp8, compressed-tensors are widened, no others"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt: 'e5m2'; weights of eight bits are widened from e4m3"),
+        (
+            {"quant_method": "fp8", "weight_block_size": [128]},
+            "weight_block_size: [128] is not two positive whole numbers",
+        ),
+        (
+            {"quant_method": "fp8", "weight_block_size": [0, 128]},
+            "weight_block_size: [0, 128] is not two positive whole numbers",
+        ),
+        (
+            {"quant_method": "fp8", "weight_block_size": [128, 2**31]},
+            "weight_block_size: [128, 2147483648] is not two positive whole numbers",
+        ),
+        (
+            {"quant_method": "fp8", "weight_block_size": 128},
+            "weight_block_size: 128 is not two positive whole numbers",
+        ),
+        (compressed(type="int"), "weights.type: 'int'; weights are widened where it is 'float'"),
+        (compressed(num_bits=4), "weights.num_bits: 4; weights are widened where it is 8"),
+        (compressed(symmetric=False), "weights.symmetric: False; weights are widened where it is True"),
+        (compressed(strategy="group"), "weights.strategy: 'group'; known are tensor, channel, block"),
+        (compressed(strategy="block"), "weights.block_structure: None is not two positive whole numbers"),
+        (compressed() | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme: caches have the dtype of"),
+        (
+            compressed() | {"config_groups": {}},
+            "config_groups: none; groups whose weights are quantised alike",
+        ),
+        (
+            compressed()
+            | {"config_groups": {"a": compressed()["config_groups"]["group_0"], "b": {"weights": {}}}},
+            "config_groups: a, b; groups whose weights are quantised alike",
+        ),
+    ],
+)
+def test_other_quantisations_are_refused(tmp_path: Path, own: dict[str, Any], said: str) -> None:
+    write(tmp_path, "qwen3", "compressed, channel")
+    path = tmp_path / "config.json"
+    fields = json.loads(path.read_text())
+    path.write_text(json.dumps({**fields, "quantization_config": own}))
+    try:
+        refusals = read_config(path).refusals
+    except ModelError as error:
+        refusals = (str(error),)
+    assert any(said in each for each in refusals)
+    with pytest.raises(ModelError):
+        load_config(tmp_path)
+    path.write_text(json.dumps({**fields, "quantization_config": compressed()}))
+    config = load_config(tmp_path)
+    assert config.quantisation is not None and config.quantisation.block == Block(1, None)
+    most = {"quant_method": "fp8", "weight_block_size": [2**31 - 1, 1]}
+    path.write_text(json.dumps({**fields, "quantization_config": most}))
+    config = load_config(tmp_path)
+    assert config.quantisation is not None and config.quantisation.block == Block(2**31 - 1, 1)
+
+
+def test_layers_of_multi_token_prediction_are_those_that_the_config_counts(tmp_path: Path) -> None:
+    """A checkpoint may hold them or not; one more is a surplus."""
+    held, _ = write(tmp_path, "deepseek v3")
+    count = len(load_config(tmp_path).blocks)
+    for behind, number, fits in (
+        (0, count, False),
+        (1, count, True),
+        (1, count + 1, False),
+        (2, count + 1, True),
+    ):
+        configure(tmp_path, num_nextn_predict_layers=behind)
+        config = load_config(tmp_path)
+        save(tmp_path, held)
+        assert open_checkpoint(tmp_path, config)
+        surplus = f"model.layers.{number}.eh_proj.weight"
+        save(tmp_path, held | {surplus: np.zeros((3, 5), ELEMENT)})
+        if fits:
+            assert surplus not in open_checkpoint(tmp_path, config)
+            continue
+        with pytest.raises(ModelError, match=f"{surplus} is not a tensor of DeepseekV3ForCausalLM"):
+            open_checkpoint(tmp_path, config)
