@@ -41,7 +41,7 @@ Tiling
 
 Limits
     H up to 8192, in bfloat16 without biases and offset of the norm up to 16384; F up to 16384. A row_gate comes
-    without b_down, and where rows are not cut over the ranks.
+    without b_down.
 
 Cost
     HBM: the three weights once for each group, the norm's weight and the biases once, x twice (once up to 128 rows), y
@@ -111,7 +111,7 @@ def mlp(
     ranks = sequence_ranks
     if row_gate is not None:
         assert row_gate.shape == (x.shape[1], 1), f"row_gate is [{x.shape[1]}, 1], not {row_gate.shape}"
-        assert b_down is None and ranks == 1, "row_gate comes without b_down and sequence_ranks"
+        assert b_down is None, "row_gate comes without b_down"
     owned, hidden = x.shape
     tokens = ranks * owned
     check_ranks(ranks, replica_group, tokens)

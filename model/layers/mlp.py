@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from model.errors import ModelError
 from model.layers.arithmetic import Arithmetic, Span
 from model.layers.launch import Argument, Axis, Launch, StepShape, Value, product
 from model.layers.layer import Stateless, States
@@ -76,14 +75,7 @@ class FeedForward(Stateless):
         )
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """One kernel, whose partial sums are added up over the ranks, and the norm after it.
-
-        ModelError where rows have gates and ranks cut them (--sp).
-        """
-        if self.row_gate is not None and step.sequence_ranks > 1:
-            raise ModelError(
-                "a gated shared expert takes whole rows: run it without sequence parallelism (--sp)"
-            )
+        """One kernel, whose partial sums are added up over the ranks, and the norm after it."""
         x = Value("x", (step.own_rows, self.hidden), step.activations)
         parts = {name: None if each is None else each.value(step) for name, each in self._parts().items()}
         matrices = [each for name, each in parts.items() if name.startswith("w_") and each is not None]

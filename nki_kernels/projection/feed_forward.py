@@ -89,16 +89,17 @@ def overlap(stage, job, group, before, before_parts, waiting, loads):
     result = None
     columns = []
     ranks = stage["ranks"]
+    height = ranks * own_height(ranks)
     chunks = [] if before is None else starts(job["y"].shape[1], chunk_width(ranks * before[1], ranks))
     if group is not None:
         rows = ranks * group[1]
         inner = stage["weights"][0].shape[1]
         if job["factors"] is not None:
-            gate_rows(job["factors"], stage["blocks"][:, :, 0:rows], stage["row_gate"], stage["x"].shape[1])
+            x_blocks, hidden = stage["blocks"][:, :, 0:rows], stage["x"].shape[1]
+            gate_rows(job["factors"], x_blocks, stage["row_gate"], hidden, height)
         result = inner_tile(inner, rows, stage)
         columns = starts(inner, columns_at_once(stage["weights"], rows))
     loading = max(1, len(columns) // 2)
-    height = ranks * own_height(ranks)
     done = 0
     transposed = 0
     for chunk in range(len(chunks) + 1):
@@ -130,12 +131,12 @@ def overlap(stage, job, group, before, before_parts, waiting, loads):
     return [result]
 
 
-def gate_rows(factors, x, weight, hidden):
-    """Append sigmoid(x @ weight) of each 128 rows to `factors`, [rows, 1] float32.
+def gate_rows(factors, x, weight, hidden, height):
+    """Append sigmoid(x @ weight) of each row tile, of `height` rows, to `factors`, [rows, 1] float32.
 
     x [h in block, block, row] has `hidden` elements of each row, and so has weight [h in block, block, 1].
     """
-    for first, last in ranges(0, x.shape[2]):
+    for first, last in ranges(0, x.shape[2], height):
         bank = nl.ndarray((last - first, 1), dtype=nl.float32, buffer=nl.psum)
         add_products([[bank]], x, [(first, last)], weight, [(0, 1)], 0, hidden)
         factor = nl.ndarray(bank.shape, dtype=nl.float32, buffer=nl.sbuf)

@@ -106,7 +106,7 @@ def product_chunk(job, parts, first, column):
             rows_left = last_row - block * PARTITIONS
             accumulate(sums, x, pieces, block, rows_left, number > 0, job["paired"], height)
     bias = None if job["bias"] is None else job["bias"][:, column:last]
-    factors = None if job["factors"] is None else job["factors"][first // PARTITIONS :]
+    factors = None if job["factors"] is None else job["factors"][first // own_height(ranks) :]
     if replica_group is None:
         result = nl.ndarray((min(rows, PARTITIONS), blocks(rows), width), dtype=y.dtype, buffer=nl.sbuf)
         plus_residual(result, sums, before, bias, loads, factors)

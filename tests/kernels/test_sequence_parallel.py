@@ -50,15 +50,16 @@ def output(ranks: int, tokens: int, dtype: Any) -> tuple[list[tuple[Any, ...]], 
 
 
 def mlp(
-    ranks: int, tokens: int, dtype: Any, layer_norm: bool
+    ranks: int, tokens: int, dtype: Any, layer_norm: bool, row_gate: np.ndarray | None = None
 ) -> tuple[list[tuple[Any, ...]], tuple[Any, ...]]:
     x, norm = normal(1, tokens, 72, dtype=dtype), normal(2, 1, 72, dtype=dtype)
     gate, up = weight(3, 72, 40 * ranks, dtype), weight(4, 72, 40 * ranks, dtype)
     down = weight(5, 40 * ranks, 72, dtype)
     rest = ("silu", None, None, None, normal(6, 1, 72, dtype=dtype) if layer_norm else None, 0.0)
     shards = zip(parts(x, ranks), parts(gate, ranks, 1), parts(up, ranks, 1), parts(down, ranks))
-    given = [(x, norm, gate, up, down, EPS, over(ranks), *rest, True, ranks) for x, gate, up, down in shards]
-    return given, (x, norm, gate, up, down, EPS, None, *rest)
+    more = (ranks, row_gate)
+    given = [(x, norm, gate, up, down, EPS, over(ranks), *rest, True, *more) for x, gate, up, down in shards]
+    return given, (x, norm, gate, up, down, EPS, None, *rest, True, 1, row_gate)
 
 
 def qkv(
@@ -99,12 +100,22 @@ def test_the_rows_of_all_ranks_are_those_of_one(ranks: int, tokens: int, dtype: 
         compare_all(each, kernels.qkv_projection_reference, whole)
 
 
+@pytest.mark.parametrize(("ranks", "tokens"), SHAPES)
+def test_rows_that_ranks_cut_have_their_own_gates(ranks: int, tokens: int) -> None:
+    """Of three ranks a row tile has 126 rows."""
+    for dtype in (np.float32, BF16):
+        given, whole = mlp(ranks, tokens, dtype, False, normal(7, 72, 1, dtype=dtype))
+        outputs = launched(kernels.mlp, given)
+        compare_all([np.concatenate(outputs)], kernels.mlp_reference, whole)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("tokens", [6, 258])
 def test_schedules_of_two_cores_on_each_of_two_ranks_agree(tokens: int) -> None:
     for name, (given, whole) in (
         ("output_projection", output(2, tokens, np.float32)),
-        ("mlp", mlp(2, tokens, np.float32, layer_norm=False)),
+        ("mlp", mlp(2, tokens, np.float32, False)),
+        ("mlp", mlp(2, tokens, np.float32, False, normal(7, 72, 1))),
         ("qkv_projection", qkv(2, tokens, np.float32, layer_norm=False)),
     ):
         outputs = launched(getattr(kernels, name), given, cores=2, seeds=64 if tokens == 6 else 8)

@@ -85,6 +85,7 @@ def test_a_rank_holds_whole_experts_and_the_others_weights_once(tmp_path: Path) 
         ("gpt-oss", Mesh(2, 2, expert=2)),
         ("gpt-oss with yarn", Mesh(1, 3, expert=3)),
         ("qwen3-next", Mesh(2, 3, expert=3)),
+        ("qwen3-next", Mesh(2, 3, sequence=True, expert=3)),
         ("mixtral with a window", Mesh(1, 4, expert=2)),
         ("mixtral with a window", Mesh(1, 4, expert=4)),
         ("gpt-oss", Mesh(2, 2, sequence=True, expert=2)),

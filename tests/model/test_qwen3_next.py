@@ -20,6 +20,7 @@ from model.reference import ReferenceModel
 from tests.model.folders import byte_tokenizer
 from tests.model.oracle import Oracle, random_model
 from tests.model.test_dense_families import assert_equal, kernels, load
+from tests.model.test_sequence_parallel import model_of
 from tests.model.tiny_families import COMMON, DELTA, write_tiny
 
 pytest.importorskip("torch", reason="torch is an extra of development (dev)")
@@ -95,7 +96,8 @@ def test_a_prompt_of_several_chunks_equals_transformers(tmp_path) -> None:
     model.save_pretrained(tmp_path)
     ids = np.random.default_rng(4).integers(3, 151, 152).tolist()
     found, own = Oracle(model, ids, 150), load(tmp_path)
-    for each in (ReferenceModel(*own), kernels(*own, 2, "float32", cache=256)):
+    cut = model_of(*own, 2, cache=256)  # ranks cut the rows of the prompt
+    for each in (ReferenceModel(*own), kernels(*own, 2, "float32", cache=256), cut):
         assert_equal(each, found)
 
 
@@ -105,11 +107,13 @@ def test_traffic_and_plans_are_predicted(tmp_path, capsys) -> None:
     lengths = ["--prompt-lengths", "20", "--output-lengths", "4", "--max-model-len", "64"]
     assert main(["traffic", folder, "--rate", "1", "--requests", "3", *lengths]) == 0
     assert "between tokens (ITL)" in capsys.readouterr().out
-    assert main(["plan", folder, "--prompt", "20", "--generate", "4", "--tp", "2"]) == 0
-    printed = capsys.readouterr().out
-    assert "gated_delta " in printed
-    assert "gated_delta_step" in printed
-    assert "oofline for a part" not in printed
+    for more in ([], ["--sp"]):
+        assert main(["plan", folder, "--prompt", "20", "--generate", "4", "--tp", "2", *more]) == 0
+        printed = capsys.readouterr().out
+        assert "gated_delta " in printed
+        assert "gated_delta_step" in printed
+        assert "oofline for a part" not in printed
+        assert ("rows of a group" in printed) == bool(more)
 
 
 @pytest.mark.slow
@@ -118,5 +122,6 @@ def test_text_is_generated_as_the_reference_does(tmp_path, capsys) -> None:
     random_model("Qwen3Next", fields, seed=6).save_pretrained(tmp_path)
     byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
     arguments = ["--model", str(tmp_path), "--prompt", "Tom had", "--max-new-tokens", "4", "--tp", "2"]
-    assert main(["generate", *arguments]) == 0
-    assert "4 of 4" in capsys.readouterr().out
+    for more in ([], ["--sp"]):
+        assert main(["generate", *arguments, *more]) == 0
+        assert "4 of 4" in capsys.readouterr().out
