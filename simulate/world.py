@@ -63,7 +63,7 @@ def launch(
     request = LaunchRequest(
         kernel,
         arguments,
-        chip.alone() if ranks * logical_core_size == 1 else chip,
+        chip.working(ranks * logical_core_size),
         logical_core_size,
         Mode.dry if mode is Mode.dry else Mode.eager,
         has_grid,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.fidelity.builders import build
-from benchmarks.fidelity.case import Case, NotCovered, chip_of, measured_us
+from benchmarks.fidelity.case import NotCovered, chip_of, measured_us
 from benchmarks.fidelity.entry import Entry, read_entries
-from benchmarks.fidelity.predict import predict
+from benchmarks.fidelity.predict import launched, time_us
 from simulate.bundle.entries import Skipped
-from simulate.calibrate.measurement import Measurement
+from simulate.calibrate.measurement import Measurement, Predictor
 from simulate.errors import NkwError
+from simulate.hardware import Hardware
+from simulate.run import Launch
+from simulate.timing import Timeline
 
 
 def measurements(path: Path) -> tuple[list[Measurement], list[Skipped]]:
@@ -33,12 +36,15 @@ def measurements(path: Path) -> tuple[list[Measurement], list[Skipped]]:
         except Exception as error:  # a field nobody thought of costs one entry, not the others
             skipped.append(Skipped(entry.id, f"its fields led to {type(error).__name__}: {error!s:.100}"))
         else:
-            found.append(Measurement(entry.id, chip.name, measured_ns, 0.0, partial(_predicted_ns, entry)))
+            found.append(Measurement(entry.id, chip.name, measured_ns, 0.0, _predictor(entry)))
     return found, skipped
 
 
-def _predicted_ns(entry: Entry) -> float:
-    """The predicted time by the record that stands for the entry's chip at this moment."""
-    case: Case = build(entry)
-    reading = case.schedule.reading
-    return 1e3 * predict(case, (), reading, probe=False).times_us[reading]
+def _predictor(entry: Entry) -> Predictor:
+    """The predicted time of the kernels that stand for an entry."""
+    case = build(entry)
+
+    def read(chip: Hardware, launches: Sequence[Launch], timelines: Sequence[Timeline]) -> float:
+        return 1e3 * time_us(case, chip, launches, timelines)
+
+    return Predictor(lambda: build(entry).chip, lambda: launched(case), case.schedule.reading, read)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.fidelity.case import Case, NotCovered, Quantity, Run
+from benchmarks.fidelity.case import Case, NotCovered, Quantity
 from simulate.hardware import Confidence, Hardware, guessed
 from simulate.isa.plan import Cost
 from simulate.run.launch import Launch
 from simulate.run.machine import Mode
-from simulate.timing import Reading, SliceKind, Timeline, dependences, schedule
+from simulate.timing import Dependences, Reading, SliceKind, Timeline, dependences, schedule
 from simulate.world import launch
 
 _PROBE = 1.1  # guessed constants made slower by this factor, to see how much of a time rests on them
@@ -43,22 +43,21 @@ def predict(
 ) -> Prediction:
     """The time of a case under every reading asked for; `main` is the one whose share of guesses `probe` works out."""
     if case.quantity is Quantity.formula:
-        time_us = case.formula(case.chip) / 1000.0
-        share = (case.formula(_slower(case.chip)) / 1000.0 / time_us - 1.0) / (_PROBE - 1.0)
-        return Prediction(dict.fromkeys((main, *readings), time_us), 0.0, share, 0)
-    launches = [_launched(case.chip, run) for run in case.runs]
+        formula_us = time_us(case, case.chip, (), ())
+        share = _guessed_share(case, (), (), main, formula_us)
+        return Prediction(dict.fromkeys((main, *readings), formula_us), 0.0, share, 0)
+    launches = launched(case)
     waits = [dependences(done.streams) for done in launches]
     times = {}
     for reading in dict.fromkeys((main, *readings)):
         placed = [schedule(done.streams, done.hardware, reading, wait) for done, wait in zip(launches, waits)]
         try:
-            read = [_read(case, case.chip, done, timeline) for done, timeline in zip(launches, placed)]
+            times[reading] = time_us(case, case.chip, launches, placed)
         except NotCovered:
             if reading is main:
                 raise
             continue  # the dataflow reading, for one, loads no activation tables
-        times[reading] = _sum(read) / case.divisor
-    share = _guessed_share(case, main, times[main]) if probe and times[main] else 0.0
+    share = _guessed_share(case, launches, waits, main, times[main]) if probe and times[main] else 0.0
     floor = 0.0
     if case.quantity in _WHOLE:
         floor = (
@@ -70,22 +69,40 @@ def predict(
     return Prediction(times, floor, share, events, calls * case.chip.host_overhead_ns / case.divisor)
 
 
-def _guessed_share(case: Case, reading: Reading, time_us: float) -> float:
+def launched(case: Case) -> list[Launch]:
+    """The dry launches of a case."""
+    return [
+        launch(
+            getattr(run.kernel, "func", run.kernel),
+            [(own, {}) for own in run.arguments],
+            case.chip,
+            run.cores_per_rank,
+            Mode.dry,
+        )
+        for run in case.runs
+    ]
+
+
+def time_us(case: Case, chip: Hardware, launches: Sequence[Launch], timelines: Sequence[Timeline]) -> float:
+    """What was measured of a case, read from its launches by a record and from their timelines."""
+    if case.quantity is Quantity.formula:
+        return case.formula(chip) / 1000.0
+    return _sum(_read(case, chip, *each) for each in zip(launches, timelines)) / case.divisor
+
+
+def _guessed_share(
+    case: Case, launches: Sequence[Launch], waits: Sequence[Dependences], reading: Reading, before_us: float
+) -> float:
     slower = _slower(case.chip)
     if slower is case.chip:
         return 0.0
-    probed = [_launched(slower, run) for run in case.runs]
-    after = _sum(_read(case, slower, done, schedule(done.streams, done.hardware, reading)) for done in probed)
-    return (after / case.divisor / time_us - 1.0) / (_PROBE - 1.0)
+    probed = [done.on(slower) for done in launches]
+    placed = [schedule(done.streams, done.hardware, reading, wait) for done, wait in zip(probed, waits)]
+    return (time_us(case, slower, probed, placed) / before_us - 1.0) / (_PROBE - 1.0)
 
 
 def _sum(nanoseconds: object) -> float:
     return sum(nanoseconds) / 1000.0  # type: ignore[call-overload, no-any-return]
-
-
-def _launched(chip: Hardware, run: Run) -> Launch:
-    arguments = [(own, {}) for own in run.arguments]
-    return launch(getattr(run.kernel, "func", run.kernel), arguments, chip, run.cores_per_rank, Mode.dry)
 
 
 def _slower(chip: Hardware) -> Hardware:

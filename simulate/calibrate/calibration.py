@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,14 +12,15 @@ import numpy as np
 from simulate.bundle.entries import Skipped
 from simulate.calibrate.fit import DEPENDS, FEWEST, Found, Problem, solve
 from simulate.calibrate.measurement import Measurement
-from simulate.calibrate.numbers import Parameter, changed, deciding, entries, parameters
+from simulate.calibrate.numbers import Parameter, changed, entries, parameters
 from simulate.errors import InvalidArgument, NkwError
 from simulate.hardware import Hardware, hardware
 from simulate.hardware.overlay import standing_in
-from simulate.run import recorded
 from simulate.terminal import progress
 
 _STEP = 0.05  # change of a number for a finite difference, as a logarithm, towards longer times
+_SLIGHT = DEPENDS / 4.0
+"""An elasticity below this is taken for 0."""
 _ROUNDS = 6
 _LENIENT = 2  # rounds
 _SETTLED = 0.005  # change of a number from one round to the next
@@ -108,7 +109,7 @@ def _usable(record: Hardware, measurements: Sequence[Measurement]) -> tuple[list
     found, skipped = [], []
     for each in measurements:
         try:
-            if not each.predict() > 0.0:
+            if not each.predict(remember=True) > 0.0:
                 skipped.append(Skipped(each.name, "its predicted time is 0"))
                 continue
         except NkwError as refused:
@@ -139,37 +140,55 @@ class _Point:
         kernels: Sequence[Measurement],
         before: _Point | None = None,
     ) -> _Point:
-        """Predict every kernel, and again with each number changed that decides its time.
+        """Predict every kernel, and again with numbers changed that may decide its time.
 
-        What made no difference at the point `before` is taken to make none here.
+        What made no difference to speak of at the point `before` is taken to make none here.
         """
         own = changed(record, changes)
         logs: list[float] = []
         rows: list[dict[Parameter, float]] = []
         for place, each in enumerate(progress(kernels, "calibration")):
-            with standing_in(own), recorded(outputs=False) as launches:
-                log = math.log(each.predict())
-            numbers = deciding(record, launches) if launches else parameters(record)
+            with standing_in(own):
+                log, numbers = math.log(each.predict(remember=True)), each.predict.numbers()
             idle = before.idle(place) if before is not None else set()
-            row: dict[Parameter, float] = {}
-            for number in [number for number in numbers if number not in idle]:
-                step = number.slower * _STEP
-                with standing_in(changed(record, {**changes, number: changes.get(number, 0.0) + step})):
-                    row[number] = (math.log(each.predict()) - log) / step
+
+            def growth(some: Sequence[Parameter], each: Measurement = each, log: float = log) -> float:
+                slower = {number: changes.get(number, 0.0) + number.slower * _STEP for number in some}
+                with standing_in(changed(record, {**changes, **slower})):
+                    return (math.log(each.predict()) - log) / _STEP
+
             logs.append(log)
-            rows.append(row)
+            rows.append(elasticities(growth, [number for number in numbers if number not in idle]))
         named = tuple(sorted({number for row in rows for number in row}))
         matrix = np.array([[row.get(number, 0.0) for number in named] for row in rows])
         return cls(changes, kernels, np.array(logs), rows, named, matrix)
 
     def idle(self, place: int) -> set[Parameter]:
-        """The numbers that were changed and made no difference to the kernel at `place`."""
-        return {number for number, by in self.rows[place].items() if by == 0.0}
+        """The numbers that were changed and made no difference to speak of to the kernel at `place`."""
+        return {number for number, by in self.rows[place].items() if abs(by) < _SLIGHT}
 
     @property
     def ratios(self) -> np.ndarray:
         """Logarithms of measured over predicted times."""
         return np.array([math.log(each.measured_ns) for each in self.kernels]) - self.logs
+
+
+def elasticities(
+    growth: Callable[[Sequence[Parameter]], float], numbers: Sequence[Parameter]
+) -> dict[Parameter, float]:
+    """The elasticity of a time by number; `growth` is that of the time when some numbers get slower together.
+
+    A slower number makes no launch faster, so where several together make no difference, none of them does.
+    """
+    if not numbers:
+        return {}
+    together = growth(numbers)
+    if len(numbers) == 1:
+        return {numbers[0]: together * numbers[0].slower}
+    if abs(together) < _SLIGHT:
+        return dict.fromkeys(numbers, 0.0)
+    half = len(numbers) // 2
+    return {**elasticities(growth, numbers[:half]), **elasticities(growth, numbers[half:])}
 
 
 def _solved(point: _Point, record: Hardware, lenient: bool) -> Found:

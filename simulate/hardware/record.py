@@ -294,6 +294,10 @@ class Hardware:
         """
         return _alone(self)
 
+    def working(self, cores: int) -> Hardware:
+        """This record while so many physical cores work."""
+        return self.alone() if cores == 1 else self
+
     def with_numbers(self, **numbers: Number) -> Hardware:
         """This record with some numbers replaced: a sibling chip, or a what-if experiment."""
         return build(Hardware, {**self.provenance, **numbers})

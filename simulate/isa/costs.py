@@ -7,21 +7,40 @@ What moves by DMA has its costs in `simulate.isa.dma_costs`.
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache, partial, wraps
+from typing import Concatenate, NamedTuple, ParamSpec
 
 from simulate.hardware import Hardware
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Cost, Phase, Term
 from simulate.memory import MemoryRegion, NkiTensor
 
-CACHE = 1 << 14
-"""Costs of equal arguments that a process keeps, of each kind."""
+_CACHE = 1 << 14  # costs of equal arguments that a process keeps, of each kind
+_P = ParamSpec("_P")
+_Function = Callable[Concatenate[Hardware, _P], Cost]
+
+
+def cost_function(function: _Function[_P]) -> _Function[_P]:
+    """A function whose costs can be worked out again by another record; equal arguments give one object.
+
+    What numbers of times decide, such as which of two phases is the longer one, is decided in such functions and never
+    in a planner. So a launch can be timed by another record without being planned again.
+    """
+
+    def made(hardware: Hardware, *args: _P.args, **kwargs: _P.kwargs) -> Cost:
+        cost = function(hardware, *args, **kwargs)
+        return replace(cost, again=lambda other: kept(other, *args, **kwargs))  # type: ignore[arg-type]
+
+    kept = lru_cache(_CACHE)(wraps(function)(made))
+    return kept  # type: ignore[return-value]
+
 
 _THROTTLE = ("tensor_throttled_clock_ghz", "activity_throttle_busy_fraction")
 
 
-@lru_cache(CACHE)
+@cost_function
 def vector(
     hardware: Hardware,
     elements: float,
@@ -31,12 +50,14 @@ def vector(
 ) -> Cost:
     """Vector engine: the elements of one partition at the pace that a number of the record gives, else one per cycle.
 
-    At least the minimum interval. In a fast mode, several elements per cycle, more time passes between instructions.
+    At least the minimum interval. In a fast mode, several elements per cycle, more time passes between instructions;
+    `fast_mode` tells that there is one where that pace is above one.
     """
     cycles = elements
     if number is not None:
         pace = getattr(hardware, number)
         cycles = elements * pace if number.endswith("_cycles_per_element") else elements / pace
+        fast_mode = fast_mode and pace > 1
     extra = hardware.vector_accumulate_extra_cycles if accumulates else 0
     between, between_ns = "vector_interval_overhead_ns", hardware.vector_interval_overhead_ns
     if fast_mode:
@@ -51,7 +72,7 @@ def vector(
     return Cost(interval, latency, fast_mode=fast_mode, explain=explain)
 
 
-@lru_cache(CACHE)
+@cost_function
 def scalar(
     hardware: Hardware, elements: int, table: str | None, accumulates: bool = False, from_psum: bool = True
 ) -> Cost:
@@ -124,7 +145,7 @@ def _pipeline(interval: float, latency: float, clock: float, *numbers: str) -> T
     return Term(Phase.pipeline, numbers, max(latency - interval, 0.0) / clock, False)
 
 
-@lru_cache(CACHE)
+@cost_function
 def gpsimd(hardware: Hardware, elements: float) -> Cost:
     """GpSimd: a fixed start and then one element per partition and cycle at best."""
     streamed = elements * hardware.gpsimd_cycles_per_element
@@ -133,7 +154,15 @@ def gpsimd(hardware: Hardware, elements: float) -> Cost:
     )
 
 
-@lru_cache(CACHE)
+@cost_function
+def gathered(hardware: Hardware, elements: int, starts: int) -> Cost:
+    """GpSimd's gather: one element per partition and cycle, and its fixed start `starts` times more."""
+    return gpsimd(
+        hardware, elements + starts * (hardware.gpsimd_fixed_cycles / hardware.gpsimd_cycles_per_element)
+    )
+
+
+@cost_function
 def largest(hardware: Hardware, searched: int, kept: int) -> Cost:
     """GpSimd's search for the largest elements: passes over all of them, and a cycle for each that is kept."""
     streamed = hardware.gpsimd_topk_cycles_per_element * searched
@@ -158,7 +187,13 @@ def on_engine(hardware: Hardware, engine: Engine, elements: int, number: str | N
     return gpsimd(hardware, elements) if engine is Engine.gpsimd else vector(hardware, elements, number)
 
 
-@lru_cache(CACHE)
+@cost_function
+def cleared(hardware: Hardware, engine: Engine, elements: int, number: str | None = None) -> Cost:
+    """Elements as in `on_engine`, all of them zeros that matmuls may accumulate onto."""
+    return replace(on_engine(hardware, engine, elements, number), clears=True)
+
+
+@cost_function
 def fixed(hardware: Hardware, engine: Engine, number: str, rendezvous: bool = False) -> Cost:
     """An instruction that holds its engine for one time of the record: with a `rendezvous`, once all members wait."""
     ns = getattr(hardware, number)
@@ -167,7 +202,7 @@ def fixed(hardware: Hardware, engine: Engine, number: str, rendezvous: bool = Fa
     return Cost(cycles, cycles, rendezvous_ns=ns if rendezvous else 0.0, explain=lambda: (held,))
 
 
-@lru_cache(CACHE)
+@cost_function
 def matmul(
     hardware: Hardware,
     contraction: int,
@@ -239,7 +274,7 @@ def copied(hardware: Hardware, engine: Engine, dst: NkiTensor, src: NkiTensor) -
             number = "vector_fast_mode_16bit" if contiguous else "vector_fast_mode_16bit_strided"
         elif 0 not in src.strides[1:]:
             number = "vector_fast_mode_fp32"
-    fast = number is not None and src.free_size > 0 and getattr(hardware, number) > 1
+    fast = number is not None and src.free_size > 0
     return vector(hardware, src.free_size, number, fast_mode=fast)
 
 

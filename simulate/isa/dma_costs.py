@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 from math import ceil
 
 from simulate.hardware import Hardware
 from simulate.hardware.topology import of_ranks
-from simulate.isa.costs import CACHE, clock_ghz
+from simulate.isa.costs import clock_ghz, cost_function
 from simulate.isa.enums import DgeMode, Engine
 from simulate.isa.plan import Cost, DmaCost, Phase, Term
 
 _PIECES_MAX = 8  # pieces of 512 bytes in one descriptor, traces of 64 tiles of 128 x 128
 
 
-@lru_cache(CACHE)
+@cost_function
 def dma(
     hardware: Hardware,
     engine: Engine,
@@ -149,7 +148,7 @@ def _start(
     return (*terms, Term(Phase.first_byte, (first,), parts.first_byte_ns, False))
 
 
-@lru_cache(CACHE)
+@cost_function
 def exchanged(hardware: Hardware, total_bytes: int, row_bytes: int, by_gpsimd: bool) -> Cost:
     """Tiles that two cores exchange: by GpSimd at a rate of its own, else as a DMA after a core barrier."""
     if by_gpsimd:
@@ -169,7 +168,7 @@ def exchanged(hardware: Hardware, total_bytes: int, row_bytes: int, by_gpsimd: b
     )
 
 
-@lru_cache(CACHE)
+@cost_function
 def collective(hardware: Hardware, ranks: int, total_bytes: int, hops: float) -> Cost:
     """A collective over `ranks` ranks: the latency and the rate of its range of sizes.
 

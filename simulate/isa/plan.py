@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from simulate.errors import RuleViolation, rule
+from simulate.hardware import Hardware
 from simulate.isa.enums import Engine, ReduceCmd
 from simulate.memory import NkiTensor, Storage
 from simulate.numerics import ActivationFunction, random
@@ -120,7 +121,8 @@ class Cost:
     transposes, whose tile is data. `kept_cycles` is how much shorter the interval is where the array holds it already.
     `clears`: writes zeros and nothing else. `cells`: the cells of the array that a matmul in a tile of it takes; none
     for the whole array. A cell is as large as the smallest tile that the chip has: 64 rows and columns on gen2, 32 on
-    later ones. `explain` gives the terms, which no launch needs and a profile asks for.
+    later ones. `explain` gives the terms, which no launch needs and a profile asks for. `again` works the cost out by
+    another record of the chip.
     """
 
     interval_cycles: float
@@ -136,12 +138,18 @@ class Cost:
     clears: bool = False
     cells: tuple[int, ...] = ()
     explain: Callable[[], tuple[Term, ...]] | None = field(default=None, compare=False, repr=False)
+    again: Callable[[Hardware], Cost] | None = field(default=None, compare=False, repr=False)
 
     @property
     def terms(self) -> tuple[Term, ...]:
         """What the times are made of: terms of the issue add up to the interval, all of them to the latency."""
         assert self.explain is not None, "the cost of an instruction says what it is made of"
         return self.explain()
+
+    def on(self, hardware: Hardware) -> Cost:
+        """The cost of the same instruction by another record of the chip, whose numbers of times differ."""
+        assert self.again is not None, "the cost of an instruction comes from a cost function"
+        return self.again(hardware)
 
 
 @dataclass(frozen=True, slots=True)

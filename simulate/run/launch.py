@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -73,6 +73,14 @@ class Launch(Displayed):
         again = object.__new__(Launch)  # dataclasses.replace takes longer than the replay of a small kernel
         again.__dict__.update(self.__dict__, mode=Mode.replay, outputs=outputs)
         return again
+
+    def on(self, chip: Hardware) -> Launch:
+        """This launch by another record of its chip: costs are worked out again, and the kernel does not run.
+
+        The records differ in numbers of times alone, as an overlay's do; all ranks are of this process.
+        """
+        record = chip.working(len(self.streams))
+        return replace(self, hardware=record, streams=tuple(stream.on(record) for stream in self.streams))
 
     @cached_property
     def placements(self) -> tuple[dict[MemoryRegion, Placement], ...]:

@@ -19,6 +19,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 
 from simulate.errors import Location, RuleViolation, rule
+from simulate.hardware import Hardware
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Cost, Effects
 from simulate.isa.template import ACCUMULATE, READ, WRITE, Template
@@ -340,6 +341,10 @@ class Stream:
         columns.costs = costs
         other._columns = columns
         return other
+
+    def on(self, hardware: Hardware) -> Stream:
+        """The same events at their costs by another record of the chip, whose numbers of times differ."""
+        return self.with_costs([cost.on(hardware) for cost in self.costs])
 
     def template(self, index: int) -> Template:
         """The template of an event."""

@@ -16,7 +16,7 @@ read counts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 import numpy as np
@@ -62,6 +62,7 @@ class Dependences:
     Events of all streams are numbered through: event i of stream s is `bases[s] + i`. A dependence is the number
     producer * 4 + Wait; those of an event are at `ends[event] : ends[event + 1]` of `packed`. `every_read`: they hold
     in whatever order engines take their events. `uses` tells with which events the use of a tensor begins and ends.
+    `with_room` has these and the waits for room (`rotation`), by the sizes of the memories, once they are known.
     """
 
     bases: tuple[int, ...]
@@ -70,6 +71,9 @@ class Dependences:
     ends: IntColumn
     every_read: bool
     uses: Uses
+    with_room: dict[tuple[int, ...], Dependences] = field(
+        init=False, default_factory=dict, compare=False, repr=False
+    )
 
     def of(self, event: int) -> Iterator[tuple[int, Wait]]:
         """The (producer, Wait) pairs of one event."""

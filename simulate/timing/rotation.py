@@ -28,7 +28,22 @@ _START = int(Wait.start)
 
 
 def with_room(streams: Sequence[Stream], hardware: Hardware, waits: Dependences) -> Dependences:
-    """The dependences, and with them the waits for room."""
+    """The dependences, and with them the waits for room. They are worked out once, as no time decides them."""
+    sizes = (
+        hardware.sbuf_usable_bytes_per_partition,
+        hardware.psum_bytes_per_partition,
+        hardware.partitions,
+    )
+    known = waits.with_room.get(sizes)
+    if known is None:
+        known = waits.with_room[sizes] = waits.and_more(*_for_room(streams, hardware, waits))
+    return known
+
+
+def _for_room(
+    streams: Sequence[Stream], hardware: Hardware, waits: Dependences
+) -> tuple[list[int], list[int]]:
+    """The waits for room, and the events that wait, as `Dependences.and_more` takes them."""
     owners: list[int] = []
     packed: list[int] = []
     for number, stream in enumerate(streams):
@@ -43,7 +58,7 @@ def with_room(streams: Sequence[Stream], hardware: Hardware, waits: Dependences)
                 for tile in old:
                     packed += waits.uses.last(number, tile)
                 owners += [entering[0]] * (len(packed) - releases)
-    return waits.and_more(owners, packed)
+    return owners, packed
 
 
 def _taken(stream: Stream, hardware: Hardware, buffer: MemoryRegion) -> Iterator[tuple[int, tuple[int, ...]]]:

@@ -49,6 +49,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from simulate.hardware import Hardware
 from simulate.isa.plan import Phase
@@ -104,6 +105,43 @@ def schedule(
         in_order = launch.placed(Reading.program)
         placed = placed if placed.length_ns < in_order.length_ns else in_order
     return build(streams, hardware, reading, waits.bases, placed)
+
+
+_ALWAYS = (
+    "semaphore_ns",
+    "same_engine_wait_ns",
+    "tensor_clock_ghz",
+    "vector_clock_ghz",
+    "scalar_clock_ghz",
+    "gpsimd_clock_ghz",
+    "sync_clock_ghz",
+)
+_THROTTLED = (
+    "activity_throttle_window_ns",
+    "activity_throttle_busy_fraction",
+    "tensor_throttled_clock_ghz",
+    "matmul_throttled_latency_ns",
+    "matmul_latency_ns",
+    "hbm_gb_per_s_per_core",
+)
+
+
+def decided_by(streams: Sequence[Stream], hardware: Hardware) -> tuple[Any, ...]:
+    """All that decides the schedule of a launch and may differ between two records of a chip.
+
+    These are costs, clocks, waits, the throttle and shared ports. Where they are equal for two records whose numbers of
+    times differ, `schedule` gives the same moments.
+    """
+    costs = [cost for stream in streams for cost in stream.costs]
+    names = list(_ALWAYS)
+    if any(cost.table is not None for cost in costs):
+        names.append("activation_table_load_ns")
+    if any(cost.cells for cost in costs):
+        names.append("matmul_min_interval_cycles")
+    if hardware.activity_throttle and any(cost.streamed_cycles for cost in costs):
+        names += _THROTTLED
+    numbers = [getattr(hardware, name) for name in names]
+    return (*costs, *numbers, hardware.psum_same_bank_slowdown_factor > 1.0)
 
 
 class _Launch:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from simulate.calibrate.calibration import calibrate
+from simulate.calibrate.calibration import calibrate, elasticities
 from simulate.calibrate.measurement import Measurement
+from simulate.calibrate.numbers import Parameter
 from simulate.cli import main
 from simulate.errors import InvalidArgument
 from simulate.hardware import hardware, use_overlay
@@ -58,6 +60,31 @@ def test_times_as_predicted_contradict_nothing(wild: float) -> None:
     found = calibrate("trn2", given)
     assert found.contradictions == () and found.overlay("a test") == {}
     assert found.outliers == ((given[5].name,) if wild > 1.0 else ())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_elasticities_of_few_numbers_among_many_take_few_predictions(seed: int) -> None:
+    generator = random.Random(seed)
+    numbers = [Parameter(f"number_{each:02}_ns") for each in range(32)]
+    truth = {each: generator.uniform(0.05, 0.9) for each in generator.sample(numbers, 3)}
+    asked: list[int] = []
+
+    def growth(some: Sequence[Parameter]) -> float:
+        asked.append(len(some))
+        return sum(truth.get(each, 0.0) for each in some)
+
+    assert elasticities(growth, numbers) == {each: truth.get(each, 0.0) for each in numbers}
+    # Of each that counts at most two groups of every size, halved five times.
+    assert len(asked) <= 1 + 3 * 2 * 5 < 32
+    assert elasticities(growth, []) == {}
+
+
+@pytest.mark.parametrize(("each", "found"), [(0.0049, 0), (0.0051, 2)])
+def test_together_numbers_are_slight_where_each_is(each: float, found: int) -> None:
+    numbers = [Parameter("semaphore_ns"), Parameter("vector_clock_ghz")]
+    own = elasticities(lambda some: each * len(some) / 2 if len(some) == 2 else each, numbers)
+    assert sum(by != 0.0 for by in own.values()) == found
+    assert list(own.values()) == ([each, -each] if found else [0.0, 0.0])
 
 
 def test_numbers_that_always_act_together_are_named_and_not_written() -> None:

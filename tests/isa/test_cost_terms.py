@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable, Mapping
 
 import pytest
 
+from simulate.calibrate.numbers import changed, parameters
+from simulate.errors import Unsupported
 from simulate.hardware import Hardware, derived, hardware
 from simulate.isa import costs, dma_costs, plan_for
 from simulate.isa.enums import DgeMode, Engine
@@ -206,3 +210,24 @@ def test_fixed_terms_do_not_grow_with_the_elements() -> None:
     for few, many in pairs:
         issues = [(a, b) for a, b in zip(few.terms, many.terms) if a.phase is Phase.issue]
         assert issues and all((a.ns != b.ns) == a.grows == b.grows for a, b in issues)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_cost_worked_out_again_is_that_of_planning_by_the_other_record(target: str, seed: int) -> None:
+    """What a planner decides follows from no number of times; so launches are timed by other records as they are."""
+    chip, generator = hardware(target), random.Random(seed)
+    other = changed(
+        chip, {each: math.log(generator.choice((0.5, 0.8, 1.25, 2.0))) for each in parameters(chip)}
+    )
+    there, differ = 0, 0
+    for name, made in CASES.items():
+        try:
+            engine, cost = made(chip)
+        except Unsupported:
+            continue
+        assert (engine, cost.on(other)) == made(other), name
+        assert cost.on(other).terms == made(other)[1].terms, name
+        assert cost.on(chip) is cost, name
+        there, differ = there + 1, differ + (cost.on(other) != cost)
+    assert differ > 0.9 * there > 50

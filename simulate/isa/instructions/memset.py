@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -50,14 +49,14 @@ def memset(
 
     zero = dst.dtype.is_float and value == 0
     pace = "vector_memset_zero_16bit" if zero and dst.dtype.itemsize == 2 else None
-    cost = costs.on_engine(hardware, engine, dst.free_size, pace)
+    cost = costs.cleared if zero and dst.buffer is MemoryRegion.psum else costs.on_engine
     return Plan(
         engine=engine,
         reads=(),
         writes=(dst,),
         domain=Domain.bits,
         compute=compute,
-        cost=replace(cost, clears=True) if zero and dst.buffer is MemoryRegion.psum else cost,
+        cost=cost(hardware, engine, dst.free_size, pace),
         name=name,
     )
 

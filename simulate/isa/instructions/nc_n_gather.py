@@ -42,14 +42,13 @@ def nc_n_gather(
         return (np.take_along_axis(flat(values), flat(places).astype(np.int64), axis=1),)
 
     starts = -(-dst.free_size // _GROUP) - 1
-    start_elements = hardware.gpsimd_fixed_cycles / hardware.gpsimd_cycles_per_element
     return Plan(
         engine=Engine.gpsimd,
         reads=(data, indices),
         writes=(dst,),
         domain=Domain.bits,
         compute=compute,
-        cost=costs.gpsimd(hardware, dst.free_size + starts * start_elements),
+        cost=costs.gathered(hardware, dst.free_size, starts),
         name=name,
     )
 
