@@ -240,8 +240,9 @@ def instructions(streams: Sequence[Stream]) -> Instructions:
     digest = hashlib.sha256()
     ops: Counter[str] = Counter()
     for stream in streams:
-        ops.update(stream.op_names)
-        for index, op in enumerate(stream.op_names):
+        for index, number in enumerate(stream.ops):
+            op = stream.op_names[number]
+            ops[op] += 1
             operands = []
             for each in stream.accesses(index):
                 tensor = stream.tensors[each.tensor]

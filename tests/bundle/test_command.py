@@ -99,6 +99,23 @@ def test_the_digest_of_instructions_changes_with_an_operand(bundled: Any, tmp_pa
     assert len(digests) == 3
 
 
+def test_all_instructions_are_counted_by_their_names_and_are_in_the_digest(
+    bundled: Any, tmp_path: Path
+) -> None:
+    """Also where one instruction follows another of its name: three copies are not one, nor two others."""
+    loop = "    for row in ({rows}):\n        nisa.dma_copy(dst=out[row], src=a[row])"
+    counts, digests = [], set()
+    for number, rows in enumerate(("0, 1, 2", "0, 2, 1", "0, 1")):
+        copy = COPY.replace("    nisa.dma_copy(dst=out, src=a)", loop.format(rows=rows))
+        (tmp_path / f"mine{number}.py").write_text(copy.format(imports=""))
+        assert bundled(f"mine{number}.py:copied", "f32[3,16]", "--out", f"out{number}")[0] == 0
+        found = load_bundle(tmp_path / f"out{number}").cases[0].instructions
+        counts.append((found.count, found.ops))
+        digests.add(found.sha256)
+    assert counts == [(3, {"dma_copy": 3})] * 2 + [(2, {"dma_copy": 2})]
+    assert len(digests) == 3
+
+
 def test_the_bound_is_that_of_verify(
     bundled: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
