@@ -21,6 +21,8 @@ from simulate.terminal import progress
 _STEP = 0.05  # change of a number for a finite difference, as a logarithm, towards longer times
 _SLIGHT = DEPENDS / 4.0
 """An elasticity below this is taken for 0."""
+_MANY = 10_000
+"""Instructions of a kernel from which on numbers are changed together first."""
 _ROUNDS = 6
 _LENIENT = 2  # rounds
 _SETTLED = 0.005  # change of a number from one round to the next
@@ -158,7 +160,9 @@ class _Point:
                     return (math.log(each.predict()) - log) / _STEP
 
             logs.append(log)
-            rows.append(elasticities(growth, [number for number in numbers if number not in idle]))
+            left = [number for number in numbers if number not in idle]
+            groups = [left] if each.predict.instructions >= _MANY else [[number] for number in left]
+            rows.append({number: by for some in groups for number, by in elasticities(growth, some).items()})
         named = tuple(sorted({number for row in rows for number in row}))
         matrix = np.array([[row.get(number, 0.0) for number in named] for row in rows])
         return cls(changes, kernels, np.array(logs), rows, named, matrix)
@@ -178,7 +182,8 @@ def elasticities(
 ) -> dict[Parameter, float]:
     """The elasticity of a time by number; `growth` is that of the time when some numbers get slower together.
 
-    A slower number makes no launch faster, so where several together make no difference, none of them does.
+    A slower number makes a launch faster by anomalies of the list scheduler alone, which are small in long launches. So
+    where several together make no difference there, none of them does.
     """
     if not numbers:
         return {}

@@ -102,6 +102,11 @@ class Predictor:
             self._remembered = decided, timelines
         return self._read(chip, launches, timelines)
 
+    @property
+    def instructions(self) -> int:
+        """Of all launches."""
+        return sum(len(stream) for done, _ in self._recorded for stream in done.streams)
+
     def numbers(self) -> list[Parameter]:
         """The numbers that may decide the time: those in the terms of costs, and all waits; without launches all."""
         chip = self._chip()
