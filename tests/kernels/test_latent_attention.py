@@ -111,6 +111,29 @@ def test_padded_tokens_behind_the_cache_have_rows_of_zeros(positions: int, prefi
     check(*EXPAND, expansion(batch([0, 4], SMALL, positions, 20, block=block), SMALL[0], prefix), "trn2")
 
 
+@pytest.mark.parametrize("block", [0, 1, 2, 16])
+@pytest.mark.parametrize(("new", "prefix"), [(1, 0), (127, 0), (129, 0), (900, 0), (640, 300), (3, 997)])
+def test_prompts_of_any_length(new: int, prefix: int, block: int) -> None:
+    """Pieces of 4, 2 and 1 chunks of 128 and of a part of one; pages that are smaller and larger than a partition's."""
+    given = batch([max(0, prefix - 2), prefix], SMALL, 1024, new, block=block)
+    check(*EXPAND, expansion(given, SMALL[0], prefix), "trn2")
+
+
+def test_prompts_with_projections_of_several_groups_of_heads() -> None:
+    """Of 40 heads of 200 latent elements in float32 two groups have 16, the last one 8."""
+    sizes = (40, 200, 8, 128, 20)
+    check(*EXPAND, expansion(batch([0, 0], sizes, 640, 600), sizes[0]), "trn2")
+    check(*EXPAND, expansion(batch([100], sizes, 304, 140, block=16), sizes[0], 140), "trn2")
+
+
+def test_padded_tokens_may_have_positions_behind_the_tables_of_angles() -> None:
+    """Clamped to the last one, as a model gives them; their slots go on."""
+    given = list(expansion(batch([0, 0], SMALL, 128, 100, block=16), SMALL[0]))
+    given[2] = np.minimum(given[2], 69)
+    given[5:7] = (each[:70] for each in given[5:7])
+    check(*EXPAND, tuple(given), "trn2")
+
+
 @pytest.mark.slow
 def test_many_sequences() -> None:
     check(*DECODE, batch(list(range(60)), SMALL, 129), "trn2")
@@ -133,6 +156,27 @@ def test_the_largest_launches_fit(sequences: int, heads: int, dtype: Any) -> Non
     for target in TARGETS:
         world = simulate.World(target)
         world.launch(kernels.latent_attention_decode, [(given, {})], mode=simulate.Mode.dry)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("tokens", "heads", "value", "dtype"),
+    [(10240, 32, 128, BF16), (5120, 16, 128, np.float32), (20000, 16, 128, BF16), (640, 4, 512, np.float32)],
+)
+def test_the_largest_prompts_fit(tokens: int, heads: int, value: int, dtype: Any) -> None:
+    """Dry, for a latent of 512 and a key of 64 elements; with one group of heads there is no limit."""
+    for target in TARGETS:
+        world = simulate.World(target)
+        given = long_prompt(tokens, heads, value, dtype)
+        world.launch(kernels.latent_keys_values, [(given, {})], mode=simulate.Mode.dry)
+
+
+def long_prompt(tokens: int, heads: int, value: int, dtype: Any) -> tuple[Any, ...]:
+    """Arguments of a dry launch: a sequence of so many tokens."""
+    given = expansion(batch([0], (heads, 512, 64, 128, value), 128, dtype=dtype), heads)
+    rows = [np.broadcast_to(each[:1], (tokens, each.shape[1])) for each in (given[0], given[2])]
+    cache = np.broadcast_to(np.zeros((), dtype), (1, tokens, 576))
+    return (rows[0], cache, rows[1], *given[3:])
 
 
 def test_scores_of_any_magnitude() -> None:
@@ -235,6 +279,7 @@ def test_decode_steps_that_are_refused(given: tuple[Any, ...], said: str) -> Non
         (changed(expansion(batch([0], SMALL, 24, 20), 3), 1, normal(1, 1, 19, 32)), "at most 19 new tokens"),
         (expansion(batch([0], SMALL, 24, 20), 5), "do not divide into 5 heads"),
         (expansion(batch([0], (2, 24, 8, 129, 4), 24, 20), 2), "at most 128 plain elements of a head"),
+        (long_prompt(10241, 32, 128, BF16), "at most 81920 bytes of latents in a partition, not 81928"),
     ],
 )
 def test_prompts_that_are_refused(given: tuple[Any, ...], said: str) -> None:

@@ -401,7 +401,7 @@ def latent_keys_values(tokens: int, heads: int, predicted_us: float = 0.0) -> Wo
     kv, cache, at, table = narrow(tokens, 576), narrow(1, tokens, 576), ids(tokens), wide(tokens, 32)
     w_uk, w_uv = narrow(heads * 128, 512), narrow(512, heads * 128)
     arguments = (kv, cache, at, narrow(1, 512), EPS, table, table.copy(), w_uk, w_uv, heads)
-    reads = dict.fromkeys(("kv", "norm_weight", "w_uk", "w_uv", "cos", "sin"), 1) | {"positions": 2}
+    reads = dict.fromkeys(("kv", "positions", "norm_weight", "w_uk", "w_uv", "cos", "sin"), 1)
     written = kv.nbytes + tokens * heads * (192 + 128) * 2
     return Work(kernels.latent_keys_values, arguments, reads, written, predicted_us)
 
@@ -422,7 +422,7 @@ REALISTIC = (
     attention_decode(4, 1, 8192, 21.3),
     attention_mixed(16, 512, 4, 1, 2048, 114.0),
     latent_attention_decode(4, 16, 4096, 133.8),
-    latent_keys_values(1024, 16, 151.3),
+    latent_keys_values(1024, 16, 93.4),
     attention_block_decode(4096, 4, 1, 8192, 41.5),
     decoder_layer_decode(4096, 4, 1, 8192, 1792, 149.0),
     output_projection(1024, 512, 4096, 71.6),
@@ -478,6 +478,7 @@ RAGGED = (
     mlp(400, 260, 5000),
     mlp(129, 260, 300, ranks=3),
     *(per_layer_input(tokens, 260, 40, 2) for tokens in (1, 127, 128, 129)),
+    *(latent_keys_values(tokens, 3) for tokens in (1, 127, 128, 129, 900)),
     *(conv1d(mels, 130, as_rows) for mels in (1, 127, 128, 129) for as_rows in (False, True)),
     *(conv2d(3, channels, 9, 130) for channels in (1, 127, 128, 129)),
     *(pool(kernels.max_pool, 2, channels, 12) for channels in (1, 63, 64, 65)),

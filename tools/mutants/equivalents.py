@@ -62,7 +62,6 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     "what is done again reads nothing that it writes, and sums begin anew, so it writes the same bytes": (
         "*.* duplicate: transpose_into(*",
         "causal_conv1d.* duplicate: transpose_rows(*",
-        "latent.expand.latents_of duplicate: transpose_rows(*",
         "projection.row_groups.transpose_tiles duplicate: transpose_rows(*",
         "recurrent.* duplicate: transpose_rows(*",
         "prefill.cached.load_cached duplicate: load_piece(*",

@@ -10,6 +10,12 @@ from tests.kernels.test_latent_attention import batch, expansion
 from tools.mutants.cases.case import BF16, Case, by_reference, two_cores
 
 
+def clamped(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Tables of angles of 70 positions; those of the tokens behind them are the last one."""
+    kv, cache, at, norm, eps, cos, sin, *rest = given
+    return (kv, cache, np.minimum(at, 69), norm, eps, cos[:70], sin[:70], *rest)
+
+
 def latent() -> list[Case]:
     """Absorbed decode steps, and keys and values of prompts."""
     small, wide = (3, 24, 8, 16, 12), (4, 136, 8, 16, 20)
@@ -30,6 +36,10 @@ def latent() -> list[Case]:
             expansion(batch([5, 9], (40, 136, 8, 122, 20), 100, 70, dtype=BF16, held=np.float32), 40, 10),
         ),
         ("trn2", expansion(batch([20], small, 100, 70), 3, 100)),
+        ("trn2", expansion(batch([0], small, 640, 520, block=16), 3)),
+        ("trn2", expansion(batch([300], small, 640, 40, block=16), 3, 600)),
+        ("trn2", expansion(batch([500], small, 1024, 30, block=2), 3, 500)),
+        ("trn2", clamped(expansion(batch([0], small, 128, 100, block=16), 3))),
     ]
     cases = [by_reference("latent_attention_decode", target, *given) for target, given in decode]
     cases += [by_reference("latent_keys_values", target, *given) for target, given in prompts]
