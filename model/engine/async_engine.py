@@ -20,6 +20,7 @@ from model.engine.outputs import FinishReason, RequestOutput
 from model.engine.pace import Pace
 from model.engine.params import SamplingParams
 from model.engine.sampler import Logprob
+from model.engine.speech import Speech
 from model.errors import ModelError
 
 Watch = Callable[[RequestOutput], None]
@@ -39,10 +40,11 @@ class EngineFailed(Exception):
 
 @dataclass(frozen=True)
 class TokenPrompt:
-    """Token ids to continue, and their text where it is known."""
+    """Token ids to continue, their text where it is known, and what is heard beside them."""
 
     ids: Sequence[int]
     text: str | None = None
+    speech: Speech | None = None
 
 
 @dataclass(frozen=True)
@@ -266,7 +268,9 @@ class AsyncEngine:
         try:
             for number, prompt in enumerate(prompts):
                 own = f"{id}-{number}"
-                output = self._engine.submit(own, prompt.ids, params, prompt.text, priority)
+                output = self._engine.submit(
+                    own, prompt.ids, params, prompt.text, priority, speech=prompt.speech
+                )
                 stream.requests.append(output)
                 self._followed[own] = _Followed(stream, number, output)
         except BaseException as error:

@@ -7,21 +7,25 @@ from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from fastapi.routing import APIRouter
 from starlette.exceptions import HTTPException
 
 from model.engine.async_engine import EngineFailed, EngineFull, Stream
 from model.errors import ModelError
 from model.serve import answers
+from model.serve.audio_answers import Transcription, VerboseTranscription
+from model.serve.audio_requests import audio_request, form_schema
 from model.serve.chatting import Chatting
 from model.serve.errors import ApiError, queue_is_full, stopping_now
+from model.serve.forms import form_parts
 from model.serve.gate import error_bytes
 from model.serve.generation import ClientGone, Completing, Service, while_connected
 from model.serve.log import LOG
 from model.serve.metrics import CONTENT_TYPE, Metrics
 from model.serve.page import page
 from model.serve.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from model.serve.transcribing import Task, Transcribing
 from model.version import version
 
 _SENTENCES = {
@@ -31,6 +35,7 @@ _SENTENCES = {
     404: "the model does not exist",
     408: "the body came too slowly",
     413: "the body is too large",
+    415: "the body is no form",
     429: "the queue is full",
     500: "the model could not compute the answer",
     503: "the server is stopping",
@@ -40,6 +45,12 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 }
 _EVENTS: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {}}, "description": "The answer, or its pieces as events"}
+}
+_SAID: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {"text/plain": {}, "text/event-stream": {}},
+        "description": "What was said, as an object, a text or subtitles, or its pieces as events",
+    }
 }
 
 router = APIRouter(responses=_ERRORS)
@@ -108,6 +119,28 @@ async def chat(asked: ChatRequest, request: Request, service: Shared) -> Any:
     return await _generated(Chatting, asked, request, service)
 
 
+@router.post(
+    "/v1/audio/transcriptions",
+    response_model=Transcription | VerboseTranscription,
+    responses=_SAID,
+    openapi_extra={"requestBody": form_schema()},
+)
+async def transcriptions(request: Request, service: Shared) -> Any:
+    """Write down what is said in a recording."""
+    return await _written_down("transcribe", request, service)
+
+
+@router.post(
+    "/v1/audio/translations",
+    response_model=Transcription | VerboseTranscription,
+    responses=_SAID,
+    openapi_extra={"requestBody": form_schema()},
+)
+async def translations(request: Request, service: Shared) -> Any:
+    """Write down in English what is said in a recording."""
+    return await _written_down("translate", request, service)
+
+
 @router.post("/v1/embeddings", include_in_schema=False)
 async def embeddings() -> None:
     """What is not computed, said so."""
@@ -170,16 +203,37 @@ async def _generated(
     kind: type[Completing] | type[Chatting], asked: Any, request: Request, service: Service
 ) -> Any:
     """The whole answer, or a response that streams it. A client that leaves cancels its request."""
+    service.check_texts()
     answering = await kind.prepared(service, asked)
     stream = await answering.open(asked.priority)
     if asked.stream:
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        return StreamingResponse(_events(answering, stream), media_type="text/event-stream", headers=headers)
+        return _streamed(answering, stream)
     async with stream:
         return await while_connected(request.receive, answering.answer(stream))
 
 
-async def _events(answering: Completing | Chatting, stream: Stream) -> AsyncIterator[bytes]:
+async def _written_down(task: Task, request: Request, service: Service) -> Any:
+    """What is said, whole or in pieces. A client that leaves cancels its windows."""
+    service.check_speech()
+    body = await request.body()  # the gate has read it
+    asked, file = audio_request(form_parts(request.headers.get("content-type", ""), body))
+
+    async def prepared() -> Transcribing:
+        return await Transcribing.prepared(service, asked, file, task)
+
+    answering = await while_connected(request.receive, prepared())
+    if asked.stream:
+        return _streamed(answering, await answering.open())
+    said = await while_connected(request.receive, answering.answer())
+    return PlainTextResponse(said) if isinstance(said, str) else said
+
+
+def _streamed(answering: Completing | Chatting | Transcribing, stream: Stream) -> StreamingResponse:
+    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+    return StreamingResponse(_events(answering, stream), media_type="text/event-stream", headers=headers)
+
+
+async def _events(answering: Completing | Chatting | Transcribing, stream: Stream) -> AsyncIterator[bytes]:
     """Server-sent events; an error is the last one but [DONE]."""
     async with stream:
         try:

@@ -89,7 +89,12 @@ def add_arguments(parser: argparse.ArgumentParser, model: Path) -> None:
         default=64,
         help="continuations that may wait beside those of a step; more are answered 429 (default: %(default)s)",
     )
-    add("--max-body", metavar="BYTES", type=count, default=2**20, help="of a request (default: 1 MiB)")
+    add(
+        "--max-body",
+        metavar="BYTES",
+        type=count,
+        help="of a request (default: 1 MiB; 25 MiB where the model writes speech down)",
+    )
     add("--max-connections", metavar="N", type=count, default=256, help="at once (default: %(default)s)")
     add(
         "--header-timeout",

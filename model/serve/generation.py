@@ -12,6 +12,7 @@ from uuid import uuid4
 from model.engine import Logprob, SamplingParams
 from model.engine.async_engine import AsyncEngine, EngineFailed, Stream, TokenPrompt, Update
 from model.serve import answers
+from model.serve.ears import Ears
 from model.serve.errors import ApiError, stopping_now
 from model.serve.log import LOG
 from model.serve.messages import ChatMessage
@@ -24,12 +25,16 @@ Receive = Callable[[], Awaitable[Any]]
 
 @dataclass
 class Service:
-    """What the routes share. `draining` is set when the server takes no further requests."""
+    """What the routes share. `draining` is set when the server takes no further requests.
+
+    A model that writes speech down has `ears`.
+    """
 
     engine: AsyncEngine
     texts: Texts
     model: str
     tool_parser: str | None
+    ears: Ears | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
 
@@ -39,6 +44,21 @@ class Service:
             raise ApiError(
                 404, f"the model does not exist; this server has {self.model}", "model_not_found", "model"
             )
+
+    def check_texts(self) -> None:
+        """ApiError where the model does not continue texts."""
+        if self.ears is not None:
+            raise ApiError(
+                400,
+                "this model writes speech down: send recordings to /v1/audio/transcriptions",
+                "unsupported",
+            )
+
+    def check_speech(self) -> Ears:
+        """The ears of the model; ApiError where it does not hear."""
+        if self.ears is None:
+            raise ApiError(400, "this model continues texts: it hears no recordings", "unsupported")
+        return self.ears
 
     async def conversation(
         self, messages: Sequence[ChatMessage], variables: Mapping[str, Any]

@@ -92,7 +92,7 @@ class _Answers:
     """The process's side: the nanoseconds of a shape."""
 
     def __init__(self, deployed: Deployed) -> None:
-        config = load_config(deployed.folder)
+        config = load_config(deployed.folder, of_speech=None)
         dtype = activation_dtype(deployed.dtype, config, open_checkpoint(deployed.folder, config))
         self._pages = deployed.pages, deployed.block_size, deployed.window_pages, deployed.slots
         self._predictor = Predictor(

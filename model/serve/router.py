@@ -28,7 +28,7 @@ from model.serve.generation import ClientGone, while_connected
 from model.serve.log import LOG
 from model.serve.metrics import CONTENT_TYPE
 from model.serve.replica import Replica
-from model.serve.routing import CHATS, COMPLETIONS, Asked, Routing
+from model.serve.routing import GENERATING, Asked, Routing
 
 _READ_BYTES = 2**16
 _EVENT_END = b"\n\n"
@@ -81,7 +81,7 @@ class Router:
     async def _forward(self, scope: Scope, body: bytes, send: Send) -> None:
         """Have a replica answer."""
         asked = Asked.of(scope["path"], body, self._routing.most_blocks)
-        if self._draining and scope["path"] in (COMPLETIONS, CHATS):
+        if self._draining and scope["path"] in GENERATING:
             raise stopping_now()
         up = [each.number for each in self._replicas if each.up]
         if not up:

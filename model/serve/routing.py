@@ -31,6 +31,9 @@ _TOKEN_BYTES = 4  # of English, about
 _LEAST_SHARE = 4  # a prefix has to be one part in so many of the prompt
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+AUDIO = "/v1/audio/transcriptions", "/v1/audio/translations"
+GENERATING = (COMPLETIONS, CHATS, *AUDIO)
+"""Paths whose requests the engine computes."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Asked:
     def of(cls, path: str, body: bytes, most_blocks: int) -> Asked:
         """Of a request as it came; whatever is wrong with it, the replica says."""
         if path not in (COMPLETIONS, CHATS):
-            return cls()
+            return cls(wanted=int(path in AUDIO))
         try:
             given = json.loads(body)
             if not isinstance(given, dict):

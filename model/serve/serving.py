@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from model.serve.server import Server
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+_TEXT_BYTES, _RECORDING_BYTES = 2**20, 25 * 2**20
+"""Of a body where the options do not say; OpenAI's API takes recordings of 25 MB."""
 
 
 def engine_args(options: argparse.Namespace) -> EngineArgs:
@@ -81,6 +83,7 @@ async def serve(
 async def answering(options: argparse.Namespace, engine: Engine) -> AsyncIterator[tuple[FastAPI, Service]]:
     """The application on an engine that computes until the block ends."""
     from model.serve.app import make_app
+    from model.serve.ears import Ears
     from model.serve.generation import Service
     from model.serve.metrics import Metrics
     from model.serve.prediction import Deployed, StepTimes
@@ -88,7 +91,8 @@ async def answering(options: argparse.Namespace, engine: Engine) -> AsyncIterato
     from model.serve.tools import tool_parser
 
     name = options.served_model_name or Path(options.model).resolve().name
-    metrics = Metrics(name, prefix_caching=not options.no_prefix_caching)
+    ears = Ears.of(Path(options.model))
+    metrics = Metrics(name, prefix_caching=ears is None and not options.no_prefix_caching)
     asynchronous = AsyncEngine(engine, places(options), metrics.watch)
     cache, args = engine.scheduler.cache, engine_args(options)
     deployed = Deployed(
@@ -100,7 +104,7 @@ async def answering(options: argparse.Namespace, engine: Engine) -> AsyncIterato
     metrics.show(asynchronous.state, options.target, times.seconds)
     texts = Texts(Path(options.model), engine.limits.vocab_size)
     parser = tool_parser(Path(options.model), options.tool_call_parser)
-    service = Service(asynchronous, texts, name, parser)
+    service = Service(asynchronous, texts, name, parser, ears)
     asynchronous.start()
     try:
         yield make_app(service, metrics), service
@@ -116,6 +120,16 @@ def places(options: argparse.Namespace) -> int:
     return taken
 
 
+def most_bytes(options: argparse.Namespace) -> int:
+    """Of a body: as many as the options say, else as a form of texts has, or a recording of a model that hears."""
+    from model.serve.ears import Ears
+
+    given: int | None = options.max_body
+    if given is not None:
+        return given
+    return _TEXT_BYTES if Ears.of(Path(options.model)) is None else _RECORDING_BYTES
+
+
 def server_for(
     app: ASGIApp,
     options: argparse.Namespace,
@@ -128,6 +142,6 @@ def server_for(
     from model.serve.server import ConnectionLimits, Server
 
     hosts = None if keys else LOOPBACK_NAMES | {options.host.lower()}
-    gate = Gate(app, Keys(keys), options.max_body, options.body_timeout, hosts)
+    gate = Gate(app, Keys(keys), most_bytes(options), options.body_timeout, hosts)
     limits = ConnectionLimits(options.max_connections, options.header_timeout, options.write_timeout)
     return Server(gate, options.host, options.port, limits, bound, drains)

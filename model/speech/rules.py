@@ -81,6 +81,16 @@ class WrittenDown:
         del self._written[len(self._written) - count :]
 
 
+def first_token(folder: Path, config: ModelConfig) -> int:
+    """The token with which a transcription begins; a language follows where a model knows several."""
+    return _Rules(folder, config).start
+
+
+def previous_token(folder: Path, config: ModelConfig) -> int | None:
+    """The token before a text that goes before a transcription, where generation_config.json names it."""
+    return next(iter(_Rules(folder, config).ids("prev_sot_token_id")), None)
+
+
 def read_languages(folder: Path, config: ModelConfig) -> dict[str, int]:
     """The languages that a model's folder names, such as en, and their tokens; none of a model of one language."""
     return {name.strip("<|>"): id for name, id in _Rules(folder, config).languages.items()}

@@ -117,6 +117,7 @@ REQUESTS: list[tuple[str, str, bytes | None, dict[str, str]]] = [
     ("POST", "/v1/completions", b'{"model": "pretrained", "prompt": "a"}', {"content_type": "text/plain"}),
     ("POST", "/v1/completions", b"{}", {"content_length": str(2**20 + 1)}),
     ("POST", "/v1/chat/completions", b'{"model": "pretrained", "messages": []}', {}),
+    ("POST", "/v1/audio/transcriptions", b"", {}),
     ("GET", "/health", None, {"host": "other.example"}),
 ]
 
