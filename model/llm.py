@@ -21,7 +21,7 @@ from simulate.terminal import progress
 Prompt = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or a mapping: one of them as `prompt` or `prompt_token_ids`, and a `cache_salt` if it has one.
 
-To a model that hears, a mapping brings `multi_modal_data`: `audio`, samples and how many of them a second has. Its text
+To a speech model, a mapping brings `multi_modal_data`: `audio`, samples and how many of them a second has. Its text
 is then the whole beginning, such as "<|startoftranscript|><|en|><|transcribe|><|notimestamps|>".
 """
 
@@ -80,7 +80,7 @@ class LLM:
         submitted: list[RequestOutput] = []
         try:
             for number, (prompt, own) in enumerate(zip(several, params)):
-                speech = self._heard(prompt)
+                speech = self._speech_of(prompt)
                 text, ids = self._encoded(prompt, special_tokens=speech is None)
                 rank = 0 if priority is None else priority[number]
                 salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
@@ -142,7 +142,7 @@ class LLM:
             raise ModelError(f"{len(given)} sampling_params for {prompts} prompts")
         return given
 
-    def _heard(self, prompt: Prompt) -> Speech | None:
+    def _speech_of(self, prompt: Prompt) -> Speech | None:
         """The window of speech that comes with a prompt."""
         data = prompt.get("multi_modal_data") if isinstance(prompt, Mapping) else None
         if data is None:

@@ -141,8 +141,8 @@ class PagedModel:
     def _encode(self, part: Part) -> None:
         """Run the encoder on the window of the one prompt of a part, or of nobody's."""
         assert self._spectrum is not None, "no encoder"
-        heard = [each.request.speech.features for each in part.chunks if each.request.speech is not None]
-        features = heard[0] if heard else np.zeros(self._spectrum, np.float32)
+        spectra = [each.request.speech.features for each in part.chunks if each.request.speech is not None]
+        features = spectra[0] if spectra else np.zeros(self._spectrum, np.float32)
         self._model.encode(features[None, None])
 
     def _given(self, part: Part) -> dict[str, np.ndarray]:
@@ -236,14 +236,14 @@ def _places(part: Part) -> dict[Request, range]:
 
 
 def window_of(config: ModelConfig) -> WindowPages | None:
-    """The pages of a window of speech in a slot; None of a model that hears nothing."""
+    """The pages of a window of speech in a slot; None of a model that takes no speech."""
     return WindowPages(config.cross_positions) if config.cross_positions else None
 
 
 def buckets_of(config: ModelConfig, buckets: Buckets) -> Buckets:
     """Buckets for a model: sequences decode beside prompts only where all of its layers take both."""
-    mixes, hears = buckets.mixes and compose(config).mixes, config.cross_positions > 0
-    return replace(buckets, mixes=mixes, hears=hears)
+    mixes, takes_speech = buckets.mixes and compose(config).mixes, config.cross_positions > 0
+    return replace(buckets, mixes=mixes, takes_speech=takes_speech)
 
 
 def largest_step(

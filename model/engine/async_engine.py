@@ -40,7 +40,7 @@ class EngineFailed(Exception):
 
 @dataclass(frozen=True)
 class TokenPrompt:
-    """Token ids to continue, their text where it is known, and what is heard beside them."""
+    """Token ids to continue, their text where it is known, and the speech that comes with them."""
 
     ids: Sequence[int]
     text: str | None = None

@@ -89,10 +89,10 @@ class Engine:
     ) -> RequestOutput:
         """Let a request wait for its turn; its output fills up from step to step.
 
-        It shares pages with requests of the same `cache_salt` only. What it hears beside its prompt is `speech`. Raises
-        ModelError for an empty salt, an id in use, speech where the model hears none, or none where it does, a prompt
-        without tokens or without room for a new one, token ids outside the vocabulary, a form that cannot be, and a
-        request that never fits into the pages.
+        It shares pages with requests of the same `cache_salt` only. `speech` is the window that is encoded with its
+        prompt. Raises ModelError for an empty salt, an id in use, speech where the model takes none, or none where it
+        does, a prompt without tokens or without room for a new one, token ids outside the vocabulary, a form that
+        cannot be, and a request that never fits into the pages.
         """
         limits = self.limits
         if id in self._groups:

@@ -18,7 +18,8 @@ class Request:
     `computed` tokens have their keys and values in the pages of `tables`, one for each kind of pages, or none where the
     request waits; their first `filled` blocks are full. Recurrent layers have their state behind them in `slot`, and
     before drafts that are not verified yet in `kept_slot`. `shared_tokens` were computed before it started; `number`
-    is its place among all submitted ones. Of several groups of ranks `group` computes it. What it hears is `speech`.
+    is its place among all submitted ones. Of several groups of ranks `group` computes it. `speech` is the window that
+    is encoded with its prompt.
     """
 
     id: str

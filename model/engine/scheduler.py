@@ -44,10 +44,10 @@ class SchedulerOptions:
     prompts_at_once: int = 0
 
     def of_windows(self, longest: int) -> SchedulerOptions:
-        """For a model that hears a window of speech with each prompt, in sequences of at most `longest` tokens.
+        """For a model that takes a window of speech with each prompt, in sequences of at most `longest` tokens.
 
         One prompt starts in a step, whole: its window is encoded in the same step, which takes most of its time. No
-        page is shared, as prompts are alike whatever is heard.
+        page is shared, as prompts are alike whatever is said.
         """
         tokens = max(self.max_num_batched_tokens, longest)
         return replace(

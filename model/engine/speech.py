@@ -1,4 +1,4 @@
-"""What a request hears beside its prompt, and the rules by which it is written down."""
+"""The window of speech that comes with a request, and the rules by which it is transcribed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ONLY_EARS = "this model writes speech down: a prompt comes with audio"
 
 
 def spectrum_error(shape: Sequence[int] | None, speech: Speech | None) -> str | None:
-    """Why a model that hears spectra of a shape, or nothing (None), takes no prompt with such speech, or without."""
+    """Why a model with spectra of a shape, or without speech (None), takes no prompt with such speech, or without."""
     if (shape is None) == (speech is None):
         assert speech is None or list(speech.features.shape) == list(shape or ()), f"{speech.features.shape}"
         return None

@@ -14,18 +14,18 @@ from starlette.exceptions import HTTPException
 from model.engine.async_engine import EngineFailed, EngineFull, Stream
 from model.errors import ModelError
 from model.serve import answers
-from model.serve.audio_answers import Transcription, VerboseTranscription
-from model.serve.audio_requests import audio_request, form_schema
+from model.serve.audio.answers import Transcription, VerboseTranscription
+from model.serve.audio.form import form_parts
+from model.serve.audio.requests import audio_request, form_schema
+from model.serve.audio.transcription import Task, Transcribing
 from model.serve.chatting import Chatting
 from model.serve.errors import ApiError, queue_is_full, stopping_now
-from model.serve.forms import form_parts
 from model.serve.gate import error_bytes
 from model.serve.generation import ClientGone, Completing, Service, while_connected
 from model.serve.log import LOG
 from model.serve.metrics import CONTENT_TYPE, Metrics
 from model.serve.page import page
 from model.serve.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from model.serve.transcribing import Task, Transcribing
 from model.version import version
 
 _SENTENCES = {

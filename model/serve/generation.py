@@ -12,7 +12,7 @@ from uuid import uuid4
 from model.engine import Logprob, SamplingParams
 from model.engine.async_engine import AsyncEngine, EngineFailed, Stream, TokenPrompt, Update
 from model.serve import answers
-from model.serve.ears import Ears
+from model.serve.audio.speech_model import SpeechModel
 from model.serve.errors import ApiError, stopping_now
 from model.serve.log import LOG
 from model.serve.messages import ChatMessage
@@ -27,14 +27,14 @@ Receive = Callable[[], Awaitable[Any]]
 class Service:
     """What the routes share. `draining` is set when the server takes no further requests.
 
-    A model that writes speech down has `ears`.
+    `speech_model` is what the folder of a speech model says; None of others.
     """
 
     engine: AsyncEngine
     texts: Texts
     model: str
     tool_parser: str | None
-    ears: Ears | None = None
+    speech_model: SpeechModel | None = None
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
 
@@ -47,18 +47,18 @@ class Service:
 
     def check_texts(self) -> None:
         """ApiError where the model does not continue texts."""
-        if self.ears is not None:
+        if self.speech_model is not None:
             raise ApiError(
                 400,
                 "this model writes speech down: send recordings to /v1/audio/transcriptions",
                 "unsupported",
             )
 
-    def check_speech(self) -> Ears:
-        """The ears of the model; ApiError where it does not hear."""
-        if self.ears is None:
-            raise ApiError(400, "this model continues texts: it hears no recordings", "unsupported")
-        return self.ears
+    def check_speech(self) -> SpeechModel:
+        """The speech model; ApiError where the model takes no speech."""
+        if self.speech_model is None:
+            raise ApiError(400, "this model continues texts: it transcribes no recordings", "unsupported")
+        return self.speech_model
 
     async def conversation(
         self, messages: Sequence[ChatMessage], variables: Mapping[str, Any]

@@ -83,7 +83,7 @@ async def serve(
 async def answering(options: argparse.Namespace, engine: Engine) -> AsyncIterator[tuple[FastAPI, Service]]:
     """The application on an engine that computes until the block ends."""
     from model.serve.app import make_app
-    from model.serve.ears import Ears
+    from model.serve.audio.speech_model import SpeechModel
     from model.serve.generation import Service
     from model.serve.metrics import Metrics
     from model.serve.prediction import Deployed, StepTimes
@@ -91,8 +91,8 @@ async def answering(options: argparse.Namespace, engine: Engine) -> AsyncIterato
     from model.serve.tools import tool_parser
 
     name = options.served_model_name or Path(options.model).resolve().name
-    ears = Ears.of(Path(options.model))
-    metrics = Metrics(name, prefix_caching=ears is None and not options.no_prefix_caching)
+    speech_model = SpeechModel.of(Path(options.model))
+    metrics = Metrics(name, prefix_caching=speech_model is None and not options.no_prefix_caching)
     asynchronous = AsyncEngine(engine, places(options), metrics.watch)
     cache, args = engine.scheduler.cache, engine_args(options)
     deployed = Deployed(
@@ -104,7 +104,7 @@ async def answering(options: argparse.Namespace, engine: Engine) -> AsyncIterato
     metrics.show(asynchronous.state, options.target, times.seconds)
     texts = Texts(Path(options.model), engine.limits.vocab_size)
     parser = tool_parser(Path(options.model), options.tool_call_parser)
-    service = Service(asynchronous, texts, name, parser, ears)
+    service = Service(asynchronous, texts, name, parser, speech_model)
     asynchronous.start()
     try:
         yield make_app(service, metrics), service
@@ -121,13 +121,13 @@ def places(options: argparse.Namespace) -> int:
 
 
 def most_bytes(options: argparse.Namespace) -> int:
-    """Of a body: as many as the options say, else as a form of texts has, or a recording of a model that hears."""
-    from model.serve.ears import Ears
+    """Of a body: as many as the options say, else as a form of texts has, or a recording of a speech model."""
+    from model.serve.audio.speech_model import SpeechModel
 
     given: int | None = options.max_body
     if given is not None:
         return given
-    return _TEXT_BYTES if Ears.of(Path(options.model)) is None else _RECORDING_BYTES
+    return _TEXT_BYTES if SpeechModel.of(Path(options.model)) is None else _RECORDING_BYTES
 
 
 def server_for(

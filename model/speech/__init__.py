@@ -1,1 +1,1 @@
-"""Speech as a model hears it: recordings, their windows and spectra, and the rules by which they are written down."""
+"""Speech as a model takes it: recordings, their windows and spectra, and the rules of transcriptions."""

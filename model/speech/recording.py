@@ -1,4 +1,4 @@
-"""A recording in the windows that an encoder hears, one after another."""
+"""A recording in the windows that an encoder takes, one after another."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SECONDS_OF_COLUMN = HOP / SAMPLE_RATE
 
 @dataclass(frozen=True)
 class Recording:
-    """Samples [count] of 16 kHz, heard in windows whose spectra have so many bands and columns.
+    """Samples [count] of 16 kHz, in windows whose spectra have so many bands and columns.
 
     With `timestamps` a window may begin at any column, and the spectrum is that of the whole recording, not of each
     window: its loudest place is that of all.
@@ -75,7 +75,7 @@ def window_of_samples(samples: Any, rate: Any, spectrum_shape: tuple[int, ...]) 
     bands, columns = spectrum_shape
     if rate != SAMPLE_RATE:
         raise ModelError(
-            f"audio has {rate!r:.20} samples a second; {SAMPLE_RATE:,} are heard: resample it before"
+            f"audio has {rate!r:.20} samples a second; {SAMPLE_RATE:,} are taken: resample it first"
         )
     try:
         found = np.asarray(samples, np.float32)

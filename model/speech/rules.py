@@ -232,8 +232,8 @@ class Hearing(Protocol):
 
 
 @dataclass
-class Listener:
-    """A backend of `generate` that hears a window before its prompt, and keeps to the rules."""
+class SpeechBackend:
+    """A backend of `generate` that encodes a window before its prompt, and keeps to the rules."""
 
     backend: Hearing
     features: np.ndarray

@@ -56,7 +56,7 @@ class SlotPool(Pool):
 
 
 class WindowPool(SlotPool):
-    """`count` slots of what an encoder left behind, one for each window that a running sequence hears.
+    """`count` slots of what an encoder left behind, one for each window of a running sequence.
 
     The prompt of a sequence fills its slot, and nobody changes it later. So sequences that continue one prompt share
     a slot to their ends, and there are no snapshots.

@@ -24,7 +24,7 @@ from model.precision import activation_dtype
 from model.reference import ReferenceModel
 from model.sampling import SamplingOptions
 from model.speech.recording import Recording
-from model.speech.rules import Hearing, Listener, Rules, read_rules
+from model.speech.rules import Hearing, Rules, SpeechBackend, read_rules
 from model.speech.timestamps import Segment, segments_of
 from model.speech.wav import read_wav
 from model.tokenizer import Tokenizer
@@ -106,7 +106,7 @@ class _Job:
 
 
 @dataclass(frozen=True)
-class _Heard:
+class _Window:
     """A window: its seconds, what was written down, and the segments of it where they were asked for."""
 
     seconds: str
@@ -117,11 +117,11 @@ class _Heard:
 def _reported(job: _Job, tokenizer: Tokenizer) -> dict[str, Any]:
     """Transcribe and predict, and print the summary; returns the document."""
     options = job.options
-    heard = _transcribed(job, tokenizer)
-    generations = [each.generation for each in heard]
+    windows = _transcribed(job, tokenizer)
+    generations = [each.generation for each in windows]
     run = Run(
         model=str(options.model),
-        prompts=tuple(each.seconds for each in heard),
+        prompts=tuple(each.seconds for each in windows),
         backend=options.backend,
         target=options.target,
         mesh=Mesh(options.tp),
@@ -132,46 +132,46 @@ def _reported(job: _Job, tokenizer: Tokenizer) -> dict[str, Any]:
     )
     predictions = _predicted(job, generations[-1]) if options.backend == "simulate" else []
     show(summary(replace(run, prompts=run.prompts[:1]), generations, predictions))
-    segments = {} if not options.timestamps else {"segments": _listed(heard, job.rules, tokenizer)}
+    segments = {} if not options.timestamps else {"segments": _listed(windows, job.rules, tokenizer)}
     return {**document(run, generations, predictions), "recording": str(options.file), **segments}
 
 
-def _transcribed(job: _Job, tokenizer: Tokenizer) -> list[_Heard]:
+def _transcribed(job: _Job, tokenizer: Tokenizer) -> list[_Window]:
     """Write what is said to stdout: window after window as it comes, or segment after segment."""
     options = job.options
     backend = job.backend()
     reference = job.reference() if options.check and options.backend != "numpy" else None
-    found: list[_Heard] = []
+    found: list[_Window] = []
     recording, begins = job.recording, 0
     while begins < recording.end:
         features, columns = recording.window(begins)
         if recording.windows > 1 and not options.timestamps:
             print(f"window {len(found) + 1} of {recording.windows}, {job.seconds(begins)}")
         (generation,) = generate(
-            Listener(backend, features, job.rules),
+            SpeechBackend(backend, features, job.rules),
             tokenizer,
             job.config,
             [job.rules.prompt],
             options.max_new_tokens,
             _GREEDY,
-            None if reference is None else Listener(reference, features, job.rules),
+            None if reference is None else SpeechBackend(reference, features, job.rules),
             emit=lambda _, text: None if options.timestamps else print(text, end="", flush=True),
         )
         segments: list[Segment] = []
         if job.rules.timestamps is not None:
             ids = [each for each in generation.generated_ids if each != job.rules.timestamps.end]
             segments, columns = segments_of(ids, job.rules.timestamps.zero, begins, columns)
-        heard = _Heard(job.seconds(begins), generation, tuple(segments))
-        for each in _listed([heard], job.rules, tokenizer):
+        window = _Window(job.seconds(begins), generation, tuple(segments))
+        for each in _listed([window], job.rules, tokenizer):
             print(f"[{each['start']:.2f} s to {each['end']:.2f} s] {each['text'].strip()}", flush=True)
-        found.append(heard)
+        found.append(window)
         begins += columns
         if not options.timestamps:
             print("\n")
     return found
 
 
-def _listed(heard: Sequence[_Heard], rules: Rules, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+def _listed(windows: Sequence[_Window], rules: Rules, tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """All segments with their texts, in which the tokens of times have no part."""
     zero = 0 if rules.timestamps is None else rules.timestamps.zero
     return [
@@ -180,7 +180,7 @@ def _listed(heard: Sequence[_Heard], rules: Rules, tokenizer: Tokenizer) -> list
             "ids": list(each.ids),
             "text": tokenizer.decode([id for id in each.ids if id < zero]),
         }
-        for window in heard
+        for window in windows
         for each in window.segments
     ]
 

@@ -50,8 +50,8 @@ GENUINE = {
 # Files that need an extra as soon as they are imported; everything else must import with the base install.
 NEED_AN_EXTRA = {
     "model/serve/answers.py",
-    "model/serve/audio_answers.py",
-    "model/serve/audio_requests.py",
+    "model/serve/audio/answers.py",
+    "model/serve/audio/requests.py",
     "model/serve/app.py",
     "model/serve/gate.py",
     "model/serve/messages.py",

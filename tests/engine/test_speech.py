@@ -34,7 +34,7 @@ from tests.model.whisper_folders import FIELDS, spectrum, write_whisper
 
 WINDOW = 2 * FIELDS["max_source_positions"] * HOP
 TEXTS = ((1, 5), (2, 1), (1, 7), (2, 6))
-"""The spectrum that each request hears, and how many of the ids are its prompt."""
+"""The spectrum of each request, and how many of the ids are its prompt."""
 
 
 @cache
@@ -82,7 +82,7 @@ def logits_of_requests(
 @pytest.mark.parametrize(
     ("ranks", "dtype"), [(1, "float32"), (2, "float32"), (3, "float32"), (1, "bfloat16")]
 )
-def test_windows_of_many_requests_are_heard_as_alone(folder: Path, ranks: int, dtype: str) -> None:  # noqa: F811
+def test_windows_of_many_requests_get_what_they_get_alone(folder: Path, ranks: int, dtype: str) -> None:  # noqa: F811
     """Prompts of several lengths, one of a single token, which is no step of decoding."""
     rows, requests, most = logits_of_requests(folder, ranks, dtype, pages=12, slots=4)
     assert most == 4 and not any(each.preemptions for each in requests)
@@ -90,7 +90,7 @@ def test_windows_of_many_requests_are_heard_as_alone(folder: Path, ranks: int, d
         assert np.abs(own - wanted(seed, prompt).logits).max() <= wanted(seed, prompt).bound(dtype)
 
 
-def test_a_preempted_request_hears_its_window_again(folder: Path) -> None:  # noqa: F811
+def test_a_preempted_request_encodes_its_window_again(folder: Path) -> None:  # noqa: F811
     rows, requests, _ = logits_of_requests(folder, 1, "float32", pages=4, slots=4)
     assert any(each.preemptions for each in requests)
     for own, (seed, prompt) in zip(rows, TEXTS):
@@ -136,7 +136,7 @@ def test_continuations_of_a_window_share_its_slot(tmp_path: Path) -> None:
     assert [tuple(each.token_ids) for each in other.outputs] != texts
 
 
-def test_every_part_that_hears_has_a_shape_of_the_list(tmp_path: Path) -> None:
+def test_every_part_with_speech_has_a_shape_of_the_list(tmp_path: Path) -> None:
     config = load_config(write_whisper(tmp_path / "whisper"), of_speech=True)
     buckets = buckets_of(config, Buckets.powers(4, 40, 40))
     shapes = set(buckets.shapes())
@@ -172,7 +172,7 @@ def greedy(path: Path, features: np.ndarray, prompt: list[int], count: int) -> l
     return ids
 
 
-def test_llm_hears_audio_as_vllm_takes_it(tmp_path: Path) -> None:
+def test_llm_takes_audio_as_vllm_takes_it(tmp_path: Path) -> None:
     path = write_whisper(tmp_path / "whisper")
     llm = LLM(path, max_num_seqs=2)
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
@@ -209,7 +209,7 @@ def test_refuses_audio_that_is_none_and_prompts_without(tmp_path: Path) -> None:
     assert refused(llm, **audio(np.ones(WINDOW + 1))).startswith("audio has samples of the shape [6401]")
     assert refused(llm, **audio([])).startswith("audio has samples of the shape [0]")
     assert refused(llm, **audio(np.ones((2, 5)))).startswith("audio has samples of the shape [2, 5]")
-    assert refused(llm, **audio(sound, 8000)).startswith("audio has 8000 samples a second; 16,000 are heard")
+    assert refused(llm, **audio(sound, 8000)).startswith("audio has 8000 samples a second; 16,000 are taken")
     assert refused(llm, **audio(["a"])) == "audio has samples that are no numbers"
     assert refused(llm, **audio([0.0, np.nan])) == "audio has samples that are not finite"
     assert refused(llm, multi_modal_data={"image": 1}).startswith("multi_modal_data is a mapping with audio")

@@ -21,7 +21,7 @@ from model.checkpoint import open_checkpoint
 from model.cli import main
 from model.families import load_config
 from model.reference import ReferenceModel
-from model.serve.audio_answers import Outer, SpokenSegment, compression_ratio, srt, vtt
+from model.serve.audio.answers import Outer, SpokenSegment, compression_ratio, srt, vtt
 from model.speech.recording import Recording
 from model.speech.wav import read_wav
 from tests.model.test_timestamps import END, TIMED, ZERO, timed
@@ -162,7 +162,7 @@ def test_a_stream_has_the_text_in_pieces(hearing: Served, recordings: list[Path]
 
 
 @pytest.mark.slow
-def test_the_language_is_heard_where_none_is_given(
+def test_the_language_is_found_where_none_is_given(
     hearing: Served, folder: Path, recordings: list[Path]
 ) -> None:
     config = load_config(folder, of_speech=True)
@@ -305,7 +305,7 @@ REFUSED: list[tuple[bytes, int, str]] = [
 
 
 @pytest.mark.parametrize(("body", "status", "message"), REFUSED, ids=range(len(REFUSED)))
-def test_a_recording_that_cannot_be_heard_is_refused(
+def test_a_recording_that_cannot_be_read_is_refused(
     hearing: Served, body: bytes, status: int, message: str
 ) -> None:
     found, error = sent(hearing, body)
@@ -313,7 +313,7 @@ def test_a_recording_that_cannot_be_heard_is_refused(
     assert error["type"] == "invalid_request_error"
 
 
-def test_the_longest_recordings_are_heard(hearing: Served) -> None:
+def test_the_longest_recordings_are_transcribed(hearing: Served) -> None:
     more = {"language": "en", "max_completion_tokens": "1"}
     for samples in (1, 9 * WINDOW):
         assert sent(hearing, form(content(samples), **more)) == (200, {})
@@ -351,7 +351,7 @@ def test_texts_and_recordings_have_models_of_their_own(hearing: Served, server: 
         kind = "multipart/form-data; boundary=b"
         status, error = posted(server, f"/v1/audio/{path}", form(content(100)), content_type=kind)
         assert (status, error["code"]) == (400, "unsupported")
-        assert error["message"] == "this model continues texts: it hears no recordings"
+        assert error["message"] == "this model continues texts: it transcribes no recordings"
 
 
 def test_a_full_queue_answers_429(start: Callable[..., Any], folder: Path, recordings: list[Path]) -> None:
@@ -389,11 +389,11 @@ def test_answers_are_those_of_the_schema(hearing: Served, mode: str, examples: i
     operations = [result.ok() for result in api.include(path_regex="/v1/audio/").get_all_operations()]
     assert len(operations) == 2
 
-    def heard(body: dict[str, Any]) -> None:
+    def noted(body: dict[str, Any]) -> None:
         body |= {"file": content(WINDOW), "max_completion_tokens": 2}
 
     for operation in operations:
-        fuzz(operation, mode, examples, heard, NAME)
+        fuzz(operation, mode, examples, noted, NAME)
 
 
 @pytest.mark.slow

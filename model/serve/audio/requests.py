@@ -8,8 +8,8 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from model.engine import SamplingParams
+from model.serve.audio.form import FormPart
 from model.serve.errors import ApiError
-from model.serve.forms import FormPart
 
 _GRANULARITIES = "timestamp_granularities[]"
 _LISTS = (_GRANULARITIES,)

@@ -1,4 +1,4 @@
-"""What the folder of a model that hears says about transcriptions."""
+"""What the folder of a speech model says about transcriptions."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _PREVIOUS = "<|startofprev|>"
 
 
 @dataclass(frozen=True)
-class Ears:
-    """A model folder, whose encoder hears windows with spectra of so many bands and columns."""
+class SpeechModel:
+    """A model folder, whose encoder takes windows with spectra of so many bands and columns."""
 
     folder: Path
     config: ModelConfig
     spectrum: tuple[int, int]
 
     @classmethod
-    def of(cls, folder: Path) -> Ears | None:
-        """Those of a folder; None where the model continues texts."""
+    def of(cls, folder: Path) -> SpeechModel | None:
+        """That of a folder; None where the model continues texts."""
         config = load_config(folder, of_speech=None)
         return None if config.spectrum is None else cls(folder, config, config.spectrum)
 
     @cached_property
     def languages(self) -> dict[str, int]:
-        """The languages that it knows, and their tokens; none where it knows one."""
+        """The languages that the model knows, and their tokens; none where it knows one."""
         return read_languages(self.folder, self.config)
 
     @cached_property

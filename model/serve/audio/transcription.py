@@ -14,9 +14,9 @@ from typing import Literal
 from model.engine import SamplingParams
 from model.engine.async_engine import EngineFull, Stream, TokenPrompt
 from model.engine.speech import Speech
-from model.serve import audio_answers as answers
-from model.serve.audio_requests import AudioRequest
-from model.serve.ears import ENGLISH, Ears
+from model.serve.audio import answers
+from model.serve.audio.requests import AudioRequest
+from model.serve.audio.speech_model import ENGLISH, SpeechModel
 from model.serve.errors import ApiError, stopping_now
 from model.serve.generation import Answering, Continuation, Service
 from model.speech.recording import Recording
@@ -33,7 +33,7 @@ _LONGEST_PAUSE = 1.0  # seconds until the next window of a recording asks for a 
 class Transcribing(Answering[AudioRequest]):
     """One recording on its way."""
 
-    ears: Ears = field(kw_only=True)
+    speech_model: SpeechModel = field(kw_only=True)
     task: Task = field(kw_only=True)
     recording: Recording = field(kw_only=True)
     rules: Rules = field(init=False)
@@ -44,10 +44,10 @@ class Transcribing(Answering[AudioRequest]):
     async def prepared(cls, service: Service, asked: AudioRequest, file: bytes, task: Task) -> Transcribing:
         """With windows, and in a language that is known; ApiError or ModelError for what cannot be."""
         service.check_model(asked.model)
-        ears, params = service.check_speech(), asked.params()
-        ears.check_language(asked.language)
+        speech_model, params = service.check_speech(), asked.params()
+        speech_model.check_language(asked.language)
         samples = await asyncio.to_thread(samples_of, file, "the file")
-        recording = Recording(samples, ears.spectrum, asked.timestamps)
+        recording = Recording(samples, speech_model.spectrum, asked.timestamps)
         if not asked.timestamps and recording.windows > service.engine.places:
             raise ApiError(
                 400,
@@ -56,7 +56,7 @@ class Transcribing(Answering[AudioRequest]):
             )
         if service.draining:
             raise stopping_now()
-        self = cls(service, asked, "trsc", ears=ears, task=task, recording=recording)
+        self = cls(service, asked, "trsc", speech_model=speech_model, task=task, recording=recording)
         self.params = params
         await asyncio.to_thread(lambda: recording.spectrum)
         await self._settle_language()
@@ -113,24 +113,24 @@ class Transcribing(Answering[AudioRequest]):
 
     async def _settle_language(self) -> None:
         """The language that is asked for, that of the model, or the one that the first window sounds like most."""
-        ears = self.ears
+        speech_model = self.speech_model
         if self.asked.language is not None:
             self.language = self.asked.language
-        elif ears.languages:
-            names = {id: name for name, id in ears.languages.items()}
+        elif speech_model.languages:
+            names = {id: name for name, id in speech_model.languages.items()}
             params = SamplingParams(temperature=0, max_tokens=1, allowed_token_ids=list(names))
             features, _ = self.recording.window(0)
             async with await self._opened(
-                [TokenPrompt([ears.start], speech=Speech(features))], params
+                [TokenPrompt([speech_model.start], speech=Speech(features))], params
             ) as stream:
                 said = [token async for update in self.updates(stream) for token in update.token_ids]
             self.language = names[said[0]]
-        self.rules = ears.rules(self.language, self.asked.timestamps, self.task)
+        self.rules = speech_model.rules(self.language, self.asked.timestamps, self.task)
 
     async def _settle_prompt(self) -> None:
         """Every window begins with the rules' tokens, and before them with the text that is to go before."""
         text, most = self.asked.prompt.strip(), self.service.engine.limits.max_model_len // 2 - 1
-        before = await self.ears.before(text, self.service.texts, most) if text else []
+        before = await self.speech_model.before(text, self.service.texts, most) if text else []
         self._ids = [*before, *self.rules.prompt]
         if not self.asked.timestamps:
             columns = self.recording.columns
