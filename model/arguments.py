@@ -82,41 +82,6 @@ def add_hardware(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_engine(parser: argparse.ArgumentParser) -> None:
-    """Add the sizes of an engine's steps and of its cache."""
-    add = parser.add_argument
-    add(
-        "--max-model-len",
-        metavar="N",
-        type=count,
-        help="longest sequence (default: the context, at most 2048)",
-    )
-    add(
-        "--max-num-seqs",
-        metavar="N",
-        type=count,
-        default=16,
-        help="sequences of a step (default: %(default)s)",
-    )
-    add(
-        "--max-num-batched-tokens",
-        metavar="N",
-        type=count,
-        default=512,
-        help="tokens of a step (default: %(default)s)",
-    )
-    add(
-        "--block-size", metavar="N", type=count, default=16, help="positions of a page (default: %(default)s)"
-    )
-    add(
-        "--num-pages",
-        metavar="N",
-        type=count,
-        help="pages of the cache (default: as many as the sequences fill)",
-    )
-    add_buckets(parser)
-
-
 def add_buckets(parser: argparse.ArgumentParser) -> None:
     """Add `--buckets`."""
     parser.add_argument(

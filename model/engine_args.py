@@ -43,7 +43,8 @@ class EngineArgs:
     the context of the model, at most 2048, by default; where it is above the length up to which longrope takes short
     factors, sequences of all lengths take the long ones. `speculative_config` has `num_speculative_tokens`, and the
     folder of a draft `model`, or `method` ngram with `prompt_lookup_max` and `prompt_lookup_min`. `buckets` are the
-    sizes to which steps are rounded up, such as "sequences=1,16 tokens=64,512 context=2048", by default powers of two.
+    sizes to which steps are rounded up, such as "sequences=1,16 tokens=64,512 context=2048", by default powers of two,
+    and fewer of them on NeuronCores, where every shape is compiled (`BucketLimits.compiled`).
     """
 
     model: str | Path = PRETRAINED
@@ -84,6 +85,11 @@ class EngineParts:
         """The longest sequence."""
         return self.args.max_model_len or min(2048, self.config.context)
 
+    @property
+    def mesh(self) -> Mesh:
+        """The ranks."""
+        return _mesh(self.config, self.args)
+
     def model(self) -> PagedModel:
         """The model with its weights on a device."""
         return _paged_model(self.folder, self.config, self.args, self.pools, self.buckets, self.slots)
@@ -116,7 +122,7 @@ def engine_parts(args: EngineArgs) -> EngineParts:
         raise ModelError(NO_RECURRENT_DRAFTS)
     pools, slots = _pools([config, *speculation.configs], args, length), _slots(config, args, speculation)
     most = BucketLimits(args.max_num_seqs, args.max_num_batched_tokens, length, speculation.tokens)
-    buckets = _buckets(args.buckets, most)
+    buckets = _buckets(args.buckets, most, args.backend)
     return EngineParts(args, folder, config, speculation, options, tuple(pools), slots, buckets)
 
 
@@ -185,16 +191,18 @@ def _slots(config: ModelConfig, args: EngineArgs, speculation: _Speculation) -> 
     return SlotPool(count, args.block_size, args.mamba_block_size)
 
 
-def _buckets(given: str | Buckets | None, limits: BucketLimits) -> Buckets:
-    """The bucket sizes of an engine. ModelError where the given ones do not cover its limits."""
+def _buckets(given: str | Buckets | None, limits: BucketLimits, backend: str) -> Buckets:
+    """The bucket sizes of an engine: by default few where the backend compiles each shape.
+
+    ModelError where the given ones do not cover its limits.
+    """
     if given == AUTO:
         raise ModelError(
             "buckets are auto, but which requests will come is not known; nkw traffic --buckets auto says the sizes "
             "for a trace or for lengths"
         )
-    if given is None:
-        return limits.powers
-    return read_buckets(str(given), limits)
+    default = limits.compiled if backend == "neuron" else limits.powers
+    return default if given is None else read_buckets(str(given), limits, default)
 
 
 def _paged_model(
@@ -206,13 +214,17 @@ def _paged_model(
     slots: SlotPool | None = None,
 ) -> PagedModel:
     checkpoint = open_checkpoint(folder, config)
-    groups = args.expert_parallel_size
-    # A draft model without experts is computed by each group alone.
-    mesh = Mesh(args.tensor_parallel_size, groups, expert=groups if routed_experts(config) else 1)
+    mesh = _mesh(config, args)
     device = _device(args, mesh.ranks)
     own = list(dict.fromkeys(map(mesh.shard, device.own)))
     weights = shard_weights(config, checkpoint, mesh.tensor, own, checkpoint.let_go, args.dtype)
     return PagedModel(config, weights, device, pools, buckets, slots=slots, mesh=mesh)
+
+
+def _mesh(config: ModelConfig, args: EngineArgs) -> Mesh:
+    """Groups of ranks that divide experts; a draft model without experts is computed by each group alone."""
+    groups = args.expert_parallel_size
+    return Mesh(args.tensor_parallel_size, groups, expert=groups if routed_experts(config) else 1)
 
 
 def _device(args: EngineArgs, ranks: int) -> Device:

@@ -6,7 +6,8 @@ import argparse
 import textwrap
 from pathlib import Path
 
-from model.arguments import add_cores, add_dtype, add_engine
+from model.arguments import add_cores, add_dtype
+from model.engine_options import add_engine
 from model.shipped import model_path
 
 
@@ -14,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options to a parser."""
     parser.description = textwrap.fill(
         "Compile the graphs of an engine for NeuronCores: every step that its buckets allow. Without AWS Neuron's "
-        "packages the graphs are listed, and what is missing is said. Written to the vendor's documentation; it has "
+        "packages the graphs are counted, and what is missing is said. Written to the vendor's documentation; it has "
         "not run on a chip.",
         78,
     )
@@ -27,7 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="folder of the compiled graphs, and of graphs.json, which lists them",
     )
-    add("--list", action="store_true", help="list the graphs with their keys, and compile nothing")
+    add(
+        "--list",
+        action="store_true",
+        help="print every graph with its key, and compile nothing (without it: counts by kind)",
+    )
     add("--launch", action="store_true", help=argparse.SUPPRESS)
     add_dtype(parser)
     add_engine(parser)

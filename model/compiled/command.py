@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from model.checkpoint import open_checkpoint
-from model.compiled.graphs import CopyGraph, Environment, Graph, graph_key, graphs_of
+from model.compiled.graphs import CopyGraph, Environment, Graph, graph_key, graphs_of, summary
 from model.compiled.sources import source_digest
 from model.device.neuron import Route, Software, cache_variables, installed_software
-from model.engine_args import EngineArgs, EngineParts, engine_parts
+from model.engine_args import EngineParts, engine_parts
+from model.engine_options import engine_args
 from model.errors import ModelError
 from model.layers.paged import STATES, Kind
-from model.mesh import Mesh
 from model.paged_model import buckets_of, largest_step
 from model.precision import StoredWeights, activation_dtype
 from simulate.files import complete, read_text
@@ -38,24 +38,37 @@ from simulate.terminal import show_lines
 MANIFEST = "graphs.json"
 _SCHEMA = 1
 _TOOL = "neuron_parallel_compile"
+_OPTIONS = (
+    *(
+        "target",
+        "tp",
+        "ep",
+        "dtype",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "block_size",
+        "mamba_block_size",
+    ),
+    *("max_model_len", "num_pages", "num_state_slots", "speculative_config", "buckets"),
+)
 
 
 def compile_command(options: argparse.Namespace) -> int:
     """List the graphs, or compile the missing ones. ModelError where the vendor's software is not installed."""
-    parts = engine_parts(_arguments(options))
+    parts = engine_parts(engine_args(options, backend="neuron"))
     if options.launch:
         launch_all(parts)
         return 0
     graphs = engine_graphs(parts)
+    if not options.list:
+        show_lines("\n".join(summary(graphs)))
     try:
         software = installed_software()
     except ModelError as missing:
-        _show(graphs, _keys(graphs, _environment(options, {})))
         if options.list:
+            _show(graphs, _keys(graphs, _environment(options, {})))
             return 0
-        raise ModelError(
-            f"{len(graphs)} graphs are listed and none is compiled: {missing.message}"
-        ) from missing
+        raise ModelError(f"none of {len(graphs)} graphs is compiled: {missing.message}") from missing
     keys = _keys(graphs, _environment(options, software.versions))
     if options.list:
         _show(graphs, keys)
@@ -74,7 +87,7 @@ def engine_graphs(parts: EngineParts) -> list[Graph]:
     stored = StoredWeights(checkpoint, activations)
     dtypes = activations, stored[next(iter(stored))].dtype
     buckets = buckets_of(config, parts.buckets)
-    largest = largest_step(config, Mesh(args.tensor_parallel_size), dtypes, parts.pools, parts.slots, buckets)
+    largest = largest_step(config, parts.mesh, dtypes, parts.pools, parts.slots, buckets)
     return graphs_of(config, buckets, largest, _kinds(parts))
 
 
@@ -92,28 +105,11 @@ def _kinds(parts: EngineParts) -> list[Kind]:
     return [*(pool.window for pool in parts.pools), *([STATES] if parts.slots else [])]
 
 
-def _arguments(options: argparse.Namespace) -> EngineArgs:
-    """The arguments of the engine whose graphs these are."""
-    return EngineArgs(
-        options.model,
-        tensor_parallel_size=options.tp,
-        dtype=options.dtype,
-        target=options.target,
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        max_model_len=options.max_model_len,
-        block_size=options.block_size,
-        num_pages=options.num_pages,
-        buckets=options.buckets,
-        backend="neuron",
-    )
-
-
 def _environment(options: argparse.Namespace, versions: Mapping[str, str]) -> Environment:
     text = os.environ.get("NEURON_LOGICAL_NC_CONFIG", "1")
     if text not in ("1", "2"):
         raise ModelError(f"NEURON_LOGICAL_NC_CONFIG is {text!r:.40}; a rank has 1 or 2 physical cores")
-    return Environment(options.target, options.tp, int(text), versions)
+    return Environment(options.target, options.tp * options.ep, int(text), versions)
 
 
 def _keys(graphs: Sequence[Graph], environment: Environment) -> list[str]:
@@ -155,12 +151,10 @@ def _target(target: str) -> dict[str, str]:
 def _command(options: argparse.Namespace, software: Software) -> list[str]:
     """The process that launches every graph once, below the vendor's tool where that gathers graphs."""
     python = [sys.executable, "-m"]
-    if options.tp > 1:
-        python += ["torch.distributed.run", "--nproc-per-node", str(options.tp), "-m"]
+    if options.tp * options.ep > 1:
+        python += ["torch.distributed.run", "--nproc-per-node", str(options.tp * options.ep), "-m"]
     command = [*python, "model", "compile", str(options.model), "--launch"]
-    for name in ("target", "tp", "dtype", "max_num_seqs", "max_num_batched_tokens", "block_size"):
-        command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
-    for name in ("max_model_len", "num_pages", "buckets"):
+    for name in _OPTIONS:
         if getattr(options, name) is not None:
             command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
     if software.route is Route.native:

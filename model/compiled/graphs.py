@@ -26,11 +26,22 @@ class StepGraph:
     launches: tuple[Launch, ...]
 
     def __str__(self) -> str:
-        kind = "decode" if self.part.decodes else "prompts"
         if self.draws is None:
-            return f"{kind}: {self.part}"
+            return f"{self.of}: {self.part}"
         whole = " of the whole vocabulary" if self.draws.whole else ""
-        return f"{kind}: {self.part}, draws from {self.draws.candidates}{whole}"
+        return f"{self.of}: {self.part}, draws from {self.draws.candidates}{whole}"
+
+    @property
+    def of(self) -> str:
+        """The kind of step."""
+        if self.part.decodes:
+            return "decode"
+        return "prompts" if self.part.beside is None else "prompts with decode"
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """Tokens, padding included, and positions that are read: what larger steps of a kind have more of."""
+        return self.part.rows, self.part.context, self.part.prefix
 
 
 @dataclass(frozen=True)
@@ -45,6 +56,16 @@ class CopyGraph:
         what = "slot" if self.kind == STATES else "page"
         window = f" of a window of {self.kind}" if isinstance(self.kind, int) else ""
         return f"{self.count} {what}{'s' if self.count > 1 else ''}{window} copied"
+
+    @property
+    def of(self) -> str:
+        """The kind of step."""
+        return "copies"
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """How many pages or slots."""
+        return (self.count,)
 
 
 Graph = StepGraph | CopyGraph
@@ -80,6 +101,25 @@ def graphs_of(
             graphs.append(CopyGraph(count, kind, tuple(copies_of(decoder.layers, largest, count, kind))))
             count *= 2
     return graphs
+
+
+def summary(graphs: Sequence[Graph]) -> list[str]:
+    """A line for each kind of step: how many graphs, the smallest and the largest."""
+    kinds: dict[str, list[Graph]] = {}
+    for graph in graphs:
+        kinds.setdefault(graph.of, []).append(graph)
+    return [
+        f"{kind}: {len(own)} graphs, from {_shape(min(own, key=_size))} to {_shape(max(own, key=_size))}"
+        for kind, own in kinds.items()
+    ]
+
+
+def _size(graph: Graph) -> tuple[int, ...]:
+    return graph.size
+
+
+def _shape(graph: Graph) -> str:
+    return str(graph.part) if isinstance(graph, StepGraph) else str(graph).removesuffix(" copied")
 
 
 def graph_key(graph: Graph, environment: Environment, source_digest: Callable[[str], str]) -> str:

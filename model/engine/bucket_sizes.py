@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 from model.engine.buckets import MOST_ROWS, Buckets, rounded
@@ -18,6 +18,7 @@ SHAPES = 256
 
 _CONTEXT_STEP = 128  # positions of a decode step's tables, as attention_decode takes them
 _TOKEN_STEP = 16
+_COMPILED_TOKENS = 128  # the fewest of a chunk that is compiled ahead
 _MOST_SIZES = 8  # of an axis that is fitted
 
 
@@ -34,6 +35,18 @@ class BucketLimits:
     def powers(self) -> Buckets:
         """Powers of two up to the limits."""
         return Buckets.powers(self.max_num_seqs, self.max_num_batched_tokens, self.max_model_len, self.drafts)
+
+    @property
+    def compiled(self) -> Buckets:
+        """The sizes by default where every shape is compiled ahead, those of vLLM's plugin for Neuron.
+
+        Powers of two of sequences, and of tokens from 128 on; one context, the longest; prompts and what decodes in
+        launches of their own. 16 sequences, 512 tokens and 2048 positions have 35 shapes.
+        https://awsdocs-neuron.readthedocs-hosted.com/en/v2.33.0/vllm-neuron/docs/guides/reference-configuration.html
+        """
+        every = self.powers
+        tokens = tuple(size for size in every.tokens if size >= _COMPILED_TOKENS) or (_COMPILED_TOKENS,)
+        return replace(every, tokens=tokens, context=every.context[-1:], mixes=False)
 
     def needed(self) -> dict[str, int]:
         """What the largest size of each axis has to cover; a decode step of more sequences becomes several parts."""
@@ -67,8 +80,8 @@ class AskedSizes:
         return asked
 
 
-def read_buckets(text: str, limits: BucketLimits) -> Buckets:
-    """Sizes such as `sequences=1,16 tokens=64,512 context=2048`; an axis that is not named has powers of two.
+def read_buckets(text: str, limits: BucketLimits, default: Buckets | None = None) -> Buckets:
+    """Sizes such as `sequences=1,16 tokens=64,512 context=2048`; the rest is as in `default`, else in powers of two.
 
     ModelError for another form, and for sizes that the kernels do not take or that do not cover the limits.
     """
@@ -86,8 +99,8 @@ def read_buckets(text: str, limits: BucketLimits) -> Buckets:
         raise ModelError(
             "buckets have no sizes; they are such as 'sequences=1,16 tokens=64,512 context=2048'"
         )
-    powers = limits.powers
-    found = {axis: sizes.get(axis, getattr(powers, axis)) for axis in AXES}
+    default = default or limits.powers
+    found = {axis: sizes.get(axis, getattr(default, axis)) for axis in AXES}
     for axis, needed in limits.needed().items():
         if found[axis][-1] < needed:
             raise ModelError(f"{axis} of the buckets end at {found[axis][-1]}; up to {needed} are needed")
@@ -106,7 +119,7 @@ def read_buckets(text: str, limits: BucketLimits) -> Buckets:
         raise ModelError(
             f"tokens of the buckets go up to {found['tokens'][-1]}, beyond their context, {found['context'][-1]}"
         )
-    return Buckets(found["sequences"], found["tokens"], found["context"], limits.drafts)
+    return replace(default, **found)
 
 
 def fitted(asked: AskedSizes, limits: BucketLimits, shapes: int = SHAPES) -> Buckets:

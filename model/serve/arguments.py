@@ -6,10 +6,10 @@ import argparse
 import textwrap
 from pathlib import Path
 
-from model.arguments import add_cores, add_dtype, add_engine, add_hardware, count, seed
+from model.arguments import add_cores, add_dtype, add_hardware, count, seed
+from model.engine_options import add_engine
 from model.serve.calls import TOOL_CALL_PARSERS
 from model.shipped import model_path
-from model.state import INTERVAL
 
 _LEVELS = ("debug", "info", "warning", "error")
 
@@ -47,34 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser, model: Path) -> None:
     )
     add_cores(parser, "trn2")
     add_hardware(parser)
-    add(
-        "--ep",
-        metavar="N",
-        type=count,
-        default=1,
-        help="groups of --tp ranks that divide the routed experts, each with its own sequences and pages (default: 1)",
-    )
     add_dtype(parser)
     add_engine(parser)
-    add(
-        "--num-state-slots",
-        metavar="N",
-        type=count,
-        help="states of recurrent layers (default: two for each sequence of a step, three with drafts)",
-    )
-    add(
-        "--mamba-block-size",
-        metavar="N",
-        type=count,
-        default=INTERVAL,
-        help="positions between snapshots of these states, a multiple of --block-size (default: %(default)s)",
-    )
     add("--no-prefix-caching", action="store_true", help="do not share pages of prompts that begin alike")
-    add(
-        "--speculative-config",
-        metavar="JSON",
-        help="drafts, as LLM takes them: '{\"num_speculative_tokens\": 3}' looks them up in the prompt",
-    )
     add(
         "--tool-call-parser",
         metavar="NAME",

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from model import engine_options
 from model.engine import Engine
 from model.engine.async_engine import AsyncEngine
-from model.errors import ModelError
-from model.llm import EngineArgs
+from model.engine_args import EngineArgs
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -27,38 +26,12 @@ _TEXT_BYTES, _RECORDING_BYTES = 2**20, 25 * 2**20
 
 
 def engine_args(options: argparse.Namespace) -> EngineArgs:
-    """The engine that the options ask for."""
-    return EngineArgs(
-        model=options.model,
-        tensor_parallel_size=options.tp,
-        expert_parallel_size=options.ep,
-        dtype=options.dtype,
-        target=options.target,
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=max(options.max_num_batched_tokens, options.max_num_seqs),
-        max_model_len=options.max_model_len,
-        block_size=options.block_size,
-        num_pages=options.num_pages,
-        num_state_slots=options.num_state_slots,
-        mamba_block_size=options.mamba_block_size,
+    """The engine that the options of `nkw serve` ask for."""
+    return engine_options.engine_args(
+        options,
         enable_prefix_caching=not options.no_prefix_caching,
-        speculative_config=_object(options.speculative_config),
         seed=options.seed,
-        buckets=options.buckets,
     )
-
-
-def _object(text: str | None) -> dict[str, Any] | None:
-    """A JSON object on the command line."""
-    if text is None:
-        return None
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise ModelError("--speculative-config is no JSON object, such as '{\"num_speculative_tokens\": 3}'")
-    return found
 
 
 async def serve(

@@ -117,3 +117,27 @@ def test_chosen_sizes_change_no_token() -> None:
 def test_an_engine_does_not_know_which_requests_will_come() -> None:
     with pytest.raises(ModelError, match="nkw traffic --buckets auto says the sizes"):
         LLM(buckets="auto")
+
+
+@pytest.mark.parametrize(
+    ("limits", "tokens", "context"),
+    [
+        (BucketLimits(16, 512, 2048), (128, 256, 512), 2048),
+        (BucketLimits(16, 129, 2048), (128, 256), 2048),
+        (BucketLimits(16, 128, 2048), (128,), 2048),
+        (BucketLimits(16, 127, 2048), (128,), 2048),
+        (BucketLimits(16, 16, 2048), (128,), 2048),
+        (BucketLimits(16, 512, 128), (128,), 128),
+        (BucketLimits(16, 512, 129), (128, 256), 256),
+        (BucketLimits(16, 512, 128, drafts=3), (128,), 256),
+    ],
+)
+def test_what_is_compiled_by_default_are_powers_of_two_with_the_longest_context(
+    limits: BucketLimits, tokens: tuple[int, ...], context: int
+) -> None:
+    found = limits.compiled
+    assert (found.sequences, found.tokens, found.context) == ((1, 2, 4, 8, 16), tokens, (context,))
+    assert {each.beside for each in found.shapes()} == {None}
+    assert read_buckets(str(found), limits, found) == found
+    # 5 sizes of decoding sequences, with and without drafts; prompts with and without a cached prefix.
+    assert len(found.shapes()) == 5 * (2 if limits.drafts else 1) + 5 * len(tokens) * 2
