@@ -14,6 +14,7 @@ import safetensors.numpy
 
 from model import fp8
 from model.checkpoint import open_checkpoint
+from model.cli import main
 from model.device import SimulatedDevice
 from model.errors import ModelError
 from model.families import compose, load_config, read_config
@@ -22,9 +23,10 @@ from model.kernel_model import KernelModel
 from model.precision import StoredWeights
 from model.reference import ReferenceModel
 from model.weights import shard_weights
-from tests.model.oracle import Oracle
+from tests.model.folders import byte_tokenizer
+from tests.model.oracle import Oracle, random_model
 from tests.model.test_dense_families import CACHE, IDS, PROMPT, assert_equal
-from tests.model.tiny_families import TINY, tiny_model, write_tiny
+from tests.model.tiny_families import COMMON, TINY, tiny_model, write_tiny
 
 torch = pytest.importorskip("torch", reason="torch is an extra of development (dev)")
 pytest.importorskip("transformers", reason="transformers is an extra of development (dev)")
@@ -177,8 +179,15 @@ def quantised(
 def write(
     folder: Path, name: str, scheme: str = "blocks", scale_dtype: np.dtype = FLOAT32
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """A quantised folder: the tensors that it holds, and the numbers that they stand for."""
+    """A quantised folder of a tiny model: the tensors that it holds, and the numbers that they stand for."""
     write_tiny(folder, name)
+    return quantise(folder, scheme, scale_dtype)
+
+
+def quantise(
+    folder: Path, scheme: str = "blocks", scale_dtype: np.dtype = FLOAT32
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The same of a folder that is there."""
     stored, plain = quantised(safetensors.numpy.load_file(folder / FILE), scheme, BFLOAT16, scale_dtype)
     save(folder, stored)
     configure(folder, dtype="bfloat16", quantization_config=SCHEMES[scheme][0])
@@ -228,16 +237,6 @@ def test_every_family_holds_what_a_plain_folder_would(tmp_path: Path, name: str,
             assert all(same(array, other.arrays[each]) for each, array in one.arrays.items())
 
 
-class Counted(np.ndarray):
-    """Values of codes, which count how many elements are widened."""
-
-    count = 0
-
-    def __getitem__(self, codes: Any) -> Any:
-        Counted.count += codes.size
-        return np.asarray(self)[codes]
-
-
 @pytest.mark.parametrize(
     ("name", "most"), [("llama with biases", 1), ("phi3", 1), ("qwen3", 1), ("deepseek v3", 2)]
 )
@@ -249,10 +248,16 @@ def test_ranks_widen_their_own_parts(
     config = load_config(tmp_path)
     checkpoint = open_checkpoint(tmp_path, config)
     elements = sum(each.size for name in checkpoint if isinstance(each := checkpoint.sliced(name), Scaled))
-    monkeypatch.setattr(fp8, "_VALUES", fp8._VALUES.view(Counted))
-    monkeypatch.setattr(Counted, "count", 0)
+    counts: list[int] = []
+    values = fp8._values
+
+    def counted(codes: np.ndarray, into: np.ndarray) -> np.ndarray:
+        counts.append(codes.size)
+        return values(codes, into)
+
+    monkeypatch.setattr(fp8, "_values", counted)
     shard_weights(config, checkpoint, 2)
-    assert 0 < elements <= Counted.count <= most * elements
+    assert 0 < elements <= sum(counts) <= most * elements
 
 
 @pytest.mark.slow
@@ -279,6 +284,18 @@ def test_a_published_folder_has_the_tokens_of_transformers(tmp_path: Path, name:
         exact = {each for each, array in shards[1].arrays.items() if array.dtype != BFLOAT16}
         assert exact == {f"layers.{layer}.experts.b_choice" for layer in (1, 2)}
     assert_equal(KernelModel(config, shards, SimulatedDevice("trn2", 2), CACHE), oracle)
+
+
+@pytest.mark.slow
+def test_text_is_generated_as_the_reference_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    random_model("DeepseekV3", {**COMMON, **TINY["deepseek v3"][1], "vocab_size": 300}, 6).save_pretrained(
+        tmp_path
+    )
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    quantise(tmp_path)
+    arguments = ["--model", str(tmp_path), "--prompt", "Tom had", "--max-new-tokens", "4", "--tp", "2"]
+    assert main(["generate", *arguments]) == 0
+    assert "4 of 4" in capsys.readouterr().out
 
 
 def test_the_bias_of_a_choice_stays_float32_beside_bfloat16(tmp_path: Path) -> None:
