@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser, model: Path) -> None:
     """Add the options to a parser; `model` is the folder of the model without --model."""
     parser.description = textwrap.fill(
         "Serve a model with OpenAI's HTTP API: completions and chats of many clients, computed together by NKI kernels "
-        "on simulated cores. SIGTERM or Ctrl-C finishes what was begun; a second one stops.",
+        "on simulated cores or NeuronCores. SIGTERM or Ctrl-C finishes what was begun; a second one stops.",
         78,
     )
     add = parser.add_argument
@@ -44,6 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser, model: Path) -> None:
         type=count,
         default=1,
         help="engines behind the port, each with all that follows, in a process of its own (default: 1)",
+    )
+    add(
+        "--backend",
+        metavar="NAME",
+        choices=("simulate", "neuron"),
+        default="simulate",
+        help="simulate or neuron (default: %(default)s)",
     )
     add_cores(parser, "trn2")
     add_hardware(parser)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import ipaddress
+import os
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 
-from model.device import chip
+from model.device import chip, rank_of_this_process
 from model.errors import ModelError
 from model.llm import make_engine
 from model.serve.keys import others_may_read, read_keys
@@ -30,6 +31,8 @@ def serve_command(options: argparse.Namespace) -> int:
         )
     if options.port > 65535:
         raise ModelError(f"--port is {options.port}; ports end at 65535")
+    if options.backend == "neuron":
+        _check_core(options)
     from model.serve.log import LOG, log_to_stderr
 
     log_to_stderr(options.log_level)
@@ -58,6 +61,18 @@ def check_extra() -> None:
         raise ModelError(
             f"nkw serve needs {', '.join(missing)}; pip install 'nki-workbench[serve]'", "NKW-SERVE-EXTRA"
         )
+
+
+def _check_core(options: argparse.Namespace) -> None:
+    """ModelError for several processes on NeuronCores."""
+    if options.replicas > 1:
+        raise ModelError(
+            f"--replicas is {options.replicas}; on NeuronCores start a server for each core, with "
+            "NEURON_RT_VISIBLE_CORES"
+        )
+    processes = 1 if rank_of_this_process() is None else int(os.environ["WORLD_SIZE"])
+    if processes > 1:
+        raise ModelError(f"nkw serve has one process, and torchrun started {processes}")
 
 
 def is_loopback(host: str) -> bool:

@@ -31,6 +31,7 @@ def engine_args(options: argparse.Namespace) -> EngineArgs:
         options,
         enable_prefix_caching=not options.no_prefix_caching,
         seed=options.seed,
+        backend=options.backend,
     )
 
 

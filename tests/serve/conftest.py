@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import http.client
 import threading
@@ -67,10 +68,15 @@ class Served(Reached):
     server: Any
 
 
+def options_of(*words: str) -> argparse.Namespace:
+    """The options of `nkw serve WORDS` at a free port."""
+    return _parser().parse_args(["serve", "--port", "0", *words])
+
+
 @contextmanager
 def serving(*words: str) -> Iterator[Served]:
     """The server of `nkw serve WORDS`."""
-    options = _parser().parse_args(["serve", "--port", "0", *words])
+    options = options_of(*words)
     engine, keys = make_engine(engine_args(options)), read_keys(options.api_key_file)
     ports: list[int] = []
     servers: list[Any] = []
