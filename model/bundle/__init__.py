@@ -1,1 +1,1 @@
-"""`nkw bundle FOLDER --layer N`: the kernel launches of a layer of a model, as a bundle that travels to a chip."""
+"""`nkw bundle FOLDER`: a model's kernel launches, of one layer or of a generation, as a bundle for a chip."""

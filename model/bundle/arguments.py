@@ -1,4 +1,4 @@
-"""The options of `nkw bundle` for a layer of a model, and which words ask for it."""
+"""The options of `nkw bundle` for a model or a layer of it, and which words ask for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LAYER = "--layer"
 
 
 def names_a_model(words: Sequence[str]) -> bool:
-    """Whether the words behind `nkw bundle` ask for a layer of a model: --layer is there, or the first is a model."""
+    """Whether the words behind `nkw bundle` ask for a model or a layer: --layer is there, or the first is a model."""
     if any(each.partition("=")[0] == _LAYER for each in words):
         return True
     folder = model_path(words[0]) if words else Path()
@@ -25,21 +25,33 @@ def names_a_model(words: Sequence[str]) -> bool:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options to a parser."""
     parser.description = textwrap.fill(
-        "Write a folder that carries one layer of a model to a chip: every kernel launch of the layer, in a prompt "
-        "and in the token behind it, with its arguments, expected results and predicted times. `nkw bundle` with "
-        "MODULE:NAME or FILE.py:NAME carries kernels.",
+        "Write a folder that carries a model to a chip: every kernel launch of a generation, with expected results, "
+        "tokens and predicted times; the weights are taken from a folder there. With --layer, every launch of one "
+        "layer, in a prompt and in the token behind it, with its weights. `nkw bundle` with MODULE:NAME or "
+        "FILE.py:NAME carries kernels.",
         78,
     )
     add = parser.add_argument
     add("model", metavar="FOLDER", type=model_path, help="Hugging Face folder, or a model that comes along")
-    add(_LAYER, metavar="N", type=seed, required=True, help="number of the layer; the first is 0")
+    add(_LAYER, metavar="N", type=seed, help="this layer alone; the first is 0 (default: the whole model)")
     add("--out", metavar="DIR", type=Path, required=True, help="the folder to write, which is not there yet")
+    add(
+        "--prompt",
+        metavar="TEXT",
+        action="append",
+        help=f"what to continue; may be given again, for several generations (default: {FIRST_PROMPT!r})",
+    )
+    add(
+        "--max-new-tokens",
+        metavar="N",
+        type=count,
+        help="most tokens of a generation (default: 8)",
+    )
     add(
         "--tokens",
         metavar="T",
         type=count,
-        default=8,
-        help=f"tokens of the prompt, {FIRST_PROMPT!r} over and over (default: %(default)s)",
+        help=f"with --layer, tokens of the prompt, {FIRST_PROMPT!r} over and over (default: 8)",
     )
     add_cores(parser, "trn2")
     add_dtype(parser)

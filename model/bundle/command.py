@@ -1,40 +1,77 @@
-"""`nkw bundle` for a layer of a model: the simulated model takes a prompt and one token, and its launches are kept."""
+"""`nkw bundle` for a model: the simulated model computes a layer, or a generation, and its launches are kept."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from itertools import cycle, islice
 
+import numpy as np
+
 from model.arguments import FIRST_PROMPT
+from model.bundle.recipe import operands_of, weight_files
 from model.cache import bucket_length
-from model.checkpoint import open_checkpoint
+from model.checkpoint import Checkpoint, open_checkpoint
 from model.config import ModelConfig
-from model.device.bundling import BundlingDevice, check_folder
+from model.device.bundling import BundlingDevice, GenerationDevice, Prompt, check_folder, check_recipes
 from model.errors import ModelError
-from model.families import load_config
+from model.families import compose, load_config
 from model.folder import model_files
+from model.generate.loop import encode_prompt, positions_needed
 from model.kernel_model import KernelModel
+from model.layers.head import HEAD_RESULTS, TOKENS, VALUES
 from model.layers.launch import Phase
+from model.sampling import StepOutput
 from model.tokenizer import Tokenizer
 from model.weights import shard_weights
 from simulate.files import Outputs, json_document
 from simulate.terminal import show, working
+
+_TOKENS = 8
+"""Of the prompt of a layer, and of a generation, where no option says otherwise."""
 
 
 def bundle_command(options: argparse.Namespace) -> int:
     """Write the bundle; everything that can be refused before the model runs is refused before."""
     if options.tp > 1:
         raise ModelError("a bundle holds launches of one rank; leave --tp out")
+    _check_options(options)
     check_folder(options.out)
     config = load_config(options.model)
-    _check_sizes(options, config)
-    encoded = Tokenizer(options.model, config.vocab_size).encode(FIRST_PROMPT)
+    tokenizer = Tokenizer(options.model, config.vocab_size)
+    if compose(config).encoder is not None:
+        raise ModelError("a model that listens to speech is not bundled; a bundle has prompts of text")
+    if options.layer is not None:
+        _bundle_layer(options, config, tokenizer)
+    else:
+        _bundle_generation(options, config, tokenizer)
+    return 0
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    """Raise ModelError for options that do not go together."""
+    of_layer = {"--tokens": options.tokens}
+    of_model = {"--prompt": options.prompt, "--max-new-tokens": options.max_new_tokens}
+    wrong = of_layer if options.layer is None else of_model
+    for name, value in wrong.items():
+        if value is not None:
+            raise ModelError(f"{name} goes {'with' if wrong is of_layer else 'without'} --layer")
+
+
+def _outputs(options: argparse.Namespace, weights: Checkpoint) -> Outputs:
+    return Outputs(lambda: [*model_files(options.model), *weights.files])
+
+
+def _bundle_layer(options: argparse.Namespace, config: ModelConfig, tokenizer: Tokenizer) -> None:
+    """The launches of one layer, in a prompt and in the token behind it."""
+    tokens = options.tokens or _TOKENS
+    _check_sizes(options.layer, tokens, config)
+    encoded = tokenizer.encode(FIRST_PROMPT)
     if not encoded:
         raise ModelError("the prompt has no tokens")
-    ids = list(islice(cycle(encoded), options.tokens))
+    ids = list(islice(cycle(encoded), tokens))
     weights = open_checkpoint(options.model, config)
-    outputs = Outputs(lambda: [*model_files(options.model), *weights.files])
-    with json_document(options.json, outputs, "bundle") as contents:
+    with json_document(options.json, _outputs(options, weights), "bundle") as contents:
         ranks = shard_weights(config, weights, 1, taken=weights.let_go, dtype=options.dtype)
         device = BundlingDevice(options.target, options.layer)
         positions = bucket_length(len(ids) + 1, config.context)
@@ -47,15 +84,59 @@ def bundle_command(options: argparse.Namespace) -> int:
         written = device.write(options.out)
         show(written.report())
         contents.update(written.document())
-    return 0
 
 
-def _check_sizes(options: argparse.Namespace, config: ModelConfig) -> None:
+def _check_sizes(layer: int, tokens: int, config: ModelConfig) -> None:
     """Raise ModelError for a layer that the model does not have, or a prompt that leaves no room for a token."""
     layers = len(config.blocks)
-    if options.layer >= layers:
-        raise ModelError(f"--layer {options.layer}: this model has layers 0 to {layers - 1}")
-    if options.tokens >= config.context:
+    if layer >= layers:
+        raise ModelError(f"--layer {layer}: this model has layers 0 to {layers - 1}")
+    if tokens >= config.context:
         raise ModelError(
-            f"--tokens {options.tokens}: this model takes {config.context} positions, and a token follows the prompt"
+            f"--tokens {tokens}: this model takes {config.context} positions, and a token follows the prompt"
         )
+
+
+def _bundle_generation(options: argparse.Namespace, config: ModelConfig, tokenizer: Tokenizer) -> None:
+    """All launches of the prompts and of the tokens that greedy choice appends to each."""
+    texts, most = options.prompt or [FIRST_PROMPT], options.max_new_tokens or _TOKENS
+    prompts = [Prompt(text, tuple(encode_prompt(text, tokenizer, config))) for text in texts]
+    weights = open_checkpoint(options.model, config)
+    with json_document(options.json, _outputs(options, weights), "bundle") as contents:
+        (rank,) = shard_weights(config, weights, 1, taken=weights.let_go, dtype=options.dtype)
+        device = GenerationDevice(options.target, rank.arrays)
+        longest = max(positions_needed(len(each.ids), most, config) for each in prompts)
+        positions = bucket_length(longest, config.context)
+        with working(lambda: f"{device.launches} launches"):
+            operands = operands_of(config, weights, rank)
+            check_recipes(weights.files, operands)
+            model = KernelModel(config, [rank], device, positions, progress=device.layer_done)
+            for number, prompt in enumerate(prompts):
+                for token, step in _steps(model, device, number, prompt, most, config):
+                    margin = _margin(step)
+                    places = HEAD_RESULTS.index(VALUES), HEAD_RESULTS.index(TOKENS)
+                    device.end_step(*places, token, tokenizer.decode([token]), margin)
+        written = device.write(options.out, weight_files(weights), operands, tuple(prompts))
+        show(written.report())
+        contents.update(written.document())
+
+
+def _steps(
+    model: KernelModel, device: GenerationDevice, number: int, prompt: Prompt, most: int, config: ModelConfig
+) -> Iterator[tuple[int, StepOutput]]:
+    """The tokens that follow a prompt, and the steps that choose them."""
+    ids = list(prompt.ids)
+    for place in range(most):
+        device.begin_step(number, place)
+        (step,) = model.decode([ids[-1]], [len(ids) - 1]) if place else model.prefill([ids])
+        ids.append(step.likeliest)
+        yield ids[-1], step
+        if ids[-1] in config.eos_token_ids or len(ids) >= config.context:
+            return
+
+
+def _margin(step: StepOutput) -> float:
+    """How far the second largest logit is below the largest."""
+    assert step.logits is not None
+    second, first = np.partition(step.logits.astype(np.float64), -2)[-2:]
+    return float(first - second)

@@ -1,19 +1,38 @@
-"""A rank that computes, and keeps the launches of one layer of the model as the cases of a bundle."""
+"""A rank that computes, and keeps launches as the cases of a bundle: those of one layer, or all of a generation."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from model.device.binding import checked, kernel_named
 from model.device.simulated import SimulatedDevice
+from model.errors import ModelError
 from simulate.bundle.cases import Cases, Written
+from simulate.bundle.chain import LaunchCases
 from simulate.bundle.folder import check_free
-from simulate.bundle.manifest import LAYER
+from simulate.bundle.generation import Generation, Operand, Piece, Prompt, Step, WeightFile
+from simulate.bundle.manifest import LAYER, MODEL
+from simulate.bundle.run_model import STORED, prepared, tensors_of
 from simulate.run import target_hardware
 from simulate.run.launch import plain
+
+__all__ = [
+    "STORED",
+    "BundlingDevice",
+    "GenerationDevice",
+    "Operand",
+    "Piece",
+    "Prompt",
+    "WeightFile",
+    "check_folder",
+    "check_recipes",
+]
 
 
 class BundlingDevice(SimulatedDevice):
@@ -58,6 +77,85 @@ class BundlingDevice(SimulatedDevice):
         return checked(lambda: self._cases.write(folder, LAYER, self._chip.name))  # type: ignore[no-any-return]
 
 
+class GenerationDevice(SimulatedDevice):
+    """One simulated rank whose launches all become cases, named `p<prompt>-t<token>-<part>-<kernel>`.
+
+    Prompts and the tokens that follow each are counted from 1; a part is the embedding, a layer, or the head.
+    `begin_step` has to be told of every step, `layer_done` of every layer. `weights` are the rank's operands by name.
+    """
+
+    def __init__(self, target: str, weights: Mapping[str, np.ndarray]) -> None:
+        super().__init__(target, 1, exact=True)
+        self._chip = checked(lambda: target_hardware(target))
+        self._cases = LaunchCases(self._chip)
+        self._steps: list[Step] = []
+        self._place, self._names = (0, 0), Counter[str]()
+        for name, array in weights.items():
+            self._cases.weight(name, array)
+
+    @property
+    def launches(self) -> int:
+        """How many were kept."""
+        return len(self._cases.cases)
+
+    def begin_step(self, prompt: int, number: int) -> None:
+        """What follows is this step of a prompt, both counted from 0."""
+        self._place = prompt, number
+        self._cases.step, self._cases.part = len(self._steps), "embedding"
+
+    def layer_done(self, done: int, layers: int) -> None:
+        """So many layers are done."""
+        self._cases.part = f"layer {done}" if done < layers else "head"
+
+    def end_step(self, values: int, tokens: int, token: int, text: str, margin: float) -> None:
+        """The last launch was the head's; see `Step` for what is told of it."""
+        case = self._cases.cases[-1].name
+        self._steps.append(Step(*self._place, case, values, tokens, token, text, margin))
+
+    def run(
+        self, kernel: str, arguments: Sequence[tuple[Any, ...]], written: Sequence[int | None] = ()
+    ) -> list[Any]:
+        """Launch a kernel and keep the launch."""
+        prompt, number = self._place
+        name = f"p{prompt + 1}-t{number + 1}-{self._cases.part.replace(' ', '-')}-{kernel}"
+        self._names[name] += 1
+        name += f"-{self._names[name]}" if self._names[name] > 1 else ""
+        function, (own,) = plain(kernel_named(kernel)), arguments
+        words = f"nki_kernels:{kernel}"
+
+        def launch() -> Any:
+            return super(GenerationDevice, self).run(kernel, arguments, written)[0]
+
+        return [checked(lambda: self._cases.launched(function, words, own, written, name, launch))]
+
+    def write(
+        self,
+        folder: Path,
+        files: tuple[WeightFile, ...],
+        operands: tuple[Operand, ...],
+        prompts: tuple[Prompt, ...],
+    ) -> Written:
+        """Write the bundle, with the recipes of the operands that launches are given.
+
+        Raises ModelError where the folder cannot be written.
+        """
+        used = {each.text for case in self._cases.cases for each in case.arguments}
+        recipes = tuple(each for each in operands if each.name in used)
+        generation = Generation(files, recipes, prompts, tuple(self._steps))
+        target = self._chip.name
+        return checked(lambda: self._cases.write(folder, MODEL, target, generation))  # type: ignore[no-any-return]
+
+
 def check_folder(folder: Path) -> None:
     """Raise ModelError where a bundle cannot be written: the folder has to be absent or empty."""
     checked(lambda: check_free(folder))
+
+
+def check_recipes(files: Sequence[Path], operands: Sequence[Operand]) -> None:
+    """Follow the recipes as the instance will; ModelError where an operand does not come out as it was loaded."""
+    tensors = {name: each for path in files for name, each in tensors_of(path).items()}
+    for operand in operands:
+        try:
+            prepared(asdict(operand), tensors)
+        except ValueError as wrong:
+            raise ModelError(f"the recipe of a weight is wrong: {wrong}") from None

@@ -29,6 +29,8 @@ from model.layers.weight import Weight
 
 _ROWS = 128
 """Rows that lm_head takes: one for each partition."""
+LOGITS, VALUES, TOKENS = HEAD_RESULTS = ("logits", "values", "tokens")
+"""What lm_head returns: all logits, the largest of each row, and their tokens."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +106,8 @@ class Head(Stateless):
         candidates = candidates_held(wanted, self.vocabulary, step.ranks)
         finish = (self.softcap, bias_of(self.norm, step), self.norm.offset, self.scale)
         arguments = (x, norm, w_head, self.norm.eps, candidates, first, Axis.tensor, step.ranks, *finish)
-        results = ("logits", "values", "tokens")
         work, growth = product(rows, w_head), Growth.sequences
-        launch = Launch("lm_head", arguments, results, work, rows, growth=growth, repeat=repeat)
+        launch = Launch("lm_head", arguments, HEAD_RESULTS, work, rows, growth=growth, repeat=repeat)
         return (
             [launch] if draws is None else [launch, sample_launch(step, self.vocabulary, first, rows, repeat)]
         )

@@ -17,6 +17,8 @@ agrees. The rules, in their order; the first that speaks of a case decides:
 9. A case is wrong, and none agrees: undecided; more kernels are needed that share its instructions.
 10. The time of a case is outside, its values are not wrong: as 6, 8 and 9, for the simulator's costs of the
     instructions that no case uses whose time is inside; where there are none, the simulator's schedule.
+
+In a bundle of a model the rules look at one case of every program, the first that does not agree.
 """
 
 from __future__ import annotations
@@ -27,14 +29,14 @@ from enum import Enum
 from functools import cached_property
 from pathlib import Path
 
-from simulate.bundle.manifest import Bundle, Case
-from simulate.bundle.profiled import CaseProfile, profile_of
-from simulate.bundle.result import DEVICE, RAN, CaseResult, Result
-from simulate.bundle.values import Agreement, OutputComparison, compare_case
+from simulate.bundle.comparison import CaseComparison, StepComparison, steps_of
+from simulate.bundle.manifest import Bundle
+from simulate.bundle.profiled import profile_of
+from simulate.bundle.result import RAN, Result
+from simulate.bundle.values import Agreement, compare_case
 
 _MOST_NAMED = 4
 _ENVIRONMENT_ERRORS = ("Crash", "Timeout", "Exit", "Environment")
-_WORST_FIRST = (Agreement.wrong, Agreement.missing, Agreement.unbounded, Agreement.within)
 
 
 class Fault(Enum):
@@ -57,65 +59,41 @@ class Likely:
 
 
 @dataclass(frozen=True)
-class CaseComparison:
-    """One case: what should have come back, what came, and how its outputs agree."""
-
-    case: Case
-    result: CaseResult | None
-    outputs: tuple[OutputComparison, ...]
-    profile: CaseProfile | None = None
-
-    @property
-    def ran(self) -> bool:
-        """Whether it returned something."""
-        return self.result is not None and self.result.status == RAN
-
-    @property
-    def agreement(self) -> Agreement | None:
-        """The agreement of the output that agrees least; None where it did not run."""
-        if not self.ran:
-            return None
-        found = {each.agreement for each in self.outputs}
-        return next((each for each in _WORST_FIRST if each in found), Agreement.equal)
-
-    @property
-    def bracket_ns(self) -> tuple[float, float]:
-        """The shortest reading, and the longest with the overhead of starting and ending the kernel."""
-        low, high = self.case.predicted.bracket_ns
-        return low, high + self.case.predicted.overhead_ns
-
-    @property
-    def device_ns(self) -> float | None:
-        """The median time on the device; None where only the host's clock, or none, was read."""
-        times = self.result.times if self.result else None
-        return times.median_ns if times and times.clock == DEVICE else None
-
-    @property
-    def inside(self) -> bool | None:
-        """Whether the time on the device lies in the bracket; None where there is none."""
-        low, high = self.bracket_ns
-        return None if self.device_ns is None else low <= self.device_ns <= high
-
-    @property
-    def agrees(self) -> bool:
-        """Whether its values agree as far as that can be known, and its time is not outside."""
-        return self.agreement in (Agreement.equal, Agreement.within) and self.inside is not False
-
-
-@dataclass(frozen=True)
 class Comparison:
-    """A whole result against its bundle. `intact`: whether the bundle's files still have its digest."""
+    """A whole result against its bundle. `intact`: whether the bundle's files still have its digest.
+
+    `steps` are those of a generation, in a bundle of a model.
+    """
 
     bundle: Bundle
     result: Result
     cases: tuple[CaseComparison, ...]
     intact: bool
+    steps: tuple[StepComparison, ...] = ()
 
     @property
     def agrees(self) -> bool:
         """Whether every case that was to run agrees."""
-        tried = [each for each in self.cases if each.result is not None]
-        return bool(tried) and all(each.agrees for each in tried) and not self.likely
+        tokens = all(each.agrees for each in self.steps)
+        return bool(self.tried) and all(each.agrees for each in self.tried) and tokens and not self.likely
+
+    @property
+    def tried(self) -> tuple[CaseComparison, ...]:
+        """The cases that were to run."""
+        return tuple(each for each in self.cases if each.result is not None)
+
+    @property
+    def programs(self) -> tuple[CaseComparison, ...]:
+        """Of every program that was tried one case: the first that does not agree, or else the first.
+
+        A program is a kernel on arguments of certain shapes; only in a bundle of a model it is that of several cases.
+        """
+        found: dict[str, CaseComparison] = {}
+        for each in self.tried:
+            first = found.setdefault(each.program, each)
+            if first.agrees and not each.agrees:
+                found[each.program] = each
+        return tuple(found.values())
 
     @cached_property
     def likely(self) -> tuple[Likely, ...]:
@@ -125,18 +103,18 @@ class Comparison:
 
 def compared(folder: Path, bundle: Bundle, result: Result, intact: bool) -> Comparison:
     """Every case of a bundle against its result. Raises InvalidArgument where the bundle's own files cannot be read."""
-    cases = []
+    cases: list[CaseComparison] = []
     for case in bundle.cases:
         found = result.case(case.name)
         ran = found is not None and found.status == RAN
         outputs = compare_case(folder, case, found) if ran and found else ()
         cases.append(CaseComparison(case, found, outputs, profile_of(folder, case, found)))
-    return Comparison(bundle, result, tuple(cases), intact)
+    return Comparison(bundle, result, tuple(cases), intact, steps_of(bundle, cases))
 
 
 def _likely(seen: Comparison) -> Iterable[Likely]:
     yield from _whole(seen)
-    tried = [each for each in seen.cases if each.result is not None]
+    tried = seen.programs
     rest = []
     for each in tried:
         why = _of_the_environment(each)

@@ -26,6 +26,7 @@ from simulate.bundle.manifest import (
     Tolerance,
 )
 from simulate.bundle.reading import DTYPES, refused
+from simulate.bundle.run import LANGUAGE
 from simulate.bundle.sources import Sources, collect, module_of
 from simulate.check import findings_of, gathered
 from simulate.errors import NkwError
@@ -33,6 +34,7 @@ from simulate.hardware import Hardware
 from simulate.kernel_by_name import call_of, callable_named, launch_on
 from simulate.level import Level
 from simulate.lines import location
+from simulate.numerics.dtypes import DType
 from simulate.profile import profile
 from simulate.run import Launch, Mode
 from simulate.run.environment import cores_of_call, ranks_of_call
@@ -76,6 +78,97 @@ def build_case(
     return case_of(kernel, words, Call(*call_of(arguments)), name, sources, reference)
 
 
+class Program:
+    """A kernel on arguments of certain shapes: one launch on copies of the first ones, and what all have in common.
+
+    `outputs` are what this launch returned. Chip and physical cores are the environment's where they are None. Without
+    a reference, `<kernel>_reference` of the kernel's module is it. The kernel's files are added to `sources`.
+    """
+
+    def __init__(
+        self,
+        kernel: Callable[..., Any],
+        words: str,
+        call: Call,
+        sources: Sources,
+        reference: Reference | None = None,
+        chip: Hardware | None = None,
+        cores: int | None = None,
+    ) -> None:
+        self._kernel, self._reference = kernel, reference
+        self.name = words.rpartition(":")[2]
+        self.module, file = module_of(kernel, words)
+        self.imports = collect(sources, self.module, file)
+        self.cores = cores_of_call(kernel.__name__, None, Level.of()) if cores is None else cores
+        own = call.copied()
+        with gathered() as seen:
+            launch = launch_on(kernel, words, [(own.args, own.keywords)], Mode.eager, chip=chip, cores=cores)
+        self.outputs = results(launch.outputs[0])
+        self.predicted = predicted(launch, file.parents[self.module.count(".")])
+        self.instructions = instructions(launch.streams)
+        self.findings = tuple(sorted({each.code for each in findings_of(seen)}))
+        self._streams, self._chain = launch.streams, longest_chain(launch.streams)
+        self._contractions: Sequence[int] | None = None
+
+    def case(self, name: str, arguments: tuple[Argument, ...], outputs: tuple[Output, ...]) -> Case:
+        """A launch of it as a case."""
+        return Case(
+            name,
+            self.name,
+            self.module,
+            self._kernel.__name__,
+            self.imports,
+            self.cores,
+            arguments,
+            outputs,
+            self.predicted,
+            self.instructions,
+            self.findings,
+        )
+
+    def tolerances(
+        self, call: Call, outputs: Sequence[np.ndarray], name: str
+    ) -> tuple[list[Tolerance | None], str]:
+        """The tolerance of every output of a launch, derived as `nkw verify` does, or the reason why there is none.
+
+        `call` has the arguments as they were before it. Raises InvalidArgument for a result that the reference
+        contradicts.
+        """
+        try:
+            reference = self._reference or beside(self._kernel, self._kernel.__name__)
+        except NkwError:
+            own = self._kernel.__name__
+            return [None] * len(outputs), f"there is no {own}_reference beside {own}"
+        try:
+            if self._contractions is None:
+                self._contractions = contractions_of(
+                    reference, call.copied(), answer(reference, call.copied())
+                )
+            truth = truth_of(reference, call, self._contractions)
+        except Exception as error:  # whatever the reference of a user does
+            return [None] * len(outputs), f"the reference fails: {type(error).__name__}: {error!s:.100}"
+        if len(truth.arrays) != len(outputs):
+            raise refused(f"{name} returns {len(outputs)} arrays, its reference {len(truth.arrays)}")
+        tolerances: list[Tolerance | None] = []
+        for number, (output, exact) in enumerate(zip(outputs, truth.arrays)):
+            terms = terms_of(output, number, truth, call, self._streams, self._chain)
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", WeakComparison)
+                    found = compare(output, stored(exact, output), *terms)
+            except Mismatch as error:
+                raise refused(
+                    f"output {number} of {name} is wrong here already: {error}; nkw verify says more"
+                ) from None
+            through = np.dtype(terms.through).name
+            tolerances.append(
+                Tolerance(
+                    found.bound, found.error, terms.magnitude, terms.contraction, terms.roundings, through
+                )
+            )
+        return tolerances, ""
+
+
 def case_of(
     kernel: Callable[..., Any],
     words: str,
@@ -91,30 +184,13 @@ def case_of(
     The kernel is launched on copies, so that arrays that it writes to travel as they are before the launch. Chip and
     physical cores are the environment's where they are None.
     """
-    module, file = module_of(kernel, words)
-    imports = collect(sources, module, file)
     given, inputs = _arguments(kernel, call, name)
     _check_size(inputs, name)
-    own = call.copied()
-    with gathered() as seen:
-        launch = launch_on(kernel, words, [(own.args, own.keywords)], Mode.eager, chip=chip, cores=cores)
-    outputs, expected = _outputs(kernel, call, launch, name, reference)
+    program = Program(kernel, words, call, sources, reference, chip, cores)
+    outputs, expected = _outputs(program, call, name)
     arrays = inputs | expected
     _check_size(arrays, name)
-    case = Case(
-        name,
-        words.rpartition(":")[2],
-        module,
-        kernel.__name__,
-        imports,
-        cores_of_call(kernel.__name__, None, Level.of()) if cores is None else cores,
-        given,
-        outputs,
-        predicted(launch, file.parents[module.count(".")]),
-        instructions(launch.streams),
-        tuple(sorted({each.code for each in findings_of(seen)})),
-    )
-    return case, arrays
+    return program.case(name, given, outputs), arrays
 
 
 def _check_size(arrays: Arrays, name: str) -> None:
@@ -127,87 +203,58 @@ def _check_size(arrays: Arrays, name: str) -> None:
 
 
 def _arguments(kernel: Callable[..., Any], call: Call, name: str) -> tuple[tuple[Argument, ...], Arrays]:
-    parameters = list(inspect.signature(kernel).parameters)
-    named = [(parameters[place], value, False) for place, value in enumerate(call.args)]
-    named += [(parameter, value, True) for parameter, value in call.keywords.items()]
     arguments, arrays = [], {}
-    for parameter, value, keyword in named:
+    for parameter, value, keyword in named_arguments(kernel, call):
         if isinstance(value, np.ndarray):
             file = f"inputs/{name}/{parameter}.npy"
             arrays[file] = np.array(value, order="C")
             arguments.append(Argument(parameter, ARRAY, keyword, file, value.shape, value.dtype.name))
-        elif isinstance(value, (type, np.dtype)):
-            arguments.append(Argument(parameter, DTYPE, keyword, text=np.dtype(value).name))
-        elif isinstance(value, (bool, int, float, str, tuple, list, dict, type(None))):
-            arguments.append(Argument(parameter, LITERAL, keyword, text=repr(value)))
         else:
-            raise refused(
-                f"the argument {parameter} of {name} is a {type(value).__name__}, which cannot travel"
-            )
+            arguments.append(plain_argument(parameter, value, keyword, name))
     return tuple(arguments), arrays
 
 
-def _outputs(
-    kernel: Callable[..., Any], call: Call, launch: Launch, name: str, reference: Reference | None
-) -> tuple[tuple[Output, ...], Arrays]:
-    arrays = results(launch.outputs[0])
-    tolerances, why = _tolerances(kernel, call, launch, arrays, reference, name)
+def named_arguments(kernel: Callable[..., Any], call: Call) -> list[tuple[str, Any, bool]]:
+    """The arguments of a call with their parameters, and whether they are given by name."""
+    parameters = list(inspect.signature(kernel).parameters)
+    named = [(parameters[place], value, False) for place, value in enumerate(call.args)]
+    return named + [(parameter, value, True) for parameter, value in call.keywords.items()]
+
+
+def plain_argument(parameter: str, value: Any, keyword: bool, name: str) -> Argument:
+    """An argument that is no array. Raises InvalidArgument for one that cannot travel."""
+    if isinstance(value, DType):
+        return Argument(parameter, DTYPE, keyword, text=f"{LANGUAGE}{value!s}")
+    if isinstance(value, (type, np.dtype)):
+        return Argument(parameter, DTYPE, keyword, text=np.dtype(value).name)
+    if isinstance(value, (bool, int, float, str, tuple, list, dict, type(None))):
+        return Argument(parameter, LITERAL, keyword, text=repr(value))
+    raise refused(f"the argument {parameter} of {name} is a {type(value).__name__}, which cannot travel")
+
+
+def _outputs(program: Program, call: Call, name: str) -> tuple[tuple[Output, ...], Arrays]:
+    tolerances, why = program.tolerances(call, program.outputs, name)
     outputs, files = [], {}
-    for number, array in enumerate(arrays):
-        if array.dtype.name not in DTYPES:
-            raise refused(f"output {number} of {name} is {array.dtype}, which cannot travel")
+    for number, array in enumerate(program.outputs):
+        check_dtype(array, number, name)
         file = f"expected/{name}/output-{number}.npy"
         files[file] = np.ascontiguousarray(array)
-        tile = (min(_TILE_ROWS, max(1, _rows(array.shape))), min(_TILE_COLUMNS, max(1, array.shape[-1])))
+        tile = tile_of(array.shape)
         outputs.append(
             Output(f"output-{number}", file, array.shape, array.dtype.name, tile, tolerances[number], why)
         )
     return tuple(outputs), files
 
 
-def _rows(shape: tuple[int, ...]) -> int:
-    """How many rows a tensor has when all dims but the last are taken together."""
-    return math.prod(shape[:-1])
+def check_dtype(array: np.ndarray, number: int, name: str) -> None:
+    """Raise InvalidArgument for an output of a dtype that cannot travel."""
+    if array.dtype.name not in DTYPES:
+        raise refused(f"output {number} of {name} is {array.dtype}, which cannot travel")
 
 
-def _tolerances(
-    kernel: Callable[..., Any],
-    call: Call,
-    launch: Launch,
-    outputs: Sequence[np.ndarray],
-    reference: Reference | None,
-    name: str,
-) -> tuple[list[Tolerance | None], str]:
-    """The tolerance of every output, derived as `nkw verify` does, or the reason why there is none."""
-    try:
-        reference = reference or beside(kernel, kernel.__name__)
-    except NkwError:
-        return [None] * len(outputs), f"there is no {kernel.__name__}_reference beside {kernel.__name__}"
-    try:
-        truth = truth_of(
-            reference, call, contractions_of(reference, call.copied(), answer(reference, call.copied()))
-        )
-    except Exception as error:  # whatever the reference of a user does
-        return [None] * len(outputs), f"the reference fails: {type(error).__name__}: {error!s:.100}"
-    if len(truth.arrays) != len(outputs):
-        raise refused(f"{name} returns {len(outputs)} arrays, its reference {len(truth.arrays)}")
-    chain = longest_chain(launch.streams)
-    tolerances: list[Tolerance | None] = []
-    for number, (output, exact) in enumerate(zip(outputs, truth.arrays)):
-        terms = terms_of(output, number, truth, call, launch.streams, chain)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", WeakComparison)
-                found = compare(output, stored(exact, output), *terms)
-        except Mismatch as error:
-            raise refused(
-                f"output {number} of {name} is wrong here already: {error}; nkw verify says more"
-            ) from None
-        through = np.dtype(terms.through).name
-        tolerances.append(
-            Tolerance(found.bound, found.error, terms.magnitude, terms.contraction, terms.roundings, through)
-        )
-    return tolerances, ""
+def tile_of(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Rows and columns of the tiles of an output, whose leading dims are taken together as rows."""
+    return min(_TILE_ROWS, max(1, math.prod(shape[:-1]))), min(_TILE_COLUMNS, max(1, shape[-1]))
 
 
 def predicted(launch: Launch, root: Path) -> Predicted:

@@ -12,6 +12,7 @@ import numpy as np
 
 from simulate.bundle.build import Arrays, build_case, case_of
 from simulate.bundle.folder import contents, write
+from simulate.bundle.generation import Generation
 from simulate.bundle.manifest import Bundle, Case, Expects
 from simulate.bundle.sources import Sources
 from simulate.hardware import Hardware
@@ -36,12 +37,12 @@ class Written:
     def report(self, left_out: Sequence[str] = ()) -> list[Part]:
         """What was written and what was left out, for a terminal."""
         count = several(len(self.bundle.cases))
+        command = f"python {self.folder.name}/run.py"
+        command += " --weights FOLDER" if self.bundle.generation is not None else ""
         return [
             Hanging(f"{self.folder}: {count} for {self.bundle.target}, {self.nbytes:,} bytes", style="bold"),
             *(Hanging(f"left out: {each}") for each in left_out),
-            Hanging(
-                f"on the instance: python {self.folder.name}/run.py; here, afterwards: nkw compare {self.folder}"
-            ),
+            Hanging(f"on the instance: {command}; here, afterwards: nkw compare {self.folder}"),
         ]
 
     def document(self, left_out: Sequence[str] = ()) -> dict[str, Any]:
@@ -81,10 +82,10 @@ class Cases:
         self.cases.append(case)
         self.arrays.update(arrays)
 
-    def write(self, folder: Path, kind: str, target: str) -> Written:
+    def write(self, folder: Path, kind: str, target: str, generation: Generation | None = None) -> Written:
         """Write all of it as a bundle of this kind, see `folder.write` for what is refused."""
         expects = _expects(target, self.cases, self.sources)
-        bundle = Bundle(kind, target, "", _versions(), expects, tuple(self.cases))
+        bundle = Bundle(kind, target, "", _versions(), expects, tuple(self.cases), generation)
         files = contents(bundle, self.sources.files, self.arrays)
         return Written(folder, write(folder, bundle, files), sum(map(len, files.values())))
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from simulate.bundle.blame import CaseComparison, Comparison, compared
+from simulate.bundle.blame import Comparison, compared
+from simulate.bundle.comparison import CaseComparison
 from simulate.bundle.manifest import MANIFEST
 from simulate.bundle.profiled import document_of, parts_of
 from simulate.bundle.reading import read_json
 from simulate.bundle.result import load
 from simulate.bundle.run import digest_of
+from simulate.bundle.steps import document_of_launch, document_of_step, parts_of_generation
 from simulate.bundle.values import Agreement, OutputComparison
 from simulate.errors import shown
 from simulate.parts import Hanging, Part, table
@@ -42,22 +44,15 @@ def report(seen: Comparison) -> list[Part]:
     ]
     parts: list[Part] = [
         Hanging(f"{_verdict(seen)} ({seen.bundle.target}; {', '.join(map(_short, where))})", style="bold"),
-        table(
-            "case|values|of bound|ulps|us|predicted|inside",
-            [_row(each) for each in seen.cases],
-            left=(0, 1),
-            firm=(1, 2, 3, 4, 5, 6),
-        ),
     ]
+    if seen.bundle.generation is not None:
+        parts += parts_of_generation(seen, _details, _closeness)
+    else:
+        columns = "case|values|of bound|ulps|us|predicted|inside"
+        rows = [_row(each) for each in seen.cases]
+        parts.append(table(columns, rows, left=(0, 1), firm=(1, 2, 3, 4, 5, 6)))
+        parts += [part for each in seen.cases for part in _details(each)]
     for each in seen.cases:
-        parts += [
-            Hanging(f"{each.case.name} {sentence}") for sentence in map(_first, each.outputs) if sentence
-        ]
-        if each.result is not None and each.result.error is not None:
-            kind, message = each.result.error
-            parts.append(
-                Hanging(_short(f"{each.case.name} failed at {each.result.stage}: {kind}: {message}"))
-            )
         if each.profile is not None:
             parts += parts_of(each.case.name, each.profile)
     parts += [Hanging(_short(f"{stage}: {message}")) for stage, message in seen.result.failures]
@@ -69,14 +64,25 @@ def report(seen: Comparison) -> list[Part]:
     return parts
 
 
+def _details(each: CaseComparison) -> list[Part]:
+    """Where the outputs of a case differ first, and how it failed."""
+    parts: list[Part] = [
+        Hanging(f"{each.case.name} {sentence}") for sentence in map(_first, each.outputs) if sentence
+    ]
+    if each.result is not None and each.result.error is not None:
+        kind, message = each.result.error
+        parts.append(Hanging(_short(f"{each.case.name} failed at {each.result.stage}: {kind}: {message}")))
+    return parts
+
+
 def _verdict(seen: Comparison) -> str:
-    tried = [each for each in seen.cases if each.result is not None]
-    agree = sum(each.agrees for each in tried)
+    agree = sum(each.agrees for each in seen.tried)
+    what = "cases" if seen.bundle.generation is None else "launches"
     if seen.agrees:
-        equal = all(each.agreement is Agreement.equal for each in tried)
-        return f"all {len(tried)} cases {'are equal' if equal else 'agree'}"
-    untried = len(seen.cases) - len(tried)
-    return f"{agree} of {len(tried)} cases agree" + (f", {untried} not tried" if untried else "")
+        equal = all(each.agreement is Agreement.equal for each in seen.tried)
+        return f"all {len(seen.tried)} {what} {'are equal' if equal else 'agree'}"
+    untried = len(seen.cases) - len(seen.tried)
+    return f"{agree} of {len(seen.tried)} {what} agree" + (f", {untried} not tried" if untried else "")
 
 
 def _row(each: CaseComparison) -> tuple[str, ...]:
@@ -137,6 +143,7 @@ def document(seen: Comparison) -> dict[str, Any]:
         "packages": seen.result.environment.packages,
         "instance": seen.result.environment.instance,
         "cases": [_case(each) for each in seen.cases],
+        "steps": [document_of_step(each) for each in seen.steps],
         "failures": [{"stage": stage, "message": message} for stage, message in seen.result.failures],
         "likely": [
             {"fault": each.fault.name, "rule": each.rule, "why": each.why, "cases": list(each.cases)}
@@ -159,6 +166,7 @@ def _case(each: CaseComparison) -> dict[str, Any]:
         "inside": each.inside,
         "outputs": [_output(output) for output in each.outputs],
         "profile": document_of(each.profile) if each.profile else None,
+        **document_of_launch(each),
     }
 
 

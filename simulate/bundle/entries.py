@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simulate.bundle.manifest import ARRAY, DTYPE, Argument, Bundle, Case
+from simulate.bundle.manifest import ARRAYS, DTYPE, Argument, Bundle, Case
 from simulate.bundle.reading import refused
 from simulate.bundle.result import DEVICE as DEVICE_CLOCK
 from simulate.bundle.result import CaseResult, Result, Times
@@ -45,6 +45,7 @@ class Skipped:
 def entries_of(folder: Path, bundle: Bundle, result: Result) -> tuple[list[Entry], list[Skipped]]:
     """The entries of the fidelity bench for the measured cases of a bundle in `folder`, and the cases that have none.
 
+    Of a model there is one for each program, for the launch that was timed as kernels are.
     Raises InvalidArgument where the result is that of another bundle.
     """
     if result.bundle != bundle.digest or result.target != bundle.target:
@@ -55,6 +56,8 @@ def entries_of(folder: Path, bundle: Bundle, result: Result) -> tuple[list[Entry
     for each in result.cases:
         case = bundle.case(each.name)
         assert case is not None, "a result has cases of its bundle only"
+        if case.like:
+            continue
         why = _unmeasured(each) or _unlike(folder, case)
         if why:
             skipped.append(Skipped(f"{folder.name}/{each.name}", why))
@@ -82,7 +85,7 @@ def _unmeasured(found: CaseResult) -> str:
 def _unlike(folder: Path, case: Case) -> str:
     """Why a case cannot be predicted here, or none."""
     if any(
-        each.kind == DTYPE or (each.kind == ARRAY and each.dtype not in _SHORT) for each in case.arguments
+        each.kind == DTYPE or (each.kind in ARRAYS and each.dtype not in _SHORT) for each in case.arguments
     ):
         return "an argument has no form on a command line"
     installed = _installed(case.module)
@@ -115,7 +118,7 @@ def _entry(folder: Path, bundle: Bundle, result: Result, case: Case, times: Time
         "family": FAMILY,
         "kernel": f"{place}:{case.function}",
         "shapes": shlex.join(map(_word, case.arguments)),
-        "dtype": next((each.dtype for each in case.arguments if each.kind == ARRAY), "-"),
+        "dtype": next((each.dtype for each in case.arguments if each.kind in ARRAYS), "-"),
         "target": bundle.target,
         "instance": result.environment.instance or "",
         "cores": case.lnc,
@@ -137,6 +140,6 @@ def _confidence(times: Times, on_device: bool) -> str:
 def _word(argument: Argument) -> str:
     """An argument as a command line has it."""
     text = argument.text
-    if argument.kind == ARRAY:
+    if argument.kind in ARRAYS:
         text = f"{_SHORT[argument.dtype]}[{','.join(map(str, argument.shape))}]"
     return f"{argument.name}={text}" if argument.keyword else text

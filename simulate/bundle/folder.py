@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from simulate.bundle import run
-from simulate.bundle.manifest import MANIFEST, Bundle
+from simulate.bundle import run, run_model
+from simulate.bundle.manifest import MANIFEST, MODEL, Bundle
 from simulate.bundle.reading import bits_of, refused
 from simulate.bundle.readme import readme
 
@@ -32,6 +32,8 @@ def contents(
         np.save(buffer, array.view(bits_of(array.dtype)), allow_pickle=False)
         files[name] = buffer.getvalue()
     files["run.py"] = Path(run.__file__).read_bytes()
+    if bundle.kind == MODEL:
+        files["run_model.py"] = Path(run_model.__file__).read_bytes()
     files["README.md"] = readme(bundle).encode()
     return files
 

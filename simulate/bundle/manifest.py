@@ -6,22 +6,28 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from simulate.bundle.generation import Generation, generation_of
 from simulate.bundle.reading import DTYPES, Fields, read_json, refused
 from simulate.targets import TARGETS
 
-SCHEMA = 1
+SCHEMA = 2
 MANIFEST = "bundle.json"
-KERNELS, LAYER = "kernels", "layer"
-KINDS = (KERNELS, LAYER)
+KERNELS, LAYER, MODEL = "kernels", "layer", "model"
+KINDS = (KERNELS, LAYER, MODEL)
 DIALECTS = ("nki", "neuronxcc.nki")
 ARRAY, LITERAL, DTYPE = "array", "literal", "dtype"
+WEIGHT, ZEROS, RESULT = "weight", "zeros", "result"
+"""In a bundle of a model: an operand of weights, an array of zeros, what an earlier launch returned."""
+ARRAYS = (ARRAY, WEIGHT, ZEROS, RESULT)
 
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of a kernel: an array in a file, a Python literal, or a dtype by its name.
+    """An argument of a kernel: an array, a Python literal, or a dtype by its name.
 
-    name: the kernel's parameter. keyword: whether it is given by name. text: the literal or the dtype, else empty.
+    name: the kernel's parameter. keyword: whether it is given by name. file: of an `array`. text: the literal, the
+    dtype, the name of an operand of weights, or the case that returned a `result`, whose number there is `output`; a
+    launch is given the last rows of a result that has more than `shape` says. Else they are empty.
     """
 
     name: str
@@ -31,6 +37,7 @@ class Argument:
     shape: tuple[int, ...] = ()
     dtype: str = ""
     text: str = ""
+    output: int = 0
 
 
 @dataclass(frozen=True)
@@ -56,11 +63,25 @@ class Tolerance:
 
 
 @dataclass(frozen=True)
+class Onto:
+    """An output that is an argument with some places along an axis written anew, as caches are.
+
+    shape: of all of it. file: the places, int32, in rising order; the output's own shape and values are theirs alone.
+    """
+
+    argument: str
+    axis: int
+    shape: tuple[int, ...]
+    file: str
+
+
+@dataclass(frozen=True)
 class Output:
     """What a kernel should return in one place; `file` holds what the simulator returned.
 
     tile: rows and columns of one tile, where the leading dims are taken together as rows. tolerance is None where the
-    kernel has no reference, with the reason in `why`.
+    kernel has no reference, with the reason in `why`. tiles: where values take too much room, and `file` is empty, the
+    SHA-256 of every tile.
     """
 
     name: str
@@ -70,6 +91,8 @@ class Output:
     tile: tuple[int, int]
     tolerance: Tolerance | None = None
     why: str = ""
+    onto: Onto | None = None
+    tiles: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -119,7 +142,9 @@ class Case:
     """A kernel on one set of arguments.
 
     imports: the name under which its file imports NKI. lnc: physical cores of its logical core. findings: codes that
-    `nkw check` found when the bundle was made.
+    `nkw check` found when the bundle was made. In a bundle of a model, step: the number of its step in the
+    generation's list; part: of the model; like: the first case of the same kernel on arguments of the same shapes,
+    whose predicted times and instructions it has, else empty.
     """
 
     name: str
@@ -133,6 +158,9 @@ class Case:
     predicted: Predicted
     instructions: Instructions
     findings: tuple[str, ...] = ()
+    step: int = 0
+    part: str = ""
+    like: str = ""
 
 
 @dataclass(frozen=True)
@@ -156,14 +184,19 @@ class Bundle:
     versions: dict[str, str]
     expects: Expects
     cases: tuple[Case, ...]
+    generation: Generation | None = None
 
     def case(self, name: str) -> Case | None:
         """The case of this name."""
         return next((each for each in self.cases if each.name == name), None)
 
     def as_json(self) -> dict[str, Any]:
-        """The manifest as plain values."""
-        return {"schema": SCHEMA, **asdict(self)}
+        """The manifest as plain values; what a case has in common with an earlier one stands there alone."""
+        values = {"schema": SCHEMA, **asdict(self)}
+        for each in values["cases"]:
+            if each["like"]:
+                del each["predicted"], each["instructions"]
+        return values
 
 
 def load_bundle(folder: Path) -> Bundle:
@@ -173,17 +206,47 @@ def load_bundle(folder: Path) -> Bundle:
     found = read_json(folder, MANIFEST)
     if found.count("schema") != SCHEMA:
         raise refused(f"{found.place} has schema {found.count('schema')}; this version reads schema {SCHEMA}")
-    cases = tuple(_case(each) for each in found.rows("cases"))
-    if len({each.name for each in cases}) < len(cases):
-        raise refused(f"{found.place}: two cases have one name")
+    kind = found.choice("kind", KINDS)
+    cases: dict[str, Case] = {}
+    for each in found.rows("cases"):
+        case = _case(each, cases)
+        if case.name in cases:
+            raise refused(f"{found.place}: two cases have one name")
+        cases[case.name] = case
+    generation = generation_of(found.fields("generation")) if kind == MODEL else None
+    if generation is not None:
+        _check_chain(found.place, tuple(cases.values()), generation)
     return Bundle(
-        found.choice("kind", KINDS),
+        kind,
         found.choice("target", TARGETS),
         found.text("digest"),
         found.named_texts("versions"),
         _expects(found.fields("expects")),
-        cases,
+        tuple(cases.values()),
+        generation,
     )
+
+
+def _check_chain(place: str, cases: tuple[Case, ...], generation: Generation) -> None:
+    """Raise InvalidArgument where a launch needs what no earlier one returns, or is of no step."""
+    before: dict[str, Case] = {}
+    for case in cases:
+        for each in case.arguments:
+            source = before.get(each.text)
+            if each.kind == RESULT and (source is None or each.output >= len(source.outputs)):
+                raise refused(f"{place}: {case.name!r:.80} takes a result that no earlier case has")
+        names = {each.name for each in case.arguments if each.kind in ARRAYS}
+        for output in case.outputs:
+            onto = output.onto
+            if onto is not None and (onto.argument not in names or onto.axis >= len(onto.shape)):
+                raise refused(f"{place}: {case.name!r:.80} writes to an argument that it does not have")
+        if case.step >= len(generation.steps):
+            raise refused(f"{place}: {case.name!r:.80} is of a step that is not there")
+        before[case.name] = case
+    for number, step in enumerate(generation.steps):
+        head = before.get(step.case)
+        if head is None or head.step != number or max(step.values, step.tokens) >= len(head.outputs):
+            raise refused(f"{place}: a step has no launch that chooses its token")
 
 
 def _expects(found: Fields) -> Expects:
@@ -196,8 +259,11 @@ def _expects(found: Fields) -> Expects:
     )
 
 
-def _case(found: Fields) -> Case:
-    instructions = found.fields("instructions")
+def _case(found: Fields, before: dict[str, Case]) -> Case:
+    like = found.text("like", "")
+    if like and like not in before:
+        raise refused(f"{found.place}: it is like {like!r:.80}, which is no earlier case")
+    instructions = before[like].instructions if like else _instructions(found.fields("instructions"))
     return Case(
         found.text("name"),
         found.text("kernel"),
@@ -207,23 +273,28 @@ def _case(found: Fields) -> Case:
         found.count("lnc", 1),
         tuple(_argument(each) for each in found.rows("arguments")),
         tuple(_output(each) for each in found.rows("outputs")),
-        _predicted(found.fields("predicted")),
-        Instructions(
-            instructions.count("count"),
-            instructions.text("sha256"),
-            {name: int(often) for name, often in instructions.named_numbers("ops").items()},
-        ),
+        before[like].predicted if like else _predicted(found.fields("predicted")),
+        instructions,
         found.texts("findings"),
+        found.count("step"),
+        found.text("part", ""),
+        like,
     )
 
 
+def _instructions(found: Fields) -> Instructions:
+    ops = {name: int(often) for name, often in found.named_numbers("ops").items()}
+    return Instructions(found.count("count"), found.text("sha256"), ops)
+
+
 def _argument(found: Fields) -> Argument:
-    kind = found.choice("kind", (ARRAY, LITERAL, DTYPE))
+    kind = found.choice("kind", (*ARRAYS, LITERAL, DTYPE))
     name, keyword = found.text("name"), found.flag("keyword")
-    if kind != ARRAY:
+    if kind not in ARRAYS:
         return Argument(name, kind, keyword, text=found.text("text"))
-    dtype = found.choice("dtype", tuple(DTYPES))
-    return Argument(name, kind, keyword, found.text("file"), found.shape("shape"), dtype)
+    dtype, file = found.choice("dtype", tuple(DTYPES)), found.text("file")
+    text, output = found.text("text", ""), found.count("output")
+    return Argument(name, kind, keyword, file, found.shape("shape"), dtype, text, output)
 
 
 def _output(found: Fields) -> Output:
@@ -238,7 +309,13 @@ def _output(found: Fields) -> Output:
         (tile[0], tile[1]),
         _tolerance(found.fields("tolerance")) if found.has("tolerance") else None,
         found.text("why", ""),
+        _onto(found.fields("onto")) if found.has("onto") else None,
+        found.texts("tiles"),
     )
+
+
+def _onto(found: Fields) -> Onto:
+    return Onto(found.text("argument"), found.count("axis"), found.shape("shape"), found.text("file"))
 
 
 def _tolerance(found: Fields) -> Tolerance:

@@ -190,6 +190,10 @@ class Fields:
         """A list of finite numbers of at least 0."""
         return tuple(self._list(name).number(str(place)) for place in range(len(self._list(name).values)))
 
+    def counts(self, name: str) -> tuple[int, ...]:
+        """A list of whole numbers of at least 0."""
+        return tuple(self._list(name).count(str(place)) for place in range(len(self._list(name).values)))
+
     def texts(self, name: str) -> tuple[str, ...]:
         """A list of strings."""
         return tuple(self._list(name).text(str(place)) for place in range(len(self._list(name).values)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulate.bundle.manifest import LAYER, Bundle, Case
+from simulate.bundle.manifest import ARRAYS, LAYER, Bundle, Case
 
 _TEXT = """# Kernels for {target}
 
@@ -19,11 +19,12 @@ On an instance with a {target} chip ({instances}), in the Python environment of 
 `python -c "import {imports}"` works:
 
 ```sh
-python run.py
+{command}
 ```
 
-A case takes a minute or two, most of it for the compiler. The command prints a line for each case and writes `result/`,
-also where something fails: failures are results, too. Then take the whole folder home, with `result/`:
+{weights}A case takes a minute or two, most of it for the compiler. The command prints what becomes of the cases and
+writes `result/`, also where something fails: failures are results, too. Then take the whole folder home, with
+`result/`:
 
 ```sh
 tar czf result.tar.gz --exclude=build .
@@ -51,7 +52,7 @@ Another release is no reason to stop: what then fails is recorded.
 
 | file | what it is |
 |---|---|
-| `run.py` | the program to run; Python's standard library and numpy only |
+| `run.py` | the program to run; Python's standard library and numpy only{second} |
 | `bundle.json` | the cases: arguments, outputs, tolerances, predicted times, digests |
 | `sources/` | the kernels as they are, with what they import |
 | `inputs/`, `expected/` | arrays; bfloat16 and float8 as the integers of their bits |
@@ -62,7 +63,7 @@ Another release is no reason to stop: what then fails is recorded.
 {order}Predicted times in us, from the shortest to the longest reading of the instruction stream, without starting the
 kernel.
 
-| case | kernel | arguments | predicted | instructions |
+| {columns} | kernel | arguments | predicted | instructions |
 |---|---|---|---|---|
 {cases}
 """
@@ -72,14 +73,34 @@ token. Each is given what the launches before it returned where the bundle was m
 
 """
 
+_WEIGHTS = """FOLDER holds the model's weights: {files}, with the SHA-256 that `bundle.json` has. Every launch
+of {prompts} is made there in its order, with what the launches before it returned there.
+
+"""
+
+_PROGRAMS = """The kernel launches of a generation, each kernel with the shapes of its arguments once. `bundle.json`
+lists all of them in their order, with what each is given: weights, what comes with a step, what earlier ones return.
+
+"""
+
 
 def readme(bundle: Bundle) -> str:
     """The text for a bundle."""
-    expects = bundle.expects
+    expects, generation = bundle.expects, bundle.generation
     count = len(bundle.cases)
+    shown = [each for each in bundle.cases if not each.like]
+    weights = ""
+    if generation is not None:
+        files = ", ".join(f"`{each.name}`" for each in generation.files)
+        prompts = len(generation.prompts)
+        weights = _WEIGHTS.format(files=files, prompts="a prompt" if prompts == 1 else f"{prompts} prompts")
     return _TEXT.format(
         target=bundle.target,
-        order=_ORDER if bundle.kind == LAYER else "",
+        order=_ORDER if bundle.kind == LAYER else _PROGRAMS if generation is not None else "",
+        command="python run.py" + (" --weights FOLDER" if generation is not None else ""),
+        weights=weights,
+        second="" if generation is None else "; `run_model.py` is its second part",
+        columns="case" if generation is None else "first launch",
         count=f"{count} kernel launch{'' if count == 1 else 'es'}",
         instances=", ".join(expects.instances) or "any",
         imports=" and ".join(sorted({each.imports for each in bundle.cases})) or "nki",
@@ -87,13 +108,13 @@ def readme(bundle: Bundle) -> str:
         sdk=expects.sdk,
         python=expects.python,
         packages=", ".join(expects.packages) or "none",
-        cases="\n".join(map(_row, bundle.cases)),
+        cases="\n".join(map(_row, shown)),
     )
 
 
 def _row(case: Case) -> str:
     arguments = " ".join(
-        f"{each.dtype}[{','.join(map(str, each.shape))}]" if each.kind == "array" else f"`{each.text}`"
+        f"{each.dtype}[{','.join(map(str, each.shape))}]" if each.kind in ARRAYS else f"`{each.text}`"
         for each in case.arguments
     )
     low, high = (f"{each / 1e3:.1f}" for each in case.predicted.bracket_ns)

@@ -18,11 +18,12 @@ from simulate.bundle.reading import DTYPES, Fields, read_array, read_json, refus
 
 RESULT_FOLDER = "result"
 RESULT = "result.json"
-SCHEMA = 1
+SCHEMA = 2
 PATHS = ("nki", "neuronxcc", "torchneuron", "torch_xla")
 RAN, FAILED, SKIPPED = STATUSES = ("ran", "failed", "skipped")
 STAGES = ("import", "compile", "run", "time", "profile", "read", "write")
 DEVICE, HOST = CLOCKS = ("device", "host")
+EXPECTED, OWN = INPUTS = ("expected", "own")
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,17 @@ class Environment:
 
 @dataclass(frozen=True)
 class Values:
-    """What a kernel returned in one place: its values in a file, the SHA-256 of every tile row by row, or neither."""
+    """What a kernel returned in one place: its values in a file, the SHA-256 of every tile row by row, or neither.
+
+    stray: where the output is an argument written to in part, the first place that differs and should be as it was.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     file: str | None
     tiles: tuple[str, ...] | None
+    stray: int | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,10 @@ class Times:
 class CaseResult:
     """What became of one case: `stage` and `error` say where it failed and how; it may have run and failed later.
 
-    log, profile: files of the result folder, or None.
+    log, profile: files of the result folder, or None. In a bundle of a model, inputs: whether the outputs are those of
+    the `expected` inputs, or of the launch's `own`, which differ from them within tolerances; drift: where outputs of
+    its own inputs were beyond the tolerance, and the launch was made again with the expected ones, how far each was;
+    token: the likeliest token, where it is the head.
     """
 
     name: str
@@ -77,6 +85,9 @@ class CaseResult:
     outputs: tuple[Values, ...]
     times: Times | None
     profile: str | None
+    inputs: str = EXPECTED
+    drift: tuple[float, ...] = ()
+    token: int | None = None
 
 
 @dataclass(frozen=True)
@@ -154,6 +165,9 @@ def _case(found: Fields) -> CaseResult:
         tuple(_values(each) for each in found.rows("outputs")),
         _times(found.fields("times")) if found.has("times") else None,
         found.optional_text("profile"),
+        found.choice("inputs", INPUTS) if found.has("inputs") else EXPECTED,
+        found.numbers("drift") if found.has("drift") else (),
+        found.count("token") if found.has("token") else None,
     )
 
 
@@ -164,6 +178,7 @@ def _values(found: Fields) -> Values:
         found.shape("shape"),
         found.optional_text("file"),
         found.texts("tiles") if found.has("tiles") else None,
+        found.count("stray") if found.has("stray") else None,
     )
 
 

@@ -7,7 +7,10 @@
 It needs Python 3.10 or later, numpy and AWS's Neuron SDK, and nothing of NKI Workbench. It finds out which way to a
 chip is installed, and for every case compiles, runs, times and profiles the kernel in a process of its own with a time
 limit: a case that crashes or hangs loses itself only. `result/result.json` is rewritten after every case and valid at
-any time. It is one file, so that it can be copied anywhere; nothing in it imports the rest of the project.
+any time. It can be copied anywhere; nothing in it imports the rest of the project. A bundle of a model has
+`run_model.py` beside it, which this file hands over to, and takes its weights from a folder:
+
+    python run.py --weights FOLDER
 
 The calls were written after AWS's documentation of SDK 2.20 to 2.33. None of it has run on a chip. The ways:
 
@@ -30,6 +33,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import functools
 import hashlib
 import importlib
 import inspect
@@ -50,7 +54,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NoReturn
 
-SCHEMA = 1
+SCHEMA = 2
 RESERVE_BYTES = 4_000_000  # kept free for result.json, should the disk become full
 LOG_BYTES = 400_000  # the end of a case's output that is kept
 PATHS = ("nki", "torchneuron", "torch_xla", "neuronxcc")
@@ -63,6 +67,7 @@ TOOLS_FOLDER = "/opt/aws/neuron/bin"
 NRTPY_PYTHON = "~/nrtpy_venv/bin/python"  # where the page "Get started with nrtpy" puts it
 TORCH_BITS = {"bfloat16": "int16", "float8_e4m3fn": "int8", "float8_e4m3": "int8", "float8_e5m2": "int8"}
 """Dtypes that numpy lacks, and the integers under which torch takes their bits."""
+LANGUAGE = "nl."  # before the name of a dtype that is one of NKI's language
 Json = dict[str, Any]
 
 
@@ -195,18 +200,34 @@ def dtype_named(name: str) -> Any:
         return np.dtype(getattr(importlib.import_module("ml_dtypes"), name))
 
 
-def arguments_of(folder: Path, case: Json, array: Callable[[Any, str], Any]) -> tuple[list[Any], Json]:
-    """The arguments by place and by name; `array` makes one of the bits and the dtype of an array."""
+def dtype_argument(name: str, dialect: str) -> Any:
+    """A dtype as a kernel is given it: `nl.<name>` of NKI's language, or else numpy's."""
+    if not name.startswith(LANGUAGE):
+        return dtype_named(name)
+    return getattr(importlib.import_module(f"{dialect}.language"), name.removeprefix(LANGUAGE))
+
+
+Read = Callable[[Json], Any]
+"""Gives the bits of an argument that is an array, newly made where a kernel may write to it."""
+
+
+def read_from(folder: Path) -> Read:
+    """Reads arguments from their files."""
     import numpy as np
 
+    return lambda argument: np.load(folder / argument["file"], allow_pickle=False)
+
+
+def arguments_of(case: Json, read: Read, array: Callable[[Any, str], Any]) -> tuple[list[Any], Json]:
+    """The arguments by place and by name; `array` makes one of the bits and the dtype of an array."""
     places, names = [], {}
     for each in case["arguments"]:
-        if each["kind"] == "array":
-            value = array(np.load(folder / each["file"], allow_pickle=False), each["dtype"])
-        elif each["kind"] == "dtype":
-            value = dtype_named(each["text"])
-        else:
+        if each["kind"] == "dtype":
+            value = dtype_argument(each["text"], case["imports"])
+        elif each["kind"] == "literal":
             value = ast.literal_eval(each["text"])
+        else:
+            value = array(read(each), each["dtype"])
         if each["keyword"]:
             names[each["name"]] = value
         else:
@@ -216,9 +237,15 @@ def arguments_of(folder: Path, case: Json, array: Callable[[Any, str], Any]) -> 
 
 def kernel_of(folder: Path, case: Json) -> Any:
     """The kernel of a case, imported from the bundle's own sources."""
-    sys.path.insert(0, str(folder / "sources"))
-    kernel = getattr(importlib.import_module(case["module"]), case["function"])
-    package = importlib.import_module(case["imports"])
+    return imported(str(folder / "sources"), case["module"], case["function"], case["imports"])
+
+
+@functools.cache
+def imported(sources: str, module: str, function: str, dialect: str) -> Any:
+    """A kernel of a module, once, so that its later launches find what the first one compiled."""
+    sys.path.insert(0, sources)
+    kernel = getattr(importlib.import_module(module), function)
+    package = importlib.import_module(dialect)
     return package.jit(kernel) if inspect.isfunction(kernel) else kernel
 
 
@@ -228,29 +255,29 @@ def on_cores(kernel: Any, case: Json) -> Any:
     return kernel[case["lnc"]] if case["lnc"] > 1 and older else kernel
 
 
-def by_numpy(folder: Path, case: Json) -> Callable[[], Any]:
+def by_numpy(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
     """A function that launches the kernel on new copies of its numpy arguments (path nki)."""
     kernel = on_cores(kernel_of(folder, case), case)
     return lambda: kernel_call(
-        kernel, *arguments_of(folder, case, lambda bits, dtype: bits.view(dtype_named(dtype)))
+        kernel, *arguments_of(case, read, lambda bits, dtype: bits.view(dtype_named(dtype)))
     )
 
 
-def by_baremetal(folder: Path, case: Json) -> Callable[[], Any]:
+def by_baremetal(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
     """The same through neuronxcc.nki.baremetal."""
     kernel = importlib.import_module("neuronxcc.nki").baremetal(kernel_of(folder, case))
     return lambda: kernel_call(
-        kernel, *arguments_of(folder, case, lambda bits, dtype: bits.view(dtype_named(dtype)))
+        kernel, *arguments_of(case, read, lambda bits, dtype: bits.view(dtype_named(dtype)))
     )
 
 
-def by_torch_xla(folder: Path, case: Json) -> Callable[[], Any]:
+def by_torch_xla(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
     """The same with tensors on the XLA device."""
     xla = importlib.import_module("torch_xla.core.xla_model")
     kernel, device = on_cores(kernel_of(folder, case), case), xla.xla_device()
 
     def launch() -> Any:
-        places, names = arguments_of(folder, case, lambda bits, dtype: to_torch(bits, dtype).to(device))
+        places, names = arguments_of(case, read, lambda bits, dtype: to_torch(bits, dtype).to(device))
         returned = kernel_call(kernel, places, names)
         xla.mark_step()
         return returned
@@ -258,16 +285,16 @@ def by_torch_xla(folder: Path, case: Json) -> Callable[[], Any]:
     return launch
 
 
-def by_torchneuron(folder: Path, case: Json) -> Callable[[], Any]:
+def by_torchneuron(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
     """The same through a custom operator that nki_op registers, with tensors on the device "neuron"."""
     torch = importlib.import_module("torch")
     nki_op = importlib.import_module("torch_neuronx").nki_op
     kernel = on_cores(kernel_of(folder, case), case)
-    names = [each["name"] for each in case["arguments"] if each["kind"] == "array"]
+    names = [each["name"] for each in arrays_of(case)]
     by_place = [each["name"] for each in case["arguments"] if not each["keyword"]]
 
     def launch() -> Any:
-        places, named = arguments_of(folder, case, lambda bits, dtype: to_torch(bits, dtype).to("neuron"))
+        places, named = arguments_of(case, read, lambda bits, dtype: to_torch(bits, dtype).to("neuron"))
         given = dict(zip(by_place, places)) | named
         several = tuple.__class_getitem__(tuple(torch.Tensor for _ in case["outputs"]))
         result = torch.Tensor if len(case["outputs"]) == 1 else several
@@ -334,7 +361,7 @@ def child(folder: Path, out: Path, case: Json, options: argparse.Namespace) -> i
     teller = Teller(options.fd)
     try:
         teller.say(stage="import")
-        launch = LAUNCHERS[options.path](folder, case)
+        launch = LAUNCHERS[options.path](folder, case, read_from(folder))
         teller.say(stage="compile")
         returned = launch()
         teller.say(stage="read")
@@ -413,21 +440,22 @@ def benchmarked(folder: Path, case: Json, options: argparse.Namespace) -> Json:
     """Times by neuronxcc.nki.benchmark, which gives percentiles in microseconds; of the quartiles only the first."""
     benchmark = importlib.import_module("neuronxcc.nki").benchmark
     kernel = benchmark(warmup=options.warmup, iters=options.repetitions)(kernel_of(folder, case))
-    kernel_call(kernel, *arguments_of(folder, case, lambda bits, dtype: bits.view(dtype_named(dtype))))
+    given = arguments_of(case, read_from(folder), lambda bits, dtype: bits.view(dtype_named(dtype)))
+    kernel_call(kernel, *given)
     latency = kernel.benchmark_result.nc_latency
     first, median = (1e3 * float(latency.get_latency_percentile(each)) for each in (25, 50))
     times: Json = {"warmup": options.warmup, "repetitions_ns": [], "clock": "device"}
     return {**times, "median_ns": median, "spread_ns": 2 * (median - first)}
 
 
-def nrtpy_child(folder: Path, case: Json, options: argparse.Namespace) -> int:
+def nrtpy_child(case: Json, read: Read, options: argparse.Namespace) -> int:
     """Time the NEFF of a case with nrtpy, in the environment that has it."""
     teller = Teller(options.fd)
     try:
         nrtpy = importlib.import_module("nrtpy")
         model = nrtpy.NrtpyModel.load_from_neff(options.neff)
         names = list(model.input_tensors_info)
-        places, named = arguments_of(folder, {"arguments": arrays_of(case)}, lambda bits, _: bits)
+        places, named = arguments_of({"arguments": arrays_of(case)}, read, lambda bits, _: bits)
         by_name = dict(zip((each["name"] for each in arrays_of(case)), places)) | named
         if set(names) != set(by_name):  # the compiler may name inputs by their order
             by_name = dict(zip(names, by_name.values()))
@@ -446,7 +474,8 @@ def nrtpy_child(folder: Path, case: Json, options: argparse.Namespace) -> int:
 
 def arrays_of(case: Json) -> list[Json]:
     """The arguments of a case that are arrays, all by place."""
-    return [{**each, "keyword": False} for each in case["arguments"] if each["kind"] == "array"]
+    plain = ("literal", "dtype")
+    return [{**each, "keyword": False} for each in case["arguments"] if each["kind"] not in plain]
 
 
 # -- all cases, in this process --------------------------------------------------------------------------------------
@@ -527,10 +556,23 @@ def now() -> str:
 
 
 class Process:
-    """A child process for one case: what it told, the end of its output, and how it ended."""
+    """A child process for one case: what it told, the end of its output, and how it ended.
 
-    def __init__(self, command: list[str], variables: dict[str, str], cwd: Path, seconds: float) -> None:
+    One with a listener, which gets whatever it tells, runs several launches: the time limit is that between two of
+    its words.
+    """
+
+    def __init__(
+        self,
+        command: list[str],
+        variables: dict[str, str],
+        cwd: Path,
+        seconds: float,
+        listener: Callable[[Json], None] | None = None,
+    ) -> None:
         self.told: Json = {"stage": "import"}
+        self._listener = listener
+        self._heard = time.monotonic()
         self.lost: list[str] = []
         self._log = bytearray()
         read, write = os.pipe()
@@ -557,10 +599,11 @@ class Process:
         for thread in threads:
             thread.start()
         try:
-            process.wait(seconds)
-            self.end = ended(process.returncode)
-        except subprocess.TimeoutExpired:
-            self.end = {"type": "Timeout", "message": f"ended after {seconds:g} s"}
+            while process.poll() is None and (left := self._heard + seconds - time.monotonic()) > 0:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(left)
+            late = {"type": "Timeout", "message": f"ended after {seconds:g} s"}
+            self.end = late if process.poll() is None else ended(process.returncode)
         finally:
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)  # with whatever it has started
@@ -596,6 +639,9 @@ class Process:
                         told = json.loads(line)
                         self.lost += [told.pop("lost")] if "lost" in told else []
                         self.told.update(told)
+                        if self._listener is not None:
+                            self._heard = time.monotonic()
+                            self._listener(told)
 
         return read
 
@@ -611,11 +657,16 @@ def ended(status: int) -> Json | None:
     return {"type": "Crash", "message": f"ended by signal {-status}"}
 
 
-def run_case(
-    folder: Path, out: Path, case: Json, path: str, options: argparse.Namespace, record: Record
-) -> Json:
-    """Compile, run, time and profile one case; returns its result."""
-    build = out / "build" / case["name"]
+def start_child(
+    out: Path,
+    case: Json,
+    build: Path,
+    path: str,
+    options: argparse.Namespace,
+    record: Record,
+    listener: Callable[[Json], None] | None = None,
+) -> Process:
+    """The process of a case, or of it and those that follow it, at its end. `build` is its working folder."""
     try:
         build.mkdir(parents=True, exist_ok=True)
     except OSError as full:
@@ -629,9 +680,22 @@ def run_case(
     }
     if not os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE"):
         variables["NEURON_PLATFORM_TARGET_OVERRIDE"] = record.values["target"]
-    told = ["--out", str(out), "--warmup", str(options.warmup), "--repetitions", str(options.repetitions)]
-    command = [sys.executable, str(Path(__file__).resolve()), "--child", case["name"], "--path", path, *told]
-    done = Process(command, variables, build, options.timeout)
+    command = [sys.executable, str(Path(__file__).resolve()), "--child", case["name"], "--path", path]
+    return Process([*command, *passed_on(out, options)], variables, build, options.timeout, listener)
+
+
+def passed_on(out: Path, options: argparse.Namespace) -> list[str]:
+    """The options that the processes of cases take over."""
+    words = ["--out", str(out), "--warmup", str(options.warmup), "--repetitions", str(options.repetitions)]
+    words += ["--weights", str(Path(options.weights).resolve())] if options.weights else []
+    several = {"--only": options.only, "--leave-out": options.leave_out}
+    return [*words, *(word for name, own in several.items() if own for word in (name, *own))]
+
+
+def run_case(out: Path, case: Json, path: str, options: argparse.Namespace, record: Record) -> Json:
+    """Compile, run, time and profile one case; returns its result."""
+    build = out / "build" / case["name"]
+    done = start_child(out, case, build, path, options, record)
     error, stage = done.error, done.told["stage"]
     neff = newest(build, ".neff")
     if error is not None and stage == "compile" and neff is not None:
@@ -642,7 +706,7 @@ def run_case(
     log = done.log
     profile = None
     if outputs and neff is not None:
-        times, more = on_device(neff, case, options, told, times, record)
+        times, more = on_device(neff, out, case, options, times, record)
         log += more
         profile = None if options.no_profile else profiled(neff, out, case, options, record)
     return {
@@ -679,7 +743,7 @@ def newest(folder: Path, suffix: str) -> Path | None:
 
 
 def on_device(
-    neff: Path, case: Json, options: argparse.Namespace, told: list[str], times: Json | None, record: Record
+    neff: Path, out: Path, case: Json, options: argparse.Namespace, times: Json | None, record: Record
 ) -> tuple[Json | None, str]:
     """The times that nrtpy takes on the device, where it is there, else those given; and what it printed."""
     python = Path(os.path.expanduser(options.nrtpy or NRTPY_PYTHON))
@@ -694,7 +758,7 @@ def on_device(
         case["name"],
         "--neff",
         str(neff),
-        *told,
+        *passed_on(out, options),
     ]
     try:
         done = Process(command, {}, neff.parent, options.timeout)
@@ -784,6 +848,7 @@ def parser() -> argparse.ArgumentParser:
     """The options."""
     found = argparse.ArgumentParser(description="Run the kernels of this bundle and write result/.")
     found.add_argument("--only", metavar="CASE", nargs="+", help="run these cases only")
+    found.add_argument("--weights", metavar="FOLDER", help="the model's folder, for a bundle of a model")
     found.add_argument(
         "--path", choices=PATHS, help="the way to the chip (default: what is installed decides)"
     )
@@ -798,6 +863,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--no-profile", action="store_true", help="take no profiles")
     for name in ("--child", "--nrtpy-child", "--neff", "--out"):  # between run.py and the processes of cases
         found.add_argument(name, help=argparse.SUPPRESS)
+    found.add_argument("--leave-out", nargs="+", help=argparse.SUPPRESS)
     found.add_argument("--fd", type=int, help=argparse.SUPPRESS)
     return found
 
@@ -812,10 +878,15 @@ def main(folder: Path) -> int:
     options = parser().parse_args()
     manifest: Json = json.loads((folder / "bundle.json").read_text(encoding="utf-8"))
     cases = {each["name"]: each for each in manifest["cases"]}
+    model = importlib.import_module("run_model") if manifest["kind"] == "model" else None
     if options.child:
+        if model is not None:
+            return int(model.child(folder, Path(options.out), manifest, options))
         return child(folder, Path(options.out), cases[options.child], options)
     if options.nrtpy_child:
-        return nrtpy_child(folder, cases[options.nrtpy_child], options)
+        name = options.nrtpy_child
+        read = read_from(folder) if model is None else model.read_at(folder, manifest, name, options.weights)
+        return nrtpy_child(cases[name], read, options)
     unknown = [each for each in options.only or () if each not in cases]
     if unknown or min(options.repetitions, options.timeout) < 1 or options.warmup < 0:
         wrong = (
@@ -830,19 +901,10 @@ def main(folder: Path) -> int:
     if digest_of(folder, manifest) != manifest["digest"]:
         record.failed("read", "files of the bundle were changed: its digest is another one")
     try:
-        for name, case in cases.items():
-            if options.only and name not in options.only:
-                continue
-            path, remark = usable_path(case["imports"], versions())
-            path = options.path or path
-            if remark:
-                record.failed("import", remark)
-            record.values["path"] = path
-            record.values["cases"].append(
-                run_case(folder, out, case, path, options, record) if path else skipped(name, remark)
-            )
-            record.save()
-            print(line_of(record.values["cases"][-1]), flush=True)
+        if model is None:
+            run_cases(out, cases, options, record)
+        else:
+            model.run_all(out, manifest, options, record)
     except KeyboardInterrupt:
         record.failed("run", "interrupted")
         record.close()
@@ -854,7 +916,31 @@ def main(folder: Path) -> int:
     for each in record.values["failures"]:
         print(f"{each['stage']}: {each['message']}")
     print(f"{out} holds the result; take the whole folder of the bundle home, for `nkw compare`")
-    return 0 if all(each["status"] == "ran" for each in record.values["cases"]) else 1
+    ran = record.values["cases"]
+    return 0 if ran and all(each["status"] == "ran" for each in ran) else 1
+
+
+def run_cases(out: Path, cases: dict[str, Json], options: argparse.Namespace, record: Record) -> None:
+    """Run every case in a process of its own."""
+    for name, case in cases.items():
+        if options.only and name not in options.only:
+            continue
+        path, remark = path_of(case, options, record)
+        record.values["cases"].append(
+            run_case(out, case, path, options, record) if path else skipped(name, remark)
+        )
+        record.save()
+        print(line_of(record.values["cases"][-1]), flush=True)
+
+
+def path_of(case: Json, options: argparse.Namespace, record: Record) -> tuple[str | None, str]:
+    """The way to the chip for a case, which is recorded, and what is wrong or remarkable about it."""
+    path, remark = usable_path(case["imports"], versions())
+    path = options.path or path
+    if remark:
+        record.failed("import", remark)
+    record.values["path"] = path
+    return path, remark
 
 
 def skipped(name: str, why: str) -> Json:

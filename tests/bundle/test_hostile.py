@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from model.cli import main as of_models
 from simulate.bundle.compare import compare_bundle, document, report
 from simulate.bundle.reading import MOST_JSON_BYTES
 from simulate.cli import main
 from simulate.errors import InvalidArgument
 from simulate.terminal import rendered
 from tests.bundle.returns import bring_back
+from tests.model.folders import write_folder
 
 Json = dict[str, Any]
 
@@ -30,6 +32,33 @@ def returned(carried: Path) -> Path:
     """A bundle that came back with equal values."""
     bring_back(carried)
     return carried
+
+
+@pytest.fixture(scope="session")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle of a generation of one layer, never written to."""
+    folder = tmp_path_factory.mktemp("story")
+    model = write_folder(folder / "tiny", num_hidden_layers=1)
+    words = [
+        "bundle",
+        str(model),
+        "--max-new-tokens",
+        "2",
+        "--prompt",
+        "a b",
+        "--out",
+        str(folder / "bundle"),
+    ]
+    assert of_models(words) == 0
+    return folder / "bundle"
+
+
+@pytest.fixture
+def told(story: Path, tmp_path: Path) -> Path:
+    """It came back with equal values."""
+    folder = Path(shutil.copytree(story, tmp_path / "told"))
+    bring_back(folder)
+    return folder
 
 
 def said(folder: Path) -> str:
@@ -70,7 +99,7 @@ def output_of(result: Json) -> Json:
     ("change", "sentence"),
     [
         (lambda result: result.pop("cases"), "'cases' is missing; a list is wanted"),
-        (lambda result: result.update(schema=2), "has schema 2; this version reads schema 1"),
+        (lambda result: result.update(schema=3), "has schema 3; this version reads schema 2"),
         (
             lambda result: result.update(path="moon"),
             "'path' is 'moon'; one of nki, neuronxcc, torchneuron, torch_xla",
@@ -266,11 +295,11 @@ def mutated(tree: Any, rng: random.Random) -> None:
         return
 
 
-def attempt(folder: Path, pristine: dict[str, bytes], rng: random.Random) -> None:
-    """Spoil the files of a result or of a manifest, and compare."""
+def attempt(folder: Path, pristine: dict[str, bytes], rng: random.Random, case: str) -> None:
+    """Spoil the files of a result or of a manifest, or the arrays of a case, and compare."""
     name = rng.choice(["result/result.json", "result/result.json", "bundle.json", "values", "expected"])
     if name in ("values", "expected"):
-        name = "result/values/scaled/output-0.npy" if name == "values" else "expected/scaled/output-0.npy"
+        name = f"{'result/' if name == 'values' else ''}{name}/{case}/output-0.npy"
         content = bytearray(pristine[name])
         for _ in range(rng.randrange(1, 4)):
             content[rng.randrange(min(len(content), rng.choice([12, 200, 10**9])))] = rng.randrange(256)
@@ -290,20 +319,20 @@ def attempt(folder: Path, pristine: dict[str, bytes], rng: random.Random) -> Non
     (folder / name).write_bytes(pristine[name])
 
 
-def fuzz(folder: Path, seeds: range) -> None:
+def fuzz(folder: Path, seeds: range, case: str = "scaled") -> None:
     # Small arrays alone, so that an attempt takes milliseconds.
     names = (
         "result/result.json",
         "bundle.json",
-        "result/values/scaled/output-0.npy",
-        "expected/scaled/output-0.npy",
+        f"result/values/{case}/output-0.npy",
+        f"expected/{case}/output-0.npy",
     )
     for unused in ("sources", "inputs"):
         shutil.rmtree(folder / unused)
     pristine = {name: (folder / name).read_bytes() for name in names}
     for seed in seeds:
         try:
-            attempt(folder, pristine, random.Random(seed))
+            attempt(folder, pristine, random.Random(seed), case)
         except Exception as escaped:
             raise AssertionError(f"seed {seed} escaped as {type(escaped).__name__}: {escaped}") from escaped
 
@@ -316,3 +345,66 @@ def test_three_hundred_spoilt_results_give_one_sentence_or_a_comparison(returned
 @pytest.mark.deep
 def test_ten_thousand_spoilt_results_give_one_sentence_or_a_comparison(returned: Path) -> None:
     fuzz(returned, range(300, 10_300))
+
+
+HEAD = "p1-t2-head-lm_head"
+
+
+@pytest.mark.slow
+def test_two_hundred_spoilt_results_of_a_generation_give_one_sentence_or_a_comparison(told: Path) -> None:
+    fuzz(told, range(200), HEAD)
+
+
+@pytest.mark.deep
+def test_ten_thousand_spoilt_results_of_a_generation_give_one_sentence_or_a_comparison(told: Path) -> None:
+    fuzz(told, range(200, 10_200), HEAD)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda case: None, "all 9 launches are equal"),
+        (lambda case: case.update(inputs="moon"), "'inputs' is 'moon'; one of expected, own"),
+        (lambda case: case.update(drift=[-1]), "'0' is -1; a finite number of at least 0"),
+        (lambda case: case.update(token=-1), "'token' is -1; a whole number of at least 0"),
+        (lambda case: case["outputs"][0].update(stray=3), "output-0 is wrong: at 3 it is not as it was"),
+        (
+            lambda case: case.update(token=77),
+            "1 of 2 tokens are equal; the first other one is token 2, 77 for",
+        ),
+        (
+            lambda case: case.update(token=None),
+            "1 of 2 tokens are equal; the first other one is token 2, none",
+        ),
+    ],
+)
+def test_what_a_generation_brings_back_is_refused_or_compared(
+    change: Callable[[Json], None], sentence: str, told: Path
+) -> None:
+    text = " ".join(changed(told, lambda result: change(result["cases"][-1])).split())
+    assert sentence in text
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda bundle: bundle["cases"][1]["arguments"][0].update(text="p9"), "that no earlier case has"),
+        (lambda bundle: bundle["cases"][1]["arguments"][0].update(output=1), "that no earlier case has"),
+        (lambda bundle: bundle["cases"][-1].update(step=2), "is of a step that is not there"),
+        (lambda bundle: bundle["cases"][-1].update(like="p9"), "it is like 'p9', which is no earlier case"),
+        (lambda bundle: bundle["generation"]["steps"].pop(), "is of a step that is not there"),
+        (
+            lambda bundle: bundle["generation"]["steps"][0].update(case=HEAD),
+            "a step has no launch that chooses its token",
+        ),
+        (lambda bundle: bundle["generation"]["steps"][0].update(prompt=1), "of a prompt that is not there"),
+        (lambda bundle: bundle.pop("generation"), "'generation' is missing; an object is wanted"),
+    ],
+)
+def test_a_manifest_whose_launches_do_not_fit_together_is_refused(
+    change: Callable[[Json], None], sentence: str, told: Path
+) -> None:
+    bundle = json.loads((told / "bundle.json").read_text())
+    change(bundle)
+    (told / "bundle.json").write_text(json.dumps(bundle))
+    assert sentence in " ".join(said(told).split())

@@ -201,9 +201,9 @@ def test_a_folder_that_is_not_there_is_one_sentence(
 
 
 def test_a_kernel_goes_to_the_command_of_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """And a model without the number of a layer goes to that of models."""
+    """And a folder that is not there, without the number of a layer, to that of kernels too."""
     words = ["nki_kernels:matmul", "f32[8,64]", "f32[64,8]", "--target", "trn2", "--out", str(tmp_path / "b")]
     assert bundled(capsys, *words)[0] == 0
     assert load_bundle(tmp_path / "b").kind == "kernels"
-    status, text = bundled(capsys, "stories", "--out", str(tmp_path / "c"))
-    assert (status, text) == (2, "nkw bundle: error: the following arguments are required: --layer")
+    status, text = bundled(capsys, "none", "--out", str(tmp_path / "c"))
+    assert status == 2 and "none names no kernel" in text

@@ -25,6 +25,7 @@ def case(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[st
     yield lambda name: next(each for each in manifest["cases"] if each["name"] == name)
     for name in [each for each in sys.modules if each.partition(".")[0] == "travelling"]:
         del sys.modules[name]
+    run.imported.cache_clear()
 
 
 class Placed:
@@ -72,7 +73,7 @@ def test_torchneuron_gets_an_operator_that_torch_takes(
 
     module(monkeypatch, "torch_neuronx", nki_op=nki_op)
     on_device(monkeypatch, "neuron")
-    same_as_expected(bundle, case(name), run.by_torchneuron(bundle, case(name))())
+    same_as_expected(bundle, case(name), run.by_torchneuron(bundle, case(name), run.read_from(bundle))())
     ((operator, mutates),) = seen
     assert operator.startswith(f"nkw_bundle::{name}_") and mutates == {}
 
@@ -85,7 +86,7 @@ def test_torch_xla_gets_tensors_on_its_device_and_a_step(
     xla = {"xla_device": lambda: device, "mark_step": lambda: steps.append(1)}
     module(monkeypatch, "torch_xla.core.xla_model", **xla)
     on_device(monkeypatch, device)
-    same_as_expected(bundle, case(name), run.by_torch_xla(bundle, case(name))())
+    same_as_expected(bundle, case(name), run.by_torch_xla(bundle, case(name), run.read_from(bundle))())
     assert steps == [1]
 
 
@@ -115,7 +116,7 @@ def test_beta1_kernels_go_through_baremetal_and_benchmark(
 
     module(monkeypatch, "neuronxcc.nki", baremetal=baremetal, benchmark=benchmark, jit=None)
     doubled = case("doubled")
-    same_as_expected(bundle, doubled, run.by_baremetal(bundle, doubled)())
+    same_as_expected(bundle, doubled, run.by_baremetal(bundle, doubled, run.read_from(bundle))())
     assert len(kernels) == 1
     times = run.benchmarked(bundle, doubled, argparse.Namespace(warmup=2, repetitions=9))
     assert (times["median_ns"], times["spread_ns"], times["clock"]) == (10_000.0, 2000.0, "device")

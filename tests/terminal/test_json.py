@@ -17,6 +17,7 @@ from model.cli import main
 from simulate.verbs import VERBS
 from tests.bundle.returns import bring_back
 from tests.calibrate.measured import SMALL, entries
+from tests.model.folders import write_folder
 from tests.profile.device_profiles import write_profile
 from tests.profile.test_profile_text import SCRIPT
 
@@ -118,7 +119,11 @@ def test_a_document_has_the_keys_and_types_of_the_page(
         write_profile(differs / "result" / "profiles" / "matmul")
         told["cases"][0].update(stage="time", profile="profiles/matmul")
         record.write_text(json.dumps(told))
-        runs.append([verb, str(differs)])
+        model = str(write_folder(tmp_path / "tiny", num_hidden_layers=1))
+        assert main(["bundle", model, "--max-new-tokens", "1", "--out", "story"]) == 0
+        bring_back(Path("story"))
+        capsys.readouterr()
+        runs += [[verb, str(differs)], [verb, "story"]]
     if verb == "bundle":  # with a kernel that is left out
         (tmp_path / "kernels").mkdir()
         (tmp_path / "kernels" / "examples.py").write_text(

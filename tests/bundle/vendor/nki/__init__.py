@@ -19,8 +19,9 @@ from simulate.isa.book import INSTRUCTIONS
 from simulate.profile import profile
 
 FAULT = json.loads((Path(__file__).parent / "fault.json").read_text())
-"""instruction: the one that is changed; above: it is wrong for results larger than that; slower: it takes so many
-cycles more; refuse, crash, hang: the kernel that does not compile, or ends the process, or never ends."""
+"""instruction: the one that is changed; above: it is wrong for results larger than that, by a
+factor of `times`; slower: it takes so many cycles more; refuse, crash, hang: the kernel that does not compile, or ends
+the process, or never ends."""
 
 
 def changed(planner):
@@ -36,9 +37,11 @@ def changed(planner):
             )
             return dataclasses.replace(made, cost=slower)
 
+        wrong = np.float32(FAULT.get("times", 1.25))
+
         def compute(*operands):
             right, *others = made.compute(*operands)
-            return np.where(right > FAULT["above"], right * np.float32(1.25), right), *others
+            return np.where(right > FAULT["above"], right * wrong, right), *others
 
         return dataclasses.replace(made, compute=compute)
 

@@ -1,0 +1,275 @@
+"""A model as a bundle: a generation, there and back; what goes wrong on the way is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.numpy
+
+from model.cli import main
+from model.shipped import PRETRAINED, model_path
+from simulate.bundle.blame import Comparison
+from simulate.bundle.manifest import Bundle, load_bundle
+from simulate.bundle.values import Agreement
+from simulate.cli import main as simulator
+from tests.model.folders import write_folder
+
+Make = Callable[..., Any]
+Compared = Callable[[Path], Comparison]
+WEIGHTS = ("--weights", str(PRETRAINED))
+LAYERS = 6
+PROMPT_LAUNCHES = 4  # of a layer; a token's layer is one launch
+
+
+def bundled(folder: Path, *words: str) -> Path:
+    assert main(["bundle", *words, "--target", "trn2", "--out", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def generation(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two tokens of the shipped story model."""
+    return bundled(tmp_path_factory.mktemp("model") / "bundle", "stories", "--max-new-tokens", "2")
+
+
+@pytest.fixture
+def taken(generation: Path, tmp_path: Path) -> Path:
+    """A copy, as it arrives on an instance."""
+    return Path(shutil.copytree(generation, tmp_path / "taken"))
+
+
+def result_of(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "result" / "result.json").read_text())
+    return found
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The sentence for which nothing is bundled."""
+    try:
+        status = main(["bundle", *words])
+    except SystemExit as stopped:
+        status = int(stopped.code or 0)
+    captured = capsys.readouterr()
+    assert status == 2 and captured.out == "", captured
+    return " ".join(captured.err.split())
+
+
+# -- what is written -------------------------------------------------------------------------------------------------
+
+
+def test_every_launch_of_every_step_is_a_case_in_order(generation: Path) -> None:
+    bundle = load_bundle(generation)
+    assert (bundle.kind, bundle.target) == ("model", "trn2")
+    names = [each.name for each in bundle.cases]
+    assert len(names) == 2 + LAYERS * PROMPT_LAUNCHES + 2 + LAYERS
+    assert names[:2] == ["p1-t1-embedding-embedding", "p1-t1-layer-0-qkv_projection"]
+    assert names[-2:] == ["p1-t2-layer-5-decoder_layer_decode", "p1-t2-head-lm_head"]
+    assert {each.part for each in bundle.cases} == {"embedding", "head", *(f"layer {n}" for n in range(6))}
+    assert all(
+        output.tolerance for each in bundle.cases for output in each.outputs if output.dtype != "int32"
+    )
+
+
+def test_tokens_are_those_that_the_model_generates(
+    generation: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", "--prompt", "Once upon a time", "--max-new-tokens", "2", "--json", "-"]) == 0
+    (sequence,) = json.loads(capsys.readouterr().out)["generations"]
+    found = load_bundle(generation).generation
+    assert found is not None
+    assert list(found.prompts[0].ids) == sequence["prompt_ids"]
+    assert [each.token for each in found.steps] == sequence["generated_ids"]
+
+
+def test_weights_stay_behind(generation: Path) -> None:
+    """The largest array that travels is a table or an output; the model has 4.6 million weights."""
+    sizes = {path: path.stat().st_size for path in generation.rglob("*") if path.is_file()}
+    assert sum(sizes.values()) < PRETRAINED.joinpath("model.safetensors").stat().st_size / 8
+    assert not [path for path in sizes if path.suffix == ".safetensors"]
+
+
+# -- there and back --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_unchanged_it_comes_back_equal(
+    taken: Path, instance: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = instance().run(taken, *WEIGHTS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    capsys.readouterr()
+    assert simulator(["compare", str(taken)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("all 34 launches are equal (trn2; instance unknown, path nki, nki 0.7.0)")
+    assert "prompt 1: 2 of 2 tokens are equal" in out and "likely" not in out
+    result = result_of(taken)
+    assert {each["inputs"] for each in result["cases"]} == {"expected"}
+    assert not (taken / "result" / "values").exists()  # equal values need not travel
+
+
+@pytest.mark.slow
+def test_the_first_wrong_launch_of_a_changed_instruction_is_named(
+    taken: Path, instance: Make, compared: Compared, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Launches with it are wrong; those without it are right, also behind wrong ones, as their inputs are mended."""
+    bundle = load_bundle(taken)
+    assert instance(instruction="reciprocal", above=0.0).run(taken, *WEIGHTS).returncode == 0
+    seen = compared(taken)
+    wrong = {each.case.name for each in seen.cases if each.agreement is Agreement.wrong}
+    using = {each.name for each in bundle.cases if "reciprocal" in each.instructions.ops}
+    assert wrong == using and wrong
+    assert {each.agreement for each in seen.cases} == {Agreement.wrong, Agreement.equal}
+    first = next(each.name for each in bundle.cases if each.name in using)
+    assert first == "p1-t1-layer-0-attention_prefill"
+    assert simulator(["compare", str(taken)]) == 1
+    words = " ".join(capsys.readouterr().out.split())
+    assert f"prompt 1, token 1, layer 0: {first} output-0 is wrong: first tile (0, 0)" in words
+    assert "7 more launches differ" in words
+    (likely,) = seen.likely
+    assert (likely.rule, likely.cases[0]) == (6, first) and "reciprocal" in likely.why
+
+
+@pytest.mark.slow
+def test_rounding_is_carried_on_and_not_blamed(taken: Path, instance: Make, compared: Compared) -> None:
+    """A square that is off by a little: within the bound of each launch, beyond it where launches add up."""
+    assert instance(instruction="nc_matmul", above=0.0, times=1 + 1e-5).run(taken, *WEIGHTS).returncode == 0
+    seen = compared(taken)
+    results = [each.result for each in seen.cases if each.result is not None]
+    assert {each.inputs for each in results} == {"expected", "own"}
+    assert not [each.case.name for each in seen.cases if each.agreement is Agreement.wrong]
+    assert any(each.drift for each in results)
+    assert all(each.agrees for each in seen.steps)
+
+
+def test_a_crash_in_the_middle_loses_one_launch(taken: Path, instance: Make, compared: Compared) -> None:
+    """Another process goes on behind it; what crashes twice is left out from then on."""
+    assert instance(crash="mlp").run(taken, *WEIGHTS).returncode == 1
+    result = result_of(taken)
+    assert len(result["cases"]) == 34 and result["finished"] is not None
+    found = [each for each in result["cases"] if each["name"].endswith("-mlp")]
+    assert [each["status"] for each in found] == ["failed"] * 2 + ["skipped"] * 4
+    assert found[0]["error"] == {"type": "Crash", "message": "ended by SIGSEGV"}
+    assert found[2]["error"]["message"] == "mlp on such arguments ended 2 processes before"
+    rest = [each for each in compared(taken).cases if each.case.kernel != "mlp"]
+    assert {each.agreement for each in rest} == {Agreement.equal}
+
+
+def test_a_kernel_that_the_compiler_refuses_loses_its_launches(
+    taken: Path, instance: Make, compared: Compared
+) -> None:
+    assert instance(refuse="output_projection").run(taken, *WEIGHTS).returncode == 1
+    seen = compared(taken)
+    failed = [each.case.kernel for each in seen.cases if not each.ran]
+    assert failed == ["output_projection"] * LAYERS
+    assert all(each.agreement is Agreement.equal for each in seen.cases if each.ran)
+    assert [each.token for each in seen.steps] == [each.step.token for each in seen.steps]
+    (likely,) = seen.likely
+    assert (likely.rule, likely.cases) == (4, ("p1-t1-layer-0-output_projection",))
+
+
+@pytest.mark.slow
+def test_a_launch_that_hangs_is_ended(taken: Path, instance: Make) -> None:
+    words = (*WEIGHTS, "--timeout", "5", "--only", "p1-t1-layer-0-mlp", "p1-t1-layer-1-qkv_projection")
+    assert instance(hang="mlp").run(taken, *words).returncode == 1
+    first, second = result_of(taken)["cases"]
+    assert first["error"] == {"type": "Timeout", "message": "ended after 5 s"}
+    assert second["status"] == "ran"
+
+
+def test_times_of_programs_come_from_the_device(taken: Path, instance: Make, compared: Compared) -> None:
+    names = ("p1-t1-layer-0-mlp", "p1-t1-layer-1-mlp")
+    done = instance().run(taken, *WEIGHTS, "--no-profile", "--only", *names, on_device=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, second = result_of(taken)["cases"]
+    assert (first["times"]["clock"], second["times"]["clock"]) == ("device", "host")
+    seen = {each.case.name: each for each in compared(taken).tried}
+    assert seen[names[0]].inside is True and seen[names[1]].inside is None
+
+
+# -- weights ---------------------------------------------------------------------------------------------------------
+
+
+def test_without_the_right_weights_there_is_one_sentence(
+    taken: Path, tmp_path: Path, instance: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = instance()
+    (tmp_path / "empty").mkdir()
+    changed = tmp_path / "changed"
+    shutil.copytree(PRETRAINED, changed)
+    content = bytearray((changed / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (changed / "model.safetensors").write_bytes(content)
+    (tmp_path / "short").mkdir()
+    (tmp_path / "short" / "model.safetensors").write_bytes(content[:-1])
+    tries = {
+        (): "the weights are missing: give --weights FOLDER, the folder that holds model.safetensors",
+        ("--weights", str(tmp_path / "none")): f"--weights {tmp_path / 'none'} is no folder",
+        ("--weights", str(tmp_path / "empty")): "model.safetensors cannot be read: No such file or directory",
+        ("--weights", str(tmp_path / "short")): "it has 9,187,727 bytes, that of the bundle 9,187,728",
+        ("--weights", str(changed)): "is not the file that the bundle was made with: its SHA-256 is ",
+    }
+    for words, sentence in tries.items():
+        done = machine.run(taken, *words)
+        assert done.returncode == 1 and sentence in done.stdout, done.stdout + done.stderr
+        assert done.stderr == "" and len(done.stdout.splitlines()) == 2
+        assert simulator(["compare", str(taken)]) == 1
+        assert f"nothing ran: {sentence}"[:40] in " ".join(capsys.readouterr().out.split()) or words
+
+
+# -- other models ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_experts_come_back_equal(tmp_path: Path, instance: Make, compared: Compared) -> None:
+    """Two prompts of different lengths, and bfloat16 activations."""
+    words = ["stories-moe", "--max-new-tokens", "2", "--dtype", "bfloat16"]
+    folder = bundled(tmp_path / "b", *words, "--prompt", "Once upon", "--prompt", "The little dog ran")
+    done = instance().run(folder, "--weights", str(model_path("stories-moe")))
+    assert done.returncode == 0, done.stdout + done.stderr
+    seen = compared(folder)
+    assert seen.agrees and {each.agreement for each in seen.cases} == {Agreement.equal}
+    assert [(each.step.prompt, each.step.number) for each in seen.steps] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_weights_are_rounded_as_the_loader_rounds_them(
+    tmp_path: Path, instance: Make, compared: Compared
+) -> None:
+    """Those in float32 beside bfloat16 activations, in two files."""
+    folder = write_folder(tmp_path / "tiny", num_hidden_layers=1)
+    tensors = safetensors.numpy.load_file(folder / "model.safetensors")
+    names = sorted(tensors)
+    parts = {"one.safetensors": names[::2], "two.safetensors": names[1::2]}
+    for file, own in parts.items():
+        safetensors.numpy.save_file({name: tensors[name] for name in own}, folder / file)
+    where = {name: file for file, own in parts.items() for name in own}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    (folder / "model.safetensors").unlink()
+    bundle = bundled(tmp_path / "b", str(folder), "--max-new-tokens", "1", "--dtype", "bfloat16")
+    found: Bundle = load_bundle(bundle)
+    assert found.generation is not None
+    assert [each.name for each in found.generation.files] == ["one.safetensors", "two.safetensors"]
+    assert {each.dtype for each in found.generation.operands} == {"bfloat16"}
+    assert instance().run(bundle, "--weights", str(folder)).returncode == 0
+    assert compared(bundle).agrees
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["stories", "--tp", "2"], "a bundle holds launches of one rank; leave --tp out"),
+        (["stories", "--tokens", "2"], "--tokens goes with --layer"),
+        (["stories", "--layer", "0", "--prompt", "a"], "--prompt goes without --layer"),
+        (["stories", "--layer", "0", "--max-new-tokens", "1"], "--max-new-tokens goes without --layer"),
+        (["stories", "--prompt", "a " * 300], "the context of 256 leaves no room for a new one"),
+    ],
+)
+def test_what_cannot_be_bundled_is_one_sentence(
+    words: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sentence in refusal(capsys, *words, "--out", str(tmp_path / "b"))
+    assert not (tmp_path / "b").exists()
