@@ -77,7 +77,9 @@ def _mlp(target: str, tokens: int, hidden: int, inner: int, ranks: int = 1, w: A
     return by_reference("mlp", target, whole=whole, ranks=shards)
 
 
-def _cut(kernel: str, target: str, tokens: int, hidden: int, width: int, ranks: int) -> Case:
+def _cut(
+    kernel: str, target: str, tokens: int, hidden: int, width: int, ranks: int, row_gated: bool = False
+) -> Case:
     """A projection whose rows are cut along the sequence over ranks, each with `width` columns or rows of weights."""
     group, own = ReplicaGroup([list(range(ranks))]), np.split(np.arange(tokens), ranks)
     parts = np.split(np.arange(width * ranks), ranks)
@@ -89,8 +91,10 @@ def _cut(kernel: str, target: str, tokens: int, hidden: int, width: int, ranks: 
         whole = (x, norm, weights(3, hidden, 40), EPS, 24, 8)
         shards = tuple((x[rows], *whole[1:], *(None,) * 8, 0.0, group, ranks) for rows in own)
     elif kernel == "mlp":
-        whole = (x, norm, gate, up, down, EPS)
-        rest = (EPS, group, "silu", None, None, None, None, 0.0, True, ranks)
+        gates = normal(7, hidden, 1) if row_gated else None
+        options = (None, "silu", None, None, None, None, 0.0, True)
+        whole = (x, norm, gate, up, down, EPS, *options, 1, gates)
+        rest = (EPS, group, *options[1:], ranks, gates)
         shards = tuple(
             (x[rows], norm, gate[:, p].copy(), up[:, p].copy(), down[p], *rest) for rows, p in zip(own, parts)
         )
@@ -250,6 +254,8 @@ def projections() -> list[Case]:
         _mlp("trn2", 3, 24, 2200),
         _mlp("trn3", 520, 24, 530),
         _cut("qkv_projection", "trn2", 1100, 24, 20, ranks=2),
+        _cut("mlp", "trn2", 1028, 24, 16, ranks=4, row_gated=True),
+        _cut("mlp", "trn2", 381, 24, 16, ranks=3, row_gated=True),
         _cut("qkv_projection", "trn3", 129, 24, 20, ranks=3),
         _cut("qkv_projection", "trn2", 6, 24, 20, ranks=2),
         _cut("mlp", "trn2", 1100, 24, 16, ranks=2),
