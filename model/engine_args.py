@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -65,6 +67,40 @@ class EngineArgs:
     seed: int = 0
     buckets: str | Buckets | None = None
     backend: str = "simulate"
+
+
+def args_of(options: argparse.Namespace, **more: Any) -> EngineArgs:
+    """The engine that the options of `engine_options` ask for; `more` are arguments that these do not name."""
+    return EngineArgs(
+        model=options.model,
+        tensor_parallel_size=options.tp,
+        expert_parallel_size=options.ep,
+        dtype=options.dtype,
+        target=options.target,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=max(options.max_num_batched_tokens, options.max_num_seqs),
+        max_model_len=options.max_model_len,
+        block_size=options.block_size,
+        num_pages=options.num_pages,
+        num_state_slots=options.num_state_slots,
+        mamba_block_size=options.mamba_block_size,
+        speculative_config=_object(options.speculative_config),
+        buckets=options.buckets,
+        **more,
+    )
+
+
+def _object(text: str | None) -> dict[str, Any] | None:
+    """A JSON object on the command line."""
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ModelError("--speculative-config is no JSON object, such as '{\"num_speculative_tokens\": 3}'")
+    return found
 
 
 @dataclass(frozen=True)

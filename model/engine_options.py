@@ -1,14 +1,10 @@
-"""The options of an engine on the command line, and its arguments: what serves and what compiles read them alike."""
+"""The options of an engine on the command line, which `nkw serve` and `nkw compile` share; imports nothing heavy."""
 
 from __future__ import annotations
 
 import argparse
-import json
-from typing import Any
 
 from model.arguments import add_buckets, count
-from model.engine_args import EngineArgs
-from model.errors import ModelError
 from model.state import INTERVAL
 
 
@@ -70,37 +66,3 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
         help="drafts, as LLM takes them: '{\"num_speculative_tokens\": 3}' looks them up in the prompt",
     )
     add_buckets(parser)
-
-
-def engine_args(options: argparse.Namespace, **more: Any) -> EngineArgs:
-    """The engine that the options ask for; `more` are arguments that these options do not name."""
-    return EngineArgs(
-        model=options.model,
-        tensor_parallel_size=options.tp,
-        expert_parallel_size=options.ep,
-        dtype=options.dtype,
-        target=options.target,
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=max(options.max_num_batched_tokens, options.max_num_seqs),
-        max_model_len=options.max_model_len,
-        block_size=options.block_size,
-        num_pages=options.num_pages,
-        num_state_slots=options.num_state_slots,
-        mamba_block_size=options.mamba_block_size,
-        speculative_config=_object(options.speculative_config),
-        buckets=options.buckets,
-        **more,
-    )
-
-
-def _object(text: str | None) -> dict[str, Any] | None:
-    """A JSON object on the command line."""
-    if text is None:
-        return None
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise ModelError("--speculative-config is no JSON object, such as '{\"num_speculative_tokens\": 3}'")
-    return found

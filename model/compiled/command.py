@@ -26,8 +26,7 @@ from model.checkpoint import open_checkpoint
 from model.compiled.graphs import CopyGraph, Environment, Graph, graph_key, graphs_of, summary
 from model.compiled.sources import source_digest
 from model.device.neuron import Route, Software, cache_variables, installed_software
-from model.engine_args import EngineParts, engine_parts
-from model.engine_options import engine_args
+from model.engine_args import EngineParts, args_of, engine_parts
 from model.errors import ModelError
 from model.layers.paged import STATES, Kind
 from model.paged_model import buckets_of, largest_step
@@ -55,7 +54,7 @@ _OPTIONS = (
 
 def compile_command(options: argparse.Namespace) -> int:
     """List the graphs, or compile the missing ones. ModelError where the vendor's software is not installed."""
-    parts = engine_parts(engine_args(options, backend="neuron"))
+    parts = engine_parts(args_of(options, backend="neuron"))
     if options.launch:
         launch_all(parts)
         return 0

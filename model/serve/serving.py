@@ -8,10 +8,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model import engine_options
 from model.engine import Engine
 from model.engine.async_engine import AsyncEngine
-from model.engine_args import EngineArgs
+from model.engine_args import EngineArgs, args_of
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -27,7 +26,7 @@ _TEXT_BYTES, _RECORDING_BYTES = 2**20, 25 * 2**20
 
 def engine_args(options: argparse.Namespace) -> EngineArgs:
     """The engine that the options of `nkw serve` ask for."""
-    return engine_options.engine_args(
+    return args_of(
         options,
         enable_prefix_caching=not options.no_prefix_caching,
         seed=options.seed,
