@@ -17,6 +17,7 @@ from types import ModuleType
 from simulate.errors import InvalidArgument, Unsupported
 from simulate.level import choose
 from simulate.tracebacks import show_user_frames
+from simulate.vendor_packages import FIRST_NKI, numbers
 
 BACKEND_VARIABLE = "NKI_BACKEND"
 _MODULES = {
@@ -27,7 +28,6 @@ _BETA1_MODULES = {
     **{name: f"simulate.beta1.{name}" for name in ("compiler", "isa", "language", "typing")},
     "isa.constants": "simulate.nki.constants",
 }
-_FIRST_REAL_VERSION = (0, 2)
 _decided: str | None = None
 
 
@@ -66,7 +66,7 @@ def install(backend: str | None = None, level: str | None = None, rules: str | N
 
 
 def real_package() -> bool:
-    """Whether the vendor's `nki` is installed: a version that was ever released as such, not the placeholder."""
+    """Whether the vendor's `nki` is installed, in a version that is known here, and not the placeholder."""
     loaded = sys.modules.get("nki")
     if loaded is not None and loaded.__name__ != "simulate.nki":
         return True
@@ -78,14 +78,9 @@ def real_package() -> bool:
     from importlib import metadata  # takes as long to import as half of the simulator
 
     try:
-        return _numbers(metadata.version("nki")) >= _FIRST_REAL_VERSION
+        return numbers(metadata.version("nki")) >= FIRST_NKI
     except metadata.PackageNotFoundError:
         return False
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    parts = version.split("+")[0].split(".")
-    return tuple(int(part) for part in parts[:2] if part.isdigit())
 
 
 def _bind_nki() -> None:

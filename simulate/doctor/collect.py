@@ -13,7 +13,6 @@ from pathlib import Path
 
 from simulate.doctor.machine import (
     DRIVER_VERSION,
-    FIRST_GENUINE,
     MODINFO,
     MODULES,
     NEURON_LS,
@@ -24,6 +23,7 @@ from simulate.doctor.machine import (
     Package,
 )
 from simulate.doctor.mends import OS_RELEASE
+from simulate.vendor_packages import FIRST_GENUINE
 
 _READ = (DRIVER_VERSION, MODULES, PRODUCT, OS_RELEASE)
 _NOTED = (RUNTIME_LIBRARY, f"{TOOLS}/neuron-ls")

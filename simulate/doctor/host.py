@@ -15,10 +15,10 @@ from simulate.doctor.machine import (
     TOOLS,
     Machine,
     counted,
-    numbers,
 )
 from simulate.doctor.mends import installs, rebuilds_driver
 from simulate.doctor.releases import page
+from simulate.vendor_packages import numbers
 
 _TROUBLE = page("neuron-runtime/nrt-troubleshoot")
 _NOTES = page("release-notes/components/runtime")

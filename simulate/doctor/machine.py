@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from simulate.targets import GENERATIONS, TARGETS
+from simulate.vendor_packages import Version, is_genuine, numbers
 
 DRIVER = "aws-neuronx-dkms"
 RUNTIME = "aws-neuronx-runtime-lib"
@@ -30,22 +31,6 @@ _SYSFS = re.compile(
 )
 _FAMILY = re.compile(r"(?i)(inf2|trn[123])")
 
-Version = tuple[int, ...]
-
-FIRST_GENUINE: Mapping[str, Version] = MappingProxyType(
-    {
-        "nki": (0, 1),
-        "neuronx-cc": (2, 0),
-        "torch-neuronx": (1, 11),
-        "libneuronxla": (2, 0),
-        "transformers-neuronx": (0, 2),
-        "neuronx-distributed": (0, 2),
-        "nrtpy": (2, 0),
-        "vllm-neuron": (0, 2),
-        "nki-library": (1, 0),
-    }
-)
-"""The vendor's packages whose names have placeholders in the public index, each with a version above all of those."""
 _PLACEHOLDER_FILES = 3  # a placeholder is at most a module or two that raise ImportError
 
 
@@ -152,14 +137,9 @@ class Machine:
 
     def is_placeholder(self, package: str) -> bool:
         """Whether a package is the public index's placeholder for one of the vendor's."""
-        first, found = FIRST_GENUINE.get(package), self.packages.get(package)
+        found = self.packages.get(package)
         few = found is not None and found.code_files <= _PLACEHOLDER_FILES
-        return first is not None and found is not None and few and numbers(found.version) < first
-
-
-def numbers(version: str) -> Version:
-    """The first two numbers of a version: (2, 31) of 2.31.7.0."""
-    return tuple(int(each) for each in re.findall(r"\d{1,9}", version.split("+")[0])[:2])
+        return found is not None and few and not is_genuine(package, found.version)
 
 
 def dotted(version: Version) -> str:

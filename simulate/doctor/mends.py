@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from simulate.doctor.machine import Machine, Version, dotted
+from simulate.doctor.machine import Machine, dotted
+from simulate.vendor_packages import Version
 
 OS_RELEASE = "/etc/os-release"
 

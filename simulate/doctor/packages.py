@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from simulate.doctor.finding import Finder, Finding
-from simulate.doctor.machine import COLLECTIVES, FIRST_GENUINE, RUNTIME, Machine, dotted, generation, numbers
+from simulate.doctor.machine import COLLECTIVES, RUNTIME, Machine, dotted, generation
 from simulate.doctor.mends import installs
 from simulate.doctor.releases import ARTIFACTS, installed, page, release_of
+from simulate.vendor_packages import FIRST_GENUINE, FIRST_TORCHNEURON, numbers
 
 _PIP = "python -m pip"
 _FIRST_WITHOUT_BETA1 = (2, 23)  # neuronx-cc of SDK 2.28
 _LAST_WITH_TRANSFORMERS = (2, 21)  # neuronx-cc of SDK 2.26, the last release that lists transformers-neuronx
-_FIRST_TORCHNEURON = (2, 13)
 
 
 def placeholder(machine: Machine) -> Iterator[Finding]:
@@ -120,9 +120,9 @@ def torch_of_torch_neuronx(machine: Machine) -> Iterator[Finding]:
 
 
 def torchneuron_of_the_chip(machine: Machine) -> Iterator[Finding]:
-    """TorchNeuron, torch-neuronx from 2.13 on, supports Trn2 and Trn3."""
+    """TorchNeuron, torch-neuronx from 2.10 on, supports Trn2 and Trn3."""
     ours, family = machine.version("torch-neuronx"), machine.family
-    if ours and ours >= _FIRST_TORCHNEURON and family and generation(family) == "trn1":
+    if ours and ours >= FIRST_TORCHNEURON and family and generation(family) == "trn1":
         yield Finding(
             "torchneuron-chip",
             f"torch-neuronx {dotted(ours)} is TorchNeuron, which supports Trn2 and Trn3, and this is {family}; "

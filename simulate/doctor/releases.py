@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from simulate.doctor.machine import Machine, Version, dotted, numbers
+from simulate.doctor.machine import Machine, dotted
+from simulate.vendor_packages import Version, numbers
 
 _DOCUMENTATION = "https://awsdocs-neuron.readthedocs-hosted.com/en/latest/"
 

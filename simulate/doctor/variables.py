@@ -7,9 +7,10 @@ import shlex
 from collections.abc import Iterator
 
 from simulate.doctor.finding import Finder, Finding
-from simulate.doctor.machine import LNC, VIRTUAL, Machine, dotted, generation, numbers
+from simulate.doctor.machine import LNC, VIRTUAL, Machine, dotted, generation
 from simulate.doctor.releases import page
 from simulate.targets import TARGET_VARIABLE
+from simulate.vendor_packages import numbers
 
 VISIBLE = "NEURON_RT_VISIBLE_CORES"
 COUNT = "NEURON_RT_NUM_CORES"

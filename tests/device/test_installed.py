@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from model.device.neuron.installed import Route, installed_software
+from model.device.neuron.installed import Route, installed_software, installed_version
 from model.errors import ModelError
+from simulate.doctor.command import findings
+from simulate.doctor.machine import Package
+from simulate.vendor_packages import FIRST_GENUINE
 from tests.device import site
+from tests.doctor.machines import LAPTOP, TRN1, with_packages
 
 
 @pytest.mark.parametrize(("versions", "route"), [(site.NATIVE, Route.native), (site.XLA, Route.xla)])
@@ -27,6 +32,30 @@ def test_pytorch_2_9_is_the_last_on_torch_xla(
 ) -> None:
     site.install(tmp_path / "site", {**site.XLA, "torch-neuronx": version}, monkeypatch)
     assert installed_software().route is route
+
+
+@pytest.mark.parametrize(("version", "route"), [("2.9.1.2.11.0", Route.xla), ("2.10.0.3.0", Route.native)])
+def test_the_doctor_and_the_backend_tell_torchneuron_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, route: Route
+) -> None:
+    site.install(tmp_path / "site", {**site.XLA, "torch-neuronx": version}, monkeypatch)
+    machine = with_packages(TRN1, torch_neuronx=version)
+    told = "torchneuron-chip" in {each.name for each in findings(machine)}
+    assert told == (installed_software().route is Route.native) == (route is Route.native)
+
+
+@pytest.mark.parametrize("package", FIRST_GENUINE)
+def test_the_doctor_and_the_backend_tell_placeholders_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    major, minor = FIRST_GENUINE[package]
+    below = f"{major}.{minor - 1}" if minor else f"{major - 1}.99"
+    for version, genuine in ((below, False), (f"{major}.{minor}.0", True)):
+        site.install(tmp_path / version, {package: version}, monkeypatch)
+        machine = with_packages(LAPTOP, **{package.replace("-", "_"): version})
+        machine = replace(machine, packages={package: Package(version, 1)})
+        assert machine.is_placeholder(package) is not genuine
+        assert (installed_version(package) == version) is genuine
 
 
 @pytest.mark.parametrize(

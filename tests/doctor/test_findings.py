@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings, strategies
 
 from simulate.doctor.command import facts_of, findings
-from simulate.doctor.machine import FIRST_GENUINE, Machine, Package
+from simulate.doctor.machine import Machine, Package
 from simulate.doctor.releases import RELEASES
 from simulate.doctor.variables import core_indices
+from simulate.vendor_packages import FIRST_GENUINE
 from tests.doctor.machines import (
     HEALTHY,
     INF2,

@@ -1,9 +1,7 @@
 """Which of AWS Neuron's packages are installed, told from their metadata: nothing of them is executed.
 
-Two products share the name torch-neuronx. Up to PyTorch 2.9 it is built on torch_xla, from 2.10 on it is TorchNeuron, a
-native backend of PyTorch for Trn2 and Trn3:
-https://awsdocs-neuron.readthedocs-hosted.com/en/latest/frameworks/torch/about/index.html
-The public index carries placeholders under these names. Versions below those of `_FIRST` are such.
+Two products share the name torch-neuronx: what is built on torch_xla, and TorchNeuron. The version tells them apart,
+and placeholders of the public index from the vendor's packages (`simulate.vendor_packages`).
 """
 
 from __future__ import annotations
@@ -16,16 +14,8 @@ from importlib import metadata
 
 from model.device.binding import neuron_package_installed
 from model.errors import ModelError
+from simulate.vendor_packages import FIRST_TORCHNEURON, is_genuine, numbers
 
-_FIRST = {
-    "torch-neuronx": (2, 1),
-    "neuronx-cc": (2, 12),
-    "transformers-neuronx": (0, 4),
-    "neuronx-distributed-inference": (0, 2),
-}
-"""Of the vendor's own packages. The placeholders of the public index are torch-neuronx 1.0, neuronx-cc 1.0 and
-transformers-neuronx 0.1."""
-_FIRST_NATIVE = (2, 10)
 _REPOSITORY = "AWS Neuron's package repository"
 
 
@@ -48,7 +38,7 @@ def installed_software() -> Software:
     """What is installed. ModelError that names each missing package."""
     versions = {name: installed_version(name) for name in ("nki", "torch-neuronx", "neuronx-cc")}
     torch_neuronx = versions["torch-neuronx"]
-    native = torch_neuronx is not None and _numbers(torch_neuronx) >= _FIRST_NATIVE
+    native = torch_neuronx is not None and numbers(torch_neuronx) >= FIRST_TORCHNEURON
     needed = ["torch", "torch_neuronx"] if native else ["torch", "torch_neuronx", "torch_xla"]
     missing = [] if neuron_package_installed() else ["nki"]
     missing += [name for name in needed if not _is_there(name)]
@@ -77,9 +67,4 @@ def installed_version(package: str) -> str | None:
         version = metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-    return version if _numbers(version) >= _FIRST.get(package, (0, 2)) else None
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    parts = version.split("+")[0].split(".")
-    return tuple(int(part) for part in parts[:2] if part.isdigit())
+    return version if is_genuine(package, version) else None
