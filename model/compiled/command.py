@@ -25,7 +25,7 @@ from typing import Any
 from model.checkpoint import open_checkpoint
 from model.compiled.graphs import CopyGraph, Environment, Graph, graph_key, graphs_of, summary
 from model.compiled.sources import source_digest
-from model.device.neuron import Route, Software, cache_variables, installed_software
+from model.device.neuron import Framework, Software, cache_variables, installed_software
 from model.engine_args import EngineParts, args_of, engine_parts
 from model.errors import ModelError
 from model.layers.paged import STATES, Kind
@@ -124,7 +124,7 @@ def _compile(options: argparse.Namespace, software: Software, wanted: Mapping[st
     known = read_manifest(options.out)
     lacking = [key for key in wanted if key not in known]
     if lacking:
-        variables = {**cache_variables(software.route, str(options.out)), **_target(options.target)}
+        variables = {**cache_variables(software.framework, str(options.out)), **_target(options.target)}
         try:
             options.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -156,7 +156,7 @@ def _command(options: argparse.Namespace, software: Software) -> list[str]:
     for name in _OPTIONS:
         if getattr(options, name) is not None:
             command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
-    if software.route is Route.native:
+    if software.framework is Framework.native:
         if not any(Path("/dev").glob("neuron*")):
             raise ModelError(
                 "TorchNeuron compiles on an instance of Trn2 or Trn3 alone, and there is no Neuron device here"

@@ -14,7 +14,7 @@ from tests.device import native, site, xla
 from tests.device.core import Core
 from tests.model.folders import write_folder
 
-ROUTES: dict[str, tuple[Any, dict[str, str]]] = {
+FRAMEWORKS: dict[str, tuple[Any, dict[str, str]]] = {
     "native": (native.installed, site.NATIVE),
     "xla": (xla.installed, site.XLA),
 }
@@ -22,10 +22,10 @@ ROUTES: dict[str, tuple[Any, dict[str, str]]] = {
 
 @pytest.fixture
 def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Core]:
-    """`on(route, ranks=1)`: a core of this process, reached by `native` or `xla`."""
+    """`on(framework, ranks=1)`: a core of this process, reached by `native` or `xla`."""
 
-    def installed(route: str, ranks: int = 1) -> Core:
-        make, versions = ROUTES[route]
+    def installed(framework: str, ranks: int = 1) -> Core:
+        make, versions = FRAMEWORKS[framework]
         site.install(tmp_path / "site", versions, monkeypatch)
         core: Core = make("trn2", ranks, monkeypatch)
         return core

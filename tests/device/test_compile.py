@@ -121,11 +121,11 @@ def test_the_sources_of_a_kernel_are_its_file_and_what_this_imports(tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("route", ["native", "xla"])
+@pytest.mark.parametrize("framework", ["native", "xla"])
 def test_an_engine_launches_no_graph_that_was_not_compiled(
-    on: Callable[..., Core], tiny: Path, route: str
+    on: Callable[..., Core], tiny: Path, framework: str
 ) -> None:
-    core: Any = on(route)
+    core: Any = on(framework)
     arguments = {**SIZES, "buckets": "sequences=2 tokens=32 context=128"}
     prompts, params = (
         ["Once upon a time", "The", "Once upon a day"],
@@ -134,7 +134,7 @@ def test_an_engine_launches_no_graph_that_was_not_compiled(
     wanted = LLM(tiny, **arguments).generate(prompts, params, use_tqdm=False)
     parts = engine_parts(EngineArgs(tiny, backend="neuron", **arguments))
     launch_all(parts)
-    if route == "xla":
+    if framework == "xla":
         compiled = list(core.executed)
         assert len(set(compiled)) == len(compiled) == len(engine_graphs(parts))
     else:
@@ -143,7 +143,7 @@ def test_an_engine_launches_no_graph_that_was_not_compiled(
     llm = LLM(tiny, backend="neuron", **arguments)
     found = llm.generate(prompts, params, use_tqdm=False)
     assert [each.outputs[0].token_ids for each in found] == [each.outputs[0].token_ids for each in wanted]
-    launched = core.executed if route == "xla" else core.operators
+    launched = core.executed if framework == "xla" else core.operators
     assert launched
     assert set(launched) <= set(compiled)
 

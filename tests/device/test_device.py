@@ -21,7 +21,7 @@ from model.weights import shard_weights
 from tests.device.core import Core, mutable_places
 from tests.device.xla import XlaCore
 
-ROUTES = ("native", "xla")
+FRAMEWORKS = ("native", "xla")
 PROMPTS = [[5, 70, 200, 9], [31, 8]]
 NEW = 5
 
@@ -39,21 +39,21 @@ def steps(folder: Path, device: Any, dtype: str = "float32") -> list[StepOutput]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_tokens_and_logits_equal_those_of_the_simulated_backend(
-    on: Callable[..., Core], tiny: Path, route: str, dtype: str
+    on: Callable[..., Core], tiny: Path, framework: str, dtype: str
 ) -> None:
     wanted = steps(tiny, SimulatedDevice("trn2", 1), dtype)
-    on(route)
+    on(framework)
     found = steps(tiny, NeuronDevice(1), dtype)
     for own, other in zip(found, wanted, strict=True):
         assert np.array_equal(own.ids, other.ids)
         assert np.array_equal(own.logits, other.logits)
 
 
-@pytest.mark.parametrize("route", ROUTES)
-def test_weights_and_caches_go_to_the_core_once(on: Callable[..., Core], tiny: Path, route: str) -> None:
-    core = on(route)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_weights_and_caches_go_to_the_core_once(on: Callable[..., Core], tiny: Path, framework: str) -> None:
+    core = on(framework)
     config = load_config(tiny)
     weights = shard_weights(config, dict(open_checkpoint(tiny, config)), 1)
     model = KernelModel(config, weights, NeuronDevice(1), 64)
@@ -87,12 +87,12 @@ def test_a_kernel_has_an_operator_for_each_choice_of_other_values(on: Callable[.
     assert all(name.startswith("nki_workbench::rmsnorm_") for name in core.operators)
 
 
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize(
     "dtype", [np.float32, np.int32, np.uint8, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn]
 )
-def test_arrays_go_there_and_back_unchanged(on: Callable[..., Core], route: str, dtype: Any) -> None:
-    on(route)
+def test_arrays_go_there_and_back_unchanged(on: Callable[..., Core], framework: str, dtype: Any) -> None:
+    on(framework)
     device = NeuronDevice(1)
     array = np.arange(12).reshape(3, 4).astype(dtype)
     (result,) = device.gather([device.hold(array)])
@@ -107,9 +107,9 @@ def test_a_dtype_that_cores_do_not_take_is_refused(on: Callable[..., Core], dtyp
         NeuronDevice(1).hold(np.zeros(3, dtype))
 
 
-@pytest.mark.parametrize("route", ROUTES)
-def test_a_process_has_one_rank(on: Callable[..., Core], route: str) -> None:
-    on(route)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_process_has_one_rank(on: Callable[..., Core], framework: str) -> None:
+    on(framework)
     assert NeuronDevice(1).own == range(1)
     with pytest.raises(ModelError, match="2 ranks, 1 process; start it with torchrun --nproc-per-node 2"):
         NeuronDevice(2)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from model.device.neuron.installed import Route, installed_software, installed_version
+from model.device.neuron.installed import Framework, installed_software, installed_version
 from model.errors import ModelError
 from simulate.doctor.command import findings
 from simulate.doctor.machine import Package
@@ -16,32 +16,38 @@ from tests.device import site
 from tests.doctor.machines import LAPTOP, TRN1, with_packages
 
 
-@pytest.mark.parametrize(("versions", "route"), [(site.NATIVE, Route.native), (site.XLA, Route.xla)])
+@pytest.mark.parametrize(
+    ("versions", "framework"), [(site.NATIVE, Framework.native), (site.XLA, Framework.xla)]
+)
 def test_the_version_of_torch_neuronx_decides_and_nothing_is_executed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], route: Route
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], framework: Framework
 ) -> None:
     site.install(tmp_path / "site", versions, monkeypatch)
     found = installed_software()
-    assert found.route is route
+    assert found.framework is framework
     assert found.versions == {name: versions[name] for name in ("nki", "torch-neuronx", "neuronx-cc")}
 
 
-@pytest.mark.parametrize(("version", "route"), [("2.9.1.2.11.0", Route.xla), ("2.10.0.3.0", Route.native)])
+@pytest.mark.parametrize(
+    ("version", "framework"), [("2.9.1.2.11.0", Framework.xla), ("2.10.0.3.0", Framework.native)]
+)
 def test_pytorch_2_9_is_the_last_on_torch_xla(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, route: Route
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, framework: Framework
 ) -> None:
     site.install(tmp_path / "site", {**site.XLA, "torch-neuronx": version}, monkeypatch)
-    assert installed_software().route is route
+    assert installed_software().framework is framework
 
 
-@pytest.mark.parametrize(("version", "route"), [("2.9.1.2.11.0", Route.xla), ("2.10.0.3.0", Route.native)])
+@pytest.mark.parametrize(
+    ("version", "framework"), [("2.9.1.2.11.0", Framework.xla), ("2.10.0.3.0", Framework.native)]
+)
 def test_the_doctor_and_the_backend_tell_torchneuron_alike(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, route: Route
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, framework: Framework
 ) -> None:
     site.install(tmp_path / "site", {**site.XLA, "torch-neuronx": version}, monkeypatch)
     machine = with_packages(TRN1, torch_neuronx=version)
     told = "torchneuron-chip" in {each.name for each in findings(machine)}
-    assert told == (installed_software().route is Route.native) == (route is Route.native)
+    assert told == (installed_software().framework is Framework.native) == (framework is Framework.native)
 
 
 @pytest.mark.parametrize("package", FIRST_GENUINE)

@@ -12,16 +12,16 @@ from tests.run.test_processes import torchrun
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("route", ["native", "xla"])
+@pytest.mark.parametrize("framework", ["native", "xla"])
 def test_two_processes_generate_what_two_simulated_ranks_do(
-    tmp_path: Path, tiny: Path, route: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, tiny: Path, framework: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["generate", "--model", str(tiny), "--prompt", "Once", "--max-new-tokens", "4", "--tp", "2"]
     simulated, neuron = tmp_path / "simulated.json", tmp_path / "neuron.json"
     assert main([*arguments, "--target", "trn2", "--json", str(simulated)]) == 0
     capsys.readouterr()
     command = [*arguments, "--backend", "neuron", "--json", str(neuron)]
-    done = torchrun(2, "tests.device.ranks_program", route, str(tmp_path / "site"), *command)
+    done = torchrun(2, "tests.device.ranks_program", framework, str(tmp_path / "site"), *command)
     assert done.returncode == 0, done.stderr
     wanted, found = (json.loads(path.read_text()) for path in (simulated, neuron))
     assert found["backend"] == "neuron"

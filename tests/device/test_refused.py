@@ -12,7 +12,7 @@ import torch
 from model.device.neuron import NeuronDevice
 from tests.device.core import Core, NotDocumented
 
-ROUTES = ("native", "xla")
+FRAMEWORKS = ("native", "xla")
 PAGES = np.arange(32, dtype=np.float32).reshape(4, 8)
 SOURCES, DESTINATIONS = np.array([[1]], np.int32), np.array([[2]], np.int32)
 COPIED = (0,)
@@ -25,14 +25,14 @@ def copied(device: NeuronDevice) -> tuple[Any, Any]:
     return pages, after
 
 
-@pytest.mark.parametrize("route", ROUTES)
-def test_what_a_kernel_wrote_to_is_read_from_its_output(on: Callable[..., Core], route: str) -> None:
-    on(route)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_what_a_kernel_wrote_to_is_read_from_its_output(on: Callable[..., Core], framework: str) -> None:
+    on(framework)
     device = NeuronDevice(1)
     pages, after = copied(device)
     (found,) = device.gather([after])
     assert np.array_equal(found[2], PAGES[1])
-    if route == "xla":
+    if framework == "xla":
         with pytest.raises(NotDocumented, match="whose memory a kernel's output has taken"):
             device.gather([pages])
     else:
@@ -63,25 +63,25 @@ def test_mutates_args_names_parameters_and_an_operator_is_registered_once(on: Ca
 
 
 @pytest.mark.parametrize(
-    ("route", "module", "known", "unknown"),
+    ("framework", "module", "known", "unknown"),
     [
         ("xla", "torch_xla.core.xla_model", "mark_step", "sync"),
         ("native", "torch_neuronx", "nki_op", "nki_operator"),
     ],
 )
 def test_a_name_that_no_page_has_is_refused(
-    on: Callable[..., Core], route: str, module: str, known: str, unknown: str
+    on: Callable[..., Core], framework: str, module: str, known: str, unknown: str
 ) -> None:
-    on(route)
+    on(framework)
     found = __import__(module, fromlist=["*"])
     assert callable(getattr(found, known))
     with pytest.raises(AttributeError, match=rf"{unknown} is not on .*\.html"):
         getattr(found, unknown)
 
 
-@pytest.mark.parametrize("route", ROUTES)
-def test_a_tensor_is_moved_to_a_core_that_was_taken(on: Callable[..., Core], route: str) -> None:
-    core = on(route)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_tensor_is_moved_to_a_core_that_was_taken(on: Callable[..., Core], framework: str) -> None:
+    core = on(framework)
     with pytest.raises(NotDocumented, match="not taken"):
         torch.zeros(3).to(core.device)
     device = NeuronDevice(1)
@@ -92,12 +92,12 @@ def test_a_tensor_is_moved_to_a_core_that_was_taken(on: Callable[..., Core], rou
         torch.zeros(3).to("cuda")
 
 
-@pytest.mark.parametrize("route", ROUTES)
-def test_a_kernel_takes_tensors_of_the_core(on: Callable[..., Core], route: str) -> None:
-    core: Any = on(route)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_kernel_takes_tensors_of_the_core(on: Callable[..., Core], framework: str) -> None:
+    core: Any = on(framework)
     NeuronDevice(1)
     x, weight = torch.ones(4, 8), torch.ones(1, 8)
-    if route == "xla":
+    if framework == "xla":
         core.kernel("rmsnorm")(x.to(core.device), weight.to(core.device), 1e-6)
         with pytest.raises(NotDocumented, match="Tensor of the host"):
             core.kernel("rmsnorm")(x, weight.to(core.device), 1e-6)
@@ -106,11 +106,11 @@ def test_a_kernel_takes_tensors_of_the_core(on: Callable[..., Core], route: str)
             core.kernel("rmsnorm")(x.to(core.device), weight.to(core.device), 1e-6)
 
 
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_nothing_is_computed_with_tensors_of_the_core_outside_of_kernels(
-    on: Callable[..., Core], route: str
+    on: Callable[..., Core], framework: str
 ) -> None:
-    on(route)
+    on(framework)
     held = NeuronDevice(1).hold(np.ones((4, 8), np.float32))
     assert held[-2:].shape == (2, 8)
     for refused in (lambda: held + 1, lambda: held.sum(), lambda: held.numpy()):
@@ -132,14 +132,14 @@ def test_a_read_in_the_midst_of_a_step_ends_its_graph(on: Callable[..., Core]) -
     assert [len(graph) for graph in core.executed] == [2, 1]
 
 
-@pytest.mark.parametrize(("route", "backend"), [("xla", "xla"), ("native", "neuron")])
+@pytest.mark.parametrize(("framework", "backend"), [("xla", "xla"), ("native", "neuron")])
 def test_a_process_group_needs_the_backend_that_was_registered(
-    on: Callable[..., Core], route: str, backend: str
+    on: Callable[..., Core], framework: str, backend: str
 ) -> None:
-    core: Any = on(route, ranks=2)
+    core: Any = on(framework, ranks=2)
     with pytest.raises(ValueError, match="no backend 'nccl'"):
         torch.distributed.init_process_group("nccl")
-    if route == "xla":
+    if framework == "xla":
         with pytest.raises(ValueError, match="no backend 'xla'"):
             torch.distributed.init_process_group("xla")
         with pytest.raises(NotDocumented, match="before init_process_group"):

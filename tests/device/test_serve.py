@@ -37,19 +37,19 @@ def answered(*words: str) -> list[tuple[str, str, int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("route", ["native", "xla"])
+@pytest.mark.parametrize("framework", ["native", "xla"])
 def test_a_server_on_a_core_answers_as_one_on_a_simulated_core_with_compiled_graphs_alone(
-    on: Callable[..., Core], tiny: Path, route: str
+    on: Callable[..., Core], tiny: Path, framework: str
 ) -> None:
     words = ("--model", str(tiny), *SIZES)
     wanted = answered(*words)
-    core: Any = on(route)
+    core: Any = on(framework)
     neuron = (*words, "--backend", "neuron")
     launch_all(engine_parts(engine_args(options_of(*neuron))))
-    compiled = set(core.executed if route == "xla" else core.operators)
+    compiled = set(core.executed if framework == "xla" else core.operators)
     core.forget()
     assert answered(*neuron) == wanted
-    launched = set(core.executed if route == "xla" else core.operators)
+    launched = set(core.executed if framework == "xla" else core.operators)
     assert launched and launched <= compiled
 
 

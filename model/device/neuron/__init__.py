@@ -6,6 +6,13 @@ Written to the vendor's documentation, which each file cites. It has not run on 
 from __future__ import annotations
 
 from model.device.neuron.device import NeuronDevice, cache_variables
-from model.device.neuron.installed import Route, Software, installed_software, installed_version
+from model.device.neuron.installed import Framework, Software, installed_software, installed_version
 
-__all__ = ["NeuronDevice", "Route", "Software", "cache_variables", "installed_software", "installed_version"]
+__all__ = [
+    "Framework",
+    "NeuronDevice",
+    "Software",
+    "cache_variables",
+    "installed_software",
+    "installed_version",
+]

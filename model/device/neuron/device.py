@@ -14,15 +14,18 @@ from typing import Any
 import numpy as np
 
 from model.device.binding import bind_neuron, kernel_named, nki_dtype, replica_group_of
-from model.device.neuron.installed import Route, installed_software
+from model.device.neuron.framework import Named, Torch
+from model.device.neuron.installed import Framework, installed_software
 from model.device.neuron.native import NativeTorch
-from model.device.neuron.route import Named, Torch
 from model.device.neuron.tensors import to_numpy, to_torch
 from model.device.neuron.xla import XlaTorch
 from model.device.simulated import rank_of_this_process
 from model.errors import ModelError
 
-ROUTES: dict[Route, type[NativeTorch] | type[XlaTorch]] = {Route.native: NativeTorch, Route.xla: XlaTorch}
+FRAMEWORKS: dict[Framework, type[NativeTorch] | type[XlaTorch]] = {
+    Framework.native: NativeTorch,
+    Framework.xla: XlaTorch,
+}
 
 
 class NeuronDevice:
@@ -40,7 +43,7 @@ class NeuronDevice:
                 f"{started} process{'es' if started > 1 else ''}; start it with torchrun --nproc-per-node {ranks}"
             )
         bind_neuron()
-        self._torch: Torch = ROUTES[self.software.route]()
+        self._torch: Torch = FRAMEWORKS[self.software.framework]()
         self._host_group = _joined(self._torch) if ranks > 1 else None
         self._torch.open(int(os.environ.get("LOCAL_RANK", "0")) if ranks > 1 else 0)
         rank = rank_of_this_process() or 0
@@ -88,16 +91,16 @@ class NeuronDevice:
         return [array for of_rank in every for array in of_rank]
 
 
-def cache_variables(route: Route, folder: str) -> Mapping[str, str]:
+def cache_variables(framework: Framework, folder: str) -> Mapping[str, str]:
     """The environment variables under which compiled graphs are kept in a folder."""
-    return ROUTES[route].cache_variables(folder)
+    return FRAMEWORKS[framework].cache_variables(folder)
 
 
-def _joined(route: Torch) -> Any:
+def _joined(framework: Torch) -> Any:
     """Join the process group of the ranks; returns a group of the hosts, which gloo connects."""
     import torch.distributed as dist
 
-    route.prepare_process_group()
+    framework.prepare_process_group()
     if not dist.is_initialized():
-        dist.init_process_group(route.process_group)
+        dist.init_process_group(framework.process_group)
     return dist.new_group(backend="gloo")

@@ -19,7 +19,7 @@ from simulate.vendor_packages import FIRST_TORCHNEURON, is_genuine, numbers
 _REPOSITORY = "AWS Neuron's package repository"
 
 
-class Route(Enum):
+class Framework(Enum):
     """How tensors and kernels reach a NeuronCore."""
 
     native = "TorchNeuron"
@@ -28,9 +28,9 @@ class Route(Enum):
 
 @dataclass(frozen=True)
 class Software:
-    """What is installed: the route, and the versions of the packages that decide what a kernel is compiled to."""
+    """What is installed: the framework, and the versions of the packages that decide what a kernel is compiled to."""
 
-    route: Route
+    framework: Framework
     versions: Mapping[str, str]
 
 
@@ -48,7 +48,7 @@ def installed_software() -> Software:
             f"instance run pip install 'nki-workbench[neuron]' with {_REPOSITORY} configured"
         )
     found = {name: version for name, version in versions.items() if version is not None}
-    return Software(Route.native if native else Route.xla, found)
+    return Software(Framework.native if native else Framework.xla, found)
 
 
 def _is_there(module: str) -> bool:

@@ -23,7 +23,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from model.device.neuron.route import Kernel, Named, Written, plain
+from model.device.neuron.framework import Kernel, Named, Written, plain
 
 _NAMESPACE = "nki_workbench"
 

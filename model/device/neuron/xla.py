@@ -20,7 +20,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from model.device.neuron.route import Kernel, Written, plain
+from model.device.neuron.framework import Kernel, Written, plain
 
 
 class XlaTorch:
