@@ -45,7 +45,7 @@ class Torch(Protocol):
         """Launch a kernel. Returns its outputs; arguments that the kernel wrote to are among them."""
 
     def end_graph(self) -> None:
-        """End a graph: all calls since the last end belong to it. A framework that runs each call alone does nothing."""
+        """End a graph of all calls since the last end. A framework that runs each call alone does nothing."""
 
     def fetch(self, tensor: Any) -> Any:
         """A tensor of the core on this machine."""
