@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import os
+from collections.abc import Container, Iterator, Sequence
 from itertools import cycle, islice
+from pathlib import Path
 
 import numpy as np
 
 from model.arguments import FIRST_PROMPT
+from model.bundle.drawn import DrawnWeights, one_layer
 from model.bundle.recipe import operands_of, weight_files
 from model.cache import bucket_length
-from model.checkpoint import Checkpoint, open_checkpoint
+from model.checkpoint import INDEX, SINGLE, Checkpoint, open_checkpoint
 from model.config import ModelConfig
-from model.device.bundling import BundlingDevice, GenerationDevice, Prompt, check_folder, check_recipes
+from model.device.bundling import (
+    BundlingDevice,
+    GenerationDevice,
+    Prompt,
+    Weights,
+    check_folder,
+    check_recipes,
+)
 from model.errors import ModelError
 from model.families import compose, load_config
 from model.folder import model_files
@@ -23,12 +33,14 @@ from model.layers.head import HEAD_RESULTS, TOKENS, VALUES
 from model.layers.launch import Phase
 from model.sampling import StepOutput
 from model.tokenizer import Tokenizer
-from model.weights import shard_weights
+from model.weights import RankWeights, shard_weights
 from simulate.files import Outputs, json_document
 from simulate.terminal import show, working
 
 _TOKENS = 8
 """Of the prompt of a layer, and of a generation, where no option says otherwise."""
+MOST_BYTES = 8_000_000
+"""Of the weights of a layer that travel; those of a larger one are taken from the model's folder."""
 
 
 def bundle_command(options: argparse.Namespace) -> int:
@@ -38,13 +50,12 @@ def bundle_command(options: argparse.Namespace) -> int:
     _check_options(options)
     check_folder(options.out)
     config = load_config(options.model)
-    tokenizer = Tokenizer(options.model, config.vocab_size)
     if compose(config).encoder is not None:
         raise ModelError("a model that listens to speech is not bundled; a bundle has prompts of text")
     if options.layer is not None:
-        _bundle_layer(options, config, tokenizer)
+        _bundle_layer(options, config)
     else:
-        _bundle_generation(options, config, tokenizer)
+        _bundle_generation(options, config)
     return 0
 
 
@@ -58,32 +69,60 @@ def _check_options(options: argparse.Namespace) -> None:
             raise ModelError(f"{name} goes {'with' if wrong is of_layer else 'without'} --layer")
 
 
-def _outputs(options: argparse.Namespace, weights: Checkpoint) -> Outputs:
-    return Outputs(lambda: [*model_files(options.model), *weights.files])
+def _outputs(options: argparse.Namespace, files: Sequence[Path]) -> Outputs:
+    return Outputs(lambda: [*model_files(options.model), *files])
 
 
-def _bundle_layer(options: argparse.Namespace, config: ModelConfig, tokenizer: Tokenizer) -> None:
-    """The launches of one layer, in a prompt and in the token behind it."""
-    tokens = options.tokens or _TOKENS
-    _check_sizes(options.layer, tokens, config)
-    encoded = tokenizer.encode(FIRST_PROMPT)
-    if not encoded:
-        raise ModelError("the prompt has no tokens")
+def _bundle_layer(options: argparse.Namespace, config: ModelConfig) -> None:
+    """The launches of one layer, in a prompt and in the token behind it.
+
+    Its weights are drawn where the folder has none.
+    """
+    tokens, layer = options.tokens or _TOKENS, options.layer
+    _check_sizes(layer, tokens, config)
+    weights: Checkpoint | DrawnWeights
+    if any(os.path.lexists(options.model / name) for name in (SINGLE, INDEX)):
+        encoded = Tokenizer(options.model, config.vocab_size).encode(FIRST_PROMPT)
+        weights = open_checkpoint(options.model, config)
+        if not encoded:
+            raise ModelError("the prompt has no tokens")
+    else:
+        config, layer = one_layer(config, layer), 0
+        weights = DrawnWeights(config)
+        encoded = list(range(min(tokens, config.vocab_size)))
     ids = list(islice(cycle(encoded), tokens))
-    weights = open_checkpoint(options.model, config)
-    with json_document(options.json, _outputs(options, weights), "bundle") as contents:
+    files = weights.files if isinstance(weights, Checkpoint) else []
+    with json_document(options.json, _outputs(options, files), "bundle") as contents:
         ranks = shard_weights(config, weights, 1, taken=weights.let_go, dtype=options.dtype)
-        device = BundlingDevice(options.target, options.layer)
+        own = {each.name for part in compose(config).blocks[layer] for each in part.weights}
+        named = {name: array for name, array in ranks[0].arrays.items() if name in own}
+        if files and sum(each.nbytes for each in named.values()) <= MOST_BYTES:
+            named = {}
+        device = BundlingDevice(options.target, layer, named)
         positions = bucket_length(len(ids) + 1, config.context)
         with working(lambda: f"{device.phase}, {device.launches} launches of layer {options.layer}"):
+            references = stay_behind(config, weights, ranks[0], named) if named else None
             model = KernelModel(config, ranks, device, positions, progress=device.layer_done)
             device.phase = Phase.prefill.value
             (step,) = model.prefill([ids])
             device.phase = Phase.decode.value
             model.decode([step.likeliest], [len(ids)])
-        written = device.write(options.out)
+        written = device.write(options.out, references)
         show(written.report())
         contents.update(written.document())
+
+
+def stay_behind(
+    config: ModelConfig, weights: Checkpoint | DrawnWeights, rank: RankWeights, wanted: Container[str]
+) -> Weights:
+    """The wanted weights of a rank by reference, their recipes tried."""
+    operands = operands_of(config, weights, rank, wanted)
+    if isinstance(weights, Checkpoint):
+        found, paths = Weights(weight_files(weights), (), operands), weights.files
+    else:
+        found, paths = Weights((), weights.tensors, operands), []
+    check_recipes(paths, found)
+    return found
 
 
 def _check_sizes(layer: int, tokens: int, config: ModelConfig) -> None:
@@ -97,26 +136,26 @@ def _check_sizes(layer: int, tokens: int, config: ModelConfig) -> None:
         )
 
 
-def _bundle_generation(options: argparse.Namespace, config: ModelConfig, tokenizer: Tokenizer) -> None:
+def _bundle_generation(options: argparse.Namespace, config: ModelConfig) -> None:
     """All launches of the prompts and of the tokens that greedy choice appends to each."""
+    tokenizer = Tokenizer(options.model, config.vocab_size)
     texts, most = options.prompt or [FIRST_PROMPT], options.max_new_tokens or _TOKENS
     prompts = [Prompt(text, tuple(encode_prompt(text, tokenizer, config))) for text in texts]
     weights = open_checkpoint(options.model, config)
-    with json_document(options.json, _outputs(options, weights), "bundle") as contents:
+    with json_document(options.json, _outputs(options, weights.files), "bundle") as contents:
         (rank,) = shard_weights(config, weights, 1, taken=weights.let_go, dtype=options.dtype)
         device = GenerationDevice(options.target, rank.arrays)
         longest = max(positions_needed(len(each.ids), most, config) for each in prompts)
         positions = bucket_length(longest, config.context)
         with working(lambda: f"{device.launches} launches"):
-            operands = operands_of(config, weights, rank)
-            check_recipes(weights.files, operands)
+            references = stay_behind(config, weights, rank, rank.arrays)
             model = KernelModel(config, [rank], device, positions, progress=device.layer_done)
             for number, prompt in enumerate(prompts):
                 for token, step in _steps(model, device, number, prompt, most, config):
                     margin = _margin(step)
                     places = HEAD_RESULTS.index(VALUES), HEAD_RESULTS.index(TOKENS)
                     device.end_step(*places, token, tokenizer.decode([token]), margin)
-        written = device.write(options.out, weight_files(weights), operands, tuple(prompts))
+        written = device.write(options.out, references, tuple(prompts))
         show(written.report())
         contents.update(written.document())
 

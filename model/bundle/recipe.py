@@ -6,7 +6,7 @@ in place of their values, and what comes out says where every element of the ope
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from math import prod
@@ -14,6 +14,7 @@ from math import prod
 import numpy as np
 import safetensors
 
+from model.bundle.drawn import DrawnWeights
 from model.checkpoint import Checkpoint
 from model.config import ModelConfig
 from model.decoder import Decoder
@@ -48,8 +49,10 @@ def weight_files(checkpoint: Checkpoint) -> tuple[WeightFile, ...]:
     return tuple(found)
 
 
-def operands_of(config: ModelConfig, checkpoint: Checkpoint, held: RankWeights) -> tuple[Operand, ...]:
-    """The recipe of every weight that a rank holds.
+def operands_of(
+    config: ModelConfig, checkpoint: Checkpoint | DrawnWeights, held: RankWeights, wanted: Container[str]
+) -> tuple[Operand, ...]:
+    """The recipe of every wanted weight that a rank holds.
 
     Raises ModelError for weights that are computed when they are loaded, as those in MXFP4 and those of eight bits with
     scales, and for operands of more than 4,096 pieces.
@@ -66,11 +69,14 @@ def operands_of(config: ModelConfig, checkpoint: Checkpoint, held: RankWeights) 
             _pieces(weight, sources, held),
         )
         for name, weight in weights.items()
+        if name in wanted
     )
 
 
-def _sources(decoder: Decoder, checkpoint: Checkpoint) -> dict[str, _Source]:
-    """Where the files hold the tensors of the layers, by their names there."""
+def _sources(decoder: Decoder, checkpoint: Checkpoint | DrawnWeights) -> dict[str, _Source]:
+    """Where the files hold the tensors of the layers, by their names there; drawn ones are by themselves."""
+    if isinstance(checkpoint, DrawnWeights):
+        return {name: _Source(name, 0) for name in checkpoint}
     stored: set[str] = set()
     for path in checkpoint.files:
         with safetensors.safe_open(path, framework="np") as file:
@@ -111,7 +117,7 @@ def _pieces(weight: Weight, sources: Mapping[str, _Source], held: RankWeights) -
     taken = weight.take(numbered, held.shard)
     bounds = np.array([begin for begin, _ in starts], kind)
     pieces = []
-    for at, shape, number, strides in _boxes(taken, (0,) * taken.ndim, bounds):
+    for at, shape, number, strides in boxes_of(taken, (0,) * taken.ndim, bounds):
         if number:
             begin, name = max(each for each in starts if each[0] <= number)
             source = sources[name]
@@ -125,7 +131,7 @@ _Box = tuple[tuple[int, ...], tuple[int, ...], int, tuple[int, ...]]
 """Where a box begins, its shape, the number of its first element, and the step of the numbers along each axis."""
 
 
-def _boxes(numbers: np.ndarray, at: Sequence[int], bounds: np.ndarray) -> Iterator[_Box]:
+def boxes_of(numbers: np.ndarray, at: Sequence[int], bounds: np.ndarray) -> Iterator[_Box]:
     """Boxes of one tensor in which the numbers of elements grow evenly along each axis, in the order of the operand.
 
     `bounds` are the first numbers of the tensors.
@@ -140,7 +146,7 @@ def _boxes(numbers: np.ndarray, at: Sequence[int], bounds: np.ndarray) -> Iterat
         if len(runs) > 1:
             for begin, end in runs:
                 part = np.moveaxis(rows[begin:end], 0, axis)
-                yield from _boxes(part, (*at[:axis], at[axis] + begin, *at[axis + 1 :]), bounds)
+                yield from boxes_of(part, (*at[:axis], at[axis] + begin, *at[axis + 1 :]), bounds)
             return
     raise ModelError("a weight is put together in a way that a bundle's recipes do not express")
 

@@ -16,22 +16,35 @@ from model.errors import ModelError
 from simulate.bundle.cases import Cases, Written
 from simulate.bundle.chain import LaunchCases
 from simulate.bundle.folder import check_free
-from simulate.bundle.generation import Generation, Operand, Piece, Prompt, Step, WeightFile
+from simulate.bundle.generation import (
+    Drawn,
+    Generation,
+    Operand,
+    Piece,
+    Prompt,
+    Step,
+    WeightFile,
+    Weights,
+)
 from simulate.bundle.manifest import LAYER, MODEL
-from simulate.bundle.run_model import STORED, prepared, tensors_of
+from simulate.bundle.reading import DTYPES
+from simulate.bundle.run_weights import STORED, drawn, prepared, tensors_of
 from simulate.run import target_hardware
 from simulate.run.launch import plain
 
 __all__ = [
     "STORED",
     "BundlingDevice",
+    "Drawn",
     "GenerationDevice",
     "Operand",
     "Piece",
     "Prompt",
     "WeightFile",
+    "Weights",
     "check_folder",
     "check_recipes",
+    "drawn_array",
 ]
 
 
@@ -40,12 +53,14 @@ class BundlingDevice(SimulatedDevice):
 
     `phase` is that of the step to come; numbers count its launches from 1. `layer_done` has to be told of every
     layer. Replays are exact, so that the arguments of a launch are the bytes that the launches before it returned.
-    Raises ModelError for a launch that cannot travel, before it is made.
+    Raises ModelError for a launch that cannot travel, before it is made. The arrays of `named` are named and stay
+    behind.
     """
 
-    def __init__(self, target: str, layer: int) -> None:
+    def __init__(self, target: str, layer: int, named: Mapping[str, np.ndarray]) -> None:
         super().__init__(target, 1, exact=True)
         self.phase = ""
+        self._operands = {id(array): name for name, array in named.items()}
         self._layer, self._running = layer, -1
         self._chip = checked(lambda: target_hardware(target))
         self._cases = Cases()
@@ -69,12 +84,13 @@ class BundlingDevice(SimulatedDevice):
             name = f"{self.phase}-{self._numbers[self.phase]}-{kernel}"
             function, (own,) = plain(kernel_named(kernel)), arguments
             words = f"nki_kernels:{kernel}"
-            checked(lambda: self._cases.add_launch(function, words, own, name, self._chip))
+            checked(lambda: self._cases.add_launch(function, words, own, name, self._chip, self._operands))
         return super().run(kernel, arguments, written)
 
-    def write(self, folder: Path) -> Written:
-        """Write the bundle; ModelError where the folder cannot be written."""
-        return checked(lambda: self._cases.write(folder, LAYER, self._chip.name))  # type: ignore[no-any-return]
+    def write(self, folder: Path, weights: Weights | None) -> Written:
+        """Write the bundle, with the recipes of operands that stay behind; ModelError where it cannot be written."""
+        target = self._chip.name
+        return checked(lambda: self._cases.write(folder, LAYER, target, None, weights))  # type: ignore[no-any-return]
 
 
 class GenerationDevice(SimulatedDevice):
@@ -128,22 +144,14 @@ class GenerationDevice(SimulatedDevice):
 
         return [checked(lambda: self._cases.launched(function, words, own, written, name, launch))]
 
-    def write(
-        self,
-        folder: Path,
-        files: tuple[WeightFile, ...],
-        operands: tuple[Operand, ...],
-        prompts: tuple[Prompt, ...],
-    ) -> Written:
+    def write(self, folder: Path, weights: Weights, prompts: tuple[Prompt, ...]) -> Written:
         """Write the bundle, with the recipes of the operands that launches are given.
 
         Raises ModelError where the folder cannot be written.
         """
-        used = {each.text for case in self._cases.cases for each in case.arguments}
-        recipes = tuple(each for each in operands if each.name in used)
-        generation = Generation(files, recipes, prompts, tuple(self._steps))
+        generation = Generation(prompts, tuple(self._steps))
         target = self._chip.name
-        return checked(lambda: self._cases.write(folder, MODEL, target, generation))  # type: ignore[no-any-return]
+        return checked(lambda: self._cases.write(folder, MODEL, target, generation, weights))  # type: ignore[no-any-return]
 
 
 def check_folder(folder: Path) -> None:
@@ -151,11 +159,21 @@ def check_folder(folder: Path) -> None:
     checked(lambda: check_free(folder))
 
 
-def check_recipes(files: Sequence[Path], operands: Sequence[Operand]) -> None:
+def drawn_array(tensor: Drawn) -> np.ndarray:
+    """The values of a drawn tensor, [count]."""
+    bits, _ = drawn(asdict(tensor))
+    return bits.view(np.dtype(DTYPES[tensor.dtype]))  # type: ignore[no-any-return]
+
+
+def check_recipes(files: Sequence[Path], weights: Weights) -> None:
     """Follow the recipes as the instance will; ModelError where an operand does not come out as it was loaded."""
     tensors = {name: each for path in files for name, each in tensors_of(path).items()}
-    for operand in operands:
+    made = {each.name: each for each in weights.drawn}
+    for operand in weights.operands:
+        own = {
+            each.tensor: drawn(asdict(made[each.tensor])) for each in operand.pieces if each.tensor in made
+        }
         try:
-            prepared(asdict(operand), tensors)
+            prepared(asdict(operand), tensors | own)
         except ValueError as wrong:
             raise ModelError(f"the recipe of a weight is wrong: {wrong}") from None

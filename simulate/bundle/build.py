@@ -7,7 +7,7 @@ import inspect
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from simulate.bundle.manifest import (
     ARRAY,
     DTYPE,
     LITERAL,
+    WEIGHT,
     Argument,
     Case,
     Instructions,
@@ -178,13 +179,15 @@ def case_of(
     reference: Reference | None = None,
     chip: Hardware | None = None,
     cores: int | None = None,
+    operands: Mapping[int, str] | None = None,
 ) -> tuple[Case, Arrays]:
     """A case for the plain function that `words` name on the arguments of `call`, as `build_case` makes it.
 
     The kernel is launched on copies, so that arrays that it writes to travel as they are before the launch. Chip and
-    physical cores are the environment's where they are None.
+    physical cores are the environment's where they are None. Arrays whose identities are among `operands` are named and
+    do not travel.
     """
-    given, inputs = _arguments(kernel, call, name)
+    given, inputs = _arguments(kernel, call, name, operands or {})
     _check_size(inputs, name)
     program = Program(kernel, words, call, sources, reference, chip, cores)
     outputs, expected = _outputs(program, call, name)
@@ -202,10 +205,15 @@ def _check_size(arrays: Arrays, name: str) -> None:
         )
 
 
-def _arguments(kernel: Callable[..., Any], call: Call, name: str) -> tuple[tuple[Argument, ...], Arrays]:
+def _arguments(
+    kernel: Callable[..., Any], call: Call, name: str, operands: Mapping[int, str]
+) -> tuple[tuple[Argument, ...], Arrays]:
     arguments, arrays = [], {}
     for parameter, value, keyword in named_arguments(kernel, call):
-        if isinstance(value, np.ndarray):
+        if id(value) in operands:
+            operand = operands[id(value)]
+            arguments.append(Argument(parameter, WEIGHT, keyword, "", value.shape, value.dtype.name, operand))
+        elif isinstance(value, np.ndarray):
             file = f"inputs/{name}/{parameter}.npy"
             arrays[file] = np.array(value, order="C")
             arguments.append(Argument(parameter, ARRAY, keyword, file, value.shape, value.dtype.name))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ import numpy as np
 
 from simulate.bundle.build import Arrays, build_case, case_of
 from simulate.bundle.folder import contents, write
-from simulate.bundle.generation import Generation
-from simulate.bundle.manifest import Bundle, Case, Expects
+from simulate.bundle.generation import Generation, Weights
+from simulate.bundle.manifest import WEIGHT, Bundle, Case, Expects
 from simulate.bundle.sources import Sources
 from simulate.hardware import Hardware
 from simulate.hardware.instances import INSTANCES
@@ -38,7 +38,7 @@ class Written:
         """What was written and what was left out, for a terminal."""
         count = several(len(self.bundle.cases))
         command = f"python {self.folder.name}/run.py"
-        command += " --weights FOLDER" if self.bundle.generation is not None else ""
+        command += " --weights FOLDER" if self.bundle.weights and self.bundle.weights.files else ""
         return [
             Hanging(f"{self.folder}: {count} for {self.bundle.target}, {self.nbytes:,} bytes", style="bold"),
             *(Hanging(f"left out: {each}") for each in left_out),
@@ -72,20 +72,40 @@ class Cases:
         self._take(build_case(words, arguments, name, self.sources, reference))
 
     def add_launch(
-        self, kernel: Callable[..., Any], words: str, args: tuple[Any, ...], name: str, chip: Hardware
+        self,
+        kernel: Callable[..., Any],
+        words: str,
+        args: tuple[Any, ...],
+        name: str,
+        chip: Hardware,
+        operands: Mapping[int, str],
     ) -> None:
         """Add the plain function that `words` name on these very arguments, on one core of a chip, see `case_of`."""
-        self._take(case_of(kernel, words, Call(args, {}), name, self.sources, chip=chip, cores=1))
+        call = Call(args, {})
+        self._take(case_of(kernel, words, call, name, self.sources, chip=chip, cores=1, operands=operands))
 
     def _take(self, built: tuple[Case, Arrays]) -> None:
         case, arrays = built
         self.cases.append(case)
         self.arrays.update(arrays)
 
-    def write(self, folder: Path, kind: str, target: str, generation: Generation | None = None) -> Written:
+    def write(
+        self,
+        folder: Path,
+        kind: str,
+        target: str,
+        generation: Generation | None = None,
+        weights: Weights | None = None,
+    ) -> Written:
         """Write all of it as a bundle of this kind, see `folder.write` for what is refused."""
+        if weights is not None:
+            used = {each.text for case in self.cases for each in case.arguments if each.kind == WEIGHT}
+            operands = tuple(each for each in weights.operands if each.name in used)
+            tensors = {piece.tensor for each in operands for piece in each.pieces}
+            drawn = tuple(each for each in weights.drawn if each.name in tensors)
+            weights = replace(weights, operands=operands, drawn=drawn)
         expects = _expects(target, self.cases, self.sources)
-        bundle = Bundle(kind, target, "", _versions(), expects, tuple(self.cases), generation)
+        bundle = Bundle(kind, target, "", _versions(), expects, tuple(self.cases), generation, weights)
         files = contents(bundle, self.sources.files, self.arrays)
         return Written(folder, write(folder, bundle, files), sum(map(len, files.values())))
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from simulate.bundle import run, run_model
-from simulate.bundle.manifest import MANIFEST, MODEL, Bundle
+from simulate.bundle import run, run_chain, run_model, run_weights
+from simulate.bundle.manifest import MANIFEST, Bundle
 from simulate.bundle.reading import bits_of, refused
 from simulate.bundle.readme import readme
 
@@ -32,8 +32,10 @@ def contents(
         np.save(buffer, array.view(bits_of(array.dtype)), allow_pickle=False)
         files[name] = buffer.getvalue()
     files["run.py"] = Path(run.__file__).read_bytes()
-    if bundle.kind == MODEL:
-        files["run_model.py"] = Path(run_model.__file__).read_bytes()
+    further = [run_weights] if bundle.weights is not None else []
+    for module in [*further, run_chain, run_model] if bundle.generation is not None else further:
+        path = Path(str(module.__file__))
+        files[path.name] = path.read_bytes()
     files["README.md"] = readme(bundle).encode()
     return files
 

@@ -1,4 +1,4 @@
-"""What a bundle of a model holds beside its launches: files of weights, recipes of operands, prompts, steps, tokens."""
+"""What a bundle of a model holds beside its launches: weights by reference, and a generation's prompts and tokens."""
 
 from __future__ import annotations
 
@@ -14,6 +14,21 @@ class WeightFile:
     name: str
     nbytes: int
     sha256: str
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A tensor of a model without weights: `count` values from `shift` - `scale` to `shift` + `scale` by a seed.
+
+    `run_weights.drawn` says how.
+    """
+
+    name: str
+    dtype: str
+    count: int
+    seed: int
+    scale: float
+    shift: float
 
 
 @dataclass(frozen=True)
@@ -46,6 +61,15 @@ class Operand:
 
 
 @dataclass(frozen=True)
+class Weights:
+    """Weights that are not in the bundle: the files that have them, or the tensors that are drawn, and the operands."""
+
+    files: tuple[WeightFile, ...]
+    drawn: tuple[Drawn, ...]
+    operands: tuple[Operand, ...]
+
+
+@dataclass(frozen=True)
 class Prompt:
     """A prompt and its token ids."""
 
@@ -73,22 +97,37 @@ class Step:
 
 @dataclass(frozen=True)
 class Generation:
-    """Prompts, each continued by greedy choice, and the weights that are needed for it."""
+    """Prompts, each continued by greedy choice."""
 
-    files: tuple[WeightFile, ...]
-    operands: tuple[Operand, ...]
     prompts: tuple[Prompt, ...]
     steps: tuple[Step, ...]
+
+
+def weights_of(found: Fields) -> Weights:
+    """The records of a manifest. Raises InvalidArgument for one that cannot be used."""
+    return Weights(
+        tuple(
+            WeightFile(each.text("name"), each.count("nbytes"), each.text("sha256"))
+            for each in found.rows("files")
+        ),
+        tuple(
+            Drawn(
+                each.text("name"),
+                each.choice("dtype", tuple(DTYPES)),
+                each.count("count"),
+                each.count("seed"),
+                each.number("scale"),
+                each.number("shift"),
+            )
+            for each in found.rows("drawn")
+        ),
+        tuple(_operand(each) for each in found.rows("operands")),
+    )
 
 
 def generation_of(found: Fields) -> Generation:
     """The records of a manifest. Raises InvalidArgument for one that cannot be used."""
     generation = Generation(
-        tuple(
-            WeightFile(each.text("name"), each.count("nbytes"), each.text("sha256"))
-            for each in found.rows("files")
-        ),
-        tuple(_operand(each) for each in found.rows("operands")),
         tuple(Prompt(each.text("text"), each.counts("ids")) for each in found.rows("prompts")),
         tuple(
             Step(

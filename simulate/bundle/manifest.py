@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from simulate.bundle.generation import Generation, generation_of
+from simulate.bundle.generation import Generation, Weights, generation_of, weights_of
 from simulate.bundle.reading import DTYPES, Fields, read_json, refused
 from simulate.targets import TARGETS
 
@@ -185,6 +185,7 @@ class Bundle:
     expects: Expects
     cases: tuple[Case, ...]
     generation: Generation | None = None
+    weights: Weights | None = None
 
     def case(self, name: str) -> Case | None:
         """The case of this name."""
@@ -224,6 +225,7 @@ def load_bundle(folder: Path) -> Bundle:
         _expects(found.fields("expects")),
         tuple(cases.values()),
         generation,
+        weights_of(found.fields("weights")) if found.has("weights") else None,
     )
 
 

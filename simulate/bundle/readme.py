@@ -73,8 +73,11 @@ token. Each is given what the launches before it returned where the bundle was m
 
 """
 
-_WEIGHTS = """FOLDER holds the model's weights: {files}, with the SHA-256 that `bundle.json` has. Every launch
-of {prompts} is made there in its order, with what the launches before it returned there.
+_WEIGHTS = """FOLDER holds the model's weights: {files}, with the SHA-256 that `bundle.json` has.
+
+"""
+
+_CHAIN = """Every launch of {prompts} is made in its order, with what the launches before it returned there.
 
 """
 
@@ -90,16 +93,18 @@ def readme(bundle: Bundle) -> str:
     count = len(bundle.cases)
     shown = [each for each in bundle.cases if not each.like]
     weights = ""
+    of_files = bundle.weights is not None and bool(bundle.weights.files)
+    if bundle.weights is not None and of_files:
+        weights += _WEIGHTS.format(files=", ".join(f"`{each.name}`" for each in bundle.weights.files))
     if generation is not None:
-        files = ", ".join(f"`{each.name}`" for each in generation.files)
         prompts = len(generation.prompts)
-        weights = _WEIGHTS.format(files=files, prompts="a prompt" if prompts == 1 else f"{prompts} prompts")
+        weights += _CHAIN.format(prompts="a prompt" if prompts == 1 else f"{prompts} prompts")
     return _TEXT.format(
         target=bundle.target,
         order=_ORDER if bundle.kind == LAYER else _PROGRAMS if generation is not None else "",
-        command="python run.py" + (" --weights FOLDER" if generation is not None else ""),
+        command="python run.py" + (" --weights FOLDER" if of_files else ""),
         weights=weights,
-        second="" if generation is None else "; `run_model.py` is its second part",
+        second="; so are the other files beside it" if bundle.weights is not None else "",
         columns="case" if generation is None else "first launch",
         count=f"{count} kernel launch{'' if count == 1 else 'es'}",
         instances=", ".join(expects.instances) or "any",

@@ -8,7 +8,7 @@ It needs Python 3.10 or later, numpy and AWS's Neuron SDK, and nothing of NKI Wo
 chip is installed, and for every case compiles, runs, times and profiles the kernel in a process of its own with a time
 limit: a case that crashes or hangs loses itself only. `result/result.json` is rewritten after every case and valid at
 any time. It can be copied anywhere; nothing in it imports the rest of the project. A bundle of a model has
-`run_model.py` beside it, which this file hands over to, and takes its weights from a folder:
+`run_model.py` beside it, which this file hands over to; `run_weights.py` is there where weights are not in the bundle:
 
     python run.py --weights FOLDER
 
@@ -211,11 +211,19 @@ Read = Callable[[Json], Any]
 """Gives the bits of an argument that is an array, newly made where a kernel may write to it."""
 
 
-def read_from(folder: Path) -> Read:
-    """Reads arguments from their files."""
+def read_from(folder: Path, manifest: Json, weights: str | None) -> Read:
+    """Reads arguments from their files, and makes operands of weights, for which `weights` is the folder."""
     import numpy as np
 
-    return lambda argument: np.load(folder / argument["file"], allow_pickle=False)
+    known = manifest["weights"]
+    operands = importlib.import_module("run_weights").Weights(weights, known) if known else {}
+
+    def read(argument: Json) -> Any:
+        if argument["kind"] == "weight":
+            return operands[argument["text"]].copy()
+        return np.load(folder / argument["file"], allow_pickle=False)
+
+    return read
 
 
 def arguments_of(case: Json, read: Read, array: Callable[[Any, str], Any]) -> tuple[list[Any], Json]:
@@ -356,12 +364,13 @@ LAUNCHERS = {
 }
 
 
-def child(folder: Path, out: Path, case: Json, options: argparse.Namespace) -> int:
+def child(folder: Path, out: Path, manifest: Json, case: Json, options: argparse.Namespace) -> int:
     """Run one case and tell the parent everything."""
     teller = Teller(options.fd)
     try:
         teller.say(stage="import")
-        launch = LAUNCHERS[options.path](folder, case, read_from(folder))
+        read = read_from(folder, manifest, options.weights)
+        launch = LAUNCHERS[options.path](folder, case, read)
         teller.say(stage="compile")
         returned = launch()
         teller.say(stage="read")
@@ -369,7 +378,7 @@ def child(folder: Path, out: Path, case: Json, options: argparse.Namespace) -> i
         read_back(teller, out, case, several)
         teller.say(stage="time")
         teller.say(
-            times=benchmarked(folder, case, options)
+            times=benchmarked(folder, case, read, options)
             if options.path == "neuronxcc"
             else timed(launch, options)
         )
@@ -436,11 +445,11 @@ def summarised(durations: list[float], warmup: int, clock: str) -> Json:
     return {**times, "median_ns": median, "spread_ns": parts[2] - parts[0]}
 
 
-def benchmarked(folder: Path, case: Json, options: argparse.Namespace) -> Json:
+def benchmarked(folder: Path, case: Json, read: Read, options: argparse.Namespace) -> Json:
     """Times by neuronxcc.nki.benchmark, which gives percentiles in microseconds; of the quartiles only the first."""
     benchmark = importlib.import_module("neuronxcc.nki").benchmark
     kernel = benchmark(warmup=options.warmup, iters=options.repetitions)(kernel_of(folder, case))
-    given = arguments_of(case, read_from(folder), lambda bits, dtype: bits.view(dtype_named(dtype)))
+    given = arguments_of(case, read, lambda bits, dtype: bits.view(dtype_named(dtype)))
     kernel_call(kernel, *given)
     latency = kernel.benchmark_result.nc_latency
     first, median = (1e3 * float(latency.get_latency_percentile(each)) for each in (25, 50))
@@ -882,11 +891,13 @@ def main(folder: Path) -> int:
     if options.child:
         if model is not None:
             return int(model.child(folder, Path(options.out), manifest, options))
-        return child(folder, Path(options.out), cases[options.child], options)
+        return child(folder, Path(options.out), manifest, cases[options.child], options)
     if options.nrtpy_child:
         name = options.nrtpy_child
-        read = read_from(folder) if model is None else model.read_at(folder, manifest, name, options.weights)
-        return nrtpy_child(cases[name], read, options)
+        reads = read_from(folder, manifest, options.weights)
+        if model is not None:
+            reads = model.run_chain.read_at(folder, manifest, name, options.weights)
+        return nrtpy_child(cases[name], reads, options)
     unknown = [each for each in options.only or () if each not in cases]
     if unknown or min(options.repetitions, options.timeout) < 1 or options.warmup < 0:
         wrong = (
@@ -901,7 +912,13 @@ def main(folder: Path) -> int:
     if digest_of(folder, manifest) != manifest["digest"]:
         record.failed("read", "files of the bundle were changed: its digest is another one")
     try:
-        if model is None:
+        wrong = ""
+        if manifest["weights"]:
+            check = importlib.import_module("run_weights").check_weights
+            wrong = check(options.weights, manifest["weights"]["files"])
+        if wrong:
+            record.failed("read", wrong)
+        elif model is None:
             run_cases(out, cases, options, record)
         else:
             model.run_all(out, manifest, options, record)

@@ -179,17 +179,66 @@ def test_what_a_layer_cannot_be_is_one_sentence(
     assert status == 2 and text.endswith("b is there already; a bundle is written into a new folder")
 
 
-@pytest.mark.parametrize(("width", "status"), [(1023, 0), (1024, 2)])
-def test_a_launch_has_ten_megabytes_at_most(
-    width: int, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A token's launch has all weights of the layer, of which the MLP's are 6,144 bytes for each column."""
+def wide(folder: Path, width: int) -> Path:
+    """A model of one layer: its MLP has 6,144 bytes for each column, attention and norms 3,149,824."""
     changes = {"hidden_size": 512, "intermediate_size": width, "num_hidden_layers": 1}
-    folder = write_folder(tmp_path / "wide", **changes)
-    found, text = bundled(capsys, str(folder), "--layer", "0", "--tokens", "2", "--out", str(tmp_path / "b"))
-    assert found == status, text
-    assert ("of arrays; a bundle takes 10,000,000 for a kernel" in text) == (status == 2)
-    assert (tmp_path / "b").exists() == (status == 0)
+    return write_folder(folder / "wide", **changes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "travel"), [(789, True), (790, False)])
+def test_weights_of_up_to_eight_megabytes_travel(
+    width: int, travel: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = wide(tmp_path, width)
+    words = [str(folder), "--layer", "0", "--tokens", "2", "--out", str(tmp_path / "b")]
+    status, text = bundled(capsys, *words)
+    assert status == 0 and ("--weights FOLDER" in text) == (not travel)
+    bundle = load_bundle(tmp_path / "b")
+    assert (bundle.weights is None) == travel
+    kinds = {each.kind for case in bundle.cases for each in case.arguments}
+    assert ("weight" in kinds) == (not travel)
+    size = sum(path.stat().st_size for path in (tmp_path / "b").rglob("*") if path.is_file())
+    assert (size > 8_000_000) == travel
+
+
+@pytest.mark.slow
+def test_a_larger_layer_takes_its_weights_from_the_models_folder(
+    tmp_path: Path, instance: Callable[..., Any], compared: Callable[[Path], Comparison]
+) -> None:
+    folder, carried = wide(tmp_path, 1100), tmp_path / "b"
+    assert main(["bundle", str(folder), "--layer", "0", "--tokens", "2", "--out", str(carried)]) == 0
+    machine = instance()
+    done = machine.run(carried)
+    assert done.returncode == 1 and "the weights are missing: give --weights FOLDER" in done.stdout
+    assert machine.run(carried, "--weights", str(folder)).returncode == 0
+    seen = compared(carried)
+    assert seen.agrees and {each.agreement for each in seen.cases} == {Agreement.equal}
+
+
+@pytest.mark.slow
+def test_a_layer_of_a_config_alone_has_drawn_weights(
+    tmp_path: Path, instance: Callable[..., Any], compared: Callable[[Path], Comparison]
+) -> None:
+    """They are drawn again there; of another seed, or by another generator, they would have another digest."""
+    folder, carried = tmp_path / "config", tmp_path / "b"
+    folder.mkdir()
+    shutil.copy(wide(tmp_path, 1100) / "config.json", folder)
+    assert main(["bundle", str(folder), "--layer", "0", "--tokens", "129", "--out", str(carried)]) == 2
+    assert main(["bundle", str(folder), "--layer", "0", "--tokens", "3", "--out", str(carried)]) == 0
+    bundle = load_bundle(carried)
+    assert bundle.weights is not None and bundle.weights.drawn and not bundle.weights.files
+    assert sum(path.stat().st_size for path in carried.rglob("*") if path.is_file()) < 2_000_000
+    machine = instance()
+    assert machine.run(carried).returncode == 0
+    seen = compared(carried)
+    assert seen.agrees and {each.agreement for each in seen.cases} == {Agreement.equal}
+    manifest = json.loads((carried / "bundle.json").read_text())
+    manifest["weights"]["drawn"][0]["seed"] += 1
+    (carried / "bundle.json").write_text(json.dumps(manifest))
+    assert machine.run(carried, "--only", bundle.cases[0].name).returncode == 1
+    (case,) = json.loads((carried / "result" / "result.json").read_text())["cases"]
+    assert case["stage"] == "compile" and "as it is made here, not" in case["error"]["message"]
 
 
 def test_a_folder_that_is_not_there_is_one_sentence(

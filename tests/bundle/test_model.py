@@ -146,6 +146,7 @@ def test_rounding_is_carried_on_and_not_blamed(taken: Path, instance: Make, comp
     assert all(each.agrees for each in seen.steps)
 
 
+@pytest.mark.slow
 def test_a_crash_in_the_middle_loses_one_launch(taken: Path, instance: Make, compared: Compared) -> None:
     """Another process goes on behind it; what crashes twice is left out from then on."""
     assert instance(crash="mlp").run(taken, *WEIGHTS).returncode == 1
@@ -159,6 +160,7 @@ def test_a_crash_in_the_middle_loses_one_launch(taken: Path, instance: Make, com
     assert {each.agreement for each in rest} == {Agreement.equal}
 
 
+@pytest.mark.slow
 def test_a_kernel_that_the_compiler_refuses_loses_its_launches(
     taken: Path, instance: Make, compared: Compared
 ) -> None:
@@ -181,6 +183,7 @@ def test_a_launch_that_hangs_is_ended(taken: Path, instance: Make) -> None:
     assert second["status"] == "ran"
 
 
+@pytest.mark.slow
 def test_times_of_programs_come_from_the_device(taken: Path, instance: Make, compared: Compared) -> None:
     names = ("p1-t1-layer-0-mlp", "p1-t1-layer-1-mlp")
     done = instance().run(taken, *WEIGHTS, "--no-profile", "--only", *names, on_device=True)
@@ -194,6 +197,7 @@ def test_times_of_programs_come_from_the_device(taken: Path, instance: Make, com
 # -- weights ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_without_the_right_weights_there_is_one_sentence(
     taken: Path, tmp_path: Path, instance: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -236,6 +240,7 @@ def test_experts_come_back_equal(tmp_path: Path, instance: Make, compared: Compa
     assert [(each.step.prompt, each.step.number) for each in seen.steps] == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
+@pytest.mark.slow
 def test_weights_are_rounded_as_the_loader_rounds_them(
     tmp_path: Path, instance: Make, compared: Compared
 ) -> None:
@@ -251,9 +256,9 @@ def test_weights_are_rounded_as_the_loader_rounds_them(
     (folder / "model.safetensors").unlink()
     bundle = bundled(tmp_path / "b", str(folder), "--max-new-tokens", "1", "--dtype", "bfloat16")
     found: Bundle = load_bundle(bundle)
-    assert found.generation is not None
-    assert [each.name for each in found.generation.files] == ["one.safetensors", "two.safetensors"]
-    assert {each.dtype for each in found.generation.operands} == {"bfloat16"}
+    assert found.weights is not None
+    assert [each.name for each in found.weights.files] == ["one.safetensors", "two.safetensors"]
+    assert {each.dtype for each in found.weights.operands} == {"bfloat16"}
     assert instance().run(bundle, "--weights", str(folder)).returncode == 0
     assert compared(bundle).agrees
 

@@ -51,6 +51,11 @@ def module(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
     monkeypatch.setitem(sys.modules, name, made)
 
 
+def reading(bundle: Path) -> Callable[[dict[str, Any]], Any]:
+    """Reads arguments from the files of the bundle."""
+    return run.read_from(bundle, {"weights": None}, None)
+
+
 def same_as_expected(bundle: Path, case: dict[str, Any], returned: Any) -> None:
     several = returned if isinstance(returned, (tuple, list)) else (returned,)
     assert len(several) == len(case["outputs"])
@@ -73,7 +78,11 @@ def test_torchneuron_gets_an_operator_that_torch_takes(
 
     module(monkeypatch, "torch_neuronx", nki_op=nki_op)
     on_device(monkeypatch, "neuron")
-    same_as_expected(bundle, case(name), run.by_torchneuron(bundle, case(name), run.read_from(bundle))())
+    same_as_expected(
+        bundle,
+        case(name),
+        run.by_torchneuron(bundle, case(name), reading(bundle))(),
+    )
     ((operator, mutates),) = seen
     assert operator.startswith(f"nkw_bundle::{name}_") and mutates == {}
 
@@ -86,7 +95,11 @@ def test_torch_xla_gets_tensors_on_its_device_and_a_step(
     xla = {"xla_device": lambda: device, "mark_step": lambda: steps.append(1)}
     module(monkeypatch, "torch_xla.core.xla_model", **xla)
     on_device(monkeypatch, device)
-    same_as_expected(bundle, case(name), run.by_torch_xla(bundle, case(name), run.read_from(bundle))())
+    same_as_expected(
+        bundle,
+        case(name),
+        run.by_torch_xla(bundle, case(name), reading(bundle))(),
+    )
     assert steps == [1]
 
 
@@ -116,9 +129,14 @@ def test_beta1_kernels_go_through_baremetal_and_benchmark(
 
     module(monkeypatch, "neuronxcc.nki", baremetal=baremetal, benchmark=benchmark, jit=None)
     doubled = case("doubled")
-    same_as_expected(bundle, doubled, run.by_baremetal(bundle, doubled, run.read_from(bundle))())
+    same_as_expected(bundle, doubled, run.by_baremetal(bundle, doubled, reading(bundle))())
     assert len(kernels) == 1
-    times = run.benchmarked(bundle, doubled, argparse.Namespace(warmup=2, repetitions=9))
+    times = run.benchmarked(
+        bundle,
+        doubled,
+        reading(bundle),
+        argparse.Namespace(warmup=2, repetitions=9),
+    )
     assert (times["median_ns"], times["spread_ns"], times["clock"]) == (10_000.0, 2000.0, "device")
 
 
