@@ -13,6 +13,7 @@ import safetensors.numpy
 
 from model.cli import main
 from model.shipped import PRETRAINED, model_path
+from simulate.bundle import chain
 from simulate.bundle.blame import Comparison
 from simulate.bundle.manifest import Bundle, load_bundle
 from simulate.bundle.values import Agreement
@@ -192,6 +193,37 @@ def test_times_of_programs_come_from_the_device(taken: Path, instance: Make, com
     assert (first["times"]["clock"], second["times"]["clock"]) == ("device", "host")
     seen = {each.case.name: each for each in compared(taken).tried}
     assert seen[names[0]].inside is True and seen[names[1]].inside is None
+
+
+@pytest.mark.slow
+def test_large_outputs_are_compared_by_digests_and_are_lost_with_their_launch(
+    tmp_path: Path, instance: Make, compared: Compared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many bytes as an output has are still values, one less and it has digests."""
+    folder = write_folder(tmp_path / "tiny", num_hidden_layers=1)
+    hidden = 3 * 32 * 4  # bytes of three rows of 32 columns: the token that begins a text, and two bytes
+    kinds = {}
+    for limit in (hidden, hidden - 1):
+        monkeypatch.setattr(chain, "MOST_OUTPUT_BYTES", limit)
+        words = (str(folder), "--prompt", "ab", "--max-new-tokens", "2")
+        bundle = load_bundle(bundled(tmp_path / f"b{limit}", *words))
+        kinds[limit] = {
+            each.name: bool(each.outputs[0].file) for each in bundle.cases if each.outputs[0].shape == (3, 32)
+        }
+    assert kinds[hidden] and all(kinds[hidden].values()) and not any(kinds[hidden - 1].values())
+    weights = ("--weights", str(folder))
+    machine = instance(crash="attention_prefill")
+    assert machine.run(tmp_path / f"b{hidden - 1}", *weights).returncode == 1
+    results = {each["name"]: each for each in result_of(tmp_path / f"b{hidden - 1}")["cases"]}
+    assert len(results) == len(bundle.cases)
+    lost = results["p1-t1-layer-0-output_projection"]
+    assert lost["status"] == "skipped"
+    assert lost["error"]["message"] == (
+        "what p1-t1-layer-0-attention_prefill should return did not travel, and what it returned is lost"
+    )
+    seen = {each.case.name: each for each in compared(tmp_path / f"b{hidden - 1}").cases}
+    assert seen["p1-t1-embedding-embedding"].agreement is Agreement.equal
+    assert results["p1-t2-embedding-embedding"]["status"] == "ran"
 
 
 # -- weights ---------------------------------------------------------------------------------------------------------
