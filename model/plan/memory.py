@@ -82,13 +82,16 @@ class PageKind:
 
 
 def page_kinds(model: ModelCounts, dtype: str, tp: int, block_size: int, length: int) -> list[PageKind]:
-    """The kinds of pages of sequences of up to `length` tokens."""
+    """The kinds of pages of sequences of up to `length` tokens; what does not grow with them lies in slots."""
     found = []
     for window in model.config.windows(length):
         attending = (each for each in model.layers if each.cache_per_token)
         own = (each for each in attending if _is_of_kind(each.window, window, length))
         size = DTYPE_BYTES[dtype]
-        page = sum(each.count * cache_bytes(replace(each, window=None), tp, block_size, size) for each in own)
+        page = sum(
+            each.count * cache_bytes(replace(each, window=None, cache_per_sequence=0), tp, block_size, size)
+            for each in own
+        )
         found.append(PageKind(window, page))
     return found
 

@@ -24,6 +24,7 @@ from model.engine.buckets import PartShape
 from model.errors import ModelError
 from model.families import compose
 from model.launch_list import copies_of, copy_sizes, launches_of
+from model.layers.cross_attention import CrossAttention
 from model.layers.experts import RoutedExperts
 from model.layers.launch import Growth, Launch, Phase, StepShape, WindowPages
 from model.layers.paged import STATES, Kind
@@ -95,7 +96,7 @@ class Predictor:
     the same width. With `cuts_sequence` the ranks cut the rows of prompts among them. A `pipeline` has so many stages
     of as many cores; its passes are in the number of micro-batches that takes least. With `expert` parallelism so many
     groups of `ranks` divide the routed experts, and each computes its part of a batch; parts of an engine's steps are
-    those of each group. Where it `mixes`, sequences may decode beside prompts.
+    those of each group.
     """
 
     def __init__(
@@ -113,7 +114,6 @@ class Predictor:
         self._config, self._decoder, self._pipeline = config, compose(config), pipeline
         self._pairs = DryTimes(target, Mesh(2)) if pipeline > 1 else None
         decoder = self._decoder
-        self.mixes = decoder.mixes
         first = dict(zip(reversed(config.blocks), reversed(decoder.blocks)))
         kinds = [(first[kind], count) for kind, count in Counter(config.blocks).items()]
         self._parts: list[tuple[BlockLayers, int]] = [((decoder.embedding,), 1), *kinds, ((decoder.head,), 1)]
@@ -169,8 +169,20 @@ class Predictor:
         return total
 
     def state_bytes(self) -> int:
-        """Bytes of a slot on a rank: the states of one sequence in all recurrent layers; 0 where there are none."""
+        """Bytes of a slot on a rank; 0 where there are none.
+
+        It holds the states of one sequence in all recurrent layers, or what an encoder leaves behind of a window.
+        """
         step = self._on_pages(1, 1, (), slots=1)
+        if self._config.cross_positions:
+            held = (
+                number * state.nbytes
+                for part, number in self._parts
+                for layer in part
+                if isinstance(layer, CrossAttention)
+                for state in layer.states(step)
+            )
+            return sum(held)
         copied = (
             number * launch.work.bytes
             for part, number in self._parts

@@ -64,6 +64,11 @@ class PredictedClock:
         self.shapes: dict[PartShape, PassTime] = {}
         self._times_ns: dict[PartShape, int] = {}
 
+    @property
+    def hears(self) -> bool:
+        """Whether each prompt comes with a window of speech."""
+        return self._buckets.hears
+
     def step(self, batch: Batch) -> StepTime:
         """The time of a step in whole nanoseconds."""
         time_ns, padding, alike, prompts_ns = 0, 0, list[int](), 0

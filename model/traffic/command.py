@@ -33,7 +33,7 @@ def traffic_command(options: argparse.Namespace) -> int:
         users=options.users,
         think_s=options.think,
         requests=options.requests,
-        prompts=Lengths.parsed(options.prompt_lengths),
+        prompts=None if options.prompt_lengths is None else Lengths.parsed(options.prompt_lengths),
         news=Lengths.parsed(options.output_lengths),
         prefix=None if options.shared_prefix is None else SharedPrefix.parsed(options.shared_prefix),
         level=ServiceLevel.parsed(options.sla),

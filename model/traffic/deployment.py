@@ -15,10 +15,11 @@ from model.errors import ModelError
 from model.layers import unsupported
 from model.layers.paged import STATES, Kind
 from model.mesh import check_expert_groups, routed_experts
+from model.paged_model import buckets_of
 from model.plan.memory import Demand, PageKind, footprint, page_kinds, possible_tp, smallest_tp, with_pages
 from model.plan.parameters import ModelCounts
 from model.plan.predict import Predictor
-from model.state import INTERVAL, PagePool, SlotPool
+from model.state import INTERVAL, PagePool, SlotPool, WindowPool
 from model.traffic.clock import PredictedClock
 from model.traffic.drafts import Drafts, Speculation
 from model.traffic.handover import SeparateService
@@ -108,6 +109,8 @@ class Deployment:
             )
         check_expert_groups(model.config, setup.ep)
         tp = setup.tp or _fewest(model, setup, max(1, cores // setup.ep), record.hbm_bytes_per_core)
+        if model.config.cross_positions:
+            setup = _of_speech(setup, len(models))
         self.replicas = _replicas(models, setup, instance, tp)
         self.setup, self.instance, self.tp = replace(setup, tp=tp), instance, tp
         # The instance's own name, so that collectives go over its links.
@@ -125,10 +128,8 @@ class Deployment:
         }
         sizes = setup.buckets
         self.clock, *others = (
-            PredictedClock(
-                each, replace(sizes, mixes=sizes.mixes and each.mixes), pages, setup.block_size, setup.ep
-            )
-            for each in self.predictors
+            PredictedClock(each, buckets_of(own.config, sizes), pages, setup.block_size, setup.ep)
+            for own, each in zip(models, self.predictors)
         )
         self.draft_clock: PredictedClock | None = others[0] if others else None
         self.link: Link | None = link_between(instance, record) if setup.prefill_replicas else None
@@ -137,6 +138,11 @@ class Deployment:
     def pages(self) -> int:
         """Pages of all kinds and slots, of one replica."""
         return self.setup.ep * sum(kind.pages for kind in self.kinds)
+
+    @property
+    def hears(self) -> bool:
+        """Whether requests are windows of speech."""
+        return self.clock.hears
 
     @property
     def ranks(self) -> str:
@@ -155,8 +161,9 @@ class Deployment:
                     f"of {length:,} tokens takes {needed:,}; more ranks leave more"
                 )
         if any(kind.recurrent and not kind.pages for kind in self.kinds):
+            what = "window" if setup.options.prompts_at_once else "states"
             raise ModelError(
-                f"{left} no slot for the states of a sequence beside the weights; more ranks leave more"
+                f"{left} no slot for the {what} of a sequence beside the weights; more ranks leave more"
             )
 
     def _pools(self, positions: int) -> list[PagePool]:
@@ -172,8 +179,9 @@ class Deployment:
     def _slots(self, workload: Workload) -> SlotPool | None:
         """Slots of states, no more than all requests take for themselves and their snapshots."""
         size = self.setup.block_size
+        make = WindowPool if self.hears else SlotPool
         most = sum(2 + query.positions // INTERVAL for query in workload.queries)
-        return next((SlotPool(min(kind.pages, most), size) for kind in self.kinds if kind.recurrent), None)
+        return next((make(min(kind.pages, most), size) for kind in self.kinds if kind.recurrent), None)
 
     @property
     def limits(self) -> SchedulerOptions:
@@ -258,13 +266,16 @@ def _check_model(model: ModelCounts, length: int) -> None:
             f"no kernel of this project computes {' or '.join(missing)}, so traffic has no predicted steps; "
             "nkw plan gives the rooflines"
         )
-    if model.encoder is not None and model.encoder.positions:
-        raise ModelError(
-            "traffic is requests for texts; this model writes speech down, which nkw plan predicts"
-        )
     longest = model.config.max_position_embeddings
     if longest is not None and length > longest:
         raise ModelError(f"requests of up to {length:,} tokens exceed the model's context, {longest:,}")
+
+
+def _of_speech(setup: Setup, models: int) -> Setup:
+    """With the limits of steps that hear windows; ModelError for drafts, which are of texts."""
+    if setup.options.speculative_tokens or models > 1:
+        raise ModelError("drafts are for texts; this model writes speech down")
+    return replace(setup, options=setup.options.of_windows(setup.max_model_len))
 
 
 def _replicas(models: list[ModelCounts], setup: Setup, instance: Instance, tp: int) -> int:
@@ -310,7 +321,7 @@ def _kinds(
     if state_bytes[0]:
         kinds.append(PageKind(None, state_bytes[0], recurrent=True))
     mean = setup.mean_len or length
-    slots = 2 + mean // INTERVAL if own.prefix_caching else 1
+    slots = 2 + mean // INTERVAL if own.prefix_caching else 1  # a window has one for all who hear it
     demand = Demand(own.max_num_seqs, mean, length, own.max_num_batched_tokens, slots)
     return with_pages(kinds, max(0, core_bytes - weight_bytes), setup.block_size, demand)
 

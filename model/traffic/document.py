@@ -36,6 +36,7 @@ def document(traffic: Traffic, name: str) -> dict[str, Any]:
         "left_out": workload.left_out,
         "rate": workload.rate,
         "users": workload.users or None,
+        "window_s": traffic.window_s,
         "think_s": workload.think_ns / 1e9 if workload.users else None,
         "seed": traffic.request.seed,
         "sla_ns": asdict(traffic.request.level),

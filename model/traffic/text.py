@@ -79,7 +79,7 @@ def _deployment(traffic: Traffic) -> list[Part]:
 def _pages(own: Deployment) -> str:
     """The pages of each kind."""
     of_kind = (
-        f"{kind.pages:,} slots of states"
+        f"{kind.pages:,} slots of {'windows' if own.hears else 'states'}"
         if kind.recurrent
         else f"{kind.pages:,} pages" + ("" if kind.window is None else f" for windows of {kind.window:,}")
         for kind in own.kinds
@@ -116,6 +116,11 @@ def _rates(traffic: Traffic) -> list[Part]:
             f"({run.met / run.requests:.1%} of the requests)"
         ),
     ]
+    if traffic.window_s is not None:
+        heard = run.requests_per_s * traffic.window_s
+        out.append(
+            _sentence(f"{heard:,.0f} s of speech in a second; each request hears {traffic.window_s:g} s")
+        )
     if run.utilisations is not None:
         prompts, decoding = run.utilisations
         out.append(

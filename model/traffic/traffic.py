@@ -15,6 +15,7 @@ from model.errors import ModelError
 from model.folder import config_file
 from model.plan.parameters import ModelCounts, load_model
 from model.plan.plan import DEFAULT_INSTANCE
+from model.speech.recording import SECONDS_OF_COLUMN
 from model.state import check_block_size
 from model.tokenizer import Tokenizer
 from model.traffic.deployment import LIMITS, Deployment, Setup
@@ -33,6 +34,8 @@ DEFAULT_SHARE = 0.9
 """Of the breaking rate: the rate of a run for which none is given."""
 
 PROMPTS, NEWS = Lengths("constant", 512), Lengths("constant", 128)
+BEGINNINGS = Lengths("constant", 4)
+"""Of transcriptions by models of several languages: start, language, task, and that no times are written."""
 LEVEL = ServiceLevel(ttft=500e6, itl=50e6)
 
 
@@ -57,7 +60,7 @@ class Request:
     users: int | None = None
     think_s: float = 0.0
     requests: int | None = None
-    prompts: Lengths = PROMPTS
+    prompts: Lengths | None = None
     news: Lengths = NEWS
     prefix: SharedPrefix | None = None
     level: ServiceLevel = LEVEL
@@ -124,6 +127,12 @@ class Traffic:
     def refusals(self) -> tuple[str, ...]:
         """The different reasons for which parts of steps are rooflines."""
         return self.deployment.refusals
+
+    @property
+    def window_s(self) -> float | None:
+        """Seconds of speech that each request hears; None where requests are texts."""
+        shape = self.model.config.spectrum
+        return None if shape is None else shape[1] * SECONDS_OF_COLUMN
 
 
 def make_traffic(request: Request, told: Callable[[str], None] = lambda doing: None) -> Traffic:
@@ -204,7 +213,8 @@ def _offered(request: Request, model: ModelCounts) -> tuple[Workload, bool]:
     queries: tuple[Query, ...]
     if request.trace is None:
         count = request.requests or REQUESTS
-        queries = drawn(count, request.prompts, request.news, request.prefix, draw)
+        prompts = request.prompts or (BEGINNINGS if model.config.spectrum else PROMPTS)
+        queries = drawn(count, prompts, request.news, request.prefix, draw)
     else:
         read = read_trace(request.trace, request.requests, lambda: _counter(request.config, model))
         if isinstance(read, Workload):

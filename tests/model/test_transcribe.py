@@ -228,9 +228,6 @@ def test_refuses_other_models_and_too_many_ranks(tmp_path: Path, capsys: pytest.
     assert "one run takes 32 ranks at most" in refused(
         "transcribe", recording, "--model", str(folder), "--tp", "33"
     )
-    assert "traffic is requests for texts" in refused(
-        *("traffic", str(folder), "--users", "1", "--prompt-lengths", "8", "--output-lengths", "8")
-    )
     assert "leave --pp out" in refused("plan", str(folder), "--pp", "2")
     assert "leave --sp out" in refused("plan", str(folder), "--sp", "--tp", "2")
 

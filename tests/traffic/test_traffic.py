@@ -172,7 +172,8 @@ def test_the_document_holds_what_the_text_says(small: str, capsys: Any, tmp_path
     keys = (
         "schema command config model_type instance tp ep replicas dtype max_model_len pages block_size kinds "
         "prefill_replicas link draft_model options "
-        "requests left_out rate users think_s seed sla_ns breaking_rate price run variants curve shapes basis versions"
+        "requests left_out rate users window_s think_s seed sla_ns breaking_rate price run variants curve shapes "
+        "basis versions"
     )
     assert list(document) == keys.split()
     assert (document["users"], document["think_s"], document["rate"], document["breaking_rate"]) == (

@@ -1,0 +1,130 @@
+"""Traffic of recordings: each request is a window, whose encoder's dry launches come with its prompt."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model.checkpoint import open_checkpoint
+from model.cli import main
+from model.device import DryDevice
+from model.engine import SchedulerOptions
+from model.engine.buckets import PartShape
+from model.errors import ModelError
+from model.families import load_config
+from model.kernel_model import KernelModel
+from model.plan.memory import footprint
+from model.plan.parameters import load_model
+from model.plan.predict import PassTime
+from model.traffic.deployment import Deployment, Setup
+from model.traffic.workload import Query, Workload
+from model.weights import shard_weights
+from tests.model.test_plan_command import refused
+from tests.model.whisper_folders import FIELDS, spectrum, write_whisper
+
+SETUP = Setup("trn2.3xlarge", "float32", 40, tp=1, replicas=1, options=SchedulerOptions(max_num_seqs=4))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_whisper(tmp_path_factory.mktemp("traffic") / "whisper")
+
+
+@pytest.fixture(scope="module")
+def deployment(folder: Path) -> Deployment:
+    return Deployment(load_model(folder), SETUP)
+
+
+def passes(deployment: Deployment, *shapes: PartShape) -> list[PassTime]:
+    pages = {kind.recurrent: kind.pages for kind in deployment.kinds}
+    return [deployment.predictors[0].paged(each, pages[False], 16, (), pages[True]) for each in shapes]
+
+
+def of_encoder(each: PassTime) -> float:
+    """The time of the encoder's kernels."""
+    return sum(part.time.program_ns for part in each.parts if part.name.startswith("encoder: "))
+
+
+def test_a_request_alone_takes_its_window_its_prompt_and_its_steps(deployment: Deployment) -> None:
+    """A prompt of 4 tokens is padded to 16; the steps read 128 positions, and 128 of the window."""
+    ((life,),) = (each.lives for each in deployment.serve_unit(Workload((Query(4, 6),), (0,))))
+    first, *later = passes(deployment, PartShape(1, 16, 128, False), *[PartShape(1, 1, 128, True)] * 5)
+    assert life.first_ns == round(first.time.program_ns)
+    assert life.whole_ns == sum(round(each.time.program_ns) for each in (first, *later))
+    assert of_encoder(first) > 0 and not any(map(of_encoder, later))
+
+
+def test_the_encoder_takes_the_time_that_transcribing_predicts(folder: Path, deployment: Deployment) -> None:
+    """`nkw transcribe` launches it dry, with weights of its own; the predictor counts equal blocks."""
+    config = load_config(folder, of_speech=True)
+    device = DryDevice("trn2", 1)
+    model = KernelModel(config, shard_weights(config, open_checkpoint(folder, config), 1), device, 128)
+    model.encode([spectrum(1)])
+    encoder = device.take_pass()
+    (first,) = passes(deployment, PartShape(1, 16, 128, False))
+    assert of_encoder(first) == pytest.approx(encoder.prediction().program_ns - encoder.overhead_ns)
+    assert of_encoder(first) == pytest.approx(of_encoder(deployment.predictors[0].first_token(4)))
+
+
+def test_windows_wait_for_one_another_and_decode_together(deployment: Deployment) -> None:
+    """Of four at one moment each has its first token one window later than the one before."""
+    (record,) = deployment.serve_unit(Workload((Query(4, 6),) * 4, (0,) * 4))
+    (window,) = passes(deployment, PartShape(1, 16, 128, False))
+    step_ns = round(window.time.program_ns)
+    assert [life.first_ns for life in record.lives] == [step_ns * number for number in (1, 2, 3, 4)]
+    (together,) = passes(deployment, PartShape(4, 1, 128, True))
+    assert record.lives[-1].whole_ns == 4 * step_ns + 5 * round(together.time.program_ns)
+
+
+@pytest.mark.parametrize("tp", [1, 3])
+def test_slots_hold_the_keys_and_values_of_a_window(folder: Path, tp: int) -> None:
+    """3 heads of 12 elements in 2 layers: 16 positions of a page, and 128 of a slot, which attention reads at once."""
+    model = load_model(folder)
+    pages, slots = Deployment(model, replace(SETUP, tp=tp)).kinds
+    assert (pages.recurrent, slots.recurrent) == (False, True)
+    of_position = 2 * 2 * 3 // tp * 12 * 4
+    assert (pages.page_bytes, slots.page_bytes) == (16 * of_position, 128 * of_position)
+    held = footprint(model, "float32", tp, 40).cache_bytes_per_sequence
+    assert held == (40 + FIELDS["max_source_positions"]) * of_position
+
+
+def test_prompts_on_replicas_of_their_own_hand_windows_over(folder: Path) -> None:
+    own = Deployment(load_model(folder), replace(SETUP, replicas=2, prefill_replicas=1))
+    prompts, decoding = own.serve(Workload((Query(4, 6),) * 5, (0,) * 5))
+    assert len(decoding.lives) == 5 and not prompts.lives
+    assert all(each.moved_ns > each.first_token_ns for each in decoding.lives)
+
+
+def test_drafts_are_refused(folder: Path) -> None:
+    options = SchedulerOptions(max_num_seqs=4, speculative_tokens=2)
+    assert Deployment(load_model(folder), SETUP).limits.prompts_at_once == 1
+    with pytest.raises(ModelError, match="drafts are for texts; this model writes speech down"):
+        Deployment(load_model(folder), replace(SETUP, options=options))
+
+
+def test_the_command_says_how_much_speech_is_heard(folder: Path, capsys: Any, tmp_path: Path) -> None:
+    given = (
+        "--instance",
+        "trn2.3xlarge",
+        "--users",
+        "3",
+        "--requests",
+        "9",
+        "--output-lengths",
+        "5",
+        "--compare",
+    )
+    path = tmp_path / "out.json"
+    assert main(["traffic", str(folder), *given, "--replicas", "2", "--json", str(path)]) == 0
+    text, document = capsys.readouterr().out, json.loads(path.read_text())
+    assert "slots of windows" in text and "each request hears 0.4 s" in text
+    assert document["window_s"] == 0.4 and document["run"]["prompt_tokens"] == 9 * 4
+    names = [each["name"] for each in document["variants"]]
+    assert "static batching" in names and "whole prompts" not in names and "no prefix cache" not in names
+    assert max(map(len, text.splitlines())) <= 80
+    long = refused(capsys, str(folder), "--prompt-lengths", "36", "--output-lengths", "5", command="traffic")
+    assert "no request fits into the 40 tokens that the model takes" in long
