@@ -52,10 +52,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prompt",
         metavar="N",
         type=count,
-        help="tokens of a prompt (default: 896, or what the context leaves)",
+        help="tokens of a prompt (default: 896, or what the context leaves; of a Whisper 4, beside its window)",
     )
     parser.add_argument(
-        "--generate", metavar="N", type=count, help="tokens generated (default: an eighth of 1,024)"
+        "--generate",
+        metavar="N",
+        type=count,
+        help="tokens generated (default: an eighth of 1,024; of a window of speech 128)",
     )
     add_config(parser)
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the plan as JSON; - is stdout")

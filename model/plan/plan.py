@@ -16,10 +16,14 @@ from model.plan.meshes import Candidate, Meshes, check_mesh, check_tp
 from model.plan.parameters import ModelCounts
 from model.plan.predict import PassTime, Predictor
 from model.plan.roofline import Accelerator, Work
+from model.speech.rules import BEGINNING_TOKENS
 
 DEFAULT_INSTANCE = "trn2.48xlarge"
 DEFAULT_TOKENS = 1024
 """Prompt and generated tokens together, where the model's context allows it; an eighth is generated."""
+
+SPEECH_TOKENS = 128
+"""Generated of a window of speech: as many as `nkw transcribe` writes down at most, if it is not told."""
 
 LARGEST_BATCH = 64
 MOST_RANKS = 128
@@ -309,10 +313,12 @@ def _tokens(model: ModelCounts, request: Request) -> tuple[int, int]:
     """Prompt and generated tokens, as asked for or within the model's context."""
     longest = model.config.max_position_embeddings
     room = min(DEFAULT_TOKENS, longest or DEFAULT_TOKENS)
-    generate = request.generate
+    prompt, generate = request.prompt, request.generate
+    if model.config.spectrum is not None:
+        prompt = BEGINNING_TOKENS if prompt is None else prompt
+        generate = max(1, min(SPEECH_TOKENS, room - prompt)) if generate is None else generate
     if generate is None:
         generate = max(1, room // 8)
-    prompt = request.prompt
     if prompt is None:
         prompt = max(1, room - room // 8) if request.generate is None else max(1, room - generate)
     if prompt + generate > _MOST_TOKENS:

@@ -41,6 +41,9 @@ BUBBLE = "bubble"
 
 MOST_MICRO_BATCHES = 16
 
+_ENCODER = "encoder: "
+"""Before the names of kernels of an encoder."""
+
 _DRAWS = DRAWS[1]
 """What an engine's step draws from: enough candidates for usual requests."""
 
@@ -57,6 +60,11 @@ class LaunchTime:
     time: Time
     floor_ns: float
     refusal: str = ""
+
+    @property
+    def of_encoder(self) -> bool:
+        """Whether an encoder launches it, not the decoder."""
+        return self.name.startswith(_ENCODER)
 
     def and_more(self, other: LaunchTime | None) -> LaunchTime:
         """These launches and others of the kernel."""
@@ -264,7 +272,7 @@ class Predictor:
         """A launch whose size does not depend on the step."""
         floor_ns = 1e9 * self._core.seconds(launch.work.operations, launch.work.bytes)
         time = self._dry.launch(launch).at_least(Time.exact(floor_ns))
-        return LaunchTime(f"encoder: {launch.title}", count, time * count, floor_ns * count)
+        return LaunchTime(f"{_ENCODER}{launch.title}", count, time * count, floor_ns * count)
 
     def _times(
         self, part: BlockLayers, launch: Launch, step: StepShape, count: int

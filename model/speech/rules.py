@@ -14,6 +14,9 @@ from model.errors import ModelError
 from model.sampling import StepOutput
 from model.speech.timestamps import Timestamps
 
+BEGINNING_TOKENS = 4
+"""Of transcriptions by models of several languages: start, language, task, and that no times are written."""
+
 
 @dataclass(frozen=True)
 class Rules:

@@ -16,6 +16,7 @@ from model.folder import config_file
 from model.plan.parameters import ModelCounts, load_model
 from model.plan.plan import DEFAULT_INSTANCE
 from model.speech.recording import SECONDS_OF_COLUMN
+from model.speech.rules import BEGINNING_TOKENS
 from model.state import check_block_size
 from model.tokenizer import Tokenizer
 from model.traffic.deployment import LIMITS, Deployment, Setup
@@ -34,8 +35,7 @@ DEFAULT_SHARE = 0.9
 """Of the breaking rate: the rate of a run for which none is given."""
 
 PROMPTS, NEWS = Lengths("constant", 512), Lengths("constant", 128)
-BEGINNINGS = Lengths("constant", 4)
-"""Of transcriptions by models of several languages: start, language, task, and that no times are written."""
+BEGINNINGS = Lengths("constant", BEGINNING_TOKENS)
 LEVEL = ServiceLevel(ttft=500e6, itl=50e6)
 
 

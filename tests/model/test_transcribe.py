@@ -233,9 +233,13 @@ def test_refuses_other_models_and_too_many_ranks(tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.slow
-def test_a_plan_predicts_the_encoder_with_the_prompt(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_predicts_the_encoder_with_the_prompt(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """And by hand what it says of speech: a window takes the first token and 127 steps."""
     config = str(Path(__file__).parent / "configs" / "whisper-tiny.json")
-    assert main(["plan", config, "--dtype", "bfloat16", "--prompt", "4", "--generate", "60"]) == 0
+    result = tmp_path / "plan.json"
+    assert main(["plan", config, "--dtype", "bfloat16", "--batch", "2", "--json", str(result)]) == 0
     text = capsys.readouterr().out
     assert "Times are dry runs of this project's kernels" in text
     assert "rooflines, because" not in text
@@ -248,3 +252,26 @@ def test_a_plan_predicts_the_encoder_with_the_prompt(capsys: pytest.CaptureFixtu
     ):
         assert text.count(f"\n{kernel} ") == 1
     assert max(map(len, text.splitlines())) <= 80
+    document = json.loads(result.read_text())
+    assert (document["prompt"], document["generate"]) == (4, 128)
+    heard, first, alone = document["speech"], document["first_token"], document["batches"][0]
+    encoder = [each for each in first["kernels"] if each["kernel"].startswith("encoder: ")]
+    assert heard["window_s"] == 30
+    assert heard["encoder"]["program_ns"] == pytest.approx(sum(each["program_ns"] for each in encoder))
+    whole = first["program_ns"] + 127 * alone["program_ns"]
+    assert heard["whole"]["program_ns"] == pytest.approx(whole)
+    assert heard["real_time_factor"] == pytest.approx(whole / 30e9)
+    together = 2 * first["program_ns"] + 127 * document["batches"][1]["program_ns"]
+    assert heard["speech_per_s"] == pytest.approx(document["copies"] * 2 * 30e9 / together)
+    said = " ".join(text.split())
+    assert "a window of 30 s: its encoder takes" in said and "s of speech in a second" in said
+
+
+def test_a_plan_of_rooflines_knows_no_encoder(capsys: pytest.CaptureFixture[str]) -> None:
+    config = str(Path(__file__).parent / "configs" / "whisper-tiny.json")
+    assert main(["plan", config, "--accelerator", "h100", "--json", "-"]) == 0
+    heard = json.loads(capsys.readouterr().out)["speech"]
+    assert heard["encoder"] is None and heard["whole"]["program_ns"] > 0
+    other = str(Path(__file__).parent / "configs" / "llama-3.2-1b.json")
+    assert main(["plan", other, "--accelerator", "h100", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["speech"] is None

@@ -237,6 +237,14 @@ def test_a_client_that_leaves_frees_its_windows(hearing: Served, recordings: lis
     wait_until(lambda: cache.free == cache.count and not hearing.engine.busy)
 
 
+@pytest.mark.slow
+def test_steps_with_windows_are_predicted(hearing: Served, recordings: list[Path]) -> None:
+    """Each shape once, in the background, after it was first seen; those of other tests may come first."""
+    asked(hearing.client(), recordings[1])
+    wait_until(lambda: metric(hearing, "nkw_unpredicted_step_parts") == 0)
+    assert metric(hearing, "nkw_predicted_step_seconds_total") > 0
+
+
 def content(samples: int, rate: int = 16000, channels: int = 1) -> bytes:
     """A WAV file of silence."""
     made = io.BytesIO()
