@@ -9,7 +9,7 @@ from typing import Any
 from model.plan.memory import DTYPE_BYTES
 from model.plan.meshes import Candidate
 from model.plan.plan import Fit, Phase, Plan, Rate
-from model.plan.speech import Heard, heard
+from model.plan.speech import Transcription, transcription
 from model.plan.text import basis
 from model.version import DISTRIBUTION, version
 
@@ -54,13 +54,13 @@ def document(plan: Plan, name: str) -> dict[str, Any]:
         "first_tokens": _phase(plan, plan.first_tokens),
         "step": _phase(plan, plan.step),
         "batches": [_rate(each) for each in plan.rates],
-        "speech": _heard(heard(plan)),
+        "speech": _transcription(transcription(plan)),
         "basis": " ".join(basis(plan)),
         "versions": {DISTRIBUTION: version(), "python": platform.python_version()},
     }
 
 
-def _heard(found: Heard | None) -> dict[str, Any] | None:
+def _transcription(found: Transcription | None) -> dict[str, Any] | None:
     return None if found is None else {**asdict(found), "real_time_factor": found.real_time_factor}
 
 

@@ -1,4 +1,4 @@
-"""How fast a plan hears: the encoder's time for a window of speech, and that of writing it down, beside its length."""
+"""The speed of transcription: the encoder's time for a window of speech, and that of its tokens, beside its length."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from model.speech.recording import SECONDS_OF_COLUMN
 
 
 @dataclass(frozen=True)
-class Heard:
+class Transcription:
     """A window of `window_s` seconds: `encoder`, and `whole`, with the prompt and all generated tokens, alone.
 
-    `encoder` is None where there are only rooflines. All copies together, each with the plan's batch, write down
+    `encoder` is None where there are only rooflines. All copies together, each with the plan's batch, transcribe
     `speech_per_s` seconds of speech in a second.
     """
 
@@ -28,8 +28,8 @@ class Heard:
         return self.whole.program_ns / (1e9 * self.window_s)
 
 
-def heard(plan: Plan) -> Heard | None:
-    """How fast a plan hears; None of a model that continues texts."""
+def transcription(plan: Plan) -> Transcription | None:
+    """The speed of a plan; None of a model that continues texts."""
     shape = plan.model.config.spectrum
     if shape is None:
         return None
@@ -39,7 +39,7 @@ def heard(plan: Plan) -> Heard | None:
     predicted, encoder = plan.first_token.predicted, None
     if predicted is not None:
         encoder = sum((each.time for each in predicted.parts if each.of_encoder), Time())
-    return Heard(
+    return Transcription(
         window_s,
         encoder,
         plan.first_token.time + alone.step.time * (plan.generate - 1),

@@ -11,7 +11,7 @@ from model.plan.memory import DTYPE_BYTES, MeshShape
 from model.plan.meshes import Candidate, Estimate
 from model.plan.plan import Plan
 from model.plan.predict import BUBBLE, PassTime
-from model.plan.speech import heard
+from model.plan.speech import transcription
 from simulate.parts import Hanging, Part, table
 from simulate.targets import TARGETS
 
@@ -241,7 +241,7 @@ def _rates(plan: Plan) -> list[Part]:
             row.append(f"{rate.dollars_per_million.program_ns:,.3f}")
         rows.append([*row, "" if rate.fits else "!"])
     out: list[Part] = [
-        *_heard(plan),
+        *_transcription(plan),
         _sentence(f"by batch: a step; tokens/s of one copy decoding; of {_copies(plan)} with prompts{price}"),
         table("|".join([*heads, *(["$/million"] if plan.price is not None else []), ""]), rows, left=()),
     ]
@@ -256,16 +256,16 @@ def _rates(plan: Plan) -> list[Part]:
     return out
 
 
-def _heard(plan: Plan) -> Iterator[Part]:
+def _transcription(plan: Plan) -> Iterator[Part]:
     """Sentences on windows of speech."""
-    found = heard(plan)
+    found = transcription(plan)
     if found is None:
         return
     encoder = "" if found.encoder is None else f"its encoder takes {_bracketed(found.encoder)} ms, "
     yield _sentence(
         f"a window of {found.window_s:g} s: {encoder}all of it with {_plural(plan.generate, 'token')} "
         f"{_bracketed(found.whole)} ms: real-time factor {found.real_time_factor:.2g}; {_copies(plan)} with batch "
-        f"{plan.batch:,} each write down {found.speech_per_s:,.0f} s of speech in a second"
+        f"{plan.batch:,} each transcribe {found.speech_per_s:,.0f} s of speech in a second"
     )
     yield ""
 

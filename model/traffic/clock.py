@@ -65,9 +65,9 @@ class PredictedClock:
         self._times_ns: dict[PartShape, int] = {}
 
     @property
-    def hears(self) -> bool:
+    def takes_speech(self) -> bool:
         """Whether each prompt comes with a window of speech."""
-        return self._buckets.hears
+        return self._buckets.takes_speech
 
     def step(self, batch: Batch) -> StepTime:
         """The time of a step in whole nanoseconds."""

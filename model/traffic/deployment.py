@@ -140,9 +140,9 @@ class Deployment:
         return self.setup.ep * sum(kind.pages for kind in self.kinds)
 
     @property
-    def hears(self) -> bool:
+    def takes_speech(self) -> bool:
         """Whether requests are windows of speech."""
-        return self.clock.hears
+        return self.clock.takes_speech
 
     @property
     def ranks(self) -> str:
@@ -179,7 +179,7 @@ class Deployment:
     def _slots(self, workload: Workload) -> SlotPool | None:
         """Slots of states, no more than all requests take for themselves and their snapshots."""
         size = self.setup.block_size
-        make = WindowPool if self.hears else SlotPool
+        make = WindowPool if self.takes_speech else SlotPool
         most = sum(2 + query.positions // INTERVAL for query in workload.queries)
         return next((make(min(kind.pages, most), size) for kind in self.kinds if kind.recurrent), None)
 
@@ -272,7 +272,7 @@ def _check_model(model: ModelCounts, length: int) -> None:
 
 
 def _of_speech(setup: Setup, models: int) -> Setup:
-    """With the limits of steps that hear windows; ModelError for drafts, which are of texts."""
+    """With the limits of steps that encode windows; ModelError for drafts, which are of texts."""
     if setup.options.speculative_tokens or models > 1:
         raise ModelError("drafts are for texts; this model writes speech down")
     return replace(setup, options=setup.options.of_windows(setup.max_model_len))
@@ -321,7 +321,7 @@ def _kinds(
     if state_bytes[0]:
         kinds.append(PageKind(None, state_bytes[0], recurrent=True))
     mean = setup.mean_len or length
-    slots = 2 + mean // INTERVAL if own.prefix_caching else 1  # a window has one for all who hear it
+    slots = 2 + mean // INTERVAL if own.prefix_caching else 1  # a window has one for all continuations
     demand = Demand(own.max_num_seqs, mean, length, own.max_num_batched_tokens, slots)
     return with_pages(kinds, max(0, core_bytes - weight_bytes), setup.block_size, demand)
 

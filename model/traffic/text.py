@@ -79,7 +79,7 @@ def _deployment(traffic: Traffic) -> list[Part]:
 def _pages(own: Deployment) -> str:
     """The pages of each kind."""
     of_kind = (
-        f"{kind.pages:,} slots of {'windows' if own.hears else 'states'}"
+        f"{kind.pages:,} slots of {'windows' if own.takes_speech else 'states'}"
         if kind.recurrent
         else f"{kind.pages:,} pages" + ("" if kind.window is None else f" for windows of {kind.window:,}")
         for kind in own.kinds
@@ -117,9 +117,9 @@ def _rates(traffic: Traffic) -> list[Part]:
         ),
     ]
     if traffic.window_s is not None:
-        heard = run.requests_per_s * traffic.window_s
+        transcribed = run.requests_per_s * traffic.window_s
         out.append(
-            _sentence(f"{heard:,.0f} s of speech in a second; each request hears {traffic.window_s:g} s")
+            _sentence(f"{transcribed:,.0f} s of speech in a second; each request has {traffic.window_s:g} s")
         )
     if run.utilisations is not None:
         prompts, decoding = run.utilisations

@@ -130,7 +130,7 @@ class Traffic:
 
     @property
     def window_s(self) -> float | None:
-        """Seconds of speech that each request hears; None where requests are texts."""
+        """Seconds of speech of each request; None where requests are texts."""
         shape = self.model.config.spectrum
         return None if shape is None else shape[1] * SECONDS_OF_COLUMN
 

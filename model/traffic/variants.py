@@ -44,7 +44,7 @@ def variants(
 def _changes(base: Deployment, prompts: float) -> dict[str, Setup]:
     own, replicas = base.setup, base.replicas
     changes = {"static batching": replace(own, options=replace(own.options, continuous=False))}
-    if not base.hears:  # windows are whole, and nobody shares them
+    if not base.takes_speech:  # windows are whole, and nobody shares them
         changes["whole prompts"] = own.whole_prompts()
         changes["no prefix cache"] = replace(own, options=replace(own.options, prefix_caching=False))
     changes["half the buckets"] = replace(own, few_buckets=True)

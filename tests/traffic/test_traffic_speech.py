@@ -121,7 +121,7 @@ def test_the_command_says_how_much_speech_is_heard(folder: Path, capsys: Any, tm
     path = tmp_path / "out.json"
     assert main(["traffic", str(folder), *given, "--replicas", "2", "--json", str(path)]) == 0
     text, document = capsys.readouterr().out, json.loads(path.read_text())
-    assert "slots of windows" in text and "each request hears 0.4 s" in text
+    assert "slots of windows" in text and "each request has 0.4 s" in text
     assert document["window_s"] == 0.4 and document["run"]["prompt_tokens"] == 9 * 4
     names = [each["name"] for each in document["variants"]]
     assert "static batching" in names and "whole prompts" not in names and "no prefix cache" not in names
