@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from model.checkpoint import open_checkpoint
-from model.compiled.graphs import CopyGraph, Environment, Graph, graph_key, graphs_of, summary
+from model.compiled.graphs import CopyGraph, Environment, Graph, StepGraph, graph_key, graphs_of, summary
 from model.compiled.sources import source_digest
 from model.device.neuron import Framework, Software, cache_variables, installed_software
 from model.engine_args import EngineParts, args_of, engine_parts
@@ -96,7 +96,7 @@ def launch_all(parts: EngineParts) -> None:
     for graph in graphs:
         if isinstance(graph, CopyGraph):
             model.launch_copies(graph.count, graph.kind)
-        else:
+        elif isinstance(graph, StepGraph):  # prompts launch an encoder as well
             model.launch_padding(graph.part, graph.draws)
 
 

@@ -68,7 +68,27 @@ class CopyGraph:
         return (self.count,)
 
 
-Graph = StepGraph | CopyGraph
+@dataclass(frozen=True)
+class EncoderGraph:
+    """The encoder on a window of speech, which the steps of prompts launch before their own graphs."""
+
+    launches: tuple[Launch, ...]
+
+    def __str__(self) -> str:
+        return "1 window of speech encoded"
+
+    @property
+    def of(self) -> str:
+        """The kind of step."""
+        return "encoder"
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """The number of windows."""
+        return (1,)
+
+
+Graph = StepGraph | CopyGraph | EncoderGraph
 
 
 @dataclass(frozen=True)
@@ -95,10 +115,16 @@ def graphs_of(
             step = replace(step_of(part, largest), draws=draws)
             launches = (launch for section in decoder.sections for launch in launches_of(section, step))
             graphs.append(StepGraph(part, draws, tuple(launches)))
+    if decoder.encoder is not None:
+        step = decoder.encoder.step(largest)
+        launched = (launch for section in decoder.encoder.sections for launch in launches_of(section, step))
+        graphs.append(EncoderGraph(tuple(launched)))
     for kind in kinds:
         count = 1
         while count <= min(MOST_COPIES, spare(largest, kind)):
-            graphs.append(CopyGraph(count, kind, tuple(copies_of(decoder.layers, largest, count, kind))))
+            copies = tuple(copies_of(decoder.layers, largest, count, kind))
+            if copies:  # nobody copies the slot of a window
+                graphs.append(CopyGraph(count, kind, copies))
             count *= 2
     return graphs
 
@@ -110,6 +136,8 @@ def summary(graphs: Sequence[Graph]) -> list[str]:
         kinds.setdefault(graph.of, []).append(graph)
     return [
         f"{kind}: {len(own)} graphs, from {_shape(min(own, key=_size))} to {_shape(max(own, key=_size))}"
+        if len(own) > 1
+        else f"{kind}: 1 graph, {_shape(own[0])}"
         for kind, own in kinds.items()
     ]
 

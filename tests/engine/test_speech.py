@@ -11,12 +11,14 @@ import pytest
 
 from model import LLM, SamplingParams
 from model.checkpoint import open_checkpoint
+from model.compiled.command import engine_graphs, launch_all
+from model.compiled.graphs import EncoderGraph
 from model.device import SimulatedDevice
 from model.engine import Batch, Request, Scheduler, SchedulerOptions
 from model.engine.buckets import Buckets
 from model.engine.sampler import whole
 from model.engine.speech import Speech
-from model.engine_args import EngineArgs, make_engine
+from model.engine_args import EngineArgs, engine_parts, make_engine
 from model.errors import ModelError
 from model.families import load_config
 from model.paged_model import PagedModel, buckets_of
@@ -256,3 +258,18 @@ def test_nothing_waits_behind_windows(tmp_path: Path) -> None:
                 scheduler.end(each)
     assert set(kinds) <= {"w", "d", "dd"}
     assert "www" not in "".join(chain.from_iterable(kinds))
+
+
+def test_an_encoder_is_a_graph_that_prompts_launch(tmp_path: Path) -> None:
+    """Every graph of an engine of speech: launched with padding alone, no token or window of a request changes."""
+    parts = engine_parts(EngineArgs(write_whisper(tmp_path / "whisper"), max_num_seqs=1, buckets=FEW))
+    graphs = engine_graphs(parts)
+    assert [str(each) for each in graphs].count("1 window of speech encoded") == 1
+    assert not any("slot" in str(each) for each in graphs)
+    assert all(each.launches for each in graphs)
+    encoder = next(each for each in graphs if isinstance(each, EncoderGraph))
+    assert [each.kernel for each in encoder.launches].count("conv1d") == 2
+    launch_all(parts)
+
+
+FEW = "sequences=1 tokens=64 context=128"
