@@ -50,8 +50,6 @@ def bundle_command(options: argparse.Namespace) -> int:
     _check_options(options)
     check_folder(options.out)
     config = load_config(options.model)
-    if compose(config).encoder is not None:
-        raise ModelError("a model that listens to speech is not bundled; a bundle has prompts of text")
     if options.layer is not None:
         _bundle_layer(options, config)
     else:

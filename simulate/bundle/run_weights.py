@@ -64,14 +64,21 @@ def tensors_of(path: Path) -> dict[str, tuple[Any, str]]:
 
 
 def rounded(bits: Any, dtype: str, into: str) -> Any:
-    """The bits of floats of one dtype in another: unchanged, or in bfloat16, to the nearest value and then to even."""
+    """The bits of floats of one dtype in another: float32 holds all exactly, bfloat16 the nearest, of two the even one.
+
+    Raises ValueError for another dtype.
+    """
     import numpy as np
 
     if dtype == into:
         return bits
-    if into != "bfloat16":
+    if into not in ("float32", "bfloat16"):
         raise ValueError(f"{dtype} is not turned into {into}")
+    if dtype == "bfloat16":
+        return bits.astype(np.uint32) << np.uint32(16)
     wide = bits if dtype == "float32" else bits.view(np.float16).astype(np.float32).view(np.uint32)
+    if into == "float32":
+        return wide
     nearest = (wide + np.uint32(0x7FFF) + (wide >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
     nan = (wide & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
     return np.where(nan, wide >> np.uint32(16) | np.uint32(0x40), nearest).astype(np.uint16)

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import pytest
 import safetensors.numpy
 
@@ -19,6 +21,7 @@ from simulate.bundle.manifest import Bundle, load_bundle
 from simulate.bundle.values import Agreement
 from simulate.cli import main as simulator
 from tests.model.folders import write_folder
+from tests.model.test_fp8 import SCHEMES, quantised
 
 Make = Callable[..., Any]
 Compared = Callable[[Path], Comparison]
@@ -309,4 +312,25 @@ def test_what_cannot_be_bundled_is_one_sentence(
     words: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert sentence in refusal(capsys, *words, "--out", str(tmp_path / "b"))
+    assert not (tmp_path / "b").exists()
+
+
+def test_weights_that_are_computed_when_they_are_loaded_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of eight bits with scales; the same model with bfloat16 ones is accepted."""
+    folder = write_folder(tmp_path / "tiny", num_hidden_layers=1, torch_dtype="bfloat16")
+    tensors = safetensors.numpy.load_file(folder / "model.safetensors")
+    bfloat16 = np.dtype(ml_dtypes.bfloat16)
+    stored, plain = quantised(tensors, "blocks", bfloat16, np.dtype(np.float32))
+    words = (str(folder), "--prompt", "a", "--max-new-tokens", "1", "--out")
+    safetensors.numpy.save_file(plain, folder / "model.safetensors")
+    assert main(["bundle", *words, str(tmp_path / "plain")]) == 0
+    capsys.readouterr()
+    safetensors.numpy.save_file(stored, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = SCHEMES["blocks"][0]
+    (folder / "config.json").write_text(json.dumps(config))
+    sentence = refusal(capsys, *words, str(tmp_path / "b"))
+    assert "cannot be bundled: its file holds it packed, or in eight bits with scales" in sentence
     assert not (tmp_path / "b").exists()

@@ -89,8 +89,13 @@ def test_floats_are_rounded_to_bfloat16_as_ml_dtypes_rounds_them() -> None:
         nan = np.isnan(wanted)
         np.testing.assert_array_equal(np.isnan(seen), nan)
         np.testing.assert_array_equal(seen.view(np.uint16)[~nan], wanted.view(np.uint16)[~nan])
-    with pytest.raises(ValueError, match="bfloat16 is not turned into float32"):
-        rounded(halves, "bfloat16", "float32")
+    for dtype in ("float16", "bfloat16"):
+        narrow = halves.view(np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype))
+        with np.errstate(all="ignore"):
+            exact = narrow.astype(np.float32)
+        np.testing.assert_array_equal(rounded(halves, dtype, "float32").view(np.float32), exact)
+    with pytest.raises(ValueError, match="bfloat16 is not turned into float16"):
+        rounded(halves, "bfloat16", "float16")
 
 
 @pytest.mark.parametrize(("scale", "shift"), [(0.5, 1.0), (2.0**-5, 0.0)])
