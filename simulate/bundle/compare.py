@@ -45,7 +45,7 @@ def report(seen: Comparison) -> list[Part]:
     parts: list[Part] = [
         Hanging(f"{_verdict(seen)} ({seen.bundle.target}; {', '.join(map(_short, where))})", style="bold"),
     ]
-    if seen.bundle.generation is not None:
+    if seen.bundle.generated is not None:
         parts += parts_of_generation(seen, _details, _closeness)
     else:
         columns = "case|values|of bound|ulps|us|predicted|inside"
@@ -77,7 +77,7 @@ def _details(each: CaseComparison) -> list[Part]:
 
 def _verdict(seen: Comparison) -> str:
     agree = sum(each.agrees for each in seen.tried)
-    what = "cases" if seen.bundle.generation is None else "launches"
+    what = "cases" if seen.bundle.generated is None else "launches"
     if seen.agrees:
         equal = all(each.agreement is Agreement.equal for each in seen.tried)
         return f"all {len(seen.tried)} {what} {'are equal' if equal else 'agree'}"

@@ -128,9 +128,9 @@ class StepComparison:
 
 def steps_of(bundle: Bundle, cases: Sequence[CaseComparison]) -> tuple[StepComparison, ...]:
     """The steps of a generation; none in a bundle without."""
-    if bundle.generation is None:
+    if bundle.generated is None:
         return ()
-    launches: list[list[CaseComparison]] = [[] for _ in bundle.generation.steps]
+    launches: list[list[CaseComparison]] = [[] for _ in bundle.generated.steps]
     for each in cases:
         launches[each.case.step].append(each)
-    return tuple(StepComparison(step, tuple(own)) for step, own in zip(bundle.generation.steps, launches))
+    return tuple(StepComparison(step, tuple(own)) for step, own in zip(bundle.generated.steps, launches))

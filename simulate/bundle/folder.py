@@ -33,7 +33,7 @@ def contents(
         files[name] = buffer.getvalue()
     files["run.py"] = Path(run.__file__).read_bytes()
     further = [run_weights] if bundle.weights is not None else []
-    for module in [*further, run_chain, run_model] if bundle.generation is not None else further:
+    for module in [*further, run_chain, run_model] if bundle.generated is not None else further:
         path = Path(str(module.__file__))
         files[path.name] = path.read_bytes()
     files["README.md"] = readme(bundle).encode()

@@ -184,7 +184,7 @@ class Bundle:
     versions: dict[str, str]
     expects: Expects
     cases: tuple[Case, ...]
-    generation: Generation | None = None
+    generated: Generation | None = None
     weights: Weights | None = None
 
     def case(self, name: str) -> Case | None:
@@ -214,7 +214,7 @@ def load_bundle(folder: Path) -> Bundle:
         if case.name in cases:
             raise refused(f"{found.place}: two cases have one name")
         cases[case.name] = case
-    generation = generation_of(found.fields("generation")) if kind == MODEL else None
+    generation = generation_of(found.fields("generated")) if kind == MODEL else None
     if generation is not None:
         _check_chain(found.place, tuple(cases.values()), generation)
     return Bundle(

@@ -89,7 +89,7 @@ lists all of them in their order, with what each is given: weights, what comes w
 
 def readme(bundle: Bundle) -> str:
     """The text for a bundle."""
-    expects, generation = bundle.expects, bundle.generation
+    expects, generation = bundle.expects, bundle.generated
     count = len(bundle.cases)
     shown = [each for each in bundle.cases if not each.like]
     weights = ""

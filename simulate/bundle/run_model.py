@@ -44,7 +44,7 @@ class Runner:
     def __init__(self, folder: Path, out: Path, manifest: Json, options: argparse.Namespace) -> None:
         self._folder, self._out, self._options = folder, out, options
         self._cases: list[Json] = manifest["cases"]
-        self._steps = {each["case"]: each for each in manifest["generation"]["steps"]}
+        self._steps = {each["case"]: each for each in manifest["generated"]["steps"]}
         self._teller = run.Teller(options.fd)
         self._chain = run_chain.Chain(
             folder, self._cases, run_weights.Weights(options.weights, manifest["weights"])
@@ -222,7 +222,7 @@ class Story:
         only = set(options.only or ())
         self.left = [each for each in manifest["cases"] if not only or each["name"] in only]
         self.neffs: dict[str, str] = {}
-        self._steps = manifest["generation"]["steps"]
+        self._steps = manifest["generated"]["steps"]
         self._crashes: Counter[str] = Counter()
 
     def hear(self, told: Json) -> None:

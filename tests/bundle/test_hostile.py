@@ -392,13 +392,13 @@ def test_what_a_generation_brings_back_is_refused_or_compared(
         (lambda bundle: bundle["cases"][1]["arguments"][0].update(output=1), "that no earlier case has"),
         (lambda bundle: bundle["cases"][-1].update(step=2), "is of a step that is not there"),
         (lambda bundle: bundle["cases"][-1].update(like="p9"), "it is like 'p9', which is no earlier case"),
-        (lambda bundle: bundle["generation"]["steps"].pop(), "is of a step that is not there"),
+        (lambda bundle: bundle["generated"]["steps"].pop(), "is of a step that is not there"),
         (
-            lambda bundle: bundle["generation"]["steps"][0].update(case=HEAD),
+            lambda bundle: bundle["generated"]["steps"][0].update(case=HEAD),
             "a step has no launch that chooses its token",
         ),
-        (lambda bundle: bundle["generation"]["steps"][0].update(prompt=1), "of a prompt that is not there"),
-        (lambda bundle: bundle.pop("generation"), "'generation' is missing; an object is wanted"),
+        (lambda bundle: bundle["generated"]["steps"][0].update(prompt=1), "of a prompt that is not there"),
+        (lambda bundle: bundle.pop("generated"), "'generated' is missing; an object is wanted"),
     ],
 )
 def test_a_manifest_whose_launches_do_not_fit_together_is_refused(

@@ -84,7 +84,7 @@ def test_tokens_are_those_that_the_model_generates(
 ) -> None:
     assert main(["generate", "--prompt", "Once upon a time", "--max-new-tokens", "2", "--json", "-"]) == 0
     (sequence,) = json.loads(capsys.readouterr().out)["generations"]
-    found = load_bundle(generation).generation
+    found = load_bundle(generation).generated
     assert found is not None
     assert list(found.prompts[0].ids) == sequence["prompt_ids"]
     assert [each.token for each in found.steps] == sequence["generated_ids"]
