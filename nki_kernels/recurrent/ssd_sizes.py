@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import nki.language as nl
 
-from nki_kernels.tiles import BANK
+from nki_kernels.tiles import BANK, PARTITIONS
 
 TOGETHER = 8
 """Heads whose masked scores lie in SBUF together: 10 KiB of a partition in bfloat16."""
 
 
 class Sizes(nl.NKIObject):
-    """What one core has: the heads `own` of all, with `depth` elements each, and where their columns begin."""
+    """What one core has: the heads `own` of all, with `depth` elements each, and where their columns begin.
+
+    Packs have up to `most` heads. `narrow` steps take sums of decays with the heads on the partitions.
+    """
 
     def __init__(self, u, state, heads, groups, own, steps_first, gate_first, dt_limits):
         self.dtype = u.dtype
@@ -27,6 +30,8 @@ class Sizes(nl.NKIObject):
         self.steps_first = steps_first + own[0]
         self.gate_first = gate_first + own[0] * self.depth
         self.dt_limits = dt_limits
+        self.most = max(1, min(TOGETHER, BANK // self.depth, heads // groups, self.own))
+        self.narrow = u.dtype != nl.float32 and self.own <= PARTITIONS
 
     def group_of(self, head):
         """The group of one of the own heads."""
@@ -34,12 +39,13 @@ class Sizes(nl.NKIObject):
 
     def packs(self):
         """Ranges of up to 8 own heads of one group, whose columns fit in a bank of PSUM."""
-        most = max(1, min(TOGETHER, BANK // self.depth))
         found = []
         first = 0
         while first < self.own:
             last = first + 1
-            while last < self.own and last - first < most and self.group_of(last) == self.group_of(first):
+            while (
+                last < self.own and last - first < self.most and self.group_of(last) == self.group_of(first)
+            ):
                 last += 1
             found.append((first, last))
             first = last

@@ -60,6 +60,32 @@ def test_large_decays_leave_numbers_finite(tokens: int) -> None:
     checked(given)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("heads", "depth", "groups"),
+    [(9, 256, 1), (9, 256, 3), (127, 1, 1), (128, 2, 1), (129, 2, 1), (30, 16, 1)],
+)
+def test_chunks_of_narrow_steps(heads: int, depth: int, groups: int) -> None:
+    """Of up to 128 heads decays are differences; many packs of a group have their scores repeated."""
+    checked(arguments(2, 150, heads, depth, 5, groups, dtype=BF16, weights=BF16))
+
+
+@pytest.mark.parametrize("rate", [-20.0, 4.0, 9.0])
+def test_narrow_decays_from_one_to_none(rate: float) -> None:
+    """Sums of logarithms down to -10^6: behind the query their differences are beyond what exp holds."""
+    given = arguments(1, 260, 6, dtype=BF16, padded=False)
+    given[3] = np.full_like(given[3], rate)
+    checked(given)
+    given[1][::2] = -30.0  # every second token decays nothing, and writes next to nothing
+    checked(given)
+
+
+def test_narrow_time_steps_next_to_none() -> None:
+    given = arguments(1, 130, 6, dtype=BF16, padded=False)
+    given[1][:] = -60.0
+    checked(given)
+
+
 @pytest.mark.parametrize("tokens", [1, 7])
 def test_time_steps_are_limited(tokens: int) -> None:
     given = arguments(2, tokens, 6, limits=(0.1, 0.2), padded=False)
