@@ -31,17 +31,18 @@ Layout
 
 Tiling
     Prompts: for each sequence chunks of 128 tokens, for each of them packs of up to 8 heads of one group and 512
-    columns, which pass four stages: decays, up to six packs ahead; masked scores; products; rows of y and new states.
+    columns, which pass four stages: decays, up to three packs ahead; masked scores; products; rows of y and new states.
     What the packs of a chunk share is worked out among the packs of the chunks before. One token: two packs for all
-    sequences. Two cores of a logical core take half of the heads each.
+    sequences. Prompts are passed by panels of up to 128 heads and 5120 columns (float32: 2560), which fit together.
+    Two cores of a logical core take half of the heads each.
 
 Limits
     N up to 128, P up to 512, H up to 512, H P / 2 G N so that a row of u fits in 64 KiB.
 
 Cost
-    HBM: u, gate and y once, into and out once a core, states read and written once; in bfloat16 also sums of decays,
+    HBM: u, gate and y once, into and out once a panel, states read and written once; in bfloat16 also sums of decays,
     12 bytes for each token and head, once out and once in. Products with states are float32. Predicted on trn2 for 80
-    heads of 64, N = 128 and 2048 tokens in bfloat16: 564 us in program order and 558 scheduled, of which the bytes
+    heads of 64, N = 128 and 2048 tokens in bfloat16: 610 us in program order and 546 scheduled, of which the bytes
     take 194. Half of that floor would be 388 us, which two engines exceed by themselves: the Tensor engine is
     busy for 454 us (141 the four passes of the float32 product that keeps states as exact as float32, 144 decays and
     their mask) and the Vector engine for 397 (two passes over y, one over the states, one over the scores).
@@ -57,13 +58,17 @@ import numpy as np
 from nki_kernels.cores import part
 from nki_kernels.mlp import activation_reference
 from nki_kernels.precision import widened
+from nki_kernels.projection.row_groups import item_bytes
 from nki_kernels.recurrent.slots import check_places, sequence_groups
 from nki_kernels.recurrent.ssd_prompt import ssd_prompts
 from nki_kernels.recurrent.ssd_sizes import Sizes
 from nki_kernels.recurrent.ssd_step import ssd_step
-from nki_kernels.tiles import BANK, PARTITIONS, expect_dims
+from nki_kernels.tiles import BANK, PARTITIONS, expect_dims, ranges
 
 MOST_ROW_BYTES = 65536
+
+PANEL_BYTES = 10240
+"""Of a row of x whose heads pass prompts together."""
 
 
 @nki.jit
@@ -90,7 +95,8 @@ def ssd(
     places = (state_slots, starts, counts)
     sequences = check_arguments(u, steps, (dt_bias, a_log, d), gate, state, places, groups)
     own = part(dt_bias.shape[1], 1, nl.program_id(0))
-    sizes = Sizes(u, state, dt_bias.shape[1], groups, own, steps_first, gate_first, (dt_least, dt_most))
+    limits = (dt_least, dt_most)
+    sizes = Sizes(u, state, dt_bias.shape[1], groups, own, steps_first, gate_first, limits)
     for name, array, last in (
         ("steps", steps, steps_first + sizes.heads),
         ("gate", gate, gate_first + state.shape[2]),
@@ -102,7 +108,10 @@ def ssd(
         for group in sequence_groups(sequences):
             ssd_step(y, given, state, places, group, sizes)
     else:
-        ssd_prompts(y, given, state, places, sequences, sizes)
+        most = PANEL_BYTES // item_bytes(u.dtype) // sizes.depth
+        for panel in ranges(own[0], own[1], max(1, min(PARTITIONS, most))):
+            part_of = Sizes(u, state, dt_bias.shape[1], groups, panel, steps_first, gate_first, limits)
+            ssd_prompts(y, given, state, places, sequences, part_of)
     return y, state
 
 

@@ -31,7 +31,7 @@ LOG_LARGER = 40 * 0.6931471805599453
 PARTS = 3
 """Numbers of bfloat16 that hold one of float32."""
 
-IN_TURN = 6
+IN_TURN = 4
 """Packs of heads whose rows are on their way from HBM, or used."""
 
 

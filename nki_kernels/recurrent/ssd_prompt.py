@@ -22,13 +22,13 @@ from nki_kernels.recurrent.ssd_between import (
 )
 from nki_kernels.tiles import PARTITIONS, ranges
 
-PREPARED = 18
+PREPARED = 6
 """Packs before its first one with which the first phase of a chunk comes."""
 
 AT_ONCE = 640
 """Time steps on a partition that are worked out together, for several chunks."""
 
-AHEAD = 4
+AHEAD = 3
 """Packs whose decays are computed before those of the first of them are used."""
 
 PAUSE = 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import nki.language as nl
 
-from nki_kernels.tiles import BANK, PARTITIONS
+from nki_kernels.tiles import BANK
 
 TOGETHER = 8
 """Heads whose masked scores lie in SBUF together: 10 KiB of a partition in bfloat16."""
@@ -31,7 +31,7 @@ class Sizes(nl.NKIObject):
         self.gate_first = gate_first + own[0] * self.depth
         self.dt_limits = dt_limits
         self.most = max(1, min(TOGETHER, BANK // self.depth, heads // groups, self.own))
-        self.narrow = u.dtype != nl.float32 and self.own <= PARTITIONS
+        self.narrow = u.dtype != nl.float32
 
     def group_of(self, head):
         """The group of one of the own heads."""

@@ -66,8 +66,17 @@ def test_large_decays_leave_numbers_finite(tokens: int) -> None:
     [(9, 256, 1), (9, 256, 3), (127, 1, 1), (128, 2, 1), (129, 2, 1), (30, 16, 1)],
 )
 def test_chunks_of_narrow_steps(heads: int, depth: int, groups: int) -> None:
-    """Of up to 128 heads decays are differences; many packs of a group have their scores repeated."""
+    """Up to 128 heads pass together; many packs of a group have their scores repeated."""
     checked(arguments(2, 150, heads, depth, 5, groups, dtype=BF16, weights=BF16))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize(("heads", "groups"), [(80, 1), (112, 2), (128, 8)])
+def test_heads_of_published_models_fit(target: str, dtype: type, heads: int, groups: int) -> None:
+    given = arguments(1, 300, heads, 64, 128, groups, dtype=dtype)
+    chip = simulate.hardware(target)
+    simulate.launch(kernels.ssd, [(tuple(given), {})], chip, mode=simulate.Mode.dry)
 
 
 @pytest.mark.parametrize("rate", [-20.0, 4.0, 9.0])
