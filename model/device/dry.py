@@ -53,6 +53,9 @@ class DryDevice:
     Launches that are equal (kernel, shapes, dtypes, static arguments) are planned and scheduled once. With
     `one_for_all` only rank 0 is planned: the others are taken to make equal launches at equal times, as ranks do whose
     shards have one shape. The times are equal, and the work is that of one rank.
+
+    Device loops do not run: the only ones are those of `experts_prefill`, over rows of experts that tokens choose more
+    often than twice the standard deviation of choices at random above the mean.
     """
 
     def __init__(self, target: str, ranks: int, one_for_all: bool = False) -> None:
@@ -98,7 +101,7 @@ class DryDevice:
         function, given = kernel_named(kernel), by_rank(arguments)
         if self._others is None:
             world = simulate.World(self._target, len(arguments))
-            return TimedLaunch.of(world.launch(function, given, simulate.Mode.dry))
+            return TimedLaunch.of(world.launch(function, given, simulate.Mode.dry, trips=0))
         plain = getattr(function, "func", function)
         return TimedLaunch.of(
             simulate.launch(
@@ -106,6 +109,7 @@ class DryDevice:
                 given,
                 self._hardware,
                 mode=simulate.Mode.dry,
+                trips=0,
                 peers=cast(Processes, self._others),
             )
         )

@@ -1,1 +1,1 @@
-"""The parts of `experts_decode` and `experts_prefill`: weights at run-time addresses, products, places of rows."""
+"""The parts of the kernels of experts: weights at run-time addresses, products, places of rows, lists, sums."""

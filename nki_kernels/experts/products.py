@@ -27,12 +27,12 @@ LARGEST_GATE = CLAMPED * (1.0 / (1.0 + 2.718281828459045 ** (-SIGMOID_SCALE * CL
 def biases_of(gate, up, rows, activation, dtype):
     """What the sums of a launch begin with: biases [E, F] in HBM or None, and 1 where the linear part is up + 1.
 
-    "ones" multiply biases for each of `rows` rows.
+    "ones", two rows, multiply biases and the 1 for each of `rows` rows.
     """
     clamped = activation == "swigluoai"
     ones = None
     if gate is not None or clamped:
-        ones = nl.ndarray((1, max(rows, PARTITIONS)), dtype=dtype, buffer=nl.sbuf)
+        ones = nl.ndarray((2, max(rows, PARTITIONS)), dtype=dtype, buffer=nl.sbuf)
         nisa.memset(dst=ones, value=1.0)
     return {"gate": gate, "up": up, "ones": ones, "plus_one": (False, clamped)}
 
@@ -71,17 +71,19 @@ def products(across, chunk, group, hidden):
 
 
 def add_bias(bank, chunk, side, first):
-    """Begin the sums of blocks from `first` on with their bias and with 1, products with ones; whether with any."""
-    row, ones = chunk["biases"][side], chunk["ones"]
-    plus_one = chunk["plus_one"][side]
+    """Begin the sums of blocks from `first` on with their bias and with 1, a product with ones; whether with any."""
+    rows, ones = chunk["biases"][side], chunk["ones"]
+    if rows is None and chunk["plus_one"][side]:
+        rows = ones
+    if rows is None:
+        return False
     for i in range(bank.shape[1]):
         start, end = (first + i) * PARTITIONS, min(chunk["width"], (first + i + 1) * PARTITIONS)
-        target, moving = bank[0 : end - start, i, :], None if ones is None else ones[:, 0 : bank.shape[2]]
-        if plus_one:
-            nisa.nc_matmul(dst=target, stationary=ones[:, 0 : end - start], moving=moving, accumulate=False)
-        if row is not None:
-            nisa.nc_matmul(dst=target, stationary=row[:, start:end], moving=moving, accumulate=plus_one)
-    return plus_one or row is not None
+        # Without a bias the one row of ones is that of a block of 128.
+        own = rows[0:1, 0 : end - start] if chunk["biases"][side] is None else rows[:, start:end]
+        moving = ones[0 : own.shape[0], 0 : bank.shape[2]]
+        nisa.nc_matmul(dst=bank[0 : end - start, i, :], stationary=own, moving=moving, accumulate=False)
+    return True
 
 
 def gated(result, sums, group, width, activation, weighting=None):

@@ -44,8 +44,8 @@ def load_chunk(weights, biases, expert, columns, dtype):
     return {
         "columns": (load_columns(w_gate, expert, columns, dtype), load_columns(w_up, expert, columns, dtype)),
         "biases": [
-            load_bias(biases["gate"], expert, columns, dtype),
-            load_bias(biases["up"], expert, columns, dtype),
+            load_bias(biases["gate"], expert, columns, dtype, biases["plus_one"][0]),
+            load_bias(biases["up"], expert, columns, dtype, biases["plus_one"][1]),
         ],
         "ones": biases["ones"],
         "plus_one": biases["plus_one"],
@@ -120,14 +120,16 @@ def load_rows(weight, expert, rows, dtype):
     return found
 
 
-def load_bias(bias, expert, columns, dtype):
-    """Columns of an expert's row of biases [E, F], where there are such: [1, column]."""
+def load_bias(bias, expert, columns, dtype, plus_one):
+    """Columns of an expert's row of biases [E, F], or None: [1, column], or [2, column] with ones below."""
     if bias is None:
         return None
     first, last = columns
-    raw = nl.ndarray((1, last - first), dtype=bias.dtype, buffer=nl.sbuf)
+    raw = nl.ndarray((2 if plus_one else 1, last - first), dtype=bias.dtype, buffer=nl.sbuf)
+    if plus_one:
+        nisa.memset(dst=raw, value=1.0, engine=nisa.engine.gpsimd)
     pattern = [[last - first, 1], [1, last - first]]
-    nisa.dma_copy(dst=raw, src=part_of(bias, expert, pattern, first))
+    nisa.dma_copy(dst=raw[0:1, :], src=part_of(bias, expert, pattern, first))
     return cast(raw, dtype)
 
 

@@ -11,7 +11,8 @@ from nki.collectives import ReplicaGroup
 
 import nki_kernels as kernels
 import simulate
-from nki_kernels.experts.places import block_size
+from nki_kernels.experts import places
+from nki_kernels.experts.places import block_size, division
 from tests.kernels.accuracy import TARGETS, check, compare_all, copied, normal, run
 
 BF16 = ml_dtypes.bfloat16
@@ -147,6 +148,62 @@ def test_any_distribution_of_choices(choices: str, tokens: int) -> None:
             weight[np.setdiff1d(np.arange(experts), used)] = np.nan
         if kernel == "experts_prefill":  # blocks that no row is in may have any expert: nobody reads them
             assert np.array_equal(run(kernels.experts_prefill, poisoned, "trn2"), wanted)
+
+
+@pytest.mark.parametrize("experts", [6, 8, 16, 40, 136])
+@pytest.mark.parametrize("choices", [None, *CHOICES])
+def test_rows_beyond_own_blocks_take_dealt_ones(
+    choices: str | None, experts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop runs over the dealt blocks that have rows: for lists of tokens by expert, and without."""
+    monkeypatch.setattr(places, "LOOP_NS", -1e9)
+    tokens = 300
+    ids = None if choices is None else CHOICES[choices](tokens, experts)
+    each = 2 if ids is None else ids.shape[1]
+    given = arguments(tokens, 72, experts, 40, each, ids=ids)
+    size, own, dealt = division(tokens * each, experts, 72, 40, 4, True)
+    assert own > 0
+    launch = simulate.World("trn2").launch(kernels.experts_prefill, [(copied(given), {})])
+    compare_all((launch.outputs[0],), kernels.experts_prefill_reference, given)
+    counts = np.bincount(given[3].ravel(), minlength=experts)
+    expected = int(np.ceil(np.maximum(counts - own * size, 0) / size).sum())
+    assert len(launch.streams[0].iterations) == expected <= dealt
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize("biases", [False, True])
+def test_dealt_blocks_of_a_loop_take_biases_and_every_dtype(
+    dtype: type, biases: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "LOOP_NS", -1e9)
+    for activation in ("silu", "swigluoai") if biases else ("silu",):
+        ids = np.minimum(np.arange(600).reshape(300, 2) // 200, 7) + np.array([[0, 4]])
+        given = arguments(300, 72, 8, 140, 2, dtype, biases=biases, activation=activation, ids=ids)
+        launch = simulate.World("trn3").launch(kernels.experts_prefill, [(copied(given), {})])
+        compare_all((launch.outputs[0],), kernels.experts_prefill_reference, given)
+        assert launch.streams[0].iterations
+
+
+def test_gen2_has_no_loop_over_dealt_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guide to loops over registers is for Trn2 and Trn3: on trn1 all blocks are dealt beforehand."""
+    monkeypatch.setattr(places, "LOOP_NS", -1e9)
+    given = arguments(300, 72, 16, 40, 1, ids=np.full((300, 1), 5))
+    for target, loops in (("trn1", False), ("trn2", True)):
+        launch = simulate.World(target).launch(kernels.experts_prefill, [(copied(given), {})])
+        compare_all((launch.outputs[0],), kernels.experts_prefill_reference, given)
+        assert bool(launch.streams[0].iterations) is loops
+
+
+@pytest.mark.parametrize("loop_ns", [-1e9, 1e9])
+def test_an_expert_that_a_row_names_twice_leaves_other_rows_alone(
+    loop_ns: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the router may for a row of NaN."""
+    monkeypatch.setattr(places, "LOOP_NS", loop_ns)
+    ids = np.stack([np.arange(300) % 16, (np.arange(300) + 1) % 16], axis=1)
+    ids[::7] = 3
+    given = arguments(300, 24, 16, 10, 2, ids=ids)
+    compare_all((run(kernels.experts_prefill, given, "trn2"),), kernels.experts_prefill_reference, given)
 
 
 def test_an_infinity_of_one_token_stays_with_the_experts_that_it_chose() -> None:
