@@ -213,8 +213,8 @@ def further_blocks(job, first, ordered, rows, ends):
     count = rows[0].shape[1]
     kept = []
     for name, row in (("experts_of_blocks", rows[0]), ("starts_of_blocks", rows[1])):
-        held = nl.ndarray((count, 1), dtype=nl.int32, buffer=nl.private_hbm, name=name)
-        nisa.dma_copy(dst=held.reshape((1, count)), src=row)
+        held = nl.ndarray((1, count), dtype=nl.int32, buffer=nl.private_hbm, name=name)
+        nisa.dma_copy(dst=held, src=row)
         kept.append(held)
     last = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=last, src=ends[0:1, ends.shape[1] - 1 : ends.shape[1]])
@@ -224,8 +224,8 @@ def further_blocks(job, first, ordered, rows, ends):
 
     def body(block):
         one = [[1, 1], [1, 1]]
-        expert = load_numbers(kept[0].ap(pattern=one, scalar_offset=block))
-        start = load_numbers(kept[1].ap(pattern=one, scalar_offset=block))
+        expert = load_numbers(kept[0].ap(pattern=one, scalar_offset=block, indirect_dim=1))
+        start = load_numbers(kept[1].ap(pattern=one, scalar_offset=block, indirect_dim=1))
         numbers = []
         targets = []
         for at, end in ranges(0, size):
