@@ -42,6 +42,7 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
+from nki_kernels.convolution.packing import Pack
 from nki_kernels.convolution.pooling import (
     groups,
     result_of,
@@ -60,21 +61,23 @@ def average_pool(x, window, stride=None, padding=None, count_include_pad=True):
     beyond = (0,) * len(window) if padding is None else padding
     windows = windows_of("average_pool", x, window, stride, beyond)
     y = result_of(x, windows)
-    held = repeated_identity(x.dtype, windows.window[0] * windows.window[1])
+    held = repeated_identity(x.dtype, windows.window)
     shares = {}
     for source, target, own in groups(x, y, windows):
         tile = tile_sizes(own, item_bytes(x.dtype))
         sizes = stripe_sizes(own, tile, item_bytes(x.dtype))
         stripes = boxes(whole(own), sizes)
         following = load_region(source, own, stripes[0], 0.0)
-        weights = [held[0 : source.shape[0]]]
+        weights, pack = [held[0 : source.shape[0]]], Pack(own, source.shape[0], 1, 1, 1)
         for number in range(len(stripes)):
             region = following
             if number + 1 < len(stripes):
                 following = load_region(source, own, stripes[number + 1], 0.0)
             places = boxes(stripes[number], tile)
             for group, last in ranges(0, len(places), ACCUMULATOR_BANKS):
-                sums = summed(places[group:last], [region], own, stripes[number], weights, 0, source.shape[0])
+                sums = summed(
+                    places[group:last], [region], own, stripes[number], weights, pack, (0, source.shape[0])
+                )
                 for i in range(last - group):
                     box = places[group + i]
                     share = None if count_include_pad else edge_shares(shares, own, box)
@@ -82,11 +85,11 @@ def average_pool(x, window, stride=None, padding=None, count_include_pad=True):
     return y
 
 
-def repeated_identity(dtype, times):
-    """An identity of 128 rows, [row, times, column]: a view that repeats one."""
-    ones = nl.ndarray((PARTITIONS, 1, PARTITIONS), dtype=dtype, buffer=nl.sbuf)
+def repeated_identity(dtype, window):
+    """An identity of 128 rows for each tap, [row, tap row, tap column, column]: a view that repeats one."""
+    ones = nl.ndarray((PARTITIONS, 1, 1, PARTITIONS), dtype=dtype, buffer=nl.sbuf)
     nisa.memset(dst=ones, value=1.0)
-    result = nl.ndarray((PARTITIONS, 1, PARTITIONS), dtype=dtype, buffer=nl.sbuf)
+    result = nl.ndarray((PARTITIONS, 1, 1, PARTITIONS), dtype=dtype, buffer=nl.sbuf)
     nisa.affine_select(
         dst=result,
         pattern=[[-1, PARTITIONS]],
@@ -96,7 +99,7 @@ def repeated_identity(dtype, times):
         on_false_value=0.0,
         cmp_op=nl.equal,
     )
-    return result.broadcast(1, times)
+    return result.broadcast(1, window[0]).broadcast(2, window[1])
 
 
 def edge_shares(shares, windows, box):

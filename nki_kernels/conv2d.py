@@ -17,27 +17,33 @@ Arguments
 
 Layout
     Channels on the partitions, in blocks of 128: those of x contract, those of y are the result's. A tap of all windows
-    is a view of the image, with the strides, so one matmul adds it; nothing is copied side by side. The padding is
-    written around the image in SBUF.
+    is a view of the image, with the strides, so one matmul adds it. The padding is written around the image in SBUF.
+    Where channels are few, several taps lie on the partitions, each with the image shifted by its place
+    (convolution/packing.py): 16 rows and 2 columns of 3 channels, 3 taps of 40 channels.
 
 Tiling
     for O: all of it, or as many multiples of 128 as `WEIGHT_BYTES` holds weights of
         for a stripe of images, rows or columns, the next one under way (convolution/windows.py)
             for 128 of O
                 for 4 PSUM tiles of up to 512 pixels, or several small images
-                    for C, U, V: one nc_matmul for each tile
-    Bias and activation are one instruction, as a tile leaves PSUM.
+                    for blocks of C and packs of taps: one nc_matmul for each tile
+    Bias and activation are one instruction, as a tile leaves PSUM. Without an activation the Vector engine takes every
+    second tile. Short rows of images go by way of a tile, so that whole images are loaded.
     Two cores of a logical core take half of O each.
 
 Limits
-    U * V * ceil(C / 128) up to 320, in float32 160. What one row of windows reads fits into 32 KiB of a partition.
+    U * V * ceil(C / 128) up to 320, in float32 160, less where taps are packed. What one row of windows reads fits into
+    32 KiB of a partition.
 
 Cost
-    HBM: w and y once; x once for each part of O, and what windows of two stripes share once more. Tensor engine: one
-    matmul of 512 columns for each of N H' W' / 512 tiles, U * V taps, C / 128 and O / 128 blocks. So with fewer than
-    128 channels a part of the array is idle. Rounding to x's dtype: y, and weights of another dtype.
-    Predicted for 8 x 128 x 28 x 28 to 128 channels with a window of 3 x 3 on trn2 in bfloat16, in program order and
-    scheduled: 39 and 37 us (61 % of the floor); 8 x 64 x 56 x 56 to 64 channels 112 and 111 us (21 %).
+    HBM: w and y once; x once for each tap of a pack and each part of O, what windows of two stripes share once more.
+    Tensor engine: a matmul of 512 columns for each of N H' W' / 512 tiles, packs of taps, and O / 128 blocks.
+    Rounding to x's dtype: y, and weights of another dtype.
+    Predicted on trn2 in bfloat16, in the slower of program order and scheduled, as shares of the floor: 8 images of 3 x
+    224 x 224 in patches of 16 51 %, of 14 61 %; 3 x 3 of 3 channels to 64 53 %, of 128 70 %, of 256 74 %; 1 x 1 of 256
+    to 64 96 %. 64 outputs use half of the array's columns: 8 x 64 x 56 x 56 by 3 x 3 takes at least 4.5 matmuls of a
+    tile, 47 us of a floor of 23.5, and reaches 31 %. Seven rows of 3 channels with stride 2 (ResNet's first) reach
+    24 % of 43 us: 4 columns of taps beside them load 34 MB, 94 us, and fewer take more than 84 us of matmuls.
 """
 
 from __future__ import annotations
@@ -66,7 +72,11 @@ def conv2d(x, w, bias=None, stride=(1, 1), padding=(0, 0), activation=None):
     check_windows("conv2d", (height, width), (rows, columns), stride, padding)
     windows = Windows(images, (height, width), (rows, columns), stride, padding)
     function = nl.copy if activation is None else activation_function(activation)
-    y = nl.ndarray((images, outputs, windows.rows, windows.columns), dtype=x.dtype, buffer=nl.shared_hbm)
+    # Pixels as one dim: stores of different rows of results then touch boxes that are apart.
+    pixels = nl.ndarray(
+        (images, outputs, windows.rows * windows.columns), dtype=x.dtype, buffer=nl.shared_hbm
+    )
+    y = pixels.reshape((images, outputs, windows.rows, windows.columns))
     first, end = part(outputs, PARTITIONS, nl.program_id(0))
     taps = w.flatten_dims(0, 1)[:, :, first:end]
     own = bias[:, first:end] if bias is not None else None

@@ -1,4 +1,4 @@
-"""Convolutions as products: every tap and every block of channels adds one matmul to a tile in PSUM.
+"""Convolutions as products: every pack of taps of a block of channels adds one matmul to a tile in PSUM.
 
 Two orders. `convolve` has the weights stationary and the image moving, so its results lie as images do, with the
 channels on the partitions. `convolve_rows` has the image stationary, so that a result is a row of channels.
@@ -9,26 +9,19 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.convolution.windows import (
-    boxes,
-    load_region,
-    sizes_of,
-    stripe_sizes,
-    tap,
-    tile_sizes,
-    whole,
-)
+from nki_kernels.convolution.packing import load_packed, load_weights, packed
+from nki_kernels.convolution.windows import boxes, sizes_of, stripe_sizes, tap, tile_sizes, whole
 from nki_kernels.projection.row_groups import item_bytes
-from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, cast, load, ranges
+from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, load, ranges
 
 WEIGHT_BYTES = 80 * 1024
 """Of a partition, for the weights that stay in SBUF."""
 
 
-def held_outputs(w, dtype):
+def held_outputs(pack, w, dtype):
     """Output channels whose weights [taps, C, O] stay in SBUF: all, or a multiple of 128."""
     taps, channels, outputs = w.shape
-    each = taps * blocks(channels) * item_bytes(dtype)
+    each = pack.matmuls * item_bytes(dtype)
     most = WEIGHT_BYTES // each
     if most >= outputs:
         return outputs
@@ -39,49 +32,38 @@ def held_outputs(w, dtype):
     return most // PARTITIONS * PARTITIONS
 
 
-def load_weights(w, dtype):
-    """For every block of channels its weights [channel, tap, output]."""
-    held = []
-    for first, end in ranges(0, w.shape[1]):
-        source = w[:, first:end, :].permute((1, 0, 2))
-        tile = nl.ndarray(source.shape, dtype=w.dtype, buffer=nl.sbuf)
-        nisa.dma_copy(dst=tile, src=source)
-        held.append(cast(tile, dtype))
-    return held
-
-
-def load_regions(x, windows, stripe):
-    """For every block of channels of x [N, C, H, W] what a stripe reads."""
-    across = x.permute((1, 0, 2, 3))
-    regions = []
-    for first, end in ranges(0, x.shape[1]):
-        regions.append(load_region(across[first:end, :, :, :], windows, stripe, 0.0))
-    return regions
+def chosen_pack(x, w, windows):
+    """The pack of taps for images and weights; the windows take its steps."""
+    pack = packed(windows, x.shape[1], w.shape[2], x.dtype)
+    windows.step = (pack.row_step, windows.stride[1])
+    windows.reach = (pack.region_rows(windows, 1), pack.region_columns(windows, 1))
+    return pack
 
 
 def convolve(y, x, w, bias, windows, function):
     """Store function(convolution + bias) to y [N, O, H', W']; w [taps, C, O], bias [1, O] or None."""
     outputs = w.shape[2]
-    each = blocks(x.shape[1]) * item_bytes(x.dtype)
+    pack = chosen_pack(x, w, windows)
+    each = len(pack.blocks) * item_bytes(x.dtype)
     tile = tile_sizes(windows, each)
     stripes = boxes(whole(windows), stripe_sizes(windows, tile, each))
     across = y.permute((1, 0, 2, 3))
-    for left, right in ranges(0, outputs, held_outputs(w, x.dtype)):
-        following = load_regions(x, windows, stripes[0])
-        held = load_weights(w[:, :, left:right], x.dtype)
+    for left, right in ranges(0, outputs, held_outputs(pack, w, x.dtype)):
+        following = load_packed(x, windows, stripes[0], pack)
+        held = load_weights(w[:, :, left:right], windows.window, pack, x.dtype)
         added = bias_columns(bias, left, right)
         for number in range(len(stripes)):
             stripe, regions = stripes[number], following
             if number + 1 < len(stripes):
-                following = load_regions(x, windows, stripes[number + 1])
+                following = load_packed(x, windows, stripes[number + 1], pack)
             places = boxes(stripe, tile)
             for first, end in ranges(0, right - left):
                 column = added[first // PARTITIONS] if bias is not None else None
                 for group, last in ranges(0, len(places), ACCUMULATOR_BANKS):
-                    sums = summed(places[group:last], regions, windows, stripe, held, first, end)
+                    sums = summed(places[group:last], regions, windows, stripe, held, pack, (first, end))
                     for i in range(last - group):
                         target = of_box(across[left + first : left + end, :, :, :], places[group + i])
-                        store_activated(target, sums[i], function, column)
+                        store_activated(target, sums[i], function, column, i % 2 == 1)
 
 
 def bias_columns(bias, left, right):
@@ -89,27 +71,31 @@ def bias_columns(bias, left, right):
     columns = []
     if bias is not None:
         for first, end in ranges(left, right):
-            columns.append(load(bias[:, first:end].permute((1, 0)), bias.dtype))
+            columns.append(load(bias[:, first:end].permute((1, 0)), nl.float32))
     return columns
 
 
-def summed(places, regions, windows, stripe, held, first, end):
-    """The sums over taps and channels of outputs first … end, in a PSUM tile for each box of `places`."""
+def summed(places, regions, windows, stripe, held, pack, outputs):
+    """The sums over taps and channels of some outputs, in a PSUM tile for each box of `places`."""
+    first, end = outputs
     sums = []
     for box in places:
         images, rows, columns = sizes_of(box)
         sums.append(nl.ndarray((end - first, images, rows, columns), dtype=nl.float32, buffer=nl.psum))
+    begun = False
     for block in range(len(regions)):
-        for row in range(windows.window[0]):
-            for column in range(windows.window[1]):
-                at = row * windows.window[1] + column
+        for row in range(pack.steps[0]):
+            for column in range(pack.steps[1]):
+                at = (row * pack.rows, column * pack.columns)
+                used = pack.used(windows.window, block, at)
                 for i in range(len(places)):
                     nisa.nc_matmul(
                         dst=sums[i],
-                        stationary=held[block][:, at, first:end],
-                        moving=tap(regions[block], windows, stripe, places[i], row, column),
-                        accumulate=block + at > 0,
+                        stationary=held[block][0:used, row, column, first:end],
+                        moving=tap(regions[block][0:used], windows, stripe, places[i], at[0], at[1]),
+                        accumulate=begun,
                     )
+                begun = True
     return sums
 
 
@@ -118,17 +104,24 @@ def of_box(y, box):
     return y[:, box[0][0] : box[0][1], box[1][0] : box[1][1], box[2][0] : box[2][1]]
 
 
-def store_activated(target, sums, function, bias):
-    """Store function(sums + bias), the bias a column or None."""
+def store_activated(target, sums, function, bias, by_vector):
+    """Store function(sums + bias), the bias a column or None; without a function the Vector engine may add it."""
     result = nl.ndarray(target.shape, dtype=target.dtype, buffer=nl.sbuf)
-    nisa.activation(dst=result, op=function, data=sums, bias=bias)
-    nisa.dma_copy(dst=target, src=result)
+    if function != nl.copy or not by_vector:
+        nisa.activation(dst=result, op=function, data=sums, bias=bias)
+    elif bias is None:
+        nisa.tensor_copy(dst=result, src=sums, engine=nisa.engine.vector)
+    else:
+        nisa.tensor_scalar(dst=result, data=sums, op0=nl.add, operand0=bias)
+    for image in range(target.shape[1]):
+        nisa.dma_copy(dst=target[:, image], src=result[:, image])
 
 
 def convolve_rows(y, x, w, bias, added, windows, function):
     """Store function(convolution + bias) + added to y [N, T, O], for images of one row; added [T, O] or None."""
     outputs = w.shape[2]
-    each = blocks(x.shape[1]) * item_bytes(x.dtype)
+    pack = chosen_pack(x, w, windows)
+    each = len(pack.blocks) * item_bytes(x.dtype)
     _, _, most = tile_sizes(windows, each)
     tile = (1, 1, min(most, PARTITIONS))
     stripes = boxes(whole(windows), stripe_sizes(windows, tile, each))
@@ -136,19 +129,19 @@ def convolve_rows(y, x, w, bias, added, windows, function):
     if bias is not None:
         ones = nl.ndarray((1, tile[2]), dtype=x.dtype, buffer=nl.sbuf)
         nisa.memset(dst=ones, value=1.0)
-    for left, right in ranges(0, outputs, held_outputs(w, x.dtype)):
-        following = load_regions(x, windows, stripes[0])
-        held = load_weights(w[:, :, left:right], x.dtype)
+    for left, right in ranges(0, outputs, held_outputs(pack, w, x.dtype)):
+        following = load_packed(x, windows, stripes[0], pack)
+        held = load_weights(w[:, :, left:right], windows.window, pack, x.dtype)
         row = load(bias[:, left:right], x.dtype) if bias is not None else None
         for number in range(len(stripes)):
             stripe, regions = stripes[number], following
             if number + 1 < len(stripes):
-                following = load_regions(x, windows, stripes[number + 1])
+                following = load_packed(x, windows, stripes[number + 1], pack)
             for box in boxes(stripe, tile):
                 start, end = box[2]
                 for first, last in ranges(0, right - left, ACCUMULATOR_BANKS * BANK):
                     panels = ranges(first, last, BANK)
-                    sums = summed_rows(box, regions, windows, stripe, held, panels)
+                    sums = summed_rows(box, regions, windows, stripe, held, pack, panels)
                     if bias is not None:
                         add_row(sums, panels, ones[:, 0 : end - start], row)
                     columns = (left + first, left + last)
@@ -156,23 +149,27 @@ def convolve_rows(y, x, w, bias, added, windows, function):
                     store_rows(y[box[0][0], start:end, columns[0] : columns[1]], sums, other, function)
 
 
-def summed_rows(box, regions, windows, stripe, held, panels):
+def summed_rows(box, regions, windows, stripe, held, pack, panels):
     """The sums over taps and channels of the rows of a box, in a PSUM tile for each range of outputs of `panels`."""
     rows = sizes_of(box)[2]
     sums = []
     for left, right in panels:
         sums.append(nl.ndarray((rows, right - left), dtype=nl.float32, buffer=nl.psum))
+    begun = False
     for block in range(len(regions)):
-        for at in range(windows.window[1]):
-            stationary = tap(regions[block], windows, stripe, box, 0, at)
+        for column in range(pack.steps[1]):
+            at = column * pack.columns
+            used = pack.used(windows.window, block, (0, at))
+            stationary = tap(regions[block][0:used], windows, stripe, box, 0, at)
             for i in range(len(panels)):
                 left, right = panels[i]
                 nisa.nc_matmul(
                     dst=sums[i],
                     stationary=stationary,
-                    moving=held[block][:, at, left:right],
-                    accumulate=block + at > 0,
+                    moving=held[block][0:used, 0, column, left:right],
+                    accumulate=begun,
                 )
+            begun = True
     return sums
 
 

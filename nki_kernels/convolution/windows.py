@@ -30,6 +30,8 @@ class Windows(nl.NKIObject):
         self.padding = padding
         self.rows = count(image[0], window[0], stride[0], padding[0])
         self.columns = count(image[1], window[1], stride[1], padding[1])
+        # Of a region in SBUF: elements that windows read, and how far apart windows are. A pack of taps changes both.
+        self.reach, self.step = window, stride
 
 
 def count(size, window, stride, padding):
@@ -124,8 +126,8 @@ def stretched(sizes, axis, times, limits):
 
 def region_elements(windows, sizes):
     """Elements of one channel that a box of these sizes reads."""
-    rows = (sizes[1] - 1) * windows.stride[0] + windows.window[0]
-    columns = (sizes[2] - 1) * windows.stride[1] + windows.window[1]
+    rows = (sizes[1] - 1) * windows.step[0] + windows.reach[0]
+    columns = (sizes[2] - 1) * windows.step[1] + windows.reach[1]
     return sizes[0] * rows * columns
 
 
@@ -168,10 +170,8 @@ def tap(region, windows, stripe, box, row, column):
     """The elements at (row, column) of the windows of a box, of the region of the stripe that the box is in."""
     images, rows, columns = sizes_of(box)
     image = box[0][0] - stripe[0][0]
-    top = (box[1][0] - stripe[1][0]) * windows.stride[0] + row
-    left = (box[2][0] - stripe[2][0]) * windows.stride[1] + column
-    bottom = top + (rows - 1) * windows.stride[0] + 1
-    right = left + (columns - 1) * windows.stride[1] + 1
-    return region[
-        :, image : image + images, top : bottom : windows.stride[0], left : right : windows.stride[1]
-    ]
+    top = (box[1][0] - stripe[1][0]) * windows.step[0] + row
+    left = (box[2][0] - stripe[2][0]) * windows.step[1] + column
+    bottom = top + (rows - 1) * windows.step[0] + 1
+    right = left + (columns - 1) * windows.step[1] + 1
+    return region[:, image : image + images, top : bottom : windows.step[0], left : right : windows.step[1]]

@@ -10,6 +10,7 @@ import pytest
 
 import nki_kernels as kernels
 import simulate
+from nki_kernels.convolution.packing import packed
 from nki_kernels.convolution.windows import Windows, stripe_sizes, tile_sizes
 from tests.kernels.accuracy import TARGETS, check, compare_all, normal, run, whole_numbers
 
@@ -78,6 +79,40 @@ def test_activations_with_a_bias_and_without(activation: str | None) -> None:
     checked(*given, True)
     for as_rows in (False, True):
         checked(*given[:2], None, *given[3:], as_rows)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 21, 22, 42, 43, 64, 65, 80])
+@pytest.mark.parametrize(
+    ("window", "stride", "padding"),
+    [((7, 7), (2, 2), (3, 3)), ((4, 4), (4, 4), (0, 0)), ((3, 5), (1, 3), (2, 1))],
+)
+def test_taps_of_few_channels_are_packed(
+    channels: int, window: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]
+) -> None:
+    """Of all rows or some, of several columns, with last packs of fewer taps; 512 outputs, so that packs pay."""
+    checked(*images((2, channels, 13, 17), 512, window, stride, padding))
+    checked(*images((2, channels, 40), 512, window[1:], stride[1], padding[1], "gelu", True))
+
+
+def test_a_pack_is_chosen_by_matmuls_and_by_bytes() -> None:
+    """Whisper's 80 bands: two packs of three taps of 40; patches of 16: all rows of two columns."""
+
+    def sizes(channels: int, outputs: int, *given: Any) -> tuple[int, ...]:
+        pack = packed(Windows(1, *given), channels, outputs, BF16)
+        return len(pack.blocks), pack.rows, pack.columns, pack.matmuls
+
+    assert sizes(80, 1280, (1, 3000), (1, 3), (1, 1), (0, 1)) == (2, 1, 3, 2)
+    assert sizes(3, 768, (224, 224), (16, 16), (16, 16), (0, 0)) == (1, 16, 2, 8)
+    assert sizes(128, 1280, (1, 3000), (1, 3), (1, 1), (0, 1)) == (1, 1, 1, 3)
+    assert sizes(256, 8, (9, 9), (1, 1), (1, 1), (0, 0)) == (2, 1, 1, 2)
+
+
+def test_an_infinity_beside_a_window_does_not_reach_it() -> None:
+    """Unused taps of a last pack are not multiplied by zero weights."""
+    x, w, bias, *_ = images((1, 3, 9, 20), 512, (7, 7))
+    clean = run(kernels.conv2d, (x, w, bias))
+    x[:, :, 8, :] = x[:, :, :, 19] = np.inf
+    assert np.array_equal(run(kernels.conv2d, (x, w, bias))[:, :, :2, :13], clean[:, :, :2, :13])
 
 
 def test_small_images_share_a_tile_and_large_ones_are_cut_into_stripes() -> None:

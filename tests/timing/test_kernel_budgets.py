@@ -228,11 +228,17 @@ def per_layer_input(tokens: int, hidden: int, width: int, layers: int, predicted
     return Work(kernels.per_layer_input, arguments, reads, tokens * hidden * 2, predicted_us)
 
 
+PACKED = (1, 80, 129)
+"""Of the channels of convolutions here those that leave so much of the array idle that all taps are packed."""
+
+
 def conv1d(mels: int, width: int, as_rows: bool, predicted_us: float = 0.0) -> Work:
     """One of the two convolutions of Whisper: of log-mel spectra, or of what that gives, to rows."""
     bias = narrow(1, width)
     arguments: tuple[Any, ...] = (narrow(1, mels, 3000), narrow(3, mels, width), bias, 1, 1, "gelu")
     reads: dict[str, float] = dict.fromkeys(("x", "w", "bias"), 1)
+    if mels in PACKED:
+        reads["x"] = 3 - 2 / 3000  # for each of three taps, less one column of padding for two of them
     if as_rows:
         arguments = (narrow(1, width, 3000), narrow(3, width, width), bias, 2, 1, "gelu", True)
         arguments += (narrow(1500, width),)
@@ -246,7 +252,10 @@ def conv2d(images: int, channels: int, size: int, outputs: int, predicted_us: fl
     weights, bias = narrow(3, 3, channels, outputs), narrow(1, outputs)
     arguments = (narrow(images, channels, size, size), weights, bias, (1, 1), (1, 1), "relu")
     written = images * outputs * size * size * 2
-    return Work(kernels.conv2d, arguments, dict.fromkeys(("x", "w", "bias"), 1), written, predicted_us)
+    reads: dict[str, float] = dict.fromkeys(("x", "w", "bias"), 1)
+    if channels in PACKED:
+        reads["x"] = (3 - 2 / size) ** 2
+    return Work(kernels.conv2d, arguments, reads, written, predicted_us)
 
 
 def pool(
@@ -434,11 +443,11 @@ REALISTIC = (
     output_projection(1024, 512, 4096, 71.6),
     mlp(1024, 4096, 1792, 625.4),
     per_layer_input(1024, 1536, 256, 35, 51.1),
-    conv1d(80, 384, False, 23.2),
+    conv1d(80, 384, False, 21.6),
     conv1d(384, 384, True, 32.5),
     conv1d(128, 1280, False, 52.5),
     conv1d(1280, 1280, True, 223.7),
-    conv2d(8, 128, 28, 128, 38.6),
+    conv2d(8, 128, 28, 128, 34.3),
     pool(kernels.max_pool, 8, 64, 112, 41.9),
     pool(kernels.average_pool, 8, 64, 112, 59.5),
     copy_pages(1, 512, 16, 8, 10.0),

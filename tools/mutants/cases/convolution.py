@@ -42,6 +42,9 @@ def convolutions() -> list[Case]:
         _convolved("trn2", (1, 8200, 200), 3, (1,), False, 1, 0, None),
         _convolved("trn2", (1, 8200, 12, 12), 1, (1, 1), False, (1, 1), (0, 0)),
         _convolved("trn2", (40, 8200, 2, 2), 1, (1, 1), False, (1, 1), (0, 0)),
+        _convolved("trn2", (2, 3, 11, 13), 300, (7, 7), True, (2, 2), (3, 3), None),
+        _convolved("trn2", (2, 64, 7, 9), 300, (3, 3), True, (2, 1), (1, 1), None),
+        _convolved("trn2", (2, 80, 30), 300, (3,), True, 1, 1, None),
         two_cores(_convolved("trn2", (1, 20, 60), 200, (3,), True, 2, 1, None, True)),
     ]
 
