@@ -9,6 +9,8 @@ from collections.abc import Iterable
 import simulate
 from benchmarks.fidelity.sources.clones import recognised
 from benchmarks.kernels.behind import public_text, stored_public
+from benchmarks.kernels.convolutions import convolution_works
+from benchmarks.kernels.latent import latent_works
 from benchmarks.kernels.measure import Bench, Measured, Refused
 from benchmarks.kernels.public import best_public
 from benchmarks.kernels.routed import expert_works
@@ -22,7 +24,9 @@ TABLES = (*((target, 1) for target in TARGETS), ("trn2", 2))
 
 def works_of(cores: int) -> list[Work]:
     """The works of a table, in its order."""
-    return [*works(), *expert_works()] if cores == 1 else [*divided_works()]
+    if cores > 1:
+        return [*divided_works()]
+    return [*works(), *expert_works(), *latent_works(), *convolution_works()]
 
 
 def rows_of(target: str, cores: int, chosen: Iterable[Work]) -> list[Measured | Refused]:

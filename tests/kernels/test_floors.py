@@ -11,13 +11,12 @@ from benchmarks.kernels.__main__ import TABLES, main, rows_of, works_of
 from benchmarks.kernels.behind import REASONS, behind
 from benchmarks.kernels.measure import Bench, Measured, Refused
 from benchmarks.kernels.public import best_public
-from benchmarks.kernels.routed import expert_works
 from benchmarks.kernels.table import line, stored, text
 from benchmarks.kernels.works import divided_works, works
 
 
-def test_there_are_244_works_with_titles_of_their_own_and_76_of_two_cores() -> None:
-    assert len({work.title for work in (*works(), *expert_works())}) == 244
+def test_there_are_304_works_with_titles_of_their_own_and_76_of_two_cores() -> None:
+    assert len({work.title for work in works_of(1)}) == 304
     assert len({work.title for work in divided_works()}) == 76
 
 

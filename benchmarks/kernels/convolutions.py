@@ -1,0 +1,75 @@
+"""The works of convolutions and poolings on one rank: Whisper's windows of speech, and images of vision models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from benchmarks.kernels.works import BFLOAT16, Work
+from model.layers.launch import Launch, LeastWork, Value
+
+
+@dataclass(frozen=True)
+class Images:
+    """A convolution of images: what it is of, their number, channels, size; channels of the result; square windows."""
+
+    name: str
+    images: int
+    channels: int
+    size: int
+    outputs: int
+    window: int
+    stride: int
+    padding: int
+
+    @property
+    def results(self) -> int:
+        """Rows, and columns, of the result."""
+        return (self.size + 2 * self.padding - self.window) // self.stride + 1
+
+
+CONVOLUTIONS = (
+    Images("patches of 16, ViT-B", 8, 3, 224, 768, 16, 16, 0),
+    Images("patches of 14, ViT-L", 8, 3, 224, 1024, 14, 14, 0),
+    Images("first layer, ResNet-50", 8, 3, 224, 64, 7, 2, 3),
+    Images("first layer, VGG-16", 4, 3, 224, 64, 3, 1, 1),
+    Images("3 x 3 of 64, ResNet-50", 8, 64, 56, 64, 3, 1, 1),
+    Images("3 x 3 of 128, ResNet-50", 8, 128, 28, 128, 3, 1, 1),
+    Images("3 x 3 of 256, ResNet-50", 16, 256, 14, 256, 3, 1, 1),
+    Images("1 x 1 of 256 to 64, ResNet-50", 8, 256, 56, 64, 1, 1, 0),
+)
+POOLINGS = (
+    ("max_pool", Images("3 x 3, ResNet-50", 8, 64, 112, 64, 3, 2, 1)),
+    ("max_pool", Images("2 x 2, VGG-16", 4, 64, 224, 64, 2, 2, 0)),
+    ("average_pool", Images("2 x 2, DenseNet", 8, 128, 56, 128, 2, 2, 0)),
+    ("average_pool", Images("3 x 3, Inception-v3", 8, 192, 35, 192, 3, 1, 1)),
+)
+
+
+def _value(name: str, *sizes: int) -> Value:
+    return Value(name, sizes, BFLOAT16)
+
+
+def convolution_works() -> Iterator[Work]:
+    """Images, then poolings."""
+    for each in CONVOLUTIONS:
+        x = _value("x", each.images, each.channels, each.size, each.size)
+        w = _value("w", each.window, each.window, each.channels, each.outputs)
+        bias = _value("bias", 1, each.outputs)
+        pixels = each.images * each.results**2
+        operations = 2.0 * pixels * prod(w.shape)
+        least = LeastWork(
+            operations, x.nbytes + w.nbytes + bias.nbytes + BFLOAT16.itemsize * pixels * each.outputs
+        )
+        steps = ((each.stride,) * 2, (each.padding,) * 2)
+        launch = Launch("conv2d", (x, w, bias, *steps), ("y",), least, pixels)
+        yield Work(f"convolution, {each.name}", None, 0, least, (launch,))
+    for kernel, each in POOLINGS:
+        x = _value("x", each.images, each.channels, each.size, each.size)
+        written = BFLOAT16.itemsize * each.images * each.channels * each.results**2
+        least = LeastWork(0.0, float(x.nbytes + written))
+        launch = Launch(
+            kernel, (x, *((size,) * 2 for size in (each.window, each.stride, each.padding))), ("y",), least, 1
+        )
+        yield Work(f"{kernel.replace('_', ' ')}, {each.name}", None, 0, least, (launch,))
