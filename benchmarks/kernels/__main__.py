@@ -13,6 +13,7 @@ from benchmarks.kernels.convolutions import convolution_works
 from benchmarks.kernels.latent import latent_works
 from benchmarks.kernels.measure import Bench, Measured, Refused
 from benchmarks.kernels.public import best_public
+from benchmarks.kernels.recurrent import recurrent_works
 from benchmarks.kernels.routed import expert_works
 from benchmarks.kernels.table import stored, text
 from benchmarks.kernels.works import Work, divided_works, works
@@ -26,7 +27,7 @@ def works_of(cores: int) -> list[Work]:
     """The works of a table, in its order."""
     if cores > 1:
         return [*divided_works()]
-    return [*works(), *expert_works(), *latent_works(), *convolution_works()]
+    return [*works(), *expert_works(), *latent_works(), *convolution_works(), *recurrent_works()]
 
 
 def rows_of(target: str, cores: int, chosen: Iterable[Work]) -> list[Measured | Refused]:
