@@ -57,7 +57,7 @@ def _work(name: str, kernel: str, rows: int, operations: float, arguments: tuple
 def _gated_delta(name: str, sequences: int, tokens: int, key_heads: int, heads: int) -> Work:
     rows, size = sequences * tokens, 128
     state = _value("state", sequences, heads, size, size, dtype=np.float32)
-    arguments = (
+    arguments: tuple[Argument, ...] = (
         _value("qkv", rows, (2 * key_heads + heads) * size),
         _value("gates", rows, heads * (size + 2)),
         *(_value("a_log", 1, heads), _value("dt_bias", 1, heads), _value("norm", 1, size)),
@@ -69,7 +69,7 @@ def _gated_delta(name: str, sequences: int, tokens: int, key_heads: int, heads: 
 
 def _duality(name: str, sequences: int, tokens: int, heads: int, depth: int, states: int) -> Work:
     rows, inner = sequences * tokens, heads * depth
-    arguments = (
+    arguments: tuple[Argument, ...] = (
         *(_value("u", rows, inner + 2 * states), _value("steps", rows, heads)),
         *(_value(each, 1, heads) for each in ("dt_bias", "a_log", "d")),
         *(_value("gate", rows, inner), _value("state", sequences, states, inner, dtype=np.float32)),
@@ -80,7 +80,7 @@ def _duality(name: str, sequences: int, tokens: int, heads: int, depth: int, sta
 
 def _scan(name: str, sequences: int, tokens: int, channels: int, states: int, rank: int) -> Work:
     rows = sequences * tokens
-    arguments = (
+    arguments: tuple[Argument, ...] = (
         *(_value("u", rows, channels), _value("projected", rows, rank + 2 * states)),
         *(_value("w_dt", rank, channels), _value("dt_bias", 1, channels)),
         *(_value("a_log", channels, states), _value("d", 1, channels), _value("gate", rows, channels)),
@@ -94,7 +94,7 @@ def _scan(name: str, sequences: int, tokens: int, channels: int, states: int, ra
 
 def _convolution(name: str, sequences: int, tokens: int, channels: int, taps: int) -> Work:
     rows = sequences * tokens
-    arguments = (
+    arguments: tuple[Argument, ...] = (
         *(_value("x", rows, channels), _value("weight", taps, channels), _value("bias", 1, channels)),
         *(_value("state", sequences, taps - 1, channels), *_places(sequences), _value("y", rows, channels)),
     )
