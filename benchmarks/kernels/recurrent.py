@@ -61,7 +61,11 @@ def _gated_delta(name: str, sequences: int, tokens: int, key_heads: int, heads: 
         _value("qkv", rows, (2 * key_heads + heads) * size),
         _value("gates", rows, heads * (size + 2)),
         *(_value("a_log", 1, heads), _value("dt_bias", 1, heads), _value("norm", 1, size)),
-        *(state, *_places(sequences), key_heads, 1e-6, _value("y", rows, heads * size)),
+        state,
+        *_places(sequences),
+        key_heads,
+        1e-6,
+        _value("y", rows, heads * size),
     )
     kernel = "gated_delta" if tokens > 1 else "gated_delta_step"
     return _work(name, kernel, rows, 6.0 * rows * heads * size * size, arguments)
