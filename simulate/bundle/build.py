@@ -82,8 +82,9 @@ def build_case(
 class Program:
     """A kernel on arguments of certain shapes: one launch on copies of the first ones, and what all have in common.
 
-    `outputs` are what this launch returned. Chip and physical cores are the environment's where they are None. Without
-    a reference, `<kernel>_reference` of the kernel's module is it. The kernel's files are added to `sources`.
+    `outputs` are what this launch returned; `written` names for each the argument that it is, or is empty. Chip and
+    physical cores are the environment's where they are None. Without a reference, `<kernel>_reference` of the kernel's
+    module is it. The kernel's files are added to `sources`.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class Program:
         with gathered() as seen:
             launch = launch_on(kernel, words, [(own.args, own.keywords)], Mode.eager, chip=chip, cores=cores)
         self.outputs = results(launch.outputs[0])
+        self.written = [_argument_of(each, kernel, own) for each in self.outputs]
         self.predicted = predicted(launch, file.parents[self.module.count(".")])
         self.instructions = instructions(launch.streams)
         self.findings = tuple(sorted({each.code for each in findings_of(seen)}))
@@ -249,9 +251,24 @@ def _outputs(program: Program, call: Call, name: str) -> tuple[tuple[Output, ...
         files[file] = np.ascontiguousarray(array)
         tile = tile_of(array.shape)
         outputs.append(
-            Output(f"output-{number}", file, array.shape, array.dtype.name, tile, tolerances[number], why)
+            Output(
+                f"output-{number}",
+                file,
+                array.shape,
+                array.dtype.name,
+                tile,
+                tolerances[number],
+                why,
+                argument=program.written[number],
+            )
         )
     return tuple(outputs), files
+
+
+def _argument_of(output: np.ndarray, kernel: Callable[..., Any], call: Call) -> str:
+    """The array argument that the kernel wrote to and returned as this output; empty for a new array."""
+    arrays = ((name, each) for name, each, _ in named_arguments(kernel, call) if isinstance(each, np.ndarray))
+    return next((name for name, each in arrays if np.shares_memory(output, each)), "")
 
 
 def check_dtype(array: np.ndarray, number: int, name: str) -> None:

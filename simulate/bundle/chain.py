@@ -178,20 +178,20 @@ class LaunchCases(Cases):
         why: str,
     ) -> Output:
         check_dtype(array, number, name)
-        values, record = array, None
+        values, record, named = array, None, ""
         if onto is not None:
-            argument, before = onto
+            named, before = onto
             axis, places = places_written(before, array)
             values = np.take(array, places, axis)
-            record = Onto(argument, axis, array.shape, self._file("places", places))
+            record = Onto(named, axis, array.shape, self._file("places", places))
         values = np.ascontiguousarray(values).copy()
         tile, shape, dtype = tile_of(values.shape), values.shape, values.dtype.name
         if values.nbytes > MOST_OUTPUT_BYTES:
             tiles = tuple(tile_digests(values.view(bits_of(values.dtype)), *tile))
-            return Output(f"output-{number}", "", shape, dtype, tile, tolerance, why, record, tiles)
+            return Output(f"output-{number}", "", shape, dtype, tile, tolerance, why, record, tiles, named)
         file = f"expected/{name}/output-{number}.npy"
         self.arrays[file] = values
-        return Output(f"output-{number}", file, shape, dtype, tile, tolerance, why, record)
+        return Output(f"output-{number}", file, shape, dtype, tile, tolerance, why, record, argument=named)
 
 
 def places_written(before: np.ndarray, after: np.ndarray) -> tuple[int, np.ndarray]:

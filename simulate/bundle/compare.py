@@ -36,7 +36,10 @@ def _is_intact(folder: Path, digest: str) -> bool:
 def report(seen: Comparison) -> list[Part]:
     """The parts of the text, for a terminal."""
     packages = seen.result.environment.packages
-    where = [seen.result.environment.instance or "instance unknown", f"path {seen.result.path or 'none'}"]
+    where = [
+        seen.result.environment.instance or "instance unknown",
+        f"launcher {seen.result.launcher or 'none'}",
+    ]
     where += [
         f"{name} {packages[name]}"
         for name in ("nki", "neuronx-cc", "torch-neuronx", "nrtpy")
@@ -139,7 +142,7 @@ def document(seen: Comparison) -> dict[str, Any]:
         "target": seen.bundle.target,
         "agrees": seen.agrees,
         "intact": seen.intact,
-        "path": seen.result.path,
+        "launcher": seen.result.launcher,
         "packages": seen.result.environment.packages,
         "instance": seen.result.environment.instance,
         "cases": [_case(each) for each in seen.cases],

@@ -124,7 +124,7 @@ def _entry(folder: Path, bundle: Bundle, result: Result, case: Case, times: Time
         "cores": case.lnc,
         "latency_us": times.median_ns / 1e3,
         "measured": DEVICE if on_device else HOST,
-        "source": f"bundle {bundle.digest[:12]}, run {result.started} through {result.path} ({packages})",
+        "source": f"bundle {bundle.digest[:12]}, run {result.started} launched by {result.launcher} ({packages})",
         "confidence": _confidence(times, on_device),
         "metrics": {"spread_us": times.spread_ns / 1e3, "repetitions": len(times.repetitions_ns)},
     }

@@ -81,7 +81,7 @@ class Output:
 
     tile: rows and columns of one tile, where the leading dims are taken together as rows. tolerance is None where the
     kernel has no reference, with the reason in `why`. tiles: where values take too much room, and `file` is empty, the
-    SHA-256 of every tile.
+    SHA-256 of every tile. argument: the argument that the kernel writes to and returns here, empty for a new array.
     """
 
     name: str
@@ -93,6 +93,7 @@ class Output:
     why: str = ""
     onto: Onto | None = None
     tiles: tuple[str, ...] = ()
+    argument: str = ""
 
 
 @dataclass(frozen=True)
@@ -313,6 +314,7 @@ def _output(found: Fields) -> Output:
         found.text("why", ""),
         _onto(found.fields("onto")) if found.has("onto") else None,
         found.texts("tiles"),
+        found.text("argument", ""),
     )
 
 

@@ -19,7 +19,7 @@ from simulate.bundle.reading import DTYPES, Fields, read_array, read_json, refus
 RESULT_FOLDER = "result"
 RESULT = "result.json"
 SCHEMA = 2
-PATHS = ("nki", "neuronxcc", "torchneuron", "torch_xla")
+LAUNCHERS = ("nki", "neuronxcc", "torchneuron", "torch_xla")
 RAN, FAILED, SKIPPED = STATUSES = ("ran", "failed", "skipped")
 STAGES = ("import", "compile", "run", "time", "profile", "read", "write")
 DEVICE, HOST = CLOCKS = ("device", "host")
@@ -99,7 +99,7 @@ class Result:
     started: str
     finished: str | None
     environment: Environment
-    path: str | None
+    launcher: str | None
     cases: tuple[CaseResult, ...]
     failures: tuple[tuple[str, str], ...]
 
@@ -124,7 +124,7 @@ def load(folder: Path) -> tuple[Bundle, Result]:
         found.text("started"),
         found.optional_text("finished"),
         _environment(found.fields("environment")),
-        found.choice("path", PATHS) if found.has("path") else None,
+        found.choice("launcher", LAUNCHERS) if found.has("launcher") else None,
         cases,
         tuple((each.text("stage"), each.text("message")) for each in found.rows("failures")),
     )

@@ -4,15 +4,15 @@
     python run.py              all cases
     python run.py --help       options
 
-It needs Python 3.10 or later, numpy and AWS's Neuron SDK, and nothing of NKI Workbench. It finds out which way to a
-chip is installed, and for every case compiles, runs, times and profiles the kernel in a process of its own with a time
-limit: a case that crashes or hangs loses itself only. `result/result.json` is rewritten after every case and valid at
-any time. It can be copied anywhere; nothing in it imports the rest of the project. A bundle of a model has
+It needs Python 3.10 or later, numpy and AWS's Neuron SDK, and nothing of NKI Workbench. It finds out which launcher of
+kernels is installed, and for every case compiles, runs, times and profiles the kernel in a process of its own with a
+time limit: a case that crashes or hangs loses itself only. `result/result.json` is rewritten after every case and
+valid at any time. It can be copied anywhere; nothing in it imports the rest of the project. A bundle of a model has
 `run_model.py` beside it, which this file hands over to; `run_weights.py` is there where weights are not in the bundle:
 
     python run.py --weights FOLDER
 
-The calls were written after AWS's documentation of SDK 2.20 to 2.33. None of it has run on a chip. The ways:
+The calls were written after AWS's documentation of SDK 2.20 to 2.33. None of it has run on a chip. The launchers:
 
 nki          the kernel called with numpy arrays, which compiles and executes it without a framework: page "nki.jit",
              SDK 2.31 and later (NKI 0.5); NKI_ARTIFACTS_DIR keeps the NEFF: page "Test and debug a NKI kernel
@@ -57,7 +57,7 @@ from typing import Any, NoReturn
 SCHEMA = 2
 RESERVE_BYTES = 4_000_000  # kept free for result.json, should the disk become full
 LOG_BYTES = 400_000  # the end of a case's output that is kept
-PATHS = ("nki", "torchneuron", "torch_xla", "neuronxcc")
+LAUNCHER_NAMES = ("nki", "torchneuron", "torch_xla", "neuronxcc")
 PACKAGES = (
     "nki neuronx-cc nrtpy torch torch-neuronx torch-xla libneuronxla jax-neuronx numpy ml_dtypes"
     " aws-neuronx-runtime-discovery nki-library"
@@ -143,8 +143,8 @@ def number(version: str) -> tuple[int, ...]:
     return tuple(int(each) for each in re.findall(r"\d+", version)[:2])
 
 
-def usable_path(dialect: str, found: dict[str, str]) -> tuple[str | None, str]:
-    """The way to the chip for kernels that import `dialect`, and what is wrong or remarkable about it."""
+def usable_launcher(dialect: str, found: dict[str, str]) -> tuple[str | None, str]:
+    """The launcher for kernels that import `dialect`, and what is wrong or remarkable about it."""
     nki, compiler = found.get("nki"), found.get("neuronx-cc")
     if dialect == "neuronxcc.nki":
         if compiler is None:
@@ -264,7 +264,7 @@ def on_cores(kernel: Any, case: Json) -> Any:
 
 
 def by_numpy(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
-    """A function that launches the kernel on new copies of its numpy arguments (path nki)."""
+    """A function that launches the kernel on new copies of its numpy arguments (launcher nki)."""
     kernel = on_cores(kernel_of(folder, case), case)
     return lambda: kernel_call(
         kernel, *arguments_of(case, read, lambda bits, dtype: bits.view(dtype_named(dtype)))
@@ -300,24 +300,32 @@ def by_torchneuron(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
     kernel = on_cores(kernel_of(folder, case), case)
     names = [each["name"] for each in arrays_of(case)]
     by_place = [each["name"] for each in case["arguments"] if not each["keyword"]]
+    # Of a custom operator of torch: arguments that it writes to are named, and it returns new tensors only.
+    written = [each.get("argument", "") for each in case["outputs"]]
+    new = [place for place, argument in enumerate(written) if not argument]
+    several = tuple.__class_getitem__(tuple(torch.Tensor for _ in new))
 
     def launch() -> Any:
         places, named = arguments_of(case, read, lambda bits, dtype: to_torch(bits, dtype).to("neuron"))
         given = dict(zip(by_place, places)) | named
-        several = tuple.__class_getitem__(tuple(torch.Tensor for _ in case["outputs"]))
-        result = torch.Tensor if len(case["outputs"]) == 1 else several
+        result = None if not new else torch.Tensor if len(new) == 1 else several
 
         def operator(*tensors: Any) -> Any:
-            return kernel(**{**given, **dict(zip(names, tensors))})
+            outputs = kernel(**{**given, **dict(zip(names, tensors))})
+            every = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
+            made = tuple(every[place] for place in new)
+            return None if not made else made[0] if len(made) == 1 else made
 
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         parameters = [inspect.Parameter(name, kind, annotation=torch.Tensor) for name in names]
         operator.__signature__ = inspect.Signature(parameters, return_annotation=result)  # type: ignore[attr-defined]
         operator.__annotations__ = {**dict.fromkeys(names, torch.Tensor), "return": result}
-        registered = nki_op(f"nkw_bundle::{case['function']}_{time.monotonic_ns()}", mutates_args={})(
-            operator
+        name = f"nkw_bundle::{case['function']}_{time.monotonic_ns()}"
+        made = nki_op(name, mutates_args=set(filter(None, written)))(operator)(
+            *(given[each] for each in names)
         )
-        return registered(*(given[name] for name in names))
+        rest = iter(made if len(new) > 1 else (made,))
+        return tuple(given[argument] if argument else next(rest) for argument in written)
 
     return launch
 
@@ -370,7 +378,7 @@ def child(folder: Path, out: Path, manifest: Json, case: Json, options: argparse
     try:
         teller.say(stage="import")
         read = read_from(folder, manifest, options.weights)
-        launch = LAUNCHERS[options.path](folder, case, read)
+        launch = LAUNCHERS[options.launcher](folder, case, read)
         teller.say(stage="compile")
         returned = launch()
         teller.say(stage="read")
@@ -379,7 +387,7 @@ def child(folder: Path, out: Path, manifest: Json, case: Json, options: argparse
         teller.say(stage="time")
         teller.say(
             times=benchmarked(folder, case, read, options)
-            if options.path == "neuronxcc"
+            if options.launcher == "neuronxcc"
             else timed(launch, options)
         )
         teller.say(stage=None)
@@ -504,7 +512,7 @@ class Record:
             "started": now(),
             "finished": None,
             "environment": environment(),
-            "path": None,
+            "launcher": None,
             "cases": [],
             "failures": [],
         }
@@ -670,7 +678,7 @@ def start_child(
     out: Path,
     case: Json,
     build: Path,
-    path: str,
+    launcher: str,
     options: argparse.Namespace,
     record: Record,
     listener: Callable[[Json], None] | None = None,
@@ -689,7 +697,7 @@ def start_child(
     }
     if not os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE"):
         variables["NEURON_PLATFORM_TARGET_OVERRIDE"] = record.values["target"]
-    command = [sys.executable, str(Path(__file__).resolve()), "--child", case["name"], "--path", path]
+    command = [sys.executable, str(Path(__file__).resolve()), "--child", case["name"], "--launcher", launcher]
     return Process([*command, *passed_on(out, options)], variables, build, options.timeout, listener)
 
 
@@ -701,10 +709,10 @@ def passed_on(out: Path, options: argparse.Namespace) -> list[str]:
     return [*words, *(word for name, own in several.items() if own for word in (name, *own))]
 
 
-def run_case(out: Path, case: Json, path: str, options: argparse.Namespace, record: Record) -> Json:
+def run_case(out: Path, case: Json, launcher: str, options: argparse.Namespace, record: Record) -> Json:
     """Compile, run, time and profile one case; returns its result."""
     build = out / "build" / case["name"]
-    done = start_child(out, case, build, path, options, record)
+    done = start_child(out, case, build, launcher, options, record)
     error, stage = done.error, done.told["stage"]
     neff = newest(build, ".neff")
     if error is not None and stage == "compile" and neff is not None:
@@ -859,7 +867,9 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--only", metavar="CASE", nargs="+", help="run these cases only")
     found.add_argument("--weights", metavar="FOLDER", help="the model's folder, for a bundle of a model")
     found.add_argument(
-        "--path", choices=PATHS, help="the way to the chip (default: what is installed decides)"
+        "--launcher",
+        choices=LAUNCHER_NAMES,
+        help="what launches kernels (default: what is installed decides)",
     )
     found.add_argument(
         "--warmup", type=int, default=5, metavar="N", help="launches before those that are timed"
@@ -942,22 +952,22 @@ def run_cases(out: Path, cases: dict[str, Json], options: argparse.Namespace, re
     for name, case in cases.items():
         if options.only and name not in options.only:
             continue
-        path, remark = path_of(case, options, record)
+        launcher, remark = launcher_of(case, options, record)
         record.values["cases"].append(
-            run_case(out, case, path, options, record) if path else skipped(name, remark)
+            run_case(out, case, launcher, options, record) if launcher else skipped(name, remark)
         )
         record.save()
         print(line_of(record.values["cases"][-1]), flush=True)
 
 
-def path_of(case: Json, options: argparse.Namespace, record: Record) -> tuple[str | None, str]:
-    """The way to the chip for a case, which is recorded, and what is wrong or remarkable about it."""
-    path, remark = usable_path(case["imports"], versions())
-    path = options.path or path
+def launcher_of(case: Json, options: argparse.Namespace, record: Record) -> tuple[str | None, str]:
+    """The launcher of a case, which is recorded, and what is wrong or remarkable about it."""
+    launcher, remark = usable_launcher(case["imports"], versions())
+    launcher = options.launcher or launcher
     if remark:
         record.failed("import", remark)
-    record.values["path"] = path
-    return path, remark
+    record.values["launcher"] = launcher
+    return launcher, remark
 
 
 def skipped(name: str, why: str) -> Json:

@@ -132,7 +132,7 @@ class Runner:
 
         Launches of a program that runs for the first time in this process are timed several times, later ones once.
         """
-        launch = run.LAUNCHERS[self._options.path](
+        launch = run.LAUNCHERS[self._options.launcher](
             self._folder, case, lambda argument: self._chain.given(argument, arrays)
         )
         program = case["like"] or case["name"]
@@ -225,7 +225,7 @@ class Story:
         self._steps = manifest["generated"]["steps"]
         self._crashes: Counter[str] = Counter()
 
-    def hear(self, told: Json) -> None:
+    def note(self, told: Json) -> None:
         """Record a result, or the NEFF of a program."""
         if "neff" in told:
             self.neffs[told["program"]] = told["neff"]
@@ -277,8 +277,8 @@ def run_all(out: Path, manifest: Json, options: argparse.Namespace, record: Any)
     """Run all launches, in as many processes as it takes; then time and profile each program on the device."""
     story = Story(out, manifest, options, record)
     for case in manifest["cases"]:
-        path, remark = run.path_of(case, options, record)
-        if path is None:
+        launcher, remark = run.launcher_of(case, options, record)
+        if launcher is None:
             for each in story.left:
                 record.values["cases"].append({**run.skipped(each["name"], remark), **MODEL_PART})
             return
@@ -287,7 +287,7 @@ def run_all(out: Path, manifest: Json, options: argparse.Namespace, record: Any)
     while story.left:
         first, heard = story.left[0], len(story.left)
         options.leave_out = story.left_out
-        done = run.start_child(out, first, build, path, options, record, story.hear)
+        done = run.start_child(out, first, build, launcher, options, record, story.note)
         for each in done.lost:
             record.failed("write", each)
         logs = (logs + done.log)[-run.LOG_BYTES :]

@@ -49,7 +49,7 @@ def bring_back(folder: Path) -> None:
         "started": "",
         "finished": "then",
         "environment": environment,
-        "path": "nki",
+        "launcher": "nki",
         "cases": cases,
         "failures": [],
     }

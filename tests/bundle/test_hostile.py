@@ -101,8 +101,8 @@ def output_of(result: Json) -> Json:
         (lambda result: result.pop("cases"), "'cases' is missing; a list is wanted"),
         (lambda result: result.update(schema=3), "has schema 3; this version reads schema 2"),
         (
-            lambda result: result.update(path="moon"),
-            "'path' is 'moon'; one of nki, neuronxcc, torchneuron, torch_xla",
+            lambda result: result.update(launcher="moon"),
+            "'launcher' is 'moon'; one of nki, neuronxcc, torchneuron, torch_xla",
         ),
         (lambda result: result["cases"][0].update(name="other"), "'other' is no case of the bundle"),
         (

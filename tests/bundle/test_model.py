@@ -109,7 +109,7 @@ def test_unchanged_it_comes_back_equal(
     capsys.readouterr()
     assert simulator(["compare", str(taken)]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("all 34 launches are equal (trn2; instance unknown, path nki, nki 0.7.0)")
+    assert out.startswith("all 34 launches are equal (trn2; instance unknown, launcher nki, nki 0.7.0)")
     assert "prompt 1: 2 of 2 tokens are equal" in out and "likely" not in out
     result = result_of(taken)
     assert {each["inputs"] for each in result["cases"]} == {"expected"}

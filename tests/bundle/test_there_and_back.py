@@ -37,7 +37,7 @@ def test_unchanged_it_reports_equality(
     assert done.returncode == 0, done.stdout + done.stderr
     assert main(["compare", str(carried)]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("all 4 cases are equal (trn2; instance unknown, path nki, nki 0.7.0)")
+    assert out.startswith("all 4 cases are equal (trn2; instance unknown, launcher nki, nki 0.7.0)")
     assert "likely" not in out and "NO" not in out
     result = result_of(carried)
     assert result["finished"] is not None and result["failures"] == []

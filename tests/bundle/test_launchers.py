@@ -1,4 +1,4 @@
-"""The ways from run.py to a chip, against stubs that take what is documented and nothing else."""
+"""The launchers of run.py, against stubs that take what is documented and nothing else."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ import pytest
 import torch
 
 from simulate.bundle import run
+from simulate.cli import main
+from tests.bundle.conftest import HERE
 
 
 @pytest.fixture
@@ -84,7 +86,36 @@ def test_torchneuron_gets_an_operator_that_torch_takes(
         run.by_torchneuron(bundle, case(name), reading(bundle))(),
     )
     ((operator, mutates),) = seen
-    assert operator.startswith(f"nkw_bundle::{name}_") and mutates == {}
+    assert operator.startswith(f"nkw_bundle::{name}_")
+    assert mutates == set()
+
+
+def test_torchneuron_is_told_which_arguments_a_kernel_writes_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A custom operator of torch names them, and may not return them."""
+    monkeypatch.chdir(HERE)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    folder = tmp_path / "stored"
+    words = ["travelling.elementwise:stored", "f32[130,96]", "f32[1,96]", "--target", "trn2"]
+    assert main(["bundle", *words, "--out", str(folder)]) == 0
+    (case,) = json.loads((folder / "bundle.json").read_text())["cases"]
+    assert [each["argument"] for each in case["outputs"]] == ["", "cache"]
+    seen = []
+
+    def nki_op(name: str, *, mutates_args: Any) -> Any:
+        seen.append(mutates_args)
+        return torch.library.custom_op(name, mutates_args=mutates_args)
+
+    module(monkeypatch, "torch_neuronx", nki_op=nki_op)
+    on_device(monkeypatch, "neuron")
+    try:
+        same_as_expected(folder, case, run.by_torchneuron(folder, case, reading(folder))())
+    finally:
+        for name in [each for each in sys.modules if each.partition(".")[0] == "travelling"]:
+            del sys.modules[name]
+        run.imported.cache_clear()
+    assert seen == [{"cache"}]
 
 
 @pytest.mark.parametrize("name", ["scaled", "shifted", "picked"])
@@ -141,7 +172,7 @@ def test_beta1_kernels_go_through_baremetal_and_benchmark(
 
 
 @pytest.mark.parametrize(
-    ("dialect", "installed", "path", "said"),
+    ("dialect", "installed", "launcher", "said"),
     [
         ("nki", {"nki": "0.7.0"}, "nki", ""),
         ("nki", {"nki": "0.5.0", "torch-neuronx": "2.14.0"}, "nki", ""),
@@ -166,10 +197,10 @@ def test_beta1_kernels_go_through_baremetal_and_benchmark(
     ],
 )
 def test_what_is_installed_decides_the_path(
-    dialect: str, installed: dict[str, str], path: str | None, said: str
+    dialect: str, installed: dict[str, str], launcher: str | None, said: str
 ) -> None:
-    found, remark = run.usable_path(dialect, installed)
-    assert found == path
+    found, remark = run.usable_launcher(dialect, installed)
+    assert found == launcher
     assert said in remark and bool(said) == bool(remark)
 
 
