@@ -20,6 +20,14 @@ def test_there_are_328_works_with_titles_of_their_own_and_76_of_two_cores() -> N
     assert len({work.title for work in divided_works()}) == 76
 
 
+@pytest.mark.parametrize(("target", "cores"), TABLES)
+def test_a_stored_table_has_one_head_and_a_row_for_each_work(target: str, cores: int) -> None:
+    head, names, *rows = stored(target, cores).read_text().splitlines()
+    titles = [work.title for work in works_of(cores)]
+    assert f" of {len(titles)} rows reach " in head and names.startswith("work ")
+    assert [row[: max(45, len(title))].rstrip() for row, title in zip(rows, titles, strict=True)] == titles
+
+
 @pytest.mark.deep
 @pytest.mark.parametrize(("target", "cores"), TABLES)
 def test_the_stored_table_is_what_the_kernels_take(target: str, cores: int) -> None:
