@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from tests.kernels.test_latent_attention import batch, expansion
 from tools.mutants.__main__ import CAUGHT, MORTALITY, sampled
 from tools.mutants.calls import Call, View
 from tools.mutants.campaign import Result, run
 from tools.mutants.cases import cases
+from tools.mutants.cases.case import by_reference
 from tools.mutants.equivalents import EQUIVALENTS, matches, reason
 from tools.mutants.judge import Fate, Verdict, launched
 from tools.mutants.log import same_calls
@@ -125,6 +127,26 @@ def _statements(function: Any) -> list[Any]:
     return [
         node for node in inner if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
     ]
+
+
+def test_an_input_that_sizes_have_no_use_for_is_no_finding_and_another_one_is() -> None:
+    """A prompt without a prefix reads no page; its tables of angles are as long as it."""
+    given = expansion(batch([0], (3, 24, 8, 16, 12), 32, 20, block=16), 3)
+    case = by_reference("latent_keys_values", "trn2", *given)
+
+    def unused(*unread: str) -> list[str]:
+        return [finding.message.split()[1] for finding in launched(replace(case, unread=unread))[1]]
+
+    assert unused() == ["block_tables", "positions"]
+    assert unused("positions") == ["block_tables"]
+    assert unused("block") == ["block_tables", "positions"]
+    assert unused("block_tables", "positions") == []
+
+
+def test_a_dtype_is_never_exchanged_for_itself() -> None:
+    changes = [mutant.what.rsplit(" -> nl.", 1) for mutant in EVERYTHING if mutant.operator == "dtype"]
+    assert any(old.endswith("nl.bfloat16") for old, _ in changes)
+    assert [old for old, new in changes if old.endswith(f"nl.{new}")] == []
 
 
 @pytest.mark.slow

@@ -87,7 +87,6 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     "whole numbers up to 127, which bfloat16 holds": (
         "prefill.slopes.places dtype: (span.rows, 1) dtype=nl.float32 -> nl.bfloat16",
     ),
-    "a copy of the same dtype": ("*.* dtype: * dtype=nl.bfloat16 -> nl.bfloat16",),
     "the strided slice ends between two of its elements": (
         "sampling.candidates.over_ranks bound: upper of 0:ranks * keep:keep: ranks * keep - 1",
         "projection.spread_product.padding_operands bound: upper of chunks - 1:width:chunks: width - 1",

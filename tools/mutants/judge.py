@@ -15,7 +15,8 @@ from types import ModuleType
 from typing import Any
 
 import simulate
-from simulate.check import Severity, detect, gathered
+from simulate.check import Finding, Severity, detect, gathered
+from simulate.check.outputs import UNUSED
 from simulate.errors import NkwError
 from simulate.lines import PACKAGE
 from simulate.memory.storage import Storage
@@ -81,8 +82,20 @@ def launched(case: Case) -> tuple[Outputs, list[Any]]:
     given = [(copied(arguments), {}) for arguments in case.arguments]
     with gathered() as seen:
         done = world.launch(kernel, given)
-    findings = [finding for launch, evidence in seen.launches for finding in detect(launch, evidence)]
+    findings = [
+        finding
+        for launch, evidence in seen.launches
+        for finding in detect(launch, evidence)
+        if not _is_unread(finding, case)
+    ]
     return [as_tuple(output) for output in done.outputs], findings
+
+
+def _is_unread(finding: Finding, case: Case) -> bool:
+    """Whether a finding is of an input that the case says it has no use for."""
+    return finding.code == UNUSED.code and any(
+        finding.message.startswith(f"input {name} ") for name in case.unread
+    )
 
 
 def baseline(case: Case) -> Baseline:

@@ -39,6 +39,7 @@ _OTHER_DTYPE = {
     "float32": ("bfloat16", "int32"),
     "int32": ("float32", "int16"),
     "uint32": ("float32", "uint16"),
+    "bfloat16": ("float32",),
 }
 _BUFFERS = ("sbuf", "psum", "private_hbm")
 _OTHER_ARITHMETIC = {ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.FloorDiv: "*", ast.Mod: "+"}
@@ -242,7 +243,7 @@ def _buffer(node: ast.AST) -> Iterator[Change]:
 
 def _dtype(node: ast.AST) -> Iterator[Change]:
     for old, below in _keyword(node, "dtype"):
-        for other in _OTHER_DTYPE.get(old.removeprefix("nl."), ("bfloat16",)):
+        for other in _other_dtypes(old):
             yield f"{_tile(node)} dtype={old} -> nl.{other}", f"nl.{other}", below
     if (
         isinstance(node, ast.Call)
@@ -250,8 +251,13 @@ def _dtype(node: ast.AST) -> Iterator[Change]:
         and len(node.args) > 1
     ):
         old = ast.unparse(node.args[1])
-        for other in _OTHER_DTYPE.get(old.removeprefix("nl."), ("bfloat16",)):
+        for other in _other_dtypes(old):
             yield f"{_short(ast.unparse(node))} -> nl.{other}", f"nl.{other}", ("args", 1)
+
+
+def _other_dtypes(old: str) -> tuple[str, ...]:
+    """What a dtype is exchanged for; bfloat16 is what most others are."""
+    return _OTHER_DTYPE.get(old.removeprefix("nl."), ("bfloat16",))
 
 
 def _operator(node: ast.AST) -> Iterator[Change]:

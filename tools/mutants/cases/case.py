@@ -22,7 +22,8 @@ class Case:
     """One launch: a kernel, a chip, the arguments of every rank, and a judge of the outputs of every rank.
 
     The judge raises AssertionError where numbers, shapes or dtypes are wrong. A case without one is dry: planned and
-    placed at the largest sizes, where it may only be refused. A rank has `cores` physical cores.
+    placed at the largest sizes, where it may only be refused. A rank has `cores` physical cores. `unread` names inputs
+    that a launch of these sizes has no use for: that nothing reads them is no finding.
     """
 
     kernel: str
@@ -30,6 +31,7 @@ class Case:
     arguments: tuple[tuple[Any, ...], ...]
     judge: Callable[[Outputs], None] | None
     cores: int = 1
+    unread: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> int:

@@ -32,6 +32,9 @@ def convolutions() -> list[Case]:
     return [
         _convolved("trn1", (2, 130, 7, 6), 129, (3, 2), True, (2, 1), (1, 1), "relu"),
         _convolved("trn2", (1, 5, 60, 90), 6, (3, 3), False, (1, 1), (1, 1)),
+        _convolved("trn2", (1, 5, 60, 90), 6, (3, 3), True, (1, 1), (1, 1)),
+        _convolved("trn2", (2, 20, 2, 5), 6, (9, 1), True, (1, 1), (8, 0)),
+        _convolved("trn2", (2, 20, 2, 5), 6, (9, 1), True, (4, 1), (8, 0)),
         _convolved("trn3", (1, 5, 2, 530), 6, (1, 3), True, (1, 2), (0, 2), "silu", dtype=BF16),
         _convolved("trn2", (2, 20, 300), 24, (3,), True, 2, 1, "gelu_tanh"),
         _convolved("trn2", (1, 130, 300), 20, (3,), True, 2, 1, "gelu", True, rows, dtype=BF16),

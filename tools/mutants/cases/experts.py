@@ -45,7 +45,9 @@ def _routers() -> list[Case]:
     ]
 
 
-def _given(sizes: Sequence[int], dtype: Any, held: Any, biases: bool) -> list[Any]:
+def _given(
+    sizes: Sequence[int], dtype: Any, held: Any, biases: bool, activation: str | None = None
+) -> list[Any]:
     """sizes: tokens, hidden, experts, intermediate, experts of a token."""
     tokens, hidden, count, inner, top_k = sizes
     rng = np.random.default_rng(tokens)
@@ -58,7 +60,7 @@ def _given(sizes: Sequence[int], dtype: Any, held: Any, biases: bool) -> list[An
         normal(4, count, hidden, inner, dtype=held, scale=hidden**-0.5),
         normal(5, count, inner, hidden, dtype=held, scale=inner**-0.5),
         None,
-        "swigluoai" if biases else "silu",
+        activation or ("swigluoai" if biases else "silu"),
         *(
             (normal(6, count, inner, dtype=held), normal(7, count, inner, dtype=held))
             if biases
@@ -116,7 +118,24 @@ def _prefill() -> list[Case]:
         _case("experts_prefill", "trn2", 2, 1030, 3, 1300, 2),
         _on_two_ranks("experts_prefill", "trn2", 130, 40, 5, 24, 2),
         two_cores(_case("experts_prefill", "trn2", 3, 40, 7, 24, 2)),
+        _looped("trn2", 130, 520, 8, 130, 3, activation="swigluoai"),
+        _looped("trn2", 130, 64, 256, 32, 2),
+        _looped("trn3", 130, 1030, 20, 32, 2, dtype=BF16, held=BF16, biases=True),
     ]
+
+
+def _looped(
+    target: str,
+    *sizes: int,
+    dtype: Any = np.float32,
+    held: Any = np.float32,
+    biases: bool = False,
+    activation: str | None = None,
+) -> Case:
+    """Half of the tokens choose the same experts, more than have room in the blocks of their own: a loop follows."""
+    given = _given(sizes, dtype, held, biases, activation)
+    given[3][: sizes[0] // 2] = np.arange(sizes[4])
+    return by_reference("experts_prefill", target, *given)
 
 
 def _absent(kernel: str, target: str, *sizes: int, residual: bool, biases: bool) -> Case:

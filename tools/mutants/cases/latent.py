@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,11 @@ def latent() -> list[Case]:
         ("trn2", expansion(batch([500], small, 1024, 30, block=2), 3, 500)),
         ("trn2", clamped(expansion(batch([0], small, 128, 100, block=16), 3))),
     ]
+    # Without a prefix no page is read, and positions are those of the rows of tables that are long enough.
+    unread = {4: ("block_tables", "positions"), 7: ("block_tables",)}
     cases = [by_reference("latent_attention_decode", target, *given) for target, given in decode]
-    cases += [by_reference("latent_keys_values", target, *given) for target, given in prompts]
+    cases += [
+        replace(by_reference("latent_keys_values", target, *given), unread=unread.get(number, ()))
+        for number, (target, given) in enumerate(prompts)
+    ]
     return [*cases, two_cores(cases[0]), two_cores(cases[-1])]

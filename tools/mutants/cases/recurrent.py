@@ -58,6 +58,7 @@ def _dualities() -> list[Case]:
         case("trn1", 4, 1, 6, groups=2, first=3),
         case("trn3", 2, 130, 9, 64, 12, 1, dtype=BF16, limits=(0.1, 0.2)),
         case("trn2", 1, 130, 6, 256, 4, dtype=BF16),
+        case("trn2", 1, 260, 3, dtype=BF16),
         case("trn2", 3, 1, 9, 128, 12, 3, dtype=BF16, limits=(0.1, 0.2)),
         case("trn2", 129, 1, 2),
         two_cores(case("trn2", 2, 5, 9, groups=3)),
