@@ -55,7 +55,7 @@ def bring_back(folder: Path, median_ns: float, clock: str = "device", **more: An
         "profile": None,
     }
     result = {
-        "schema": 1,
+        "schema": 2,
         "bundle": made["digest"],
         "target": made["target"],
         "started": "2026-11-23T08:00:00Z",
@@ -68,7 +68,7 @@ def bring_back(folder: Path, median_ns: float, clock: str = "device", **more: An
             "devices": [],
             "variables": {},
         },
-        "path": "nki",
+        "launcher": "nki",
         "cases": [case | more],
         "failures": [],
     }
@@ -100,7 +100,7 @@ def test_a_measured_kernel_of_this_project_is_an_entry_that_fidelity_predicts(ca
         "cores": 1,
         "latency_us": 20.0,
         "measured": DEVICE,
-        "source": f"bundle {digest}, run 2026-11-23T08:00:00Z through nki (nki 0.7.0)",
+        "source": f"bundle {digest}, run 2026-11-23T08:00:00Z launched by nki (nki 0.7.0)",
         "confidence": "high",
         "metrics": {"spread_us": 0.4, "repetitions": 0},
     }
