@@ -94,8 +94,7 @@ def experts_prefill(
     experts = w_gate.shape[0]
     choices = tokens * min(ids.shape[1], experts)
     loops = nisa.get_nc_version() != nisa.nc_version.gen2
-    sizes = (choices, experts, hidden, w_gate.shape[2], item_bytes(n.dtype))
-    size, own, dealt = division(*sizes, loops)
+    size, own, dealt = division(choices, experts, hidden, w_gate.shape[2], item_bytes(n.dtype), loops)
     count = experts * own + dealt
     assert count * size < MOST_ROWS, (
         f"{choices} choices make {count * size} rows of blocks; 2^24 are too many"
