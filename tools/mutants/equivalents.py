@@ -20,6 +20,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     "the tile has partitions, or a block, that nobody touches; every operand is sliced to what was written": (
         "*.* clamp: min(tokens, PARTITIONS) -> PARTITIONS",
         "prefill.keys.allocate tile size: (PARTITIONS, count, case.value_depth + 1): count + 1",
+        "mlp.mlp arithmetic: last - first -> (last) + (first)",
         "projection.gated_product.accumulate clamp: min(hidden, PARTITIONS) -> PARTITIONS",
     ),
     "a smaller tile, or fewer banks: the same sums in more instructions; only time differs": (
@@ -79,6 +80,12 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "prefill.plan.sink_before pattern: [[1, heads], [0, queries.count], [1, 1]]: 1 + 1 #2",
         "rope.gather pattern: [[half, rows], [1, half]]: half *",
     ),
+    "another of the ranks attends with the new keys and values, which all of them have": (
+        "decode.ranks.only_on_first_rank value: operand0=0.0: 0.0 + 1",
+    ),
+    "multiplied by sines that are 0 beyond the elements that are rotated": (
+        "decode.rotation.quarter_turn value: value=0.0: 0.0 + 1",
+    ),
     "zero is added": ("projection.rows.repeated_row condition: if offset == 0.0 -> False",),
     "only distances of keys that are masked differ": (
         "prefill.slopes.cached_distances operand: tensor_scalar operand1=0.0 -> *",
@@ -108,6 +115,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "projection.spread_product.padding_operands swap: *",
     ),
     "whole numbers below 2**24, or ones, which both dtypes hold": (
+        "decode.ranks.relative_to_rank dtype: first_positions.shape dtype=nl.float32 -> nl.int32",
         "sampling.draw.candidate_weights dtype: (rows, count) dtype=nl.float32 -> nl.int32 #4",
         "sampling.draw.cumulative dtype: (rows, count) dtype=nl.float32 -> nl.bfloat16",
         "sampling.draw.draw dtype: (rows, count) dtype=nl.float32 -> nl.bfloat16 #4",
