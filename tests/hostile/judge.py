@@ -51,11 +51,17 @@ def run(case: Case, folder: Path) -> Outcome:
         return Outcome(os.waitstatus_to_exitcode(status), errors.read().decode(errors="replace"))
 
 
+def _mapped_bytes() -> int:
+    """The address space of this process, which it has from the one that started it: a test worker's may be large."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
 def _become(case: Case, folder: Path, stdout: int, stderr: int) -> None:
     status = 70
     try:
         resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 5))
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        limit = _mapped_bytes() + MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
