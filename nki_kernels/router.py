@@ -33,7 +33,9 @@ Layout
     product the rows are transposed.
 
 Tiling
-    w_router stays in SBUF. For each 128 rows: norm, transposes, product of one PSUM bank, search, weights.
+    w_router stays in SBUF. A tile of 128 rows passes four stages: statistics, norm, product of one PSUM bank with the
+    transposed rows, choice. In a step each stage takes another tile, the one before that of the stage before, so
+    engines work side by side. Where SBUF does not hold so many rows, a tile passes all stages in one step.
 
 Cores
     Two cores of a logical core take half of a prompt's rows each; a decode step is the first one's.
@@ -44,7 +46,12 @@ Limits
 Cost
     HBM: x, the norm's weight and w_router once, n and the choices once. The product is taken in float32, unless rows
     and w_router are bfloat16, whose products are exact. Rounding to x's dtype: the normalised rows. Bound: the latency
-    of some 30 small instructions in a decode step, the norm of rows in a prompt.
+    of some 30 small instructions in a decode step; in a prompt the Scalar engine, which squares each element once and
+    copies its transpose from PSUM, while the Vector engine has the norm and the choice. Predicted on trn2 in bfloat16
+    for T = 2048, of the floor, in the slower reading:
+        70 % for H = 4096, E = 8, K = 2;
+        63 % for H = 2048, E = 128, K = 8;
+        65 % for H = 2880, E = 32, K = 4 with a bias.
 """
 
 from __future__ import annotations
@@ -55,6 +62,7 @@ import nki.language as nl
 import numpy as np
 
 from nki_kernels.cores import divides_columns, own_rows
+from nki_kernels.experts.choice import LEAST_SEARCHED, TINY, searched, sigmoid_choice, softmax_choice
 from nki_kernels.precision import widened, widened_or_zero
 from nki_kernels.projection.block_loads import load_cast
 from nki_kernels.projection.normalised_rows import (
@@ -63,19 +71,19 @@ from nki_kernels.projection.normalised_rows import (
     normalise,
     on_every_row,
     statistics,
+    transpose_rows,
 )
 from nki_kernels.projection.products import add_products
-from nki_kernels.projection.row_groups import blocks_tile, transpose_tiles
-from nki_kernels.sampling.top_k import MISSING, multiple_of_eight, take_largest
+from nki_kernels.projection.row_groups import blocks_tile, item_bytes, vector_share
 from nki_kernels.tiles import BANK, PARTITIONS, expect_dims, load, ranges
 
 MAX_HIDDEN = 8192
 
-LEAST_SEARCHED = 8
-"""Elements that the Vector engine searches at least; fewer experts are padded."""
+STAGES = 4
+"""Of a row tile: the statistics of its norm, its norm, the product, and the choice."""
 
-TINY = 1.0e-20
-"""Added to the sum of sigmoid scores before they are divided by it, as DeepSeek-V3 does."""
+MOST_PIPELINED_BYTES = 131072
+"""Of a partition, for the row tiles of all stages at once and w_router. The norm's weight and scratch come on top."""
 
 
 @nki.jit
@@ -113,21 +121,39 @@ def router(
     added = [on_all(bias, rows), on_all(choice_bias, rows)]
     grouping = (groups, top_groups)
     scratch = nl.ndarray((rows, min(hidden, SCRATCH_ELEMENTS)), dtype=x.dtype, buffer=nl.sbuf)
-    for number in range(len(tiles)):
-        first, last = tiles[number]
-        tile = ahead
-        if number + 1 < len(tiles):
-            following = tiles[number + 1]
-            ahead = load(x[following[0] : following[1], :], x.dtype)
-        normalise(tile, tile, statistics(tile, norm, scratch), norm)
-        nisa.dma_copy(dst=n[first:last, :], src=tile)
-        logits = logits_of(tile, matrix, added[0])
-        if scoring == "softmax":
-            chosen, places = softmax_choice(logits, experts, top_k, renormalise, grouping, scale)
-        else:
-            chosen, places = sigmoid_choice(logits, experts, added[1], top_k, renormalise, grouping, scale)
-        nisa.dma_copy(dst=weights[first:last, :], src=chosen)
-        nisa.dma_copy(dst=ids[first:last, :], src=places)
+    apart = 1 if has_room(x, matrix) else 0
+    # Of many tiles the Scalar engine copies all transposes.
+    share = 0 if len(tiles) > 1 else vector_share()
+    held = []
+    found = []
+    sums = []
+    for step in range(len(tiles) + (STAGES - 1) * apart):
+        if step < len(tiles):
+            held.append(ahead)
+            if step + 1 < len(tiles):
+                following = tiles[step + 1]
+                ahead = load(x[following[0] : following[1], :], x.dtype)
+            found.append(statistics(held[step], norm, scratch))
+        number = step - apart
+        if number >= 0 and number < len(tiles):
+            first, last = tiles[number]
+            normalise(held[number], held[number], found[number], norm)
+            nisa.dma_copy(dst=n[first:last, :], src=held[number])
+        number = step - 2 * apart
+        if number >= 0 and number < len(tiles):
+            sums.append(product_of(held[number], matrix, share))
+        number = step - 3 * apart
+        if number >= 0:
+            first, last = tiles[number]
+            logits = logits_of(sums[number], added[0])
+            if scoring == "softmax":
+                chosen, places = softmax_choice(logits, experts, top_k, renormalise, grouping, scale)
+            else:
+                chosen, places = sigmoid_choice(
+                    logits, experts, added[1], top_k, renormalise, grouping, scale
+                )
+            nisa.dma_copy(dst=ids[first:last, :], src=places)
+            nisa.dma_copy(dst=weights[first:last, :], src=chosen)
     return n, weights, ids
 
 
@@ -162,29 +188,36 @@ def on_all(row, rows):
     return None if row is None else on_every_row(row, rows, nl.float32, 0.0)
 
 
-def logits_of(tile, matrix, bias):
-    """A row tile times the router's matrix, plus a bias if given: [rows, 8 experts or more] float32, padded."""
+def has_room(x, matrix):
+    """Whether SBUF holds the row tiles of all stages: one that arrives, three more, and the transposes of two."""
+    hidden = x.shape[1]
+    row = hidden * item_bytes(x.dtype)
+    transposes = row if x.dtype == matrix.dtype else row + hidden * item_bytes(matrix.dtype)
+    resident = matrix.shape[1] * matrix.shape[2] * item_bytes(matrix.dtype)
+    return 4 * row + 2 * transposes + resident <= MOST_PIPELINED_BYTES
+
+
+def product_of(tile, matrix, share):
+    """A row tile times the router's matrix: [rows, E] float32 in PSUM. share: the `vector_share` of transposes."""
     rows, hidden = tile.shape
     experts = matrix.shape[2]
     across = blocks_tile(hidden, rows, tile.dtype)
-    transpose_tiles(across, [tile], 0)
+    transpose_rows(across, 0, tile, share)
     sums = nl.ndarray((rows, experts), dtype=nl.float32, buffer=nl.psum)
     add_products(
         [[sums]], cast_blocks(across, hidden, matrix.dtype), [(0, rows)], matrix, [(0, experts)], 0, hidden
     )
+    return sums
+
+
+def logits_of(sums, bias):
+    """Sums [rows, E] in PSUM, plus a bias if given: [rows, 8 experts or more] float32, padded."""
+    rows, experts = sums.shape
     result = searched(rows, experts)
     if bias is None:
         nisa.tensor_copy(dst=result[:, 0:experts], src=sums)
     else:
         nisa.tensor_tensor(dst=result[:, 0:experts], data1=sums, data2=bias[0:rows, :], op=nl.add)
-    return result
-
-
-def searched(rows, columns):
-    """Room for as many scores of each row, followed by MISSING where there are fewer than a search takes."""
-    result = nl.ndarray((rows, max(columns, LEAST_SEARCHED)), dtype=nl.float32, buffer=nl.sbuf)
-    if columns < LEAST_SEARCHED:
-        nisa.memset(dst=result[:, columns:LEAST_SEARCHED], value=MISSING)
     return result
 
 
@@ -198,130 +231,6 @@ def cast_blocks(tile, depth, dtype):
     short = depth - full * tile.shape[0]
     if short > 0:
         nisa.tensor_copy(dst=result[0:short, full, :], src=tile[0:short, full, :])
-    return result
-
-
-def largest(scores, count):
-    """The `count` largest of each row of scores and their places, rounded up to a multiple of eight: the lowest first.
-
-    The scores are kept. A place that is none, which NaN gives, becomes the last one.
-    """
-    rows = scores.shape[0]
-    found = multiple_of_eight(count)
-    values = nl.ndarray((rows, found), dtype=nl.float32, buffer=nl.sbuf)
-    places = nl.ndarray((rows, found), dtype=nl.uint32, buffer=nl.sbuf)
-    take_largest(values, places, scores, nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf))
-    return values, places
-
-
-def valid_places(places, count, experts):
-    """The first `count` places as numbers of experts."""
-    result = nl.ndarray((places.shape[0], count), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=result, data=places[:, 0:count], op0=nl.minimum, operand0=float(experts - 1))
-    return result
-
-
-def softmax_choice(logits, experts, top_k, renormalise, grouping, scale):
-    """Weights [rows, K] and numbers of the experts with the largest logits, within the best groups."""
-    rows = logits.shape[0]
-    groups, top_groups = grouping
-    choice = within_groups(logits, groups, top_groups, 1) if top_groups < groups else logits
-    values, places = largest(choice, top_k)
-    lowered = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=lowered, data=values[:, 0:1], op0=nl.multiply, operand0=-1.0)
-    total = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-    weights = nl.ndarray((rows, top_k), dtype=nl.float32, buffer=nl.sbuf)
-    exponentials(weights, values[:, 0:top_k], lowered, total)
-    if not renormalise:
-        every = nl.ndarray((rows, experts), dtype=nl.float32, buffer=nl.sbuf)
-        exponentials(every, logits[:, 0:experts], lowered, total)
-    return divided(weights, total, scale), valid_places(places, top_k, experts)
-
-
-def exponentials(result, values, lowered, total):
-    """exp(value - largest) of each row, and their sum."""
-    nisa.activation(
-        dst=result,
-        op=nl.exp,
-        data=values,
-        bias=lowered,
-        reduce_op=nl.add,
-        reduce_res=total,
-        reduce_cmd=nisa.reduce_cmd.reset_reduce,
-    )
-
-
-def divided(weights, total, scale):
-    """Each row of weights divided by its total, times a number."""
-    inverse = nl.ndarray(total.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.reciprocal(dst=inverse, data=total)
-    nisa.tensor_scalar(
-        dst=weights, data=weights, op0=nl.multiply, operand0=inverse, op1=nl.multiply, operand1=scale
-    )
-    return weights
-
-
-def sigmoid_choice(logits, experts, choice_bias, top_k, renormalise, grouping, scale):
-    """Weights [rows, K] and numbers of the experts with the largest sigmoid scores, within the best groups."""
-    rows = logits.shape[0]
-    groups, top_groups = grouping
-    scores = nl.ndarray((rows, experts), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation(dst=scores, op=nl.sigmoid, data=logits[:, 0:experts])
-    choice = searched(rows, experts)
-    if choice_bias is None:
-        nisa.tensor_copy(dst=choice[:, 0:experts], src=scores)
-    else:
-        nisa.tensor_tensor(dst=choice[:, 0:experts], data1=scores, data2=choice_bias[0:rows, :], op=nl.add)
-    if top_groups < groups:
-        choice = within_groups(choice, groups, top_groups, 2)
-    places = valid_places(largest(choice, top_k)[1], top_k, experts)
-    at = nl.ndarray((rows, top_k), dtype=nl.uint32, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=at, src=places)
-    weights = nl.ndarray((rows, top_k), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.nc_n_gather(dst=weights, data=scores, indices=at)
-    if not renormalise:
-        nisa.tensor_scalar(dst=weights, data=weights, op0=nl.multiply, operand0=scale)
-        return weights, places
-    total = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_reduce(dst=total, op=nl.add, data=weights, axis=1)
-    nisa.tensor_scalar(dst=total, data=total, op0=nl.add, operand0=TINY)
-    return divided(weights, total, scale), places
-
-
-def within_groups(choice, groups, top_groups, counted):
-    """The scores of the experts of the best groups, and MISSING for all others: [rows, E].
-
-    A group counts as the sum of its largest `counted` scores, one or two.
-    """
-    rows, experts = choice.shape
-    size = experts // groups
-    best = nl.ndarray((rows, groups, LEAST_SEARCHED), dtype=nl.float32, buffer=nl.sbuf)
-    for group in range(groups):
-        nisa.max8(dst=best[:, group, :], src=choice[:, group * size : (group + 1) * size])
-    sums = searched(rows, groups)
-    if counted == 1:
-        nisa.tensor_copy(dst=sums[:, 0:groups], src=best[:, :, 0])
-    else:
-        nisa.tensor_tensor(dst=sums[:, 0:groups], data1=best[:, :, 0], data2=best[:, :, 1], op=nl.add)
-    places = nl.ndarray((rows, top_groups), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=places, src=largest(sums, top_groups)[1][:, 0:top_groups])
-    numbers = nl.ndarray((rows, groups), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.iota(dst=numbers, pattern=[[1, groups]])
-    taken = nl.ndarray((rows, groups), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=taken, value=0.0)
-    for i in range(top_groups):
-        nisa.scalar_tensor_tensor(
-            dst=taken, data=numbers, op0=nl.equal, operand0=places[:, i : i + 1], op1=nl.add, operand1=taken
-        )
-    mask = nl.ndarray((rows, groups), dtype=nl.uint8, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=mask, src=taken)
-    result = nl.ndarray((rows, experts), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=result, value=MISSING)
-    nisa.tensor_copy_predicated(
-        dst=result.reshape_dim(1, (groups, size)),
-        src=choice.reshape_dim(1, (groups, size)),
-        predicate=mask.expand_dim(2).broadcast(2, size),
-    )
     return result
 
 

@@ -1,1 +1,1 @@
-"""The parts of the kernels of experts: weights at run-time addresses, products, places of rows, lists, sums."""
+"""The parts of the kernels of experts: choice, blocks, weights at run-time addresses, products, places, lists, sums."""

@@ -32,21 +32,20 @@ def can_list(tokens, experts, own_rows):
     return whole and room <= MOST_TOKENS and own_rows <= room
 
 
-def token_lists(chosen, tail):
+def token_lists(chosen, tail, identity):
     """The tokens that chose each expert, ascending, [E * room + tail, 1] int32 @ HBM, and the room of each.
 
     Behind the last token of an expert comes token 0. chosen: [128, tile, E] bfloat16, not 0 where the token did;
-    `tail` elements, 0, follow the last list.
+    `tail` elements, 0, follow the last list. identity: [128, 128] bfloat16.
     """
     tiles, experts = chosen.shape[1], chosen.shape[2]
     each = experts // CORES
     room = PARTITIONS * tiles
     lists = nl.ndarray((experts * room + tail, 1), dtype=nl.int32, buffer=nl.private_hbm, name="token_lists")
     behind = nl.ndarray((1, tail), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.memset(dst=behind, value=0)
+    nisa.memset(dst=behind, value=0, engine=nisa.engine.gpsimd)
     nisa.dma_copy(dst=lists[experts * room : experts * room + tail, :].reshape((1, tail)), src=behind)
     by_core = for_cores(chosen, each)
-    identity = diagonal()
     for first in range(0, each, PITCH):
         for slot in range(first, min(each, first + PITCH)):
             found = nl.ndarray((SEARCHED, room + 1), dtype=nl.int32, buffer=nl.sbuf)
@@ -54,7 +53,7 @@ def token_lists(chosen, tail):
             nisa.nonzero_with_count(dst=found, src=across(columns, identity, slot), padding_val=0)
             # The list of expert core * each + slot lies on the first partition of that core.
             target = lists.ap(pattern=[[each * room, CORES], [1, room]], offset=slot * room)
-            nisa.dma_copy(dst=target, src=found[0:SEARCHED:PITCH, 0:room], engine=nisa.engine.sync)
+            nisa.dma_copy(dst=target, src=found[0:SEARCHED:PITCH, 0:room], engine=nisa.engine.gpsimd)
     return lists, room
 
 
@@ -64,7 +63,7 @@ def for_cores(chosen, each):
     runs = blocks(each, PITCH)
     result = nl.ndarray((PARTITIONS, tiles, runs, CORES * PITCH), dtype=chosen.dtype, buffer=nl.sbuf)
     if each % PITCH > 0:
-        nisa.memset(dst=result, value=0.0)
+        nisa.memset(dst=result, value=0.0, engine=nisa.engine.gpsimd)
     split = result.reshape_dim(3, (CORES, PITCH))
     by_core = chosen.reshape_dim(2, (CORES, each))
     for run in range(runs):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.experts.lists import diagonal
 from nki_kernels.tiles import BANK, PARTITIONS, blocks, cast, ranges
 
 BYTES_PER_NS = 358.0
@@ -94,24 +93,24 @@ def block_time(size, hidden, inner, item_bytes):
     return moved / BYTES_PER_NS + operations / OPERATIONS_PER_NS
 
 
-def find_chosen(ids, experts):
+def find_chosen(ids, experts, identity):
     """The choices [T, K] of HBM as numbers [128, tile, K] int32, `experts` behind the last token, and who chose whom:
-    ones in [128, tile, E] bfloat16."""
+    ones in [128, tile, E] bfloat16. identity: [128, 128] bfloat16."""
     numbers = all_numbers(ids, experts)
     values = cast(numbers, nl.float32)
     order = nl.ndarray((PARTITIONS, experts), dtype=nl.float32, buffer=nl.sbuf)
     nisa.iota(dst=order, pattern=[[1, experts]])
     tiles = numbers.shape[1]
     chosen = nl.ndarray((PARTITIONS, tiles, experts), dtype=nl.bfloat16, buffer=nl.sbuf)
-    identity = diagonal()
-    for tile in range(tiles):
-        # A row of NaN may name an expert twice, which counts once.
-        nisa.tensor_scalar(
-            dst=chosen[:, tile, :],
-            data=sum_of_choices(identity, chosen_experts(order, values[:, tile, :])),
-            op0=nl.minimum,
-            operand0=1.0,
-        )
+    waiting = None
+    for first, last in ranges(0, tiles, max(1, BANK // experts)):
+        bank = nl.ndarray((PARTITIONS, last - first, experts), dtype=nl.float32, buffer=nl.psum)
+        for tile in range(first, last):
+            sum_of_choices(bank[:, tile - first, :], identity, chosen_experts(order, values[:, tile, :]))
+        if waiting is not None:
+            counted_once(chosen, waiting)
+        waiting = (bank, first, last)
+    counted_once(chosen, waiting)
     return numbers, chosen
 
 
@@ -134,15 +133,23 @@ def find_places(numbers, chosen, tokens, size, own=0, nowhere=None):
     counts = nl.ndarray((PARTITIONS, experts), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=counts, value=0.0)
     ranks = nl.ndarray(numbers.shape, dtype=nl.float32, buffer=nl.sbuf)
-    for tile in range(tiles):
-        rank = nl.ndarray((PARTITIONS, experts), dtype=nl.float32, buffer=nl.sbuf)
-        ahead = nl.ndarray((PARTITIONS, experts), dtype=nl.float32, buffer=nl.psum)
-        nisa.nc_matmul(dst=ahead, stationary=before, moving=chosen[:, tile, :], accumulate=False)
-        nisa.tensor_tensor(dst=rank, data1=ahead, data2=counts, op=nl.add)
-        nisa.nc_n_gather(dst=ranks[:, tile, :], data=rank, indices=known[:, tile, :])
-        total = nl.ndarray((PARTITIONS, experts), dtype=nl.float32, buffer=nl.psum)
-        nisa.nc_matmul(dst=total, stationary=ones, moving=chosen[:, tile, :], accumulate=False)
-        nisa.tensor_tensor(dst=counts, data1=counts, data2=total, op=nl.add)
+    for first, last in ranges(0, tiles, max(1, BANK // experts)):
+        shape = (PARTITIONS, last - first, experts)
+        ahead = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
+        totals = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
+        for tile in range(first, last):
+            for sums, stationary in ((ahead, before), (totals, ones)):
+                nisa.nc_matmul(
+                    dst=sums[:, tile - first, :],
+                    stationary=stationary,
+                    moving=chosen[:, tile, :],
+                    accumulate=False,
+                )
+        for tile in range(first, last):
+            rank = nl.ndarray((PARTITIONS, experts), dtype=nl.float32, buffer=nl.sbuf)
+            nisa.tensor_tensor(dst=rank, data1=ahead[:, tile - first, :], data2=counts, op=nl.add)
+            nisa.nc_n_gather(dst=ranks[:, tile, :], data=rank, indices=known[:, tile, :])
+            nisa.tensor_tensor(dst=counts, data1=counts, data2=totals[:, tile - first, :], op=nl.add)
     starts, ends = block_ranges(counts, own * size, tokens, size)
     places = nl.ndarray(numbers.shape, dtype=nl.int32, buffer=nl.sbuf)
     # Row r of expert e: own rows begin at e * own rows, dealt ones where its first dealt block does.
@@ -189,13 +196,18 @@ def all_numbers(ids, experts):
     return numbers
 
 
-def sum_of_choices(identity, choices):
-    """The sum over k of choices [128, k, E], in PSUM."""
-    rows, each, experts = choices.shape
-    bank = nl.ndarray((rows, experts), dtype=nl.float32, buffer=nl.psum)
+def sum_of_choices(sums, identity, choices):
+    """The sum over k of choices [128, k, E] to a part [128, E] of a PSUM bank."""
+    each = choices.shape[1]
     for k in range(each):
-        nisa.nc_matmul(dst=bank, stationary=identity, moving=choices[:, k, :], accumulate=k > 0)
-    return bank
+        nisa.nc_matmul(dst=sums, stationary=identity, moving=choices[:, k, :], accumulate=k > 0)
+
+
+def counted_once(chosen, sums):
+    """Sums of choices (bank, first tile, end) to tiles of `chosen`. A row of NaN may name an expert twice, which
+    counts once."""
+    bank, first, last = sums
+    nisa.tensor_scalar(dst=chosen[:, first:last, :], data=bank, op0=nl.minimum, operand0=1.0)
 
 
 def put_nowhere(places, numbers, experts, nowhere):

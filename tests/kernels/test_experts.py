@@ -83,6 +83,12 @@ def test_any_number_of_tokens_of_a_prompt(tokens: int) -> None:
     checked("experts_prefill", arguments(tokens, 24, 6, 10, 2))
 
 
+@pytest.mark.parametrize("experts", [127, 128, 129, 256])
+def test_choices_of_several_row_tiles_share_a_bank_that_fits_them(experts: int) -> None:
+    """A PSUM bank has those of four, three or two tiles; there are five."""
+    checked("experts_prefill", arguments(520, 24, experts, 10, 2))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", BOTH)
 @pytest.mark.parametrize("experts", [1, 2, 127, 128, 129])

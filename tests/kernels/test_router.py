@@ -72,6 +72,19 @@ def test_dtypes(dtype: type, weights: type) -> None:
     checked(arguments(130, 172, 40, 4, dtype, weights))
 
 
+@pytest.mark.parametrize("tokens", [128, 129, 257, 700])
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+def test_row_tiles_behind_one_another(tokens: int, dtype: type) -> None:
+    """Up to six, in stages of which there are four."""
+    checked(arguments(tokens, 72, 12, 3, dtype))
+
+
+def test_rows_of_which_sbuf_does_not_hold_those_of_all_stages() -> None:
+    """Four row tiles, the transposes of two and w_router take 128 KiB of a partition with 5404 elements."""
+    for hidden in (5404, 5405):
+        checked(arguments(257, hidden, 8, 2))
+
+
 @pytest.mark.parametrize("size", [1, 127, 128, 129, 300])
 def test_any_number_of_tokens_and_of_experts(size: int) -> None:
     checked(arguments(size, 24, 10, 3))
@@ -116,14 +129,15 @@ def test_a_choice_stays_within_the_best_groups_where_all_scores_are_below_zero()
     assert all(len({int(each) // 8 for each in row}) == 2 for row in ids)
 
 
-def test_a_row_of_nan_gets_numbers_of_experts_and_harms_no_other_row() -> None:
-    given = list(arguments(5, 128, 12, 3))
+@pytest.mark.parametrize("tokens", [5, 390])
+def test_a_row_of_nan_gets_numbers_of_experts_and_harms_no_other_row(tokens: int) -> None:
+    given = list(arguments(tokens, 128, 12, 3))
     clean = run(kernels.router, given, "trn2")
     given[0][2] = np.nan
     _, weights, ids = run(kernels.router, given, "trn2")
     assert np.isnan(weights[2]).all()
     assert 0 <= ids.min() <= ids.max() < 12
-    rest = [0, 1, 3, 4]
+    rest = [row for row in range(tokens) if row != 2]
     assert np.array_equal(ids[rest], clean[2][rest])
     assert np.array_equal(weights[rest], clean[1][rest])
 
