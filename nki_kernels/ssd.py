@@ -27,13 +27,16 @@ Arguments
 Layout
     Prompts: the tokens of a chunk on the partitions, but n on those of the state. Of scores the keys lie on the
     partitions, so that they are the stationary operand of their product with x, as in prefill attention.
-    One token of each sequence: n on the partitions; a matmul makes the outer product, and another one reads the state.
+    One token of each sequence: n on the partitions. What a sequence needs lies on one partition, for a product that
+    makes the outer product; the state is the stationary operand of the product that reads it.
 
 Tiling
     Prompts: for each sequence chunks of 128 tokens, for each of them packs of up to 8 heads of one group and 512
-    columns, which pass four stages: decays, up to three packs ahead; masked scores; products; rows of y and new states.
-    What the packs of a chunk share is worked out among the packs of the chunks before. One token: two packs for all
-    sequences. Prompts are passed by panels of up to 128 heads and 5120 columns (float32: 2560), which fit together.
+    columns, which pass stages: decays, up to five packs ahead; what they read of states, and masked scores, a pack
+    ahead; sums, rows of y and new states.
+    What the packs of a chunk share is worked out among the packs of the chunks before. Prompts are passed by panels of
+    up to 128 heads and 5120 columns (float32: 2560), which fit together. One token: panels of up to 5120 columns of the
+    states of 32 sequences, three of which are loaded while three are moved on and stored.
     Two cores of a logical core take half of the heads each.
 
 Limits
@@ -42,10 +45,13 @@ Limits
 Cost
     HBM: u, gate and y once, into and out once a panel, states read and written once; in bfloat16 also sums of decays,
     12 bytes for each token and head, once out and once in. Products with states are float32. Predicted on trn2 for 80
-    heads of 64, N = 128 and 2048 tokens in bfloat16: 610 us in program order and 546 scheduled, of which the bytes
-    take 194. Half of that floor would be 388 us, which two engines exceed by themselves: the Tensor engine is
-    busy for 454 us (141 the four passes of the float32 product that keeps states as exact as float32, 144 decays and
-    their mask) and the Vector engine for 397 (two passes over y, one over the states, one over the scores).
+    heads of 64, N = 128 and 2048 tokens in bfloat16: 469 us in program order and 467 scheduled, of which the bytes
+    take 194. Half of that floor would be 388 us. The Vector engine is busy for 374 us (two passes over y, one over the
+    states, half of those over the scores), Scalar (decays, gates, half of the roundings of states) and Tensor (141 for
+    the four passes of the float32 product that keeps states as exact as float32) for 357 and 346, GpSimd for 345; the
+    first chunks take some 50 us longer than others, while constants are made and states come.
+    One token of 16 sequences: 283 us (281 scheduled), of which the bytes take 236. Stores to slots known at run time
+    follow one another, 2 us apart.
 """
 
 from __future__ import annotations
@@ -59,7 +65,7 @@ from nki_kernels.cores import part
 from nki_kernels.mlp import activation_reference
 from nki_kernels.precision import widened
 from nki_kernels.projection.row_groups import item_bytes
-from nki_kernels.recurrent.slots import check_places, sequence_groups
+from nki_kernels.recurrent.slots import check_places
 from nki_kernels.recurrent.ssd_prompt import ssd_prompts
 from nki_kernels.recurrent.ssd_sizes import Sizes
 from nki_kernels.recurrent.ssd_step import ssd_step
@@ -105,8 +111,7 @@ def ssd(
     y = nl.ndarray((u.shape[0], state.shape[2]), dtype=u.dtype, buffer=nl.shared_hbm)
     given = (u, steps, dt_bias, a_log, d, gate)
     if u.shape[0] == sequences:
-        for group in sequence_groups(sequences):
-            ssd_step(y, given, state, places, group, sizes)
+        ssd_step(y, given, state, places, sizes)
     else:
         most = PANEL_BYTES // item_bytes(u.dtype) // sizes.depth
         for panel in ranges(own[0], own[1], max(1, min(PARTITIONS, most))):

@@ -29,7 +29,7 @@ def columns_of(rows, panel, dtype):
 def identity(size, dtype):
     """The identity [size, size]."""
     ones = nl.ndarray((size, size), dtype=dtype, buffer=nl.sbuf)
-    nisa.memset(dst=ones, value=1.0)
+    nisa.memset(dst=ones, value=1)
     result = nl.ndarray((size, size), dtype=dtype, buffer=nl.sbuf)
     nisa.affine_select(
         dst=result,

@@ -45,6 +45,14 @@ def row(numbers, height):
     return wide
 
 
+def state_rows(state, numbers, begin, end, panel):
+    """Some rows of the states of a group, by their slots: [sequence, row, column] in HBM."""
+    _, height, channels = state.shape
+    left, right = panel
+    pattern = [[height * channels, numbers.shape[0]], [channels, end - begin], [1, right - left]]
+    return state.ap(pattern=pattern, offset=begin * channels + left, vector_offset=numbers)
+
+
 def load_row(numbers):
     """Load run-time numbers [B, 1] into one row of SBUF, [1, B]."""
     result = nl.ndarray((1, numbers.shape[0]), dtype=nl.int32, buffer=nl.sbuf)

@@ -5,11 +5,15 @@ A decay's logarithm is the sum of a over the tokens behind the key up to the que
 `sums_between` adds these tokens up: no difference of two sums gives them as exactly, as float32 needs. Every head takes
 128 elements of GpSimd and four passes of a matmul of 128 columns.
 
-`Differences` subtracts sums up to the tokens, and adds the logarithm of the key's time step, for eight heads in one
-matmul over 27 rows: to each query's sum in three rows of bfloat16, all ones on the other side, come three rows for
-each head, which the other side picks. Three parts hold a float32 sum. Each a counts as no less than `LEAST`, whose exp
-is no number of float32: so no sum is beyond 13312, whose last place is 2^-10, and the factors that are rounded to
-bfloat16 are off by no more than that rounding.
+`Differences` subtracts sums up to the tokens, and adds the logarithm of the key's time step, for four heads in one
+matmul over 58 rows: to each query's sum in three rows of bfloat16, all ones on the other side, come three rows for
+each head, which the other side picks. Three parts hold a float32 sum. Two such matmuls, each with half of the array's
+rows, run side by side. The other 43 rows take `MASKED` off the keys of later blocks of three tokens: their exp might be
+no number of float32, and scores, which are 0 there, would not hide it. Within a block keys behind a query are no more
+than two tokens away. So each a counts as no less than `LEAST`, plus the logarithm of its time step where that is above
+0: exp is at most e^88 there, and where a token forgets all before it no more than e^-44, or 2^-63, of that is left.
+No sum is beyond 5632, whose last place is 2^-11, and the factors that are rounded to bfloat16 are off by no more than
+that rounding.
 """
 
 from __future__ import annotations
@@ -19,8 +23,11 @@ import nki.language as nl
 
 from nki_kernels.tiles import BANK, MASKED, PARTITIONS, ranges
 
-LEAST = -104.0
-"""The least logarithm of a decay, below that of the smallest number of float32."""
+BLOCK = 3
+"""Tokens that see one another before scores hide keys from earlier queries."""
+
+LEAST = -44.0
+"""The least logarithm of a decay. Two of them are a difference of 88 between tokens of a block, whose exp is finite."""
 
 LEAST_STEP = 2.0**-104
 """The least time step whose logarithm is taken, as that of 2^40 times it: log has a domain of 2^-64 to 2^64."""
@@ -33,6 +40,12 @@ PARTS = 3
 
 IN_TURN = 4
 """Packs of heads whose rows are on their way from HBM, or used."""
+
+HALF = 64
+"""Rows of the array of one of two matmuls that run side by side."""
+
+OF_KEYS = PARTS + -(-PARTITIONS // BLOCK)
+"""The first row of the keys' sums in a half, behind the queries' sums and a mask for each block of tokens."""
 
 
 def by_query(factors, tokens):
@@ -62,79 +75,114 @@ def sums_between(logs, after, before):
 
 
 class Differences(nl.NKIObject):
-    """Tiles of the matmuls that subtract, which packs of up to `most` heads use in turn."""
+    """Operands of the matmuls that subtract, for up to 4 heads on each half of the partitions, which are used in turn.
 
-    def __init__(self, most):
-        self.most = most
+    Rows of a half: 3 with the queries' sums, one for each block of queries that masks the keys of later blocks, and 3
+    for each head with its keys' sums. The other side of sums, and both sides of masks, are constants.
+    """
+
+    def __init__(self):
         self.turn = 0
-        self.stationary = []
-        self.moving = []
-        picks = head_rows(most)
+        keys, queries = key_rows(), query_rows()
+        self.keys, self.queries = [], []
         for _ in range(IN_TURN):
-            keys = nl.ndarray((PARTS * (most + 1), PARTITIONS), dtype=nl.bfloat16, buffer=nl.sbuf)
-            nisa.memset(dst=keys, value=1.0)
-            self.stationary.append(keys)
-            shape = (PARTS * (most + 1), most, PARTITIONS)
-            queries = nl.ndarray(shape, dtype=nl.bfloat16, buffer=nl.sbuf)
-            across = picks.expand_dim(2).broadcast(2, PARTITIONS)
-            nisa.tensor_copy(dst=queries[0 : PARTS * most, :, :], src=across)
-            self.moving.append(queries)
+            tile = nl.ndarray(keys.shape, dtype=nl.bfloat16, buffer=nl.sbuf)
+            nisa.tensor_copy(dst=tile, src=keys)
+            self.keys.append(tile)
+            tile = nl.ndarray(queries.shape, dtype=nl.bfloat16, buffer=nl.sbuf)
+            nisa.tensor_copy(dst=tile, src=queries)
+            self.queries.append(tile)
 
-    def bring(self, sums, pack):
-        """Load the rows of a pack of heads from `sums` [head, side, part, token] in HBM: the operands of its matmul."""
-        first, last = pack
-        tokens, rows = sums.shape[3], PARTS * (last - first)
-        turn = self.turn % IN_TURN
+    def bring(self, sums, heads):
+        """Load the rows of up to 4 heads from `sums` [head, side, part, token] in HBM: the operands of their matmul."""
+        first, last = heads
+        tokens, pitch = sums.shape[3], 2 * PARTS * sums.shape[3]
+        turn, row = self.turn // 2 % IN_TURN, self.turn % 2 * HALF
         self.turn += 1
-        keys, queries = self.stationary[turn], self.moving[turn]
-        pitch = 2 * PARTS * tokens
+        rows = OF_KEYS + PARTS * (last - first)
+        keys = self.keys[turn][row : row + rows, 0:tokens]
+        queries = self.queries[turn][row : row + rows, 0 : last - first, 0:tokens]
         source = sums.ap(
             pattern=[[pitch, last - first], [tokens, PARTS], [1, tokens]],
             offset=first * pitch + PARTS * tokens,
         )
-        nisa.dma_copy(dst=keys[0:rows, 0:tokens], src=source)
+        nisa.dma_copy(dst=keys[OF_KEYS:rows, :], src=source, engine=nisa.engine.sync)
         source = sums.ap(pattern=[[tokens, PARTS], [pitch, last - first], [1, tokens]], offset=first * pitch)
-        own = queries[PARTS * self.most : PARTS * (self.most + 1), 0 : last - first, 0:tokens]
-        nisa.dma_copy(dst=own, src=source)
-        return keys[:, 0:tokens], queries[:, 0 : last - first, 0:tokens]
+        nisa.dma_copy(dst=queries[0:PARTS, :, :], src=source, engine=nisa.engine.sync)
+        return keys, queries, row
 
 
-def head_rows(heads):
-    """Ones where row r belongs to head r // 3: [3 * heads, head]."""
-    ones = nl.ndarray((PARTS * heads, heads), dtype=nl.bfloat16, buffer=nl.sbuf)
-    nisa.memset(dst=ones, value=1.0)
-    result = nl.ndarray(ones.shape, dtype=nl.bfloat16, buffer=nl.sbuf)
-    for least, comparison in ((0, nl.greater_equal), (PARTS - 1, nl.less_equal)):
-        # r - 3 * head is 0, 1 or 2.
-        nisa.affine_select(
-            dst=result,
-            pattern=[[-PARTS, heads]],
-            offset=-least,
-            channel_multiplier=1,
-            on_true_tile=ones,
-            on_false_value=0.0,
-            cmp_op=comparison,
-        )
-        ones = result
+def selected(tile, pattern, multiplier, least, most):
+    """The tile where multiplier * row + pattern over its free dims is in a range, else 0; a half as the other."""
+    for limit, comparison in ((least, nl.greater_equal), (most, nl.less_equal)):
+        chosen = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.sbuf)
+        for row in (0, HALF):
+            nisa.affine_select(
+                dst=chosen[row : row + HALF],
+                pattern=pattern,
+                offset=-limit,
+                channel_multiplier=multiplier,
+                on_true_tile=tile[row : row + HALF],
+                on_false_value=0.0,
+                cmp_op=comparison,
+            )
+        tile = chosen
+    return tile
+
+
+def constant(shape, value):
+    """A tile of bfloat16 with one value."""
+    result = nl.ndarray(shape, dtype=nl.bfloat16, buffer=nl.sbuf)
+    nisa.memset(dst=result, value=value)
     return result
 
 
-def narrowed(steps, logs):
-    """What `SumsInParts` takes of time steps and logarithms of decays: the steps' logarithms, and logs twice.
+def key_rows():
+    """The keys' side of both halves: ones for queries' sums, and where a key is behind a row's block of queries."""
+    # Row 3 is that of block 0, so key - 3 * (row - 2) is not negative; nor is it in rows 0 to 2.
+    least = -BLOCK * (PARTS - 1)
+    return selected(constant((PARTITIONS, PARTITIONS), 1.0), [[1, PARTITIONS]], -BLOCK, least, PARTITIONS)
 
-    The logarithms of decays are none below the least one; the second time they have the other sign.
-    """
-    of_steps, least, minus = (
-        nl.ndarray(logs.shape, dtype=nl.float32, buffer=nl.sbuf),
-        nl.ndarray(logs.shape, dtype=nl.float32, buffer=nl.sbuf),
-        nl.ndarray(logs.shape, dtype=nl.float32, buffer=nl.sbuf),
+
+def query_rows():
+    """The queries' side of both halves: `MASKED` for the block of a row, and ones for the head of a row of keys."""
+    heads, tokens = BANK // PARTITIONS, PARTITIONS
+    # query - 3 * (row - 3) is 0, 1 or 2
+    least = -BLOCK * PARTS
+    masks = selected(constant((PARTITIONS, tokens), MASKED), [[1, tokens]], -BLOCK, least, least + BLOCK - 1)
+    # row - 46 - 3 * head is 0, 1 or 2
+    picks = constant((PARTITIONS, heads), 1.0)
+    picks = selected(picks, [[-PARTS, heads]], 1, OF_KEYS, OF_KEYS + PARTS - 1)
+    result = nl.ndarray((PARTITIONS, heads, tokens), dtype=nl.bfloat16, buffer=nl.sbuf)
+    nisa.tensor_tensor(
+        dst=result,
+        data1=picks.expand_dim(2).broadcast(2, tokens),
+        data2=masks.expand_dim(1).broadcast(1, heads),
+        op=nl.add,
     )
-    nisa.tensor_scalar(dst=of_steps, data=steps, op0=nl.maximum, operand0=LEAST_STEP)
-    nisa.activation(dst=of_steps, op=nl.log, data=of_steps, scale=LARGER)
+    return result
+
+
+def logarithms(steps):
+    """Of time steps: none below that of the least one."""
+    result = nl.ndarray(steps.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=result, data=steps, op0=nl.maximum, operand0=LEAST_STEP)
+    nisa.activation(dst=result, op=nl.log, data=result, scale=LARGER)
+    return result
+
+
+def bounded(of_steps, logs, lowest=LEAST):
+    """What `SumsInParts` takes of the results of `logarithms`, in place, and of those of decays: twice.
+
+    None of the latter is below `lowest`; the second time they have the other sign.
+    """
+    least = nl.ndarray(logs.shape, dtype=nl.float32, buffer=nl.sbuf)
+    minus = nl.ndarray(logs.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=of_steps, data=of_steps, op0=nl.subtract, operand0=LOG_LARGER)
-    nisa.tensor_scalar(dst=least, data=logs, op0=nl.maximum, operand0=LEAST)
+    nisa.tensor_scalar(dst=least, data=of_steps, op0=nl.maximum, operand0=0.0, op1=nl.add, operand1=lowest)
+    nisa.tensor_tensor(dst=least, data1=least, data2=logs, op=nl.maximum)
     nisa.tensor_scalar(dst=minus, data=least, op0=nl.multiply, operand0=-1.0)
-    return of_steps, least, minus
+    return least, minus
 
 
 class SumsInParts(nl.NKIObject):
@@ -171,27 +219,21 @@ class SumsInParts(nl.NKIObject):
             nisa.dma_copy(dst=self.rows, src=self.parts, engine=nisa.engine.sync)
 
 
-def unseen(before):
-    """What is added to differences: 0, but `MASKED` where a key [row] is behind its query [column]."""
-    result = nl.ndarray(before.shape, dtype=nl.bfloat16, buffer=nl.sbuf)
-    nisa.tensor_scalar(
-        dst=result, data=before, op0=nl.subtract, operand0=1.0, op1=nl.multiply, operand1=-MASKED
-    )
-    return result
-
-
-def differences(keys, queries, masks, one):
-    """exp of the differences of a pack's rows, times the keys' time steps: [key, head, query] in bfloat16.
-
-    Where a key is behind its query exp might have no number of float32: there it is 0.
-    """
-    tokens, heads = keys.shape[1], queries.shape[1]
+def differences(halves, tokens, heads):
+    """exp of the differences of a pack's rows, times the keys' time steps: [key, head, query] in bfloat16."""
     decays = nl.ndarray((tokens, heads, tokens), dtype=nl.bfloat16, buffer=nl.sbuf)
     banks = nl.ndarray((tokens, heads, tokens), dtype=nl.float32, buffer=nl.psum)
-    for start, end in ranges(0, heads, BANK // tokens):
-        own = queries[:, start:end, :]
-        nisa.nc_matmul(dst=banks[:, start:end, :], stationary=keys, moving=own, accumulate=False)
-        across = masks.expand_dim(1).broadcast(1, end - start)
-        nisa.nc_matmul(dst=banks[:, start:end, :], stationary=one, moving=across, accumulate=True)
+    first = 0
+    for keys, queries, row in halves:
+        last = first + queries.shape[1]
+        nisa.nc_matmul(
+            dst=banks[:, first:last, :],
+            stationary=keys,
+            moving=queries,
+            accumulate=False,
+            tile_position=(row, 0),
+            tile_size=(HALF, PARTITIONS),
+        )
+        first = last
     nisa.activation(dst=decays, op=nl.exp, data=banks)
     return decays

@@ -1,7 +1,7 @@
 """Prompts of `ssd`: chunks of 128 tokens of each sequence, packs of heads.
 
 Between chunks a state [n, column] in float32 stays in SBUF, and in bfloat16 steps a rounded copy of it for products.
-Packs of all chunks follow one another through four stages, so that no engine waits at the end of a chunk.
+Packs of all chunks follow one another through the stages of `Chunk`, so that no engine waits at the end of a chunk.
 """
 
 from __future__ import annotations
@@ -9,36 +9,40 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.projection.normalised_rows import on_every_row, transpose_rows
+from nki_kernels.projection.normalised_rows import on_every_row
 from nki_kernels.recurrent.diagonal import identity
 from nki_kernels.recurrent.slots import load_row, row, slots_or_none
-from nki_kernels.recurrent.ssd_between import (
-    Differences,
-    SumsInParts,
-    differences,
-    narrowed,
-    sums_between,
-    unseen,
-)
+from nki_kernels.recurrent.ssd_between import IN_TURN, Differences
+from nki_kernels.recurrent.ssd_chunk import Chunk
+from nki_kernels.recurrent.ssd_heads import by_head, filled
+from nki_kernels.recurrent.ssd_shared import PHASES, SUMMED, open_gates
+from nki_kernels.recurrent.ssd_states import Held
+from nki_kernels.recurrent.ssd_times import STEPS, Steps, decay_rates
 from nki_kernels.tiles import PARTITIONS, ranges
 
-PREPARED = 6
+PREPARED = 16
 """Packs before its first one with which the first phase of a chunk comes."""
 
-AT_ONCE = 640
+AT_ONCE = 320
 """Time steps on a partition that are worked out together, for several chunks."""
 
-AHEAD = 3
+FIRST = 3
+"""Chunks whose time steps are worked out before all else."""
+
+SCALED = 2
+"""Packs whose inputs are scaled before those of the first of them are multiplied."""
+
+AHEAD = 5
 """Packs whose decays are computed before those of the first of them are used."""
 
-PAUSE = 2
+PAUSE = 3
 """Packs without new decays while the Scalar engine opens the gates of a chunk, for which it loads another table."""
 
-OTHERS = 4
-"""Of so many packs GpSimd masks one, the Vector engine the rest."""
+MASKS = (nisa.engine.vector, nisa.engine.gpsimd)
+"""The engines that mask packs, in turn."""
 
-REPEATED = 3
-"""Packs of a group from which on its scores are repeated for each head, which the Vector engine reads faster."""
+ROUNDS = (True, False)
+"""Whether the Scalar engine rounds the states of packs, in turn."""
 
 
 def ssd_prompts(y, given, state, places, sequences, sizes):
@@ -48,137 +52,143 @@ def ssd_prompts(y, given, state, places, sequences, sizes):
     constants = {
         "bias": on_every_row(dt_bias[:, heads], PARTITIONS, nl.float32, 0.0),
         "rates": decay_rates(a_log[:, heads]),
-        "before": triangle(-1, 0),
-        "after": triangle(1, 1),
-        "ones": filled((PARTITIONS, PARTITIONS), 1.0),
-        "identity": identity(PARTITIONS, sizes.dtype),
     }
-    skip = on_every_row(d[:, heads], PARTITIONS, nl.float32, 0.0)
-    constants["skip"] = skip
-    if sizes.narrow:
-        constants["differences"] = Differences(sizes.most)
-        constants["one"] = identity(PARTITIONS, nl.float32)
-        constants["unseen"] = unseen(constants["before"])
-        shape = (PARTITIONS, sizes.own, PARTITIONS)
-        constants["skips"] = nl.ndarray(shape, dtype=sizes.dtype, buffer=nl.sbuf)
-    read = slots_or_none(row(places[0], 1), row(places[1], 1), state.shape[0])
-    written = load_row(places[0])
     counts = row(places[2], PARTITIONS)
+    states = (state, slots_or_none(row(places[0], 1), row(places[1], 1), state.shape[0]), load_row(places[0]))
     each = y.shape[0] // sequences
     chunks = []
     for sequence in range(sequences):
-        held = Held(state, read, written, sequence, sizes)
+        held = Held(states, sequence, sizes)
         for first, last in ranges(0, each):
             rows = (sequence * each + first, sequence * each + last)
             count = counts[:, sequence : sequence + 1]
             ends = last == each
-            chunks.append(Chunk(y, given, constants, sizes, rows, held, first, count, ends, len(chunks)))
-    pass_packs(chunks, sizes.packs(), max(1, AT_ONCE // sizes.own))
+            chunks.append(Chunk(y, given, constants, sizes, rows, held, first, count, ends))
+    groups = [Steps(chunks[0:FIRST])]
+    for start, end in ranges(FIRST, len(chunks), max(1, AT_ONCE // sizes.own)):
+        groups.append(Steps(chunks[start:end]))
+    for phase in STEPS:
+        phase(groups[0])
+        if phase == STEPS[0]:
+            PHASES[0](chunks[0])
+    fill(constants, d[:, heads], sizes)
+    for phase in PHASES[1:]:
+        phase(chunks[0])
+    chunks[0].phases = len(PHASES)
+    if sizes.narrow:
+        constants["differences"] = Differences()
+        fill_skips(constants, sizes)
+    pass_packs(chunks, sizes.packs(), groups[1:])
 
 
-def pass_packs(chunks, packs, together):
-    """Packs of all chunks through the stages; time steps of so many chunks are worked out together."""
+def fill(constants, d, sizes):
+    """The constants that chunks share, beside those of time steps."""
+    constants["before"] = triangle(-1, 0)
+    constants["after"] = triangle(1, 1)
+    constants["ones"] = filled((PARTITIONS, PARTITIONS), 1.0)
+    constants["identity"] = identity(PARTITIONS, sizes.dtype)
+    constants["skip"] = on_every_row(d, PARTITIONS, nl.float32, 0.0)
+    if sizes.narrow:
+        constants["one"] = identity(PARTITIONS, nl.float32)
+        shape = (PARTITIONS, sizes.own, PARTITIONS)
+        constants["skips"] = nl.ndarray(shape, dtype=sizes.dtype, buffer=nl.sbuf)
+
+
+def fill_skips(constants, sizes):
+    """The identity times the skip of each head: [token, head, token]."""
+    skips, one = constants["skips"], constants["identity"].expand_dim(1)
+    packs = ranges(0, sizes.own, sizes.most)
+    for number in range(len(packs)):
+        first, last = packs[number]
+        nisa.tensor_tensor(
+            dst=skips[:, first:last, :],
+            data1=one.broadcast(1, last - first),
+            data2=by_head(constants["skip"][:, first:last], PARTITIONS),
+            op=nl.multiply,
+            engine=nisa.engine.vector if number % 2 == 0 else nisa.engine.gpsimd,
+        )
+
+
+class Phases(nl.NKIObject):
+    """What packs share, chunk after chunk, in the order in which it is worked out."""
+
+    def __init__(self, chunks, groups):
+        self.chunks = chunks
+        self.groups = groups
+        self.prepared = 1
+        self.waiting = []
+        self.pause = 0
+
+    def prepare(self, end):
+        """Let the phases of all chunks before `end` wait for their turn."""
+        while self.prepared < min(end, len(self.chunks)):
+            chunk = self.chunks[self.prepared]
+            if len(self.groups) > 0 and chunk == self.groups[0].chunks[0]:
+                for phase in STEPS:
+                    self.waiting.append((phase, self.groups[0]))
+                self.groups = self.groups[1:]
+            for phase in PHASES:
+                self.waiting.append((phase, chunk))
+            self.prepared += 1
+
+    def work(self, count):
+        """The next phases."""
+        for phase, shared in self.waiting[0:count]:
+            phase(shared)
+            shared.phases += 1
+            if phase == open_gates:
+                self.pause = PAUSE
+        self.waiting = self.waiting[count:]
+
+    def work_until(self, chunk, phase):
+        """All phases of a chunk up to one of them, if they did not come yet."""
+        while chunk.phases < phase:
+            self.work(1)
+
+
+def pass_packs(chunks, packs, groups):
+    """Issue the stages of all packs of all chunks. Each stage runs some packs ahead of the next one."""
     turns = []
     for number in range(len(chunks)):
         for pack in packs:
             turns.append({"chunk": chunks[number], "pack": pack})
-    prepared, decayed, pause = 0, 0, 0
-    waiting = []
-    for number in range(len(turns) + 3):
-        while prepared < len(chunks) and prepared * len(packs) <= number + PREPARED:
-            if prepared % together == 0:
-                waiting.append((take_steps, chunks[prepared : prepared + together]))
-            for phase in PHASES:
-                waiting.append((phase, chunks[prepared]))
-            prepared += 1
-        # All that the first chunk needs comes at once, and the phases of the others with the packs before.
-        count = len(PHASES) + 1 if number == 0 else -(-len(PHASES) // len(packs))
-        for phase, chunk in waiting[0:count]:
-            phase(chunk)
-            if phase == open_gates:
-                pause = PAUSE
-        waiting = waiting[count:]
-        finished, multiplied = number - 3, number - 2
-        if finished >= 0:
-            turns[finished]["chunk"].finish(turns[finished])
-        most = min(len(turns), number + (1 if pause > 0 else AHEAD))
-        pause = max(0, pause - 1)
-        for turn in turns[decayed : min(most, max(number + 1, decayed + 2))]:
-            while not turn["chunk"].ready:
-                phase, chunk = waiting[0]
-                phase(chunk)
-                waiting = waiting[1:]
+    phases = Phases(chunks, groups)
+    # The next turn of a single pack has the same states.
+    back = min(1, len(packs) - 1)
+    fetched, scaled, looked, decayed, masked = 0, 0, 0, 0, 0
+    for number in range(len(turns)):
+        if number > 0:
+            turns[number - 1]["chunk"].keep(turns[number - 1], ROUNDS[number % len(ROUNDS)])
+            turns[number - 1] = None
+        phases.prepare(1 + (number + PREPARED) // len(packs))
+        phases.work(-(-len(phases.waiting) // max(1, len(packs) - 1)))
+        for turn in turns[fetched : decayed + IN_TURN]:
+            phases.work_until(turn["chunk"], SUMMED)
+            turn["chunk"].fetch(turn)
+            fetched += 1
+        for turn in turns[scaled : number + SCALED]:
+            phases.work_until(turn["chunk"], len(PHASES))
+            turn["chunk"].scale(turn)
+            scaled += 1
+        if number == 0:
+            for turn in turns[0:2]:
+                turn["chunk"].decay(turn)
+                decayed += 1
+        for turn in turns[looked : number + 1 + back]:
+            turn["chunk"].look_back(turn)
+            looked += 1
+        for turn in turns[masked : number + 2]:
+            turn["chunk"].mask(turn, MASKS[masked % len(MASKS)])
+            masked += 1
+        turns[number]["chunk"].sum_up(turns[number])
+        turns[number]["chunk"].move_on(turns[number])
+        most = number + (3 if phases.pause > 0 else AHEAD)
+        for turn in turns[decayed : min(most, decayed + 2)]:
             turn["chunk"].decay(turn)
             decayed += 1
-        if number < len(turns):
-            turns[number]["chunk"].mask(turns[number], number % OTHERS == OTHERS - 1)
-        if finished >= 0 and len(packs) == 1:  # the next turn has the same states
-            turns[finished]["chunk"].move_on(turns[finished])
-        if 0 <= multiplied < len(turns):
-            turns[multiplied]["chunk"].multiply(turns[multiplied])
-        if finished >= 0 and len(packs) > 1:
-            turns[finished]["chunk"].move_on(turns[finished])
-        if finished >= 0:
-            turns[finished] = None
-
-
-class Held(nl.NKIObject):
-    """The states of a sequence, [n, column], from its slot and back; `rounded` are they in the dtype of products."""
-
-    def __init__(self, state, read, written, sequence, sizes):
-        self.state = state
-        self.read = read[0:1, sequence : sequence + 1]
-        self.written = written[0:1, sequence : sequence + 1]
-        self.sizes = sizes
-
-    def load(self):
-        """The states of the own heads; zeros at the start of a sequence."""
-        sizes = self.sizes
-        self.wide = nl.ndarray((sizes.states, sizes.width), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.memset(dst=self.wide, value=0.0, engine=nisa.engine.gpsimd)
-        source = columns_of_slot(self.state, self.read, sizes)
-        nisa.dma_copy(dst=self.wide, src=source, oob_mode=nisa.oob_mode.skip, engine=nisa.engine.scalar)
-        self.rounded = self.wide
-        if sizes.dtype != nl.float32:
-            self.rounded = nl.ndarray(self.wide.shape, dtype=sizes.dtype, buffer=nl.sbuf)
-
-    def round(self, columns):
-        """Bring columns of the states to the dtype of products."""
-        if self.sizes.dtype != nl.float32:
-            rounded = self.rounded[:, columns]
-            nisa.tensor_copy(dst=rounded, src=self.wide[:, columns], engine=nisa.engine.gpsimd)
-
-    def store(self):
-        """Write them back."""
-        nisa.dma_copy(dst=columns_of_slot(self.state, self.written, self.sizes), src=self.wide)
-
-
-def columns_of_slot(state, slot, sizes):
-    """A view of HBM [n, column]: this core's columns of the states in one slot, whose number is in a tile [1, 1]."""
-    pattern = [[sizes.inner, sizes.states], [1, sizes.width]]
-    return state.ap(pattern=pattern, offset=sizes.left, scalar_offset=slot, indirect_dim=0)
-
-
-def load_aside(source):
-    """A tile of rows from HBM, in another queue than what is needed at once."""
-    tile = nl.ndarray(source.shape, dtype=source.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=tile, src=source, engine=nisa.engine.gpsimd)
-    return tile
-
-
-def filled(shape, value):
-    """A tile of float32 with one value."""
-    result = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=result, value=value)
-    return result
-
-
-def decay_rates(a_log):
-    """-exp(a_log) of [1, H] on each of 128 partitions."""
-    result = on_every_row(a_log, PARTITIONS, nl.float32, 0.0)
-    nisa.activation(dst=result, op=nl.exp, data=result)
-    nisa.tensor_scalar(dst=result, data=result, op0=nl.multiply, operand0=-1.0)
-    return result
+        phases.pause = max(0, phases.pause - 1)
+        if number + 1 == len(turns):
+            turns[number]["chunk"].keep(turns[number], False)
 
 
 def triangle(multiplier, offset):
@@ -194,320 +204,3 @@ def triangle(multiplier, offset):
         cmp_op=nl.greater_equal,
     )
     return result
-
-
-def fill_skips(constants, heads):
-    """The identity times the skip of some heads: [token, head, token]."""
-    own = constants["skips"][:, heads, :]
-    nisa.tensor_tensor(
-        dst=own,
-        data1=constants["identity"].expand_dim(1).broadcast(1, own.shape[1]),
-        data2=by_head(constants["skip"][:, heads], PARTITIONS),
-        op=nl.multiply,
-        engine=nisa.engine.gpsimd,
-    )
-
-
-def time_steps(rows, bias, limits):
-    """Time steps of rows [token, …] that a bias is added to, in float32."""
-    times = nl.ndarray(rows.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=times, data1=rows, data2=bias, op=nl.add)
-    nisa.activation(dst=times, op=nl.softplus, data=times)
-    least, most = limits
-    if least > 0.0:
-        nisa.tensor_scalar(dst=times, data=times, op0=nl.maximum, operand0=least)
-    if most is not None:
-        nisa.tensor_scalar(dst=times, data=times, op0=nl.minimum, operand0=most)
-    return times
-
-
-def take_steps(chunks):
-    """Time steps of some chunks, 0 for padding, and the logarithms of their decays: [token, head] of each chunk."""
-    sizes, constants = chunks[0].sizes, chunks[0].constants
-    count, heads = len(chunks), sizes.own
-    rows = nl.ndarray((PARTITIONS, count, heads), dtype=sizes.dtype, buffer=nl.sbuf)
-    live = nl.ndarray((PARTITIONS, count), dtype=nl.float32, buffer=nl.sbuf)
-    first = sizes.steps_first
-    for number in range(count):
-        chunk = chunks[number]
-        if chunk.tokens < PARTITIONS:
-            nisa.memset(dst=rows[:, number, :], value=0.0)
-        start, end = chunk.rows
-        nisa.dma_copy(
-            dst=rows[0 : chunk.tokens, number, :], src=chunk.steps[start:end, first : first + heads]
-        )
-        place = live[:, number : number + 1]
-        nisa.iota(dst=place, pattern=[[0, 1]], offset=chunk.first, channel_multiplier=1)
-        nisa.tensor_tensor(dst=place, data1=place, data2=chunk.count, op=nl.less)
-    bias = constants["bias"].expand_dim(1).broadcast(1, count)
-    times = time_steps(rows, bias, sizes.dt_limits)
-    nisa.tensor_tensor(dst=times, data1=times, data2=by_head(live, heads), op=nl.multiply)
-    logs = nl.ndarray(times.shape, dtype=nl.float32, buffer=nl.sbuf)
-    rates = constants["rates"].expand_dim(1).broadcast(1, count)
-    nisa.tensor_tensor(dst=logs, data1=times, data2=rates, op=nl.multiply)
-    of_steps, least, minus = narrowed(times, logs) if sizes.narrow else (None, None, None)
-    for number in range(count):
-        chunk = chunks[number]
-        own = slice(0, chunk.tokens)
-        chunk.times = times[own, number, :]
-        chunk.logs = logs[own, number, :]
-        if of_steps is not None:
-            chunk.step_logs, chunk.least = of_steps[own, number, :], least[own, number, :]
-            chunk.minus = minus[own, number, :]
-
-
-def by_head(factors, depth):
-    """Factors [row, head] seen as [row, head, element]."""
-    return factors.expand_dim(2).broadcast(2, depth)
-
-
-def in_heads(rows, depth):
-    """Rows [row, head * element] seen as [row, head, element]."""
-    return rows.reshape_dim(1, (rows.shape[1] // depth, depth))
-
-
-def scaled(rows, factors, depth, dtype):
-    """Each head of rows [row, head * element] times its factor [row, head], on GpSimd."""
-    result = nl.ndarray(rows.shape, dtype=dtype, buffer=nl.sbuf)
-    nisa.tensor_tensor(
-        dst=in_heads(result, depth),
-        data1=in_heads(rows, depth),
-        data2=by_head(factors, depth),
-        op=nl.multiply,
-        engine=nisa.engine.gpsimd,
-    )
-    return result
-
-
-def exponential(data, dtype=nl.float32):
-    """exp of every element of a tile."""
-    result = nl.ndarray(data.shape, dtype=dtype, buffer=nl.sbuf)
-    nisa.activation(dst=result, op=nl.exp, data=data)
-    return result
-
-
-class Chunk(nl.NKIObject):
-    """Up to 128 tokens of a sequence: what all packs of heads share, and the stages of a pack."""
-
-    def __init__(self, y, given, constants, sizes, rows, held, first, count, last, number):
-        self.y = y
-        self.u = given[0]
-        self.steps = given[1]
-        self.gate = given[5]
-        self.constants = constants
-        self.sizes = sizes
-        self.rows = rows
-        self.tokens = rows[1] - rows[0]
-        self.held = held
-        self.first = first
-        self.count = count
-        self.last = last
-        self.number = number
-        self.ready = False
-        self.before = constants["before"][0 : self.tokens, 0 : self.tokens]
-        self.after = constants["after"][0 : self.tokens, 0 : self.tokens]
-        self.one = constants["identity"][0 : self.tokens, 0 : self.tokens]
-
-    def summed(self, chosen):
-        """For each column of `chosen` [token, column] the sum of a over its ones: [column, head] @ PSUM."""
-        shape = (chosen.shape[1], self.logs.shape[1])
-        bank = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
-        nisa.nc_matmul(dst=bank, stationary=chosen, moving=self.logs, accumulate=False)
-        return bank
-
-    def decay(self, turn):
-        """Decays between the tokens of the chunk, for the heads of a pack: [key, head, query].
-
-        In narrow steps the time steps of the keys are in them.
-        """
-        first, last = turn["pack"]
-        if self.sizes.narrow:
-            keys, queries = self.constants["differences"].bring(self.sides.rows, turn["pack"])
-            masks = self.constants["unseen"][0 : self.tokens, 0 : self.tokens]
-            turn["decays"] = differences(keys, queries, masks, self.one)
-        else:
-            turn["decays"] = sums_between(self.logs[:, first:last], self.after, self.before)
-
-    def mask(self, turn, by_gpsimd):
-        """Scores times decays, [key, head, query] in u's dtype, and what is multiplied by them."""
-        first, last = turn["pack"]
-        sizes, depth = self.sizes, self.sizes.depth
-        if sizes.narrow and self.number == 0:
-            fill_skips(self.constants, slice(first, last))
-        if self.first == 0:
-            self.held.round(slice(first * depth, last * depth))
-        columns = self.x[:, first * depth : last * depth]
-        turn["kept"] = scaled(columns, self.left_over[:, first:last], depth, nl.float32)
-        turn["fed"] = columns
-        if not sizes.narrow:
-            turn["fed"] = scaled(columns, self.times[:, first:last], depth, sizes.dtype)
-            skip = self.constants["skip"][0 : self.tokens, first:last]
-            turn["skipped"] = scaled(columns, skip, depth, sizes.dtype)
-        scores = self.scores[:, sizes.group_of(first), :, :]
-        if scores.shape[1] == 1:
-            scores = scores.broadcast(1, last - first)
-        masked = nl.ndarray(turn["decays"].shape, dtype=sizes.dtype, buffer=nl.sbuf)
-        nisa.tensor_tensor(
-            dst=masked,
-            data1=turn["decays"],
-            data2=scores[:, 0 : last - first, :],
-            op=nl.multiply,
-            engine=nisa.engine.gpsimd if by_gpsimd else nisa.engine.vector,
-        )
-        turn["masked"] = masked
-
-    def multiply(self, turn):
-        """The sums of a pack over states and tokens, and what its tokens leave of states."""
-        first, last = turn["pack"]
-        sizes, tokens, depth = self.sizes, self.tokens, self.sizes.depth
-        group = sizes.group_of(first)
-        columns = slice(first * depth, last * depth)
-        shape = (tokens, (last - first) * depth)
-        earlier = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
-        out = self.across[:, sizes.groups + group, :]
-        nisa.nc_matmul(dst=earlier, stationary=out, moving=self.held.rounded[:, columns], accumulate=False)
-        decayed = nl.ndarray(shape, dtype=sizes.dtype, buffer=nl.sbuf)
-        nisa.tensor_tensor(
-            dst=in_heads(decayed, depth),
-            data1=in_heads(earlier, depth),
-            data2=by_head(self.reached[:, first:last], depth),
-            op=nl.multiply,
-        )
-        sums = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
-        if not sizes.narrow:
-            nisa.nc_matmul(dst=sums, stationary=self.one, moving=turn["skipped"], accumulate=False)
-        for head in range(last - first):
-            place = slice(head * depth, (head + 1) * depth)
-            fed = turn["fed"][:, place]
-            if sizes.narrow:
-                skip = self.constants["skips"][0:tokens, first + head, 0:tokens]
-                nisa.nc_matmul(dst=sums[:, place], stationary=skip, moving=fed, accumulate=False)
-            nisa.nc_matmul(
-                dst=sums[:, place], stationary=turn["masked"][:, head, :], moving=fed, accumulate=True
-            )
-        left = nl.ndarray((sizes.states, shape[1]), dtype=nl.float32, buffer=nl.psum)
-        into = self.into[:, group * sizes.states : (group + 1) * sizes.states]
-        nisa.nc_matmul(dst=left, stationary=into, moving=turn["kept"], accumulate=False)
-        passed = self.passed[0 : sizes.states, first:last]
-        turn["passed"] = scaled(self.held.wide[:, columns], passed, depth, nl.float32)
-        turn["sums"], turn["decayed"], turn["left"] = sums, decayed, left
-
-    def move_on(self, turn):
-        """The states of a pack after the chunk: decayed, plus what its tokens leave; stored behind the last pack."""
-        first, last = turn["pack"]
-        held, depth = self.held, self.sizes.depth
-        columns = slice(first * depth, last * depth)
-        nisa.tensor_tensor(dst=held.wide[:, columns], data1=turn["passed"], data2=turn["left"], op=nl.add)
-        held.round(columns)
-        if self.last and last == self.sizes.own:
-            held.store()
-
-    def finish(self, turn):
-        """Rows of y of a pack."""
-        first, last = turn["pack"]
-        depth = self.sizes.depth
-        nisa.nc_matmul(dst=turn["sums"], stationary=self.one, moving=turn["decayed"], accumulate=True)
-        result = nl.ndarray(turn["sums"].shape, dtype=self.sizes.dtype, buffer=nl.sbuf)
-        gates = self.gates[:, first * depth : last * depth]
-        nisa.tensor_tensor(dst=result, data1=turn["sums"], data2=gates, op=nl.multiply)
-        left = self.sizes.left + first * depth
-        start, end = self.rows
-        nisa.dma_copy(dst=self.y[start:end, left : left + result.shape[1]], src=result)
-
-
-def bring_in(chunk):
-    """Rows of u and of the gate; a sequence's first chunk loads its states, too."""
-    sizes = chunk.sizes
-    start, end = chunk.rows
-    chunk.into_out = load_aside(chunk.u[start:end, sizes.inner :])
-    chunk.x = load_aside(chunk.u[start:end, sizes.left : sizes.left + sizes.width])
-    chunk.raw = load_aside(chunk.gate[start:end, sizes.gate_first : sizes.gate_first + sizes.width])
-    if chunk.first == 0:
-        chunk.held.load()
-
-
-def first_part(chunk):
-    """Sums of decays with the heads on the partitions, and their first parts."""
-    if chunk.sizes.narrow:
-        one = chunk.constants["one"][0 : chunk.tokens, 0 : chunk.tokens]
-        chunk.sides = SumsInParts(chunk.least, chunk.minus, chunk.step_logs, chunk.before, one)
-
-
-def next_part(chunk):
-    """The next parts of these sums; the last ones on their way to HBM."""
-    if chunk.sizes.narrow:
-        chunk.sides.next()
-
-
-def reach(chunk):
-    """Decays from the beginning of the chunk to each token."""
-    chunk.reached = exponential(chunk.summed(chunk.before))
-
-
-def pass_by(chunk):
-    """Decays over the chunk."""
-    chunk.passed = exponential(chunk.summed(chunk.constants["ones"][0 : chunk.tokens, :]))
-
-
-def leave_over(chunk):
-    """Decays from each token to the end of the chunk, times its time step."""
-    chunk.left_over = exponential(chunk.summed(chunk.after))
-    nisa.tensor_tensor(dst=chunk.left_over, data1=chunk.left_over, data2=chunk.times, op=nl.multiply)
-
-
-def turn_over(chunk):
-    """into and out of every group with n on the partitions; into in float32."""
-    tokens, groups, sizes = chunk.tokens, chunk.sizes.groups, chunk.sizes
-    chunk.across = nl.ndarray((sizes.states, 2 * groups, tokens), dtype=sizes.dtype, buffer=nl.sbuf)
-    transpose_rows(chunk.across, 0, chunk.into_out, 2)
-    chunk.into = chunk.into_out
-    if sizes.dtype != nl.float32:
-        chunk.into = nl.ndarray((tokens, groups * sizes.states), dtype=nl.float32, buffer=nl.sbuf)
-        rows = chunk.into_out[:, 0 : groups * sizes.states]
-        nisa.tensor_copy(dst=chunk.into, src=rows, engine=nisa.engine.gpsimd)
-
-
-def score(chunk):
-    """out into^T of every group, transposed, 0 where the key is behind the query: [key, group, head, query].
-
-    A group of many packs has its scores once for each head of a pack.
-    """
-    tokens, groups, sizes = chunk.tokens, chunk.sizes.groups, chunk.sizes
-    copies = sizes.most if sizes.narrow and sizes.heads >= REPEATED * groups * sizes.most else 1
-    dtype = sizes.dtype if sizes.narrow else nl.float32
-    chunk.scores = nl.ndarray((tokens, groups, copies, tokens), dtype=dtype, buffer=nl.sbuf)
-    for group in range(groups):
-        bank = nl.ndarray((tokens, tokens), dtype=nl.float32, buffer=nl.psum)
-        nisa.nc_matmul(
-            dst=bank,
-            stationary=chunk.across[:, group, :],
-            moving=chunk.across[:, groups + group, :],
-            accumulate=False,
-        )
-        own = chunk.scores[:, group, :, :]
-        nisa.tensor_tensor(dst=own[:, 0, :], data1=bank, data2=chunk.before, op=nl.multiply)
-        if copies > 1:
-            others = own[:, 0:1, :].broadcast(1, copies - 1)
-            nisa.tensor_copy(dst=own[:, 1:copies, :], src=others, engine=nisa.engine.gpsimd)
-
-
-def open_gates(chunk):
-    """silu of the gates in float32; the last phase."""
-    chunk.gates = nl.ndarray(chunk.raw.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation(dst=chunk.gates, op=nl.silu, data=chunk.raw)
-    chunk.ready = True
-
-
-PHASES = (
-    bring_in,
-    first_part,
-    next_part,
-    next_part,
-    reach,
-    pass_by,
-    leave_over,
-    turn_over,
-    score,
-    open_gates,
-)
-"""What all packs of a chunk share, a phase with each pack of the chunk before."""

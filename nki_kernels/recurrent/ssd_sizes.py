@@ -39,13 +39,15 @@ class Sizes(nl.NKIObject):
 
     def packs(self):
         """Ranges of up to 8 own heads of one group, whose columns fit in a bank of PSUM."""
+        return self.packs_of(self.most)
+
+    def packs_of(self, most):
+        """Ranges of up to `most` own heads of one group."""
         found = []
         first = 0
         while first < self.own:
             last = first + 1
-            while (
-                last < self.own and last - first < self.most and self.group_of(last) == self.group_of(first)
-            ):
+            while last < self.own and last - first < most and self.group_of(last) == self.group_of(first):
                 last += 1
             found.append((first, last))
             first = last

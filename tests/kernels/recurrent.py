@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.kernels.accuracy import normal
+from tests.kernels.accuracy import normal, run
 
 
 def column(numbers: Sequence[int]) -> np.ndarray:
@@ -108,3 +108,18 @@ def duality(
         first,
         *limits,
     ]
+
+
+def check_nan_stays(kernel: Any, given: Sequence[Any], place: int, states: int, target: str) -> None:
+    """One token of each sequence: a NaN of the third one, in argument `place`, reaches its own row and state alone.
+
+    `states` is the place of the states, behind which their slots are.
+    """
+    sequence, slots = 2, given[states + 1][:, 0]
+    poisoned = [*given]
+    poisoned[place] = given[place].copy()
+    poisoned[place][slots[sequence] if place == states else sequence] = np.nan
+    expected, found = (run(kernel, each, target) for each in (given, poisoned))
+    assert np.isnan(found[0][sequence]).all()
+    for before, after, own in zip(expected, found, (sequence, slots[sequence])):
+        assert np.array_equal(np.delete(before, own, axis=0), np.delete(after, own, axis=0))

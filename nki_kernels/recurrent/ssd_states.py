@@ -1,0 +1,47 @@
+"""States of sequences through their prompts in `ssd`."""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+
+class Held(nl.NKIObject):
+    """The states of a sequence, [n, column], from its slot and back; `rounded` are they in the dtype of products."""
+
+    def __init__(self, states, sequence, sizes):
+        self.state, read, written = states
+        self.read = read[0:1, sequence : sequence + 1]
+        self.written = written[0:1, sequence : sequence + 1]
+        self.sizes = sizes
+
+    def load(self):
+        """The states of the own heads; zeros at the start of a sequence."""
+        sizes = self.sizes
+        self.wide = nl.ndarray((sizes.states, sizes.width), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.memset(dst=self.wide, value=0.0, engine=nisa.engine.gpsimd)
+        source = columns_of_slot(self.state, self.read, sizes)
+        nisa.dma_copy(dst=self.wide, src=source, oob_mode=nisa.oob_mode.skip, engine=nisa.engine.gpsimd)
+        self.rounded = self.wide
+        if sizes.dtype != nl.float32:
+            self.rounded = nl.ndarray(self.wide.shape, dtype=sizes.dtype, buffer=nl.sbuf)
+
+    def round(self, columns, by_scalar):
+        """Bring columns of the states to the dtype of products, on the Scalar engine or on GpSimd."""
+        rounded, wide = self.rounded[:, columns], self.wide[:, columns]
+        if self.sizes.dtype == nl.float32:
+            pass
+        elif by_scalar:
+            nisa.activation(dst=rounded, op=nl.copy, data=wide)
+        else:
+            nisa.tensor_copy(dst=rounded, src=wide, engine=nisa.engine.gpsimd)
+
+    def store(self):
+        """Write them back."""
+        nisa.dma_copy(dst=columns_of_slot(self.state, self.written, self.sizes), src=self.wide)
+
+
+def columns_of_slot(state, slot, sizes):
+    """A view of HBM [n, column]: this core's columns of the states in one slot, whose number is in a tile [1, 1]."""
+    pattern = [[sizes.inner, sizes.states], [1, sizes.width]]
+    return state.ap(pattern=pattern, offset=sizes.left, scalar_offset=slot, indirect_dim=0)
