@@ -24,23 +24,28 @@ Arguments
 
 Layout
     Prompts: channels on the partitions, tokens along the free dim, as the scan instruction takes them. For every n the
-    Scalar engine makes decays, GpSimd multiplies by input and output weights, which are spread over the partitions, the
-    Vector engine scans, and the Tensor engine adds up over n and turns the sums to rows.
-    One token of each sequence: the partitions are divided evenly among the sequences; states keep HBM's layout.
+    Scalar engine makes decays, the Tensor engine multiplies by input weights, as diagonals, into PSUM, the Vector
+    engine scans, GpSimd multiplies by output weights, which are spread over the partitions, and the Tensor engine adds
+    up over n and turns the sums to rows.
+    One token of each sequence: some sequences share the partitions, and sets of so many follow one another; states keep
+    HBM's layout.
 
 Tiling
-    Prompts: for each sequence chunks of 512 tokens (float32: 256), for each of them tiles of 128 channels, prepared one
-    ahead. One token: pieces of up to 1024 elements of the states on a partition.
+    Prompts: for each sequence chunks of up to 512 tokens (float32: 256; less for more than 16 states), for each of them
+    tiles of 128 channels. The next two are prepared in stages among the scans of two, so that the Vector engine only
+    scans. One token: up to 5120 elements of the states on a partition are stored together, and moved on by 2560. Three
+    such parts of 2560 are loaded while three are moved on.
     Two cores of a logical core take half of the channels each.
 
 Limits
     N up to 64. R up to 1024. T and S * C up to 2^23.
 
 Cost
-    HBM: u, gate and y once, projected once a core, states read and written once; weights once, in a step of B sequences
-    a_log B times. Bound: for prompts the scan, 2 cycles of the Vector engine for 128 elements of the state; one token:
-    DMA, and 4 cycles of the Vector engine for 128 elements. Predicted on trn2 for 1024 channels, N = 16 and 2048 tokens
-    in bfloat16: 688 us, of which the scans take 546.
+    HBM: u, gate and y once, projected once a core, states read and written once; weights once, in a step a_log once
+    for each sequence of a set. Bound: for prompts the scan, 2 cycles of the Vector engine for 128 elements of the
+    state; one token: six passes over the states, which the Vector engine and GpSimd share. Predicted on trn2 for 1024
+    channels, N = 16 and 2048 tokens in bfloat16: 655 us, of which the scans take 546, and 579 with what passes between
+    them; for one token of 16 sequences with 5120 channels: 70 us, of which the bytes take 36 and the Vector engine 50.
 """
 
 from __future__ import annotations
@@ -55,7 +60,7 @@ from nki_kernels.mlp import activation_reference
 from nki_kernels.precision import widened
 from nki_kernels.recurrent.selective_prompt import scan_prompts
 from nki_kernels.recurrent.selective_step import scan_step
-from nki_kernels.recurrent.slots import check_places, sequence_groups
+from nki_kernels.recurrent.slots import check_places
 from nki_kernels.tiles import PARTITIONS, expect_dims
 
 MOST_STATES = 64
@@ -86,8 +91,7 @@ def selective_scan(
     y = nl.ndarray((tokens, channels), dtype=u.dtype, buffer=nl.shared_hbm)
     own = part(channels, PARTITIONS, nl.program_id(0))
     if tokens == sequences:
-        for group in sequence_groups(sequences):
-            scan_step(y, given, state, places, group, own)
+        scan_step(y, given, state, places, own)
     else:
         scan_prompts(y, given, state, places, sequences, own)
     return y, state

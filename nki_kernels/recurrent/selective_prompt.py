@@ -1,7 +1,9 @@
 """Prompts of the selective scan: chunks of tokens of each sequence, tiles of 128 channels.
 
 A *chunk* is a sequence's tokens that one scan instruction takes: its weights are spread over the partitions once for
-all tiles of channels. The states that a chunk leaves are those the next one begins with.
+all tiles of channels. The states that a chunk leaves are those the next one begins with. A *unit* is a tile of channels
+of a chunk: its tokens pass through one scan for each element of the states. Units follow one another without a break:
+the Vector engine does nothing but scan.
 """
 
 from __future__ import annotations
@@ -9,21 +11,59 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.projection.block_loads import load_cast
+from nki_kernels.projection.block_loads import load_cast, load_rows_into, store_rows_from
 from nki_kernels.projection.normalised_rows import transpose_rows
-from nki_kernels.projection.products import add_products, read_out, transpose_part
-from nki_kernels.projection.row_groups import blocks_tile
+from nki_kernels.projection.products import transpose_part
+from nki_kernels.projection.row_groups import blocks_tile, item_bytes
 from nki_kernels.recurrent.diagonal import columns_of, diagonals, identity
+from nki_kernels.recurrent.selective_feed import fed_columns, fed_rows, feed
+from nki_kernels.recurrent.selective_parts import (
+    Chunk,
+    Slots,
+    Unit,
+    activated,
+    add_rows,
+    decay_rates,
+    decayed,
+    load_rows,
+    load_states,
+    projected_steps,
+    row_of_ones,
+    spread,
+    store_states,
+    time_steps,
+    used_parts,
+)
 from nki_kernels.recurrent.slots import load_row, product_dtype, row, slots_or_none
-from nki_kernels.tiles import BANK, MASKED, PARTITIONS, blocks, load, ranges
+from nki_kernels.tiles import BANK, PARTITIONS, load, ranges
 
-LEAD = 6
-"""Decays that are computed ahead of the scans, while the Scalar engine prepares a tile."""
+LEAD = 8
+"""Decays that are computed ahead of the scans, while the Scalar engine prepares units."""
+
+FED = 3
+"""Elements of the states whose inputs lie in PSUM, a bank each."""
+
+GROUP = 4
+"""Elements of the states that GpSimd weighs with one instruction."""
+
+PREPARED = 2
+"""Units that are prepared together, for which the Scalar engine loads three tables; one where a chunk has fewer than
+twice as many."""
+
+STAGES = 8
+"""Of what prepares them: products of time steps, functions, two for the inputs of each, of which the second waits for
+the first, and loads."""
+
+BEFORE = 4
+"""Units between preparing what a chunk's units share and its first one."""
+
+SPREAD_BYTES = 16384
+"""Of a partition, for the output weights of a chunk on all partitions."""
 
 
 def scan_prompts(y, given, state, places, sequences, own):
     """All tokens of all sequences, for the channels `own`."""
-    u, projected, w_dt, dt_bias, a_log, d, _, _ = given
+    u, _, w_dt, dt_bias, a_log, d, _, _ = given
     begin, end = own
     each = u.shape[0] // sequences
     states = a_log.shape[1]
@@ -31,263 +71,264 @@ def scan_prompts(y, given, state, places, sequences, own):
         "rank": w_dt.shape[0],
         "w_dt": load_cast(w_dt[:, begin:end], product_dtype(u, w_dt), nisa.engine.sync),
         "dt_bias": columns_of((dt_bias,), own, nl.float32),
-        "d": diagonals(columns_of((d,), own, u.dtype), u.dtype),
+        "d": columns_of((d,), own, u.dtype),
         "rates": decay_rates(a_log, own),
+        "ones": row_of_ones(product_dtype(u, w_dt)),
         "identity": identity(min(PARTITIONS, end - begin), u.dtype),
+        "selector": identity(states, u.dtype),
     }
     read = slots_or_none(row(places[0], 1), row(places[1], 1), state.shape[0])
     written = load_row(places[0])
     counts = row(places[2], 1)
-    size = BANK if u.dtype != nl.float32 else BANK // 2
+    scans = Scans(
+        y,
+        given,
+        weights,
+        Slots(state, read, written, counts),
+        own,
+        chunks_of(each, sequences, u.dtype, states),
+    )
+    for number in range(scans.count):
+        scans.scan(number)
+    scans.end()
+
+
+def chunks_of(each, sequences, dtype, states):
+    """(sequence, its first token here, end) of all chunks."""
+    size = min(BANK, SPREAD_BYTES // item_bytes(dtype) // states)
+    if dtype == nl.float32:
+        size = min(size, BANK // 2)
+    chunks = []
     for sequence in range(sequences):
-        carried = load_states(state, read[0:1, sequence : sequence + 1], own)
         for first, last in ranges(0, each, size):
-            rows = (sequence * each + first, sequence * each + last)
-            shared = spread(projected, rows, states, first, counts[0:1, sequence : sequence + 1], weights)
-            of_chunk = Chunk(y, given, weights, shared, carried, rows, own)
-            of_chunk.scan()
-        store_states(state, written[0:1, sequence : sequence + 1], carried, own)
+            chunks.append((sequence, first, last))
+    return chunks
 
 
-class Chunk(nl.NKIObject):
-    """A chunk of a sequence on its way through all tiles of channels."""
+class Scans(nl.NKIObject):
+    """All units, one after another; what comes before and after the scans of each is done among those of others.
 
-    def __init__(self, y, given, weights, shared, carried, rows, own):
+    No engine waits for another one's last instruction: decays are LEAD scans ahead, inputs FED, sums a group behind,
+    and of what prepares units one stage is issued behind each group of scans.
+    """
+
+    def __init__(self, y, given, weights, slots, own, plan):
         self.y = y
         self.u = given[0]
+        self.projected = given[1]
         self.gate = given[6]
         self.gate_first = given[7]
         self.weights = weights
-        self.shared = shared
-        self.carried = carried
-        self.rows = rows
-        self.first = own[0]
+        self.slots = slots
+        self.own = own
+        self.plan = plan
         self.tiles = ranges(own[0], own[1])
-        self.parts = ranges(0, rows[1] - rows[0])
         self.states = weights["rates"].shape[2]
+        self.count = len(plan) * len(self.tiles)
+        self.together = PREPARED if len(self.tiles) >= 2 * PREPARED else 1
+        self.raw = []
+        self.chunks = []
+        self.units = []
+        self.stepped = 0
+        self.fed = 0
+        self.decays = []
+        self.inputs = []
+        self.unsummed = None
+        self.unfinished = None
+        self.load(self.together)
+        # Behind the diagonals of the first chunk, which GpSimd makes too.
+        self.skips = diagonals(weights["d"], self.u.dtype)
+        for stage in range(STAGES):
+            self.prepare(0, stage)
 
-    def scan(self):
-        """All tiles: the next one is prepared, and the one before finished, among the scans of each."""
-        ready = prepared(self, self.tiles[0])
-        waiting = None
-        for number in range(len(self.tiles)):
-            following = None if number + 1 == len(self.tiles) else self.tiles[number + 1]
-            ready, waiting = scan_tile(self, ready, waiting, self.tiles[number], following)
-        finish(self, waiting)
+    def scan(self, number):
+        """The scans of a unit, one for each element of its states."""
+        unit = self.units[number]
+        height, tokens = unit.steps.shape
+        unit.sums = nl.ndarray(unit.gates.shape, dtype=nl.float32, buffer=nl.psum)
+        skip = self.skips[0:height, unit.tile, 0, 0:height]
+        add_rows(unit.sums, unit.across, skip, unit.chunk.parts, False)
+        held = unit.chunk.carried[0:height, unit.tile, :]
+        groups = ranges(0, self.states, GROUP)
+        for place in range(len(groups)):
+            first, last = groups[place]
+            scanned = nl.ndarray((height, last - first, tokens), dtype=nl.float32, buffer=nl.sbuf)
+            for state in range(first, last):
+                at = number * self.states + state
+                self.work_ahead(at)
+                nisa.tensor_tensor_scan(
+                    dst=scanned[:, state - first, :],
+                    data0=self.decays[at],
+                    data1=self.inputs[at],
+                    initial=held[:, state : state + 1],
+                    op0=nl.multiply,
+                    op1=nl.add,
+                )
+                self.decays[at], self.inputs[at] = None, None
+            weighed = self.weigh(unit, scanned, groups[place])
+            self.add_up()
+            self.unsummed = (unit, weighed)
+            if place == min(1, len(groups) - 1):
+                self.finish()
+            self.stages_of(number, place, len(groups))
+        self.unfinished = unit
+        sequence = self.plan[number // len(self.tiles)][0]
+        if number + 1 == self.count or self.plan[(number + 1) // len(self.tiles)][0] > sequence:
+            slot = self.slots.written[0:1, sequence : sequence + 1]
+            store_states(self.slots.state, slot, unit.chunk.carried, self.own)
+        self.units[number] = None
 
+    def stages_of(self, number, place, groups):
+        """Stages of the next units behind group `place` of a unit: one, or more where there are few groups."""
+        slot, slots = (number % self.together) * groups + place, self.together * groups
+        begin, end = max(slot, STAGES * slot // slots), max(slot + 1, STAGES * (slot + 1) // slots)
+        for stage in range(begin, min(STAGES, end)):
+            self.prepare((number // self.together + 1) * self.together, stage)
 
-def decay_rates(a_log, own):
-    """-exp(a_log) of own channels, [c in tile, tile, state] in float32."""
-    begin, end = own
-    tile = load_cast(a_log[begin:end, :], nl.float32, nisa.engine.sync)
-    rates = nl.ndarray(tile.shape, dtype=nl.float32, buffer=nl.sbuf)
-    for part in used_parts(end - begin):
-        nisa.activation(dst=rates[part], op=nl.exp, data=tile[part])
-        nisa.tensor_scalar(dst=rates[part], data=rates[part], op0=nl.multiply, operand0=-1.0)
-    return rates
+    def end(self):
+        """The rest of the last unit."""
+        self.add_up()
+        self.finish()
 
+    def work_ahead(self, at):
+        """Decays and inputs of the scans from number `at` on, as far ahead as units are prepared."""
+        while len(self.decays) < min(self.stepped * self.states, at + LEAD):
+            number, state = len(self.decays) // self.states, len(self.decays) % self.states
+            unit = self.units[number]
+            rate = self.weights["rates"][0 : unit.steps.shape[0], unit.tile, state : state + 1]
+            self.decays.append(decayed(unit.steps, rate))
+        while len(self.inputs) < min(self.fed * self.states, at + FED):
+            number, state = len(self.inputs) // self.states, len(self.inputs) % self.states
+            unit = self.units[number]
+            self.inputs.append(feed(unit.fed, unit.chunk.shared["into"], state, unit.steps.shape[1]))
 
-def used_parts(channels):
-    """Which elements of a tile [c in tile, tile, …] the channels fill: those of whole tiles, and of the last one."""
-    full = channels // PARTITIONS
-    parts = [] if full == 0 else [(slice(0, PARTITIONS), slice(0, full))]
-    if channels > full * PARTITIONS:
-        parts.append((slice(0, channels - full * PARTITIONS), slice(full, full + 1)))
-    return parts
+    def weigh(self, unit, scanned, group):
+        """A group of elements [c, element, token], weighed, on GpSimd; those of the last token are kept."""
+        first, last = group
+        height, _, tokens = scanned.shape
+        result = nl.ndarray(scanned.shape, dtype=self.u.dtype, buffer=nl.sbuf)
+        out = unit.chunk.shared["out"][0:height, first:last, :]
+        held = unit.chunk.carried[0:height, unit.tile, first:last]
+        nisa.tensor_copy(dst=held, src=scanned[:, :, tokens - 1], engine=nisa.engine.gpsimd)
+        nisa.tensor_tensor(dst=result, data1=scanned, data2=out, op=nl.multiply, engine=nisa.engine.gpsimd)
+        return result
 
+    def add_up(self):
+        """Add the elements that were weighed last to the sums of their unit."""
+        if self.unsummed is None:
+            return
+        unit, weighed = self.unsummed
+        height = weighed.shape[0]
+        for element in range(weighed.shape[1]):
+            factor = self.weights["identity"][0:height, 0:height]
+            add_rows(unit.sums, weighed[:, element, :], factor, unit.chunk.parts, True)
 
-def states_of(state, slot, own, part):
-    """A view of HBM [c in tile, tile, state]: a part of the states in one slot, whose number is in a tile [1, 1]."""
-    _, _, states = state.shape
-    rows, tiles = part
-    first = own[0] + tiles.start * PARTITIONS
-    pattern = [[states, rows.stop], [PARTITIONS * states, tiles.stop - tiles.start], [1, states]]
-    return state.ap(pattern=pattern, offset=first * states, scalar_offset=slot, indirect_dim=0)
+    def finish(self):
+        """Gate the sums of the unit before, and store them as rows of y."""
+        if self.unfinished is None:
+            return
+        unit = self.unfinished
+        result = nl.ndarray(unit.gates.shape, dtype=self.y.dtype, buffer=nl.sbuf)
+        copied = nl.ndarray(unit.gates.shape, dtype=nl.float32, buffer=nl.sbuf)
+        start, end = unit.chunk.rows
+        for part in used_parts(end - start):
+            nisa.activation(dst=copied[part], op=nl.copy, data=unit.sums[part])
+            nisa.tensor_tensor(
+                dst=result[part],
+                data1=copied[part],
+                data2=unit.gates[part],
+                op=nl.multiply,
+                engine=nisa.engine.gpsimd,
+            )
+        left, right = unit.channels
+        store_rows_from(self.y[start:end, left:right], result, nisa.engine.sync)
+        self.unfinished = None
 
+    def prepare(self, first, stage):
+        """A stage of the units from `first` on that are prepared together."""
+        last = min(first + self.together, self.count)
+        if stage == 0:
+            for number in range(first, last):
+                unit = self.units[number]
+                unit.steps = projected_steps(self.weights, unit.chunk.shared, unit.tile, unit.across.shape[0])
+        if stage == 1:
+            for number in range(first, last):
+                unit = self.units[number]
+                unit.steps = time_steps(
+                    unit.steps, self.weights["dt_bias"][0 : unit.across.shape[0], unit.tile, :]
+                )
+            for number in range(first, last):
+                # Functions of one table one after another.
+                unit = self.units[number]
+                unit.gates = activated(unit.gates, unit.chunk.rows)
+            self.stepped = max(self.stepped, last)
+        for place in range(last - first):
+            unit = self.units[first + place]
+            if stage == 2 + 2 * place:
+                unit.columns = fed_columns(unit.steps, unit.across, self.u.dtype)
+            if stage == 4 + 2 * place:
+                unit.fed = fed_rows(unit.columns, self.u.dtype)
+                self.fed = first + place + 1
+        if stage + 1 == STAGES:
+            loaded = min(last + self.together, self.count)
+            self.load(loaded)
+            self.share(self.whole_chunks(loaded, BEFORE))
+            self.load_shared(self.whole_chunks(loaded, BEFORE + self.together))
 
-def load_states(state, slot, own):
-    """The states of own channels, [c in tile, tile, state]; zeros for a slot beyond all."""
-    channels = own[1] - own[0]
-    shape = (min(PARTITIONS, channels), blocks(channels), state.shape[2])
-    result = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=result, value=0.0)
-    for part in used_parts(channels):
-        source = states_of(state, slot, own, part)
-        nisa.dma_copy(dst=result[part], src=source, oob_mode=nisa.oob_mode.skip)
-    return result
+    def whole_chunks(self, number, more):
+        """The units of the chunks of so many `more` units; of one chunk more at most, as SBUF holds few."""
+        chunk, following = (number - 1) // len(self.tiles), (number - 1 + more) // len(self.tiles)
+        return (min(chunk + 1, following) + 1) * len(self.tiles)
 
+    def load_shared(self, number):
+        """Load what the units before `number` share with others of their chunks."""
+        while len(self.raw) * len(self.tiles) < min(number, self.count):
+            self.raw.append(load_rows(self.projected, self.rows_of(len(self.raw)), self.states))
 
-def store_states(state, slot, held, own):
-    """The states of own channels to a slot."""
-    for part in used_parts(own[1] - own[0]):
-        nisa.dma_copy(dst=states_of(state, slot, own, part), src=held[part])
+    def rows_of(self, chunk):
+        """The rows of a chunk among those of all sequences."""
+        sequence, first, last = self.plan[chunk]
+        each = self.u.shape[0] // self.slots.read.shape[1]
+        return sequence * each + first, sequence * each + last
 
+    def share(self, number):
+        """What the units before `number` share with others of their chunks."""
+        self.load_shared(number)
+        while len(self.chunks) * len(self.tiles) < min(number, self.count):
+            place = len(self.chunks)
+            sequence, first, _ = self.plan[place]
+            own = slice(sequence, sequence + 1)
+            shared = spread(self.raw[place], first, self.slots.counts[0:1, own], self.weights)
+            self.raw[place] = None
+            self.chunks.append(Chunk(self.rows_of(place), shared))
 
-def spread(projected, rows, states, first, count, weights):
-    """What all tiles of channels share of a chunk, whose first token is the sequence's token `first`.
+    def load(self, number):
+        """Load the rows of the units before `number`: u across, [c, token], and gates [token in part, part, c]."""
+        self.share(number)
+        while len(self.units) < min(number, self.count):
+            chunk, tile = self.chunks[len(self.units) // len(self.tiles)], len(self.units) % len(self.tiles)
+            start, end = chunk.rows
+            left, right = self.tiles[tile]
+            across = blocks_tile(right - left, end - start, self.u.dtype)
+            if self.u.dtype == nl.float32:
+                for begin, stop in ranges(start, end):
+                    rows = load(self.u[begin:stop, left:right], self.u.dtype)
+                    transpose_rows(across[:, :, begin - start : stop - start], 0, rows, 0)
+            else:
+                transpose_part(across, self.u[start:end, left:right], 0)
+            gates = blocks_tile(end - start, right - left, self.u.dtype)
+            columns = slice(self.gate_first + left, self.gate_first + right)
+            load_rows_into(gates, self.gate[start:end, columns], nisa.engine.sync)
+            self.units.append(Unit(chunk, tile, (left, right), across[:, 0, :], gates))
+        self.carry()
 
-    Time steps [r in block, block, token]; input and output weights on all partitions [128, state, token]; and a row
-    that is 0 for each token and MASKED for padding.
-    """
-    start, end = rows
-    tokens, dtype = end - start, projected.dtype
-    rank = projected.shape[1] - 2 * states
-    steps = blocks_tile(rank, tokens, weights["w_dt"].dtype)
-    mixed = blocks_tile(2 * states, tokens, dtype)
-    for begin, stop in ranges(start, end):
-        low = load(projected[begin:stop, 0:rank], dtype)
-        transpose_rows(steps[:, :, begin - start : stop - start], 0, low, 2)
-        both = load(projected[begin:stop, rank : rank + 2 * states], dtype)
-        transpose_rows(mixed[:, :, begin - start : stop - start], 0, both, 2)
-    selector = identity(2 * states, dtype)
-    sides = []
-    for side in range(2):
-        sides.append(nl.ndarray((PARTITIONS, states, tokens), dtype=dtype, buffer=nl.sbuf))
-        for state in range(states):
-            place = side * states + state
-            bank = nl.ndarray((PARTITIONS, tokens), dtype=nl.float32, buffer=nl.psum)
-            chosen = selector[:, place : place + 1].broadcast(1, PARTITIONS)
-            nisa.nc_matmul(dst=bank, stationary=chosen, moving=mixed[:, 0, :], accumulate=False)
-            read_out(sides[side][:, state, :], bank, state % 2 == 1)
-    mask = mask_row(tokens, first, count, weights["w_dt"].dtype)
-    return {"steps": steps, "into": sides[0], "out": sides[1], "mask": mask}
-
-
-def mask_row(tokens, first, count, dtype):
-    """A row [1, token]: MASKED from the sequence's token number `count`, a tile [1, 1], on."""
-    numbers = nl.ndarray((1, tokens), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.iota(dst=numbers, pattern=[[1, tokens]], offset=first)
-    result = nl.ndarray((1, tokens), dtype=dtype, buffer=nl.sbuf)
-    nisa.tensor_scalar(
-        dst=result, data=numbers, op0=nl.greater_equal, operand0=count, op1=nl.multiply, operand1=MASKED
-    )
-    return result
-
-
-def prepared(chunk, channels):
-    """A tile of channels before its scans: u, time steps and their product [c, token], and gates [token, c]."""
-    start, end = chunk.rows
-    left, right = channels
-    tokens, height, u = end - start, right - left, chunk.u
-    across = blocks_tile(height, tokens, u.dtype)
-    gates = []
-    for begin, stop in ranges(start, end):
-        source, target = u[begin:stop, left:right], across[:, :, begin - start : stop - start]
-        if u.dtype == nl.float32:
-            transpose_rows(target, 0, load(source, u.dtype), 2)
-        else:
-            transpose_part(target, source, 0)
-        columns = slice(chunk.gate_first + left, chunk.gate_first + right)
-        gates.append(load(chunk.gate[begin:stop, columns], u.dtype))
-    steps = time_steps(chunk.weights, chunk.shared, (left - chunk.first) // PARTITIONS, height)
-    grown = multiplied(steps, across[:, 0, :], nl.float32)
-    active = []
-    for rows in gates:
-        active.append(nl.ndarray(rows.shape, dtype=nl.float32, buffer=nl.sbuf))
-        nisa.activation(dst=active[len(active) - 1], op=nl.silu, data=rows)
-    return across, steps, grown, active
-
-
-def time_steps(weights, shared, tile, height):
-    """softplus of projected time steps, 0 for padding: [c, token] in float32."""
-    steps, mask, w_dt = shared["steps"], shared["mask"], weights["w_dt"]
-    tokens, left = mask.shape[1], tile * PARTITIONS
-    bank = nl.ndarray((height, tokens), dtype=nl.float32, buffer=nl.psum)
-    ones = nl.ndarray((1, height), dtype=mask.dtype, buffer=nl.sbuf)
-    nisa.memset(dst=ones, value=1.0)
-    add_products([[bank]], w_dt, [(left, left + height)], steps, [(0, tokens)], 0, weights["rank"])
-    nisa.nc_matmul(dst=bank, stationary=ones, moving=mask, accumulate=True)
-    result = nl.ndarray(bank.shape, dtype=nl.float32, buffer=nl.sbuf)
-    bias = weights["dt_bias"][0:height, tile, :]
-    nisa.activation(dst=result, op=nl.softplus, data=bank, bias=bias)
-    return result
-
-
-def scan_tile(chunk, ready, waiting, channels, following):
-    """The scans of a tile of channels, one for each element of their states, and the sums over the elements.
-
-    Decays are LEAD scans ahead, products one behind, so that no engine waits for another one's last instruction. The
-    result is the following tile, prepared, and what of this one is to be finished.
-    """
-    across, steps, grown, gates = ready
-    height, tile = channels[1] - channels[0], (channels[0] - chunk.first) // PARTITIONS
-    shape = (min(PARTITIONS, steps.shape[1]), len(chunk.parts), height)
-    sums = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
-    skip = chunk.weights["d"][0:height, tile, 0, 0:height]
-    add_rows(sums, across[:, 0, :], skip, chunk.parts, False)
-    rates, held = chunk.weights["rates"][0:height, tile, :], chunk.carried[0:height, tile, :]
-    decays, inputs, last, after = [], [], None, None
-    for state in range(chunk.states):
-        while len(decays) < min(chunk.states, state + LEAD):
-            decays.append(decayed(steps, rates[:, len(decays) : len(decays) + 1]))
-        while len(inputs) < min(chunk.states, state + 2):
-            inputs.append(multiplied(grown, chunk.shared["into"][0:height, len(inputs), :], nl.float32))
-        scanned = nl.ndarray(steps.shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_tensor_scan(
-            dst=scanned,
-            data0=decays[state],
-            data1=inputs[state],
-            initial=held[:, state : state + 1],
-            op0=nl.multiply,
-            op1=nl.add,
-        )
-        decays[state], inputs[state] = None, None
-        if state > 0:
-            weigh(chunk, sums, last, held, state - 1)
-        last = scanned
-        if state == 0:
-            finish(chunk, waiting)
-        if state == chunk.states // 2 and following is not None:
-            after = prepared(chunk, following)
-    weigh(chunk, sums, last, held, chunk.states - 1)
-    return after, (sums, gates, channels)
-
-
-def weigh(chunk, sums, scanned, held, state):
-    """Add one element of the states [c, token], weighed, to the sums, and keep the last token's in `held`."""
-    height, tokens = scanned.shape
-    dtype = chunk.u.dtype
-    product = multiplied(scanned, chunk.shared["out"][0:height, state, :], dtype)
-    add_rows(sums, product, chunk.weights["identity"][0:height, 0:height], chunk.parts, True)
-    nisa.activation(dst=held[:, state : state + 1], op=nl.copy, data=scanned[:, tokens - 1 : tokens])
-
-
-def finish(chunk, waiting):
-    """Gate the sums of a tile, and store them as rows of y."""
-    if waiting is None:
-        return
-    sums, gates, channels = waiting
-    left, right = channels
-    for number in range(len(chunk.parts)):
-        first, last = chunk.parts[number]
-        result = nl.ndarray((last - first, right - left), dtype=chunk.y.dtype, buffer=nl.sbuf)
-        own = sums[0 : last - first, number, :]
-        nisa.tensor_tensor(dst=result, data1=own, data2=gates[number], op=nl.multiply)
-        start = chunk.rows[0] + first
-        nisa.dma_copy(dst=chunk.y[start : start + last - first, left:right], src=result)
-
-
-def decayed(steps, rate):
-    """exp(rate * steps) of a tile [c, token], for a rate [c, 1]."""
-    result = nl.ndarray(steps.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation(dst=result, op=nl.exp, data=steps, scale=rate)
-    return result
-
-
-def multiplied(first, second, dtype):
-    """A product of two tiles on GpSimd; the Vector engine has the scans."""
-    result = nl.ndarray(first.shape, dtype=dtype, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=result, data1=first, data2=second, op=nl.multiply, engine=nisa.engine.gpsimd)
-    return result
-
-
-def add_rows(sums, tile, factor, parts, accumulate):
-    """Add tile^T @ factor to rows of sums [token in part, part, c], for a tile [c, token]."""
-    for number in range(len(parts)):
-        first, last = parts[number]
-        nisa.nc_matmul(
-            dst=sums[0 : last - first, number, :],
-            stationary=tile[:, first:last],
-            moving=factor,
-            accumulate=accumulate,
-        )
+    def carry(self):
+        """The states that chunks begin with; loaded behind the first rows, because that DMA has many descriptors."""
+        for place in range(len(self.chunks)):
+            sequence, first, _ = self.plan[place]
+            if self.chunks[place].carried is None:
+                if first == 0:
+                    slot = self.slots.read[0:1, sequence : sequence + 1]
+                    self.chunks[place].carried = load_states(self.slots.state, slot, self.own)
+                else:
+                    self.chunks[place].carried = self.chunks[place - 1].carried

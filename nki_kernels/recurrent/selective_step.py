@@ -1,7 +1,12 @@
 """One token of each sequence through the selective scan; states are loaded and stored in HBM's layout.
 
-A sequence has q partitions, as many as there are for it and as divide its channels: partition b * q + g has the `width`
-channels from g * width on, whose states lie side by side. So one DMA brings a piece of the states of all sequences.
+Some sequences share the partitions, q of them each: partition b * q + g has the `width` channels from g * width on,
+whose states lie side by side. So one DMA stores the states of several sequences, and they share the rates of decay.
+Sets of so many sequences follow one another; what belongs to their channels alone lies side by side, [partition, set,
+channel].
+
+A store to slots known at run time waits for every load and store of states before it, and a load for every store. So
+the states of a batch are loaded together while those of the batch before are moved on, and then stored.
 """
 
 from __future__ import annotations
@@ -10,222 +15,299 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.projection.block_loads import load_cast
-from nki_kernels.projection.normalised_rows import transpose_rows
 from nki_kernels.projection.products import add_products
 from nki_kernels.projection.row_groups import blocks_tile
-from nki_kernels.recurrent.slots import below, product_dtype, total
-from nki_kernels.tiles import BANK, PARTITIONS, load, ranges
+from nki_kernels.recurrent.selective_spread import (
+    APART,
+    Spread,
+    lanes,
+    of_all,
+    of_channels,
+    of_sets,
+    of_tokens,
+    panels_of,
+    row_numbers,
+    rows_of,
+    sequences_together,
+    tile_like,
+)
+from nki_kernels.recurrent.slots import product_dtype, row, slots_or_none
+from nki_kernels.tiles import BANK, PARTITIONS, blocks, load, ranges
 
-PIECE = 1024
-"""Elements of the states on a partition that one DMA brings."""
+STATES = 5120
+"""Elements of the states on a partition that one DMA stores: 20 KiB."""
 
-PIECES = 12
-"""Pieces that are loaded before the first of them is stored: 48 KiB of a partition."""
+PIECE = 2560
+"""Of these the elements that an instruction takes."""
 
-PANEL = 2048
-"""Columns of w_dt that lie in SBUF together."""
+STATE_BYTES = 61440
+"""Of a partition, for the states of two batches: one is loaded while the other one is moved on and stored."""
 
+CHANNELS = 2560
+"""Channels on a partition of all sets together, or weights of states."""
 
-class Spread(nl.NKIObject):
-    """How a group of sequences lies on the partitions: from `start` on so many, q partitions each, `width` channels."""
-
-    def __init__(self, group, own):
-        self.start = group[0]
-        self.sequences = group[1] - group[0]
-        self.first = own[0]
-        self.q = 1
-        while 2 * self.q * self.sequences <= PARTITIONS and (own[1] - own[0]) % (2 * self.q) == 0:
-            self.q = 2 * self.q
-        self.width = (own[1] - own[0]) // self.q
-        self.rows = self.sequences * self.q
+SQUARE = 32
+"""Rows and columns that the Vector engine transposes at once."""
 
 
-def scan_step(y, given, state, places, group, own):
-    """The token of each sequence of a group, for the channels `own`."""
+def scan_step(y, given, state, places, own):
+    """The token of each sequence, for the channels `own`."""
+    count = places[0].shape[0]
+    slots = slots_or_none(row(places[0], 1), row(places[1], 1), state.shape[0])
+    sequences = sequences_together(count, own, state.shape[2])
+    q = lanes(sequences, own)
+    for channels in ranges(own[0], own[1], q * CHANNELS):
+        width = (channels[1] - channels[0]) // q
+        sets = max(1, min(CHANNELS // max(width, 2 * state.shape[2]), PARTITIONS // sequences))
+        for start, end in ranges(0, count, sets * sequences):
+            spread = Spread(start, sequences, (end - start) // sequences, channels, q)
+            step_of(y, given, state, places, slots, spread)
+
+
+def step_of(y, given, state, places, slots, box):
+    """The token of some sequences, for some channels."""
     u, projected, w_dt, dt_bias, a_log, d, gate, gate_first = given
-    box = Spread(group, own)
     states, rank = a_log.shape[1], w_dt.shape[0]
-    inputs = of_channels(u, box, 0)
-    gates = of_channels(gate, box, gate_first)
-    into = of_tokens(projected, box, rank, states)
-    out = of_tokens(projected, box, rank + states, states)
-    low = load(projected[group[0] : group[1], 0:rank], u.dtype)
-    steps = time_steps(
-        low, w_dt, of_all(dt_bias, box, 1, (0, box.width)), of_tokens(places[2], box, 0, 1), own
-    )
-    grown = tile_like(steps)
-    nisa.tensor_tensor(dst=grown, data1=steps, data2=inputs, op=nl.multiply)
-    read, written = row_numbers(state, places, box)
-    sums = tile_like(steps)
-    each = max(1, PIECE // states)
-    for block in ranges(0, box.width, PIECES * each):
-        pieces = ranges(block[0], block[1], each)
-        loaded = []
-        for piece in pieces:
-            source = piece_of(state, read, piece)
-            held = load_piece(source, (box.rows, piece[1] - piece[0], states))
-            loaded.append((held, of_all(a_log, box, states, piece)))
-        ahead = factors(loaded[0], steps, grown, into, pieces[0])
-        for number in range(len(pieces)):
-            first, last = pieces[number]
-            decay, fed = ahead
-            if number + 1 < len(pieces):
-                ahead = factors(loaded[number + 1], steps, grown, into, pieces[number + 1])
-            held = loaded[number][0]
-            nisa.tensor_tensor(dst=held, data1=held, data2=decay, op=nl.multiply)
-            nisa.tensor_tensor(dst=held, data1=held, data2=fed, op=nl.add)
-            nisa.dma_copy(dst=piece_of(state, written, pieces[number]), src=held)
-            add_up(sums[:, first:last], held, out)
-    result = gated(sums, inputs, of_all(d, box, 1, (0, box.width)), gates, y.dtype)
+    dtype = product_dtype(u, w_dt)
+    panels = panels_of(box, blocks(rank) * (4 if dtype == nl.float32 else 2))
+    matrix = load_cast(w_dt[:, panels[0][0] : panels[0][1]], dtype, nisa.engine.scalar)
+    low = load(projected[box.start : box.start + box.count, 0:rank], dtype)
+    counts = of_tokens(places[2], box, 0, 1)
+    bias = of_all(dt_bias, box, 1, (0, box.width))
+    weights = of_tokens(projected, box, rank, 2 * states)
+    rows = Rows(box, weights, of_channels(u, box, 0))
+    parts = ranges(0, box.width, max(1, STATES // states))
+    numbers = row_numbers(state, places, box)
+    units = []
+    for part in parts:
+        for number in range(box.sets):
+            units.append(Unit(state, slots, numbers, rows, part, number))
+    together = max(1, STATE_BYTES // (8 * (parts[0][1] - parts[0][0]) * states))
+    rates = rates_of(a_log, box, parts[0])
+    load_batch(units, 0, together)
+    rows.take_steps(time_steps(low, w_dt, matrix, panels, bias, counts, box))
+    load_batch(units, together, together)
+    pass_pieces(units, together, a_log, rates)
+    result = rows.gated(of_channels(gate, box, gate_first), of_all(d, box, 1, (0, box.width)), y.dtype)
     nisa.dma_copy(dst=rows_of(y, box, 0), src=result)
 
 
-def tile_like(tile):
-    """A tile of float32 of the same shape."""
-    return nl.ndarray(tile.shape, dtype=nl.float32, buffer=nl.sbuf)
+def rates_of(a_log, box, part):
+    """The rates at which the states of some channels decay, [partition, channel, state]."""
+    states = a_log.shape[1]
+    rates = nl.ndarray((box.rows, part[1] - part[0], states), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=rates, op=nl.exp, data=of_all(a_log, box, states, part))
+    return rates
 
 
-def rows_of(array, box, first):
-    """The channels of the sequences in rows [T, W] of HBM, whose channels begin at column `first`."""
-    pitch = array.shape[1]
-    pattern = [[pitch, box.sequences], [box.width, box.q], [1, box.width]]
-    return array.ap(pattern=pattern, offset=box.start * pitch + first + box.first)
+def pass_pieces(units, together, a_log, rates):
+    """Pieces of all units one after the other; the states of so many units are loaded and stored together."""
+    states = a_log.shape[1]
+    turns = []
+    for number in range(len(units)):
+        first, last = units[number].part
+        for piece in ranges(first, last, max(1, PIECE // states)):
+            turns.append({"at": number, "piece": piece})
+    for number in range(len(turns) + 2):
+        if number < len(turns):
+            turn = turns[number]
+            unit = units[turn["at"]]
+            if turn["at"] > 0 and unit.number == 0 and turn["piece"][0] == unit.part[0]:
+                rates = rates_of(a_log, unit.rows.box, unit.part)
+            unit.factors(turn, rates, number)
+        if 0 <= number - 1 < len(turns):
+            turn = turns[number - 1]
+            unit = units[turn["at"]]
+            unit.move_on(turn)
+            if turn["piece"][1] == unit.part[1] and (turn["at"] + 1) % together == 0:
+                load_batch(units, turn["at"] + 1 + together, together)
+        if number >= 2:
+            turn = turns[number - 2]
+            units[turn["at"]].add_up(turn)
 
 
-def of_channels(array, box, first):
-    """The channels of the sequences in rows [T, W], each on its partition: [partition, channel]."""
-    tile = nl.ndarray((box.rows, box.width), dtype=array.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=tile, src=rows_of(array, box, first))
-    return tile
+def load_batch(units, first, together):
+    """Load the states of a batch of units."""
+    for unit in units[first : first + together]:
+        unit.load(first <= together)
 
 
-def of_tokens(array, box, first, count):
-    """Some columns of rows [T, W] of HBM on all partitions of their sequence: [partition, column]."""
-    tile = nl.ndarray((box.rows, count), dtype=array.dtype, buffer=nl.sbuf)
-    pitch = array.shape[1]
-    pattern = [[pitch, box.sequences], [0, box.q], [1, count]]
-    nisa.dma_copy(dst=tile, src=array.ap(pattern=pattern, offset=box.start * pitch + first))
-    return tile
+def time_steps(low, w_dt, matrix, panels, bias, counts, box):
+    """softplus of projected time steps, 0 for padding: [partition, set, channel] in float32.
 
-
-def of_all(array, box, each, piece):
-    """What belongs to some channels of every partition, `each` elements to a channel: [partition, element]."""
-    first, last = piece
-    tile = nl.ndarray((box.rows, (last - first) * each), dtype=array.dtype, buffer=nl.sbuf)
-    pattern = [[0, box.sequences], [box.width * each, box.q], [1, (last - first) * each]]
-    nisa.dma_copy(dst=tile, src=array.ap(pattern=pattern, offset=(box.first + first) * each))
-    return tile
-
-
-def time_steps(low, w_dt, bias, counts, own):
-    """softplus of projected time steps, 0 for padding: [partition, channel] in float32."""
+    matrix: the first of the panels of w_dt, as blocks.
+    """
     sequences, rank = low.shape
-    across = blocks_tile(rank, sequences, product_dtype(low, w_dt))
-    transpose_rows(across, 0, low, 2)
-    rows = nl.ndarray((sequences, own[1] - own[0]), dtype=nl.float32, buffer=nl.sbuf)
-    for left, right in ranges(0, own[1] - own[0], PANEL):
-        weight = load_cast(w_dt[:, own[0] + left : own[0] + right], across.dtype, nisa.engine.sync)
+    across = blocks_tile(rank, sequences, low.dtype)
+    transpose_exactly(across, low)
+    start, end = box.channels
+    rows = nl.ndarray((sequences, end - start), dtype=nl.float32, buffer=nl.sbuf)
+    for left, right in panels:
+        if left > start:
+            matrix = load_cast(w_dt[:, left:right], low.dtype, nisa.engine.scalar)
         for first, last in ranges(left, right, BANK):
             bank = nl.ndarray((sequences, last - first), dtype=nl.float32, buffer=nl.psum)
-            panels = [(first - left, last - left)]
-            add_products([[bank]], across, [(0, sequences)], weight, panels, 0, rank)
-            nisa.tensor_copy(dst=rows[:, first:last], src=bank)
-    steps = tile_like(bias)
-    nisa.dma_copy(dst=steps, src=rows)
-    nisa.tensor_tensor(dst=steps, data1=steps, data2=bias, op=nl.add)
+            add_products([[bank]], across, [(0, sequences)], matrix, [(first - left, last - left)], 0, rank)
+            nisa.tensor_copy(dst=rows[:, first - start : last - start], src=bank)
+    steps = nl.ndarray((box.rows, box.sets, box.width), dtype=nl.float32, buffer=nl.sbuf)
+    for number in range(box.sets):
+        own = rows[number * box.sequences : (number + 1) * box.sequences, :]
+        nisa.dma_copy(dst=steps[:, number, :], src=own, engine=nisa.engine.gpsimd)
+    nisa.tensor_tensor(dst=steps, data1=steps, data2=of_sets(bias, box), op=nl.add)
     nisa.activation(dst=steps, op=nl.softplus, data=steps)
     live = tile_like(counts)
     nisa.tensor_scalar(dst=live, data=counts, op0=nl.greater_equal, operand0=1.0)
-    nisa.tensor_scalar(dst=steps, data=steps, op0=nl.multiply, operand0=live)
+    nisa.tensor_tensor(dst=steps, data1=steps, data2=live.broadcast(2, box.width), op=nl.multiply)
     return steps
 
 
-def row_numbers(state, places, box):
-    """Where each partition reads and writes states, counted in channels of all slots: [partition, 1] int32 twice.
-
-    A state that counts as zeros is read beyond all slots.
-    """
-    slots, channels, _ = state.shape
-    within = nl.ndarray((box.rows, 1), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.iota(dst=within, pattern=[[0, 1]], channel_multiplier=1)
-    nisa.tensor_scalar(dst=within, data=within, op0=nl.bitwise_and, operand0=box.q - 1)
-    place = tile_like(within)
-    nisa.tensor_copy(dst=place, src=within)
-    nisa.tensor_scalar(
-        dst=place,
-        data=place,
-        op0=nl.multiply,
-        operand0=float(box.width),
-        op1=nl.add,
-        operand1=float(box.first),
-    )
-    own = tile_like(within)
-    nisa.tensor_copy(dst=own, src=of_tokens(places[0], box, 0, 1))
-    numbers = tile_like(within)
-    nisa.scalar_tensor_tensor(
-        dst=numbers, data=own, op0=nl.multiply, operand0=float(channels), op1=nl.add, operand1=place
-    )
-    starts = tile_like(within)
-    nisa.tensor_copy(dst=starts, src=of_tokens(places[1], box, 0, 1))
-    written = nl.ndarray(within.shape, dtype=nl.int32, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=written, src=numbers)
-    return total(numbers, below(starts, 1.0, slots * channels), nl.int32), written
+def transpose_exactly(across, low):
+    """Rows [sequence, rank] to blocks [rank in block, block, sequence], 32 x 32 at once, bit by bit on every chip."""
+    sequences, rank = low.shape
+    for left, right in ranges(0, rank, SQUARE):
+        block, top = left // PARTITIONS, left % PARTITIONS
+        for start, end in ranges(0, sequences, SQUARE):
+            nisa.nc_transpose(
+                dst=across[top : top + right - left, block, start:end],
+                data=low[start:end, left:right],
+                engine=nisa.engine.vector,
+            )
 
 
-def piece_of(state, numbers, piece):
-    """A piece of the states of all partitions in HBM: [partition, element]."""
-    slots, channels, states = state.shape
-    first, last = piece
-    pattern = [[states, numbers.shape[0]], [1, (last - first) * states]]
-    flat = state.reshape((slots * channels, states))
-    return flat.ap(pattern=pattern, offset=first * states, vector_offset=numbers)
+class Rows(nl.NKIObject):
+    """What belongs to the channels of all sets, [partition, set, channel]; weights are [partition, set, 2 * state]."""
+
+    def __init__(self, box, weights, inputs):
+        self.box = box
+        self.weights = weights
+        self.inputs = inputs
+        self.zero = nl.ndarray((box.rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.memset(dst=self.zero, value=0.0)
+
+    def take_steps(self, steps):
+        """Note time steps, and multiply inputs by them."""
+        self.steps = steps
+        self.grown = tile_like(steps)
+        nisa.tensor_tensor(dst=self.grown, data1=steps, data2=self.inputs, op=nl.multiply)
+        self.sums = tile_like(steps)
+
+    def gated(self, gates, skip, dtype):
+        """(sums + skip * inputs) * silu(gates)."""
+        skipped = tile_like(self.sums)
+        nisa.tensor_tensor(dst=skipped, data1=self.inputs, data2=of_sets(skip, self.box), op=nl.multiply)
+        nisa.tensor_tensor(dst=skipped, data1=skipped, data2=self.sums, op=nl.add)
+        active = tile_like(self.sums)
+        nisa.activation(dst=active, op=nl.silu, data=gates)
+        result = nl.ndarray(self.sums.shape, dtype=dtype, buffer=nl.sbuf)
+        nisa.tensor_tensor(dst=result, data1=skipped, data2=active, op=nl.multiply)
+        return result
 
 
-def load_piece(source, shape):
-    """A piece of the states [partition, channel, state]; zeros for slots beyond all."""
-    held = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=held, value=0.0)
-    nisa.dma_copy(dst=held, src=source, oob_mode=nisa.oob_mode.skip)
-    return held
+class Unit(nl.NKIObject):
+    """The channels `part` of each partition, of one set of sequences: their states [partition, channel, state]."""
 
+    def __init__(self, state, slots, numbers, rows, part, number):
+        self.state = state
+        self.slots = slots
+        self.numbers = numbers
+        self.rows = rows
+        self.part = part
+        self.width = part[1] - part[0]
+        self.number = number
 
-def factors(loaded, steps, grown, into, piece):
-    """What a piece of the states is multiplied by, and what is added to it: [partition, channel, state] in float32."""
-    held, logs = loaded
-    first, last = piece
-    states = held.shape[2]
-    rates = nl.ndarray(held.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation(dst=rates, op=nl.exp, data=logs)
-    decay = tile_like(held)
-    by_state = steps[:, first:last].expand_dim(2).broadcast(2, states)
-    nisa.tensor_tensor(dst=decay, data1=rates, data2=by_state, op=nl.multiply, engine=nisa.engine.gpsimd)
-    nisa.activation(dst=decay, op=nl.exp, data=decay, scale=-1.0)
-    fed = tile_like(held)
-    nisa.tensor_tensor(
-        dst=fed,
-        data1=grown[:, first:last].expand_dim(2).broadcast(2, states),
-        data2=into.expand_dim(1).broadcast(1, last - first),
-        op=nl.multiply,
-        engine=nisa.engine.gpsimd,
-    )
-    return decay, fed
+    def load(self, at_once):
+        """Load the states of each sequence; zeros for slots beyond all.
 
+        GpSimd, which has nothing to do at once, makes zeros then, and the Scalar engine later.
+        """
+        box, states = self.rows.box, self.state.shape[2]
+        self.held = nl.ndarray((box.rows, self.width, states), dtype=nl.float32, buffer=nl.sbuf)
+        if at_once:
+            nisa.memset(dst=self.held, value=0.0, engine=nisa.engine.gpsimd)
+        else:
+            zeros = self.rows.zero.broadcast(1, self.width * states)
+            nisa.activation(dst=self.held, op=nl.copy, data=zeros)
+        if box.sequences > APART:
+            nisa.dma_copy(dst=self.held, src=self.in_rows(self.numbers[0]), oob_mode=nisa.oob_mode.skip)
+            return
+        for number in range(box.sequences):
+            at = box.start + self.number * box.sequences + number
+            source = self.state.ap(
+                pattern=[[box.width * states, box.q], [1, self.width * states]],
+                offset=(box.first + self.part[0]) * states,
+                scalar_offset=self.slots[:, at : at + 1],
+                indirect_dim=0,
+            )
+            own = self.held[number * box.q : (number + 1) * box.q, :, :]
+            nisa.dma_copy(dst=own, src=source, oob_mode=nisa.oob_mode.skip, engine=nisa.engine.sync)
 
-def add_up(sums, held, out):
-    """The sum of the states of each channel, weighed by `out` [partition, state]."""
-    weighed = tile_like(held)
-    weights = out.expand_dim(1).broadcast(1, held.shape[1])
-    nisa.tensor_tensor(dst=weighed, data1=held, data2=weights, op=nl.multiply, engine=nisa.engine.gpsimd)
-    nisa.tensor_reduce(dst=sums, op=nl.add, data=weighed, axis=2)
+    def in_rows(self, numbers):
+        """The states of all sequences in HBM, from the rows on that numbers [partition, set] give."""
+        slots, channels, states = self.state.shape
+        return self.state.reshape((slots * channels, states)).ap(
+            pattern=[[states, self.rows.box.rows], [1, self.width * states]],
+            offset=self.part[0] * states,
+            vector_offset=numbers[:, self.number : self.number + 1],
+        )
 
+    def store(self):
+        """Store the states of all sequences together."""
+        nisa.dma_copy(dst=self.in_rows(self.numbers[1]), src=self.held)
 
-def gated(sums, inputs, skip, gates, dtype):
-    """(sums + skip * inputs) * silu(gates)."""
-    skipped = tile_like(sums)
-    nisa.tensor_tensor(dst=skipped, data1=inputs, data2=skip, op=nl.multiply)
-    nisa.tensor_tensor(dst=skipped, data1=skipped, data2=sums, op=nl.add)
-    active = tile_like(sums)
-    nisa.activation(dst=active, op=nl.silu, data=gates)
-    result = nl.ndarray(sums.shape, dtype=dtype, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=result, data1=skipped, data2=active, op=nl.multiply)
-    return result
+    def own(self, piece):
+        """The channels of a piece within the part."""
+        return slice(piece[0] - self.part[0], piece[1] - self.part[0])
+
+    def by_channel(self, columns, piece):
+        """Numbers [partition, set, channel] of a piece's channels, seen as [partition, channel, state]."""
+        return columns[:, self.number, piece[0] : piece[1]].expand_dim(2).broadcast(2, self.state.shape[2])
+
+    def by_state(self, side, piece):
+        """The weights that write the states (side 0) or read them (side 1), seen as [partition, channel, state]."""
+        states = self.state.shape[2]
+        weights = self.rows.weights[:, self.number, side * states : (side + 1) * states]
+        return weights.expand_dim(1).broadcast(1, piece[1] - piece[0])
+
+    def factors(self, turn, rates, number):
+        """What a piece of the states is multiplied by, and what is added to it: [partition, channel, state].
+
+        GpSimd and the Vector engine take the decays of pieces in turn, so that both are busy as long.
+        """
+        piece = turn["piece"]
+        own = rates[:, self.own(piece), :]
+        decay = tile_like(own)
+        steps = self.by_channel(self.rows.steps, piece)
+        engine = nisa.engine.gpsimd if number % 2 == 0 else nisa.engine.vector
+        nisa.tensor_tensor(dst=decay, data1=own, data2=steps, op=nl.multiply, engine=engine)
+        nisa.activation(dst=decay, op=nl.exp, data=decay, scale=-1.0)
+        fed = tile_like(own)
+        nisa.tensor_tensor(
+            dst=fed,
+            data1=self.by_channel(self.rows.grown, piece),
+            data2=self.by_state(0, piece),
+            op=nl.multiply,
+            engine=nisa.engine.gpsimd,
+        )
+        turn["decay"] = decay
+        turn["fed"] = fed
+
+    def move_on(self, turn):
+        """A piece of the states one token on, and weighed; after the last piece they are stored."""
+        piece = turn["piece"]
+        held = self.held[:, self.own(piece), :]
+        nisa.tensor_tensor(dst=held, data1=held, data2=turn["decay"], op=nl.multiply)
+        nisa.tensor_tensor(dst=held, data1=held, data2=turn["fed"], op=nl.add)
+        if piece[1] == self.part[1]:
+            self.store()
+        weighed = tile_like(held)
+        nisa.tensor_tensor(
+            dst=weighed, data1=held, data2=self.by_state(1, piece), op=nl.multiply, engine=nisa.engine.gpsimd
+        )
+        turn["weighed"] = weighed
+
+    def add_up(self, turn):
+        """The sums over the states of a piece."""
+        first, last = turn["piece"]
+        nisa.tensor_reduce(
+            dst=self.rows.sums[:, self.number, first:last], op=nl.add, data=turn["weighed"], axis=2
+        )
