@@ -27,9 +27,10 @@ Layout
     channels on the partitions, the sequences of up to 128 along the free dim.
 
 Tiling
-    Panels of 4096 channels (float32: 2048), whose diagonals stay in SBUF. For each sequence row tiles of 128 tokens,
-    loaded one ahead, in bfloat16 transposed by DMA, else on the Tensor engine; 512 channels at a time are multiplied,
-    get their bias on the Vector engine as they leave PSUM, are activated, and stored. States are updated at the end.
+    Panels of up to 4096 channels (float32: 2048), whose diagonals stay in SBUF. In each of them row tiles of 128 tokens
+    of all sequences, loaded one ahead, in bfloat16 transposed by DMA, else on the Tensor engine; 512 channels at a time
+    are multiplied, get their bias on the Vector engine as they leave PSUM, are activated, and stored. States are
+    updated, and the next panel prepared, in the middle of the last sequence.
     Two cores of a logical core take half of the channels each.
 
 Limits
@@ -37,8 +38,8 @@ Limits
 
 Cost
     HBM: x and y once, weights and bias once, states of the sequences read twice and written once. Bound: for prompts
-    DMA and Tensor engine alike. Predicted on trn2 for 8192 channels, K = 4 and 2048 tokens in bfloat16: 265 us, of
-    which the bytes take 188.
+    the Tensor engine, K passes over x. Predicted on trn2 for 8192 channels, K = 4 and 2048 tokens in bfloat16:
+    270 us, for 240 of which the Tensor engine is busy; the bytes take 188.
 """
 
 from __future__ import annotations
@@ -52,25 +53,14 @@ import numpy as np
 from nki_kernels.cores import part
 from nki_kernels.mlp import activation_function, activation_reference
 from nki_kernels.precision import widened
-from nki_kernels.projection.normalised_rows import on_every_row, transpose_rows
-from nki_kernels.projection.products import transpose_part
+from nki_kernels.projection.normalised_rows import transpose_rows
 from nki_kernels.projection.row_groups import blocks_tile, item_bytes
-from nki_kernels.recurrent.diagonal import columns_of, diagonals
-from nki_kernels.recurrent.slots import (
-    below,
-    check_places,
-    column,
-    row,
-    sequence_groups,
-    slots_or_none,
-    total,
-)
-from nki_kernels.tiles import BANK, PARTITIONS, expect_dims, load, ranges, transpose_into
+from nki_kernels.recurrent.conv_prompt import prompts
+from nki_kernels.recurrent.diagonal import columns_of
+from nki_kernels.recurrent.slots import check_places, column, sequence_groups, slots_or_none, state_rows
+from nki_kernels.tiles import BANK, PARTITIONS, expect_dims, load, ranges
 
 MOST_TAPS = 8
-
-PANEL_BYTES = 8192
-"""Of a row of a panel, whose diagonals lie in SBUF together: 8 KiB of a partition for each tap."""
 
 FEW_SEQUENCES = 32
 """Up to which the rows of one token are taken in wide panels."""
@@ -107,19 +97,7 @@ def causal_conv1d(
             for group in sequence_groups(sequences):
                 one_token(y, x, state, across, places, group, panel, first, function)
         return y, state
-    context = context_rows(state, state_slots, starts)
-    panels = ranges(begin, end, PANEL_BYTES // item_bytes(x.dtype))
-    for panel in panels:
-        products = diagonals(columns_of((weight,), panel, x.dtype), x.dtype)
-        added = None
-        if bias is not None:
-            added = on_every_row(bias[:, panel[0] : panel[1]], PARTITIONS, nl.float32, 0.0)
-        for sequence in range(sequences):
-            rows = load_context(state, context, sequence, panel)
-            prompt(y, x, rows, products, added, sequences, sequence, panel, first, function)
-    for group in sequence_groups(sequences):
-        for panel in panels:
-            update(state, x, places, group, panel, first)
+    prompts(y, (x, weight, bias), state, places, (begin, end), first, function)
     return y, state
 
 
@@ -136,107 +114,6 @@ def check_arguments(x, weight, bias, state, state_slots, starts, counts, first):
     if bias is not None:
         assert bias.shape == (1, channels), f"bias is [1, {channels}], not {bias.shape}"
     return check_places(x.shape[0], state, state_slots, starts, counts)
-
-
-def context_rows(state, state_slots, starts):
-    """The numbers of the rows of each sequence's state among those of all slots: [K - 1, B] int32."""
-    height = state.shape[1]
-    numbers = row(state_slots, height)
-    scaled = nl.ndarray(numbers.shape, dtype=nl.float32, buffer=nl.sbuf)
-    within = nl.ndarray(numbers.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.iota(dst=within, pattern=[[0, numbers.shape[1]]], channel_multiplier=1)
-    nisa.scalar_tensor_tensor(
-        dst=scaled, data=numbers, op0=nl.multiply, operand0=float(height), op1=nl.add, operand1=within
-    )
-    return slots_or_none(scaled, row(starts, height), state.shape[0] * height)
-
-
-def load_context(state, context, sequence, panel):
-    """A panel of the state of a sequence, one row on each partition: [K - 1, columns]."""
-    slots, height, channels = state.shape
-    left, right = panel
-    tile = nl.ndarray((height, right - left), dtype=state.dtype, buffer=nl.sbuf)
-    nisa.memset(dst=tile, value=0.0)
-    source = state.reshape((slots * height, channels)).ap(
-        pattern=[[channels, height], [1, right - left]],
-        offset=left,
-        vector_offset=context[:, sequence : sequence + 1],
-    )
-    nisa.dma_copy(dst=tile, src=source, oob_mode=nisa.oob_mode.skip)
-    return tile
-
-
-def prompt(y, x, rows, products, added, sequences, sequence, panel, first, function):
-    """The tokens of a sequence; `rows` are those of its state."""
-    each = x.shape[0] // sequences
-    left, right = panel
-    height = rows.shape[0]
-    before = blocks_tile(right - left, height, x.dtype)
-    transpose_into(before, 0, 0, rows)
-    tiles = ranges(sequence * each, (sequence + 1) * each)
-    waiting = None
-    # Two places in turn, so that the Vector engine need not wait for the Scalar engine.
-    places = []
-    for _ in range(2):
-        places.append(nl.ndarray((PARTITIONS, BANK), dtype=nl.float32, buffer=nl.sbuf))
-    ahead = load_across(x[tiles[0][0] : tiles[0][1], first + left : first + right], height)
-    for number in range(len(tiles)):
-        start, end = tiles[number]
-        across = ahead
-        if number + 1 < len(tiles):
-            after = tiles[number + 1]
-            ahead = load_across(x[after[0] : after[1], first + left : first + right], height)
-        nisa.tensor_copy(dst=across[:, :, 0:height], src=before)
-        before = across[:, :, end - start : end - start + height]
-        result = nl.ndarray((end - start, right - left), dtype=x.dtype, buffer=nl.sbuf)
-        for columns in ranges(0, right - left, BANK):
-            bank = multiplied(across, products, columns, end - start)
-            finish(waiting, y, added, function, places)
-            places.reverse()
-            waiting = (bank, result, (start, end), columns, panel)
-    finish(waiting, y, added, function, places)
-
-
-def load_across(rows, height):
-    """Rows [row, column] of HBM, transposed, behind room for `height` others: [c in block, block, row]."""
-    across = blocks_tile(rows.shape[1], height + rows.shape[0], rows.dtype)
-    own = across[:, :, height : height + rows.shape[0]]
-    if rows.dtype == nl.float32:
-        transpose_rows(own, 0, load(rows, rows.dtype), 2)
-    else:
-        transpose_part(own, rows, 0)
-    return across
-
-
-def multiplied(across, products, columns, rows):
-    """K products of each block of some columns of the panel: [row, column] @ PSUM."""
-    first, last = columns
-    bank = nl.ndarray((rows, last - first), dtype=nl.float32, buffer=nl.psum)
-    for start, end in ranges(first, last):
-        block, used = start // PARTITIONS, end - start
-        for tap in range(products.shape[2]):
-            nisa.nc_matmul(
-                dst=bank[:, start - first : end - first],
-                stationary=across[0:used, block, tap : tap + rows],
-                moving=products[0:used, block, tap, 0:used],
-                accumulate=tap > 0,
-            )
-    return bank
-
-
-def finish(waiting, y, added, function, places):
-    """Bias and activation of columns that are in PSUM, while the next ones are multiplied; last the store."""
-    if waiting is None:
-        return
-    bank, result, rows, columns, panel = waiting
-    first, last = columns
-    sums = bank
-    if added is not None:
-        sums = places[0][0 : bank.shape[0], 0 : last - first]
-        nisa.tensor_tensor(dst=sums, data1=bank, data2=added[0 : bank.shape[0], first:last], op=nl.add)
-    nisa.activation(dst=result[:, first:last], op=function, data=sums)
-    if last == result.shape[1]:
-        nisa.dma_copy(dst=y[rows[0] : rows[1], panel[0] : panel[1]], src=result)
 
 
 def one_token(y, x, state, across, places, group, panel, first, function):
@@ -257,14 +134,6 @@ def one_token(y, x, state, across, places, group, panel, first, function):
     last = state_rows(state, written, height - 1, height, panel)
     nisa.dma_copy(dst=last, src=new, oob_mode=nisa.oob_mode.skip)
     nisa.dma_copy(dst=y[start:end, left:right], src=taps_of_one(old, new, across, function))
-
-
-def state_rows(state, numbers, begin, end, panel):
-    """Some rows of the states of a group, by their slots: [sequence, row, column] in HBM."""
-    _, height, channels = state.shape
-    left, right = panel
-    pattern = [[height * channels, numbers.shape[0]], [channels, end - begin], [1, right - left]]
-    return state.ap(pattern=pattern, offset=begin * channels + left, vector_offset=numbers)
 
 
 def taps_of_one(old, new, across, function):
@@ -294,70 +163,6 @@ def taps_of_one(old, new, across, function):
             nisa.nc_transpose(dst=bank[:, start - first : end - first], data=own)
         nisa.tensor_copy(dst=result[:, first:last], src=bank)
     return result
-
-
-def update(state, x, places, group, panel, first):
-    """The states of a group: the last K - 1 rows of state and tokens that are no padding."""
-    start, end = group
-    left, right = panel
-    slots, height, channels = state.shape
-    each = x.shape[0] // places[0].shape[0]
-    from_state, from_tokens = sources(state, places, group, each, x.shape[0])
-    shape = (end - start, height, right - left)
-    old = nl.ndarray(shape, dtype=state.dtype, buffer=nl.sbuf)
-    new = nl.ndarray(shape, dtype=state.dtype, buffer=nl.sbuf)
-    nisa.memset(dst=old, value=0.0)
-    nisa.memset(dst=new, value=0.0)
-    rows = state.reshape((slots * height, channels))
-    for place in range(height):
-        kept = numbered_rows(rows, from_state[:, place : place + 1], left, right)
-        nisa.dma_copy(dst=old[:, place, :], src=kept, oob_mode=nisa.oob_mode.skip)
-        given = numbered_rows(x, from_tokens[:, place : place + 1], first + left, first + right)
-        nisa.dma_copy(dst=new[:, place, :], src=given, oob_mode=nisa.oob_mode.skip)
-    nisa.tensor_tensor(dst=new, data1=old, data2=new, op=nl.add)
-    own = slots_or_none(column(places[0], start, end), column(places[2], start, end), slots)
-    nisa.dma_copy(dst=state_rows(state, own, 0, height, panel), src=new, oob_mode=nisa.oob_mode.skip)
-
-
-def numbered_rows(table, numbers, left, right):
-    """The columns left … right of the rows of some numbers: [N, columns] in HBM."""
-    pattern = [[table.shape[1], numbers.shape[0]], [1, right - left]]
-    return table.ap(pattern=pattern, offset=left, vector_offset=numbers)
-
-
-def sources(state, places, group, each, tokens):
-    """Where the rows of new states come from, [sequence, row] int32: rows of all states, and rows of x.
-
-    Row j is row j + count of state and tokens together. One of the two numbers is beyond all rows; both are where the
-    row is one of zeros.
-    """
-    start, end = group
-    slots, height, _ = state.shape
-    shape = (end - start, height)
-    place = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.iota(dst=place, pattern=[[1, height]])
-    nisa.tensor_scalar(dst=place, data=place, op0=nl.add, operand0=column(places[2], start, end))
-    base = nl.ndarray((end - start, 1), dtype=nl.float32, buffer=nl.sbuf)
-    numbers = column(places[0], start, end)
-    fresh = below(column(places[1], start, end), 1.0, slots * height)
-    nisa.scalar_tensor_tensor(
-        dst=base, data=numbers, op0=nl.multiply, operand0=float(height), op1=nl.add, operand1=fresh
-    )
-    beyond = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(
-        dst=beyond,
-        data=place,
-        op0=nl.greater_equal,
-        operand0=float(height),
-        op1=nl.multiply,
-        operand1=2.0**23,
-    )
-    old = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=old, data=place, op0=nl.add, operand0=base)
-    token = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.iota(dst=token, pattern=[[0, height]], offset=start * each - height, channel_multiplier=each)
-    token = total(token, place, nl.float32)
-    return total(old, beyond, nl.int32), total(token, below(place, float(height), tokens + height), nl.int32)
 
 
 def causal_conv1d_reference(

@@ -94,12 +94,16 @@ def normalise_tiles(results, tiles, norm, scratch):
         normalise(results[last], tiles[last], found[last], norm)
 
 
+def vector_share():
+    """VECTOR_SHARE, or 0 on gen2: of how many PSUM banks the Vector engine copies one."""
+    return 0 if nisa.get_nc_version() == nisa.nc_version.gen2 else VECTOR_SHARE
+
+
 def transpose_tiles(x_blocks, tiles, first_row):
     """Row tiles of a group, whose first row is `first_row`, into its blocks [k in block, block, row]."""
-    share = 0 if nisa.get_nc_version() == nisa.nc_version.gen2 else VECTOR_SHARE
     row = first_row
     for tile in tiles:
-        transpose_rows(x_blocks, row, tile, share)
+        transpose_rows(x_blocks, row, tile, vector_share())
         row += tile.shape[0]
 
 
