@@ -58,7 +58,7 @@ EXAMPLES = {
     "experts_prefill": ("f32[1,256]", "f32[1,256]", *_CHOICE, *_EXPERTS),
     "experts_dispatch": ("f32[1,256]", *_CHOICE, _NUMBER, "2", "group", "2"),
     "experts_combine": ("f32[2,256]", "f32[1,256]", "group", "2"),
-    "gated_delta": ("bf16[4,48]", "bf16[4,18]", *_DELTA),
+    "gated_delta": ("f32[4,48]", "f32[4,18]", *_DELTA),
     "gated_delta_step": ("bf16[1,48]", "bf16[1,18]", *_DELTA),
     "causal_conv1d": (
         *("bf16[4,256]", "bf16[4,256]", "bf16[1,256]", "bf16[2,3,256]", _NUMBER, _NUMBER, _NUMBER),

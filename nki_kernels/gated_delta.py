@@ -28,51 +28,39 @@ Layout
     has dk on the partitions.
 
 Tiling
-    for chunks of 128 tokens, of each sequence and each four heads:
+    for chunks of 128 tokens, of each sequence and each four heads, four such units together:
         what needs no state (`delta/chunks.py`): scores of keys with keys and queries, decays, and the inverse of the
-        triangle by joining blocks (`delta/inverse.py`). Several chunks go through the levels of the inverse in turn.
-        The state through the chunk, three products after one another, while the next chunks are prepared.
+        triangle: blocks of 16 element by element (`delta/blocks.py`), which are then joined (`delta/inverse.py`).
+        The state through the chunk (`delta/walk.py`), three products after one another.
+        Steps of several of these stages are issued in turn (`delta/stages.py`, `delta/order.py`).
 
 Limits
     dk and dv up to 128; B up to 128. One physical core: of two the first does the work.
 
 Cost
-    HBM: qkv, gates, y and the states once. A product of a chunk's 128 x 128 tile takes the Tensor engine 53 ns in
-    bfloat16; a head's chunk needs 7 of them for its results and 12 for the inverse, halves side by side. The
-    Vector, Tensor and Scalar engines have about as much to do. Predicted on trn2 for T = 2048, 2 key heads and 4 value
-    heads of 128: 252 us in program order and 176 scheduled, of which the busiest engine, Vector, works 135.
+    HBM: qkv, gates, y and the states once; triangles and inverses of blocks, 64 KiB for a head's chunk in all, twice.
+    A product of a chunk's 128 x 128 tile takes the Tensor engine 53 ns in bfloat16; a head's chunk needs 7 of them for
+    its results and about as much for the inverse, halves side by side. Predicted on trn2 for T = 2048, 2 key heads and
+    4 value heads of 128: 202 us in program order and 144 scheduled, of which the busiest engine, Scalar, works 110.
 """
 
 from __future__ import annotations
 
 import nki
-import nki.isa as nisa
 import nki.language as nl
 import nki.typing as nt
 import numpy as np
 
+from nki_kernels.delta.blocks import rooms
 from nki_kernels.delta.checks import check_arguments, gates_from
-from nki_kernels.delta.chunks import (
-    advance,
-    attend,
-    attend_state,
-    decay,
-    keep,
-    load,
-    normalise,
-    read_keys,
-    score,
-    spread,
-    turn,
-    weigh,
-    write,
-)
 from nki_kernels.delta.decay import decays
-from nki_kernels.delta.inverse import begin, join, join_halves, link, link_halves
-from nki_kernels.delta.masks import LEVELS, constants
-from nki_kernels.delta.output import gated_norm, inverse_roots
-from nki_kernels.delta.states import load_state, state_numbers, store_state
+from nki_kernels.delta.inverse import rights
+from nki_kernels.delta.masks import constants
+from nki_kernels.delta.order import issue_all
+from nki_kernels.delta.stages import bring_wave, chains_of
+from nki_kernels.delta.states import state_numbers
 from nki_kernels.precision import widened
+from nki_kernels.recurrent.ssd_between import Differences
 from nki_kernels.tiles import BANK, PARTITIONS, blocks, cast, load_repeated, ranges
 
 HEADS = BANK // PARTITIONS
@@ -111,13 +99,21 @@ def gated_delta(
         "key_width": key_heads * depth,
         "group": heads // key_heads,
         "constants": fixed,
-        "decays": decays(gates, heads * width, a_log, dt_bias, counts, fixed),
         "weight": cast(load_repeated(norm_weight, PARTITIONS), nl.float32),
         "eps": eps,
         "states": states,
         "slots": state_numbers(state_slots, starts, states.shape[0]),
     }
-    issue_units(case, units_of(case, counts.shape[0], heads))
+    waves = waves_of(units_of(case, counts.shape[0], heads), qkv.dtype)
+    most = 0
+    for wave in waves:
+        most = max(most, wave["heads"])
+    case["rooms"] = rooms(most, qkv.dtype)
+    case["rights"] = rights(HEADS, qkv.dtype)
+    bring_wave(case, waves[0])
+    case["decays"] = decays(gates, heads * width, a_log, dt_bias, counts, fixed)
+    case["differences"] = Differences() if "rows" in case["decays"] else None
+    issue_all(case, chains_of(waves))
     return y, states
 
 
@@ -158,103 +154,25 @@ def head_ranges(heads, group):
     return found
 
 
-def issue_units(case, units):
-    """All units, a few at a time: while their triangles are inverted, states go through those before."""
-    at_once = AT_ONCE if case["qkv"].dtype == nl.bfloat16 else 1
-    waves = ranges(0, len(units), at_once)
-    waiting = []
-    load_wave(case, units, waves[0])
-    for number in range(len(waves)):
-        first, end = waves[number]
-        wave = units[first:end]
-        if number + 1 < len(waves):
-            load_wave(case, units, waves[number + 1])
-        share = -(-len(waiting) // BEATS)
-        for phase in PREPARED:
-            for unit in wave:
-                phase(case, unit)
-            waiting = issue(case, waiting, share)
-        for phase, level in levels():
-            for unit in wave:
-                phase(unit, case["constants"], level)
-            waiting = issue(case, waiting, share)
-        for unit in wave:
-            read_keys(case, unit)
-        waiting = steps_of(wave)
-    issue(case, waiting, len(waiting))
-
-
-def levels():
-    """The phases of the inverse of a triangle."""
-    found = [(begin, 0)]
-    for level in range(len(LEVELS)):
-        found.append((link, level))
-        found.append((join, level))
-    found.append((link_halves, 0))
-    found.append((join_halves, 0))
-    return found
+def waves_of(units, dtype):
+    """Units that go through the stages together."""
+    size = AT_ONCE if dtype == nl.bfloat16 else 1
+    waves = []
+    for first, end in ranges(0, len(units), size):
+        heads = 0
+        wave = {"number": len(waves), "units": units[first:end]}
+        for number in range(first, end):
+            unit = units[number]
+            unit["number"] = number
+            unit["at"] = (heads, heads + unit["heads"][1] - unit["heads"][0])
+            heads = unit["at"][1]
+        wave["heads"] = heads
+        waves.append(wave)
+    return waves
 
 
 AT_ONCE = 4
-"""Units that go through the levels of the inverse in turn, in bfloat16."""
-
-PREPARED = (spread, normalise, decay, turn, score, weigh)
-"""What comes before the inverse of a triangle."""
-
-BEATS = len(PREPARED) + 1 + 2 * len(LEVELS) + 2
-"""Phases of a wave, behind each of which steps of the wave before are issued."""
-
-
-def load_wave(case, units, wave):
-    """Load the operands of a wave; a sequence's first chunk loads its state, too."""
-    for unit in units[wave[0] : wave[1]]:
-        load(case, unit)
-        state = unit["state"]
-        if state["wide"] is None:
-            keep(state, load_state(case, state), case["qkv"].dtype)
-
-
-def steps_of(wave):
-    """The steps that take states through a wave; the outputs of a unit come behind the next one's first steps."""
-    steps = []
-    before = None
-    for unit in wave:
-        steps.append((write, unit))
-        if before is not None:
-            steps.append((finish, before))
-        steps.append((attend_state, unit))
-        if before is not None:
-            steps.append((store, before))
-        steps.append((advance, unit))
-        steps.append((attend, unit))
-        before = unit
-    steps.append((finish, before))
-    steps.append((store, before))
-    return steps
-
-
-def issue(case, steps, count):
-    """Issue so many steps; the rest."""
-    for step, unit in steps[0:count]:
-        step(case, unit)
-    return steps[count:]
-
-
-def finish(case, unit):
-    """The root mean squares of a unit's outputs."""
-    unit["roots"] = inverse_roots(unit["o"], case["eps"])
-
-
-def store(case, unit):
-    """Normalise and gate a unit's outputs and store them; behind the last chunk the state as well."""
-    y = gated_norm(unit["o"], unit["roots"], unit["factors"], case["y"].dtype)
-    start, stop = unit["rows"]
-    first, end = unit["heads"]
-    width = case["width"]
-    target = case["y"][start:stop, first * width : end * width]
-    nisa.dma_copy(dst=target, src=y.reshape((PARTITIONS, (end - first) * width))[0 : stop - start, :])
-    if unit["last"]:
-        store_state(case, unit["state"])
+"""Units of a wave in bfloat16."""
 
 
 def gated_delta_reference(

@@ -8,21 +8,28 @@ with g, beta and y as in `gated_delta`, whose arguments these are, with one toke
 says that the token is padding.
 
 Layout
-    The state has dk on the partitions, and is the stationary operand: S^T k and S^T q are columns with dv on the
-    partitions, those of all heads and sequences of a group side by side. So what is computed of them takes all lanes.
+    Each of four sequences has a quadrant of the partitions, where two heads with the same key have 16 lanes each and a
+    lane the state's rows of 8 neighbouring elements of a key (`delta/lanes.py`). So one indirect DMA moves 8 heads of
+    four sequences in pieces of 4 KiB, and a matmul over a quadrant reads one sequence: what is not a number in another
+    one does not reach it. The states are stationary; S^T q and S^T k are columns with dv on the partitions, as are the
+    numbers of all pairs of sequence and head, a column of ones times them on a diagonal.
 
 Tiling
-    for groups of up to 16 pairs of sequence and head: both products of every state, u and o of all; then k u^T as a
-    product over one partition, added to the decayed state while it leaves PSUM.
-    The states of the next group arrive meanwhile, those of the one before leave.
+    for up to 512 pairs of sequence and head, for as many units of four sequences and 8 heads as SBUF holds: load all
+        units; for each: both products; what its keys write, w = u / |k|, transposed to all lanes of their heads; k w^T
+        by the Scalar engine, added to the decayed states by Vector; store
+    The products of a unit are taken while the one before is added.
 
 Limits
-    dk and dv up to 128; B up to 128. One physical core: of two the first does the work.
+    dk and dv up to 128; B up to 128; slots of up to 2^24 / 3 pieces, 43,690 of 8 heads of 128. Pieces are short where
+    dk has no divisor near 16; a dk of 127 with a dv of 128 does not fit. One physical core: of two the first does
+    the work.
 
 Cost
-    HBM: the states of the sequences once in and once out; the rest is small. Bound: stores to slots known at run
-    time follow one another, 2.7 us each. Predicted on trn2 in bfloat16 for 2 key heads and 4 value heads of 128: 91 us
-    for 16 sequences (67 scheduled), of which moving the states takes 24; 293 us for 64 (268 scheduled), 94 of them.
+    HBM: the states of the sequences once in and once out; the rest is small. Bound: a store to slots known at run time
+    waits for all DMAs before it and all after wait for it, so that loads, the writing of descriptors and stores follow
+    one another: 2.9, 2.4 and 2.9 us for 1 MiB, and 1.1 us around a store. Predicted on trn2 in bfloat16 for 2 key heads
+    and 4 value heads of 128: 45 us for 16 sequences, of which moving the states takes 24; 157 us for 64, 94 of them.
 """
 
 from __future__ import annotations
@@ -34,18 +41,36 @@ import nki.typing as nt
 import numpy as np
 
 from nki_kernels.delta.checks import check_arguments, gates_from
-from nki_kernels.delta.chunks import inverse_lengths
-from nki_kernels.delta.decay import keep_real, strengths
-from nki_kernels.delta.output import gate_factors, gated_norm, inverse_roots
-from nki_kernels.delta.states import load_state, state_numbers, store_state
+from nki_kernels.delta.lanes import (
+    QUADRANT,
+    ROUNDS,
+    SEQUENCES,
+    Lanes,
+    decays_on_lanes,
+    keys_on_lanes,
+    piece_numbers,
+    places_of,
+    units_of,
+)
+from nki_kernels.delta.output import exponentials, weigh
+from nki_kernels.delta.token_rows import (
+    Factors,
+    on_all_partitions,
+    scaled_values,
+    store_outputs,
+)
 from nki_kernels.gated_delta import gated_delta_reference
-from nki_kernels.tiles import BANK, PARTITIONS, cast, load, load_repeated, ranges
+from nki_kernels.recurrent.diagonal import identity
+from nki_kernels.tiles import PARTITIONS, blocks, load, load_repeated, ranges
 
-PAIRS = 16
-"""Pairs of sequence and head of a group."""
+PAIRS = 512
+"""Pairs of sequence and head that are taken together: their numbers stand on every partition."""
 
-AHEAD = 4
-"""Groups whose states are loaded before those of the first of them are used."""
+STATE_BYTES = 128 * 1024
+"""Bytes of a partition that states take at most. So many are loaded before the first of them is stored."""
+
+ROW_BYTES = 144 * 1024
+"""Bytes of a partition that states and the rows of tokens share; the rest holds what belongs to units."""
 
 
 @nki.jit
@@ -66,268 +91,226 @@ def gated_delta_step(
     """One token of each sequence, its heads normalised and gated."""
     gates = gates_from(gates, first, states)
     check_arguments(qkv, gates, a_log, dt_bias, norm_weight, states, (state_slots, starts, counts), key_heads)
-    heads, depth, width = states.shape[1], states.shape[2], states.shape[3]
+    heads, width = states.shape[1], states.shape[3]
     sequences = counts.shape[0]
     assert qkv.shape[0] == sequences, f"{qkv.shape[0]} tokens, but {sequences} sequences of one token"
     y = nl.ndarray((sequences, heads * width), dtype=qkv.dtype, buffer=nl.shared_hbm)
     if nl.program_id(0) > 0:
         return y, states
-    case = {
-        "qkv": qkv,
-        "key_heads": key_heads,
-        "depth": depth,
-        "width": width,
-        "sequences": sequences,
-        "heads": heads,
-        "group": heads // key_heads,
-        "states": states,
-        "slots": state_numbers(state_slots, starts, states.shape[0]),
-        "o": nl.ndarray((width, heads, sequences), dtype=nl.float32, buffer=nl.sbuf),
-    }
-    groups = groups_of(sequences, heads)
-    held = []
-    for group in groups[0:AHEAD]:
-        held.append(load_states(case, group))
-    read_tokens(case, qkv, key_heads)
-    read_strengths(case, gates, a_log, dt_bias, counts)
-    written = None
-    for number in range(len(groups)):
-        if number + AHEAD < len(groups):
-            held.append(load_states(case, groups[number + AHEAD]))
-        after = read_states(case, groups[number], held[number])
-        if written is not None:
-            advance(case, groups[number - 1], held[number - 1], written)
-        written = after
-    advance(case, groups[-1], held[-1], written)
-    store_outputs(case, y, gates, norm_weight, eps)
+    lanes = Lanes(states, (0, sequences), key_heads)
+    place, masks = places_of(lanes)
+    zeros = nl.ndarray((PARTITIONS, lanes.rows * width), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=zeros, value=0.0, engine=nisa.engine.gpsimd)
+    case = {"states": states, "place": place, "masks": masks, "zeros": zeros, "eps": eps}
+    tokens = (qkv, gates, a_log, dt_bias, norm_weight)
+    for start, end in ranges(0, sequences, sequences_at_once(heads)):
+        case["lanes"] = Lanes(states, (start, end), key_heads)
+        step(case, y, tokens, (state_slots, starts, counts))
     return y, states
 
 
-def groups_of(sequences, heads):
-    """Ranges of sequences and of heads: up to `PAIRS` pairs, four heads of a sequence in a PSUM bank."""
+def sequences_at_once(heads):
+    """Sequences that are taken together: whole units, if there are several."""
+    most = max(1, PAIRS // heads)
+    return most if most < SEQUENCES else most // SEQUENCES * SEQUENCES
+
+
+def step(case, y, tokens, places):
+    """The tokens of the sequences of `lanes`."""
+    lanes = case["lanes"]
+    qkv, gates, a_log, dt_bias, norm_weight = tokens
+    state_slots, starts, counts = places
+    own, columns = slice(lanes.start, lanes.start + lanes.sequences), lanes.heads * lanes.width
+    phases = phases_of(lanes, row_bytes(lanes, qkv.dtype))
+    clear(case, phases[0][0])
+    chosen = identity(lanes.sequences, nl.uint8)
+    case["read"], case["written"] = piece_numbers(lanes, state_slots, starts, case["place"])
+    case["keys"] = keys_on_lanes(lanes, qkv)
+    factors = Factors(
+        qkv[own, :], gates[own, :], a_log, dt_bias, counts[own, :], lanes.key_heads, lanes.depth
+    )
+    z = load(gates[own, 0:columns], gates.dtype)
+    weight = load_repeated(norm_weight, lanes.sequences)
+    weights = exponentials(z, lanes.width)
+    load_states(case, phases[0])
+    for unit in phases[0][0:2]:
+        key_columns(case, unit)
+    multiply(case, phases[0][0])
+    numbers = on_all_partitions(factors.finish(), chosen)
+    case["numbers"] = numbers[0 : lanes.width, :, :, :]
+    values = factors.rows[:, qkv.shape[1] - columns : qkv.shape[1]]
+    case["values"] = scaled_values(values, case["numbers"][:, 1, :, :])
+    case["o"] = nl.ndarray(case["values"].shape, dtype=nl.float32, buffer=nl.sbuf)
+    combine(case, phases[0][0])
+    case["decays"] = decays_on_lanes(lanes, numbers[:, 0, :, :], case["masks"])
+    for number in range(len(phases)):
+        units = phases[number]
+        if number > 0:
+            load_states(case, units)
+            for unit in units[0:2]:
+                key_columns(case, unit)
+            multiply(case, units[0])
+            combine(case, units[0])
+        for unit in units[1:2]:
+            multiply(case, unit)
+        for at in range(len(units)):
+            for unit in units[at + 2 : at + 3]:
+                key_columns(case, unit)
+            advance(case, units[at], outer_products(case, units[at]))
+            if number == 0 and at == 0:
+                weigh(weights, z, weight)
+            for unit in units[at + 1 : at + 2]:
+                combine(case, unit)
+            for unit in units[at + 2 : at + 3]:
+                multiply(case, unit)
+    store_outputs(case["o"], weights, y[own, :], case["eps"])
+
+
+def row_bytes(lanes, dtype):
+    """Bytes of a partition that the rows of tokens take: q, k and v, z and its weights, and squares of q and k."""
+    keys, values = lanes.key_heads * lanes.depth, lanes.heads * lanes.width
+    own = 4 if dtype == nl.float32 else 2
+    return own * (2 * keys + 2 * values) + 4 * (values + 3 * keys)
+
+
+def phases_of(lanes, taken):
+    """Units whose states are loaded before the first of them is stored, beside so many bytes of a partition."""
+    rounds = min(ROUNDS, blocks(lanes.heads, lanes.share))
+    room = min(STATE_BYTES, ROW_BYTES - taken)
+    most = max(1, room // (4 * rounds * lanes.rows * lanes.width))
+    units = units_of(lanes)
     found = []
-    for first in range(0, heads, BANK // PARTITIONS):
-        some = (first, min(heads, first + BANK // PARTITIONS))
-        for start, end in ranges(0, sequences, PAIRS // (BANK // PARTITIONS)):
-            found.append(((start, end), some))
+    for first, end in ranges(0, len(units), most):
+        found.append(units[first:end])
     return found
 
 
-def load_states(case, group):
-    """The states of a group's sequences, each [depth, heads, width]."""
-    held = []
-    for sequence in range(group[0][0], group[0][1]):
-        state = {"sequence": sequence, "heads": group[1]}
-        state["wide"] = load_state(case, state)
-        held.append(state)
-    return held
+def clear(case, unit):
+    """Zeros for the states of a unit, which stay where a sequence begins."""
+    lanes = case["lanes"]
+    rounds = (unit["heads"][1] - unit["heads"][0]) // lanes.share
+    shape = (unit["lanes"], rounds, lanes.rows * lanes.width)
+    unit["state"] = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+    for number in range(rounds):
+        nisa.tensor_copy(dst=unit["state"][:, number, :], src=case["zeros"][0 : unit["lanes"], :])
 
 
-def read_tokens(case, qkv, key_heads):
-    """Keys, queries and values of all sequences, float32, with their elements on the partitions.
+def load_states(case, units):
+    """The states of units, each [lane, round, element]."""
+    lanes = case["lanes"]
+    for unit in units:
+        if unit["state"] is None:
+            clear(case, unit)
+        for number in range(unit["state"].shape[1]):
+            source = lanes.in_hbm(case["states"], case["read"], unit, number, 1)
+            target = unit["state"][:, number : number + 1, :]
+            nisa.dma_copy(dst=target, src=source, oob_mode=nisa.oob_mode.skip)
 
-    "pairs" is [depth, sequence, key head, 2]: key and query side by side. "alike" are their products, and "lengths" the
-    inverse lengths of keys, [sequence, key head].
+
+def key_columns(case, unit):
+    """What multiplies states: [lane, key head, row, head of the quadrant, query and key] float32.
+
+    A lane has zeros for the other head of its quadrant. The keys of the unit are kept in float32, too.
     """
-    depth, width, sequences = case["depth"], case["width"], case["sequences"]
-    rows = load(qkv, nl.float32)
-    key = key_heads * depth
-    keys, case["lengths"] = unit_rows(rows[:, key : 2 * key], depth, 1.0)
-    pairs = nl.ndarray((depth, sequences, key_heads, 2), dtype=nl.float32, buffer=nl.sbuf)
-    queries, _ = unit_rows(rows[:, 0:key], depth, depth**-0.5)
-    for own in range(key_heads):
-        turn(pairs[:, :, own, 0], keys[:, own, :])
-        turn(pairs[:, :, own, 1], queries[:, own, :])
-    case["pairs"] = pairs
-    values = nl.ndarray((width, case["heads"], sequences), dtype=nl.float32, buffer=nl.sbuf)
-    for head in range(case["heads"]):
-        first = 2 * key + head * width
-        turn(values[:, head, :], rows[:, first : first + width])
-    case["values"] = values
-    both = nl.ndarray(queries.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=both, data1=queries, data2=keys, op=nl.multiply)
-    case["alike"] = nl.ndarray((sequences, key_heads), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_reduce(dst=case["alike"], op=nl.add, data=both, axis=2)
-
-
-def unit_rows(rows, depth, scale):
-    """Heads of rows [B, heads * depth] divided by their lengths, times a factor, and these quotients [B, heads]."""
-    sequences, heads = rows.shape[0], rows.shape[1] // depth
-    shape = (sequences, heads, depth)
-    result = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-    squares = nl.ndarray((sequences, heads), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation(dst=result, op=nl.square, data=rows.reshape(shape))
-    nisa.tensor_reduce(dst=squares, op=nl.add, data=result, axis=2)
-    inverse_lengths(squares, scale)
-    across = squares.reshape((sequences, heads, 1)).broadcast(2, depth)
-    nisa.tensor_tensor(dst=result, data1=rows.reshape(shape), data2=across, op=nl.multiply)
-    return result, squares
-
-
-def turn(dst, rows):
-    """Rows [B, n] as columns [n, B]."""
-    bank = nl.ndarray((rows.shape[1], rows.shape[0]), dtype=rows.dtype, buffer=nl.psum)
-    nisa.nc_transpose(dst=bank, data=rows)
-    nisa.tensor_copy(dst=dst, src=bank)
-
-
-def read_strengths(case, gates, a_log, dt_bias, counts):
-    """exp(g), beta, q . k and inverse lengths of k of all pairs on every partition: [128, head, sequence] float32."""
-    sequences, heads = case["sequences"], case["heads"]
-    first = heads * case["width"]
-    raw = nl.ndarray((sequences, 1, 2 * heads), dtype=gates.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=raw.reshape((sequences, 2 * heads)), src=gates[:, first : first + 2 * heads])
-    g, beta = strengths(raw, a_log, dt_bias)
-    zero = nl.ndarray((sequences, 1), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.memset(dst=zero, value=0)
-    keep_real([g, beta], zero, load(counts, nl.int32))
-    nisa.activation(dst=g, op=nl.exp, data=g)
-    case["grown"] = on_all_partitions(g.reshape((sequences, heads)))
-    case["beta"] = on_all_partitions(beta.reshape((sequences, heads)))
-    for name in ("alike", "lengths"):
-        case[name] = on_all_partitions(of_heads(case, case[name]))
-
-
-def of_heads(case, of_keys):
-    """What value heads have of their key heads, [B, heads]."""
-    sequences, keys = of_keys.shape
-    group = case["group"]
-    result = nl.ndarray((sequences, keys * group), dtype=nl.float32, buffer=nl.sbuf)
-    across = of_keys.reshape((sequences, keys, 1)).broadcast(2, group)
-    nisa.tensor_copy(dst=result.reshape((sequences, keys, group)), src=across)
-    return result
-
-
-def on_all_partitions(rows):
-    """Rows [B, heads] on each of 128 partitions: [128, head, sequence]."""
-    sequences, heads = rows.shape
-    spread = nl.ndarray((sequences, heads, sequences), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.affine_select(
-        dst=spread,
-        pattern=[[0, heads], [-1, sequences]],
-        channel_multiplier=1,
-        on_true_tile=rows.reshape((sequences, heads, 1)).broadcast(2, sequences),
-        on_false_value=0.0,
-        cmp_op=nl.equal,
+    lanes = case["lanes"]
+    count, low, high = unit["lanes"], unit["keys"][0], unit["keys"][1]
+    own = case["keys"][0:count, unit["column"], :, :]
+    columns = nl.ndarray((count, high - low, lanes.rows, lanes.share, 2), dtype=nl.float32, buffer=nl.sbuf)
+    for kind in range(2):
+        data = own[:, kind * lanes.key_heads + low : kind * lanes.key_heads + high, :]
+        for head in range(lanes.share):
+            scale = 1.0 if lanes.share == 1 else case["masks"][head][0:count, :]
+            nisa.activation(dst=columns[:, :, :, head, kind], op=nl.copy, data=data, scale=scale)
+    unit["columns"] = columns
+    unit["written_by"] = nl.ndarray((count, high - low, lanes.rows), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(
+        dst=unit["written_by"], op=nl.copy, data=own[:, lanes.key_heads + low : lanes.key_heads + high, :]
     )
-    ones = nl.ndarray((sequences, PARTITIONS), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=ones, value=1.0)
-    result = nl.ndarray((PARTITIONS, heads, sequences), dtype=nl.float32, buffer=nl.sbuf)
-    flat, target = (
-        spread.reshape((sequences, heads * sequences)),
-        result.reshape((PARTITIONS, heads * sequences)),
-    )
-    for start, end in ranges(0, flat.shape[1], BANK):
-        bank = nl.ndarray((PARTITIONS, end - start), dtype=nl.float32, buffer=nl.psum)
-        nisa.nc_matmul(dst=bank, stationary=ones, moving=flat[:, start:end], accumulate=False)
-        nisa.tensor_copy(dst=target[:, start:end], src=bank)
-    return result
 
 
-def advance(case, group, held, written):
-    """The new states of a group, from the rows of k and u of `read_states`."""
-    (start, end), (first, last) = group
-    keys, writes = written
-    for place in range(end - start):
-        wide = held[place]["wide"]
-        outer = nl.ndarray(wide.shape, dtype=nl.float32, buffer=nl.psum)
-        for head in range(last - first):
-            nisa.nc_matmul(
-                dst=outer[:, head, :],
-                stationary=keys[:, place, (first + head) // case["group"], :],
-                moving=writes[:, head * (end - start) + place, :],
-                accumulate=False,
-            )
-            nisa.scalar_tensor_tensor(
-                dst=wide[:, head, :],
-                data=wide[:, head, :],
-                op0=nl.multiply,
-                operand0=case["grown"][0 : case["depth"], first + head, start + place : start + place + 1],
-                op1=nl.add,
-                operand1=outer[:, head, :],
-            )
-        store_state(case, held[place])
+def multiply(case, unit):
+    """S^T q and S^T k of all states of a unit, [width, sequence, head, 2] in PSUM."""
+    lanes = case["lanes"]
+    first, last = unit["heads"]
+    width = lanes.width
+    bank = nl.ndarray((width, unit["members"], last - first, 2), dtype=nl.float32, buffer=nl.psum)
+    for number in range((last - first) // lanes.share):
+        head = number * lanes.share
+        own = lanes.own_key(first + head) - unit["keys"][0]
+        for place in range(unit["members"]):
+            quadrant = slice(place * QUADRANT, (place + 1) * QUADRANT)
+            for row in range(lanes.rows):
+                nisa.nc_matmul(
+                    dst=bank[:, place, head : head + lanes.share, :],
+                    stationary=unit["state"][quadrant, number, row * width : (row + 1) * width],
+                    moving=unit["columns"][quadrant, own, row, :, :],
+                    accumulate=row > 0,
+                )
+    unit["products"] = bank
 
 
-def read_states(case, group, held):
-    """Rows of k and of u / |k| of a group, as `advance` multiplies them; its outputs are kept."""
-    (start, end), (first, last) = group
-    width = case["width"]
-    bank = nl.ndarray((width, last - first, end - start, 2), dtype=nl.float32, buffer=nl.psum)
-    for place in range(end - start):
-        for head in range(last - first):
-            nisa.nc_matmul(
-                dst=bank[:, head, place, :],
-                stationary=held[place]["wide"][:, head, :],
-                moving=case["pairs"][:, start + place, (first + head) // case["group"], :],
-                accumulate=False,
-            )
-    shape = (width, last - first, end - start)
-    grown = case["grown"][0:width, first:last, start:end]
-    beta = case["beta"][0:width, first:last, start:end]
-    alike = case["alike"][0:width, first:last, start:end]
+def combine(case, unit):
+    """What each key writes, u over its key's length: on the lanes of its head, [lane, round, width] in PSUM.
+
+    And the outputs of the unit, [width, sequence, head].
+    """
+    lanes = case["lanes"]
+    (first, last), own_sequences = unit["heads"], unit["sequences"]
+    products, numbers = unit["products"], case["numbers"][:, :, own_sequences, first:last]
+    shape = (lanes.width, unit["members"], last - first)
     written = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=written, data1=bank[:, :, :, 0], data2=grown, op=nl.multiply)
-    values = case["values"][:, first:last, start:end]
+    nisa.tensor_tensor(dst=written, data1=products[:, :, :, 1], data2=numbers[:, 2, :, :], op=nl.multiply)
+    values = case["values"][:, own_sequences, first:last]
     nisa.tensor_tensor(dst=written, data1=values, data2=written, op=nl.subtract)
-    nisa.tensor_tensor(dst=written, data1=written, data2=beta, op=nl.multiply)
-    own = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=own, data1=written, data2=alike, op=nl.multiply)
-    o = case["o"][:, first:last, start:end]
-    nisa.tensor_tensor(dst=o, data1=bank[:, :, :, 1], data2=grown, op=nl.multiply)
-    nisa.tensor_tensor(dst=o, data1=o, data2=own, op=nl.add)
-    lengths = case["lengths"][0:width, first:last, start:end]
-    nisa.tensor_tensor(dst=written, data1=written, data2=lengths, op=nl.multiply)
-    return key_rows(case, group), write_rows(case, written)
-
-
-def terms_of(dtype):
-    """Numbers of a dtype whose sum is a float32 number."""
-    return 1 if dtype == nl.float32 else 3
-
-
-def key_rows(case, group):
-    """The keys of a group's sequences, not normalised, once for each term of u: [term, sequence, key head, depth]."""
-    start, end = group[0]
-    qkv, depth = case["qkv"], case["depth"]
-    columns = case["key_heads"] * depth
-    shape = (terms_of(qkv.dtype), end - start, case["key_heads"], depth)
-    rows = nl.ndarray(shape, dtype=qkv.dtype, buffer=nl.sbuf)
-    source = qkv.ap(
-        pattern=[[0, shape[0]], [qkv.shape[1], end - start], [1, columns]],
-        offset=start * qkv.shape[1] + columns,
+    bank = nl.ndarray(
+        (unit["lanes"], (last - first) // lanes.share, lanes.width), dtype=nl.float32, buffer=nl.psum
     )
-    nisa.dma_copy(dst=rows, src=source, engine=nisa.engine.gpsimd)
-    return rows
+    for number in range(bank.shape[1]):
+        own = written[:, :, number * lanes.share : (number + 1) * lanes.share]
+        nisa.nc_transpose(dst=bank[:, number, :], data=own.expand_dim(3).broadcast(3, lanes.lanes))
+    unit["written"] = bank
+    own = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=own, data1=written, data2=numbers[:, 4, :, :], op=nl.multiply)
+    o = case["o"][:, own_sequences, first:last]
+    nisa.tensor_tensor(dst=o, data1=products[:, :, :, 0], data2=numbers[:, 3, :, :], op=nl.multiply)
+    nisa.tensor_tensor(dst=o, data1=o, data2=own, op=nl.add)
 
 
-def write_rows(case, written):
-    """Columns [width, head, sequence] float32 as rows in the dtype of keys: [term, head and sequence, width]."""
-    width, dtype = case["width"], case["qkv"].dtype
-    pairs, count = written.shape[1] * written.shape[2], terms_of(dtype)
-    rest = nl.ndarray((pairs, width), dtype=nl.float32, buffer=nl.sbuf)
-    turn(rest, written.reshape((width, pairs)))
-    result = nl.ndarray((count, pairs, width), dtype=dtype, buffer=nl.sbuf)
-    for number in range(count):
-        term = cast(rest, dtype)
-        nisa.dma_copy(dst=result[number : number + 1, :, :], src=term, engine=nisa.engine.gpsimd)
-        if number + 1 < count:
-            after = nl.ndarray(rest.shape, dtype=nl.float32, buffer=nl.sbuf)
-            nisa.tensor_tensor(dst=after, data1=rest, data2=term, op=nl.subtract)
-            rest = after
-    return result
+def outer_products(case, unit):
+    """The products of a unit's keys and what they write, [lane, row, width] of each round."""
+    lanes = case["lanes"]
+    found = []
+    for number in range(unit["written"].shape[1]):
+        outer = nl.ndarray((unit["lanes"], lanes.rows, lanes.width), dtype=nl.float32, buffer=nl.sbuf)
+        own = lanes.own_key(unit["heads"][0] + number * lanes.share) - unit["keys"][0]
+        for row in range(lanes.rows):
+            nisa.activation(
+                dst=outer[:, row, :],
+                op=nl.copy,
+                data=unit["written"][:, number, :],
+                scale=unit["written_by"][:, own, row : row + 1],
+            )
+        found.append(outer)
+    return found
 
 
-def store_outputs(case, y, gates, norm_weight, eps):
-    """Normalise and gate the outputs of all sequences, and store them."""
-    sequences, heads, width = case["sequences"], case["heads"], case["width"]
-    o = nl.ndarray((sequences, heads, width), dtype=nl.float32, buffer=nl.sbuf)
-    for head in range(heads):
-        turn(o[:, head, :], case["o"][:, head, :])
-    weight = cast(load_repeated(norm_weight, sequences), nl.float32)
-    factors = gate_factors(load(gates[:, 0 : heads * width], gates.dtype), weight)
-    result = gated_norm(o, inverse_roots(o, eps), factors, y.dtype)
-    nisa.dma_copy(dst=y, src=result.reshape(y.shape))
+def advance(case, unit, outer):
+    """The new states of a unit: decayed, plus the outer products; stored."""
+    lanes = case["lanes"]
+    count, first = unit["lanes"], unit["heads"][0] // lanes.share
+    for number in range(len(outer)):
+        state = unit["state"][:, number, :]
+        nisa.scalar_tensor_tensor(
+            dst=state,
+            data=state,
+            op0=nl.multiply,
+            operand0=case["decays"][0:count, unit["column"], first + number : first + number + 1],
+            op1=nl.add,
+            operand1=outer[number].reshape((count, lanes.rows * lanes.width)),
+        )
+    target = lanes.in_hbm(case["states"], case["written"], unit, 0, len(outer))
+    skips = nisa.oob_mode.skip if lanes.parts < lanes.lanes else nisa.oob_mode.error
+    nisa.dma_copy(dst=target, src=unit["state"], oob_mode=skips)
 
 
 def gated_delta_step_reference(

@@ -1,10 +1,10 @@
-"""One chunk of 128 tokens of some heads: what does not need the state, and then the state through the chunk.
+"""One chunk of 128 tokens of some heads: what does not need the state; `delta/walk.py` takes the state through it.
 
-    u = beta * (X (v - (exp(G) k) S)),   o = exp(G) (q S) + P u,   S' = exp(G_end) S + (exp(G_end - G) k)^T u
+    u = X (v - (exp(G) k) S),   o = exp(G) (q S) + P u,   S' = exp(G_end) S + (exp(G_end - G) beta k)^T u
 
-where X is the inverse of the triangle, G the sum of g up to a token and P_ij = q_i . k_j exp(G_i - G_j) for j <= i.
-Rows of A are weighed by beta_j in place of beta_i, which needs no scaled keys: X beta of the one is beta X of the
-other.
+where X is the inverse of the triangle, G the sum of g up to a token and P_ij = q_i . k_j beta_j exp(G_i - G_j) for
+j <= i. A has the same decays, times k_i . k_j: beta is that of the token that writes, in place of that of the token
+that reads, so what a token writes is beta u.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.delta.blocks import HALF
+from nki_kernels.delta.decay import at_once
 from nki_kernels.delta.output import gate_factors
+from nki_kernels.recurrent.ssd_between import HALF as ROWS
 from nki_kernels.tiles import PARTITIONS
 
 LENGTH_EPS = 1e-6
@@ -40,8 +43,36 @@ def load(case, unit):
     unit["z"] = load_part(case, unit, case["gates"], first * width, end * width)
 
 
-def normalised(tile, depth, scale):
-    """Each head of rows [128, heads * depth] divided by its length, times a factor."""
+def load_sums(case, unit):
+    """Rows whose product has the logarithms of the decays between a unit's tokens."""
+    first, end = unit["heads"]
+    heads = case["states"].shape[1]
+    together = at_once(heads)
+    at = unit["column"] * heads
+    place = at % together
+    rows = case["decays"]["rows"][at // together]
+    return case["differences"].bring(rows, (place + first, place + end))
+
+
+def begin_wave(case, wave):
+    """A tile of all triangles of a wave."""
+    shape = (PARTITIONS, wave["heads"], PARTITIONS)
+    wave["negated"] = nl.ndarray(shape, dtype=case["qkv"].dtype, buffer=nl.sbuf)
+    for unit in wave["units"]:
+        unit["negated"] = wave["negated"][:, unit["at"][0] : unit["at"][1], :]
+
+
+def split(case, wave):
+    """The inverses of a wave's blocks, unit by unit."""
+    y, x = wave["squares"]
+    for unit in wave["units"]:
+        first, end = unit["at"]
+        unit["y"], unit["x"] = y[:, first:end, :], x[:, first:end, :]
+        unit["joined"] = []
+
+
+def squared_lengths(tile, depth):
+    """The squared length of each head of rows [128, heads * depth]: [128, heads] float32."""
     heads = tile.shape[1] // depth
     squares = nl.ndarray((PARTITIONS, heads), dtype=nl.float32, buffer=nl.sbuf)
     scratch = nl.ndarray((PARTITIONS, depth), dtype=tile.dtype, buffer=nl.sbuf)
@@ -54,19 +85,14 @@ def normalised(tile, depth, scale):
             reduce_res=squares[:, head : head + 1],
             reduce_cmd=nisa.reduce_cmd.reset_reduce,
         )
-    inverse_lengths(squares, scale)
-    result = nl.ndarray((PARTITIONS, heads, depth), dtype=tile.dtype, buffer=nl.sbuf)
-    scaled(result, tile.reshape(result.shape), squares)
-    return result
+    return squares
 
 
-def inverse_lengths(squares, scale):
-    """scale / sqrt(squares + 1e-6), in place."""
+def inverse_lengths(squares):
+    """1 / sqrt(squares + 1e-6), in place."""
     nisa.tensor_scalar(
         dst=squares, data=squares, op0=nl.add, operand0=LENGTH_EPS, op1=nl.power, operand1=-0.5
     )
-    if scale != 1.0:
-        nisa.tensor_scalar(dst=squares, data=squares, op0=nl.multiply, operand0=scale)
 
 
 def scaled(dst, data, columns):
@@ -86,27 +112,39 @@ def transposed(tile):
     return result
 
 
-def spread(case, unit):
-    """The terms of sums of g over ranges that begin behind a token: [t, head, j] float32."""
-    heads = unit["heads"][1] - unit["heads"][0]
-    unit["terms"] = nl.ndarray((PARTITIONS, heads, PARTITIONS), dtype=nl.float32, buffer=nl.sbuf)
-    after = case["constants"]["after"].reshape((PARTITIONS, 1, PARTITIONS)).broadcast(1, heads)
-    scaled(unit["terms"], after, columns(case, unit, "g"))
-
-
 def decay(case, unit):
-    """exp(G_i - G_j) for j <= i, else 0: [j, head, i] float32."""
-    constants, terms = case["constants"], unit["terms"]
-    heads = terms.shape[1]
-    bank = nl.ndarray(terms.shape, dtype=nl.float32, buffer=nl.psum)
-    for head in range(heads):
+    """beta_j exp(G_i - G_j) for j <= i, else 0: [j, head, i]; in float32 of sums that are taken directly."""
+    constants, dtype = case["constants"], case["qkv"].dtype
+    heads = unit["heads"][1] - unit["heads"][0]
+    shape = (PARTITIONS, heads, PARTITIONS)
+    bank = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
+    if unit["sums"] is None:
+        terms = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+        after = constants["after"].reshape((PARTITIONS, 1, PARTITIONS)).broadcast(1, heads)
+        scaled(terms, after, columns(case, unit, "g"))
+        for head in range(heads):
+            nisa.nc_matmul(
+                dst=bank[:, head, :],
+                stationary=terms[:, head, :],
+                moving=constants["until"],
+                accumulate=False,
+            )
+    else:
+        keys, queries, row = unit["sums"]
         nisa.nc_matmul(
-            dst=bank[:, head, :], stationary=terms[:, head, :], moving=constants["until"], accumulate=False
+            dst=bank,
+            stationary=keys,
+            moving=queries,
+            accumulate=False,
+            tile_position=(row, 0),
+            tile_size=(ROWS, PARTITIONS),
         )
     across = constants["seen"].reshape((PARTITIONS, 1, PARTITIONS)).broadcast(1, heads)
     nisa.nc_matmul(dst=bank, stationary=constants["identity"], moving=across, accumulate=True)
-    unit["decay"] = nl.ndarray(bank.shape, dtype=nl.float32, buffer=nl.sbuf)
+    unit["decay"] = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
     nisa.activation(dst=unit["decay"], op=nl.exp, data=bank)
+    if unit["sums"] is None:
+        scaled(unit["decay"], unit["decay"], columns(case, unit, "beta"))
 
 
 def columns(case, unit, name):
@@ -116,21 +154,37 @@ def columns(case, unit, name):
 
 
 def normalise(case, unit):
-    """Queries and keys divided by their lengths; queries by the root of their size as well."""
-    depth = case["depth"]
-    unit["queries"] = normalised(unit["q"], depth, depth**-0.5)
-    unit["key_rows"] = normalised(unit["k"], depth, 1.0)
+    """Keys divided by their lengths, and what the norm of o adds to the mean of squares.
+
+    Queries are taken as they are: o is then larger by sqrt(dk) times their lengths, and so is what the norm adds.
+    """
+    depth, tile = case["depth"], unit["k"]
+    lengths = squared_lengths(tile, depth)
+    inverse_lengths(lengths)
+    keys = nl.ndarray((PARTITIONS, lengths.shape[1], depth), dtype=tile.dtype, buffer=nl.sbuf)
+    scaled(keys, tile.reshape(keys.shape), lengths)
+    unit["key_rows"] = keys
+    least = squared_lengths(unit["q"], depth)
+    nisa.tensor_scalar(
+        dst=least, data=least, op0=nl.add, operand0=LENGTH_EPS, op1=nl.multiply, operand1=case["eps"] * depth
+    )
+    unit["least"] = least
 
 
 def turn(case, unit):
-    """Queries and keys with their elements on the partitions, and the factors of the outputs."""
-    unit["across"] = transposed(unit["queries"])
+    """Queries and keys with their elements on the partitions."""
+    queries = unit["q"].reshape(unit["key_rows"].shape)
+    unit["across"] = transposed(queries)
     unit["key_columns"] = transposed(unit["key_rows"])
+
+
+def gate(case, unit):
+    """The factors of a unit's outputs."""
     unit["factors"] = gate_factors(unit["z"], case["weight"])
 
 
 def weigh(case, unit):
-    """Keys with the decay before and after them."""
+    """Keys with the decay before them, and with that after them and beta."""
     keys = unit["key_rows"]
     shape = (PARTITIONS, unit["heads"][1] - unit["heads"][0], case["depth"])
     for name, part in (("before", "until"), ("after", "rest")):
@@ -142,21 +196,19 @@ def score(case, unit):
     """-A and P transposed."""
     keys, between = unit["key_columns"], unit["decay"]
     dtype = keys.dtype
-    negated = nl.ndarray(between.shape, dtype=dtype, buffer=nl.sbuf)
+    negated = unit["negated"]
     attended = nl.ndarray(between.shape, dtype=dtype, buffer=nl.sbuf)
     among_keys, of_queries = key_products(keys, keys), key_products(keys, unit["across"])
-    minus_beta = columns(case, unit, "minus_beta")
-    for head in range(between.shape[1]):
-        nisa.scalar_tensor_tensor(
-            dst=negated[:, head, :],
-            data=among_keys[:, head // unit["group"], :],
-            op0=nl.multiply,
-            operand0=minus_beta[:, head : head + 1],
-            op1=nl.multiply,
-            operand1=between[:, head, :],
-        )
+    nisa.scalar_tensor_tensor(
+        dst=negated,
+        data=for_heads(unit, among_keys),
+        op0=nl.multiply,
+        operand0=-1.0,
+        op1=nl.multiply,
+        operand1=between,
+    )
     nisa.tensor_tensor(dst=attended, data1=for_heads(unit, of_queries), data2=between, op=nl.multiply)
-    unit["negated"], unit["attended"] = negated, attended
+    unit["attended"] = attended
 
 
 def key_products(keys, moving):
@@ -179,114 +231,24 @@ def for_heads(unit, tile):
 
 def read_keys(case, unit):
     """-(X exp(G) k) transposed, [depth, head, i]: what reads the state, once the inverse is there."""
-    inverse = unit["inverse"]
-    heads, depth = inverse.shape[1], case["depth"]
+    before = unit["before"]
+    y, corner = unit["y"], unit["corner"]
+    heads, depth = y.shape[1], case["depth"]
     bank = nl.ndarray((depth, heads, PARTITIONS), dtype=nl.float32, buffer=nl.psum)
     for head in range(heads):
-        nisa.nc_matmul(
-            dst=bank[:, head, :],
-            stationary=unit["before"][:, head, :],
-            moving=inverse[:, head, :],
-            accumulate=False,
-        )
-    reading = nl.ndarray(bank.shape, dtype=inverse.dtype, buffer=nl.sbuf)
+        for row, column, moving in (
+            (0, 0, y[0:HALF, head, :]),
+            (0, HALF, corner[:, head, :]),
+            (HALF, HALF, y[HALF:PARTITIONS, head, :]),
+        ):
+            nisa.nc_matmul(
+                dst=bank[:, head, column : column + HALF],
+                stationary=before[row : row + HALF, head, :],
+                moving=moving,
+                accumulate=row > 0,
+                tile_position=(row, 0),
+                tile_size=(HALF, PARTITIONS),
+            )
+    reading = nl.ndarray(bank.shape, dtype=y.dtype, buffer=nl.sbuf)
     nisa.activation(dst=reading, op=nl.copy, data=bank, scale=-1.0)
     unit["reading"] = reading
-
-
-def write(case, unit):
-    """u, what the tokens write: beta times the values less what the state says of their keys."""
-    state, width = unit["state"], case["width"]
-    inverse, reading = unit["inverse"], unit["reading"]
-    heads = inverse.shape[1]
-    bank = nl.ndarray((PARTITIONS, heads, width), dtype=nl.float32, buffer=nl.psum)
-    written = nl.ndarray(bank.shape, dtype=inverse.dtype, buffer=nl.sbuf)
-    for head in range(heads):
-        values = unit["v"][:, head * width : (head + 1) * width]
-        nisa.nc_matmul(dst=bank[:, head, :], stationary=inverse[:, head, :], moving=values, accumulate=False)
-        nisa.nc_matmul(
-            dst=bank[:, head, :],
-            stationary=reading[:, head, :],
-            moving=state["narrow"][:, head, :],
-            accumulate=True,
-        )
-    for head in range(heads):
-        nisa.activation(
-            dst=written[:, head, :],
-            op=nl.copy,
-            data=bank[:, head, :],
-            scale=columns(case, unit, "beta")[:, head : head + 1],
-        )
-    unit["written"] = written
-
-
-def attend_state(case, unit):
-    """exp(G) (q S), before the state changes: [i, head, width] float32."""
-    state, width = unit["state"], case["width"]
-    heads = unit["written"].shape[1]
-    bank = nl.ndarray((PARTITIONS, heads, width), dtype=nl.float32, buffer=nl.psum)
-    seen = nl.ndarray(bank.shape, dtype=nl.float32, buffer=nl.sbuf)
-    for head in range(heads):
-        nisa.nc_matmul(
-            dst=bank[:, head, :],
-            stationary=unit["across"][:, head // unit["group"], :],
-            moving=state["narrow"][:, head, :],
-            accumulate=False,
-        )
-    for head in range(heads):
-        nisa.activation(
-            dst=seen[:, head, :],
-            op=nl.copy,
-            data=bank[:, head, :],
-            scale=columns(case, unit, "until")[:, head : head + 1],
-        )
-    unit["seen"] = seen
-
-
-def advance(case, unit):
-    """The state behind the chunk, in float32 and in the dtype of products."""
-    state, written = unit["state"], unit["written"]
-    heads, depth = written.shape[1], case["depth"]
-    bank = nl.ndarray((depth, heads, case["width"]), dtype=nl.float32, buffer=nl.psum)
-    for head in range(heads):
-        nisa.nc_matmul(
-            dst=bank[:, head, :],
-            stationary=unit["after"][:, head, :],
-            moving=written[:, head, :],
-            accumulate=False,
-        )
-    wide = nl.ndarray(bank.shape, dtype=nl.float32, buffer=nl.sbuf)
-    for head in range(heads):
-        nisa.scalar_tensor_tensor(
-            dst=wide[:, head, :],
-            data=state["wide"][:, head, :],
-            op0=nl.multiply,
-            operand0=columns(case, unit, "whole")[0:depth, head : head + 1],
-            op1=nl.add,
-            operand1=bank[:, head, :],
-        )
-    keep(state, wide, written.dtype)
-
-
-def keep(state, wide, dtype):
-    """Make a float32 tile the state, with its copy in the dtype of products."""
-    state["wide"] = state["narrow"] = wide
-    if dtype != nl.float32:
-        state["narrow"] = nl.ndarray(wide.shape, dtype=dtype, buffer=nl.sbuf)
-        nisa.activation(dst=state["narrow"], op=nl.copy, data=wide)
-
-
-def attend(case, unit):
-    """o [i, head, width] float32."""
-    written = unit["written"]
-    bank = nl.ndarray(written.shape, dtype=nl.float32, buffer=nl.psum)
-    for head in range(written.shape[1]):
-        nisa.nc_matmul(
-            dst=bank[:, head, :],
-            stationary=unit["attended"][:, head, :],
-            moving=written[:, head, :],
-            accumulate=False,
-        )
-    o = nl.ndarray(written.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=o, data1=bank, data2=unit["seen"], op=nl.add)
-    unit["o"] = o

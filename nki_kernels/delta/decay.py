@@ -10,7 +10,11 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.tiles import BANK, PARTITIONS, blocks, cast, load_repeated, ranges
+from nki_kernels.recurrent.ssd_between import PARTS, SumsInParts, bounded, logarithms
+from nki_kernels.tiles import BANK, MASKED, PARTITIONS, blocks, cast, load_repeated, ranges
+
+LEAST = -104.0
+"""The least logarithm of a decay, below that of the smallest number of float32: each key behind a query is masked."""
 
 
 def strengths(raw, a_log, dt_bias):
@@ -68,7 +72,7 @@ def load_raw(gates, first, sequences, heads):
 def decays(gates, first, a_log, dt_bias, counts, constants):
     """What all chunks need of g and beta: columns [128, sequence and chunk, head] float32.
 
-    `until` is exp of the sum of g up to a token, `rest` of those after it, `whole` of all of its chunk.
+    `until` is exp of the sum of g up to a token, `rest` of those after it times beta, `whole` of all of its chunk.
     """
     sequences, heads = counts.shape[0], a_log.shape[1]
     raw = load_raw(gates, first, sequences, heads)
@@ -80,16 +84,49 @@ def decays(gates, first, a_log, dt_bias, counts, constants):
     own = load_repeated(counts.reshape((1, sequences)), PARTITIONS)
     each = own.reshape((PARTITIONS, sequences, 1)).broadcast(2, chunks)
     keep_real([g, beta], position.reshape((PARTITIONS, sequences, chunks)), each)
-    minus = nl.ndarray(beta.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=minus, data=beta, op0=nl.multiply, operand0=-1.0)
-    return {
+    found = {
         "g": g,
         "beta": beta,
-        "minus_beta": minus,
         "until": grown(constants["until"], g),
         "rest": grown(constants["after"], g),
         "whole": grown(constants["ones"], g),
     }
+    nisa.tensor_tensor(dst=found["rest"], data1=found["rest"], data2=beta, op=nl.multiply)
+    if constants["identity"].dtype != nl.float32 and heads <= PARTITIONS:
+        found["rows"] = rows_of_sums(g, beta, constants)
+    return found
+
+
+def rows_of_sums(g, beta, constants):
+    """Rows of sums of g and of logarithms of beta, in parts, that `Differences` takes; some chunks' together."""
+    heads = g.shape[2]
+    size = g.shape[1] * heads
+    of_beta = logarithms(beta.reshape((PARTITIONS, size)))
+    logs, minus = bounded(of_beta, g.reshape((PARTITIONS, size)), LEAST)
+    # The least logarithm of beta is that of 2^-104: where beta is 0, as of padding, exp has to give 0 as well.
+    silent = nl.ndarray(of_beta.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(
+        dst=silent,
+        data=beta.reshape((PARTITIONS, size)),
+        op0=nl.equal,
+        operand0=0.0,
+        op1=nl.multiply,
+        operand1=MASKED,
+    )
+    nisa.tensor_tensor(dst=of_beta, data1=of_beta, data2=silent, op=nl.add)
+    found = []
+    for first, end in ranges(0, size, at_once(heads)):
+        own = slice(first, end)
+        sums = SumsInParts(logs[:, own], minus[:, own], of_beta[:, own], constants["until"], constants["one"])
+        for _ in range(PARTS - 1):
+            sums.next()
+        found.append(sums.rows)
+    return found
+
+
+def at_once(heads):
+    """Columns whose rows of sums lie together: those of whole chunks."""
+    return PARTITIONS // heads * heads
 
 
 def grown(stationary, g):

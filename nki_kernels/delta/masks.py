@@ -1,16 +1,14 @@
-"""Constant tiles of a chunk of 128 tokens: triangles, and which blocks a level of the triangular inverse fills."""
+"""Constant tiles of a chunk of 128 tokens: triangles, identities, and the second blocks of the inverse's levels."""
 
 from __future__ import annotations
 
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.delta.blocks import BLOCK, HALF
 from nki_kernels.tiles import MASKED, PARTITIONS
 
-HALF = PARTITIONS // 2
-"""Tokens of the two halves of a chunk, whose triangles are inverted side by side."""
-
-LEVELS = (1, 2, 4, 8, 16, 32)
+LEVELS = (16, 32)
 """Sizes of the blocks that a level joins two by two, inside a half."""
 
 
@@ -37,52 +35,46 @@ def constants(dtype):
         "ones": triangle(nl.float32, 1.0, 1.0, nl.equal, 1),
         "seen": triangle(dtype, 0.0, MASKED, nl.greater_equal, 1),  # j <= i
         "identity": triangle(dtype, 1.0, 0.0, nl.equal, 1),
-        "halves": apart_by(dtype, nl.equal),
-        "levels": level_masks(dtype),
+        "one": triangle(nl.float32, 1.0, 0.0, nl.equal, 1),
+        "block": unit_block(),
+        "second": second_blocks(dtype),
     }
 
 
-def apart_by(dtype, comparison):
-    """Ones where column and row of a half compare so: [row of both halves, column]."""
-    tile = nl.ndarray((PARTITIONS, HALF), dtype=dtype, buffer=nl.sbuf)
-    row, column = places()
-    nisa.tensor_tensor(dst=tile, data1=column, data2=row, op=comparison)
+def unit_block():
+    """The identity of a block on each partition, [., row, column] float32."""
+    tile = nl.ndarray((PARTITIONS, BLOCK, BLOCK), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=tile, value=1.0)
+    nisa.affine_select(
+        dst=tile,
+        pattern=[[1, BLOCK], [-1, BLOCK]],
+        channel_multiplier=0,
+        on_true_tile=tile,
+        on_false_value=0.0,
+        cmp_op=nl.equal,
+    )
     return tile
 
 
-def places():
-    """The row in its half and the column of each element [128, 64], int32."""
-    shape = (PARTITIONS, HALF)
-    row = nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf)
-    nisa.iota(dst=row, pattern=[[0, HALF]], channel_multiplier=1)
-    nisa.tensor_scalar(dst=row, data=row, op0=nl.bitwise_and, operand0=HALF - 1)
-    column = nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf)
-    nisa.iota(dst=column, pattern=[[1, HALF]])
-    return row, column
-
-
-def level_masks(dtype):
-    """Ones where level after level joins two blocks, [row of both halves, level, column], right of the diagonal.
-
-    Row r and column c lie in neighbouring blocks of w that form one of 2w just where w <= r ^ c < 2w.
-    """
-    row, column = places()
-    apart = nl.ndarray(row.shape, dtype=nl.int32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=apart, data1=row, data2=column, op=nl.bitwise_xor)
-    side = nl.ndarray(row.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=side, data1=column, data2=row, op=nl.greater)
-    nisa.tensor_tensor(dst=side, data1=side, data2=apart, op=nl.multiply)
-    masks = nl.ndarray((PARTITIONS, len(LEVELS), HALF), dtype=dtype, buffer=nl.sbuf)
-    reached = at_least(side, LEVELS[0])
-    for level in range(len(LEVELS)):
-        beyond = at_least(side, 2 * LEVELS[level])
-        nisa.tensor_tensor(dst=masks[:, level, :], data1=reached, data2=beyond, op=nl.subtract)
-        reached = beyond
-    return masks
-
-
-def at_least(side, size):
-    """Ones where an element reaches a size."""
-    result = nl.ndarray(side.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=result, data=side, op0=nl.greater_equal, operand0=float(size))
-    return result
+def second_blocks(dtype):
+    """Of each level, ones where a row of a half lies in the second block of a pair: [row of both halves, pair]."""
+    found = []
+    for size in LEVELS:
+        pairs = HALF // (2 * size)
+        tile = nl.ndarray((PARTITIONS, pairs), dtype=dtype, buffer=nl.sbuf)
+        nisa.memset(dst=tile, value=1.0)
+        for half in range(2):
+            part = tile[half * HALF : half * HALF + HALF, :]
+            for least, comparison in ((size, nl.greater_equal), (2 * size - 1, nl.less_equal)):
+                # The row of the half less the first one of the pair lies in size ... 2 * size - 1.
+                nisa.affine_select(
+                    dst=part,
+                    pattern=[[-2 * size, pairs]],
+                    offset=-least,
+                    channel_multiplier=1,
+                    on_true_tile=part,
+                    on_false_value=0.0,
+                    cmp_op=comparison,
+                )
+        found.append(tile)
+    return found

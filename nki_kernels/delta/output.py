@@ -8,19 +8,16 @@ import nki.language as nl
 
 def gate_factors(z, weight):
     """weight [rows, width] times silu of z [rows, heads * width]: [rows, heads, width] float32."""
-    rows, width = weight.shape
-    heads = z.shape[1] // width
-    factors = silu(z, (rows, heads, width))
-    across = weight.reshape((rows, 1, width)).broadcast(1, heads)
-    nisa.tensor_tensor(dst=factors, data1=factors, data2=across, op=nl.multiply, engine=nisa.engine.gpsimd)
+    factors = exponentials(z, weight.shape[1])
+    weigh(factors, z, weight)
     return factors
 
 
-def inverse_roots(o, eps):
-    """1 / sqrt(mean of the squares + eps) of each head of o [rows, heads, width]: [rows, heads]."""
+def sums_of_squares(o):
+    """The sum of the squares of each head of o [rows, heads, width]: [rows, heads] float32."""
     rows, heads, width = o.shape
     squares = nl.ndarray((rows, heads), dtype=nl.float32, buffer=nl.sbuf)
-    scratch = nl.ndarray((rows, width), dtype=o.dtype, buffer=nl.sbuf)
+    scratch = nl.ndarray((rows, width), dtype=nl.float32, buffer=nl.sbuf)
     for head in range(heads):
         nisa.activation(
             dst=scratch,
@@ -30,10 +27,6 @@ def inverse_roots(o, eps):
             reduce_res=squares[:, head : head + 1],
             reduce_cmd=nisa.reduce_cmd.reset_reduce,
         )
-    nisa.tensor_scalar(
-        dst=squares, data=squares, op0=nl.multiply, operand0=1.0 / width, op1=nl.add, operand1=eps
-    )
-    nisa.tensor_scalar(dst=squares, data=squares, op0=nl.power, operand0=-0.5)
     return squares
 
 
@@ -52,12 +45,18 @@ def gated_norm(o, roots, factors, dtype):
     return y
 
 
-def silu(z, shape):
-    """z / (1 + exp(-z)) in float32; by exp, whose table the decays need as well."""
+def exponentials(z, width):
+    """exp(-z) of rows of heads: [rows, heads, width] float32. It has the table that the decays need as well."""
+    shape = (z.shape[0], z.shape[1] // width, width)
     factors = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=factors, op=nl.exp, data=z.reshape(shape), scale=-1.0)
-    nisa.tensor_scalar(dst=factors, data=factors, op0=nl.add, operand0=1.0, op1=nl.power, operand1=-1.0)
-    nisa.tensor_tensor(
-        dst=factors, data1=factors, data2=z.reshape(shape), op=nl.multiply, engine=nisa.engine.gpsimd
-    )
     return factors
+
+
+def weigh(factors, z, weight):
+    """weight [rows, width] times z / (1 + exp(-z)), in place of the `exponentials`."""
+    rows, heads, width = factors.shape
+    nisa.tensor_scalar(dst=factors, data=factors, op0=nl.add, operand0=1.0, op1=nl.power, operand1=-1.0)
+    across = weight.reshape((rows, 1, width)).broadcast(1, heads)
+    for other in (z.reshape(factors.shape), across):
+        nisa.tensor_tensor(dst=factors, data1=factors, data2=other, op=nl.multiply, engine=nisa.engine.gpsimd)

@@ -45,9 +45,8 @@ def load_state(case, state):
     return tile
 
 
-def store_state(case, state):
-    """Write the state of some heads of a sequence back."""
+def store_heads(case, state, heads, tile):
+    """Write the state of some heads [first, end) of a sequence back."""
     sequence = state["sequence"]
     number = case["slots"]["written"][0:1, sequence : sequence + 1]
-    target = state_in(case["states"], number, state["heads"])
-    nisa.dma_copy(dst=target, src=state["wide"], engine=nisa.engine.scalar)
+    nisa.dma_copy(dst=state_in(case["states"], number, heads), src=tile, engine=nisa.engine.scalar)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import nki_kernels as kernels
+import simulate
 from tests.kernels.accuracy import TARGETS, in_every_way, in_float64, last_place, normal, run
 
 BF16 = ml_dtypes.bfloat16
@@ -143,9 +144,49 @@ def test_any_heads(heads: Heads) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("heads", [128, 129])
+def test_heads_of_a_chunk_as_many_as_partitions_and_more(heads: int) -> None:
+    checked("gated_delta", arguments(1, 20, (1, heads, 8, 8), BF16))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("sequences", [1, 5, 127, 128])
 def test_any_number_of_sequences_of_a_step(sequences: int) -> None:
     checked("gated_delta_step", arguments(sequences, 1))
+
+
+@pytest.mark.parametrize("heads", [(64, 128, 8, 8), (130, 130, 1, 2)])
+def test_steps_of_more_pairs_than_are_taken_together(heads: Heads) -> None:
+    """128 heads of four sequences, then of a fifth; 130 of three and of two."""
+    checked("gated_delta_step", arguments(5, 1, heads))
+
+
+def test_a_prompt_of_padding_alone_gives_zeros() -> None:
+    given = arguments(1, 5, (1, 2, 16, 16), BF16, starts=[0], counts=[0])
+    y, _ = run(kernels.gated_delta, given, "trn2")
+    assert (y == 0).all()
+
+
+def test_steps_of_more_states_than_are_loaded_together() -> None:
+    """37 rows lie on one lane: seven units, six of them together."""
+    checked("gated_delta_step", arguments(25, 1, (1, 2, 37, 128)))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("heads", [SMALL, (3, 3, 8, 8)])
+@pytest.mark.parametrize("poisoned", [0, 3, 8])
+def test_an_undefined_sequence_of_a_step_reaches_no_other(target: str, heads: Heads, poisoned: int) -> None:
+    """Its state, one element of it infinite, its token and its gates: the others have the same bits."""
+    given = arguments(9, 1, heads)
+    wanted = run(kernels.gated_delta_step, given, target)
+    slot = given[6][poisoned, 0]
+    given[5][slot] = np.nan
+    given[5][slot, :, 0] = np.inf
+    given[0][poisoned] = given[1][poisoned] = np.nan
+    got = run(kernels.gated_delta_step, given, target)
+    for ours, theirs, own in zip(got, wanted, (poisoned, slot)):
+        assert np.array_equal(np.delete(ours, own, axis=0), np.delete(theirs, own, axis=0))
+        assert not np.isfinite(ours[own]).all()
 
 
 @pytest.mark.slow
@@ -248,6 +289,23 @@ def test_what_is_refused(kernel: str, reason: str) -> None:
     REFUSALS[reason](given)
     with pytest.raises(AssertionError, match=reason):
         run(getattr(kernels, kernel), given, "trn2")
+
+
+def test_steps_take_as_many_slots_as_float32_counts() -> None:
+    """Three times the 32 pieces of all slots are below 2^24."""
+    given = arguments(1, 1)
+    for slots in (174762, 174763):
+        given[5] = np.broadcast_to(np.zeros((), np.float32), (slots, 2, 16, 8))
+        if slots == 174763:
+            with pytest.raises(AssertionError, match="2 heads lie in at most 174762 slots, not 174763"):
+                dry(given)
+        else:
+            dry(given)
+
+
+def dry(given: list[Any]) -> None:
+    """A step that computes no numbers."""
+    simulate.World("trn2").launch(kernels.gated_delta_step, [(tuple(given), {})], mode=simulate.Mode.dry)
 
 
 def test_steps_have_one_token_and_sequences_equally_many() -> None:
