@@ -19,8 +19,11 @@ Layout
 
 Tiling
     For a stripe of groups, rows or columns, the next one under way: for 4 PSUM tiles of up to 512 results, each element
-    of a window is added to all of them by a matmul with an identity. The Scalar and the Vector engine divide them in
-    turn; by counts at the edges, where those differ, the Vector engine.
+    of a window is added to all of them by matmuls with an identity: one for each half of the channels. The halves of
+    every second tile change places, so that four matmuls run side by side in quarters of the PE array
+    (convolution/cells.py); tiles of fewer than 128 results take one matmul. The Scalar and the Vector engine divide the
+    sums in turn; by counts at the edges, where those differ, the Vector engine. Short rows of images go by way of a
+    tile into their padding, so that whole images are loaded.
     Two cores of a logical core take half of the channels of all images each.
 
 Limits
@@ -29,10 +32,10 @@ Limits
 
 Cost
     HBM: x and y once, and what windows of two stripes share once more. Tensor engine: U * V matmuls of 512 columns for
-    each 512 results of 128 channels; so windows of more than 2 x 2 that overlap are bound by it. Rounding to x's dtype:
-    y, whose sums are float32.
+    each 1024 results of 128 channels; so windows of more than 2 x 3 that overlap are bound by it. Rounding to x's
+    dtype: y, whose sums are float32.
     Predicted for 8 x 64 x 112 x 112 on trn2 in bfloat16, in program order and scheduled: windows of 3 x 3 with stride
-    2 74 and 65 us (61 % of the floor), of 2 x 2 60 and 48 us (75 %). Windows of 3 x 3 with stride 1 reach 23 %.
+    2 47 and 46 us (95 % of the floor), with stride 1 109 us (66 %), of 2 x 2 42 us (all of it).
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
-from nki_kernels.convolution.packing import Pack
+from nki_kernels.convolution.cells import Part, groups_of, read_together
+from nki_kernels.convolution.packing import Pack, load_packed
 from nki_kernels.convolution.pooling import (
     groups,
     result_of,
@@ -50,9 +54,12 @@ from nki_kernels.convolution.pooling import (
     windows_reference,
 )
 from nki_kernels.convolution.products import of_box, summed
-from nki_kernels.convolution.windows import boxes, load_region, spans, stripe_sizes, tile_sizes, whole
+from nki_kernels.convolution.windows import boxes, spans, stripe_sizes, tile_sizes, whole
 from nki_kernels.projection.row_groups import item_bytes
 from nki_kernels.tiles import ACCUMULATOR_BANKS, PARTITIONS, ranges
+
+HALF = PARTITIONS // 2
+"""Channels that a quarter of the array adds up: its rows, and columns."""
 
 
 @nki.jit
@@ -61,28 +68,46 @@ def average_pool(x, window, stride=None, padding=None, count_include_pad=True):
     beyond = (0,) * len(window) if padding is None else padding
     windows = windows_of("average_pool", x, window, stride, beyond)
     y = result_of(x, windows)
-    held = repeated_identity(x.dtype, windows.window)
+    held = [repeated_identity(x.dtype, windows.window)]
     shares = {}
     for source, target, own in groups(x, y, windows):
+        pack = Pack(own, source.shape[0], 1, 1, 1)
+        pack.lay_out(own)
         tile = tile_sizes(own, item_bytes(x.dtype))
-        sizes = stripe_sizes(own, tile, item_bytes(x.dtype))
+        # The Tensor engine issues a matmul in 64 cycles, so two halves of few columns take longer than the whole.
+        width = HALF if tile[0] * tile[1] * tile[2] >= PARTITIONS else PARTITIONS
+        sizes = stripe_sizes(own, tile, item_bytes(x.dtype), 1, groups_of(width))
         stripes = boxes(whole(own), sizes)
-        following = load_region(source, own, stripes[0], 0.0)
-        weights, pack = [held[0 : source.shape[0]]], Pack(own, source.shape[0], 1, 1, 1)
+        images = source.permute((1, 0, 2, 3))
+        following = load_packed(images, own, stripes[0:1], pack)
         for number in range(len(stripes)):
-            region = following
+            regions = following
             if number + 1 < len(stripes):
-                following = load_region(source, own, stripes[number + 1], 0.0)
-            places = boxes(stripes[number], tile)
-            for group, last in ranges(0, len(places), ACCUMULATOR_BANKS):
-                sums = summed(
-                    places[group:last], [region], own, stripes[number], weights, pack, (0, source.shape[0])
-                )
+                following = load_packed(images, own, stripes[number + 1 : number + 2], pack)
+            banks = banks_of(stripes[number], tile, source.shape[0], width)
+            for group, last in ranges(0, len(banks), ACCUMULATOR_BANKS):
+                sums = summed(banks[group:last], regions, own, held, pack, (width, width))
                 for i in range(last - group):
-                    box = places[group + i]
+                    box = banks[group + i][0].box
                     share = None if count_include_pad else edge_shares(shares, own, box)
-                    store_means(of_box(target, box), sums[i], own.window, share, i % 2 == 0)
+                    store_means(target, banks[group + i], sums[i], own.window, share, i % 2 == 0)
     return y
+
+
+def banks_of(stripe, tile, channels, width):
+    """The parts of a stripe by the PSUM bank that holds their sums: the channels of one box, `width` in each part.
+
+    The halves of every second box change places: so the matmuls of two boxes lie in the four quarters of the array.
+    """
+    places = boxes(stripe, tile)
+    banks = []
+    for number in range(len(places)):
+        parts = []
+        for first, end in ranges(0, channels, width):
+            position = (first, (first + number % 2 * width) % PARTITIONS)
+            parts.append(Part(stripe, places[number], (first, end), position, end - first))
+        banks.append(parts)
+    return banks
 
 
 def repeated_identity(dtype, window):
@@ -137,23 +162,27 @@ def counts(windows, box, axis):
     return result
 
 
-def store_means(target, sums, window, share, by_scalar):
-    """Store the sums of windows, divided by the size of a window, or times a share of each."""
-    result = nl.ndarray(target.shape, dtype=target.dtype, buffer=nl.sbuf)
+def store_means(target, parts, bank, window, share, by_scalar):
+    """Store the sums of the parts of a PSUM tile, divided by the size of a window, or times a share of each."""
     mean = 1.0 / (window[0] * window[1])
-    if share is not None:
-        for group in range(target.shape[1]):
-            nisa.tensor_tensor(
-                dst=result[:, group : group + 1, :, :],
-                data1=sums[:, group : group + 1, :, :],
-                data2=share[0 : target.shape[0]],
-                op=nl.multiply,
-            )
-    elif by_scalar:
-        nisa.activation(dst=result, op=nl.copy, data=sums, scale=mean)
-    else:
-        nisa.tensor_scalar(dst=result, data=sums, op0=nl.multiply, operand0=mean)
-    nisa.dma_copy(dst=target, src=result)
+    for sums, first, together in read_together(parts, bank):
+        result = nl.ndarray(sums.shape, dtype=target.dtype, buffer=nl.sbuf)
+        if share is not None:
+            for group in range(sums.shape[1]):
+                nisa.tensor_tensor(
+                    dst=result[:, group : group + 1, :, :],
+                    data1=sums[:, group : group + 1, :, :],
+                    data2=share[0 : sums.shape[0]],
+                    op=nl.multiply,
+                )
+        elif by_scalar:
+            nisa.activation(dst=result, op=nl.copy, data=sums, scale=mean)
+        else:
+            nisa.tensor_scalar(dst=result, data=sums, op0=nl.multiply, operand0=mean)
+        for part in together:
+            at = part.position[1] - first
+            own = of_box(target[part.outputs[0] : part.outputs[1]], part.box)
+            nisa.dma_copy(dst=own, src=result[at : at + part.width])
 
 
 def average_pool_reference(

@@ -19,14 +19,16 @@ Layout
     Channels on the partitions, in blocks of 128: those of x contract, those of y are the result's. A tap of all windows
     is a view of the image, with the strides, so one matmul adds it. The padding is written around the image in SBUF.
     Where channels are few, several taps lie on the partitions, each with the image shifted by its place
-    (convolution/packing.py): 16 rows and 2 columns of 3 channels, 3 taps of 40 channels.
+    (convolution/packing.py): 16 rows and 2 columns of 3 channels, 3 taps of 40 channels. Where 64 partitions or 32 are
+    enough, groups of as many hold other stripes of the images, and matmuls of all groups run side by side in tiles of
+    the PE array; up to 64 outputs leave room for other results of a stripe beside them (convolution/cells.py).
 
 Tiling
     for O: all of it, or as many multiples of 128 as `WEIGHT_BYTES` holds weights of
-        for a stripe of images, rows or columns, the next one under way (convolution/windows.py)
+        for a stripe of images, rows or columns, or one for each group of partitions; the next ones under way
             for 128 of O
-                for 4 PSUM tiles of up to 512 pixels, or several small images
-                    for blocks of C and packs of taps: one nc_matmul for each tile
+                for 4 PSUM tiles of up to 512 pixels, or several small images, for each group of columns of the array
+                    for blocks of C and packs of taps: one nc_matmul for each tile and group
     Bias and activation are one instruction, as a tile leaves PSUM. Without an activation the Vector engine takes every
     second tile. Short rows of images go by way of a tile, so that whole images are loaded.
     Two cores of a logical core take half of O each.
@@ -37,13 +39,12 @@ Limits
 
 Cost
     HBM: w and y once; x once for each tap of a pack and each part of O, what windows of two stripes share once more.
-    Tensor engine: a matmul of 512 columns for each of N H' W' / 512 tiles, packs of taps, and O / 128 blocks.
-    Rounding to x's dtype: y, and weights of another dtype.
+    Tensor engine: a matmul of 512 columns for each of N H' W' / 512 tiles, packs of taps, and O / 128 blocks; up to
+    eight of few channels or few outputs at a time. Rounding to x's dtype: y, and weights of another dtype.
     Predicted on trn2 in bfloat16, in the slower of program order and scheduled, as shares of the floor: 8 images of 3 x
-    224 x 224 in patches of 16 51 %, of 14 61 %; 3 x 3 of 3 channels to 64 53 %, of 128 70 %, of 256 74 %; 1 x 1 of 256
-    to 64 96 %. 64 outputs use half of the array's columns: 8 x 64 x 56 x 56 by 3 x 3 takes at least 4.5 matmuls of a
-    tile, 47 us of a floor of 23.5, and reaches 31 %. Seven rows of 3 channels with stride 2 (ResNet's first) reach
-    24 % of 43 us: 4 columns of taps beside them load 34 MB, 94 us, and fewer take more than 84 us of matmuls.
+    224 x 224 in patches of 16 51 %, of 14 61 %; 3 x 3 of 3 channels to 64 89 %, of 64 63 %, of 128 70 %, of 256 74 %;
+    1 x 1 of 256 to 64 96 %. Seven rows of 3 channels with stride 2 (ResNet's first) reach 58 % of 43 us: rows of the
+    image are loaded 3.5 times, which with y takes HBM 59 us.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 A pack of so many rows and columns of taps lies on partitions [column, row, channel], each tap with the image shifted by
 its place, loaded once more. So a window takes as many matmuls as there are packs in it, for each block of channels. A
 last pack of fewer taps uses the first partitions.
+
+A pack of at most 64 partitions, or 32, leaves room for others: each *group* of as many partitions holds the same taps
+of another stripe of the image, and its matmuls run beside those of the other groups (convolution/cells.py).
 """
 
 from __future__ import annotations
@@ -10,21 +13,28 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.convolution.cells import MOST_TILES, groups_of, side
 from nki_kernels.convolution.windows import sizes_of, spans
 from nki_kernels.projection.row_groups import item_bytes
-from nki_kernels.tiles import PARTITIONS, blocks, cast, ranges
+from nki_kernels.tiles import BANK, PARTITIONS, blocks, cast, ranges
 
 COLUMN_BYTES = 150
 """Bytes that HBM moves while one column streams through the Tensor engine: 358 GB/s at 2.4 GHz on trn2."""
+
+WEIGHT_BYTES = 80 * 1024
+"""Of a partition, for the weights that stay in SBUF."""
 
 SHORT_BYTES = 512
 """Rows that are shorter are loaded together: DMA pieces take as long as so many bytes."""
 
 
 class Pack(nl.NKIObject):
-    """How many rows and columns of taps lie on the partitions, for how many blocks of channels."""
+    """How many rows and columns of taps lie on the partitions, for how many blocks of channels.
 
-    def __init__(self, windows, channels, number, rows, columns):
+    shortest: side of a tile of the array; 128 for a pack that has the array to itself.
+    """
+
+    def __init__(self, windows, channels, number, rows, columns, shortest=PARTITIONS):
         self.rows, self.columns = rows, columns
         self.blocks = ranges(0, channels, blocks(channels, number))
         self.steps = (blocks(windows.window[0], rows), blocks(windows.window[1], columns))
@@ -32,6 +42,12 @@ class Pack(nl.NKIObject):
         # With all rows of a window on the partitions, rows of the image between those of results are not needed.
         self.by_row = self.rows == windows.window[0]
         self.row_step = 1 if self.by_row else windows.stride[0]
+        # Rows of a tile of the array, and how many groups of as many partitions hold stripes of their own. Blocks of
+        # fewer channels than need be take too many small DMAs for that.
+        fewest = number == blocks(channels)
+        self.shortest = shortest
+        self.side = side(self.height(0), shortest) if fewest else PARTITIONS
+        self.groups = groups_of(self.side)
 
     def region_rows(self, windows, rows):
         """Rows of a region of so many rows of results."""
@@ -41,6 +57,20 @@ class Pack(nl.NKIObject):
         """Columns of a region of so many columns of results."""
         return (columns - 1) * windows.stride[1] + (self.steps[1] - 1) * self.columns + 1
 
+    def lay_out(self, windows):
+        """Have windows lie in regions as the pack loads them."""
+        windows.step = (self.row_step, windows.stride[1])
+        windows.reach = (self.region_rows(windows, 1), self.region_columns(windows, 1))
+
+    def height(self, block):
+        """Partitions that the taps of a block of channels take."""
+        first, end = self.blocks[block]
+        return self.rows * self.columns * (end - first)
+
+    def width(self, outputs):
+        """Columns of a tile of the array that so many outputs fit into."""
+        return side(min(outputs, PARTITIONS), self.shortest)
+
     def used(self, window, block, place):
         """Partitions in the step that begins at a place (row, column) of the window: those of the taps inside it."""
         first, end = self.blocks[block]
@@ -48,36 +78,53 @@ class Pack(nl.NKIObject):
         return taps * (end - first)
 
 
-def packed(windows, channels, outputs, dtype):
+def packed(windows, channels, outputs, dtype, shortest):
     """The pack with which the slower of Tensor engine and HBM is fastest; of equals the one that loads least.
 
     A last pack of fewer columns uses the first partitions only if all rows of the window are in it, so several columns
-    are packed beside all rows.
+    are packed beside all rows. Where weights of 128 outputs would not stay in SBUF, a pack has the array to itself: a
+    larger one has fewer. shortest: side of a tile of the array.
     """
     height, width = windows.window
     size = item_bytes(dtype)
     passes = 4 if size == 4 else 1
+    tiles = blocks(windows.images * windows.rows * windows.columns, BANK)
     best, least = None, None
     for number in range(blocks(channels), max(blocks(channels), min(channels, PARTITIONS)) + 1):
         most = PARTITIONS // blocks(channels, number)
         for rows in range(1, min(height, most) + 1):
             for columns in range(1, (min(width, most // rows) if rows == height else 1) + 1):
-                pack = Pack(windows, channels, number, rows, columns)
+                pack = Pack(windows, channels, number, rows, columns, shortest)
+                if pack.matmuls * size * min(outputs, PARTITIONS) > WEIGHT_BYTES:
+                    pack = Pack(windows, channels, number, rows, columns)
                 loaded = channels * rows * columns * pack.row_step * windows.stride[1]
-                streamed = passes * pack.matmuls * blocks(outputs) * COLUMN_BYTES
+                streamed = passes * pack.matmuls * slots(pack, outputs, tiles) * COLUMN_BYTES
                 cost = max(streamed, (loaded + outputs) * size)
-                if least is None or cost < least:
+                if least is None or cost < least or (cost == least and pack.matmuls < best.matmuls):
                     best, least = pack, cost
     return best
 
 
+def slots(pack, outputs, tiles):
+    """How often the columns of a PSUM tile stream for one step of a pack and all outputs, of so many such tiles.
+
+    Tiles of the array that lie side by side share the time.
+    """
+    result = 0.0
+    for first, end in ranges(0, outputs):
+        beside = pack.groups * groups_of(pack.width(end - first))
+        result += 1.0 / min(beside, tiles, MOST_TILES)
+    return result
+
+
 def load_weights(w, window, pack, dtype):
-    """For every block of channels its weights [tap and channel, row step, column step, output]."""
+    """For every block of channels its weights [group and tap and channel, row step, column step, output]."""
     taps = w.reshape_dim(0, window)
     held = []
-    for first, end in pack.blocks:
+    for block in range(len(pack.blocks)):
+        first, end = pack.blocks[block]
         height = end - first
-        shape = (pack.rows * pack.columns * height, pack.steps[0], pack.steps[1], w.shape[2])
+        shape = (pack.height(block), pack.steps[0], pack.steps[1], w.shape[2])
         tile = nl.ndarray(shape, dtype=w.dtype, buffer=nl.sbuf)
         if window[0] % pack.rows > 0:
             nisa.memset(dst=tile[:, pack.steps[0] - 1, :, :], value=0.0)
@@ -89,50 +136,94 @@ def load_weights(w, window, pack, dtype):
                 source = taps[row : window[0] : pack.rows, column : window[1] : pack.columns, first:end, :]
                 target = tile[at : at + height, 0 : source.shape[0], 0 : source.shape[1], :]
                 nisa.dma_copy(dst=target, src=source.permute((2, 0, 1, 3)))
-        held.append(cast(tile, dtype))
+        held.append(repeated(tile, pack, dtype))
     return held
 
 
-def load_packed(x, windows, stripe, pack):
-    """What a stripe reads of images x [N, C, H, W], for every block of channels: [tap and channel, image, row, column].
+def repeated(tile, pack, dtype):
+    """A tile in a dtype, once for each group of partitions."""
+    if pack.groups == 1:
+        return cast(tile, dtype)
+    height = tile.shape[0]
+    shape = ((pack.groups - 1) * pack.side + height,) + tile.shape[1:]
+    result = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
+    for group in range(pack.groups):
+        at = group * pack.side
+        nisa.tensor_copy(dst=result[at : at + height], src=tile)
+    return result
 
-    Row r of a region is row r * row_step of the image, from where the stripe begins. Places beyond the image are zeros;
-    what no step reads stays unwritten.
+
+def load_packed(x, windows, stripes, pack):
+    """What stripes read of images x [N, C, H, W], each in its group, for every block of channels.
+
+    A region is [group and tap and channel, image, row, column]. Row r of a stripe's is row r * row_step of the image,
+    from where the stripe begins. Places beyond the image are zeros; what no step reads stays unwritten.
     """
     across = x.permute((1, 0, 2, 3))
-    (top, bottom), (left, right) = spans(windows, stripe)
-    images, rows, columns = sizes_of(stripe)
-    sizes = (pack.region_rows(windows, rows), pack.region_columns(windows, columns))
-    step = windows.stride[0] // pack.row_step
     regions = []
-    for first, end in pack.blocks:
-        height = end - first
-        shape = (pack.rows * pack.columns * height, images, sizes[0], sizes[1])
+    for block in range(len(pack.blocks)):
+        first, end = pack.blocks[block]
+        most = (0, 0, 0)
+        for stripe in stripes:
+            sizes = region_sizes(windows, stripe, pack)
+            most = (max(most[0], sizes[0]), max(most[1], sizes[1]), max(most[2], sizes[2]))
+        height = pack.height(block)
+        shape = ((len(stripes) - 1) * pack.side + height,) + most
         region = nl.ndarray(shape, dtype=x.dtype, buffer=nl.sbuf)
-        clear_edges(region, windows, (top, left), step, pack)
-        for column in range(pack.columns):
-            begin, stop = inside(left + column, 1, sizes[1], right, windows.image[1])
-            for row in range(pack.rows):
-                upper, lower = inside(top + row, step, sizes[0], bottom, windows.image[0])
-                if begin >= stop or upper >= lower:
-                    continue
-                at = (column * pack.rows + row) * height
-                start = top + row + upper * step
-                source = across[
-                    first:end,
-                    stripe[0][0] : stripe[0][1],
-                    start : start + (lower - upper - 1) * step + 1 : step,
-                    left + column + begin : left + column + stop,
-                ]
-                load_part(region[at : at + height, :, upper:lower, begin:stop], source, pack)
+        alike = True
+        for stripe in stripes:
+            alike = alike and stripe[2] == stripes[0][2]
+        if alike:
+            clear_columns(region, windows, stripes[0], pack)
+        for group in range(len(stripes)):
+            images, rows, columns = region_sizes(windows, stripes[group], pack)
+            at = group * pack.side
+            own = region[at : at + height, 0:images, 0:rows, 0:columns]
+            if not alike:
+                clear_columns(own, windows, stripes[group], pack)
+            load_stripe(own, across[first:end], windows, stripes[group], pack)
         regions.append(region)
     return regions
 
 
-def load_part(target, source, pack):
-    """Load rows of images; short ones that lie together in HBM but not in their region by way of a tile."""
+def region_sizes(windows, stripe, pack):
+    """Images, rows and columns of the region of a stripe."""
+    images, rows, columns = sizes_of(stripe)
+    return (images, pack.region_rows(windows, rows), pack.region_columns(windows, columns))
+
+
+def load_stripe(region, across, windows, stripe, pack):
+    """Load what a stripe reads of a block of channels of images [C, N, H, W] into its group of a region."""
+    (top, bottom), (left, right) = spans(windows, stripe)
+    step = windows.stride[0] // pack.row_step
+    height = across.shape[0]
+    clear_rows(region, windows, top, step, pack)
+    for column in range(pack.columns):
+        begin, stop = inside(left + column, 1, region.shape[3], right, windows.image[1])
+        for row in range(pack.rows):
+            upper, lower = inside(top + row, step, region.shape[2], bottom, windows.image[0])
+            if begin >= stop or upper >= lower:
+                continue
+            at = (column * pack.rows + row) * height
+            start = top + row + upper * step
+            source = across[
+                :,
+                stripe[0][0] : stripe[0][1],
+                start : start + (lower - upper - 1) * step + 1 : step,
+                left + column + begin : left + column + stop,
+            ]
+            target = region[at : at + height, :, upper:lower, begin:stop]
+            load_part(target, source, pack, stop - begin < region.shape[3])
+
+
+def load_part(target, source, pack, apart):
+    """Load rows of images; short ones that lie together in HBM but `apart` in their region by way of a tile.
+
+    Not for groups of stripes: their copies, one for each group, would take longer than the shorter pieces.
+    """
     short = source.shape[3] * item_bytes(source.dtype) < SHORT_BYTES
-    if not short or pack.rows * pack.columns > 1 or source.shape[2] == 1:
+    alone = pack.rows * pack.columns * pack.groups == 1
+    if not short or not apart or not alone or source.shape[2] == 1:
         nisa.dma_copy(dst=target, src=source)
         return
     tile = nl.ndarray(source.shape, dtype=source.dtype, buffer=nl.sbuf)
@@ -145,21 +236,24 @@ def inside(start, step, count, end, size):
     return min(count, blocks(max(0, -start), step)), min(count, blocks(max(0, min(end, size) - start), step))
 
 
-def clear_edges(region, windows, corner, step, pack):
-    """Zeros where the image of any tap of a region ends: rows and columns on all partitions at once."""
-    top, left = corner
-    height, width = windows.image
+def clear_columns(region, windows, stripe, pack):
+    """Zeros in the columns of a region where the image of any tap ends, on all partitions at once."""
+    left = spans(windows, stripe)[1][0]
+    count = region.shape[3]
+    begin = min(count, max(0, -left))
+    stop = max(begin, min(count, windows.image[1] - left - pack.columns + 1))
+    if begin > 0:
+        nisa.memset(dst=region[:, :, :, 0:begin], value=0.0)
+    if stop < count:
+        nisa.memset(dst=region[:, :, :, stop:count], value=0.0)
+
+
+def clear_rows(region, windows, top, step, pack):
+    """Zeros in the rows of the region of a stripe where the image of any tap ends."""
     count = region.shape[2]
     upper = min(count, blocks(max(0, -top), step))
-    lower = max(upper, min(count, blocks(max(0, height - top - pack.rows + 1), step)))
+    lower = max(upper, min(count, blocks(max(0, windows.image[0] - top - pack.rows + 1), step)))
     if upper > 0:
         nisa.memset(dst=region[:, :, 0:upper, :], value=0.0)
     if lower < count:
         nisa.memset(dst=region[:, :, lower:count, :], value=0.0)
-    count = region.shape[3]
-    begin = min(count, max(0, -left))
-    stop = max(begin, min(count, width - left - pack.columns + 1))
-    if begin > 0 and lower > upper:
-        nisa.memset(dst=region[:, :, upper:lower, 0:begin], value=0.0)
-    if stop < count and lower > upper:
-        nisa.memset(dst=region[:, :, upper:lower, stop:count], value=0.0)

@@ -32,9 +32,15 @@ def windows_of(kernel, x, window, stride, padding):
 
 
 def result_of(x, windows):
-    """An empty result in HBM of the form of x."""
+    """An empty result in HBM of the form of x.
+
+    Its results of one channel are one dim, so that stores of different rows touch boxes that are apart.
+    """
+    y = nl.ndarray(
+        (x.shape[0], x.shape[1], windows.rows * windows.columns), dtype=x.dtype, buffer=nl.shared_hbm
+    )
     sizes = (windows.columns,) if len(x.shape) == 3 else (windows.rows, windows.columns)
-    return nl.ndarray((x.shape[0], x.shape[1]) + sizes, dtype=x.dtype, buffer=nl.shared_hbm)
+    return y.reshape((x.shape[0], x.shape[1]) + sizes)
 
 
 def groups(x, y, windows):

@@ -18,6 +18,9 @@ TILE_BYTES = 32 * 1024
 STRIPE_BYTES = 16 * 1024
 """Of a partition, for what is loaded together, if that is more than one PSUM tile needs."""
 
+LOADS = 4
+"""Of all images, where stripes may be smaller for it: the first matmuls wait for the first load."""
+
 
 class Windows(nl.NKIObject):
     """Windows over images of one size: sizes as (rows, columns), and how many windows there are of each."""
@@ -102,17 +105,41 @@ def tile_sizes(windows, each_bytes, most=BANK):
     return (images, rows, columns)
 
 
-def stripe_sizes(windows, tile, each_bytes):
-    """Images, rows and columns that are loaded together: as many tiles along one axis as fit into STRIPE_BYTES."""
+def stripe_sizes(windows, tile, each_bytes, rows=1, columns=1):
+    """Images, rows and columns that are loaded together: PSUM tiles along one axis, as many as fit into STRIPE_BYTES.
+
+    Where `rows` stripes are loaded and `columns` tiles of each are summed at a time, the sizes that take fewest steps.
+    Of sizes that take as many, the largest one with at least LOADS loads.
+    """
     limits = (windows.images, windows.rows, windows.columns)
+    best, least = tile, None
+    for sizes in candidates(tile, limits, columns):
+        if region_elements(windows, sizes) * each_bytes <= STRIPE_BYTES:
+            loads = blocks(boxes_in(limits, sizes), rows)
+            steps = loads * blocks(boxes_in(sizes, tile), columns) if rows * columns > 1 else 1
+            enough = loads >= LOADS or rows * columns == 1
+            if least is None or steps < least or (steps == least and enough):
+                best, least = sizes, steps
+    return best
+
+
+def candidates(tile, limits, columns):
+    """Sizes of stripes: so many tiles along the first axis that one does not cover, or whole images for `columns`."""
     axis = 2
     while axis > 0 and tile[axis] == limits[axis]:
         axis = axis - 1
-    times = 1
-    for more in range(2, blocks(limits[axis], tile[axis]) + 1):
-        if region_elements(windows, stretched(tile, axis, more, limits)) * each_bytes <= STRIPE_BYTES:
-            times = more
-    return stretched(tile, axis, times, limits)
+    result = []
+    for times in range(1, blocks(limits[axis], tile[axis]) + 1):
+        result.append(stretched(tile, axis, times, limits))
+    if axis == 1:
+        for images in range(2, columns + 1):
+            result.append((min(images, limits[0]), limits[1], limits[2]))
+    return result
+
+
+def boxes_in(sizes, each):
+    """How many boxes of one size cover another."""
+    return blocks(sizes[0], each[0]) * blocks(sizes[1], each[1]) * blocks(sizes[2], each[2])
 
 
 def stretched(sizes, axis, times, limits):

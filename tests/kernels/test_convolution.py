@@ -95,16 +95,72 @@ def test_taps_of_few_channels_are_packed(
 
 
 def test_a_pack_is_chosen_by_matmuls_and_by_bytes() -> None:
-    """Whisper's 80 bands: two packs of three taps of 40; patches of 16: all rows of two columns."""
+    """Whisper's 80 bands: two packs of three taps of 40; patches of 16: all rows of two columns.
 
-    def sizes(channels: int, outputs: int, *given: Any) -> tuple[int, ...]:
-        pack = packed(Windows(1, *given), channels, outputs, BF16)
-        return len(pack.blocks), pack.rows, pack.columns, pack.matmuls
+    What leaves room for other stripes: ResNet's first layer in groups of 32 partitions, its 3 x 3 of 64 of 64.
+    """
 
-    assert sizes(80, 1280, (1, 3000), (1, 3), (1, 1), (0, 1)) == (2, 1, 3, 2)
-    assert sizes(3, 768, (224, 224), (16, 16), (16, 16), (0, 0)) == (1, 16, 2, 8)
-    assert sizes(128, 1280, (1, 3000), (1, 3), (1, 1), (0, 1)) == (1, 1, 1, 3)
-    assert sizes(256, 8, (9, 9), (1, 1), (1, 1), (0, 0)) == (2, 1, 1, 2)
+    def sizes(channels: int, outputs: int, *given: Any, shortest: int = 32) -> tuple[int, ...]:
+        pack = packed(Windows(1, *given), channels, outputs, BF16, shortest)
+        return len(pack.blocks), pack.rows, pack.columns, pack.matmuls, pack.groups
+
+    assert sizes(80, 1280, (1, 3000), (1, 3), (1, 1), (0, 1)) == (2, 1, 3, 2, 1)
+    assert sizes(3, 768, (224, 224), (16, 16), (16, 16), (0, 0)) == (1, 16, 2, 8, 1)
+    assert sizes(128, 1280, (1, 3000), (1, 3), (1, 1), (0, 1)) == (1, 1, 1, 3, 1)
+    assert sizes(256, 8, (9, 9), (1, 1), (1, 1), (0, 0)) == (2, 1, 1, 2, 1)
+    first = 3, 64, (224, 224), (7, 7), (2, 2), (3, 3)
+    assert sizes(*first) == (1, 7, 1, 7, 4)
+    assert sizes(*first, shortest=128) == (1, 7, 3, 3, 1)
+    inner = (56, 56), (3, 3), (1, 1), (1, 1)
+    assert sizes(64, 64, *inner) == sizes(64, 64, *inner, shortest=64) == (1, 1, 1, 9, 2)
+    assert sizes(65, 64, *inner) == (2, 3, 1, 6, 1)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("channels", "outputs"),
+    [(10, 31), (11, 32), (21, 33), (22, 63), (43, 64), (64, 65), (32, 127), (33, 128), (64, 129), (64, 160)],
+)
+def test_stripes_and_outputs_share_the_array(channels: int, outputs: int, target: str) -> None:
+    """Groups of 32 and of 64 rows and columns, full and not; a last load of fewer stripes, stripes of fewer tiles."""
+    checked(*images((3, channels, 22, 40), outputs, (3, 3), (1, 1), (1, 1)), target=target)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_stripes_of_rows_of_columns_and_of_images_share_the_array(count: int) -> None:
+    checked(*images((count, 3, 50, 41), 20, (5, 4), (2, 1), (2, 1), "gelu"))
+    checked(*images((count, 12, 2600), 24, (3,), 1, 1))
+    checked(*images((count, 40, 9, 8), 24, (3, 3), (1, 1), (1, 1), dtype=BF16))
+
+
+def test_the_last_stripe_of_a_load_may_have_fewer_tiles() -> None:
+    """Of 19 tiles, two for each of two groups of rows: the last stripe has one."""
+    checked(*images((1, 33, 241, 40), 65, (2, 2)))
+
+
+def test_four_products_of_64_channels_to_64_are_done_at_a_time() -> None:
+    """Of one step, in the four quarters of the array; 65 outputs take half of it, which holds stripes of two images."""
+
+    def starts(outputs: int) -> list[tuple[float, ...]]:
+        given = np.empty((4, 64, 16, 28), BF16), np.empty((3, 3, 64, outputs), BF16), None, (1, 1), (1, 1)
+        done = simulate.World("trn2").launch(kernels.conv2d, [(given, {})], mode=simulate.Mode.dry)
+        costs = [done.streams[0].costs[number] for number in done.streams[0].cost_ids]
+        return [cost.cells for cost in costs if cost.cells]
+
+    quarters, halves = starts(64), starts(65)
+    assert len(quarters) == 9 * 4 and len(set(quarters)) == 4
+    assert len(halves) == 9 * 4 and len(set(halves)) == 2
+
+
+@pytest.mark.parametrize(("channels", "outputs"), [(3, 20), (40, 64)])
+def test_nothing_of_one_image_reaches_another(channels: int, outputs: int) -> None:
+    x, w, bias = images((5, channels, 12, 40), outputs, (3, 3))
+    clean = run(kernels.conv2d, (x, w, bias), "trn2")
+    x[2] = np.nan
+    x[4, :, 5:] = np.inf
+    dirty = run(kernels.conv2d, (x, w, bias), "trn2")
+    assert np.array_equal(dirty[[0, 1, 3]], clean[[0, 1, 3]])
+    assert np.array_equal(dirty[4, :, :3], clean[4, :, :3])
 
 
 def test_an_infinity_beside_a_window_does_not_reach_it() -> None:
@@ -121,6 +177,12 @@ def test_small_images_share_a_tile_and_large_ones_are_cut_into_stripes() -> None
     large = Windows(2, (60, 90), (3, 3), (1, 1), (1, 1))
     assert tile_sizes(large, 4) == (1, 5, 90)
     assert stripe_sizes(large, (1, 5, 90), 4) == (1, 40, 90)
+    # Of 24 tiles, two of each of four stripes: in three steps, of which stripes of four tiles leave fewer loads.
+    assert stripe_sizes(large, (1, 5, 90), 4, 4, 2) == (1, 10, 90)
+    # Seven tiles of an image do not halve; those of two images do.
+    resnet = Windows(8, (56, 56), (3, 3), (1, 1), (1, 1))
+    assert stripe_sizes(resnet, (1, 8, 56), 2) == (1, 56, 56)
+    assert stripe_sizes(resnet, (1, 8, 56), 2, 2, 2) == (2, 56, 56)
     checked(*images((20, 5, 7, 7), 6, (3, 3), (1, 1), (1, 1)))
     checked(*images((2, 5, 60, 90), 6, (3, 3), (1, 1), (1, 1)))
 
@@ -213,6 +275,28 @@ def test_the_most_taps_fit_on_the_smallest_chip(taps: int, dtype: Any) -> None:
     launch(taps)
     with pytest.raises(AssertionError, match=f"{taps + 1} taps of 128 channels take .* more than 81920"):
         launch(taps + 1)
+
+
+def test_twice_the_taps_of_half_the_channels_fit() -> None:
+    """Two on the partitions, without room for other stripes, whose weights would not stay in SBUF."""
+    world = simulate.World("trn1")
+
+    def launch(taps: int) -> None:
+        given = np.empty((1, 64, 2000), BF16), np.empty((taps, 64, 300), BF16), None, 2, 1
+        world.launch(kernels.conv1d, [(given, {})], mode=simulate.Mode.dry)
+
+    launch(320)
+    launch(321)
+    launch(640)
+    with pytest.raises(AssertionError, match="641 taps of 64 channels take"):
+        launch(641)
+
+
+@pytest.mark.nki_budget(time_us=41.0, target="trn2")
+def test_64_channels_keep_to_their_budget(nki_budget: Any) -> None:
+    """3 x 3 of ResNet-50, whose operations take 23.5 us of the Tensor engine."""
+    given = np.empty((8, 64, 56, 56), BF16), np.empty((3, 3, 64, 64), BF16), np.empty((1, 64), BF16)
+    nki_budget.ranks(kernels.conv2d, [(*given, (1, 1), (1, 1))])
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -86,6 +86,28 @@ def test_whole_numbers_are_those_of_torch() -> None:
                 assert np.abs(got - truth.numpy()).max() <= 2 * np.spacing(np.float32(np.abs(x).max()))
 
 
+@pytest.mark.parametrize("channels", [63, 64, 65, 100, 128, 192])
+def test_channels_of_many_results_are_added_up_in_quarters_of_the_array(channels: int) -> None:
+    """Halves of the channels of two boxes; of the last of three boxes alone."""
+    checked(normal(1, 1, channels, 21, 40, dtype=BF16), (3, 3), (1, 1), (1, 1))
+    checked(normal(1, 3, channels, 11, 12), (3, 2), (1, 1), (1, 1))
+
+
+def test_an_infinity_of_one_channel_stays_in_its_half_of_a_group() -> None:
+    x = normal(1, 1, 128, 20, 20)
+    clean = run(kernels.average_pool, (x, (3, 3), (1, 1)))
+    x[0, 3] = np.inf
+    dirty = run(kernels.average_pool, (x, (3, 3), (1, 1)))
+    assert np.isinf(dirty[0, 3]).all()
+    assert np.array_equal(dirty[0, 64:], clean[0, 64:])
+
+
+@pytest.mark.nki_budget(time_us=41.0, target="trn2")
+def test_an_average_pool_keeps_to_its_budget(nki_budget: Any) -> None:
+    """3 x 3 of Inception-v3, whose bytes take 21 us of HBM."""
+    nki_budget.ranks(kernels.average_pool, [(np.empty((8, 192, 35, 35), BF16), (3, 3), (1, 1), (1, 1))])
+
+
 @pytest.mark.parametrize("channels", [2, 200])
 def test_two_cores_divide_the_channels(channels: int) -> None:
     x = normal(1, 1, channels, 30)
