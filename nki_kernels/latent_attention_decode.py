@@ -37,7 +37,7 @@ Layout
     Partition p of a piece holds as many consecutive positions as the piece has chunks of 128.
 
 Tiling
-    for pieces of up to 2048 positions of each sequence (latent/sizes.py), in the order of latent/stages.py:
+    for pieces of up to 1024 positions of each sequence (latent/sizes.py), in the order of latent/stages.py:
         transposes of piece i; scores of piece i - 1; exponentials of piece i - 2, and its product with the latents.
     The softmax is online over pieces, relative to the largest score so far: no score overflows.
 
@@ -48,10 +48,13 @@ Limits
 
 Cost
     HBM: the cache and both projections once. Tensor engine for 128 positions: 5 transposes, 5 products of the queries,
-    and one that streams L columns. Predicted for L = 512, R = 64, P = V = 128 in bfloat16 in pages of 16, on trn2 in
-    program order and scheduled, as shares of the floor: 16 sequences of 4096 positions with 16 heads 51 and 59 %, with
-    2 heads 52 and 57 %, 4 sequences with 128 heads 58 and 72 %, one sequence of 32768 with 16 heads 51 and 57 %. On
-    trn1 36 and 39 %: its Tensor engine is busy for 565 us of 612.
+    and 4 whose stationary operand is 128 latents of the rows. Predicted for L = 512, R = 64, P = V = 128 in bfloat16 in
+    pages of 16, on trn2 in program order and scheduled, as shares of the floor: 16 sequences of 4096 positions with 16
+    heads 57 and 68 %, with 2 heads 57 and 67 %, 4 sequences with 128 heads 48 and 55 %, one sequence of 32768 with 16
+    heads 53 and 64 %. On trn1 47 and 49 %: its Tensor engine is busy for 583 us of 622.
+
+    The other way round, with the weights stationary and 512 latents moving, 128 heads took 58 and 72 % and all others
+    fewer: those of 16 heads 51 and 59 %.
 """
 
 from __future__ import annotations

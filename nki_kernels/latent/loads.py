@@ -111,7 +111,7 @@ def transpose_chunk(work, item, chunk):
     rows = item.rows[:, chunk, :]
     height = rows.shape[0]
     latent, turned = item.transposed
-    by_vector = chunk % BY_VECTOR == BY_VECTOR - 1
+    by_vector = chunk % BY_VECTOR == 0
     for start, end, part_height in heights(sizes.rank):
         bank = nl.ndarray((part_height, end - start, height), dtype=sizes.dtype, buffer=nl.psum)
         for part in range(start, end):

@@ -1,4 +1,4 @@
-"""From weighted latents to outputs: divided by the sums of the weights, transposed, times the value projection."""
+"""From weighted latents to outputs: divided by the sums of the weights, times the value projection."""
 
 from __future__ import annotations
 
@@ -18,25 +18,24 @@ def output_tile(sizes):
     return nl.ndarray(shape, dtype=sizes.dtype, buffer=nl.sbuf)
 
 
-def divided(work):
-    """The weighted latents of the sequence at hand, divided by the sums of its weights: [query, latent]."""
+def place_divided(result, work, sequence):
+    """The weighted latents of a sequence, divided by the sums of its weights, to their place among those of all."""
+    sizes = work.sizes
     inverse = nl.ndarray(work.total.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.reciprocal(dst=inverse, data=work.total)
-    rows = nl.ndarray(work.mixed.shape, dtype=work.sizes.dtype, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=rows, data=work.mixed, op0=nl.multiply, operand0=inverse)
-    return rows
-
-
-def transpose_divided(result, rows, sequence, sizes):
-    """Weighted latents of a sequence [query, latent] to their place among those of all tokens."""
     first = sequence * sizes.new
     for start, end, height in heights(sizes.rank):
-        for part in range(start, end):
-            bank = nl.ndarray((height, sizes.queries), dtype=sizes.dtype, buffer=nl.psum)
-            column = part * PARTITIONS
-            nisa.nc_transpose(dst=bank, data=rows[:, column : column + height])
-            target = result[0:height, part, first : first + sizes.new, :]
-            nisa.activation(dst=target, op=nl.copy, data=bank.reshape((height, sizes.new, sizes.heads)))
+        rows = work.mixed[0:height, start:end, :]
+        target = result[0:height, start:end, first : first + sizes.new, :]
+        nisa.tensor_tensor(
+            dst=target,
+            data1=rows.reshape_dim(2, (sizes.new, sizes.heads)),
+            data2=inverse[0:height, :]
+            .reshape((height, sizes.new, sizes.heads))
+            .expand_dim(1)
+            .broadcast(1, end - start),
+            op=nl.multiply,
+        )
 
 
 def project_values(latents, w_uv, o, sizes):

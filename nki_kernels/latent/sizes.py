@@ -7,11 +7,8 @@ import nki.language as nl
 
 from nki_kernels.tiles import BANK, PARTITIONS, blocks
 
-PIECE_BYTES = 18432
-"""Bytes per partition of the rows of a piece: 16 chunks of 576 elements in bfloat16."""
-
-FEW_QUERY_BYTES = 16384
-"""Bytes per partition of all absorbed queries beside which pieces of that size fit; a half for each doubling."""
+PIECE_BYTES = 9216
+"""Bytes per partition of the rows of a piece: 8 chunks of 576 elements in bfloat16."""
 
 LOADED_AHEAD = 2
 """Pieces that are loaded before the one whose rows are transposed."""
@@ -46,9 +43,8 @@ class Sizes(nl.NKIObject):
         size = 4 if self.dtype == nl.float32 else 2
         row_bytes = self.width * size
         self.query_bytes = self.parts * self.tokens * self.heads * size
-        piece_bytes = PIECE_BYTES // max(1, blocks(self.query_bytes, FEW_QUERY_BYTES))
         self.most = 1
-        while 2 * self.most * self.stride <= BANK and 2 * self.most * row_bytes <= piece_bytes:
+        while 2 * self.most * self.stride <= BANK and 2 * self.most * row_bytes <= PIECE_BYTES:
             self.most = 2 * self.most
         self.pieces = pieces_of(self.capacity, self.most)
         self.most = self.pieces[0][1]

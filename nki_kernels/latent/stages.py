@@ -12,7 +12,7 @@ import nki.language as nl
 
 from nki_kernels.decode.softmax import largest_of_queries, on_all_partitions
 from nki_kernels.latent.loads import bring, set_beside, transpose_chunk
-from nki_kernels.latent.output import divided, transpose_divided
+from nki_kernels.latent.output import place_divided
 from nki_kernels.latent.sizes import heights
 from nki_kernels.tiles import PARTITIONS
 
@@ -31,6 +31,7 @@ class Item(nl.NKIObject):
         self.scores = None
         self.found = None
         self.largest = None
+        self.shift = None
         self.factor = None
         self.weights = None
         self.bank = None
@@ -60,12 +61,12 @@ class Work(nl.NKIObject):
         self.row_tiles = []
         self.beside_tiles = []
         self.transposed_tiles = []
-        self.ones = nl.ndarray((PARTITIONS, 1), dtype=sizes.dtype, buffer=nl.sbuf)
+        self.ones = nl.ndarray((PARTITIONS, PARTITIONS), dtype=sizes.dtype, buffer=nl.sbuf)
         nisa.memset(dst=self.ones, value=1.0)
         self.largest = None
+        self.shift = None
         self.total = None
         self.mixed = None
-        self.finished = None
 
 
 def allocate(work):
@@ -86,29 +87,27 @@ def allocate(work):
 def attend(work, latents):
     """All items through all stages; what they weigh goes to `latents`, as `output_tile` has them."""
     sizes, count = work.sizes, len(work.items)
+    slots = max(sizes.most, WEIGH_STAGES)
     for number in range(min(sizes.ahead, count)):
         bring(work, number)
     set_beside(work, 0)
     for step in range(count + sizes.behind):
         if step + sizes.ahead < count:
             bring(work, step + sizes.ahead)
-        for slot in range(max(sizes.most, WEIGH_STAGES)):
+        for slot in range(slots):
             if step < count:
                 transpose_chunk(work, work.items[step], slot)
             if 1 <= step <= count:
                 score_chunk(work, work.items[step - 1], slot)
             if 2 <= step <= count + 1:
-                weigh(work, work.items[step - 2], slot)
+                weigh(work, work.items[step - 2], slot, slots // WEIGH_STAGES)
             if step > sizes.behind and slot == ADDED_IN:
-                add_item(work, work.items[step - sizes.behind - 1])
-            if slot == PLACED_IN:
-                place_finished(work, latents)
+                add_item(work, work.items[step - sizes.behind - 1], latents)
         if step + 1 < count:
             set_beside(work, step + 1)
         if step >= sizes.behind:
             mix(work, work.items[step - sizes.behind])
-    add_item(work, work.items[count - 1])
-    place_finished(work, latents)
+    add_item(work, work.items[count - 1], latents)
 
 
 def score_chunk(work, item, chunk):
@@ -145,19 +144,16 @@ WEIGH_STAGES = 4
 ADDED_IN = 0
 """The slot of the next step in which products are added."""
 
-PLACED_IN = 3
-"""The slot in which the latents of a finished sequence are transposed."""
 
-
-def weigh(work, item, stage):
-    """One of the steps from scores to exponentials."""
-    if stage == 0:
+def weigh(work, item, slot, apart):
+    """One of the steps from scores to exponentials, so many slots apart: each waits for what other engines do first."""
+    if slot == 0:
         find_by_partition(work, item)
-    elif stage == 1:
+    elif slot == apart:
         find_largest(work, item)
-    elif stage == 2:
+    elif slot == 2 * apart:
         exponentials(work, item)
-    elif stage == 3:
+    elif slot == 3 * apart:
         correct(work, item)
 
 
@@ -180,7 +176,8 @@ def find_largest(work, item):
 def exponentials(work, item):
     """exp(scale * (score - largest so far)) of the scores of an item, in the dtype of the products."""
     height, chunks, _ = item.scores.shape
-    largest = kept(on_all_partitions(item.largest))[0:height, :].expand_dim(1).broadcast(1, chunks)
+    item.shift = kept(on_all_partitions(item.largest))
+    largest = item.shift[0:height, :].expand_dim(1).broadcast(1, chunks)
     shifted = nl.ndarray(item.scores.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=shifted, data1=item.scores, data2=largest, op=nl.subtract)
     item.weights = nl.ndarray(item.scores.shape, dtype=work.sizes.dtype, buffer=nl.sbuf)
@@ -188,44 +185,58 @@ def exponentials(work, item):
 
 
 def correct(work, item):
-    """The factor that brings the sums so far to the new largest score."""
+    """The factor on all partitions that brings the sums so far to the new largest score."""
     if not item.first:
-        lower = nl.ndarray(item.largest.shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_tensor(dst=lower, data1=work.largest, data2=item.largest, op=nl.subtract)
-        item.factor = nl.ndarray(item.largest.shape, dtype=nl.float32, buffer=nl.sbuf)
+        lower = nl.ndarray(item.shift.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_tensor(dst=lower, data1=work.shift, data2=item.shift, op=nl.subtract)
+        item.factor = nl.ndarray(item.shift.shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.activation(dst=item.factor, op=nl.exp, data=lower, scale=work.scale)
-    work.largest = item.largest
+    work.largest, work.shift = item.largest, item.shift
 
 
 def mix(work, item):
-    """The latents of an item, weighted, and the sums of the weights."""
+    """The latents of an item, weighted, [latent in part, part, query]; sums of weights of each chunk on all partitions.
+
+    Rows are the stationary operand: four products of a few queries take less time than one of 512 latents, and give
+    what the value projection contracts.
+    """
     sizes = work.sizes
     height, chunks, queries = item.weights.shape
-    item.product = nl.ndarray((queries, sizes.rank), dtype=nl.float32, buffer=nl.psum)
-    item.sums = nl.ndarray((queries, 1), dtype=nl.float32, buffer=nl.psum)
-    for chunk in range(chunks):
-        weights = item.weights[:, chunk, :]
-        rows = item.rows[:, chunk, 0 : sizes.rank]
-        nisa.nc_matmul(dst=item.product, stationary=weights, moving=rows, accumulate=chunk > 0)
-        nisa.nc_matmul(dst=item.sums, stationary=weights, moving=work.ones[0:height, :], accumulate=chunk > 0)
+    shape = (min(sizes.rank, PARTITIONS), sizes.parts, queries)
+    item.product = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
+    for start, end, part_height in heights(sizes.rank):
+        for part in range(start, end):
+            column = part * PARTITIONS
+            for chunk in range(chunks):
+                nisa.nc_matmul(
+                    dst=item.product[0:part_height, part, :],
+                    stationary=item.rows[:, chunk, column : column + part_height],
+                    moving=item.weights[:, chunk, :],
+                    accumulate=chunk > 0,
+                )
+    item.sums = nl.ndarray((PARTITIONS, chunks, queries), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(dst=item.sums, stationary=work.ones[0:height, :], moving=item.weights, accumulate=False)
 
 
-def add_item(work, item):
+def add_item(work, item, latents):
     """Add the products of an item to those of its sequence, which the last one finishes."""
+    total = nl.ndarray((PARTITIONS, work.sizes.queries), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=total, op=nl.add, data=item.sums.permute((0, 2, 1)), axis=2)
     if item.first:
-        work.mixed, work.total = kept(item.product), kept(item.sums)
+        work.total = total
+        work.mixed = nl.ndarray(item.product.shape, dtype=nl.float32, buffer=nl.sbuf)
     else:
-        add_to(work.mixed, item.product, item.factor)
-        add_to(work.total, item.sums, item.factor)
+        add_to(work.total, total, item.factor)
+    for start, end, height in heights(work.sizes.rank):
+        mixed = work.mixed[0:height, start:end, :]
+        product = item.product[0:height, start:end, :]
+        if item.first:
+            nisa.tensor_copy(dst=mixed, src=product)
+        else:
+            factor = item.factor[0:height, :].expand_dim(1).broadcast(1, end - start)
+            add_to(mixed, product, factor)
     if item.last:
-        work.finished = (item.sequence, divided(work))
-
-
-def place_finished(work, latents):
-    """Transpose the latents of a sequence that is finished."""
-    if work.finished is not None:
-        transpose_divided(latents, work.finished[1], work.finished[0], work.sizes)
-        work.finished = None
+        place_divided(latents, work, item.sequence)
 
 
 def kept(bank):
@@ -236,7 +247,6 @@ def kept(bank):
 
 
 def add_to(total, more, factor):
-    """total = total * factor + more, row by row."""
-    nisa.scalar_tensor_tensor(
-        dst=total, data=total, op0=nl.multiply, operand0=factor, op1=nl.add, operand1=more
-    )
+    """total = total * factor + more."""
+    nisa.tensor_tensor(dst=total, data1=total, data2=factor, op=nl.multiply)
+    nisa.tensor_tensor(dst=total, data1=total, data2=more, op=nl.add)
