@@ -7,15 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 
+from model.bound_launch import Device
 from model.config import ModelConfig
 from model.engine import Batch, Chunk, Request
 from model.engine.buckets import MOST_ROWS, Buckets, BucketUse, Part, PartShape
 from model.engine.speculation import NO_ROWS, Rows
 from model.expert_load import ExpertLoad
 from model.families import compose
-from model.launched import Device, LaunchedModel
+from model.launched import LaunchedModel
 from model.layers import paged
-from model.layers.cross_attention import WINDOW_TABLES, WindowPages
+from model.layers.cross_attention import LAST_OF_WINDOW
 from model.layers.launch import Decoding, Draws, Phase, StepShape
 from model.layers.paged import STATES, Kind
 from model.layers.sample import DRAWS, arguments_of, served
@@ -65,7 +66,7 @@ class PagedModel:
         if slots:
             what = "windows" if config.cross_positions else "states"
             purpose += f"{' and ' if count else ''}{slots.count:,} slots of {what}"
-        self._vocabulary, self._window = config.vocab_size, window_of(config)
+        self._vocabulary, self._window = config.vocab_size, config.cross_positions
         self._spectrum = config.spectrum
         kept = 4 * (1 + len(DRAWS)) * len(buckets.sequences) * len(buckets.context)
         self._model = LaunchedModel(
@@ -100,7 +101,7 @@ class PagedModel:
         beside = None if part.beside is None else Part(part.beside, nobody)
         arrays = self._given(Part(part, nobody, beside))
         shape = replace(step_of(part, self._largest), draws=draws)
-        if self._window is not None and not part.decodes:
+        if self._window and not part.decodes:
             self._encode(Part(part, nobody))
         if draws is not None:
             of_rows = arguments_of([None] * shape.head_rows, self._vocabulary, draws.whole)
@@ -117,7 +118,7 @@ class PagedModel:
         if scores and not part.shape.decodes:
             shape = replace(shape, scores=True)
         places = _places(part)
-        if self._window is not None and not part.shape.decodes:
+        if self._window and not part.shape.decodes:
             self._encode(part)
         of_group = shape.tokens if shape.scores else shape.head_rows
         asked: list[SampleRow | None] = [None] * (self._mesh.data * of_group)
@@ -179,11 +180,9 @@ class PagedModel:
             slots = np.full(own.sequences, self._slots.count)
             slots[: len(chunks)] = [chunk.request.slot for chunk in chunks]
             given |= {"state_slots": slots, "starts": starts, "counts": counts}
+        if self._window:
+            given[LAST_OF_WINDOW] = np.full(own.sequences, self._window - 1)
         tables: dict[str, np.ndarray] = {}
-        if self._window is not None:
-            columns = self._window.given(given.pop("state_slots"))
-            tables[WINDOW_TABLES] = columns.pop(WINDOW_TABLES).astype(np.int32)
-            given |= columns
         for kind in range(len(self._pools)):
             name, table, columns = self._of_kind(kind, own, chunks, positions, counts)
             tables[name] = table
@@ -233,11 +232,6 @@ def _places(part: Part) -> dict[Request, range]:
                     found[chunk.request] = range(at, at + count)
             first += shape.sequences * of_each
     return found
-
-
-def window_of(config: ModelConfig) -> WindowPages | None:
-    """The pages of a window of speech in a slot; None of a model that takes no speech."""
-    return WindowPages(config.cross_positions) if config.cross_positions else None
 
 
 def buckets_of(config: ModelConfig, buckets: Buckets) -> Buckets:

@@ -17,7 +17,8 @@ Arguments
     k, v          [T, Hk * D] @ HBM, q's dtype; or both None
     k_cache       [B, Hk, D, S] @ HBM, any float dtype; the new positions are written
     v_cache       [B, Hk, S, D] @ HBM, any float dtype; the new positions are written
-                  or, with block_tables, both [P, block, Hk, D]: P pages of `block` positions each
+                  or, with block_tables, both [P, block, Hk, D]: P pages of `block` positions each;
+                  or, with cache_rows, as many rows [Hk, …] as there are, of which some are those of the sequences
     positions     [T, 1] @ HBM, int32, consecutive within a sequence, 0 <= position < S
     scale         compile-time float > 0, usually D ** -0.5
     num_kv_heads  compile-time int or None; Hk, as the caches have it
@@ -36,6 +37,8 @@ Arguments
     position_group  nki.collectives.ReplicaGroup of ranks with equal k and v that divide the positions, or None
     position_ranks  compile-time int N, a power of two: the length of this rank's list; caches hold S / N slots then
     position_rank   [1, 1] @ HBM, int32: the place of this rank in its list
+    cache_rows      [B, 1] @ HBM, int32: the row of both caches that holds each sequence, or None: row b holds sequence
+                    b. Without k, v and block_tables
     returns o     [T, Hq * D] @ HBM, q's dtype, and the two caches; o alone without k and v
 
     The instructions do not depend on the positions: they address DMAs at run time and take part in the mask, and all S
@@ -129,29 +132,33 @@ def attention_decode(
     position_group=None,
     position_ranks=1,
     position_rank=None,
+    cache_rows=None,
 ):
     """Attention of the new tokens of a batch with its caches, to which their keys and values, if any, are written."""
     stored = k is None
     expect_dims(2, q, "q [T, Hq * D]")
     check_position_ranks(position_group, position_ranks, position_rank)
     tokens, caches, options = (q, k, v), (k_cache, v_cache, slots, block_tables), (window, softcap, sinks)
-    sizes = step_sizes(tokens, caches, positions, scale, num_kv_heads, options, position_ranks)
+    sizes = step_sizes(tokens, caches, positions, scale, num_kv_heads, options, position_ranks, cache_rows)
     check_tables(sizes.depth, cos, sin, q_norm, k_norm, stored)
     rows = check_rope_positions(rope_positions, positions)
     o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     ranks, norms = (position_group, position_ranks, position_rank), (q_norm, k_norm, eps)
-    attend_share(o, tokens, sizes, caches, (positions, rows), scale, (cos, sin), norms, options, ranks)
+    attend_share(
+        o, tokens, sizes, caches, (positions, rows), scale, (cos, sin), norms, options, ranks, cache_rows
+    )
     if stored:
         return o
     return o, k_cache, v_cache
 
 
-def step_sizes(tokens, caches, positions, scale, num_kv_heads, options, ranks=1):
+def step_sizes(tokens, caches, positions, scale, num_kv_heads, options, ranks=1, cache_rows=None):
     """The sizes of a decode step whose arguments fit together; `options` are window, softcap and sinks."""
     q, k, v = tokens
     k_cache, v_cache, slots, block_tables = caches
     check_caches(q.shape[0], k_cache, v_cache, slots, block_tables, k is None)
-    sizes = Sizes(q.shape[0], q.shape[1], q.dtype, k_cache, block_tables, ranks, k is None)
+    check_rows(cache_rows, k, block_tables)
+    sizes = Sizes(q.shape[0], q.shape[1], q.dtype, k_cache, block_tables, ranks, k is None, cache_rows)
     check_step(positions, scale, num_kv_heads, sizes, MAX_DEPTH)
     check_tokens(q, k, v, sizes)
     check_sizes(sizes)
@@ -217,6 +224,17 @@ def check_caches(tokens, k_cache, v_cache, slots, block_tables, stored=False):
     rows = k_cache.shape[0] * k_cache.shape[1] * k_cache.shape[2]
     assert rows <= MAX_ROWS, (
         f"attention_decode takes pages of at most {MAX_ROWS} rows of a kv head, not {rows}"
+    )
+
+
+def check_rows(cache_rows, k, block_tables):
+    """Refuse rows of caches beside new keys or pages, and of another shape than [B, 1]."""
+    if cache_rows is None:
+        return
+    expect_dims(2, cache_rows, "cache_rows [B, 1]")
+    assert cache_rows.shape[1] == 1, f"cache_rows are [B, 1], not {cache_rows.shape}"
+    assert k is None and block_tables is None, (
+        "cache_rows come without k and v, which would be written, and without block_tables"
     )
 
 
@@ -301,6 +319,7 @@ def attention_decode_reference(
     position_group: object = None,
     position_ranks: int = 1,
     position_rank: np.ndarray | None = None,
+    cache_rows: np.ndarray | None = None,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Softmax over the positions up to each new one, head by head, in float32; the caches are updated in place.
 
@@ -308,6 +327,8 @@ def attention_decode_reference(
     """
     paged = block_tables is not None
     tokens, (kv_heads, depth) = len(q), (k_cache.shape[2:] if paged else k_cache.shape[1:3])
+    if cache_rows is not None:
+        k_cache, v_cache = k_cache[cache_rows[:, 0]], v_cache[cache_rows[:, 0]]
     sequences = len(k_cache) if block_tables is None else len(block_tables)
     heads = []
     for rows, weight in ((q, q_norm), (k, k_norm)):

@@ -31,6 +31,8 @@ Arguments
     sinks         [1, Hq] float32 @ HBM or None
     causal        compile-time bool
     slopes        [1, Hq] float32 @ HBM or None
+    cache_rows    [B, 1] int32 @ HBM: the row of contiguous caches that takes each sequence, or None: row b takes
+                  sequence b. Without a prefix
     returns o     [T, Hq * Dv] @ HBM, q's dtype, and the two caches; o alone without k and v: no cache is written
 
 Layout
@@ -71,6 +73,11 @@ Cost
     (67 %), 8192 1246 and 1231 (70 and 71 %). Two cores, Hq = 2, of half of the floor: L = 2048 37 and 36 (37 and 38 %),
     4096 102 and 97 (53 and 56 %), 8192 337 and 331 (65 and 66 %).
 
+    Heads of 192 elements with values of 128, L = 2048 (latent attention): a score takes two products, so an eighth of
+    the scores is computed twice, and DMA transposes the rest. Hq = Hk = 16 487 and 480 us (56 %), 4 131 and 123 (52 %),
+    2 70 and 63 (49 %). With keys and values that a head only asks for at its first queries, loaded in the queue of
+    those transposes, they took 653 and 473, 170 and 133, 85 and 76.
+
     With slopes the Vector engine passes twice over the scores (prefill/slopes.py) and none is computed twice: 192 and
     174 us for Hq = 4, L = 2048.
 
@@ -97,6 +104,7 @@ from nki_kernels.prefill.keys import (
     LOADED_BLOCKS,
     Head,
     allocate,
+    clean_new_keys,
     clean_new_values,
     load_new_keys,
     load_new_values,
@@ -128,6 +136,7 @@ def attention_prefill(
     sinks=None,
     causal=True,
     slopes=None,
+    cache_rows=None,
 ):
     """Attention of new tokens with cached ones and each other; their keys and values, if any, go to the caches."""
     width = output_width(q, k_cache, v_cache, slots is not None)
@@ -141,6 +150,7 @@ def attention_prefill(
     case.softcap = softcap
     case.sinks = sinks
     case.slopes = slopes
+    case.cache_rows = cache_rows
     check_prefill(case, num_kv_heads, MAX_TOKENS)
     prepare(case)
     check_room(case)
@@ -154,62 +164,91 @@ def attend(case):
     """Issue the steps of all tiles; queries and heads are loaded ahead of them."""
     work = all_queries(case)
     agenda = Agenda()
-    head = None
-    cached = None
-    late = []
+    heads = []
     loaded = 0
     time = 0
     for i in range(len(work)):
-        queries = work[i]
         if loaded == 0:
-            prepare_masks(case, queries)
-            load_queries(case, queries)
+            prepare_masks(case, work[i])
+            load_queries(case, work[i])
             loaded = 1
-        if head is None or head.sequence != queries.sequence or head.number != queries.head:
-            if not case.two_heads_fit:
-                time = issue_all(agenda, case, time)
-            if case.cached > 0 and (head is None or head.sequence != queries.sequence):
-                cached = Cached(case, queries.sequence)
-            head = Head(queries.sequence, queries.head)
-            load_head(case, head, cached)
-            note_values(case, agenda, head, time)
-            if stores_last(case):
-                late.append(head)
-            else:
-                note_stores(case, agenda, head, time)
-            case.filling = False
+        time = bring_heads(case, agenda, heads, work, i, time)
         while loaded < min(len(work), i + case.tuning.queries_ahead):
             load_queries(case, work[loaded])
             loaded = loaded + 1
-        queries.cached = cached
-        for span in spans_of(case, queries):
-            span.head = head
+        for span in spans_of(case, work[i]):
             time = score_span(agenda, case, span, time)
     time = issue_all(agenda, case, time)
     if stores_last(case):
         wait_for_reads(case)
-    for head in late:
-        note_stores(case, agenda, head, time)
+        for head in heads:
+            note_stores(case, agenda, head, time)
     issue_all(agenda, case, time)
 
 
-def load_head(case, head, cached):
-    """Load all keys and values of a head; the first new key takes the place of cached ones that are not valid."""
+def bring_heads(case, agenda, heads, work, i, time):
+    """Load the head of tile i of queries and the next one, if it is near, and clean their keys; returns the time.
+
+    Cleaning waits for the loads, and with it all that the Vector engine does after it: so it follows later.
+    """
+    for k in range(i, min(len(work), i + case.tuning.heads_ahead)):
+        queries = work[k]
+        if begins_head(heads, queries):
+            if work[i].keys is not None and work[i].keys.first < heads[-1].first:
+                break
+            if not case.two_heads_fit:
+                time = issue_all(agenda, case, time)
+            heads.append(load_head(case, heads, queries, k))
+        queries.keys = heads[-1]
+    for head in heads[-2:]:
+        if not head.ready and head.first < i + case.tuning.cleaned_ahead:
+            if case.prefix == 0:
+                clean_new_keys(case, head)
+            note_values(case, agenda, head, time)
+            if not stores_last(case):
+                note_stores(case, agenda, head, time)
+            head.ready = True
+    case.filling = False
+    return time
+
+
+def begins_head(heads, queries):
+    """Whether queries are the first ones of a key/value head of a sequence."""
+    return not heads or heads[-1].sequence != queries.sequence or heads[-1].number != queries.head
+
+
+def load_head(case, heads, queries, first):
+    """Load all keys and values of the head of some queries, the first ones of which are tile `first`.
+
+    The first new key takes the place of cached ones that are not valid, so it is clean before them.
+    """
+    head = Head(queries.sequence, queries.head, first)
     allocate(case, head)
     count = blocks(case.new_keys)
-    for first in range(0, count, LOADED_BLOCKS):
-        if case.stored:
-            load_stored(case, head, first)
-        else:
-            load_new_keys(case, head, first)
-    for first in range(0, case.prefix // PARTITIONS, LOADED_BLOCKS):
-        load_cached(case, head, cached, first)
     if case.stored:
-        return
-    for first in range(0, count, LOADED_BLOCKS):
-        load_new_values(case, head, first)
+        load_stored(case, head)
+    else:
+        for block in range(0, count, LOADED_BLOCKS):
+            load_new_keys(case, head, block)
+    if case.prefix > 0:
+        clean_new_keys(case, head)
+        head.cached = cached_of(case, heads, head)
+    for block in range(0, case.prefix // PARTITIONS, LOADED_BLOCKS):
+        load_cached(case, head, head.cached, block)
+    if case.stored:
+        return head
+    for block in range(0, count, LOADED_BLOCKS):
+        load_new_values(case, head, block)
     if case.both_load and case.prefix > 0 and not stores_last(case):
         wait_for_reads(case)
+    return head
+
+
+def cached_of(case, heads, head):
+    """The cached positions of a head's sequence, which the head before may have found."""
+    if heads and heads[-1].sequence == head.sequence:
+        return heads[-1].cached
+    return Cached(case, head.sequence)
 
 
 def note_values(case, agenda, head, time):
@@ -245,9 +284,12 @@ def attention_prefill_reference(
     sinks: np.ndarray | None = None,
     causal: bool = True,
     slopes: np.ndarray | None = None,
+    cache_rows: np.ndarray | None = None,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Softmax of the whole masked score matrix in float32, sequence by sequence; the caches are updated in place."""
     sequences = len(k_cache if block_tables is None else block_tables)
+    rows = np.arange(sequences) if cache_rows is None else cache_rows[:, 0]
+    sequences = sequences if cache_rows is None else len(rows)
     depth, width = k_cache.shape[2 if block_tables is None else 3], v_cache.shape[3]
     heads = k_cache.shape[1 if block_tables is None else 2]
     count = len(q if k is None else k) // sequences
@@ -256,7 +298,7 @@ def attention_prefill_reference(
         queries = widened(np.split(q, sequences)[b]).reshape(-1, heads, q.shape[1] // (heads * depth), depth)
         valid = int(np.split(positions, sequences)[b][0, 0]) if prefix and positions is not None else 0
         if slots is None or block_tables is None:
-            held = k_cache[b].transpose(2, 0, 1), v_cache[b].transpose(1, 0, 2)
+            held = k_cache[rows[b]].transpose(2, 0, 1), v_cache[rows[b]].transpose(1, 0, 2)
             old_keys, old_values = (each[:valid].copy() for each in held)
             place: tuple[np.ndarray, ...] = (np.arange(valid, valid + count),)
         else:

@@ -41,8 +41,8 @@ class Speech:
     rule: Callable[[], TokenRule] | None = None
 
 
-NO_EARS = "this model continues texts: a prompt comes without audio"
-ONLY_EARS = "this model writes speech down: a prompt comes with audio"
+WITHOUT_AUDIO = "this model continues texts: a prompt comes without audio"
+WITH_AUDIO = "this model transcribes speech: a prompt comes with audio"
 
 
 def spectrum_error(shape: Sequence[int] | None, speech: Speech | None) -> str | None:
@@ -50,4 +50,4 @@ def spectrum_error(shape: Sequence[int] | None, speech: Speech | None) -> str | 
     if (shape is None) == (speech is None):
         assert speech is None or list(speech.features.shape) == list(shape or ()), f"{speech.features.shape}"
         return None
-    return ONLY_EARS if speech is None else NO_EARS
+    return WITH_AUDIO if speech is None else WITHOUT_AUDIO

@@ -8,9 +8,8 @@
 State: keys [sequences, heads, head_dim, positions] and values [sequences, heads, positions, head_dim], as caches of
 attention are, for the positions of the encoder. A decode step reads all of them.
 
-On pages a sequence's window has a slot, as a recurrent state has: pages side by side, as many in each slot, that its
-prompt fills and nothing changes later. Their size is not that of the tokens' pages, which positions of an encoder, a
-number that never grows, would fill badly.
+In the engine a sequence's window has a slot, as a recurrent state has: a row of both caches, that its prompt fills and
+nothing changes later. It needs no pages: positions of an encoder are a number that never grows.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from model.layers.arithmetic import Arithmetic, Span
 from model.layers.attention import chunks
 from model.layers.launch import (
     INT32,
-    PARTITIONS,
     Argument,
     Axis,
     Growth,
@@ -40,50 +38,13 @@ from model.layers.launch import (
 from model.layers.layer import Constant, Stateless, States
 from model.layers.norm import Norm, bias_of
 from model.layers.projection import Projection
+from model.layers.recurrent import places
 from model.layers.shard import ROW, Shard, by_kv_heads, by_query_heads, query_span
 from model.layers.softmax import mixed_values
 from model.layers.weight import Weight, value_of
 
-_LAST = "encoder.last_position"
-_SLOTS = "encoder.slots"
-WINDOW_TABLES = "encoder.block_tables"
-OF_WINDOW = (_LAST, _SLOTS, WINDOW_TABLES)
-"""What a step on pages gives attention to the encoder."""
-
-
-@dataclass(frozen=True)
-class WindowPages:
-    """The pages of one slot, which hold the `positions` of a window: how many, and the positions of each.
-
-    Attention of a decode step lays positions on the partitions, as many on each. So the pages of a slot hold a multiple
-    of their number, and a page the largest power of two that divides what a partition has.
-    """
-
-    positions: int
-
-    @property
-    def _of_partition(self) -> int:
-        return -(-self.positions // PARTITIONS)
-
-    @property
-    def block_size(self) -> int:
-        """Positions of a page."""
-        return min(PARTITIONS, self._of_partition & -self._of_partition)
-
-    @property
-    def count(self) -> int:
-        """Pages of a slot."""
-        return self._of_partition * PARTITIONS // self.block_size
-
-    def given(self, slots: np.ndarray) -> dict[str, np.ndarray]:
-        """What a step is given for sequences with these slots: columns, and a table of pages for each."""
-        pages = slots[:, None] * self.count + np.arange(self.count)
-        first = slots[:, None] * (self.count * self.block_size)
-        return {
-            _LAST: np.full((len(slots), 1), self.positions - 1),
-            _SLOTS: (first + np.arange(self.positions)).reshape(-1, 1),
-            WINDOW_TABLES: pages,
-        }
+LAST_OF_WINDOW = "encoder.last_position"
+"""The last of an encoder's positions, for each sequence. It comes with a step where states lie in slots."""
 
 
 @dataclass(frozen=True)
@@ -127,41 +88,27 @@ class CrossAttention:
         own = (each(part) for part in "qkvo" for each in (self._matrix, self._bias))
         return (*self.norm.weights, *(each for each in own if each is not None))
 
-    @property
-    def pages(self) -> WindowPages:
-        """Those of a window."""
-        return WindowPages(self.heads.cross_positions)
-
-    def _places(self, step: StepShape) -> tuple[Value | None, Value | None]:
-        """Where windows are written, and a table of pages of each; None and None where there are no pages."""
-        if not step.block_size:
-            return None, None
-        rows = step.sequences * self.heads.cross_positions
-        return Value(_SLOTS, (rows, 1), INT32), Value(
-            WINDOW_TABLES, (step.sequences, self.pages.count), INT32
-        )
-
     def _caches(self, step: StepShape) -> tuple[Value, Value]:
         heads, depth = self.heads.layout(step.ranks).kv_heads_of_rank, self.heads.head_dim
-        if step.block_size:
-            held = (step.slots * self.pages.count, self.pages.block_size, heads, depth)
-            keys, values = (
-                Value(f"{self.name}.{each}", held, step.activations) for each in ("keys", "values")
-            )
-            return keys, values
-        of_sequence, length = (step.sequences, heads), self.heads.cross_positions
+        of_window, length = (step.slots or step.sequences, heads), self.heads.cross_positions
         return (
-            Value(f"{self.name}.keys", (*of_sequence, depth, length), step.activations),
-            Value(f"{self.name}.values", (*of_sequence, length, depth), step.activations),
+            Value(f"{self.name}.keys", (*of_window, depth, length), step.activations),
+            Value(f"{self.name}.values", (*of_window, length, depth), step.activations),
         )
+
+    def _rows(self, step: StepShape) -> Value | None:
+        """The rows of both caches that hold the windows of a step's sequences; None where they are in order."""
+        return places(step)[0] if step.slots else None
 
     def states(self, step: StepShape) -> Sequence[Value]:
         """Keys and values of a rank's heads."""
         return self._caches(step)
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
-        """The last position of every sequence's encoder, so that a decode step sees all; on pages a step brings it."""
-        return {} if step.block_size else {_LAST: LastPositions(step.sequences, self.heads.cross_positions)}
+        """The last position of every sequence's encoder, so that a decode step sees all."""
+        return (
+            {} if step.slots else {LAST_OF_WINDOW: LastPositions(step.sequences, self.heads.cross_positions)}
+        )
 
     def copy_launches(self, step: StepShape, copies: int) -> Sequence[Launch]:
         """None: nobody writes to the slot of a window that several hold."""
@@ -223,7 +170,7 @@ class CrossAttention:
         given = (queries, *self._new(step), *caches, own.score_scale, heads)
         return Launch(
             "attention_prefill",
-            (*given, None, 0, *self._places(step), None, None, None, False),
+            (*given, None, 0, None, None, None, None, None, False, None, self._rows(step)),
             ("o", *(each.name for each in caches)),
             self._attended(step, queries, step.sequences, 2),
             step.tokens,
@@ -236,13 +183,17 @@ class CrossAttention:
         rows = sequences * step.new_tokens
         own = queries if rows == step.tokens else queries.last(rows)
         caches = self._caches(replace(step, sequences=sequences))
-        last = Value(_LAST, (step.sequences, 1), INT32)
+        held_in = self._rows(step)
+        last = Value(LAST_OF_WINDOW, (step.sequences, 1), INT32)
         last = last if sequences == step.sequences else last.last(sequences)
-        heads, (_, tables) = self.heads.layout(step.ranks).kv_heads_of_rank, self._places(step)
-        paged: tuple[Argument, ...] = () if tables is None else (None, None, None, None, 1e-6, None, tables)
+        heads = self.heads.layout(step.ranks).kv_heads_of_rank
+        rows_of: tuple[Argument, ...] = ()
+        if held_in is not None:
+            held_in = held_in if sequences == step.sequences else held_in.last(sequences)
+            rows_of = (None, None, None, None, 1e-6, *(None,) * 7, 1, None, held_in)
         return Launch(
             "attention_decode",
-            (own, None, None, *caches, last, self.heads.score_scale, heads, *paged),
+            (own, None, None, *caches, last, self.heads.score_scale, heads, *rows_of),
             ("o",),
             self._attended(step, own, sequences, 1),
             rows,

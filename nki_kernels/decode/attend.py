@@ -11,7 +11,7 @@ from nki_kernels.decode.tokens import expect_tokens, key_heights, load_tokens, t
 from nki_kernels.decode.work import Work, place_tokens, prepare
 
 
-def attend_share(o, tokens, sizes, caches, places, scale, tables, norms, options, ranks):
+def attend_share(o, tokens, sizes, caches, places, scale, tables, norms, options, ranks, cache_rows=None):
     """Attention of this core's share of a launch with `sizes`, into its part of o; nothing where none is left for it.
 
     tokens: q, k and v. caches: keys, values, slots and block tables. places: positions, and the rows of the tables.
@@ -24,7 +24,7 @@ def attend_share(o, tokens, sizes, caches, places, scale, tables, norms, options
     q, k, v = tokens
     k_cache, v_cache, slots, block_tables = caches
     window, softcap, sinks = options
-    mine = sizes_of_share(sizes, share, k_cache, block_tables)
+    mine = sizes_of_share(sizes, share, k_cache, block_tables, cache_rows)
     positions, rows = share.rows(places[0], sizes.sequences), share.rows(places[1], sizes.sequences)
     expected = expect_tokens(mine, positions, rows, tables)
     own_ranks = expect_ranks(ranks[0], ranks[1], ranks[2])
@@ -32,6 +32,7 @@ def attend_share(o, tokens, sizes, caches, places, scale, tables, norms, options
     own_options = window, softcap, share.columns(sinks, sizes.kv_heads)
     own_v, own_o = share.part(v, sizes), share.part(o, sizes)
     work = Work(mine, share, own_ranks, scale, own_caches, own_v, own_o, own_options)
+    work.cache_rows = share.rows(cache_rows, sizes.sequences)
     attend(work, share.part(q, sizes), share.part(k, sizes), expected, norms)
 
 

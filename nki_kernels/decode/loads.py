@@ -14,6 +14,7 @@ from nki_kernels.decode.cache import (
 )
 from nki_kernels.decode.output import OutputWeights
 from nki_kernels.decode.pages import by_unit, gather, row_tiles, run_numbers, transpose_keys
+from nki_kernels.decode.rows import load_keys_of_rows, load_row_numbers, load_values_of_rows
 from nki_kernels.decode.share import wait_for_other_core
 from nki_kernels.decode.work import seen_keys, valid_keys
 
@@ -28,6 +29,8 @@ def bring_first(work):
     if sizes.paged:
         work.runs = run_numbers(work.block_tables, sizes)
         work.row_tiles = row_tiles(sizes)
+    if work.cache_rows is not None:
+        work.row_numbers = load_row_numbers(work.cache_rows)
     most = min(len(work.groups), sizes.key_buffers)
     work.brought = most if work.ranks is None else min(most, LOADS_BEFORE_GATHER)
     bring_groups(work, 0, work.brought)
@@ -73,6 +76,8 @@ def bring_keys(work, group):
     buffer = group % sizes.key_buffers
     if sizes.paged:
         gather(work.row_tiles[buffer], work.k_cache, work.share.kv_heads[0], work.runs, box, sizes)
+    elif work.cache_rows is not None:
+        load_keys_of_rows(work.key_tiles[buffer], work, box)
     else:
         load_keys(work.key_tiles[buffer], work.share.of_keys(work.k_cache, False), box, sizes)
 
@@ -83,6 +88,8 @@ def bring_values(work, group, engine):
     cached = work.value_tiles[group % sizes.value_buffers][0]
     if sizes.paged:
         gather(cached, work.v_cache, work.share.kv_heads[0], work.runs, box, sizes)
+    elif work.cache_rows is not None:
+        load_values_of_rows(cached, work, box, engine)
     else:
         load_values(cached, work.share.of_values(work.v_cache), box, sizes, engine)
 

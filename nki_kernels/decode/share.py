@@ -62,12 +62,12 @@ class Share(nl.NKIObject):
         """Both caches whole, and the slots and block tables of the share."""
         return k_cache, v_cache, self.rows(slots, sizes.sequences), self.pages(block_tables, sizes)
 
-    def of_keys(self, k_cache, paged):
-        """The share's part of the keys; of pages, which hold all sequences, its kv heads."""
+    def of_keys(self, k_cache, paged, cache_rows=None):
+        """The share's part of the keys; of pages and of rows, which hold all sequences, its kv heads."""
         head, last = self.kv_heads
         if paged:
             return k_cache[:, :, head:last, :]
-        first, end = self.sequences
+        first, end = self.sequences if cache_rows is None else (0, k_cache.shape[0])
         return k_cache[first:end, head:last, :, self.slots[0] : self.slots[1]]
 
     def of_values(self, v_cache):
@@ -77,15 +77,14 @@ class Share(nl.NKIObject):
         return v_cache[first:end, head:last, self.slots[0] : self.slots[1], :]
 
 
-def sizes_of_share(sizes, share, k_cache, block_tables):
+def sizes_of_share(sizes, share, k_cache, block_tables, cache_rows=None):
     """The sizes of a share, of a launch with `sizes`."""
     tokens = (share.sequences[1] - share.sequences[0]) * sizes.new
     own_share = sizes.own_heads // sizes.kv_heads
     width = (share.kv_heads[1] - share.kv_heads[0]) * own_share * sizes.depth
-    keys = share.of_keys(k_cache, sizes.paged)
-    return Sizes(
-        tokens, width, sizes.dtype, keys, share.pages(block_tables, sizes), sizes.ranks, sizes.stored
-    )
+    keys = share.of_keys(k_cache, sizes.paged, cache_rows)
+    pages, rows = share.pages(block_tables, sizes), share.rows(cache_rows, sizes.sequences)
+    return Sizes(tokens, width, sizes.dtype, keys, pages, sizes.ranks, sizes.stored, rows)
 
 
 def share_of_core(sizes):

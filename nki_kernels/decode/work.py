@@ -34,6 +34,7 @@ class Work(nl.NKIObject):
         self.factor = scale if self.softcap is None else scale / self.softcap
         self.scale = scale if self.softcap is None else self.softcap
         self.k_cache, self.v_cache, self.slots, self.block_tables = caches
+        self.cache_rows = None
         self.v = v
         self.o = o
         self.in_place = o.buffer == nl.sbuf

@@ -10,7 +10,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.prefill.keys import LOADED_BLOCKS, clean_keys, place_keys, row_range
+from nki_kernels.prefill.keys import LOADED_BLOCKS, place_keys, row_range
 from nki_kernels.tiles import PARTITIONS, blocks, cast, load_repeated
 
 COUNTED = 1024
@@ -147,33 +147,53 @@ def gather_pages(case, head, rows, keys, values):
         nisa.dma_copy(dst=values[:, i, :], src=source)
 
 
-def load_stored(case, head, first):
-    """Load up to LOADED_BLOCKS blocks of the new keys and values, which a launch before wrote to the caches."""
-    start, end = row_range(case, first)
-    split = end // PARTITIONS * PARTITIONS
-    if split > start:
-        load_stored_piece(case, head, start, (split - start) // PARTITIONS, PARTITIONS)
-    if end > split:
-        load_stored_piece(case, head, split, 1, end - split)
+def load_stored(case, head):
+    """Load the new keys, and behind them the new values, which a launch before wrote to the caches; DMA casts them.
+
+    The Scalar engine triggers these loads: the transposes of weights in the queue of the others need not wait for them.
+    """
+    steps = (load_stored_keys, load_stored_values) if case.slots is None else (gather_stored,)
+    for step in steps:
+        for first in range(0, blocks(case.new_keys), LOADED_BLOCKS):
+            start, end = row_range(case, first)
+            split = end // PARTITIONS * PARTITIONS
+            if split > start:
+                step(case, head, start, (split - start) // PARTITIONS, PARTITIONS)
+            if end > split:
+                step(case, head, split, 1, end - split)
 
 
-def load_stored_piece(case, head, start, count, used):
-    """Load `used` keys and values of each of some blocks, from where `store_new` writes them; DMA casts them."""
+def load_stored_keys(case, head, start, count, used):
+    """Load `used` keys of each of some blocks, from where `store_new` writes them."""
     at = (case.prefix + start) // PARTITIONS
+    for piece in case.pieces:
+        part, end, height = piece
+        nisa.dma_copy(
+            dst=head.keys[0:height, at : at + count, part:end, 0:used],
+            src=key_places(case, head, piece, start, count, used),
+            engine=nisa.engine.scalar,
+        )
+
+
+def load_stored_values(case, head, start, count, used):
+    """Load `used` values of each of some blocks, from where `store_new` writes them."""
+    at = (case.prefix + start) // PARTITIONS
+    nisa.dma_copy(
+        dst=head.values[0:used, at : at + count, 0 : case.value_depth],
+        src=value_places(case, head, start, count, used),
+        engine=nisa.engine.scalar,
+    )
+
+
+def gather_stored(case, head, start, count, used):
+    """Load `used` keys and values of each of some blocks from their slots of a paged cache."""
+    at = (case.prefix + start) // PARTITIONS
+    rows = nl.ndarray((used, count), dtype=nl.int32, buffer=nl.sbuf)
+    first = head.sequence * case.new_keys + start
+    slots = case.slots[first : first + count * used, :].reshape((count, used)).permute((1, 0))
+    nisa.dma_copy(dst=rows, src=slots)
     keys = head.keys[:, at : at + count, :, 0:used]
-    values = head.values[0:used, at : at + count, 0 : case.value_depth]
-    if case.slots is None:
-        for part in range(case.parts):
-            source = key_places(case, head, part, start, count, used)
-            nisa.dma_copy(dst=keys[0 : case.heights[part], :, part, :], src=source)
-        nisa.dma_copy(dst=values, src=value_places(case, head, start, count, used))
-    else:
-        rows = nl.ndarray((used, count), dtype=nl.int32, buffer=nl.sbuf)
-        first = head.sequence * case.new_keys + start
-        slots = case.slots[first : first + count * used, :].reshape((count, used)).permute((1, 0))
-        nisa.dma_copy(dst=rows, src=slots)
-        gather_pages(case, head, rows, keys, values)
-    clean_keys(case, keys)
+    gather_pages(case, head, rows, keys, head.values[0:used, at : at + count, 0 : case.value_depth])
 
 
 def store_new(case, head, first, end):
@@ -193,9 +213,10 @@ def store_new(case, head, first, end):
 def store_piece(case, head, start, count, used):
     """Write `used` keys and values of each of some blocks to a contiguous cache, behind its valid positions."""
     at = (case.prefix + start) // PARTITIONS
-    for part in range(case.parts):
-        keys = key_places(case, head, part, start, count, used)
-        own = head.keys[0 : case.heights[part], at : at + count, part, 0:used]
+    for piece in case.pieces:
+        part, end, height = piece
+        keys = key_places(case, head, piece, start, count, used)
+        own = head.keys[0:height, at : at + count, part:end, 0:used]
         nisa.dma_copy(dst=keys, src=own, engine=nisa.engine.sync)
     values = value_places(case, head, start, count, used)
     nisa.dma_copy(
@@ -203,31 +224,41 @@ def store_piece(case, head, start, count, used):
     )
 
 
-def key_places(case, head, part, start, count, used):
-    """Where a contiguous cache has a part of new keys: [part of D, block, key], `used` keys of each block."""
+def key_places(case, head, piece, start, count, used):
+    """Where a contiguous cache has a piece of new keys: [part of D, block, part, key], `used` keys of each block."""
+    part, end, height = piece
     capacity = case.k_cache.shape[3]
-    row = (head.sequence * case.kv_heads + head.number) * case.depth + part * case.part_depth
+    row = first_row(case, head) * case.depth + part * case.part_depth
     return case.k_cache.ap(
-        pattern=[[capacity, case.heights[part]], [used, count], [1, used]],
+        pattern=[[capacity, height], [used, count], [case.part_depth * capacity, end - part], [1, used]],
         offset=row * capacity + start,
-        scalar_offset=valid_positions(case, head),
-        indirect_dim=3,
+        scalar_offset=place_at_run_time(case, head),
+        indirect_dim=3 if case.cache_rows is None else 0,
     )
 
 
 def value_places(case, head, start, count, used):
     """Where a contiguous cache has new values: [value, block, D], `used` values of each block."""
-    row = (head.sequence * case.kv_heads + head.number) * case.k_cache.shape[3] + start
+    row = first_row(case, head) * case.k_cache.shape[3] + start
     return case.v_cache.ap(
         pattern=[[case.value_depth, used], [used * case.value_depth, count], [1, case.value_depth]],
         offset=row * case.value_depth,
-        scalar_offset=valid_positions(case, head),
-        indirect_dim=2,
+        scalar_offset=place_at_run_time(case, head),
+        indirect_dim=2 if case.cache_rows is None else 0,
     )
 
 
-def valid_positions(case, head):
-    """How many cached positions of a head's sequence are valid, [1, 1] in HBM; None where none are cached."""
+def first_row(case, head):
+    """The number of a head among those of all sequences, or of its own where `cache_rows` name the sequence."""
+    return head.number if case.cache_rows is not None else head.sequence * case.kv_heads + head.number
+
+
+def place_at_run_time(case, head):
+    """The row of the caches that takes a head's sequence, or how many of its cached positions are valid, [1, 1] in HBM;
+    None where rows are in order and nothing is cached.
+    """
+    if case.cache_rows is not None:
+        return case.cache_rows[head.sequence : head.sequence + 1, :]
     if case.prefix == 0:
         return None
     first = head.sequence * case.queries

@@ -32,6 +32,9 @@ def check_prefill(case, num_kv_heads, most_tokens):
         sequences, kv_heads, depth, capacity = k_cache.shape
         expect_dims(4, v_cache, "v_cache [B, Hk, S, Dv]")
         v_shape = (sequences, kv_heads, capacity, v_cache.shape[3])
+    if case.cache_rows is not None:
+        check_rows(case, paged)
+        sequences = case.cache_rows.shape[0]
     assert num_kv_heads is None or num_kv_heads == kv_heads, (
         f"{num_kv_heads} key/value heads, caches for {kv_heads}"
     )
@@ -53,6 +56,14 @@ def check_prefill(case, num_kv_heads, most_tokens):
     )
     check_lengths(case, rows // sequences, capacity, most_tokens)
     check_options(case)
+
+
+def check_rows(case, paged):
+    """Refuse rows of caches without new keys or with a prefix or pages, and of another shape than [B, 1]."""
+    expect_dims(2, case.cache_rows, "cache_rows [B, 1]")
+    assert case.cache_rows.shape[1] == 1, f"cache_rows are [B, 1], not {case.cache_rows.shape}"
+    assert not paged, "cache_rows name rows of contiguous caches; pages come with block_tables alone"
+    assert not case.stored and case.cached == 0, "cache_rows come with k and v, and without a prefix"
 
 
 def output_width(q, k_cache, v_cache, paged):

@@ -21,11 +21,17 @@ LOADED_BLOCKS = 8
 
 
 class Head(nl.NKIObject):
-    """A key/value head of a sequence; once loaded, keys [part of D, block, part, 128], values [128, block, Dv + 1]."""
+    """A key/value head of a sequence; once loaded, keys [part of D, block, part, 128], values [128, block, Dv + 1].
 
-    def __init__(self, sequence, number):
+    `first` is its first tile of queries. Once `ready`, its keys are clean, and its writes to the caches noted.
+    """
+
+    def __init__(self, sequence, number, first):
         self.sequence = sequence
         self.number = number
+        self.first = first
+        self.ready = False
+        self.cached = None
         self.keys = None
         self.values = None
 
@@ -65,12 +71,9 @@ def load_new_keys(case, head, first):
     if full > 0:
         source = columns[base + start : base + split].reshape_dim(0, (full, PARTITIONS)).permute((1, 0, 2))
         place_keys(case, head.keys[:, at : at + full], source)
-        clean_keys(case, head.keys[:, at : at + full])
     if end > split:
         source = columns[base + split : base + end].reshape_dim(1, (1, case.depth))
-        short = head.keys[:, at + full : at + full + 1, :, 0 : end - split]
-        place_keys(case, short, source)
-        clean_keys(case, short)
+        place_keys(case, head.keys[:, at + full : at + full + 1, :, 0 : end - split], source)
 
 
 def place_keys(case, keys, source):
@@ -82,10 +85,18 @@ def place_keys(case, keys, source):
         )
 
 
-def clean_keys(case, keys):
-    """Clean a tile of keys [part of D, block, part, key]."""
-    for part, end, height in case.pieces:
-        clean(case, keys[0:height, :, part:end, :])
+def clean_new_keys(case, head):
+    """Clean the new keys of a head, as many at a time as one DMA brings."""
+    for first in range(0, blocks(case.new_keys), LOADED_BLOCKS):
+        start, end = row_range(case, first)
+        at = case.prefix // PARTITIONS + first
+        full = (end - start) // PARTITIONS
+        used = (end - start) % PARTITIONS
+        for part, last, height in case.pieces:
+            if full > 0:
+                clean(case, head.keys[0:height, at : at + full, part:last, :])
+            if used > 0:
+                clean(case, head.keys[0:height, at + full : at + full + 1, part:last, 0:used])
 
 
 def load_new_values(case, head, first):

@@ -19,7 +19,8 @@ class Tuning(nl.NKIObject):
     scores                 keys of one PSUM tile of scores: two banks, so that three tiles fit beside the rest
     exponents, recomputed  keys of one exp from SBUF and from PSUM
     recomputed_share       the share of keys whose scores are computed again; spans up to `short` take a larger one, as
-                           loads and stores are a larger part of their DMAs, those up to `shortest` none
+                           loads and stores are a larger part of their DMAs, but if `wide` a smaller one of keys of
+                           several parts, each of which is a product more; those up to `shortest` none
     few                    up to so many keys the Vector engine divides the product, else GpSimd what Scalar copied
     exponents_after        from the last score of a span to its first exp: until the shift is known; `exponents_first`
                            in the beginning, and one key later for every `ramp` keys
@@ -29,9 +30,11 @@ class Tuning(nl.NKIObject):
     cache_after            between the writes of 1024 keys and values to a cache
     values_after           between the cleanings of 1024 values, which products wait for later than scores for keys
     queries_ahead          tiles of queries that are loaded before they are needed
+    heads_ahead            tiles of queries before its first one at which a head is loaded, and `cleaned_ahead` at which
+                           its keys are cleaned, for which the Vector engine waits until they have arrived
     """
 
-    def __init__(self, dtype, wide):
+    def __init__(self, dtype, wide, parts):
         narrow = dtype == nl.bfloat16
         self.span = 8192 if narrow and wide else 4096
         self.span_with_slopes = 3072
@@ -39,7 +42,7 @@ class Tuning(nl.NKIObject):
         self.exponents = 1536 if narrow else 1024
         self.recomputed = 1024 if wide else 512
         self.recomputed_share = (2, 9) if wide else (1, 3)
-        self.recomputed_share_of_short = (1, 3)
+        self.recomputed_share_of_short = (1, 8) if wide and parts > 1 else (1, 3)
         if not narrow:
             self.recomputed_share = (0, 1)
             self.recomputed_share_of_short = (0, 1)
@@ -57,6 +60,8 @@ class Tuning(nl.NKIObject):
         self.cache_after = 16384
         self.values_after = 2048
         self.queries_ahead = 6
+        self.heads_ahead = 8
+        self.cleaned_ahead = 4
 
 
 class Case(nl.NKIObject):
@@ -83,6 +88,7 @@ class Case(nl.NKIObject):
         self.cached = 0
         self.slots = None
         self.block_tables = None
+        self.cache_rows = None
         self.window = None
         self.softcap = None
         self.sinks = None
@@ -99,6 +105,8 @@ def prepare(case):
         case.sequences = case.block_tables.shape[0]
         case.kv_heads = case.k_cache.shape[2]
         case.depth = case.k_cache.shape[3]
+    if case.cache_rows is not None:
+        case.sequences = case.cache_rows.shape[0]
     case.dtype = case.q.dtype
     case.filling = True
     case.group = case.q.shape[1] // (case.kv_heads * case.depth)
@@ -109,7 +117,7 @@ def prepare(case):
     case.keys = case.prefix + case.new_keys
     divide_depth(case)
     case.masks = Masks(case.dtype, case.causal, case.window)
-    case.tuning = Tuning(case.dtype, nisa.get_nc_version() > nisa.nc_version.gen2)
+    case.tuning = Tuning(case.dtype, nisa.get_nc_version() > nisa.nc_version.gen2, case.parts)
     case.exp_scale = case.scale
     if case.softcap is not None:
         case.exp_scale = case.softcap
@@ -153,7 +161,7 @@ class Queries(nl.NKIObject):
         self.first = first
         self.count = count
         self.tile = None
-        self.cached = None
+        self.keys = None
         self.masks = {}
 
 
@@ -170,7 +178,7 @@ class Span(nl.NKIObject):
         self.recomputed = recomputed
         self.before = before
         self.last = last
-        self.head = None
+        self.head = queries.keys
         self.scores = None
         self.maximum = None
         self.bias = None
@@ -299,5 +307,5 @@ def mask_of_keys(case, queries, start, end):
         return mask_of(case.masks, queries.count, distance, end - start)
     name = f"{start}"
     if name not in queries.masks:
-        queries.masks[name] = cached_mask(case.masks, queries.cached.count, queries.first, start)
+        queries.masks[name] = cached_mask(case.masks, queries.keys.cached.count, queries.first, start)
     return queries.masks[name][0 : queries.count, 0 : end - start]

@@ -29,6 +29,9 @@ def fit(case):
     each = head_bytes(case)
     least = LEAST_QUERIES * query_bytes(case)
     case.two_heads_fit = each <= HEAD_BYTES and 2 * each + least <= room
+    # A head that is loaded early stands beside two that products and scores read.
+    if 3 * each + least + (tuning.queries_ahead - 1) * query_bytes(case) > room:
+        tuning.heads_ahead = 1
     case.query_room = room - (2 if case.two_heads_fit else 1) * each
     loaded = case.query_room // query_bytes(case)
     tuning.queries_ahead = max(1, min(tuning.queries_ahead, loaded - LEAST_QUERIES + 1))

@@ -68,7 +68,7 @@ def cached_distances(case, span, result, position):
         dst=result,
         data=result,
         op0=nl.subtract,
-        operand0=span.queries.cached.count[0 : span.rows, :],
+        operand0=span.queries.keys.cached.count[0 : span.rows, :],
         op1=nl.minimum,
         operand1=0.0,
     )

@@ -1,4 +1,4 @@
-"""Windows of speech in the engine: encoded with their prompts, held in slots, written down together as each alone."""
+"""Windows of speech in the engine: encoded with their prompts, held in slots, transcribed together as each alone."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_refuses_audio_that_is_none_and_prompts_without(tmp_path: Path) -> None:
 
     sound = np.ones(WINDOW, np.float32)
     assert llm.generate({"prompt_token_ids": [3]} | audio(sound), params, use_tqdm=False)[0].finished
-    assert refused(llm) == "this model writes speech down: a prompt comes with audio"
+    assert refused(llm) == "this model transcribes speech: a prompt comes with audio"
     assert refused(texts, **audio(sound)) == "this model continues texts: a prompt comes without audio"
     assert refused(llm, **audio(np.ones(WINDOW + 1))).startswith("audio has samples of the shape [6401]")
     assert refused(llm, **audio([])).startswith("audio has samples of the shape [0]")
@@ -216,7 +216,7 @@ def test_refuses_audio_that_is_none_and_prompts_without(tmp_path: Path) -> None:
     assert refused(llm, **audio([0.0, np.nan])) == "audio has samples that are not finite"
     assert refused(llm, multi_modal_data={"image": 1}).startswith("multi_modal_data is a mapping with audio")
     assert refused(llm, multi_modal_data={"audio": sound}).startswith("audio is a pair")
-    with pytest.raises(ModelError, match="drafts are for texts; a whisper writes speech down"):
+    with pytest.raises(ModelError, match="drafts are for texts; a whisper transcribes speech"):
         LLM(path, speculative_config={"num_speculative_tokens": 2})
 
 
