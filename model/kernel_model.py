@@ -7,9 +7,10 @@ from functools import partial
 
 import numpy as np
 
+from model.bound_launch import Device
 from model.config import ModelConfig
 from model.expert_load import ExpertLoad
-from model.launched import Device, LaunchedModel, Progress
+from model.launched import LaunchedModel, Progress
 from model.layers.launch import Phase, StepShape
 from model.mesh import Mesh
 from model.sampling import StepOutput

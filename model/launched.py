@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from model.bound_launch import Arrays, Binder, BoundLaunch, Device
 from model.config import ModelConfig
 from model.decoder import BlockLayers, EncoderLayers
 from model.errors import check_memory
 from model.expert_load import ExpertLoad
 from model.families import compose
 from model.launch_list import copies_of, copy_sizes, launches_of
-from model.layers.cross_attention import OF_WINDOW
+from model.layers.cross_attention import LAST_OF_WINDOW
 from model.layers.experts import EXPERT_IDS
-from model.layers.launch import Argument, Axis, Launch, Phase, StepShape, Value, View
+from model.layers.launch import Phase, StepShape, Value
 from model.layers.layer import Constant, Layer
 from model.layers.paged import OF_KIND, Kind, of_kind, spare
 from model.layers.recurrent import OF_SEQUENCE
@@ -29,51 +30,9 @@ from model.sampling import Drawn, StepOutput
 from model.stages import send, sent, stages_of
 from model.weights import RankWeights
 
-Arrays = dict[str, Any]
-"""The arrays of one rank by their names in the launch list."""
-
-
-class Device(Protocol):
-    """Something that launches a kernel on some ranks at once.
-
-    `own` are the ranks that this process holds: all of them, or one if the others are processes of their own.
-    """
-
-    ranks: int
-    own: range
-
-    def dtype(self, name: str) -> Any:
-        """A dtype as kernels take it for an argument, such as `nl.bfloat16`."""
-
-    def replica_group(self, groups: list[list[int]] | None) -> Any:
-        """The groups of a collective as kernels take them; None where each rank is alone."""
-
-    def hold(self, array: np.ndarray) -> Any:
-        """An array where kernels read it: weights and constants once, states, and what comes with a step."""
-
-    def run(
-        self, kernel: str, arguments: Sequence[tuple[Any, ...]], written: Sequence[int | None] = ()
-    ) -> list[Any]:
-        """Launch a kernel of `nki_kernels` with the arguments of each rank that takes part; returns their outputs.
-
-        These are the own ranks of one stage, or of two where values pass; none where other processes have these. A
-        launch in one process numbers its ranks from 0. `written` has for each output the place of the argument that
-        the kernel writes to and returns, None for a new array.
-        """
-
-    def end_graph(self) -> None:
-        """What was launched since the last call is a graph: equal launches, in the same order, are compiled once."""
-
-    def gather(self, arrays: Sequence[Any]) -> list[np.ndarray]:
-        """The arrays of all ranks that have one, in order, in the host's memory.
-
-        `arrays` are those of the ranks in this process, as `run` returned them.
-        """
-
-
 GIVEN = (
     *("features", "ids", "own_positions", "rope_rows", "ends"),
-    *(*OF_SEQUENCE, *OF_KIND, *OF_WINDOW, *NUMBERS, *COLUMNS),
+    *(*OF_SEQUENCE, *OF_KIND, LAST_OF_WINDOW, *NUMBERS, *COLUMNS),
 )
 """The arrays that come with a step."""
 
@@ -119,6 +78,8 @@ class LaunchedModel:
         for stage, rank in zip(of_ranks, own):
             stage.held.append({name: device.hold(each) for name, each in stage.arrays(rank).items()})
             self._held.append(stage.held[-1])
+        states = {each.name for stage in self._stages for each in stage.states}
+        self._binder = Binder(device, mesh, states)
         self._launches = lru_cache(maxsize=kept)(self._list)
         self._copies = lru_cache(maxsize=None)(self._list_copies)
         self.clear()
@@ -211,7 +172,7 @@ class LaunchedModel:
                 [np.concatenate(of_stage[first : first + sequence_ranks]) for first in firsts]
             )
 
-    def _scored(self, tokens: int, head: Sequence[_Bound]) -> list[StepOutput]:
+    def _scored(self, tokens: int, head: Sequence[BoundLaunch]) -> list[StepOutput]:
         """What follows each token of each group, for as many at a time as the head takes."""
         rows = min(tokens, len(self._held[0]["ends"]))
         of_groups: list[list[StepOutput]] = [[] for _ in range(self._mesh.data)]
@@ -252,7 +213,11 @@ class LaunchedModel:
                 )
         return outputs
 
-    def _list(self, shape: StepShape) -> list[list[_Bound]]:
+    def _run(self, launches: Sequence[BoundLaunch]) -> None:
+        for each in launches:
+            each.run(self._device)
+
+    def _list(self, shape: StepShape) -> list[list[BoundLaunch]]:
         """The launches of a step, by the parts of the model, with what stays the same from step to step bound."""
         of_stages = [[launches_of(part, shape) for part in stage.sections] for stage in self._stages]
         launches = [launch for lists in of_stages for part in lists for launch in part]
@@ -264,7 +229,7 @@ class LaunchedModel:
         kinds = (of_kind(name, shape, window) for name in OF_KIND for window, _ in shape.window_pages)
         changing = {*GIVEN, *kinds, *results, *self._left}
         bound_lists = [
-            [self._bind(launch, changing, stage.held) for launch in part]
+            [self._binder.bind(launch, changing, stage.held) for launch in part]
             for stage, lists in zip(self._stages, of_stages)
             for part in lists
         ]
@@ -274,11 +239,13 @@ class LaunchedModel:
                 for stages in (self._stages[:number], self._stages[number:])
             )
             held = [*own.held, *peer.held]
-            passed = [self._bind_send(send(value), held, number) for value in sent(before, after, shape)]
+            passed = [
+                self._binder.bind_send(send(value), held, number) for value in sent(before, after, shape)
+            ]
             bound_lists[len(before) - 1] += passed
         return bound_lists
 
-    def _list_encoder(self, shape: StepShape) -> list[_Bound]:
+    def _list_encoder(self, shape: StepShape) -> list[BoundLaunch]:
         """The launches of the encoder, if any; notes what it and other steps leave behind for later ones, by name."""
         encoder = self._decoder.encoder
         parts = (
@@ -287,76 +254,13 @@ class LaunchedModel:
         launches = [launch for part in parts for launch in part]
         self._left = {each.name for stage in self._stages for each in stage.states}
         self._left.update(name for launch in launches for name in launch.results)
-        return [self._bind(each, {*GIVEN, *self._left}, self._held) for each in launches]
+        return [self._binder.bind(each, {*GIVEN, *self._left}, self._held) for each in launches]
 
-    def _list_copies(self, copies: int, kind: Kind) -> list[_Bound]:
+    def _list_copies(self, copies: int, kind: Kind) -> list[BoundLaunch]:
         """The launches that copy so many pages or slots."""
         launches = copies_of(self._decoder.layers, self._shape, copies, kind)
         changing = {each.name for own in launches for each in own.arguments if isinstance(each, Value)}
-        return [self._bind(launch, changing, self._held) for launch in launches]
-
-    def _bind(self, launch: Launch, changing: Collection[str], held: list[Arrays]) -> _Bound:
-        later = [
-            (place, each.name, None if each.view is View.whole else each)
-            for place, each in enumerate(launch.arguments)
-            if isinstance(each, Value) and each.name in changing
-        ]
-        places = {place for place, _, _ in later}
-        fixed = [
-            [
-                None if place in places else self._bound(argument, arrays)
-                for place, argument in enumerate(launch.arguments)
-            ]
-            for arrays in held
-        ]
-        states = {each.name for stage in self._stages for each in stage.states}
-        places_of_states = {
-            each.name: place
-            for place, each in enumerate(launch.arguments)
-            if isinstance(each, Value) and each.name in states
-        }
-        written = tuple(places_of_states.get(name) for name in launch.results)
-        return _Bound(launch.kernel, launch.results, held, fixed, later, written)
-
-    def _bind_send(self, launch: Launch, held: list[Arrays], target: int) -> _Bound:
-        """A value that passes to the ranks of a stage from those of the one before.
-
-        A target's own argument only has the shape.
-        """
-        value, count = launch.arguments[0], self._mesh.stage_ranks
-        assert isinstance(value, Value) and value.view is View.whole, f"{launch.results} passes in part"
-        shape = np.broadcast_to(np.zeros((), value.dtype), value.shape)
-        first = (target - 1) * count
-        # Ranks in processes of their own keep their numbers; those of one process count from 0 in a launch.
-        origin = 0 if len(self._device.own) == self._mesh.ranks else first
-        fixed: list[list[Any]] = []
-        for rank in self._device.own:
-            if self._mesh.stage_of(rank) in (target - 1, target):
-                place = rank - first
-                source = origin + place % count
-                fixed.append([None if place < count else shape, [(source, source + count)]])
-        return _Bound(launch.kernel, launch.results, held, fixed, [(0, value.name, None)], (None,))
-
-    def _run(self, launches: Sequence[_Bound]) -> None:
-        for each in launches:
-            arguments = []
-            for arrays, fixed in zip(each.held, each.fixed):
-                own = fixed.copy()
-                for place, name, view in each.later:
-                    if own[place] is None:
-                        own[place] = arrays[name] if view is None else view.of(arrays[name])
-                arguments.append(tuple(own))
-            first, *others = each.results
-            for arrays, outputs in zip(each.held, self._device.run(each.kernel, arguments, each.written)):
-                if others:
-                    arrays.update(zip(each.results, outputs))
-                else:
-                    arrays[first] = outputs
-
-    def _bound(self, argument: Argument, arrays: Arrays) -> Any:
-        if isinstance(argument, Value):
-            return argument.of(arrays[argument.name])
-        return bound(argument, self._device, self._mesh)
+        return [self._binder.bind(launch, changing, self._held) for launch in launches]
 
 
 @dataclass(frozen=True)
@@ -397,23 +301,6 @@ class _Stage:
         return {**own, **{name: make(rank.shard) for name, make in self.makers.items()}}
 
 
-@dataclass(frozen=True)
-class _Bound:
-    """A launch with the arguments of every rank that stay the same: weights, constants, numbers.
-
-    `held` are the arrays of the ranks that take part. `later` are the places and names of arguments that each step
-    brings: activations, states, ids and positions; and which view of the array a launch is given, where it is not
-    given the whole. They are None in `fixed`. `written` has for each result the place of the state that it is, if any.
-    """
-
-    kernel: str
-    results: tuple[str, ...]
-    held: list[Arrays]
-    fixed: list[list[Any]]
-    later: list[tuple[int, str, Value | None]]
-    written: tuple[int | None, ...]
-
-
 def _drawn(token: np.ndarray, logprob: np.ndarray, ids: np.ndarray, logprobs: np.ndarray) -> Drawn:
     return Drawn(int(token[0]), float(logprob[0]), ids, logprobs)
 
@@ -423,10 +310,3 @@ def _within(rows: np.ndarray, own: slice) -> np.ndarray:
     first, last, _ = own.indices(own.stop)
     numbers = rows - first
     return np.where((numbers >= 0) & (numbers < last - first), numbers, last - first).astype(np.int32)
-
-
-def bound(argument: Argument, device: Device, mesh: Mesh) -> Any:
-    """An argument that is no array, as a device's kernels take it."""
-    if isinstance(argument, Axis):
-        return device.replica_group(mesh.groups(argument))
-    return device.dtype(argument.name) if isinstance(argument, np.dtype) else argument

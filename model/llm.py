@@ -10,7 +10,7 @@ from typing import Any
 from model.chat import ChatTemplate, Message
 from model.config import Fields
 from model.engine import RequestOutput, SamplingParams
-from model.engine.speech import NO_EARS, Speech
+from model.engine.speech import WITHOUT_AUDIO, Speech
 from model.engine_args import EngineArgs, make_engine
 from model.errors import ModelError
 from model.shipped import PRETRAINED, model_path
@@ -153,7 +153,7 @@ class LLM:
         if not isinstance(audio, Sequence) or len(audio) != 2:
             raise ModelError("audio is a pair: samples, and how many of them a second has")
         if shape is None:
-            raise ModelError(NO_EARS)
+            raise ModelError(WITHOUT_AUDIO)
         samples, rate = audio
         return Speech(window_of_samples(samples, rate, shape))
 

@@ -23,7 +23,7 @@ DEFAULT_TOKENS = 1024
 """Prompt and generated tokens together, where the model's context allows it; an eighth is generated."""
 
 SPEECH_TOKENS = 128
-"""Generated of a window of speech: as many as `nkw transcribe` writes down at most, if it is not told."""
+"""Generated of a window of speech: as many as `nkw transcribe` writes at most, if it is not told."""
 
 LARGEST_BATCH = 64
 MOST_RANKS = 128
