@@ -171,7 +171,9 @@ class Evidence:
             and len(writes) == 1
             and writes[0].dynamic is None
         ):
-            known.written[event] = written(writes[0], plan)
+            # A gather that skips rows may leave parts of the view as they were: it overwrites nothing for sure.
+            if not (plan.skip_out_of_range and any(tile.dynamic is not None for tile in reads)):
+                known.written[event] = written(writes[0], plan)
             if plan.effects.copies and writes[0].buffer is MemoryRegion.sbuf:
                 known.values.loaded_rows.setdefault(writes[0].storage.serial, set()).add(writes[0].shape[0])
         if by_dma and any(tile.dynamic is not None for tile in (*reads, *writes)):

@@ -33,6 +33,23 @@ def test_a_load_over_an_unread_load_is_lost_only_if_it_differs(values, expected)
     assert codes(kernel, X) == expected
 
 
+@pytest.mark.parametrize(("skips", "expected"), [(False, ["NKW-UNREAD"]), (True, [])])
+def test_a_gather_that_may_skip_rows_overwrites_nothing_for_sure(skips, expected) -> None:
+    mode = nisa.oob_mode.skip if skips else nisa.oob_mode.error
+
+    def kernel(x, numbers):
+        tile = nl.zeros((4, 12), dtype=nl.float32)
+        places = nl.ndarray((4, 2), dtype=nl.int32)
+        nisa.dma_copy(dst=places, src=numbers)
+        for column in range(2):
+            rows = x.ap(pattern=[[12, 4], [1, 12]], vector_offset=places[:, column : column + 1])
+            nisa.dma_copy(dst=tile, src=rows, oob_mode=mode)
+        return copied_out(tile)
+
+    first = np.arange(4, dtype=np.int32)
+    assert codes(kernel, X, np.stack([first, first[::-1]], axis=1).copy()) == expected
+
+
 def test_interleaved_columns_do_not_overwrite_each_other() -> None:
     def kernel(x):
         tile = nl.ndarray((4, 6, 2), dtype=nl.float32)
