@@ -150,7 +150,7 @@ def _scale(source: Path, held: dict[str, Held], decoder: Decoder, config: ModelC
     dtypes = (each.dtype for name, each in there.items() if name not in decoder.exact)
     widened = next((each for each in dtypes if each != fp8.ELEMENT), np.dtype(ml_dtypes.bfloat16))
     for name, each in there.items():
-        # Any other shape and dtype is left as it is, to be refused like that of a plain tensor.
+        # Other shapes and dtypes are refused later, as those of a tensor without scales are.
         if (
             isinstance(each, _Stored)
             and each.dtype == fp8.ELEMENT

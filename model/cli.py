@@ -150,7 +150,7 @@ def _parser(of_model: bool = False) -> argparse.ArgumentParser:
         _command(
             commands,
             "transcribe",
-            "write down what is said in a recording, check it, predict the time",
+            "transcribe a recording, check it, predict the time",
             "speech.wav --model whisper-tiny",
         )
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from model.bound_launch import Device
 from model.checkpoint import open_checkpoint
 from model.config import ModelConfig
 from model.device import SimulatedDevice
@@ -19,7 +20,6 @@ from model.engine.buckets import MOST_ROWS, Buckets
 from model.engine.speculation import NO_RECURRENT_DRAFTS, DraftModel, PromptLookup, Proposer
 from model.errors import ModelError
 from model.families import load_config
-from model.launched import Device
 from model.mesh import Mesh, check_expert_groups, routed_experts
 from model.paged_model import PagedModel
 from model.shipped import PRETRAINED, model_path
@@ -151,7 +151,7 @@ def engine_parts(args: EngineArgs) -> EngineParts:
     )
     if config.cross_positions:
         if speculation.tokens:
-            raise ModelError(f"drafts are for texts; a {config.model_type} writes speech down")
+            raise ModelError(f"drafts are for texts; a {config.model_type} transcribes speech")
         options = options.of_windows(length)
         args = replace(args, max_num_batched_tokens=options.max_num_batched_tokens)
     if any(each.is_recurrent for each in speculation.configs):

@@ -15,26 +15,26 @@ import ml_dtypes
 import numpy as np
 
 ELEMENT = np.dtype(ml_dtypes.float8_e4m3fn)
-"""What a checkpoint holds."""
+"""The dtype of quantised weights in a checkpoint."""
 SCALES = ("_scale_inv", "_scale")
-"""What stands behind the name of a tensor: in the method fp8 by blocks, and in compressed-tensors. Both multiply."""
+"""Suffixes of the names of scales: the first in the method `fp8`, the second in compressed-tensors. Both multiply."""
 OF_ACTIVATIONS = (".input_scale", ".activation_scale")
-"""Scales behind the name of a module: of activations, which stay as they are."""
+"""Suffixes of the scales of activations, which are not used: activations are not quantised here."""
 
 _VALUES = np.arange(256, dtype=np.uint8).view(ELEMENT).astype(np.float32)
 _ROWS_AT_ONCE = 128
-"""Of 18,432 columns their float32 products take 9 MB."""
+"""Rows widened in one go: 128 rows of 18,432 columns take 9 MB in float32."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """So many rows and columns share a scale; None stands for all."""
+    """The rows and columns that share a scale; None stands for all of a tensor."""
 
     rows: int | None
     columns: int | None
 
     def sizes(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        """Its rows and columns in a tensor [out, in]."""
+        """The rows and columns of a block in a tensor [out, in]."""
         return self.rows or shape[0], self.columns or shape[1]
 
     def scales(self, shape: tuple[int, ...]) -> tuple[int, int]:

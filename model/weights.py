@@ -81,9 +81,8 @@ def shard_weights(
 
 def weights_of_all(config: ModelConfig, one: RankWeights) -> tuple[RankWeights, ...]:
     """Weights for dry runs of all ranks: right in shapes and dtypes, which `one` of them has, without memory."""
-    stored = next(
-        iter(one.arrays.values())
-    ).dtype  # the first is the embedding or a norm; other stages' are alike
+    # The first array is the embedding, or a norm on later stages: both have the dtype of the checkpoint.
+    stored = next(iter(one.arrays.values())).dtype
 
     def alike(weight: Weight, shard: Shard) -> np.ndarray:
         return np.broadcast_to(np.zeros((), weight.dtype(stored)), weight.shape(shard))

@@ -166,7 +166,7 @@ def _even(numbers: np.ndarray, bounds: np.ndarray) -> tuple[int, tuple[int, ...]
 
 
 def _runs(rows: np.ndarray, bounds: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Runs of rows of which each is as far from the one before it as the first two are, in every element."""
+    """Begin and end of runs of rows: within a run, consecutive rows differ by one number, the same in every element."""
     begin = 0
     while begin < len(rows):
         end, step = begin + 1, None

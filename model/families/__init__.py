@@ -24,7 +24,7 @@ __all__ = ["FAMILIES", "compose", "load_config", "read_config"]
 def load_config(folder: Path | str, of_speech: bool | None = False) -> ModelConfig:
     """Read a model folder's config.json, and the end tokens of generation_config.json if it is there.
 
-    The model continues texts, or writes down what is said where `of_speech`; None takes either.
+    The model continues texts, or transcribes speech where `of_speech`; None takes either.
 
     Raises ModelError for a missing or damaged file, one that is a link out of the folder, an unknown architecture, and
     a field that is missing, of the wrong type, or describes a model this package does not compute.
@@ -41,7 +41,7 @@ def load_config(folder: Path | str, of_speech: bool | None = False) -> ModelConf
     if config.refusals:
         raise ModelError(config.refusals[0], _CODE)
     if of_speech is not None and isinstance(config.encoder, SpeechEncoder) is not of_speech:
-        does = "continues texts" if of_speech else "writes speech down; nkw transcribe and nkw serve do that"
+        does = "continues texts" if of_speech else "transcribes speech; nkw transcribe and nkw serve do that"
         raise ModelError(f"{folder / 'config.json'}: a {config.model_type} {does}", _CODE)
     if unsupported(config):
         raise ModelError(

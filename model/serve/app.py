@@ -126,8 +126,8 @@ async def chat(asked: ChatRequest, request: Request, service: Shared) -> Any:
     openapi_extra={"requestBody": form_schema()},
 )
 async def transcriptions(request: Request, service: Shared) -> Any:
-    """Write down what is said in a recording."""
-    return await _written_down("transcribe", request, service)
+    """Transcribe a recording."""
+    return await _transcription("transcribe", request, service)
 
 
 @router.post(
@@ -137,8 +137,8 @@ async def transcriptions(request: Request, service: Shared) -> Any:
     openapi_extra={"requestBody": form_schema()},
 )
 async def translations(request: Request, service: Shared) -> Any:
-    """Write down in English what is said in a recording."""
-    return await _written_down("translate", request, service)
+    """Translate what is said in a recording to English."""
+    return await _transcription("translate", request, service)
 
 
 @router.post("/v1/embeddings", include_in_schema=False)
@@ -212,7 +212,7 @@ async def _generated(
         return await while_connected(request.receive, answering.answer(stream))
 
 
-async def _written_down(task: Task, request: Request, service: Service) -> Any:
+async def _transcription(task: Task, request: Request, service: Service) -> Any:
     """What is said, whole or in pieces. A client that leaves cancels its windows."""
     service.check_speech()
     body = await request.body()  # the gate has read it

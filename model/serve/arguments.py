@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser, model: Path) -> None:
         "--max-body",
         metavar="BYTES",
         type=count,
-        help="of a request (default: 1 MiB; 25 MiB where the model writes speech down)",
+        help="of a request (default: 1 MiB; 25 MiB where the model transcribes speech)",
     )
     add("--max-connections", metavar="N", type=count, default=256, help="at once (default: %(default)s)")
     add(

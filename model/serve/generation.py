@@ -50,7 +50,7 @@ class Service:
         if self.speech_model is not None:
             raise ApiError(
                 400,
-                "this model writes speech down: send recordings to /v1/audio/transcriptions",
+                "this model transcribes speech: send recordings to /v1/audio/transcriptions",
                 "unsupported",
             )
 

@@ -62,7 +62,7 @@ class Recording:
         return filled, part.shape[1]
 
     def span(self, begins: int) -> tuple[float, float]:
-        """The seconds from which and to which the window from a column on is the recording's."""
+        """Begin and end of the window from a column on, in seconds of the recording, without its padding."""
         end = min((begins + self.columns) * SECONDS_OF_COLUMN, self.seconds)
         return begins * SECONDS_OF_COLUMN, end
 
@@ -70,7 +70,8 @@ class Recording:
 def window_of_samples(samples: Any, rate: Any, spectrum_shape: tuple[int, ...]) -> np.ndarray:
     """The spectrum of one window, [bands, columns], from samples [count] of at most its length, of -1 to 1.
 
-    Raises ModelError for another rate or dimension, for no samples or too many, and for those that are no numbers.
+    Raises ModelError where the rate or the shape is another one, where there are no samples or too many, and where a
+    sample is not a finite number.
     """
     bands, columns = spectrum_shape
     if rate != SAMPLE_RATE:

@@ -30,9 +30,9 @@ class Rules:
     suppressed_first: tuple[int, ...] = ()
     timestamps: Timestamps | None = None
 
-    def of_text(self, vocabulary: int) -> WrittenDown:
+    def of_text(self, vocabulary: int) -> TranscriptionRule:
         """The rules as an engine keeps them for one text."""
-        return WrittenDown(self, vocabulary)
+        return TranscriptionRule(self, vocabulary)
 
     def applied(self, steps: Sequence[StepOutput], written: Sequence[int]) -> list[StepOutput]:
         """What follows the ids that were `written` behind the prompt, without the tokens that must not."""
@@ -50,7 +50,7 @@ class Rules:
         return logits
 
 
-class WrittenDown:
+class TranscriptionRule:
     """The rules while one text is written (a `TokenRule`)."""
 
     complete = False
@@ -221,7 +221,7 @@ class _Rules:
         return value
 
 
-class Hearing(Protocol):
+class EncoderBackend(Protocol):
     """A backend of a model with an encoder of speech."""
 
     def encode(self, features: Sequence[np.ndarray]) -> None:
@@ -238,7 +238,7 @@ class Hearing(Protocol):
 class SpeechBackend:
     """A backend of `generate` that encodes a window before its prompt, and keeps to the rules."""
 
-    backend: Hearing
+    backend: EncoderBackend
     features: np.ndarray
     rules: Rules
     written: list[int] = field(default_factory=list)

@@ -274,7 +274,7 @@ def _check_model(model: ModelCounts, length: int) -> None:
 def _of_speech(setup: Setup, models: int) -> Setup:
     """With the limits of steps that encode windows; ModelError for drafts, which are of texts."""
     if setup.options.speculative_tokens or models > 1:
-        raise ModelError("drafts are for texts; this model writes speech down")
+        raise ModelError("drafts are for texts; this model transcribes speech")
     return replace(setup, options=setup.options.of_windows(setup.max_model_len))
 
 

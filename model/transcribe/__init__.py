@@ -1,1 +1,1 @@
-"""`nkw transcribe`: a recording in windows, each through an encoder and a decoder that writes down what is said."""
+"""`nkw transcribe`: a recording in windows, each through an encoder and a decoder."""

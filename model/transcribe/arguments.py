@@ -12,7 +12,7 @@ from model.arguments import add_backend, add_cores, add_dtype, add_hardware, cou
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options to a parser."""
     parser.description = textwrap.fill(
-        "Write down what is said in a recording with a Whisper whose layers are NKI kernels, in windows of 30 "
+        "Transcribe a recording with a Whisper whose layers are NKI kernels, in windows of 30 "
         "seconds one after another, each on its own. Every token is compared with a plain numpy model, and the time "
         "on each chip is predicted.",
         78,

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from model.bound_launch import Device
 from model.cache import bucket_length
 from model.checkpoint import Checkpoint, open_checkpoint
 from model.config import ModelConfig
@@ -17,14 +18,14 @@ from model.folder import model_files
 from model.generate.loop import Generation, generate, positions_needed
 from model.generate.report import Run, TargetPrediction, document, summary
 from model.kernel_model import KernelModel
-from model.launched import Device, Progress
+from model.launched import Progress
 from model.layers.uneven import uneven
 from model.mesh import Mesh
 from model.precision import activation_dtype
 from model.reference import ReferenceModel
 from model.sampling import SamplingOptions
 from model.speech.recording import Recording
-from model.speech.rules import Hearing, Rules, SpeechBackend, read_rules
+from model.speech.rules import EncoderBackend, Rules, SpeechBackend, read_rules
 from model.speech.timestamps import Segment, segments_of
 from model.speech.wav import read_wav
 from model.tokenizer import Tokenizer
@@ -81,7 +82,7 @@ class _Job:
             self.config, self.weights, options.tp, taken=self.weights.let_go, dtype=options.dtype
         )
 
-    def backend(self) -> Hearing:
+    def backend(self) -> EncoderBackend:
         """The backend that --backend names."""
         options = self.options
         if options.backend == "simulate":
@@ -107,7 +108,7 @@ class _Job:
 
 @dataclass(frozen=True)
 class _Window:
-    """A window: its seconds, what was written down, and the segments of it where they were asked for."""
+    """A window: its seconds, the generation, and the segments of it where they were asked for."""
 
     seconds: str
     generation: Generation

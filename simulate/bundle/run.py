@@ -683,7 +683,10 @@ def start_child(
     record: Record,
     listener: Callable[[Json], None] | None = None,
 ) -> Process:
-    """The process of a case, or of it and those that follow it, at its end. `build` is its working folder."""
+    """Start a child process that runs a case and the ones after it. Wait for its end, and return it.
+
+    `build` is the working folder of the process.
+    """
     try:
         build.mkdir(parents=True, exist_ok=True)
     except OSError as full:

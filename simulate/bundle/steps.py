@@ -15,7 +15,7 @@ from simulate.errors import shown
 from simulate.parts import Hanging, Part, table
 
 MOST_LAUNCHES = 5
-"""Of those that differ, so many are described: what the first one spoils is seldom of interest."""
+"""The launches with a difference that are described: later ones mostly differ because the first one did."""
 
 
 def parts_of_generation(

@@ -177,7 +177,7 @@ def expected(folder: Path, samples: np.ndarray, most: int) -> list[list[int]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--tp", "2", "--dtype", "bfloat16", "--target", "trn2"]])
-def test_a_recording_is_written_down_window_after_window(
+def test_a_recording_is_transcribed_window_after_window(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
 ) -> None:
     folder, samples = write_whisper(tmp_path / "whisper"), speech(4, 3 * WINDOW // 2)

@@ -114,7 +114,7 @@ def test_a_whisper_is_loaded_for_speech_and_a_llama_for_texts(tmp_path: Path) ->
     assert isinstance(load_config(whisper, of_speech=True).encoder, SpeechEncoder)
     assert load_config(llama).encoder is None
     with pytest.raises(
-        ModelError, match="a whisper writes speech down; nkw transcribe and nkw serve do that"
+        ModelError, match="a whisper transcribes speech; nkw transcribe and nkw serve do that"
     ):
         load_config(whisper)
     with pytest.raises(ModelError, match="a llama continues texts"):

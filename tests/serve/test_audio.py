@@ -1,4 +1,4 @@
-"""`/v1/audio/…`: what the server writes down is what `nkw transcribe` writes down with the numpy model."""
+"""`/v1/audio/…`: the server transcribes as `nkw transcribe` does with the numpy model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from model.checkpoint import open_checkpoint
 from model.cli import main
 from model.families import load_config
 from model.reference import ReferenceModel
-from model.serve.audio.answers import Outer, SpokenSegment, compression_ratio, srt, vtt
+from model.serve.audio.answers import SpokenSegment, StrippedText, compression_ratio, srt, vtt
 from model.speech.recording import Recording
 from model.speech.wav import read_wav
 from tests.model.test_timestamps import END, TIMED, ZERO, timed
@@ -73,7 +73,7 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def by_command(folder: Path, recording: Path, *options: str) -> dict[str, Any]:
-    """What the command writes down with the numpy model."""
+    """The transcription of the command with the numpy model."""
     said = io.StringIO()
     given = ("--model", str(folder), "--max-new-tokens", str(TOKENS), "--backend", "numpy", "--json", "-")
     with redirect_stdout(said):
@@ -352,7 +352,7 @@ def test_texts_and_recordings_have_models_of_their_own(hearing: Served, server: 
         status, error = posted(hearing, path, body)
         assert (status, error["code"]) == (400, "unsupported")
         assert (
-            error["message"] == "this model writes speech down: send recordings to /v1/audio/transcriptions"
+            error["message"] == "this model transcribes speech: send recordings to /v1/audio/transcriptions"
         )
     assert posted(hearing, "/tokenize", {"prompt": "ab"}) == (200, {})
     for path in ("transcriptions", "translations"):
@@ -434,7 +434,7 @@ def test_subtitles() -> None:
 
 
 def test_blanks_around_a_text_are_taken_away_as_it_comes() -> None:
-    outer = Outer()
+    outer = StrippedText()
     pieces = [outer.push(each) for each in (" ", " a", "b ", "", " ", "c d", "  ")]
     assert pieces == ["", "a", "b", "", "", "  c d", ""]
     assert outer.text == "ab  c d"

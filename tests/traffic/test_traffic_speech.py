@@ -82,12 +82,15 @@ def test_windows_wait_for_one_another_and_decode_together(deployment: Deployment
 
 @pytest.mark.parametrize("tp", [1, 3])
 def test_slots_hold_the_keys_and_values_of_a_window(folder: Path, tp: int) -> None:
-    """3 heads of 12 elements in 2 layers: 16 positions of a page, and 128 of a slot, which attention reads at once."""
+    """3 heads of 12 elements in 2 layers: 16 positions of a page, and all of a window in a slot."""
     model = load_model(folder)
     pages, slots = Deployment(model, replace(SETUP, tp=tp)).kinds
     assert (pages.recurrent, slots.recurrent) == (False, True)
     of_position = 2 * 2 * 3 // tp * 12 * 4
-    assert (pages.page_bytes, slots.page_bytes) == (16 * of_position, 128 * of_position)
+    assert (pages.page_bytes, slots.page_bytes) == (
+        16 * of_position,
+        FIELDS["max_source_positions"] * of_position,
+    )
     held = footprint(model, "float32", tp, 40).cache_bytes_per_sequence
     assert held == (40 + FIELDS["max_source_positions"]) * of_position
 
@@ -102,7 +105,7 @@ def test_prompts_on_replicas_of_their_own_hand_windows_over(folder: Path) -> Non
 def test_drafts_are_refused(folder: Path) -> None:
     options = SchedulerOptions(max_num_seqs=4, speculative_tokens=2)
     assert Deployment(load_model(folder), SETUP).limits.prompts_at_once == 1
-    with pytest.raises(ModelError, match="drafts are for texts; this model writes speech down"):
+    with pytest.raises(ModelError, match="drafts are for texts; this model transcribes speech"):
         Deployment(load_model(folder), replace(SETUP, options=options))
 
 

@@ -1,1 +1,1 @@
-"""The routes `/v1/audio/…`: recordings of clients, written down by a speech model."""
+"""The routes `/v1/audio/…`: recordings of clients, transcribed by a speech model."""

@@ -82,7 +82,7 @@ class TextDone(BaseModel):
     usage: TokensUsed
 
 
-class Outer:
+class StrippedText:
     """Takes the blanks before and behind a text away, as it comes."""
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class Outer:
 
 
 def compression_ratio(text: str) -> float:
-    """Bytes of a text over those that zlib makes of it: a text that repeats itself has a large one."""
+    """The bytes of a text over its bytes compressed by zlib. Repetitions make the ratio large."""
     content = text.encode()
     return len(content) / len(zlib.compress(content))
 

@@ -88,7 +88,7 @@ class Transcribing(Answering[AudioRequest]):
         """The pieces as JSON, window after window; what comes early of a later one waits."""
         waiting: dict[int, str] = {}
         ended: set[int] = set()
-        shown, whole = 0, answers.Outer()
+        shown, whole = 0, answers.StrippedText()
         async for update in self.updates(stream):
             waiting[update.prompt] = waiting.get(update.prompt, "") + update.text
             if update.finish_reason is not None:
