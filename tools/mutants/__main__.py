@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import random
+import hashlib
 import sys
 from pathlib import Path
 
@@ -21,9 +21,16 @@ CAUGHT = 0.97
 
 
 def sampled(everything: list[Mutant], count: int, seed: int) -> list[Mutant]:
-    """`count` of the mutants, drawn with a seed, in the order of the source."""
-    chosen = set(random.Random(seed).sample(range(len(everything)), min(count, len(everything))))
-    return [mutant for number, mutant in enumerate(everything) if number in chosen]
+    """`count` of the mutants in the order of the source: those whose keys have the smallest digests with the seed.
+
+    A changed line draws anew among the mutants of that line alone; a draw by place would change the whole sample.
+    """
+
+    def digest(mutant: Mutant) -> str:
+        return hashlib.sha256(f"{seed} {mutant.key}".encode()).hexdigest()
+
+    chosen = {mutant.key for mutant in sorted(everything, key=digest)[:count]}
+    return [mutant for mutant in everything if mutant.key in chosen]
 
 
 def main() -> int:

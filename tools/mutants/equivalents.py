@@ -14,6 +14,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     ),
     "the blocks overlap: some rows or columns are computed again, from the same operands, with the same result": (
         "*.* bound: range(0, tokens, PARTITIONS): PARTITIONS - 1",
+        "decode.ranks.merge_ranks bound: range(0, sizes.tokens, together): together - 1",
         "projection.row_groups.row_groups bound: range(0, rows, most): most - 1",
         "tiles.transpose_into bound: range(0, full, per_bank): per_bank - 1",
     ),
@@ -24,6 +25,9 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "projection.gated_product.accumulate clamp: min(hidden, PARTITIONS) -> PARTITIONS",
     ),
     "a smaller tile, or fewer banks: the same sums in more instructions; only time differs": (
+        "convolution.products.banks_of arithmetic: outputs[1] - outputs[0] -> (outputs[1]) + (outputs[0])",
+        "gated_delta.head_ranges condition: if group <= HEADS -> False",
+        "matmul.fitting condition: if dtype == nl.float32 -> True",
         "projection.gated_product.packed_columns arithmetic: PARTITIONS // 4 -> *",
         "projection.residual_product.held_columns clamp: *",
         "tiles.columns_at_once clamp: max(1, ACCUMULATOR_BANKS // blocks(rows)) -> 1",
@@ -36,6 +40,12 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "tiles.constants tile size: WEIGHT_ELEMENTS = 8192 // 2",
         "tiles.rows_at_once arithmetic: PARTITIONS * max(1, tiles) -> (PARTITIONS) + (max(1, tiles))",
         "tiles.rows_at_once clamp: max(1, tiles) -> 1",
+    ),
+    "elements of which only the sum is used, which is added up in float32 before they are rounded": (
+        "experts.choice.softmax_choice dtype: (rows, experts) dtype=nl.float32 -> nl.int32",
+    ),
+    "chosen experts or all of them are loaded: the same sums, only time differs": (
+        "experts_decode.experts_decode arithmetic: tokens * ids.shape[1] <= w_gate.shape[0] -> *",
     ),
     "other columns are searched as rows; the largest are the same, only time differs": (
         "sampling.vocabulary.tail_columns arithmetic: hidden*",
@@ -66,7 +76,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "projection.row_groups.transpose_tiles duplicate: transpose_rows(*",
         "recurrent.* duplicate: transpose_rows(*",
         "prefill.cached.load_cached duplicate: load_piece(*",
-        "prefill.keys.clean_keys duplicate: clean(*",
+        "prefill.keys.clean_new_keys duplicate: clean(*",
         "rope.rotate duplicate: nisa.tensor_tensor(dst=with_*",
         "tiles.rms_normalised duplicate: nisa.activation(dst=result*",
     ),
@@ -74,6 +84,24 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "rope.rotate swap: nisa.tensor_tensor(dst=target*",
     ),
     "a predicate: any number but 0 chooses": ("decode.softmax.causal_among_new value: value=1: 1 + 1",),
+    "a number is bounded twice by the same bound": (
+        "experts_decode.chosen_slots duplicate: nisa.tensor_scalar(dst=numbers*",
+    ),
+    "the same ranges: four heads of one key head are one range, and the last group begins before the last head": (
+        "gated_delta.head_ranges arithmetic: group <= HEADS -> group < HEADS",
+        "gated_delta.head_ranges bound: range(0, heads, group): heads - 1",
+    ),
+    "the DMA casts in place of the engine: values are rounded once as well": (
+        "projection.block_loads.load_cast_into dtype: tile.shape dtype=matrix.dtype -> nl.bfloat16",
+    ),
+    "one more tile passes the first stage, and no other": (
+        "router.router arithmetic: step < len(tiles) -> step <= len(tiles)",
+        "router.router condition: if step < len(tiles) -> True",
+    ),
+    "another engine copies transposes to SBUF; only time differs": (
+        "router.router arithmetic: len(tiles) > 1 -> len(tiles) >= 1",
+        "router.router condition: if len(tiles) > 1 -> *",
+    ),
     "a copy more, of the same values": ("tiles.cast condition: if tile.dtype == dtype -> False",),
     "the step of a dim of size 1, or the leading step beside a vector_offset, which NKI ignores": (
         "embedding.gathered pattern: [[width, rows], [1, width]]: width *",

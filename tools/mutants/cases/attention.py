@@ -13,6 +13,9 @@ from tests.kernels.accuracy import compare, copied, in_float64, normal
 from tests.kernels.divided import check_divided, divided
 from tests.kernels.test_attention_decode import batch, in_pages
 from tests.kernels.test_attention_mixed import mixed, stored
+from tests.kernels.test_cache_rows import prompt as prompt_in_rows
+from tests.kernels.test_cache_rows import rows_of
+from tests.kernels.test_cache_rows import step as step_in_rows
 from tools.mutants.cases.case import BF16, EPS, Case, Outputs, by_reference, two_cores
 
 
@@ -168,7 +171,16 @@ def _decode() -> list[Case]:
         _shared(_step("trn2", [100, 257], 6, 2, 16, 300, np.float32, np.float32, new=3)),
         _shared(_step_with("trn1", BF16, 16, 50, None, normal(6, 1, 4), kv=1)),
         _shared(_step_with("trn3", np.float32, 0, 70, 5.0, normal(6, 1, 4))),
+        _in_rows("trn1", ([299, 5], 4, 2, 144, 300), rows_of(3, 0), BF16),
+        _in_rows("trn2", ([127, 40, 90], 6, 3, 16, 128), rows_of(4, 1, 2)),
+        two_cores(_in_rows("trn2", ([60, 3, 129], 3, 1, 16, 172), rows_of(3, 0, 2))),
+        two_cores(_in_rows("trn3", ([2100], 3, 3, 8, 4000), rows_of(2))),
     ]
+
+
+def _in_rows(target: str, sizes: tuple[Any, ...], rows: np.ndarray, dtype: Any = np.float32) -> Case:
+    """A step whose sequences lie in some rows of the caches."""
+    return by_reference("attention_decode", target, *step_in_rows(sizes, rows, dtype=dtype))
 
 
 def _turned_as(target: str, rows: np.ndarray) -> Case:
@@ -299,6 +311,7 @@ def _prefill() -> list[Case]:
         _whole_prompt("trn2", 513, 1, 1, 8, 513, np.float32, np.float32),
         _whole_prompt("trn2", 129, 4, 2, 16, 130, np.float32, np.float32),
         _whole_prompt("trn1", 20, 2, 2, 48, 24, BF16, BF16),
+        _whole_prompt("trn2", 20, 3, 3, 8, 24, np.float32, np.float32),
         _whole_prompt("trn3", 600, 2, 1, 8, 768, np.float32, BF16),
         by_reference("attention_prefill", "trn2", *steep, 8**-0.5),
         by_reference("attention_prefill", "trn1", *falling, 8**-0.5),
@@ -340,6 +353,7 @@ def _prefill() -> list[Case]:
             *(0.3, None, None, 0, None, None, None, None, None, True, slopes),
         ),
         _continued("trn2", np.float32, 128, None, None, 60),
+        by_reference("attention_prefill", "trn2", *prompt_in_rows(5, 300, rows_of(2, 0), (4, 2), np.float32)),
         _shared(_continued("trn2", np.float32, 128, None, None, 60)),
         _shared(_continued("trn1", BF16, 128, *_pages(200, 42), tokens=200, pages=42)),
         _shared(two_cores(_whole_prompt("trn3", 300, 2, 1, 130, 300, BF16, np.float32))),

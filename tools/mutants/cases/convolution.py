@@ -48,6 +48,11 @@ def convolutions() -> list[Case]:
         _convolved("trn2", (2, 3, 11, 13), 300, (7, 7), True, (2, 2), (3, 3), None),
         _convolved("trn2", (2, 64, 7, 9), 300, (3, 3), True, (2, 1), (1, 1), None),
         _convolved("trn2", (2, 80, 30), 300, (3,), True, 1, 1, None),
+        _convolved("trn2", (1, 30, 2600), 40, (3,), True, 1, 1, None),
+        _convolved("trn1", (3, 64, 21, 40), 64, (3, 3), True, (1, 1), (1, 1), None),
+        _convolved("trn2", (3, 3, 40, 50), 32, (5, 5), True, (2, 1), (2, 2), "relu"),
+        _convolved("trn2", (1, 33, 241, 40), 65, (2, 2), True, (1, 1), (0, 0), None),
+        _convolved("trn2", (31, 64, 7, 7), 40, (3, 2), True, (1, 1), (1, 1), None),
         two_cores(_convolved("trn2", (1, 20, 60), 200, (3,), True, 2, 1, None, True)),
     ]
 
@@ -61,9 +66,11 @@ def poolings() -> list[Case]:
         for name, rest in pools
         for case in (
             by_reference(name, "trn2", x, (3, 2), (2, 1), (1, 1), *rest),
+            by_reference(name, "trn2", x, (1, 2), (2, 2), None, *rest),
             by_reference(name, "trn1", sequences, (3,), None, None, *rest),
             by_reference(name, "trn2", normal(2, 1, 3, 20000), (2,), None, None, *rest),
             by_reference(name, "trn3", normal(3, 20, 40, 5, 4), (2, 3), (1, 2), (1, 0), *rest),
+            by_reference(name, "trn2", normal(4, 1, 228, 30, 40), (3, 3), (1, 1), None, *rest),
             two_cores(by_reference(name, "trn2", normal(3, 1, 200, 30), (3,), (2,), (1,), *rest)),
         )
     ]

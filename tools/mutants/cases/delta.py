@@ -13,14 +13,23 @@ from tools.mutants.cases.case import BF16, Case, Outputs, by_reference, two_core
 
 
 def delta() -> list[Case]:
-    """Prompts of one chunk and of several, ragged and with padding; steps; heads that share keys in both ways."""
+    """Prompts of one chunk and of several, ragged and with padding; steps; heads that share keys in both ways.
+
+    Some prompts have more heads than a unit: one, two or five to a key head.
+    """
     return [
         _case("gated_delta", "trn2", 2, 5, (1, 2, 8, 8)),
         _case("gated_delta", "trn1", 1, 300, (2, 4, 16, 8)),
         _case("gated_delta", "trn2", 2, 700, (1, 6, 16, 8)),
-        _rounded(_case("gated_delta", "trn2", 2, 3, (1, 1, 8, 8), BF16)),
+        _case("gated_delta", "trn2", 1, 3, (5, 5, 8, 8)),
+        _case("gated_delta", "trn2", 1, 3, (3, 6, 8, 8)),
+        _case("gated_delta", "trn2", 1, 3, (2, 10, 8, 8)),
+        _rounded(_case("gated_delta", "trn2", 3, 3, (1, 1, 8, 8), BF16)),
         _case("gated_delta_step", "trn2", 3, 1, (1, 2, 8, 8)),
         _case("gated_delta_step", "trn1", 9, 1, (2, 6, 16, 8), BF16),
+        _case("gated_delta_step", "trn2", 6, 1, (5, 10, 9, 33)),
+        _case("gated_delta_step", "trn2", 5, 1, (65, 130, 1, 2)),
+        _case("gated_delta_step", "trn2", 25, 1, (1, 2, 37, 128)),
         two_cores(_case("gated_delta", "trn2", 1, 5, (1, 1, 8, 8))),
         two_cores(_case("gated_delta_step", "trn2", 2, 1, (1, 1, 8, 8))),
     ]

@@ -35,11 +35,13 @@ def _routers() -> list[Case]:
     grouped = ("sigmoid", normal(4, 1, 32), normal(5, 1, 32, scale=0.1), 4, 2, 2.5)
     return [
         _router("trn2", 3, 40, 5, 2),
-        _router("trn2", 130, 172, 12, 9, False, dtype=BF16),
+        *(_router("trn2", rows, 40, 5, 2, True, "softmax", None, None, 1, 1, 1.0, 1.0) for rows in (1, 3)),
+        _router("trn2", 300, 172, 12, 9, False, dtype=BF16),
         _router("trn3", 3, 40, 32, 3, True, *grouped),
         _router("trn2", 3, 40, 32, 3, False, "softmax", None, None, 4, 2, 16.0),
         _router("trn1", 3, 40, 5, 2, False, "sigmoid"),
         _router("trn2", 3, 173, 5, 2, dtype=BF16, held=np.float32),
+        _router("trn2", 129, 5405, 8, 2),
         two_cores(_router("trn2", 3, 40, 9, 2)),
         two_cores(_router("trn2", 260, 40, 9, 2)),
     ]
@@ -119,7 +121,7 @@ def _prefill() -> list[Case]:
         _on_two_ranks("experts_prefill", "trn2", 130, 40, 5, 24, 2),
         two_cores(_case("experts_prefill", "trn2", 3, 40, 7, 24, 2)),
         _looped("trn2", 130, 520, 8, 130, 3, activation="swigluoai"),
-        _looped("trn2", 130, 64, 256, 32, 2),
+        _looped("trn2", 260, 64, 256, 32, 2),
         _looped("trn3", 130, 1030, 20, 32, 2, dtype=BF16, held=BF16, biases=True),
     ]
 
@@ -146,6 +148,16 @@ def _absent(kernel: str, target: str, *sizes: int, residual: bool, biases: bool)
     ids = np.stack([rng.permutation(count + 3)[:top_k] for _ in range(tokens)])
     share, ids = np.where(ids < count, share, 0).astype(np.float32), np.minimum(ids, count).astype(np.int32)
     return by_reference(kernel, target, x if residual else None, n, share, ids, *others, True)
+
+
+def _absent_gate_of_nan() -> Case:
+    """The gate of the last own expert, which choices of other ranks load, is NaN: the mask drops the product."""
+    case = _absent("experts_decode", "trn2", 2, 40, 4, 24, 2, residual=False, biases=False)
+    given = list(case.arguments[0])
+    given[2] = np.array([[0.5, 0.0], [0.0, 0.25]], np.float32)
+    given[3] = np.array([[1, 4], [4, 2]], np.int32)
+    given[4][3] = np.nan
+    return by_reference("experts_decode", "trn2", *given)
 
 
 def _between_ranks(kernel: str, target: str, *given: Sequence[Any], options: Sequence[Any]) -> Case:
@@ -175,7 +187,7 @@ def _dispatched(target: str, tokens: int, count: int) -> Case:
 
 
 def _gathered(target: str, tokens: int) -> Case:
-    """The arrays of all ranks as they are: no choice is another rank's."""
+    """A dispatch without `first`: each rank gets the rows and choices of all ranks unchanged."""
     rng = np.random.default_rng(tokens)
     rows = [normal(rank, tokens, 40) for rank in range(2)]
     shares = [rng.random((tokens, 3)).astype(np.float32) for _ in range(2)]
@@ -219,6 +231,7 @@ def _divided() -> list[Case]:
     return [
         _absent("experts_decode", "trn2", 2, 40, 9, 24, 3, residual=False, biases=False),
         _absent("experts_decode", "trn2", 5, 40, 3, 24, 2, residual=False, biases=True),
+        _absent_gate_of_nan(),
         _absent("experts_prefill", "trn2", 130, 40, 5, 24, 2, residual=False, biases=False),
         _absent("experts_prefill", "trn2", 3, 40, 5, 24, 2, residual=True, biases=True),
         _dispatched("trn2", 3, 4),

@@ -66,6 +66,7 @@ def _heads() -> list[Case]:
         _searched("trn1", *given(3, 8, 2049, 8)),
         _searched("trn1", *given(128, 8, 400, 130), ranks=2),
         _searched("trn1", *given(3, 172, 601, 9, 5), options=(2.0, normal(5, 1, 172), 1.0)),
+        _searched("trn2", *given(1, 40, 64, 9), options=(None, None, 1.0)),
         _searched("trn2", *given(3, 40, 64, 9), options=(0.5,)),
         _searched("trn2", *given(3, 40, 64, 9), options=(None, None, 0.0, 0.125)),
         _searched("trn2", *given(2, 1000, 2300, 9)),

@@ -28,6 +28,9 @@ def products() -> list[Case]:
         by_reference(
             "matmul", "trn1", normal(1, 3, 520), normal(2, 520, 24), False, {"transposes": "tensor"}
         ),
+        by_reference(
+            "matmul", "trn1", normal(1, 100, 2560), normal(2, 2560, 24), False, {"transposes": "tensor"}
+        ),
         by_reference("matmul", "trn2", normal(1, 3, 512), normal(2, 512, 2048)),
         by_reference("matmul", "trn3", normal(1, 2, 8), normal(2, 8, 2049)),
         by_reference("matmul", "trn1", normal(1, 512, 8), normal(2, 8, 8)),
