@@ -15,6 +15,7 @@ from benchmarks.kernels.measure import Bench, Measured, Refused
 from benchmarks.kernels.public import best_public
 from benchmarks.kernels.recurrent import recurrent_works
 from benchmarks.kernels.routed import expert_works
+from benchmarks.kernels.speech import speech_works
 from benchmarks.kernels.table import stored, text
 from benchmarks.kernels.works import Work, divided_works, works
 
@@ -27,7 +28,14 @@ def works_of(cores: int) -> list[Work]:
     """The works of a table, in its order."""
     if cores > 1:
         return [*divided_works()]
-    return [*works(), *expert_works(), *latent_works(), *convolution_works(), *recurrent_works()]
+    return [
+        *works(),
+        *expert_works(),
+        *latent_works(),
+        *convolution_works(),
+        *recurrent_works(),
+        *speech_works(),
+    ]
 
 
 def rows_of(target: str, cores: int, chosen: Iterable[Work]) -> list[Measured | Refused]:
