@@ -21,11 +21,14 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     "the tile has partitions, or a block, that nobody touches; every operand is sliced to what was written": (
         "*.* clamp: min(tokens, PARTITIONS) -> PARTITIONS",
         "prefill.keys.allocate tile size: (PARTITIONS, count, case.value_depth + 1): count + 1",
+        "recurrent.selective_prompt.scan_prompts arithmetic: end - begin -> (end) + (begin)",
+        "recurrent.ssd_shared.bring_in bound: upper of sizes.left:*: sizes.left + sizes.width + 1",
         "mlp.mlp arithmetic: last - first -> (last) + (first)",
         "projection.gated_product.accumulate clamp: min(hidden, PARTITIONS) -> PARTITIONS",
     ),
     "a smaller tile, or fewer banks: the same sums in more instructions; only time differs": (
         "convolution.products.banks_of arithmetic: outputs[1] - outputs[0] -> (outputs[1]) + (outputs[0])",
+        "convolution.products.held_outputs arithmetic: most >= outputs -> most > outputs",
         "gated_delta.head_ranges condition: if group <= HEADS -> False",
         "matmul.fitting condition: if dtype == nl.float32 -> True",
         "projection.gated_product.packed_columns arithmetic: PARTITIONS // 4 -> *",
@@ -86,12 +89,29 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     "a predicate: any number but 0 chooses": ("decode.softmax.causal_among_new value: value=1: 1 + 1",),
     "a number is bounded twice by the same bound": (
         "experts_decode.chosen_slots duplicate: nisa.tensor_scalar(dst=numbers*",
+        "recurrent.ssd_times.limit duplicate: *",
+    ),
+    "two cores take the first and the second half of the channels: a sum of both ends has as many factors of two": (
+        "recurrent.selective_spread.lanes arithmetic: own[1] - own[0] -> (own[1]) + (own[0])",
+    ),
+    "scores are repeated for each head, or read by all heads: only time differs": (
+        "recurrent.ssd_shared.score arithmetic: REPEATED * groups * sizes.most -> (REPEATED * groups) + (sizes.most)",
+    ),
+    "an address behind the states is skipped, also one twice as far behind": (
+        "delta.lanes.places_of duplicate: nisa.tensor_tensor(dst=place, data1=place, data2=beyond, op=nl.add)",
+    ),
+    "padding of one column more, which is loaded afterwards": (
+        "convolution.windows.load_region bound: lower of end_column:width: end_column - 1",
+    ),
+    "the last product of a block, and blocks of others: neither reads what the other writes": (
+        "experts_prefill.experts_prefill swap: finish(job, state[0]) <-> if looped: further_blocks(job, static*",
     ),
     "the same ranges: four heads of one key head are one range, and the last group begins before the last head": (
         "gated_delta.head_ranges arithmetic: group <= HEADS -> group < HEADS",
         "gated_delta.head_ranges bound: range(0, heads, group): heads - 1",
     ),
     "the DMA casts in place of the engine: values are rounded once as well": (
+        "experts.blocks.finish condition: if targets is None -> True",
         "projection.block_loads.load_cast_into dtype: tile.shape dtype=matrix.dtype -> nl.bfloat16",
     ),
     "one more tile passes the first stage, and no other": (
@@ -114,6 +134,10 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     "multiplied by sines that are 0 beyond the elements that are rotated": (
         "decode.rotation.quarter_turn value: value=0.0: 0.0 + 1",
     ),
+    "all groups are the best ones": (
+        "experts.choice.*_choice condition: if top_groups < groups -> True",
+        "experts.choice.*_choice arithmetic: top_groups < groups -> top_groups <= groups",
+    ),
     "zero is added": ("projection.rows.repeated_row condition: if offset == 0.0 -> False",),
     "only distances of keys that are masked differ": (
         "prefill.slopes.cached_distances operand: tensor_scalar operand1=0.0 -> *",
@@ -127,6 +151,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "projection.spread_product.padding_operands bound: upper of chunks - 1:width:chunks: width - 1",
     ),
     "stored, joined or computed again from the same operands": (
+        "gated_delta_step.step duplicate: store_outputs(*",
         "sampling.candidates.add_exponentials duplicate: nisa.activation(*",
         "sampling.candidates.find_candidates duplicate: add_exponentials(*",
         "lm_head.lm_head duplicate: nisa.dma_copy(dst=ids*",

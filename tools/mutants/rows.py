@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterator
-from functools import lru_cache
+from functools import cache
 
 import simulate
+from benchmarks.kernels import latent, routed
+from benchmarks.kernels.__main__ import works_of
 from benchmarks.kernels.measure import launch_times, shared, stand_in
-from benchmarks.kernels.works import SHAPES, Work, works
+from benchmarks.kernels.works import SHAPES
 from model.layers.launch import Launch
 
-TARGETS = ("trn2", "trn1")
 LARGEST, MOST_POSITIONS = 2048, 1024
 SEQUENCES = (1, 64)
+CHOSEN = (None, SHAPES[0], SHAPES[-1], latent.SHAPES[-1], routed.SHAPES[-1])
+WHOLE = 0
+"""Rows of a work that its name says whole: states, images, windows of speech."""
+TARGETS = {"trn2": (LARGEST, *SEQUENCES, WHOLE), "trn1": (LARGEST, *SEQUENCES)}
+"""The rows of works that are predicted, by chip."""
 
 
-def _is_chosen(work: Work) -> bool:
-    """Rows of the first and the last shape at their smallest sizes: larger ones take longer, and no other code."""
-    return (
-        work.shape in (None, SHAPES[0], SHAPES[-1])
-        and work.rows in (LARGEST, *SEQUENCES)
-        and work.positions <= MOST_POSITIONS
-    )
-
-
-@lru_cache(maxsize=1)
-def _launches() -> tuple[Launch, ...]:
+@cache
+def _launches(target: str) -> tuple[Launch, ...]:
+    """Launches of few shapes at their smallest sizes: larger ones take longer, and no other code."""
     chosen: list[Launch] = []
-    for work in filter(_is_chosen, works()):
-        chosen += [launch for launch in work.launches if launch not in chosen]
+    for work in works_of(1):
+        if work.shape in CHOSEN and work.rows in TARGETS[target] and work.positions <= MOST_POSITIONS:
+            chosen += [launch for launch in work.launches if launch not in chosen]
     return tuple(chosen)
 
 
@@ -37,10 +36,10 @@ def printed_times(kernels: Collection[str]) -> Iterator[tuple[str, str]]:
     """Names of the launches of some kernels, with their times in both readings as the tables print them."""
     for target in TARGETS:
         chip = shared(simulate.hardware(target))
-        for number, launch in enumerate(_launches()):
+        for number, launch in enumerate(_launches(target)):
             if launch.kernel in kernels:
                 kernel = getattr(sys.modules["nki_kernels"], launch.kernel)
                 arguments = tuple(map(stand_in, launch.arguments))
-                done = simulate.launch(kernel, [(arguments, {})], chip, mode=simulate.Mode.dry)
+                done = simulate.launch(kernel, [(arguments, {})], chip, mode=simulate.Mode.dry, trips=0)
                 times = launch_times(done).times_us.values()
                 yield f"{launch.kernel} {target} row {number}", " ".join(f"{each:.1f}" for each in times)

@@ -223,6 +223,7 @@ def _decode_divided() -> list[Case]:
         two_cores(_step("trn2", [60, 3, 129], 3, 1, 16, 300, np.float32, np.float32)),
         two_cores(_step("trn2", [100], 3, 1, 16, 8192, np.float32, np.float32)),
         # One core writes to a page that the tables of the other name as well.
+        by_reference("attention_decode", "trn2", *in_pages(batch([1000], 3, 3, 8, 1024), 16)),
         two_cores(by_reference("attention_decode", "trn2", *in_pages(shared_page, 16, shared=2))),
         two_cores(_block("trn2", [60, 3], 4, 2, 32, 128, np.float32)),
         two_cores(_block("trn2", [60], 2, 1, 8, 128, np.float32)),

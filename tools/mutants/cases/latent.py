@@ -26,6 +26,8 @@ def latent() -> list[Case]:
         ("trn2", batch([200, 17], wide, 384, block=16)),
         ("trn2", batch([200, 17], small, 256, block=1)),
         ("trn2", batch([1200], small, 1300)),
+        ("trn2", batch([1100], small, 1152, block=64)),
+        ("trn2", batch([5, 9], (17, 512, 8, 8, 4), 12)),
         ("trn3", batch([300], (5, 136, 8, 16, 300), 384, 2, dtype=BF16, block=128)),
         ("trn2", batch([20, 7], (70, 24, 8, 122, 4), 2304, dtype=BF16, held=np.float32)),
     ]
