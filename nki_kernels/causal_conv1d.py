@@ -146,8 +146,6 @@ def taps_of_one(old, new, across, function):
         nisa.tensor_copy(dst=sums, src=across[:, :, height + 1 : height + 2].broadcast(2, sequences))
     for tap in range(height + 1):
         tile = blocks_tile(width, sequences, old.dtype)
-        if width % shape[0] != 0:
-            nisa.memset(dst=tile, value=0.0)
         transpose_rows(tile, 0, old[:, tap, :] if tap < height else new, 2)
         product = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
         weights = across[:, :, tap : tap + 1].broadcast(2, sequences)
