@@ -74,8 +74,8 @@ Cost
     4096 102 and 97 (53 and 56 %), 8192 337 and 331 (65 and 66 %).
 
     Heads of 192 elements with values of 128, L = 2048 (latent attention): a score takes two products, so an eighth of
-    the scores is computed twice, and DMA transposes the rest. Hq = Hk = 16 487 and 480 us (56 %), 4 131 and 123 (52 %),
-    2 70 and 63 (49 %). With keys and values that a head only asks for at its first queries, loaded in the queue of
+    the scores is computed twice, and DMA transposes the rest. Hq = Hk = 16 486 and 479 us (56 %), 4 129 and 122 (53 %),
+    2 68 and 63 (50 %). With keys and values that a head only asks for at its first queries, loaded in the queue of
     those transposes, they took 653 and 473, 170 and 133, 85 and 76.
 
     With slopes the Vector engine passes twice over the scores (prefill/slopes.py) and none is computed twice: 192 and

@@ -50,11 +50,12 @@ Cost
     HBM: the cache and both projections once. Tensor engine for 128 positions: 5 transposes, 5 products of the queries,
     and 4 whose stationary operand is 128 latents of the rows. Predicted for L = 512, R = 64, P = V = 128 in bfloat16 in
     pages of 16, on trn2 in program order and scheduled, as shares of the floor: 16 sequences of 4096 positions with 16
-    heads 57 and 68 %, with 2 heads 57 and 67 %, 4 sequences with 128 heads 48 and 55 %, one sequence of 32768 with 16
-    heads 53 and 64 %. On trn1 47 and 49 %: its Tensor engine is busy for 583 us of 622.
+    heads 63 and 69 %, with 2 heads 64 and 67 %, 4 sequences with 128 heads 48 and 56 %, one sequence of 32768 with 16
+    heads 59 and 66 %. On trn1 47 and 49 %: its Tensor engine is busy for 583 us of 620.
 
-    The other way round, with the weights stationary and 512 latents moving, 128 heads took 58 and 72 % and all others
-    fewer: those of 16 heads 51 and 59 %.
+    What was tried: the weights stationary and 512 latents moving, 128 heads took 58 and 72 % and all others fewer,
+    those of 16 heads 51 and 59 %. Transposed chunks that lie part by part: the copies of two engines interleave and
+    wait for each other, 16 sequences of 8192 positions and 2 heads took 704 us in place of 612 in program order.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ import numpy as np
 
 from nki_kernels.latent.loads import run_numbers
 from nki_kernels.latent.output import output_tile, project_values
-from nki_kernels.latent.queries import absorbed_queries
+from nki_kernels.latent.queries import absorbed_queries, groups_of_heads, load_group
 from nki_kernels.latent.rows import load_norm_row, new_rows, places_of, write_rows
 from nki_kernels.latent.sizes import Sizes, key_positions
 from nki_kernels.latent.stages import Work, allocate, attend
@@ -106,12 +107,13 @@ def latent_attention_decode(
     o = nl.ndarray((sizes.tokens, sizes.heads * sizes.value), dtype=q.dtype, buffer=nl.shared_hbm)
     if nl.program_id(0) > 0:
         return o, cache
+    loaded = load_group(q, w_uk, groups_of_heads(sizes)[0], sizes)
+    tokens_at = cast(load_repeated(positions.reshape((1, sizes.tokens)), PARTITIONS), nl.float32)
     weight = load_norm_row(norm_weight, sizes.tokens, q.dtype)
     rows = new_rows(kv, weight, eps, positions, cos, sin)
     write_rows(cache, rows, places_of(cache, positions, slots, sequences))
-    tokens_at = cast(load_repeated(positions.reshape((1, sizes.tokens)), PARTITIONS), nl.float32)
     runs = run_numbers(block_tables, sizes) if sizes.paged else None
-    queries = absorbed_queries(q, w_uk, sizes)
+    queries = absorbed_queries(q, w_uk, loaded, sizes)
     work = Work(sizes, scale, cache, queries, (tokens_at, key_positions(sizes), runs))
     allocate(work)
     latents = output_tile(sizes)

@@ -11,10 +11,16 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.latent.sizes import heights
-from nki_kernels.tiles import MASKED, PARTITIONS
+from nki_kernels.tiles import MASKED, PARTITIONS, ranges
 
 BY_VECTOR = 3
 """Of so many transposed chunks the Vector engine copies one, the Scalar engine the others."""
+
+LOADED_TOGETHER = 2
+"""Chunks that one DMA loads from a contiguous cache: transposes begin before all rows of an item are there."""
+
+KEYS_AHEAD = 3
+"""Transposes of chunks before the last of a group behind which the Vector engine puts its keys beside masks."""
 
 TOGETHER = 4
 """Chunks of transposed keys that one copy moves."""
@@ -58,31 +64,33 @@ def bring(work, number):
     sizes, item = work.sizes, work.items[number]
     first, chunks, height = sizes.pieces[item.piece]
     item.rows = work.row_tiles[number % sizes.buffers][0:height, 0:chunks, :]
+    item.beside = work.beside_tiles[number % 2][0:height, 0:chunks, :]
+    item.transposed = work.transposed_tiles[number % 2]
     if sizes.paged:
         gather(work, item)
         return
     rows = work.cache[item.sequence, first : first + height * chunks, :].reshape_dim(0, (height, chunks))
-    nisa.dma_copy(dst=item.rows, src=rows)
+    for start, end in ranges(0, chunks, LOADED_TOGETHER):
+        nisa.dma_copy(dst=item.rows[:, start:end, :], src=rows[:, start:end, :])
 
 
-def set_beside(work, number):
-    """Put the keys of an item beside masks: [row, chunk, key and mask of each new token]."""
-    sizes, item = work.sizes, work.items[number]
-    _, chunks, height = sizes.pieces[item.piece]
-    item.beside = work.beside_tiles[number % 2][0:height, 0:chunks, :]
-    item.transposed = work.transposed_tiles[number % 2]
+def set_beside(work, item, first, last):
+    """Put the keys of chunks first … last beside masks: [row, chunk, key and mask of each new token]."""
+    sizes = work.sizes
+    height = item.rows.shape[0]
     at = work.first_chunks[item.piece]
     for i in range(sizes.new):
         token = item.sequence * sizes.new + i
         nisa.tensor_scalar(
-            dst=item.beside[:, :, sizes.rope + i],
-            data=work.keys_at[0:height, at : at + chunks],
+            dst=item.beside[:, first:last, sizes.rope + i],
+            data=work.keys_at[0:height, at + first : at + last],
             op0=nl.greater,
             operand0=work.tokens_at[0:height, token : token + 1],
             op1=nl.multiply,
             operand1=MASKED,
         )
-    nisa.tensor_copy(dst=item.beside[:, :, 0 : sizes.rope], src=item.rows[:, :, sizes.rank : sizes.width])
+    keys = item.rows[:, first:last, sizes.rank : sizes.width]
+    nisa.tensor_copy(dst=item.beside[:, first:last, 0 : sizes.rope], src=keys)
 
 
 def gather(work, item):
@@ -110,21 +118,29 @@ def transpose_chunk(work, item, chunk):
     sizes = work.sizes
     rows = item.rows[:, chunk, :]
     height = rows.shape[0]
-    latent, turned = item.transposed
+    latent = item.transposed[0]
     by_vector = chunk % BY_VECTOR == 0
+    first = chunk // TOGETHER * TOGETHER
+    last = min(first + TOGETHER, item.rows.shape[1])
+    if chunk == max(first, last - KEYS_AHEAD):
+        set_beside(work, item, first, last)
     for start, end, part_height in heights(sizes.rank):
         bank = nl.ndarray((part_height, end - start, height), dtype=sizes.dtype, buffer=nl.psum)
         for part in range(start, end):
             column = part * PARTITIONS
             nisa.nc_transpose(dst=bank[:, part - start, :], data=rows[:, column : column + part_height])
-        copy_out(latent[0:part_height, start:end, chunk, 0:height], bank, by_vector)
-    first = chunk // TOGETHER * TOGETHER
-    last = min(first + TOGETHER, item.rows.shape[1])
-    if chunk == first:
-        item.bank = nl.ndarray((sizes.beside, last - first, height), dtype=sizes.dtype, buffer=nl.psum)
-    nisa.nc_transpose(dst=item.bank[:, chunk - first, :], data=item.beside[:, chunk, :])
+        copy_out(latent[0:part_height, chunk, start:end, 0:height], bank, by_vector)
     if chunk + 1 == last:
-        copy_out(turned[:, first:last, 0:height], item.bank, False)
+        transpose_beside(sizes, item, first, last)
+
+
+def transpose_beside(sizes, item, first, last):
+    """Transpose keys and masks of chunks first … last, behind their latents: these begin while keys are copied."""
+    height = item.rows.shape[0]
+    bank = nl.ndarray((sizes.beside, last - first, height), dtype=sizes.dtype, buffer=nl.psum)
+    for chunk in range(first, last):
+        nisa.nc_transpose(dst=bank[:, chunk - first, :], data=item.beside[:, chunk, :])
+    copy_out(item.transposed[1][:, first:last, 0:height], bank, False)
 
 
 def copy_out(target, bank, by_vector):

@@ -9,29 +9,49 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.latent.sizes import heights
-from nki_kernels.tiles import BANK, PARTITIONS, cast
+from nki_kernels.tiles import BANK, PARTITIONS, cast, ranges
 
 GROUP_ELEMENTS = 8192
 """Elements per partition of the weights of a group of heads."""
 
 
-def absorbed_queries(q, w_uk, sizes):
-    """Queries as the products take them: [latent in part, part, token, head], and [key and mask, token, head]."""
+def groups_of_heads(sizes):
+    """Ranges of heads whose projections are loaded together, and whose queries share a PSUM bank."""
+    tokens = sizes.tokens
+    most = max(1, min(GROUP_ELEMENTS // sizes.rank, BANK // (sizes.parts * tokens), BANK // tokens))
+    return ranges(0, sizes.heads, most)
+
+
+def load_group(q, w_uk, group, sizes):
+    """The queries of some heads [T, head, R + P], and their key projection [P, head, L].
+
+    The projection takes another queue than what is needed at once.
+    """
+    first, last = group
+    width = sizes.rope + sizes.plain
+    tile = nl.ndarray((sizes.tokens, last - first, width), dtype=q.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=q.reshape((sizes.tokens, sizes.heads, width))[:, first:last, :])
+    weights = nl.ndarray((sizes.plain, last - first, sizes.rank), dtype=w_uk.dtype, buffer=nl.sbuf)
+    rows = w_uk.reshape((sizes.heads, sizes.plain, sizes.rank))[first:last]
+    nisa.dma_copy(dst=weights, src=rows.permute((1, 0, 2)), engine=nisa.engine.scalar)
+    return tile, weights
+
+
+def absorbed_queries(q, w_uk, loaded, sizes):
+    """Queries as the products take them: [latent in part, part, token, head], and [key and mask, token, head].
+
+    loaded: the first group of heads, as `load_group` gives it.
+    """
     tokens, heads = sizes.tokens, sizes.heads
     height = min(sizes.rank, PARTITIONS)
     latent = nl.ndarray((height, sizes.parts, tokens, heads), dtype=sizes.dtype, buffer=nl.sbuf)
     turned = nl.ndarray((sizes.rope + sizes.new, tokens, heads), dtype=sizes.dtype, buffer=nl.sbuf)
     own = own_tokens(sizes)
-    rows = q.reshape((tokens, heads, sizes.rope + sizes.plain))
-    group = max(1, min(GROUP_ELEMENTS // sizes.rank, BANK // (sizes.parts * tokens), BANK // tokens))
-    for first in range(0, heads, group):
-        last = min(heads, first + group)
-        tile = nl.ndarray((tokens, last - first, sizes.rope + sizes.plain), dtype=q.dtype, buffer=nl.sbuf)
-        nisa.dma_copy(dst=tile, src=rows[:, first:last, :])
-        weights = load_heads(w_uk, first, last, sizes)
+    for first, last in groups_of_heads(sizes):
+        tile, weights = loaded if first == 0 else load_group(q, w_uk, (first, last), sizes)
         transpose_turned(turned[:, :, first:last], tile, own, sizes)
         plain = transposed_plain(tile, sizes)
-        absorb(latent[:, :, :, first:last], plain, weights, sizes)
+        absorb(latent[:, :, :, first:last], plain, cast(weights, sizes.dtype), sizes)
     return latent, turned
 
 
@@ -48,14 +68,6 @@ def own_tokens(sizes):
     nisa.tensor_scalar(dst=row, data=distance, op0=nl.equal, operand0=0.0)
     nisa.dma_copy(dst=result, src=row)
     return result
-
-
-def load_heads(w_uk, first, last, sizes):
-    """The key projection of some heads, in the queries' dtype: [plain, head, latent]."""
-    rows = w_uk.reshape((sizes.heads, sizes.plain, sizes.rank))[first:last]
-    tile = nl.ndarray((sizes.plain, last - first, sizes.rank), dtype=w_uk.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=tile, src=rows.permute((1, 0, 2)))
-    return cast(tile, sizes.dtype)
 
 
 def transpose_turned(result, tile, own, sizes):

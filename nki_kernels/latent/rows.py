@@ -6,7 +6,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.projection.normalised_rows import on_every_row
-from nki_kernels.rope import gather, rotate
+from nki_kernels.rope import rotate
 from nki_kernels.tiles import cast, load, rms_normalised
 
 
@@ -24,19 +24,36 @@ def new_rows(kv, weight, eps, positions, cos, sin):
     rank = weight.shape[1]
     numbers = load(positions, nl.int32)
     tile = load(kv, kv.dtype)
-    cosines, sines = gather(cos, numbers), gather(sin, numbers)
+    cosines, sines = load_rows(cos, numbers), load_rows(sin, numbers)
     result = nl.ndarray((rows, width), dtype=kv.dtype, buffer=nl.sbuf)
     nisa.tensor_copy(dst=result[:, 0:rank], src=rms_normalised(tile[:, 0:rank], weight[0:rows, :], eps))
     rotate(result[:, rank:width], tile[:, rank:width], cosines, sines, width - rank)
     return result
 
 
+def load_rows(table, numbers):
+    """Rows of a table [S, half] in HBM by number: [rows, half]."""
+    tile = nl.ndarray((numbers.shape[0], table.shape[1]), dtype=table.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=rows_of(table, numbers))
+    return tile
+
+
+def rows_of(tensor, numbers):
+    """Rows of a tensor [S, n] in HBM whose numbers [rows, 1] are known at run time: [rows, n].
+
+    A single one is named by a scalar: GpSimd makes no descriptors for it.
+    """
+    rows, width = numbers.shape[0], tensor.shape[1]
+    pattern = [[width, rows], [1, width]]
+    if rows == 1:
+        return tensor.ap(pattern=pattern, scalar_offset=numbers, indirect_dim=0)
+    return tensor.ap(pattern=pattern, vector_offset=numbers)
+
+
 def write_rows(cache, rows, places):
     """Write rows to a cache [., ., width] at places [rows, 1] int32, counted in its rows."""
-    count, width = rows.shape
-    flat = cache.reshape((cache.shape[0] * cache.shape[1], width))
-    target = flat.ap(pattern=[[width, count], [1, width]], vector_offset=places)
-    nisa.dma_copy(dst=target, src=cast(rows, cache.dtype))
+    flat = cache.reshape((cache.shape[0] * cache.shape[1], cache.shape[2]))
+    nisa.dma_copy(dst=rows_of(flat, places), src=cast(rows, cache.dtype))
 
 
 def places_of(cache, positions, slots, sequences):
@@ -44,6 +61,8 @@ def places_of(cache, positions, slots, sequences):
     if slots is not None:
         return load(slots, nl.int32)
     tokens = positions.shape[0]
+    if sequences == 1:
+        return load(positions, nl.int32)
     row = nl.ndarray((1, sequences, tokens // sequences), dtype=nl.int32, buffer=nl.sbuf)
     nisa.iota(dst=row, pattern=[[cache.shape[1], sequences], [0, tokens // sequences]])
     starts = nl.ndarray((tokens, 1), dtype=nl.int32, buffer=nl.sbuf)

@@ -11,7 +11,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.decode.softmax import largest_of_queries, on_all_partitions
-from nki_kernels.latent.loads import bring, set_beside, transpose_chunk
+from nki_kernels.latent.loads import bring, transpose_chunk
 from nki_kernels.latent.output import place_divided
 from nki_kernels.latent.sizes import heights
 from nki_kernels.tiles import PARTITIONS
@@ -63,6 +63,8 @@ class Work(nl.NKIObject):
         self.transposed_tiles = []
         self.ones = nl.ndarray((PARTITIONS, PARTITIONS), dtype=sizes.dtype, buffer=nl.sbuf)
         nisa.memset(dst=self.ones, value=1.0)
+        # The Scalar engine loads the table of exp while rows arrive.
+        nisa.activation(dst=self.ones[0:1, 0:1], op=nl.exp, data=self.ones[0:1, 0:1], scale=0.0)
         self.largest = None
         self.shift = None
         self.total = None
@@ -78,19 +80,22 @@ def allocate(work):
     for _ in range(2):
         shape = (PARTITIONS, sizes.most, sizes.beside)
         work.beside_tiles.append(nl.ndarray(shape, dtype=sizes.dtype, buffer=nl.sbuf))
-        shape = (min(sizes.rank, PARTITIONS), sizes.parts, sizes.most, PARTITIONS)
+        shape = (min(sizes.rank, PARTITIONS), sizes.most, sizes.parts, PARTITIONS)
         latent = nl.ndarray(shape, dtype=sizes.dtype, buffer=nl.sbuf)
         shape = (sizes.beside, sizes.most, PARTITIONS)
         work.transposed_tiles.append((latent, nl.ndarray(shape, dtype=sizes.dtype, buffer=nl.sbuf)))
 
 
 def attend(work, latents):
-    """All items through all stages; what they weigh goes to `latents`, as `output_tile` has them."""
+    """All items through all stages; what they weigh goes to `latents`, as `output_tile` has them.
+
+    Products are added behind the exponentials of the next item, which its products wait for.
+    """
     sizes, count = work.sizes, len(work.items)
     slots = max(sizes.most, WEIGH_STAGES)
+    apart = slots // WEIGH_STAGES
     for number in range(min(sizes.ahead, count)):
         bring(work, number)
-    set_beside(work, 0)
     for step in range(count + sizes.behind):
         if step + sizes.ahead < count:
             bring(work, step + sizes.ahead)
@@ -100,11 +105,9 @@ def attend(work, latents):
             if 1 <= step <= count:
                 score_chunk(work, work.items[step - 1], slot)
             if 2 <= step <= count + 1:
-                weigh(work, work.items[step - 2], slot, slots // WEIGH_STAGES)
-            if step > sizes.behind and slot == ADDED_IN:
+                weigh(work, work.items[step - 2], slot, apart)
+            if step > sizes.behind and slot == 2 * apart + 1:
                 add_item(work, work.items[step - sizes.behind - 1], latents)
-        if step + 1 < count:
-            set_beside(work, step + 1)
         if step >= sizes.behind:
             mix(work, work.items[step - sizes.behind])
     add_item(work, work.items[count - 1], latents)
@@ -126,7 +129,7 @@ def score_chunk(work, item, chunk):
         for part in range(start, end):
             nisa.nc_matmul(
                 dst=target,
-                stationary=latent[0:part_height, part, chunk, 0:height],
+                stationary=latent[0:part_height, chunk, part, 0:height],
                 moving=work.latent_queries[0:part_height, part, first:last, :],
                 accumulate=part > 0,
             )
@@ -140,9 +143,6 @@ def score_chunk(work, item, chunk):
 
 WEIGH_STAGES = 4
 """Steps from scores to exponentials, which other products separate."""
-
-ADDED_IN = 0
-"""The slot of the next step in which products are added."""
 
 
 def weigh(work, item, slot, apart):

@@ -14,6 +14,8 @@ from nki_kernels.tiles import PARTITIONS, blocks
 class Tuning(nl.NKIObject):
     """Sizes and distances of the pipeline, in keys, chosen by trying others; gen2, which is not `wide`, has slower DMA.
 
+    Keys of several parts take longer than values, so products wait longer for their weights.
+
     span                   keys whose scores lie in SBUF at one time: as many as fit beside 8192 keys and values
     span_with_slopes       that with slopes, where the distances of the keys lie in SBUF as well
     scores                 keys of one PSUM tile of scores: two banks, so that three tiles fit beside the rest
@@ -62,6 +64,12 @@ class Tuning(nl.NKIObject):
         self.queries_ahead = 6
         self.heads_ahead = 8
         self.cleaned_ahead = 4
+        if narrow and wide and parts > 1:
+            self.exponents = 1280
+            self.multiply_after = 14000
+            self.store_after = 16384
+            self.values_after = 3072
+            self.heads_ahead = 12
 
 
 class Case(nl.NKIObject):

@@ -450,7 +450,7 @@ REALISTIC = (
     attention_prefill(1024, 4, 1, 2048, 41.7),
     attention_decode(4, 1, 8192, 21.3),
     attention_mixed(16, 512, 4, 1, 2048, 114.0),
-    latent_attention_decode(4, 16, 4096, 133.8),
+    latent_attention_decode(4, 16, 4096, 104.5),
     latent_keys_values(1024, 16, 93.4),
     attention_block_decode(4096, 4, 1, 8192, 41.5),
     decoder_layer_decode(4096, 4, 1, 8192, 1792, 149.0),
