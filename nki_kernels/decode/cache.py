@@ -10,26 +10,32 @@ from nki_kernels.tiles import PARTITIONS
 
 
 def buffers(sizes, groups):
-    """Tiles for the keys, [D in part, part, unit, S], and the values, [position, unit, chunk, D], of groups.
-
-    Tiles of values that no group fills begin with zeros: which bytes are defined may not depend on the positions.
-    """
-    fills = sizes.rest == 0
-    for box, _ in groups:
-        fills = fills and units_in(box) == sizes.units
+    """Tiles for the keys, [D in part, part, unit, S], and the values, [position, unit, chunk, D], of groups."""
     keys, values = [], []
     for _ in range(sizes.transposed_buffers if sizes.paged else sizes.key_buffers):
         shape = (min(sizes.depth, PARTITIONS), sizes.parts, sizes.units, sizes.capacity)
         keys.append(nl.ndarray(shape, dtype=sizes.dtype, buffer=nl.sbuf))
-    for _ in range(sizes.value_buffers):
+    for number in range(sizes.value_buffers):
         cached = nl.ndarray(row_shape(sizes), dtype=sizes.dtype, buffer=nl.sbuf)
-        if not fills:
-            nisa.memset(dst=cached, value=0.0)
+        if number < len(groups):
+            clear_unfilled(cached, units_in(groups[number][0]), sizes)
         new = None
         if not sizes.stored:
             new = nl.ndarray((sizes.new, sizes.units, sizes.depth), dtype=sizes.dtype, buffer=nl.sbuf)
         values.append((cached, new))
     return keys, values
+
+
+def clear_unfilled(cached, units, sizes):
+    """Zero what the first values of a tile, of so many units, leave: which bytes are defined may not depend on data."""
+    if sizes.paged:
+        if units < sizes.units:
+            nisa.memset(dst=cached, value=0.0)
+        return
+    if units < sizes.units:
+        nisa.memset(dst=cached[:, units : sizes.units, :, :], value=0.0)
+    if sizes.rest > 0:
+        nisa.memset(dst=cached[:, 0:units, sizes.full, :], value=0.0)
 
 
 def row_shape(sizes):

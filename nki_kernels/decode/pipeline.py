@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from nki_kernels.decode.loads import transpose_next, write_keys, write_values
 from nki_kernels.decode.stages import (
+    CLEARED_EARLY,
+    CLEARED_EARLY_STORED,
     CLEARED_IN,
     add_values,
     clear_piece,
@@ -22,13 +24,15 @@ from nki_kernels.decode.stages import (
 def run(work):
     """The pipeline over all groups, once the new tokens are there."""
     behind = 2 if not work.sizes.keys_first else 1 + work.items
+    early = CLEARED_EARLY_STORED if work.sizes.stored else CLEARED_EARLY
     for step in range(work.items + behind):
         if step < work.items:
             score_keys(work, step)
             transpose_next(work, step, 0)
         if 1 <= step <= work.items:
             find_largest(work, step - 1)
-        clear_piece(work, step - behind + 1, 0)
+        for piece in range(early):
+            clear_piece(work, step - behind + 1, piece)
         if 1 <= step <= work.items:
             spread_largest(work)
         if step == work.items + 1 and work.sizes.keys_first:
@@ -37,7 +41,7 @@ def run(work):
             add_values(work, step - behind)
         if 1 <= step <= work.items:
             weigh(work, step - 1)
-        for piece in range(1, CLEARED_IN):
+        for piece in range(early, CLEARED_IN):
             clear_piece(work, step - behind + 1, piece)
         if step < work.items:
             transpose_next(work, step, 1)

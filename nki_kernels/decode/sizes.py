@@ -19,10 +19,10 @@ LOAD_BYTES = 8192
 MANY_BYTES = 65536
 """Bytes per partition of all keys from which on half of that is enough: with many groups, small ones overlap better."""
 
-STORED_COLUMNS = 104
+STORED_COLUMNS = 84
 """Columns of scores for which groups of stored keys grow beyond LOAD_BYTES: no new key waits for the last load, and the
-softmax takes as many instructions for a few columns. 8 sequences of 1500 positions and 20 heads of 64, trn2: 447 -> 256
-us in program order, 303 -> 225 scheduled."""
+softmax takes as many instructions for a few columns. Sequences of 1500 positions and 20 heads of 64 on trn2, in program
+order and scheduled: 4 of them take 134 and 103 us, with 60 columns 137 and 104, with 104 columns 133 and 119."""
 
 STORED_BYTES = 24576
 """Bytes per partition up to which they grow."""
@@ -31,8 +31,8 @@ BUFFER_BYTES = 131072
 """Bytes per partition of all loaded keys and values."""
 
 VALUE_BUFFERS = 2
-"""Groups whose values are in SBUF at most. Keys take the rest: the new ones are written when all have been read, and
-GpSimd takes long to address them."""
+"""Groups whose values are in SBUF at most where there are new keys. Cached keys take the rest: the new ones are written
+when all have been read, and GpSimd takes long to address them."""
 
 KEYS_FIRST_POSITIONS = 2048
 """Up to so many positions all keys are loaded, and their weights found, before the values: the new keys are written
@@ -118,7 +118,7 @@ class Sizes(nl.NKIObject):
             self.transposed_buffers = min(TRANSPOSED_BUFFERS, buffers // 3)
             self.key_buffers = min(PAGED_BUFFERS, (buffers - self.transposed_buffers) // 2)
             self.value_buffers = self.key_buffers
-        elif self.keys_first:
+        elif self.keys_first or stored:
             self.value_buffers = buffers // 2
             self.key_buffers = buffers - self.value_buffers
         else:
