@@ -39,8 +39,8 @@ Layout
     Scores are [query, key]: their maximum is a reduction along the free dim, and exp takes it as a bias. The product
     with the values contracts over keys, so it takes the weights as [key, query]: DMA transposes them. Queries and keys
     are transposed to [D, t] on their way from HBM. The values have a column of ones, which makes the sum of the weights
-    a column of the product. Padded tokens may be NaN or infinite: such elements of k and v count as 0. Cached positions
-    that are not valid may hold anything (prefill/cached.py).
+    a column of the product. Padded tokens behind a causal prompt may be NaN or infinite: such elements of k and v count
+    as 0. Cached positions that are not valid may hold anything (prefill/cached.py).
 
 Tiling
     for each sequence and key/value head: its keys and values stay in SBUF (prefill/keys.py)
@@ -202,9 +202,10 @@ def bring_heads(case, agenda, heads, work, i, time):
         queries.keys = heads[-1]
     for head in heads[-2:]:
         if not head.ready and head.first < i + case.tuning.cleaned_ahead:
-            if case.prefix == 0:
-                clean_new_keys(case, head)
-            note_values(case, agenda, head, time)
+            if case.cleans:
+                if case.prefix == 0:
+                    clean_new_keys(case, head)
+                note_values(case, agenda, head, time)
             if not stores_last(case):
                 note_stores(case, agenda, head, time)
             head.ready = True

@@ -123,6 +123,8 @@ def prepare(case):
     case.new_keys = case.queries if case.stored else case.k.shape[0] // case.sequences
     case.prefix = blocks(case.cached) * PARTITIONS
     case.keys = case.prefix + case.new_keys
+    # Padding behind a prompt, which a causal mask hides, may hold anything; without one every new key counts.
+    case.cleans = case.causal or case.prefix > 0
     divide_depth(case)
     case.masks = Masks(case.dtype, case.causal, case.window)
     case.tuning = Tuning(case.dtype, nisa.get_nc_version() > nisa.nc_version.gen2, case.parts)
