@@ -20,7 +20,8 @@ LOADED_TOGETHER = 2
 """Chunks that one DMA loads from a contiguous cache: transposes begin before all rows of an item are there."""
 
 KEYS_AHEAD = 3
-"""Transposes of chunks before the last of a group behind which the Vector engine puts its keys beside masks."""
+"""The keys of chunks that are transposed together are put beside masks so many chunks before: later ones would keep the
+Tensor engine waiting, earlier ones the copies that the Vector engine makes of chunks that are there already."""
 
 TOGETHER = 4
 """Chunks of transposed keys that one copy moves."""
