@@ -51,10 +51,10 @@ import nki.language as nl
 import nki.typing as nt
 import numpy as np
 
-from nki_kernels.delta.blocks import rooms
+from nki_kernels.delta.blocks import scratch_buffers
 from nki_kernels.delta.checks import check_arguments, gates_from
 from nki_kernels.delta.decay import decays
-from nki_kernels.delta.inverse import rights
+from nki_kernels.delta.inverse import right_operands
 from nki_kernels.delta.masks import constants
 from nki_kernels.delta.order import issue_all
 from nki_kernels.delta.stages import bring_wave, chains_of
@@ -108,8 +108,8 @@ def gated_delta(
     most = 0
     for wave in waves:
         most = max(most, wave["heads"])
-    case["rooms"] = rooms(most, qkv.dtype)
-    case["rights"] = rights(HEADS, qkv.dtype)
+    case["scratch_buffers"] = scratch_buffers(most, qkv.dtype)
+    case["right_operands"] = right_operands(HEADS, qkv.dtype)
     bring_wave(case, waves[0])
     case["decays"] = decays(gates, heads * width, a_log, dt_bias, counts, fixed)
     case["differences"] = Differences() if "rows" in case["decays"] else None

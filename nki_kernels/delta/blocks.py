@@ -29,8 +29,8 @@ IN_TURN = 3
 """Waves whose inverses are on their way through HBM."""
 
 
-def rooms(heads, dtype):
-    """What waves take in turn in HBM: triangles [half, row, head, column], and zeros [y or x, half, row, ...]."""
+def scratch_buffers(heads, dtype):
+    """Buffers in HBM, used in turn: triangles [half, row, head, column]; zeros [y or x, half, row, head, column]."""
     zeros = nl.ndarray((PARTITIONS, 2 * 2 * SQUARE // PARTITIONS * heads), dtype=dtype, buffer=nl.sbuf)
     nisa.memset(dst=zeros, value=0.0)
     found = []
@@ -47,7 +47,7 @@ def send(case, wave):
     """Store both halves of -A transposed."""
     negated = wave["negated"]
     heads = negated.shape[1]
-    kept = case["rooms"][wave["number"] % IN_TURN][0]
+    kept = case["scratch_buffers"][wave["number"] % IN_TURN][0]
     for half in range(2):
         part = slice(half * HALF, half * HALF + HALF)
         target = kept[half, :, 0:heads, :]
@@ -58,15 +58,15 @@ def bring(case, wave):
     """Blocks of -A transposed, [half and block and head, row, column]."""
     negated = wave["negated"]
     heads = negated.shape[1]
-    kept = case["rooms"][wave["number"] % IN_TURN][0]
+    kept = case["scratch_buffers"][wave["number"] % IN_TURN][0]
     shape = (2 * IN_HALF * heads, BLOCK, BLOCK)
     wave["blocks"] = nl.ndarray(shape, dtype=negated.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=wave["blocks"], src=kept.ap(pattern=diagonal(kept.shape[2], heads)))
 
 
-def diagonal(room, heads):
-    """The blocks of squares [half, row, head of `room`, column] as [half, block, head, row, column]."""
-    row = room * HALF
+def diagonal(most, heads):
+    """The blocks of squares [half, row, head of `most`, column] as [half, block, head, row, column]."""
+    row = most * HALF
     return [[HALF * row, 2], [BLOCK * (row + 1), IN_HALF], [HALF, heads], [row, BLOCK], [1, BLOCK]]
 
 
@@ -125,17 +125,17 @@ def send_back(case, wave):
     nisa.tensor_copy(dst=both[:, 0, :, :], src=y)
     across = y.ap(pattern=[[BLOCK * BLOCK, rows], [1, BLOCK], [BLOCK, BLOCK]])
     nisa.activation(dst=both[:, 1, :, :], op=nl.copy, data=across)
-    kept = case["rooms"][wave["number"] % IN_TURN][1]
-    room = kept.shape[3]
-    pattern = diagonal(room, heads)
-    pattern.insert(3, [2 * SQUARE * room, 2])
+    kept = case["scratch_buffers"][wave["number"] % IN_TURN][1]
+    most = kept.shape[3]
+    pattern = diagonal(most, heads)
+    pattern.insert(3, [2 * SQUARE * most, 2])
     nisa.dma_copy(dst=kept.ap(pattern=pattern), src=both, engine=nisa.engine.sync)
 
 
 def bring_back(case, wave):
     """Both inverses, y and x, as squares of both halves with zeros: [row, head, column]."""
     heads, dtype = wave["negated"].shape[1], wave["negated"].dtype
-    kept = case["rooms"][wave["number"] % IN_TURN][1]
+    kept = case["scratch_buffers"][wave["number"] % IN_TURN][1]
     squares = []
     for side in range(2):
         tile = nl.ndarray((PARTITIONS, heads, HALF), dtype=dtype, buffer=nl.sbuf)

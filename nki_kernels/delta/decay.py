@@ -104,16 +104,16 @@ def rows_of_sums(g, beta, constants):
     of_beta = logarithms(beta.reshape((PARTITIONS, size)))
     logs, minus = bounded(of_beta, g.reshape((PARTITIONS, size)), LEAST)
     # The least logarithm of beta is that of 2^-104: where beta is 0, as of padding, exp has to give 0 as well.
-    silent = nl.ndarray(of_beta.shape, dtype=nl.float32, buffer=nl.sbuf)
+    masked = nl.ndarray(of_beta.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(
-        dst=silent,
+        dst=masked,
         data=beta.reshape((PARTITIONS, size)),
         op0=nl.equal,
         operand0=0.0,
         op1=nl.multiply,
         operand1=MASKED,
     )
-    nisa.tensor_tensor(dst=of_beta, data1=of_beta, data2=silent, op=nl.add)
+    nisa.tensor_tensor(dst=of_beta, data1=of_beta, data2=masked, op=nl.add)
     found = []
     for first, end in ranges(0, size, at_once(heads)):
         own = slice(first, end)

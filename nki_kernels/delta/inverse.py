@@ -25,8 +25,8 @@ IN_TURN = 4
 """Units whose blocks are joined at a time."""
 
 
-def rights(heads, dtype):
-    """Tiles for the first products of the levels, which units use in turn: zeros in columns of second blocks."""
+def right_operands(heads, dtype):
+    """The right operands of the second products of each level, used in turn; columns of second blocks stay 0."""
     found = []
     for _ in LEVELS:
         turns = []
@@ -66,7 +66,7 @@ def link(case, unit, level):
     """The first product of a level, which joins blocks two by two: rows of second blocks, columns of first ones."""
     size = LEVELS[level]
     inner = products(unit["negated"], blocks_of(unit["x"], size, False))
-    right = case["rights"][level][unit["number"] % IN_TURN][:, 0 : inner.shape[1], :]
+    right = case["right_operands"][level][unit["number"] % IN_TURN][:, 0 : inner.shape[1], :]
     pairs = inner.shape[2]
     of_second = case["constants"]["second"][level].reshape((PARTITIONS, 1, pairs, 1))
     across = of_second.broadcast(1, inner.shape[1]).broadcast(3, size)

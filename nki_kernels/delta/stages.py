@@ -24,13 +24,13 @@ from nki_kernels.delta.masks import LEVELS
 from nki_kernels.delta.order import Chain
 from nki_kernels.delta.walk import (
     advance,
-    ask,
     attend,
     begin_state,
     decayed,
     finish,
     measure,
     pairs_of,
+    query_state,
     store,
     values,
     write,
@@ -129,7 +129,7 @@ def walk(wave):
             steps.append((values, (unit, pair), (170, 0, 0, 0), 0))
         for pair in range(pairs):
             steps.append((write, (unit, pair), (110, 0, 270, 0), 320))
-        steps.append((ask, unit, (220, 0, 0, 0), 0))
+        steps.append((query_state, unit, (220, 0, 0, 0), 0))
         if before is not None:
             steps.append((measure, before, (0, 70, 640, 0), 0))
         for pair in range(pairs):

@@ -45,7 +45,7 @@ class Factors(nl.NKIObject):
         nisa.activation(dst=squares, op=nl.square, data=self.rows[:, 0 : 2 * size])
 
     def decays(self):
-        """g and beta, [B, 2, heads] float32. Both are 0 for padding, so that padding leaves the state as it is."""
+        """g and beta, [B, 2, heads] float32. Padding has 0 for both, which leaves the state unchanged."""
         g, beta = self.logs[:, 0, :], self.logs[:, 1, :]
         nisa.tensor_scalar(dst=beta, data=beta, op0=nl.add, operand0=1.0)
         nisa.reciprocal(dst=beta, data=beta)

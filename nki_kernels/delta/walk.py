@@ -92,7 +92,7 @@ def write(case, part):
     unit["written"].append(written)
 
 
-def ask(case, unit):
+def query_state(case, unit):
     """q S before the state changes, [i, head, width] in PSUM."""
     first, end = unit["heads"]
     bank = nl.ndarray((PARTITIONS, end - first, case["width"]), dtype=nl.float32, buffer=nl.psum)
@@ -103,12 +103,12 @@ def ask(case, unit):
             moving=unit["state"]["narrow"][head // PAIR][:, head % PAIR, :],
             accumulate=False,
         )
-    unit["asked"] = bank
+    unit["queried"] = bank
 
 
 def decayed(case, unit):
     """exp(G) (q S), [i, head, width]."""
-    bank = unit["asked"]
+    bank = unit["queried"]
     unit["seen"] = nl.ndarray(bank.shape, dtype=case["qkv"].dtype, buffer=nl.sbuf)
     for head in range(bank.shape[1]):
         nisa.activation(
