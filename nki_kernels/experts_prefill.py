@@ -63,7 +63,7 @@ from nki_kernels.experts.blocks import (
     gather,
     some_blocks,
 )
-from nki_kernels.experts.lists import can_list, diagonal, token_lists
+from nki_kernels.experts.lists import can_list, token_lists
 from nki_kernels.experts.places import (
     division,
     expert_of_blocks,
@@ -77,6 +77,7 @@ from nki_kernels.experts.sums import first_ready, resident_biases, store_sums
 from nki_kernels.experts.weights import chunks
 from nki_kernels.experts_decode import check_arguments, experts_decode_reference
 from nki_kernels.projection.row_groups import item_bytes
+from nki_kernels.tiles import PARTITIONS, identity
 
 MOST_ROWS = 2**24
 
@@ -111,13 +112,13 @@ def experts_prefill(
     y = nl.ndarray((tokens, hidden), dtype=n.dtype, buffer=nl.shared_hbm)
     if nl.program_id(0) > 0:
         return y
-    identity = diagonal()
-    numbers, chosen = find_chosen(ids, experts, identity)
+    diagonal = identity(PARTITIONS, nl.bfloat16)
+    numbers, chosen = find_chosen(ids, experts, diagonal)
     job = {
         "n": n,
         "results": nl.ndarray((count * size, hidden), dtype=n.dtype, buffer=nl.private_hbm, name="results"),
         "size": size,
-        "identity": identity if n.dtype == nl.bfloat16 and loops else None,
+        "identity": diagonal if n.dtype == nl.bfloat16 and loops else None,
         "matrices": (w_gate, w_up, w_down),
         "biases": biases_of(b_gate, b_up, size, activation, n.dtype),
         "activation": activation,
@@ -133,7 +134,7 @@ def experts_prefill(
     loaded = chunk_of(job, (0, None), job["chunks"][0]) if own > 0 else None
     places, ends = None, None
     if listed:
-        ordered, pitch = token_lists(chosen, size, identity)
+        ordered, pitch = token_lists(chosen, size, diagonal)
         first_dealt = (own * size, pitch)
     else:
         places, ends = find_places(numbers, chosen, tokens, size, own, nowhere)

@@ -60,8 +60,7 @@ from nki_kernels.delta.token_rows import (
     store_outputs,
 )
 from nki_kernels.gated_delta import gated_delta_reference
-from nki_kernels.recurrent.diagonal import identity
-from nki_kernels.tiles import PARTITIONS, blocks, load, load_repeated, ranges
+from nki_kernels.tiles import PARTITIONS, blocks, identity, load, load_repeated, ranges
 
 PAIRS = 512
 """Pairs of sequence and head that are taken together: their numbers stand on every partition."""

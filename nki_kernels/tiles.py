@@ -91,6 +91,22 @@ def load_repeated(row, rows):
     return tile
 
 
+def identity(size, dtype):
+    """The identity [size, size]."""
+    ones = nl.ndarray((size, size), dtype=dtype, buffer=nl.sbuf)
+    nisa.memset(dst=ones, value=1)
+    result = nl.ndarray((size, size), dtype=dtype, buffer=nl.sbuf)
+    nisa.affine_select(
+        dst=result,
+        pattern=[[-1, size]],
+        channel_multiplier=1,
+        on_true_tile=ones,
+        on_false_value=0.0,
+        cmp_op=nl.equal,
+    )
+    return result
+
+
 def transpose_into(result, first_block, first_row, tile):
     """Write a tile [rows, n] as blocks [width, ., rows] of `result` [width, blocks, all rows], from the given corner.
 

@@ -72,21 +72,6 @@ def for_cores(chosen, each):
     return result
 
 
-def diagonal():
-    """Ones on the diagonal: [128, 128] bfloat16."""
-    result = nl.ndarray((PARTITIONS, PARTITIONS), dtype=nl.bfloat16, buffer=nl.sbuf)
-    nisa.memset(dst=result, value=1.0)
-    nisa.affine_select(
-        dst=result,
-        pattern=[[-1, PARTITIONS]],
-        channel_multiplier=1,
-        on_true_tile=result,
-        on_false_value=0.0,
-        cmp_op=nl.equal,
-    )
-    return result
-
-
 def across(columns, identity, number):
     """Columns [128, tile, column] with the columns on the partitions: [column, token] float32."""
     tiles, count = columns.shape[1], columns.shape[2]

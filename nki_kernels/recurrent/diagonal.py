@@ -6,7 +6,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.projection.row_groups import blocks_tile
-from nki_kernels.tiles import transpose_into
+from nki_kernels.tiles import identity, transpose_into
 
 
 def columns_of(rows, panel, dtype):
@@ -23,22 +23,6 @@ def columns_of(rows, panel, dtype):
         first += each.shape[0]
     result = blocks_tile(right - left, count, nl.float32)
     transpose_into(result, 0, 0, raw)
-    return result
-
-
-def identity(size, dtype):
-    """The identity [size, size]."""
-    ones = nl.ndarray((size, size), dtype=dtype, buffer=nl.sbuf)
-    nisa.memset(dst=ones, value=1)
-    result = nl.ndarray((size, size), dtype=dtype, buffer=nl.sbuf)
-    nisa.affine_select(
-        dst=result,
-        pattern=[[-1, size]],
-        channel_multiplier=1,
-        on_true_tile=ones,
-        on_false_value=0.0,
-        cmp_op=nl.equal,
-    )
     return result
 
 

@@ -15,7 +15,7 @@ from nki_kernels.projection.block_loads import load_cast, load_rows_into, store_
 from nki_kernels.projection.normalised_rows import transpose_rows
 from nki_kernels.projection.products import transpose_part
 from nki_kernels.projection.row_groups import blocks_tile, item_bytes
-from nki_kernels.recurrent.diagonal import columns_of, diagonals, identity
+from nki_kernels.recurrent.diagonal import columns_of, diagonals
 from nki_kernels.recurrent.selective_feed import fed_columns, fed_rows, feed
 from nki_kernels.recurrent.selective_parts import (
     Chunk,
@@ -35,7 +35,7 @@ from nki_kernels.recurrent.selective_parts import (
     used_parts,
 )
 from nki_kernels.recurrent.slots import load_row, product_dtype, row, slots_or_none
-from nki_kernels.tiles import BANK, PARTITIONS, load, ranges
+from nki_kernels.tiles import BANK, PARTITIONS, identity, load, ranges
 
 LEAD = 8
 """Decays that are computed ahead of the scans, while the Scalar engine prepares units."""

@@ -10,7 +10,6 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.projection.normalised_rows import on_every_row
-from nki_kernels.recurrent.diagonal import identity
 from nki_kernels.recurrent.slots import load_row, row, slots_or_none
 from nki_kernels.recurrent.ssd_between import IN_TURN, Differences
 from nki_kernels.recurrent.ssd_chunk import Chunk
@@ -18,7 +17,7 @@ from nki_kernels.recurrent.ssd_heads import by_head, filled
 from nki_kernels.recurrent.ssd_shared import PHASES, SUMMED, open_gates
 from nki_kernels.recurrent.ssd_states import Held
 from nki_kernels.recurrent.ssd_times import STEPS, Steps, decay_rates
-from nki_kernels.tiles import PARTITIONS, ranges
+from nki_kernels.tiles import PARTITIONS, identity, ranges
 
 PREPARED = 16
 """Packs before its first one with which the first phase of a chunk comes."""
