@@ -45,7 +45,15 @@ python() {
     # The exact first two numbers keep out the placeholders that the public index has under these names.
     "$NKW_HOME/venv/bin/python" -m pip install --no-cache-dir --extra-index-url "$NEURON_PIP_URL" \
         "neuronx-cc==$NEURON_COMPILER.*" ${nki:+"$nki"}
-    "$NKW_HOME/venv/bin/python" -m pip install --no-cache-dir "$NKW_PACKAGE"
+    package="$NKW_PACKAGE"
+    case "$package" in
+    s3://*.whl) # read with the role of the instance's profile
+        command -v aws >/dev/null || fail "NKW_PACKAGE is in a bucket, and the command aws is missing: give a signed address"
+        package="$NKW_HOME/$(basename "$NKW_PACKAGE")"
+        aws s3 cp --only-show-errors "$NKW_PACKAGE" "$package"
+        ;;
+    esac
+    "$NKW_HOME/venv/bin/python" -m pip install --no-cache-dir "$package"
 }
 
 nrtpy() { # of the release of the runtime; it cannot share an environment with nki

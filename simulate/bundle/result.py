@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from simulate.bundle.manifest import Bundle, Case, load_bundle
-from simulate.bundle.reading import DTYPES, Fields, read_array, read_json, refused
+from simulate.bundle.reading import DTYPES, Fields, read_array, read_json, refused, within
 
 RESULT_FOLDER = "result"
 RESULT = "result.json"
@@ -111,6 +111,11 @@ class Result:
 def load(folder: Path) -> tuple[Bundle, Result]:
     """A bundle and its result. Raises InvalidArgument (NKW-BUNDLE) with one sentence where either cannot be used."""
     bundle = load_bundle(folder)
+    if not within(folder, f"{RESULT_FOLDER}/{RESULT}").exists():
+        raise refused(
+            f"{folder} has no result yet: run `python run.py` in it on the instance, copy its folder "
+            f"{RESULT_FOLDER} back to {folder / RESULT_FOLDER}, then compare"
+        )
     found = read_json(folder, f"{RESULT_FOLDER}/{RESULT}")
     if found.count("schema") != SCHEMA:
         raise refused(f"{found.place} has schema {found.count('schema')}; this version reads schema {SCHEMA}")

@@ -232,6 +232,23 @@ def test_a_write_that_fails_leaves_nothing(
     assert [each.name for each in tmp_path.iterdir() if each.name != "__pycache__"] == ["mine.py"]
 
 
+def test_compare_before_a_run_says_what_to_run_first(
+    bundled: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernel(tmp_path / "mine.py")
+    assert bundled("mine.py:copied", "f32[8,8]", "--target", "trn2", "--out", "out")[0] == 0
+    assert main(["compare", "out"]) == 2
+    refusal = " ".join(capsys.readouterr().err.split())
+    assert refusal == (
+        "error: [NKW-BUNDLE] out has no result yet: run `python run.py` in it on the instance, copy its folder result "
+        "back to out/result, then compare"
+    )
+    (tmp_path / "out" / "result").mkdir()
+    (tmp_path / "out" / "result" / "result.json").write_text("{}")
+    assert main(["compare", "out"]) == 2
+    assert "has no result yet" not in capsys.readouterr().err
+
+
 def test_packages_that_bind_the_simulator_travel_with_an_empty_init(tmp_path: Path) -> None:
     found = sources.Sources()
     module, file = "nki_kernels.matmul", Path(build.__file__).parents[2] / "nki_kernels" / "matmul.py"

@@ -158,6 +158,40 @@ def test_the_versions_of_a_release_are_those_that_doctor_knows() -> None:
         assert cells.split(" | ")[:6] == [*wanted, " to ".join(map(dotted, release.pythons))]
 
 
+def test_the_environment_file_sets_the_newest_release() -> None:
+    newest = RELEASES[0]
+    path = DEPLOY / f"sdk-{dotted(newest.sdk)}.env"
+    names = ("NEURON_DRIVER", "NEURON_RUNTIME", "NEURON_TOOLS", "NEURON_COMPILER", "NEURON_NKI", "NKW_PARTS")
+    loaded = ran(
+        "sh", "-c", f"set -a; . {shlex.quote(str(path))}; set +a; exec sh -c 'printf \"%s\\n\" \"$0\" \"$@\"' "
+        + " ".join(f'"${name}"' for name in names)
+    )  # fmt: skip
+    versions = [newest.driver, newest.runtime, newest.sdk, newest.compiler, newest.nki]
+    assert loaded.stdout.splitlines() == [*map(dotted, versions), "driver runtime python nrtpy"]
+
+
+def test_only_the_newest_release_has_an_environment_file_that_the_page_links() -> None:
+    files = [path.name for path in DEPLOY.glob("*.env")]
+    assert files == [f"sdk-{dotted(RELEASES[0].sdk)}.env"]
+    assert f"]({files[0]})" in (DEPLOY / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("status", "expected"), [(0, 0), (1, 0), (2, 1), (127, 1)])
+def test_findings_of_doctor_do_not_fail_the_user_data(
+    user_data: Path, tmp_path: Path, status: int, expected: int
+) -> None:
+    config: dict[str, Any] = yaml.safe_load(user_data.read_text(encoding="utf-8"))
+    shell, option, script = config["runcmd"][1]
+    (tmp_path / "profile.sh").write_text(f"PATH={shlex.quote(str(tmp_path))}:$PATH\n")
+    (tmp_path / "nkw").write_text(f"#!/bin/sh\necho finding\nexit {status}\n")
+    (tmp_path / "nkw").chmod(0o755)
+    local = script.replace("/etc/profile.d/nkw.sh", str(tmp_path / "profile.sh")).replace(
+        "/opt/nkw", str(tmp_path)
+    )
+    assert ran(shell, option, local).returncode == expected
+    assert (tmp_path / "doctor.txt").read_text() == "finding\n"
+
+
 @pytest.fixture
 def stand_ins(tmp_path: Path) -> Path:
     """A folder with apt-get, curl, uname and python3 that note how they were called."""
@@ -217,6 +251,17 @@ def test_install_gives_nrtpy_an_environment_of_its_own(stand_ins: Path) -> None:
         f"python3 -m venv {stand_ins}/home/nrtpy",
         "python -m pip install --no-cache-dir --extra-index-url https://pip.test nrtpy==2.35.* numpy",
     ]
+
+
+def test_install_reads_a_wheel_from_a_bucket_with_the_role_of_the_instance(stand_ins: Path) -> None:
+    (stand_ins / "bin" / "aws").write_text((stand_ins / "bin" / "curl").read_text())
+    (stand_ins / "bin" / "aws").chmod(0o755)
+    wheel = "s3://mine/wheels/nki_workbench-0.1.0-py3-none-any.whl"
+    done, calls = installed(stand_ins, "python", **{**VARIABLES, "NKW_PACKAGE": wheel})
+    assert (done.returncode, done.stderr) == (0, "")
+    local = stand_ins / "home" / "nki_workbench-0.1.0-py3-none-any.whl"
+    assert f"aws s3 cp --only-show-errors {wheel} {local}" in calls
+    assert calls[-1] == f"python -m pip install --no-cache-dir {local}"
 
 
 def test_install_leaves_out_nki_where_the_compiler_brings_it(stand_ins: Path) -> None:
