@@ -17,6 +17,7 @@ from benchmarks.speed import (
     kernels,
     model,
     replays,
+    serving,
     simulator,
 )
 from benchmarks.speed.measure import Row
@@ -29,7 +30,7 @@ def main() -> int:
     )
     print("| work | measured | ratio | against |")
     print("|---|---:|---:|---|")
-    for source in (simulator, families, kernels, replays, checks, model, engine, dry, foreign):
+    for source in (simulator, families, kernels, replays, checks, model, engine, serving, dry, foreign):
         for row in source.rows():
             print(_line(row), flush=True)
     print()
