@@ -20,10 +20,11 @@ from model.errors import ModelError
 class SampleRow:
     """How one token is drawn: one row of the arguments of the kernel `sample`, by the same names, without the logits.
 
-    A `top_k` of 0 is the whole vocabulary. `bias` [vocabulary] float32 is added to the logits. Penalties need both
-    `prompt_counts` and `output_counts` [vocabulary] float32. `logprobs` is the number of likeliest tokens whose
-    log-probabilities are wanted beside the drawn token's, from the unchanged logits. `by_logits`, where there is one,
-    takes more logits to -inf, in place, by what they are; only the host does that.
+    A `top_k` of 0 is the whole vocabulary. `bias` [vocabulary] float32 is added to the logits; NaN excludes a token,
+    which then ranks below every other one. Penalties need both `prompt_counts` and `output_counts` [vocabulary]
+    float32. `logprobs` is the number of likeliest tokens whose log-probabilities are wanted beside the drawn token's,
+    from the unchanged logits. `by_logits`, where there is one, takes more logits to -inf, in place, by what they are;
+    only the host does that.
     """
 
     uniform: float

@@ -16,12 +16,13 @@ Arguments
     uniform           [T, 1] @ HBM, float32, in [0, 1)
     temperature       [T, 1] @ HBM, float32; 0 takes the largest, of equal ones the lowest id
     top_k             [T, 1] @ HBM, float32, whole, 1 or more; K or more: all K
-    top_p             [T, 1] @ HBM, float32, above 0; 1 or more: all
+    top_p             [T, 1] @ HBM, float32, 0 or more; 0 keeps the best candidate alone; 1 or more: all
     min_p             [T, 1] @ HBM, float32, 0 to 1; 0: all
     candidates        compile-time int: the largest K logits of a row are what is drawn from
     ids               [T, V] @ HBM, int32: the ids of given candidates, best first, as lm_head returns them; else None,
                       and a column's id is its number plus vocab_offset
-    bias              [T, V] @ HBM, float32, or None: added; minus infinity masks a token
+    bias              [T, V] @ HBM, float32, or None: added; minus infinity masks a token, NaN excludes it: it ranks
+                      below every masked one
     prompt_counts     [T, V] @ HBM, float32 or bfloat16, or None: how often each token is in the prompt
     output_counts     [T, V] @ HBM, float32 or bfloat16, or None: how often each token is in the output
     repetition        [T, 1] @ HBM, float32, 1/16 to 16, with output_counts: logits of tokens in the prompt or output
@@ -306,7 +307,7 @@ def draw_reference(
     weights *= (values > MASKED) & (np.arange(len(values)) < top_k)
     weights[0] = 1
     sums = np.cumsum(weights)
-    ahead = np.concatenate([sums[:1] * 0, sums[:-1]])
+    ahead = np.concatenate([sums[:1] * 0 - 1, sums[:-1]])  # the best candidate is kept whatever top_p is
     weights *= ahead < sums[-1] * (top_p + (top_p >= 1))
     weights *= weights >= min_p
     by_id = np.argsort(ids)

@@ -18,7 +18,9 @@ _MISSING = np.float32(-2e38)
 _LARGEST = np.float32(1e37)
 """As the kernel has them: logits that are masked, that are no number, and the largest ones that are told apart."""
 
-_LEAST_TEMPERATURE = np.float32(1e-6)
+LEAST_TEMPERATURE = np.float32(1e-6)
+"""Temperatures between 0 and this one draw as this one does."""
+
 _LEAST_EXPONENT = np.float32(-200)
 _LARGEST_UNIFORM = np.float32(1 - 2**-24)
 
@@ -57,7 +59,7 @@ def _sampled(wide: np.ndarray, best: np.ndarray, rows: Sequence[SampleRow]) -> n
     def column(name: str) -> np.ndarray:
         return np.array([[getattr(row, name)] for row in rows], np.float32)
 
-    lanes, inverse = np.arange(len(rows)), 1 / np.maximum(column("temperature"), _LEAST_TEMPERATURE)
+    lanes, inverse = np.arange(len(rows)), 1 / np.maximum(column("temperature"), LEAST_TEMPERATURE)
     with np.errstate(over="ignore"):  # a quotient of minus infinity is a weight of 0
         exponents = (wide - wide[lanes, best][:, None]) * inverse
     weights = np.exp(np.maximum(exponents, _LEAST_EXPONENT))
@@ -85,11 +87,14 @@ def _are_largest(scores: np.ndarray, count: int) -> np.ndarray:
 
 
 def _keep_likeliest(weights: np.ndarray, scores: np.ndarray, top_p: np.float32) -> None:
-    """Set the weights of one row to 0 before which the likelier ones already have the share `top_p` of the sum."""
+    """Set the weights of one row to 0 before which the likelier ones already have the share `top_p` of the sum.
+
+    The likeliest token keeps its weight, also where `top_p` times the sum is 0.
+    """
     some = np.flatnonzero(weights)
     order = some[_descending(scores[some])]
     sums = np.cumsum(weights[order])
-    ahead = np.concatenate([sums[:1] * 0, sums[:-1]])
+    ahead = np.concatenate([sums[:1] * 0 - 1, sums[:-1]])
     weights[order[ahead >= sums[-1] * top_p]] = 0
 
 

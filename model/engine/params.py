@@ -22,6 +22,8 @@ class SamplingParams:
       that `structured_outputs` allows.
     - The draw: logits are divided by `temperature`, 0 takes the largest; from the `top_k` largest (0 or -1: all), of
       these the likeliest of joint probability `top_p`, of these those with at least `min_p` of the best's probability.
+      Each limit keeps the likeliest allowed token, whatever its value. Draws are computed in float32, where a
+      temperature above 0 counts as 1e-6 at least.
       A continuation of a request with a `seed` draws with that and its number.
     - The end: `max_tokens`, None for what the context allows; the model's end token, unless `ignore_eos`; a
       `stop_token_ids`; a `stop` string, which is not part of the text unless `include_stop_str_in_output`. Nothing but

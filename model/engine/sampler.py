@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from model.engine.draw import draw
+from model.engine.draw import LEAST_TEMPERATURE, draw
 from model.engine.params import SamplingParams
 from model.engine.speech import TokenRule
 from model.errors import ModelError
@@ -60,6 +60,7 @@ class TokenSampler:
         self._counts = None if penalties == (0, 0, 1) else np.zeros(size, np.float32)
         self._prompt_counts = None if self._counts is None else _counted(prompt, size)
         self._fixed_bias = self._given_bias()
+        self._limits = _limits(params, size)
 
     @property
     def complete(self) -> bool:
@@ -75,7 +76,7 @@ class TokenSampler:
         taken = 0
         for place, draft in enumerate(drafts, 1):
             bias = rows[-1].bias
-            if bias is not None and not bias[draft] > -np.inf:
+            if bias is not None and not np.isfinite(bias[draft]):
                 break
             if self._constraint is not None:
                 if self.complete or not self._constraint.accept(draft):
@@ -106,10 +107,7 @@ class TokenSampler:
             self._numbers.append(float(self._generator.random(dtype=np.float32)))
         return SampleRow(
             self._numbers[place],
-            params.temperature,
-            max(0, params.top_k),
-            params.top_p,
-            params.min_p,
+            *self._limits,
             self._bias(place),
             self._prompt_counts,
             None if self._counts is None else self._counts + _counted(drafts, self._size),
@@ -126,7 +124,7 @@ class TokenSampler:
             return None
         bias = np.zeros(self._size, np.float32)
         if params.allowed_token_ids is not None:
-            bias[:] = -np.inf
+            bias[:] = np.nan
             bias[list(params.allowed_token_ids)] = 0
         for token, added in (params.logit_bias or {}).items():
             bias[token] += added
@@ -139,9 +137,9 @@ class TokenSampler:
             return None
         bias = np.zeros(self._size, np.float32) if self._fixed_bias is None else self._fixed_bias.copy()
         if masks_ends:
-            bias[self._ends] = -np.inf
+            bias[self._ends] = np.nan
         if self._constraint is not None and not self.complete:
-            bias[~self._constraint.allowed()] = -np.inf
+            bias[~self._constraint.allowed()] = np.nan
         if not np.isfinite(bias).any():
             raise ModelError("allowed_token_ids, min_tokens and structured_outputs leave no token to choose")
         return bias
@@ -199,7 +197,7 @@ def _masked(row: SampleRow, logits: np.ndarray) -> np.ndarray:
         return logits
     changed = logits.astype(np.float32)
     if row.bias is not None:
-        changed += row.bias
+        changed = np.where(np.isnan(row.bias), np.float32(-np.inf), changed + row.bias)
     row.by_logits(changed)
     return np.where(np.isneginf(changed), changed, logits)
 
@@ -208,6 +206,19 @@ def whole(logits: np.ndarray | None) -> np.ndarray:
     """The logits of the whole vocabulary."""
     assert logits is not None, "a step without logits"
     return logits
+
+
+def _limits(params: SamplingParams, size: int) -> tuple[float, int, float, float]:
+    """Return temperature, top_k, top_p and min_p in float32, in which host and device draw.
+
+    A value that float32 cannot express so takes effect alike on both: a small temperature stays above 0, and a top_p
+    that rounds to 1 keeps all tokens.
+    """
+    temperature = np.float32(params.temperature)
+    if params.temperature > 0:
+        temperature = max(temperature, LEAST_TEMPERATURE)
+    top_k = params.top_k if 0 < params.top_k < size else 0
+    return float(temperature), top_k, float(np.float32(params.top_p)), float(np.float32(params.min_p))
 
 
 def _counted(tokens: Sequence[int], size: int) -> np.ndarray:

@@ -97,7 +97,8 @@ def candidate_weights(values, parameters, min_p):
     limit = column(rows)
     nisa.tensor_tensor(dst=limit, data1=sums[:, count - 1 : count], data2=share, op=nl.multiply)
     ahead = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=ahead[:, 0:1], value=0.0)
+    # Below every limit: a top_p of 0, or a product that underflows, still keeps the best candidate.
+    nisa.memset(dst=ahead[:, 0:1], value=-1.0)
     nisa.tensor_copy(dst=ahead[:, 1:count], src=sums[:, 0 : count - 1])
     weights = keep_where(weights, ahead, nl.less, limit)
     return keep_where(weights, weights, nl.greater_equal, min_p)
