@@ -265,7 +265,7 @@ def remark(code: str, seen: str) -> None:
 def _as_found(view: NkiTensor, empty: np.ndarray, dry: bool) -> None:
     """Set elements that no instruction wrote to all bits set: memory holds old bytes there, which are no result."""
     if not dry:
-        bits = view.array.view(f"u{view.array.itemsize}")
+        bits = view.uncounted_array.view(f"u{view.dtype.storage.itemsize}")
         np.copyto(bits, np.iinfo(bits.dtype).max, where=empty)
         view.storage.float_views.clear()
     view.storage.validity.mark_where(WRITTEN, empty, *view.byte_view()[1:])

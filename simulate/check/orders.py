@@ -161,5 +161,5 @@ def _line(launch: ReorderedLaunch, use: _Use) -> int:
 
 
 def _address(storage: Storage) -> int:
-    address: int = storage.array.__array_interface__["data"][0]
+    address: int = storage.uncounted_array.__array_interface__["data"][0]
     return address

@@ -43,7 +43,7 @@ class Snapshot:
     @classmethod
     def of(cls, storage: Storage) -> Snapshot:
         """The bytes of an argument before the kernel runs."""
-        return cls(storage.array.__array_interface__["data"][0], storage.array.copy())
+        return cls(storage.uncounted_array.__array_interface__["data"][0], storage.uncounted_array.copy())
 
 
 class ReorderedLaunch:
@@ -78,8 +78,10 @@ class ReorderedLaunch:
         for storage in made.storages.values():
             if id(storage) not in known:
                 # A storage with contents from the host is a constant of the kernel.
-                self._held.append((storage, None if storage.host is None else storage.array))
-                storage.array = np.empty(storage.nbytes, np.uint8)
+                self._held.append(
+                    (storage, None if storage.uncounted_host is None else storage.uncounted_array)
+                )
+                storage.uncounted_array = np.empty(storage.nbytes, np.uint8)
         _lay_out(given)
 
     def __len__(self) -> int:
@@ -97,7 +99,7 @@ class ReorderedLaunch:
         Raises NkwError where an index that is read at run time leads out of its tensor.
         """
         for storage, contents in self._held:
-            storage.array[...] = _UNWRITTEN if contents is None else contents
+            storage.uncounted_array[...] = _UNWRITTEN if contents is None else contents
             storage.float_views.clear()
         states: list[dict[State, np.ndarray]] = [{} for _ in self.streams]
         with np.errstate(all="ignore"):
@@ -109,7 +111,7 @@ class ReorderedLaunch:
                     repeat(plan, added, states[first.core], self._partitions)
                 else:
                     self._exchange(self.steps[step])
-        return [storage.array.tobytes() for _, storage in self.results]
+        return [storage.uncounted_array.tobytes() for _, storage in self.results]
 
     def _exchange(self, parts: tuple[EventOfCore, ...]) -> None:
         plans = {}
@@ -153,4 +155,4 @@ def _lay_out(arguments: Sequence[tuple[Storage, Snapshot]]) -> None:
         first = group[0][1].start
         block = np.empty(max(each.start + storage.nbytes for storage, each in group) - first, np.uint8)
         for storage, snapshot in group:
-            storage.array = block[snapshot.start - first :][: storage.nbytes]
+            storage.uncounted_array = block[snapshot.start - first :][: storage.nbytes]

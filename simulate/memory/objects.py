@@ -11,7 +11,10 @@ _NO_FIELD = ("ClassVar", "InitVar", "KW_ONLY")
 
 
 class ValueReads:
-    """Counts how often Python read a value; a kernel that reads one may depend on data."""
+    """Counts how often Python read a value; a kernel that reads one may depend on data.
+
+    The simulator reads values through `uncounted_array` and `uncounted_float32`, which do not count.
+    """
 
     count = 0
 

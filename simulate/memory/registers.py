@@ -36,7 +36,7 @@ class VirtualRegister(NKIObject):
         VALUE_READS.count += 1
         if not self.cell.storage.validity.written(*self.cell.byte_view()):
             raise RuleViolation(register_was_set, "a register that was allocated without a value")
-        return int(self.cell.array[0, 0])
+        return int(self.cell.uncounted_array[0, 0])
 
     def __bool__(self) -> bool:
         return self.value != 0
@@ -49,9 +49,10 @@ class VirtualRegister(NKIObject):
     del _name
 
     def __repr__(self) -> str:
+        VALUE_READS.count += 1
         storage = self.cell.storage
-        held = storage.array.size and storage.validity.written(*self.cell.byte_view())
-        return f"<register {self.cell.array[0, 0]}>" if held else "<register>"
+        held = storage.uncounted_array.size and storage.validity.written(*self.cell.byte_view())
+        return f"<register {self.cell.uncounted_array[0, 0]}>" if held else "<register>"
 
 
 def register_storage(dtype: DType | None = None, has_bytes: bool = True) -> Storage:

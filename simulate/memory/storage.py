@@ -11,6 +11,7 @@ from types import CodeType
 import numpy as np
 
 from simulate.memory.layout import Layout, form_of
+from simulate.memory.objects import VALUE_READS
 from simulate.memory.regions import MemoryRegion
 from simulate.memory.validity import EMPTY, WRITTEN, Validity
 from simulate.numerics import DType
@@ -21,19 +22,19 @@ class Storage:
 
     __slots__ = (
         "address",
-        "array",
         "buffer",
         "dtype",
         "float_views",
         "form",
         "free_size",
-        "host",
         "line",
         "name",
         "nbytes",
         "serial",
         "shape",
         "size",
+        "uncounted_array",
+        "uncounted_host",
         "validity",
     )
 
@@ -61,16 +62,30 @@ class Storage:
         self.line = line
         self.serial = -1
         self.nbytes = size * dtype.storage.itemsize
-        self.host = None if fresh else array
+        self.uncounted_host = None if fresh else array
         # Fresh bytes are deliberately not zeroed: the validity map, not a fill value, tells what may be read.
-        self.array = np.empty(self.nbytes, np.uint8) if array is None else array.reshape(-1).view(np.uint8)
+        self.uncounted_array = (
+            np.empty(self.nbytes, np.uint8) if array is None else array.reshape(-1).view(np.uint8)
+        )
         self.validity = Validity(self.nbytes, EMPTY if fresh or array is None else WRITTEN, form.stored_shape)
         self.float_views: dict[Layout, np.ndarray] = {}
+
+    @property
+    def array(self) -> np.ndarray:
+        """The bytes of the allocation; counts as a value read, as `NkiTensor.array` does."""
+        VALUE_READS.count += 1
+        return self.uncounted_array
+
+    @property
+    def host(self) -> np.ndarray | None:
+        """The caller's array that this allocation stands for, else None; counts as a value read."""
+        VALUE_READS.count += 1
+        return self.uncounted_host
 
     def fill_fresh(self) -> None:
         """Fill an allocation as the vendor's simulator does: NaN for floats, 4 for integers."""
         is_float = self.dtype.is_float and not self.dtype.is_packed
-        self.array.view(self.dtype.storage)[...] = np.nan if is_float else 4
+        self.uncounted_array.view(self.dtype.storage)[...] = np.nan if is_float else 4
 
     def __repr__(self) -> str:
         return f"{self.name or 'tensor'} {self.shape} {self.dtype} {self.buffer.value}"

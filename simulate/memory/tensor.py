@@ -441,7 +441,7 @@ class OutsideTensor(NkiTensor):
         return super()._view(*args, **kwargs).or_outside()
 
     @property
-    def array(self) -> np.ndarray:
+    def uncounted_array(self) -> np.ndarray:
         """Raises OutOfBounds: such a view has no elements."""
         self.check_bounds()
         raise AssertionError("an OutsideTensor lies inside its storage")

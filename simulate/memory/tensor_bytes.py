@@ -175,18 +175,24 @@ class TensorBytes(NKIObject):
 
     @property
     def array(self) -> np.ndarray:
-        """The elements in the dtype's storage type, as a numpy view of the simulated memory.
+        """The elements in the dtype's storage type, as a numpy view of the simulated memory; counts as a value read.
 
         Raises Unsupported in a dry launch, whose memory has no bytes.
         """
+        VALUE_READS.count += 1
+        return self.uncounted_array
+
+    @property
+    def uncounted_array(self) -> np.ndarray:
+        """The elements as in `array`, for the simulator itself: a launch may read them and still be replayed."""
         array = self._array
         if array is None:
-            if not self.storage.array.size:  # numpy lays a view of any size over no bytes
+            if not self.storage.uncounted_array.size:  # numpy lays a view of any size over no bytes
                 raise Unsupported(
                     "NKW-DRY-VALUES", f"a dry run has no values of {self.describe()} to look at"
                 )
             _, shape, strides, offset, _ = self.layout.byte_view
-            array = np.ndarray(shape, self.dtype.storage, self.storage.array, offset, strides)
+            array = np.ndarray(shape, self.dtype.storage, self.storage.uncounted_array, offset, strides)
             self._array = array
         return array
 
@@ -195,17 +201,22 @@ class TensorBytes(NKIObject):
         self._array = None
 
     def float32(self) -> np.ndarray:
-        """The elements as float32, not to be written to.
+        """Return the elements as a read-only float32 array; counts as a value read."""
+        VALUE_READS.count += 1
+        return self.uncounted_float32()
+
+    def uncounted_float32(self) -> np.ndarray:
+        """Return the elements as in `float32`, for the simulator itself.
 
         Conversions of narrow types are kept until the allocation is written again: a weight tile is converted once
         however many matmuls it feeds.
         """
         if self.dtype.storage is _FLOAT32 and self.dtype is not tfloat32:
-            return self.array
+            return self.uncounted_array
         kept = self.storage.float_views
         found = kept.get(self.layout)
         if found is None:
-            found = to_float32(self.array, self.dtype)
+            found = to_float32(self.uncounted_array, self.dtype)
             if self.storage.buffer.on_chip:
                 kept[self.layout] = found
         return found
@@ -222,9 +233,9 @@ class TensorBytes(NKIObject):
         if self.dynamic is not None:
             return f"<{self.summary()}, address read at run time>"
         VALUE_READS.count += 1
-        if self.storage.array.nbytes < self.storage.nbytes:
+        if self.storage.uncounted_array.nbytes < self.storage.nbytes:
             return f"<{self.summary()} (dry run: no values)>"
-        values = self.array
+        values = self.uncounted_array
         if not self.storage.validity.written(*self.byte_view()):
             return f"<{self.summary()}, not fully written>"
         return f"<{self.summary()}>\n{np.array2string(values, threshold=200)}"
@@ -233,11 +244,11 @@ class TensorBytes(NKIObject):
         if self.dynamic is not None:
             return html(self.describe(), "its address is read at run time")
         VALUE_READS.count += 1
-        if self.storage.array.nbytes < self.storage.nbytes:
+        if self.storage.uncounted_array.nbytes < self.storage.nbytes:
             return html(self.describe(), "no values: the launch is dry")
         states = self.storage.validity.states(*self.byte_view()[1:])
         first_dim = "partition" if self.buffer.on_chip else "row"
-        return html_of_values(self.describe(), self.array, states, self.dtype, first_dim)
+        return html_of_values(self.describe(), self.uncounted_array, states, self.dtype, first_dim)
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise RuleViolation(

@@ -69,7 +69,7 @@ def value_of(register: VirtualRegister) -> int:
             "a dry launch computes no numbers, so it does not know how often a loop over registers runs; "
             "give trip counts, --trips N or launch(…, trips=(N,)), or arrays with the numbers that decide",
         )
-    return int(known.array[0, 0])
+    return int(known.uncounted_array[0, 0])
 
 
 def named(register: VirtualRegister) -> str:

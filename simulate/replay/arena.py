@@ -73,7 +73,7 @@ class Tiles:
         self._block = block
         self._unbound = False
         for storage, offset, views in self._places:
-            storage.array = block[offset : offset + storage.nbytes]
+            storage.uncounted_array = block[offset : offset + storage.nbytes]
             for view in views:
                 view.forget_array()
 
@@ -84,7 +84,7 @@ class Tiles:
         self._unbound = True
         self._block = None
         for storage, _, views in self._places:
-            storage.array = NO_BYTES
+            storage.uncounted_array = NO_BYTES
             storage.float_views.clear()
             for view in views:
                 view.forget_array()

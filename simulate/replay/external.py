@@ -38,33 +38,33 @@ class External:
     def bind(self, data: np.ndarray) -> None:
         """Bind the storage to the bytes of `data`."""
         storage = self.storage
-        storage.host = data
-        storage.array = data.reshape(-1).view(np.uint8)
+        storage.uncounted_host = data
+        storage.uncounted_array = data.reshape(-1).view(np.uint8)
         storage.float_views.clear()
 
     def allocate(self) -> None:
         """Allocate a tensor of the kernel's own, at the first exact replay."""
-        if self.storage.array is NO_BYTES:
-            self.storage.array = np.empty(self.storage.nbytes, np.uint8)
+        if self.storage.uncounted_array is NO_BYTES:
+            self.storage.uncounted_array = np.empty(self.storage.nbytes, np.uint8)
 
     def release(self) -> None:
         """Drop the array of the last launch."""
-        self.storage.host = self._shown = None
-        self.storage.array = NO_BYTES
+        self.storage.uncounted_host = self._shown = None
+        self.storage.uncounted_array = NO_BYTES
         self.storage.float_views.clear()
         for view in self.views:
             view.forget_array()
 
     def finish(self) -> None:
         """Normalise an array of bool to 0 and 1, as an eager launch does; a tile of bool_ may have any byte."""
-        host = self.storage.host
+        host = self.storage.uncounted_host
         if host is not None and host.dtype == bool:
             np.not_equal(host.view(np.uint8), 0, out=host)
 
     def show(self) -> None:
         """Drop the views' arrays if the storage has other bytes now."""
-        if self._shown is not self.storage.array:
-            self._shown = self.storage.array
+        if self._shown is not self.storage.uncounted_array:
+            self._shown = self.storage.uncounted_array
             for view in self.views:
                 view.forget_array()
 

@@ -131,7 +131,7 @@ class Program:
         """Make the rewritten program, `fused`, or set `why_not_fused` to the reason why there is none."""
         from simulate.replay.fusion import Fused, NotFused  # most processes replay nothing
 
-        constants = [own.storage for own in self._private if own.storage.host is not None]
+        constants = [own.storage for own in self._private if own.storage.uncounted_host is not None]
         inputs = [[each.storage for each in given] for given in self._inputs]
         external = [
             [*given, *constants, *(leaf.storage for leaf in leaves(value) if isinstance(leaf, NkiTensor))]
@@ -179,12 +179,12 @@ class Program:
             if len(given) != len(inputs):
                 raise refused(f"{len(given)} arrays for a rank", str(len(inputs)))
             for external, array in zip(inputs, given):
-                if external.storage.host is not array:
+                if external.storage.uncounted_host is not array:
                     external.check(array)
                     external.bind(array)
         for external in self._results:
             external.bind(np.empty(external.storage.nbytes, np.uint8))
-            external.storage.host = None  # no array of the caller's
+            external.storage.uncounted_host = None  # no array of the caller's
         fused = None if exact or disturbance is not None or self._overlaps() else self.fused
         with np.errstate(all="ignore"):
             if fused is not None:
@@ -234,7 +234,7 @@ class Program:
                     continue
                 for other in held:
                     if other is not external and np.may_share_memory(
-                        external.storage.array, other.storage.array
+                        external.storage.uncounted_array, other.storage.uncounted_array
                     ):
                         return True
         return False
@@ -294,9 +294,9 @@ def _to_output(value: Any) -> Any:
     """The array of a tensor that the kernel returned, any other value unchanged."""
     if not isinstance(value, NkiTensor):
         return value
-    host = value.storage.host
+    host = value.storage.uncounted_host
     if value.whole and host is not None and host.shape == value.shape:
         return host
     value.forget_array()
-    array = value.array
+    array = value.uncounted_array
     return array.astype(bool) if value.dtype == "bool_" else array

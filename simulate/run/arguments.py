@@ -152,7 +152,7 @@ class Arguments:
                 if self.torch_seen
                 else np.broadcast_to(zeros, tensor.shape)
             )
-        if tensor.whole and tensor.storage.host is not None:
+        if tensor.whole and tensor.storage.uncounted_host is not None:
             for key, known in self._tensors.values():
                 if (
                     known.storage is tensor.storage
@@ -166,7 +166,7 @@ class Arguments:
             self._rank.warnings.append(
                 f"[NKW-OUTPUT-PARTIAL] some bytes of the returned {tensor.describe()} were never written"
             )
-        return tensor.array.astype(element(tensor.dtype), copy=False)
+        return tensor.uncounted_array.astype(element(tensor.dtype), copy=False)
 
     @property
     def converts(self) -> bool:

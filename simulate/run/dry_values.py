@@ -65,7 +65,11 @@ class DryValues:
             return ()
         as_float = plan.domain is Domain.float32
         return plan.compute(
-            *(each.float32() if as_float else each.array for each in known if each is not None)
+            *(
+                each.uncounted_float32() if as_float else each.uncounted_array
+                for each in known
+                if each is not None
+            )
         )
 
     def _twin(self, tensor: NkiTensor) -> NkiTensor | None:
@@ -81,5 +85,5 @@ class DryValues:
 def _is_small(tensor: NkiTensor) -> bool:
     """Whether a dry launch may compute the tensor's allocation; the caller's arrays keep what they hold."""
     storage = tensor.storage
-    fresh = storage.host is None
+    fresh = storage.uncounted_host is None
     return fresh and storage.size <= _MOST_ELEMENTS and storage.dtype.is_integer and tensor.dynamic is None

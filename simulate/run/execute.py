@@ -21,7 +21,7 @@ def gather(tile: NkiTensor, as_float: bool, skip_out_of_range: bool) -> np.ndarr
     """The elements of a dynamic view; Masked where indices out of range are skipped."""
     where = resolve(tile, skip_out_of_range)
     elements = where.elements if where.inside is None else np.where(where.inside, where.elements, 0)
-    values = flat(tile).array[elements]
+    values = flat(tile).uncounted_array[elements]
     if as_float:
         values = to_float32(values, tile.dtype)
     return values if where.inside is None else Masked(values, where.inside)
@@ -41,8 +41,8 @@ def put(tile: NkiTensor, result: np.ndarray | Masked, as_float: bool, skip_out_o
     if tile.dynamic is not None:
         chosen = result.chosen.reshape(tile.shape) if isinstance(result, Masked) else None
         return _scatter(tile, values, skip_out_of_range, chosen)
-    array = tile.array
-    if storage.host is not None and not array.flags.writeable:
+    array = tile.uncounted_array
+    if storage.uncounted_host is not None and not array.flags.writeable:
         raise RuleViolation(input_is_writable, f"a write to {tile.describe()}")
     if masked:
         chosen = result.chosen.reshape(tile.shape)  # type: ignore[union-attr]
@@ -58,7 +58,7 @@ def accumulated(tile: NkiTensor, product: np.ndarray, accumulate_mask: Any) -> n
         product = product.reshape(tile.shape)
     if accumulate_mask is False:
         return product
-    before = tile.float32() if tile.dynamic is None else gather(tile, True, False)
+    before = tile.uncounted_float32() if tile.dynamic is None else gather(tile, True, False)
     assert isinstance(before, np.ndarray)
     total = before + product
     return total if accumulate_mask is True else np.where(accumulate_mask, total, product)
@@ -67,7 +67,7 @@ def accumulated(tile: NkiTensor, product: np.ndarray, accumulate_mask: Any) -> n
 def add(tile: NkiTensor, product: np.ndarray, accumulate_mask: Any, as_float: bool) -> None:
     """Write a product into a view without a run-time index; add it where `accumulate_mask` selects."""
     if accumulate_mask is True and tile.dtype == "float32":
-        array = tile.array
+        array = tile.uncounted_array
         tile.storage.float_views.clear()
         # The sum of a float32 element and a product needs no rounding after it, so it is made in place.
         np.add(array, product if product.shape == array.shape else product.reshape(array.shape), out=array)
@@ -107,9 +107,9 @@ def operands_of(plan: Plan) -> list[Any]:
     return [
         gather(tile, as_float, plan.skip_out_of_range)
         if tile.dynamic is not None
-        else tile.float32()
+        else tile.uncounted_float32()
         if as_float
-        else tile.array
+        else tile.uncounted_array
         for tile in plan.reads
     ]
 
@@ -130,7 +130,7 @@ def _scatter(
     tile: NkiTensor, values: np.ndarray, skip_out_of_range: bool, chosen: np.ndarray | None
 ) -> np.ndarray:
     where = resolve(tile, skip_out_of_range)
-    array = flat(tile).array
+    array = flat(tile).uncounted_array
     if not array.flags.writeable:
         raise RuleViolation(input_is_writable, f"a write to {tile.describe()}")
     selected = where.inside if chosen is None else chosen if where.inside is None else chosen & where.inside

@@ -27,7 +27,7 @@ def resolve(view: NkiTensor, skip_out_of_range: bool) -> Resolved:
     if dynamic.group:
         return _by_group(view, dynamic, skip_out_of_range)
     index_tile(dynamic, view)
-    indices = dynamic.index.array.reshape(-1).astype(np.int64)
+    indices = dynamic.index.uncounted_array.reshape(-1).astype(np.int64)
     inside = (indices >= 0) & (indices < dynamic.extent)
     if not inside.all() and not skip_out_of_range:
         refuse_index(indices, dynamic.extent, view.describe())
@@ -80,7 +80,7 @@ def refuse_index(indices: np.ndarray, extent: int, what: str) -> NoReturn:
 def _by_group(view: NkiTensor, dynamic: Dynamic, skip_out_of_range: bool) -> Resolved:
     """Offsets of every group of partitions, read partition first, for all partitions of the group."""
     group, (partitions, count) = dynamic.group, view.shape
-    rows = dynamic.index.array.reshape(partitions, -1).astype(np.int64)
+    rows = dynamic.index.uncounted_array.reshape(partitions, -1).astype(np.int64)
     places = np.arange(count)
     first = np.arange(partitions)[:, None] // group * group
     offsets = rows[first + places % group, places // group]

@@ -144,7 +144,7 @@ def _issue(
             except RuleViolation as error:
                 core.rank.broken(error, template.op)
         if not dry:
-            operands.append(tile.float32() if as_float else tile.array)
+            operands.append(tile.uncounted_float32() if as_float else tile.uncounted_array)
     registers = plan.registers
     if registers is not None:
         poison = use_registers(core, plan, registers)

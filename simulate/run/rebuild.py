@@ -36,8 +36,8 @@ class Rebuilt:
         for rank, stream in self._streams.items():
             for serial, constant in stream.constants.items():
                 storage = self.storage(rank, serial)
-                storage.host = constant.contents
-                storage.array = constant.contents.reshape(-1).view(np.uint8)
+                storage.uncounted_host = constant.contents
+                storage.uncounted_array = constant.contents.reshape(-1).view(np.uint8)
 
     def storage(self, rank: int, serial: int) -> Storage:
         """An allocation of a rank."""
@@ -46,7 +46,7 @@ class Rebuilt:
             record = self._streams[rank].tensors[serial]
             form = record.form
             storage = Storage(form.shape, form.dtype, form.buffer, record.given, array=NO_BYTES, fresh=True)
-            storage.array, storage.serial, storage.line = NO_BYTES, serial, record.line
+            storage.uncounted_array, storage.serial, storage.line = NO_BYTES, serial, record.line
             self.storages[rank, serial] = storage
             self.views[rank, serial] = []
         return storage

@@ -713,3 +713,50 @@ def test_a_script_is_replayed_on_request(cache, monkeypatch, capsys, tmp_path, o
     assert main(["run", *options, "--replay-report", str(script)]) == 0
     assert f"replay: {said}" in capsys.readouterr().err
     assert bool(cache.report.rewritten) == (options in (["--replay"], ["--verify-replay"]))
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda tile: tile.array[0, 0],
+        lambda tile: tile[0:1, 0:1].array.item(),
+        lambda tile: tile.float32().sum(),
+        lambda tile: tile.storage.array.view(np.float32)[0],
+        lambda tile: tile.storage.host is None,
+        lambda tile: float(tile.base_tensor.array[0, 0]),
+        lambda tile: bytes(memoryview(tile.array)),
+        lambda tile: len(repr(tile)),
+        lambda tile: len(tile._repr_html_()),
+    ],
+)
+def test_a_kernel_that_reads_values_is_computed_every_time(cache, read) -> None:
+    def doubled_where_positive(x):
+        tile = nl.load(x)
+        seen = read(tile)
+        factor = 2.0 if tile.array[0, 0] > 0 and seen is not None else 1.0
+        nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=factor)
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(dst=out, src=tile)
+        return out
+
+    ones = np.ones((4, 4), np.float32)
+    assert np.array_equal(replayed(doubled_where_positive, ones), 2 * ones)
+    assert np.array_equal(replayed(doubled_where_positive, -ones), -ones)
+    assert cache.report.refusals == {"the kernel's Python reads values": 2}
+
+    def only_reads(x):
+        read(nl.load(x))
+        return x
+
+    assert simulate.launch(only_reads, [((ones,), {})]).reads_values
+
+
+def test_a_kernel_that_reads_no_values_says_so() -> None:
+    def scaled_copy(x):
+        tile = nl.load(x)
+        nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=2.0)
+        nisa.tensor_copy(dst=tile[:, 0:2], src=tile[:, 2:4])
+        nisa.dma_copy(dst=x, src=tile)
+        return x
+
+    assert not simulate.launch(scaled_copy, [((np.ones((4, 4), np.float32),), {})]).reads_values

@@ -171,7 +171,7 @@ def test_letting_go_in_the_middle_of_a_replay_waits_for_its_end(cache, exact, mo
             return None
         if event == "line":
             cache.release()
-            steps.append(program._external[0].storage.host is None)
+            steps.append(program._external[0].storage.uncounted_host is None)
         return trace
 
     sys.settrace(trace)
@@ -180,5 +180,5 @@ def test_letting_go_in_the_middle_of_a_replay_waits_for_its_end(cache, exact, mo
     finally:
         sys.settrace(None)
     assert len(steps) > 20 and all(np.array_equal(*each) for each in zip(found, expected(3)))
-    assert program._external[0].storage.host is None
+    assert program._external[0].storage.uncounted_host is None
     check(4, exact)

@@ -125,13 +125,13 @@ class _RankProgram:
             own = self._bound.get(id(storage))
             if own is None:
                 own = np.empty(storage.nbytes, np.uint8)
-            storage.array = own
+            storage.uncounted_array = own
         changed = False
         for key, storage in self.memory.items():
-            if self._bound.get(key) is storage.array:
+            if self._bound.get(key) is storage.uncounted_array:
                 continue
             changed = True
-            block = self._bound[key] = storage.array
+            block = self._bound[key] = storage.uncounted_array
             for arguments, place, shape, element, offset, strides in self._slots.get(key, ()):
                 arguments[place] = np.ndarray(shape, element, block, offset, strides)
         if changed or self._temporary:
