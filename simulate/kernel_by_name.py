@@ -19,14 +19,17 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from simulate.errors import InvalidArgument
+from simulate.errors import InvalidArgument, NkwError
 from simulate.files import MOST_SOURCE_BYTES, imported_files, read_text
 from simulate.hardware import Hardware
+from simulate.isa.book import CallError
 from simulate.isa.replica_group import ReplicaGroup
 from simulate.level import Level
 from simulate.memory.storage import Storage
 from simulate.run.environment import cores_of_call, ranks_of_call
+from simulate.run.kernel_faults import described, entered_kernel
 from simulate.run.launch import ArgumentsOfRanks, Launch, LaunchRequest, plain
+from simulate.run.location import blame_traceback
 from simulate.run.machine import Mode, NeuronCore
 from simulate.run.observers import Observer
 from simulate.run.stream import Stream
@@ -183,12 +186,25 @@ def launch_on(
         raise InvalidArgument(
             "NKW-KERNEL-CALL", f"{words} with these arguments needs more memory than this machine has"
         ) from error
-    except (AssertionError, TypeError, ValueError, IndexError, AttributeError) as error:
-        entered = getattr(error, "code", "NKW-KERNEL-CALL") != "NKW-KERNEL-CALL"
-        if entered:
+    except CallError as error:
+        if error.code != "NKW-KERNEL-CALL":
             raise
-        why = getattr(error, "message", error)
-        raise InvalidArgument("NKW-KERNEL-CALL", f"{words} does not take these arguments: {why}") from error
+        raise _refused_call(words, error.message) from error
+    except NkwError:
+        raise
+    except AssertionError as error:
+        refused = _refused_call(words, str(error) or "an assertion of the kernel failed")
+        refused.__traceback__ = error.__traceback__
+        blame_traceback(refused)
+        raise refused from error
+    except Exception as error:
+        if entered_kernel(error):
+            raise described(error) from None
+        raise _refused_call(words, str(error)) from error
+
+
+def _refused_call(words: str, why: str) -> InvalidArgument:
+    return InvalidArgument("NKW-KERNEL-CALL", f"{words} does not take these arguments: {why}")
 
 
 def with_size(arguments: Sequence[str], name: str, size: int) -> list[str]:

@@ -12,6 +12,7 @@ from simulate.isa.memo import KnownCall, Memo, key_of
 from simulate.isa.plan import Plan, sixty_four_bits_are_moved
 from simulate.isa.template import Template
 from simulate.memory import NkiTensor
+from simulate.suggestions import did_you_mean
 
 Planner = Callable[..., Plan]
 
@@ -99,9 +100,13 @@ def _planned(
         try:
             documented_signature(planner, len(context)).bind(*args, **kwargs)
         except TypeError as mismatch:
-            parameters = ", ".join(documented_signature(planner, len(context)).parameters)
+            parameters = documented_signature(planner, len(context)).parameters
+            unknown = [name for name in kwargs if name not in parameters]
+            said = f"got an unexpected keyword argument {unknown[0]!r}" if unknown else str(mismatch)
+            meant = did_you_mean(unknown[0], parameters, suffix="=") if unknown else ""
             raise CallError(
-                "NKW-CALL", f"{planner.__name__}: {mismatch}; its parameters are {parameters}"
+                "NKW-CALL",
+                f"{planner.__name__}: {said}{meant or ';'} its parameters are {', '.join(parameters)}",
             ) from None
         raise error
 

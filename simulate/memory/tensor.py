@@ -63,6 +63,10 @@ class NkiTensor(TensorBytes):
     assign: ClassVar[Callable[[NkiTensor, Any, Any], None]]
     """Issues the copy of `tensor[key] = value`; `simulate.nki.assignment` has it."""
 
+    def __dir__(self) -> list[str]:
+        """Return the names that a tensor has on a chip too; those of the simulator alone are left out."""
+        return list(_DOCUMENTED)
+
     @property
     def base_tensor(self) -> NkiTensor:
         """The tensor that a view was made of, as it was allocated; public MX kernels ask a view for it."""
@@ -425,6 +429,45 @@ class NkiTensor(TensorBytes):
                 index_within_tensor, f"dim {dim} of {self.describe()}", limit=f"{self.ndim} dims"
             )
         return dim % self.ndim
+
+
+_DOCUMENTED = (
+    *(
+        "ap",
+        "base_tensor",
+        "broadcast",
+        "buffer",
+        "data",
+        "dtype",
+        "expand_dim",
+        "flatten_dims",
+        "get_pattern",
+    ),
+    *(
+        "indirect",
+        "is_contiguous",
+        "is_indirect",
+        "name",
+        "ndim",
+        "offset",
+        "permute",
+        "rearrange",
+        "reinterpret_cast",
+    ),
+    *(
+        "reshape",
+        "reshape_dim",
+        "select",
+        "shape",
+        "size",
+        "slice",
+        "squeeze_dim",
+        "strides",
+        "vector_select",
+        "view",
+    ),
+)
+"""Attributes of tensors that the reference of NKI documents, and `base_tensor`, which public kernels use."""
 
 
 def _cell(index: Any) -> Any:

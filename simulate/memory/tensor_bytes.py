@@ -15,7 +15,16 @@ from simulate.memory.objects import VALUE_READS, NKIObject
 from simulate.memory.regions import MemoryRegion
 from simulate.memory.storage import Storage
 from simulate.memory.view_rules import no_python_on_tensors, view_within_storage
-from simulate.numerics import DType, as_dtype, float32, tfloat32, to_float32
+from simulate.numerics import (
+    ACTIVATION_FUNCTIONS,
+    ALU_OPERATORS,
+    DType,
+    as_dtype,
+    float32,
+    tfloat32,
+    to_float32,
+)
+from simulate.suggestions import FUNCTION_HINTS
 
 _FLOAT32 = float32.storage
 _Tensor = TypeVar("_Tensor", bound="TensorBytes")
@@ -272,12 +281,13 @@ class TensorBytes(NKIObject):
         self._refuse_numpy(function)
 
     def _refuse_numpy(self, function: Any) -> NoReturn:
-        name = f"numpy.{getattr(function, '__name__', function)}"
-        raise RuleViolation(
-            no_python_on_tensors,
-            f"{name} on {self.describe()}",
-            hint="nisa.activation, nisa.tensor_tensor, nisa.tensor_reduce or a function of nl",
+        name = str(getattr(function, "__name__", function))
+        hint = FUNCTION_HINTS.get(
+            name, "nisa.activation, nisa.tensor_tensor, nisa.tensor_reduce or a function of nl"
         )
+        if name in ACTIVATION_FUNCTIONS or name in ALU_OPERATORS:
+            hint = f"nl.{name}, as a function of tiles or as op=nl.{name} of an instruction"
+        raise RuleViolation(no_python_on_tensors, f"numpy.{name} on {self.describe()}", hint=hint)
 
     for _name in (
         "add radd sub rsub mul rmul truediv rtruediv floordiv mod pow matmul neg and or xor invert lshift rshift "

@@ -6,12 +6,15 @@ so that a file which needs it only on a device still loads.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn
 
 from simulate.errors import Unsupported
+from simulate.memory import MemoryRegion
+from simulate.suggestions import FUNCTION_HINTS, ISA_HINTS, did_you_mean, in_nki
 
 _COMPILER = "it hands the kernel to the vendor's compiler; run the kernel with nki.simulate(kernel)(…)"
 _BETA1 = "it was removed after Beta 1; write slices, and keep dims before the partition dim in a Python list"
@@ -43,7 +46,7 @@ def not_yet(module: str, name: str, listed: dict[str, dict[str, str]] = NOT_YET)
     """A function that raises Unsupported when it is called; AttributeError for a name nobody documents."""
     reason = listed[module].get(name)
     if reason is None:
-        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        raise AttributeError(f"module {module!r} has no attribute {name!r}{_suggestion(module, name)}")
 
     def unsupported(*_: Any, **__: Any) -> NoReturn:
         raise Unsupported("NKW-UNSUPPORTED", f"{module}.{name} cannot be simulated: {reason}")
@@ -51,6 +54,35 @@ def not_yet(module: str, name: str, listed: dict[str, dict[str, str]] = NOT_YET)
     unsupported.__name__ = unsupported.__qualname__ = name
     unsupported.nki_operator = name  # type: ignore[attr-defined]
     return unsupported
+
+
+def _suggestion(module: str, name: str) -> str:
+    """Return the end of a message for a name that a module does not have: what to write in place of it."""
+    if name.startswith("__") or module not in _SHORT_NAMES:
+        return ""
+    if module == "nki.isa" and name in ISA_HINTS:
+        return in_nki(ISA_HINTS[name])
+    for other, short in _SHORT_NAMES.items():
+        if other != module and name in _names_of(other):
+            return f"; did you mean {short}.{name}?"
+    hint = in_nki(FUNCTION_HINTS.get(name, ""))
+    return hint or did_you_mean(name, _names_of(module), f"{_SHORT_NAMES[module]}.")
+
+
+_SHORT_NAMES = {"nki.isa": "nisa", "nki.language": "nl", "nki.collectives": "ncc"}
+"""The names under which kernels import the modules."""
+
+
+def _names_of(module: str) -> set[str]:
+    """Return the public names of a simulated module, without what the module imports for itself."""
+    names = vars(sys.modules[f"simulate.{module}"])
+    public = {
+        name
+        for name, value in names.items()
+        if isinstance(value, MemoryRegion)
+        or (getattr(value, "__module__", None) == f"simulate.{module}" and not hasattr(value, "code"))
+    }
+    return {*names["__all__"], *(name for name in public if not name.startswith("_"))}
 
 
 def absent_modules(present: set[str], listed: dict[str, dict[str, str]] = NOT_YET) -> dict[str, ModuleType]:

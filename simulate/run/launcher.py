@@ -23,6 +23,7 @@ from simulate.run.arguments import Arguments, mapped
 from simulate.run.call_stacks import Calls, TracedTable
 from simulate.run.dry_scheduler import DryScheduler
 from simulate.run.environment import PRECISE_VARIABLE, check_logical_core
+from simulate.run.kernel_faults import entered_kernel, for_parameter, typed
 from simulate.run.launch import Interface, Launch, LaunchRequest, Result
 from simulate.run.location import blame_traceback
 from simulate.run.machine import Mode, NeuronCore, Rank, capacity_bytes, enter
@@ -172,10 +173,13 @@ def _run(core: NeuronCore, kernel: Callable[..., Any], rank_run: _RankRun) -> No
     except NkwError as error:
         blame_traceback(error)
         raise
-    except TypeError as error:
-        if error.__traceback__ is not None and error.__traceback__.tb_next is None:
-            raise CallError("NKW-KERNEL-CALL", str(error)) from None  # the kernel was not entered
-        raise
+    except (NameError, AttributeError, TypeError, IndexError) as error:
+        if isinstance(error, TypeError) and not entered_kernel(error):
+            raise CallError("NKW-KERNEL-CALL", str(error) + for_parameter(str(error), kernel)) from None
+        made = typed(error)
+        if made is None:
+            raise
+        raise made from None
     finally:
         enter(before)
     if core.number == 0:

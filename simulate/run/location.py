@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
-from types import CodeType
+from types import CodeType, TracebackType
+
+import numpy as np
 
 from simulate.errors import Location, NkwError
 from simulate.lines import PACKAGE, location
 
+_NUMPY = os.path.dirname(np.__file__) + "/"
 _LAUNCHER = PACKAGE + "run/launcher.py"
 
 _ours: dict[int, tuple[CodeType, bool]] = {}
@@ -56,19 +60,26 @@ def blame_line(error: NkwError, line: tuple[CodeType, int]) -> None:
 
 
 def blame_traceback(error: NkwError) -> None:
-    """Give an error without a line the innermost one outside this package in its traceback, with its callers."""
-    if error.where is not None:
-        return
-    found = []
-    trace = error.__traceback__
+    """Give an error without a line the innermost kernel line in its traceback, with its callers."""
+    if error.where is None:
+        lines = [(trace.tb_frame.f_code, trace.tb_lineno) for trace in kernel_traces(error.__traceback__)]
+        if lines:
+            error.where, error.callers = location(lines[-1]), _named(lines[:-1])
+
+
+def kernel_traces(trace: TracebackType | None) -> list[TracebackType]:
+    """Return the entries of a traceback that are lines of a kernel, outermost first.
+
+    Lines of this package, of NumPy and of the `__init__` that a dataclass generates are left out.
+    """
+    lines = []
     while trace is not None:
         code = trace.tb_frame.f_code
-        generated = code.co_filename == "<string>" and code.co_name == "__init__"  # of a dataclass
-        if not generated and not code.co_filename.startswith(PACKAGE):
-            found.append((code, trace.tb_lineno))
+        generated = code.co_filename == "<string>" and code.co_name == "__init__"
+        if not generated and not code.co_filename.startswith((PACKAGE, _NUMPY)):
+            lines.append(trace)
         trace = trace.tb_next
-    if found:
-        error.where, error.callers = location(found[-1]), _named(found[:-1])
+    return lines
 
 
 def _named(chain: Sequence[tuple[CodeType, int]]) -> tuple[Location, ...]:

@@ -17,6 +17,7 @@ from simulate.errors import InvalidArgument, NkwError, RuleViolation
 from simulate.isa.book import CallError
 from simulate.lines import PACKAGE
 from simulate.run import Launch
+from simulate.run.kernel_faults import KernelError
 from simulate.testing import Mismatch, WeakComparison, compare
 from simulate.verification.bound import (
     Reference,
@@ -94,7 +95,7 @@ def tried(
 
 def _refused(name: str, call: Call, error: Exception, given: bool) -> Trial:
     """The trial of a kernel that raised: a rule is broken at the sizes given, or unwritten bytes at any size."""
-    by_rule = isinstance(error, NkwError) and not isinstance(error, CallError)
+    by_rule = isinstance(error, NkwError) and not isinstance(error, (CallError, KernelError))
     code = getattr(error, "code", "")
     if by_rule and (given or code in _READS_UNWRITTEN):
         what = "unwritten bytes: " if code in _READS_UNWRITTEN else ""

@@ -271,6 +271,7 @@ RUN: dict[str, Setting] = {
     "NKW-WORLD": Setting("{}"),
     "NKW-TOLERANCE": _call("tolerance", "dtype='float32', magnitude=1.0"),
     "NKW-KERNEL": Setting("{}"),
+    "NKW-KERNEL-ERROR": Setting("{}"),
     "NKW-CHECK-COUNT": Setting("with call(gathered, dict(), {}): pass"),
     "NKW-VECTOR-REDUCE-OPERATOR": _call(
         "nisa.tensor_scalar_reduce",

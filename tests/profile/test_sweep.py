@@ -98,7 +98,10 @@ def test_what_a_kernel_refuses_is_a_row_with_its_reason(command: str, capsys: Ca
     out = capsys.readouterr().out
     assert [row.count("refused") for row in rows(out).values()] == [1, 0, 1]
     words = " ".join(out.split())
-    assert "N=7: RuntimeError: seven N=3,000: [NKW-KERNEL-CALL] k.py:held does not take" in words
+    assert (
+        "N=7: [NKW-KERNEL-ERROR] RuntimeError: seven N=3,000: [NKW-KERNEL-CALL] k.py:held does not take"
+        in words
+    )
     assert "3000 columns are never taken capacity does not end here: N=2,000 fits" in words
     assert swept(command, "7,3000") == 2
     assert "no size could be launched\n" in capsys.readouterr().out

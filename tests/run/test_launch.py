@@ -18,6 +18,7 @@ import simulate
 from simulate.errors import InvalidArgument, NkwError, RuleViolation, Unsupported
 from simulate.memory import MemoryRegion
 from simulate.nki.missing import NOT_YET
+from simulate.run.kernel_faults import KernelError
 from simulate.run.stream import Stream
 
 simulate.install("simulate")
@@ -122,7 +123,7 @@ def test_a_type_error_inside_of_a_kernel_stays_one() -> None:
 
     with pytest.raises(TypeError, match="has no len") as refused:
         kernel(np.ones((2, 2), np.float32))
-    assert not isinstance(refused.value, NkwError)
+    assert isinstance(refused.value, KernelError)
 
 
 def test_a_bad_argument_is_blamed_on_the_line_of_the_launch() -> None:

@@ -1,0 +1,218 @@
+"""Errors of the kernel's own Python code, as typed errors with the kernel's line and a suggestion."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import re
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType, TracebackType
+from typing import Any
+
+from simulate.errors import NkwError
+from simulate.lines import PACKAGE
+from simulate.memory import NkiTensor
+from simulate.numerics import ACTIVATION_FUNCTIONS, ALU_OPERATORS
+from simulate.run.location import blame_traceback, kernel_traces
+from simulate.run.stream import NkiInstruction
+from simulate.suggestions import FUNCTION_HINTS, NAME_HINTS, TILE_HINTS, did_you_mean, in_nki
+
+CODE = "NKW-KERNEL-ERROR"
+_API = ("simulate.nki.language", "simulate.nki.isa", "simulate.nki.collectives")
+_HANDLE = "an instruction writes to dst and returns a handle; use the tile that was passed as dst"
+_STATIC = (
+    "Python counts with numbers known at compile time, such as x.shape[0]; nl.fori_loop counts to others"
+)
+_KEYWORD = re.compile(
+    r"(?P<function>[\w.<>]+)\(\) got an unexpected keyword argument '(?P<name>\w+)'.*", re.DOTALL
+)
+_METHODS_WITH_ONE_TUPLE = ("reshape", "permute")
+
+
+class KernelError(NkwError):
+    """An exception that the kernel's Python code raised, or an API function that the kernel called."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(CODE, message)
+
+
+class KernelNameError(KernelError, NameError):
+    """A variable of the kernel that is not defined."""
+
+
+class KernelAttributeError(KernelError, AttributeError):
+    """An attribute that a module, a tile or another object does not have."""
+
+
+class KernelTypeError(KernelError, TypeError):
+    """A call with wrong arguments, or an operation on a value of the wrong type."""
+
+
+class KernelIndexError(KernelError, IndexError):
+    """An index outside of a tuple or a list of the kernel."""
+
+
+_TYPES: dict[type[Exception], type[KernelError]] = {
+    NameError: KernelNameError,
+    UnboundLocalError: KernelNameError,
+    AttributeError: KernelAttributeError,
+    TypeError: KernelTypeError,
+    IndexError: KernelIndexError,
+}
+
+
+def typed(error: Exception) -> KernelError | None:
+    """Return the typed error for an exception of the kernel's code; None for other types and for subclasses.
+
+    The typed error is also an instance of the exception's type and has its traceback.
+    """
+    kind = _TYPES.get(type(error))
+    return None if kind is None else _blamed(kind(_message(error)), error)
+
+
+def described(error: Exception) -> KernelError:
+    """Return the typed error for an exception, or one whose message names the type of the exception."""
+    return typed(error) or _blamed(KernelError(f"{type(error).__name__}: {error}"), error)
+
+
+def entered_kernel(error: BaseException) -> bool:
+    """Return whether an exception passed a line of a kernel, so that the call itself was accepted."""
+    return bool(kernel_traces(error.__traceback__))
+
+
+def _blamed(made: KernelError, error: Exception) -> KernelError:
+    made.__traceback__ = error.__traceback__
+    blame_traceback(made)
+    return made
+
+
+def _message(error: Exception) -> str:
+    """Return Python's message with a suggestion, after the name of the API function that raised it."""
+    text = str(error).partition(". Did you mean")[0]  # of Python 3.13, for keyword arguments
+    traces = kernel_traces(error.__traceback__)
+    if not traces:
+        return text
+    last = traces[-1]
+    line = linecache.getline(last.tb_frame.f_code.co_filename, last.tb_lineno, last.tb_frame.f_globals)
+    if isinstance(error, NameError):
+        return text + _for_variable(text, last.tb_frame, line)
+    if isinstance(error, AttributeError):
+        suggestion = _for_attribute(error, line)
+    elif isinstance(error, TypeError):
+        suggestion = _for_type_error(text, last.tb_frame, line)
+    else:
+        suggestion = _for_index(text, last.tb_frame, line)
+    return _called_function(last) + text + suggestion
+
+
+def _called_function(last: TracebackType) -> str:
+    """Return "load: " where nl.load raised the exception itself; empty where the kernel's line did."""
+    inner = last.tb_next
+    if inner is None:
+        return ""
+    code = inner.tb_frame.f_code
+    is_lookup = code.co_name.startswith("__")  # of a missing name, whose message says all
+    return f"{code.co_name}: " if code.co_filename.startswith(PACKAGE) and not is_lookup else ""
+
+
+def _for_variable(text: str, frame: FrameType, line: str) -> str:
+    """Return the suggestion for an undefined variable: the NKI form of a foreign name, or a similar variable."""
+    quoted = re.search(r"'(\w+)'", text)
+    if quoted is None or not text.startswith("name "):
+        return ""
+    name = quoted[1]
+    member = re.search(rf"\b{re.escape(name)}\.(\w+)", line)
+    if name in NAME_HINTS and member is not None and name not in ("nl", "nisa", "np", "math"):
+        hint = FUNCTION_HINTS.get(member[1]) or _name_of_function(member[1])
+        if hint:
+            return f"; in NKI, {name}.{member[1]} is {hint}"
+    if name in NAME_HINTS:
+        return in_nki(NAME_HINTS[name])
+    known = {*frame.f_locals, *frame.f_globals, *frame.f_builtins}
+    return did_you_mean(name, known) or in_nki(_name_of_function(name))
+
+
+def _name_of_function(name: str) -> str:
+    """Return nl.X or nisa.X for a name that the API has, else an empty string."""
+    for module in _API:
+        if name in getattr(sys.modules.get(module), "__all__", ()):
+            return f"{_SHORT[module]}.{name}"
+    return ""
+
+
+_SHORT = dict(zip(_API, ("nl", "nisa", "ncc")))
+
+
+def _for_attribute(error: AttributeError, line: str) -> str:
+    """Return the suggestion for an attribute that an object does not have."""
+    name, owner = error.name, error.obj
+    if name is None or owner is None:
+        return in_nki(_HANDLE) if " = nisa." in line else ""
+    if isinstance(owner, NkiTensor):
+        if name in ACTIVATION_FUNCTIONS or name in ALU_OPERATORS:
+            return in_nki(f"nl.{name}(tile), or op=nl.{name} in an instruction")
+        return in_nki(TILE_HINTS.get(name, "")) or did_you_mean(name, dir(owner), ".")
+    if isinstance(owner, NkiInstruction):
+        return in_nki(_HANDLE)
+    if getattr(owner, "__name__", "").startswith(("nki", "simulate.nki")):
+        return ""  # the module's message has the suggestion
+    return did_you_mean(name, [each for each in dir(owner) if not each.startswith("_")])
+
+
+def _for_type_error(text: str, frame: FrameType, line: str) -> str:
+    """Return the suggestion for a call or an operation that Python refuses."""
+    if (keyword := _KEYWORD.fullmatch(text)) is not None:
+        return next((for_parameter(text, each) for each in _functions(keyword["function"], frame)), "")
+    one_tuple = re.match(r"NkiTensor\.(\w+)\(\) takes 2 positional arguments", text)
+    if one_tuple is not None and one_tuple[1] in _METHODS_WITH_ONE_TUPLE:
+        return in_nki(f".{one_tuple[1]}((a, b)) takes one tuple")
+    if "object is not callable" in text and (found := re.search(r"\.(shape|size|ndim|dtype)\s*\(", line)):
+        index = "[dim]" if found[1] in ("shape", "size") else ""
+        return in_nki(f"without parentheses, .{'shape' if index else found[1]}{index}")
+    if text == "object of type 'NkiTensor' has no len()":
+        return in_nki(".shape[0] is the size of the first dim")
+    operand = re.match(r"bad operand type for abs\(\): 'NkiTensor'", text)
+    if operand is not None:
+        return in_nki("nl.abs(tile)")
+    if "'tuple' object does not support item assignment" in text and ".shape" in line:
+        return in_nki("shapes do not change; .reshape((rows, columns)) returns a view with another shape")
+    if "'NkiTensor' object cannot be interpreted as an integer" in text:
+        return in_nki(_STATIC)
+    if "object is not subscriptable" in text and ("function" in text or "method" in text):
+        return in_nki("call it with parentheses")
+    if "'NkiInstruction'" in text:
+        return in_nki(_HANDLE)
+    return ""
+
+
+def for_parameter(text: str, function: Callable[..., Any]) -> str:
+    """Return the suggestion for a keyword argument that a function does not have, from Python's message."""
+    keyword = _KEYWORD.fullmatch(text)
+    return "" if keyword is None else did_you_mean(keyword["name"], _names(function), suffix="=")
+
+
+def _names(function: Callable[..., Any]) -> list[str]:
+    """Return the names of a function's parameters."""
+    parameters = inspect.signature(function).parameters.values()
+    return [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
+
+
+def _functions(qualified: str, frame: FrameType) -> Iterator[Callable[..., Any]]:
+    """Yield the function of the API or of the kernel's module that Python names in a message, if there is one."""
+    owner, _, name = qualified.rpartition(".")
+    owners: list[Any] = [NkiTensor] if owner == "NkiTensor" else [sys.modules.get(module) for module in _API]
+    tables = [*(vars(each) for each in owners if each is not None), frame.f_globals, frame.f_locals]
+    for function in (table.get(name) for table in tables):
+        if callable(function) and not isinstance(function, type):
+            yield getattr(function, "func", function)
+            return
+
+
+def _for_index(text: str, frame: FrameType, line: str) -> str:
+    """Return the number of dims of the tensor whose shape has no such index."""
+    for name, index in re.findall(r"(\w+)\.shape\[(-?\d+)\]", line):
+        tensor = frame.f_locals.get(name)
+        if isinstance(tensor, NkiTensor) and not -tensor.ndim <= int(index) < tensor.ndim:
+            return f"; {name} has the {tensor.ndim} dims {tensor.shape}"
+    return ""
