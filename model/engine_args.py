@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,14 @@ from model.device import SimulatedDevice
 from model.engine import Engine, EngineLimits, GroupScheduler, Scheduler, SchedulerOptions
 from model.engine.bucket_sizes import AUTO, BucketLimits, read_buckets
 from model.engine.buckets import MOST_ROWS, Buckets
+from model.engine.checks import (
+    check_flag,
+    check_integer,
+    check_optional_integer,
+    check_range,
+    check_text,
+    display_value,
+)
 from model.engine.speculation import NO_RECURRENT_DRAFTS, DraftModel, PromptLookup, Proposer
 from model.errors import ModelError
 from model.families import load_config
@@ -67,6 +75,30 @@ class EngineArgs:
     seed: int = 0
     buckets: str | Buckets | None = None
     backend: str = "simulate"
+
+    def __post_init__(self) -> None:
+        """Raise ModelError for a value of another type; NumPy's integers become int."""
+        if not isinstance(self.model, str | Path):
+            raise ModelError(f"model is {display_value(self.model)}; it must be a text or a Path")
+        for check, names in _TYPES:
+            for name in names:
+                object.__setattr__(self, name, check(name, getattr(self, name)))
+        check_range("seed", self.seed, 0, 2**63 - 1)
+        if not isinstance(self.speculative_config, Mapping | None):
+            raise ModelError(
+                f"speculative_config is {display_value(self.speculative_config)}; it must be a mapping of names"
+            )
+        if not isinstance(self.buckets, str | Buckets | None):
+            raise ModelError(f"buckets is {display_value(self.buckets)}; it must be a text or Buckets")
+
+
+_SIZES = ("tensor_parallel_size", "expert_parallel_size", "max_num_seqs", "max_num_batched_tokens")
+_TYPES: Sequence[tuple[Callable[[str, Any], Any], Sequence[str]]] = (
+    (check_integer, (*_SIZES, "block_size", "mamba_block_size", "seed")),
+    (check_optional_integer, ("max_model_len", "num_pages", "num_state_slots")),
+    (check_flag, ("enable_prefix_caching", "enable_chunked_prefill")),
+    (check_text, ("dtype", "target", "backend")),
+)
 
 
 def args_of(options: argparse.Namespace, **more: Any) -> EngineArgs:
@@ -291,17 +323,17 @@ class _Speculation:
         names = ("method", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min", "model")
         unknown = [name for name in given if name not in names]
         method = given.get("method", "draft_model" if "model" in given else "ngram")
-        tokens = given.get("num_speculative_tokens")
+        tokens = check_integer("num_speculative_tokens", given.get("num_speculative_tokens"))
         if unknown:
             raise ModelError(f"speculative_config takes no {unknown[0]}; it takes {', '.join(names)}")
         if method not in ("ngram", "draft_model"):
             raise ModelError(f"method of speculative_config is {method!r}; known are ngram and draft_model")
-        if not isinstance(tokens, int) or not 1 <= tokens < MOST_ROWS:
+        if not 1 <= tokens < MOST_ROWS:
             raise ModelError(f"num_speculative_tokens is {tokens}; it must be between 1 and {MOST_ROWS - 1}")
         if (method == "draft_model") != ("model" in given):
             raise ModelError("speculative_config has a model where its method is draft_model, and only there")
-        most = given.get("prompt_lookup_max", 4)
-        least = given.get("prompt_lookup_min", min(2, most))
+        most = check_integer("prompt_lookup_max", given.get("prompt_lookup_max", 4))
+        least = check_integer("prompt_lookup_min", given.get("prompt_lookup_min", min(2, most)))
         return cls(tokens, most, least, model_path(given["model"]) if "model" in given else None)
 
     @property

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import count
+from numbers import Integral
 from pathlib import Path
+from threading import RLock
 from typing import Any
+
+import numpy as np
 
 from model.chat import ChatTemplate, Message
 from model.config import Fields
 from model.engine import RequestOutput, SamplingParams
+from model.engine.checks import check_integer, check_sequence, check_text, check_token_ids, display_value
 from model.engine.speech import WITHOUT_AUDIO, Speech
 from model.engine_args import EngineArgs, make_engine
 from model.errors import ModelError
@@ -29,7 +35,10 @@ _NAMES = ("prompt", "prompt_token_ids", "cache_salt", "multi_modal_data")
 
 
 class LLM:
-    """A model that answers many prompts at once. The keywords are the fields of `EngineArgs`."""
+    """A model that answers many prompts at once. The keywords are the fields of `EngineArgs`.
+
+    Several threads may call it: a lock lets one call after the other use the engine.
+    """
 
     def __init__(self, model: str | Path = PRETRAINED, **arguments: Any) -> None:
         """Load a model folder; ModelError for an argument that is not known or cannot be."""
@@ -37,11 +46,13 @@ class LLM:
         if unknown:
             known = ", ".join(EngineArgs.__dataclass_fields__)
             raise ModelError(f"LLM takes no {unknown[0]}; it takes {known}")
+        self._args = EngineArgs(model, **arguments)
         folder = model_path(model)
-        self._args = EngineArgs(folder, **arguments)
+        self._args = replace(self._args, model=folder)
         self.engine = make_engine(self._args)
         self._tokenizer = Tokenizer(folder, self.engine.limits.vocab_size)
         self._numbers = count()
+        self._lock = RLock()
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer of the folder."""
@@ -75,18 +86,28 @@ class LLM:
         """
         several = _several(prompts)
         params = self._params(sampling_params, len(several))
-        if priority is not None and len(priority) != len(several):
-            raise ModelError(f"{len(priority)} priorities for {len(several)} prompts")
+        ranks = [0] * len(several)
+        if priority is not None:
+            ranks = [
+                check_integer("a priority", rank) for rank in check_sequence("priority", priority, "numbers")
+            ]
+        if len(ranks) != len(several):
+            raise ModelError(f"{len(ranks)} priorities for {len(several)} prompts")
+        with self._lock:
+            return self._generate(several, params, ranks, use_tqdm)
+
+    def _generate(
+        self, several: Sequence[Prompt], params: Sequence[SamplingParams], ranks: Sequence[int], shows: bool
+    ) -> list[RequestOutput]:
         submitted: list[RequestOutput] = []
         try:
-            for number, (prompt, own) in enumerate(zip(several, params)):
+            for prompt, own, rank in zip(several, params, ranks):
                 speech = self._speech_of(prompt)
                 text, ids = self._encoded(prompt, special_tokens=speech is None)
-                rank = 0 if priority is None else priority[number]
                 salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
                 id = str(next(self._numbers))
                 submitted.append(self.engine.submit(id, ids, own, text, rank, salt, speech))
-            self._run(submitted, use_tqdm)
+            self._run(submitted, shows)
         finally:
             for each in submitted:
                 self.engine.cancel(each.request_id)
@@ -94,7 +115,8 @@ class LLM:
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget the prompts that pages hold; False where requests hold pages, unless these are computed again."""
-        return self.engine.scheduler.reset_prefix_cache(reset_running_requests)
+        with self._lock:
+            return self.engine.scheduler.reset_prefix_cache(reset_running_requests)
 
     def chat(
         self,
@@ -117,8 +139,8 @@ class LLM:
             "tools": tools,
             **(chat_template_kwargs or {}),
         }
-        several = [messages] if not messages or isinstance(messages[0], Mapping) else messages
-        texts = [template.render(each, **variables) for each in several]  # type: ignore[arg-type]
+        several = _conversations(messages)
+        texts = [template.render(each, **variables) for each in several]
         ids = [self._tokenizer.encode(text, special_tokens=False) for text in texts]
         prompts = [{"prompt": text, "prompt_token_ids": own} for text, own in zip(texts, ids)]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
@@ -138,9 +160,13 @@ class LLM:
     ) -> Sequence[SamplingParams]:
         if given is None or isinstance(given, SamplingParams):
             return [given or self.get_default_sampling_params()] * prompts
-        if len(given) != prompts:
-            raise ModelError(f"{len(given)} sampling_params for {prompts} prompts")
-        return given
+        several = check_sequence("sampling_params", given, "SamplingParams")
+        for params in several:
+            if not isinstance(params, SamplingParams):
+                raise ModelError(f"sampling_params has {display_value(params)}; it must have SamplingParams")
+        if len(several) != prompts:
+            raise ModelError(f"{len(several)} sampling_params for {prompts} prompts")
+        return several
 
     def _speech_of(self, prompt: Prompt) -> Speech | None:
         """The window of speech that comes with a prompt."""
@@ -166,15 +192,37 @@ class LLM:
             if unknown:
                 raise ModelError(f"a prompt takes no {unknown[0]}; it takes {', '.join(_NAMES)}")
             text = prompt.get("prompt")
-            if "prompt_token_ids" in prompt:
-                return text, list(prompt["prompt_token_ids"])
-            if not isinstance(text, str):
+            if text is not None:
+                check_text("the prompt", text)
+            if prompt.get("cache_salt") is not None:
+                check_text("cache_salt", prompt["cache_salt"])
+            if prompt.get("prompt_token_ids") is not None:
+                return text, check_token_ids("prompt_token_ids", prompt["prompt_token_ids"])
+            if text is None:
                 raise ModelError("a prompt given as a mapping needs prompt or prompt_token_ids")
             return text, self._tokenizer.encode(text, special_tokens)
-        return None, list(prompt)
+        return None, check_token_ids("the prompt", prompt)
 
 
 def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """The prompts, where one may stand alone."""
-    alone = isinstance(prompts, str | Mapping) or (len(prompts) > 0 and isinstance(prompts[0], int))
-    return [prompts] if alone else list(prompts)  # type: ignore[list-item,arg-type]
+    """Return a list of prompts; a text, a mapping and a list of token ids are one prompt."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if isinstance(prompts, np.ndarray):
+        prompts = prompts.tolist()
+    several = check_sequence("the prompt", prompts, "token ids, or of prompts")
+    return [several] if several and isinstance(several[0], Integral) else list(several)
+
+
+def _conversations(messages: Any) -> list[Sequence[Message]]:
+    """Return a list of conversations; a list of messages is one conversation."""
+    several = check_sequence("messages", messages, "mappings")
+    if not several or isinstance(several[0], Mapping):
+        several = [several]
+    conversations = [check_sequence("a conversation", messages, "mappings") for messages in several]
+    for message in (message for messages in conversations for message in messages):
+        if not isinstance(message, Mapping):
+            raise ModelError(
+                f"a message is {display_value(message)}; it must be a mapping such as {{'role': 'user'}}"
+            )
+    return conversations

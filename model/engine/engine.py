@@ -13,6 +13,7 @@ from itertools import count
 import numpy as np
 
 from model.engine.buckets import BucketUse
+from model.engine.checks import check_vocabulary
 from model.engine.groups import Schedulers
 from model.engine.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
 from model.engine.params import SamplingParams
@@ -105,11 +106,7 @@ class Engine:
                 f"the prompt has {len(prompt_ids)} tokens; sequences of at most {limits.max_model_len} leave no room "
                 "for a new one"
             )
-        wrong = next((each for each in prompt_ids if not 0 <= each < limits.vocab_size), None)
-        if wrong is not None:
-            raise ModelError(
-                f"the prompt has token id {wrong}; the vocabulary has {limits.vocab_size} tokens"
-            )
+        check_vocabulary("the prompt", prompt_ids, limits.vocab_size)
         refused = spectrum_error(limits.spectrum, speech)
         if refused is not None:
             raise ModelError(refused)

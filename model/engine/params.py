@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from model.engine.checks import (
+    check_flag,
+    check_integer,
+    check_number,
+    check_optional_integer,
+    check_range,
+    check_texts,
+    check_token_ids,
+    check_vocabulary,
+    display_value,
+)
 from model.engine.structured import StructuredOutputsParams
 from model.errors import ModelError
 
@@ -32,7 +44,7 @@ class SamplingParams:
       of the model's logits, before any of the above. `prompt_logprobs` are as many for each token of the prompt but the
       first; then no page of the prompt is shared.
 
-    Raises ModelError for a value out of range.
+    Iterables are read once, at construction. Raises ModelError for a value of another type or out of range.
     """
 
     n: int = 1
@@ -59,7 +71,12 @@ class SamplingParams:
     stops: tuple[str, ...] = field(init=False, repr=False, default=())
 
     def __post_init__(self) -> None:
-        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        for name, check in _TYPES.items():
+            object.__setattr__(self, name, check(name, getattr(self, name)))
+        if self.seed == -1:  # in vLLM, as None
+            object.__setattr__(self, "seed", None)
+        stops = () if self.stop is None else check_texts("stop", self.stop)
+        object.__setattr__(self, "stop", self.stop if isinstance(self.stop, str) else stops or None)
         object.__setattr__(self, "stops", stops)
         ranges: tuple[tuple[str, float | None, float, float], ...] = (
             ("n", self.n, 1, 128),
@@ -76,28 +93,56 @@ class SamplingParams:
             ("seed", self.seed, 0, 2**63 - 1),
         )
         for name, value, least, most in ranges:
-            if value is not None and not least <= value <= most:
-                raise ModelError(f"{name} is {value}; it must be between {least:g} and {most:g}")
+            check_range(name, value, least, most)
         if not self.skip_special_tokens:
             raise ModelError("skip_special_tokens is False; texts are decoded without special tokens only")
         if not 0 < self.top_p <= 1:
-            raise ModelError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
+            raise ModelError(f"top_p is {display_value(self.top_p)}; it must be above 0 and at most 1")
         if not all(stops):
             raise ModelError("a stop string is empty; every text begins with it")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise ModelError("allowed_token_ids is empty; no token could be chosen")
-        for token, bias in (self.logit_bias or {}).items():
-            if not -100 <= bias <= 100:
-                raise ModelError(f"logit_bias of token {token} is {bias}; it must be between -100 and 100")
 
     def check_vocabulary(self, size: int) -> None:
-        """ModelError for a token id that a vocabulary of `size` does not have."""
-        given = (
-            ("logit_bias", self.logit_bias or ()),
-            ("allowed_token_ids", self.allowed_token_ids or ()),
-            ("stop_token_ids", self.stop_token_ids or ()),
-        )
-        for name, ids in given:
-            wrong = next((each for each in ids if not 0 <= each < size), None)
-            if wrong is not None:
-                raise ModelError(f"{name} has token id {wrong}; the vocabulary has {size} tokens")
+        """Raise ModelError for a token id that a vocabulary of `size` does not have."""
+        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+            check_vocabulary(name, getattr(self, name) or (), size)
+
+
+def _check_token_ids(name: str, value: Any) -> tuple[int, ...] | None:
+    """Return distinct token ids in their order, or None as it is."""
+    return None if value is None else tuple(dict.fromkeys(check_token_ids(name, value)))
+
+
+def _check_biases(name: str, value: Any) -> dict[int, float] | None:
+    """Return a number from -100 to 100 for each token id, or None as it is."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise ModelError(f"{name} is {display_value(value)}; it must map token ids to numbers")
+    biases = {}
+    for key, bias in value.items():
+        token_id = check_integer(f"a token id of {name}", key)
+        biases[token_id] = check_number(f"{name} of token {display_value(token_id)}", bias)
+        check_range(f"{name} of token {display_value(token_id)}", bias, -100, 100)
+    return biases
+
+
+def _check_form(name: str, value: Any) -> StructuredOutputsParams | None:
+    """Return the form of a text, or None as it is."""
+    if value is None or isinstance(value, StructuredOutputsParams):
+        return value
+    raise ModelError(f"{name} is {display_value(value)}; it must be StructuredOutputsParams")
+
+
+_TYPES: Mapping[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(("n", "top_k", "min_tokens"), check_integer),
+    **dict.fromkeys(("seed", "max_tokens", "logprobs", "prompt_logprobs"), check_optional_integer),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "repetition_penalty"), check_number),
+    **dict.fromkeys(("temperature", "top_p", "min_p"), check_number),
+    **dict.fromkeys(("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"), check_flag),
+    **dict.fromkeys(("stop_token_ids", "allowed_token_ids"), _check_token_ids),
+    "logit_bias": _check_biases,
+    "structured_outputs": _check_form,
+}
+"""The check of the type of each field but `stop`; it returns the value that the field gets."""
