@@ -14,7 +14,7 @@ from simulate.nki import language as nl
 from simulate.profile import Profile, profile, text
 from simulate.profile.advice import Kind
 from simulate.profile.advice.text import records
-from tests.advice.ladders import matmul, pairs, rmsnorm_swiglu, softmax
+from tests.advice.ladders import dataflow, matmul, pairs, rmsnorm_swiglu, softmax
 from tests.timing import kernels
 
 SWIGLU = (
@@ -26,6 +26,7 @@ SWIGLU = (
 SQUARE = kernels.zeros(1024, 1024, kernels.BF16)
 ROWS = kernels.zeros(1024, 512)
 TILE = kernels.zeros(128, 512, kernels.BF16)
+FEW = kernels.zeros(4, 4096)
 
 PAIRS: dict[Kind, tuple[tuple[np.ndarray, ...], Callable[..., Any], Callable[..., Any]]] = {
     Kind.float32: (SWIGLU, rmsnorm_swiglu.wide, rmsnorm_swiglu.narrow),
@@ -35,6 +36,14 @@ PAIRS: dict[Kind, tuple[tuple[np.ndarray, ...], Callable[..., Any], Callable[...
     Kind.small_tiles: ((ROWS,), softmax.rotated, softmax.whole),
     Kind.rotation: ((ROWS,), softmax.piecewise, softmax.rotated),
     Kind.engines: ((TILE,), pairs.copies_on_vector, pairs.copies_on_two_engines),
+    Kind.load_order: ((ROWS, ROWS), dataflow.gates_first, dataflow.gates_in_order),
+    Kind.chains: (
+        (np.zeros((8, 128, 512), np.float32),),
+        dataflow.softmax_head_by_head,
+        dataflow.softmax_two_heads_in_turn,
+    ),
+    Kind.partitions: ((FEW, FEW), dataflow.few_partitions, dataflow.all_partitions),
+    Kind.repeats: ((ROWS, TILE), dataflow.sigmoid_for_every_block, dataflow.sigmoid_once),
 }
 
 

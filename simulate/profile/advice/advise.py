@@ -10,8 +10,11 @@ from itertools import zip_longest
 
 from simulate.hardware import Hardware
 from simulate.profile.advice.edits import Edit
+from simulate.profile.advice.order import chains_in_turn, loads_by_first_use
 from simulate.profile.advice.overlap import deeper_rotation, other_engines, wider_tiles
+from simulate.profile.advice.partitions import all_partitions
 from simulate.profile.advice.products import narrow_products, transposes_by_dma
+from simulate.profile.advice.repeats import computed_once
 from simulate.profile.advice.transfers import larger_dmas, loads_once
 from simulate.profile.moments import named
 from simulate.run.stream import Stream, TensorRecord
@@ -31,13 +34,18 @@ class Kind(Enum):
     small_tiles = "give one instruction the work of several: tiles are too small"
     rotation = "give each iteration a tile of its own: rotation is too shallow"
     engines = "move copies to another engine: one is full while another idles"
+    load_order = "issue loads in the order in which their tiles are used: the first use waits for later loads"
+    chains = "issue the steps of independent chains in turn: engines wait for one chain after another"
+    partitions = "lay elementwise tiles over all partitions"
+    repeats = "compute once, before the loop, what every iteration computes again"
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
     """One change of the kernel: what it is, the lines it is about, and the length that the launch has with it.
 
-    tensors: which tensors in HBM it is about, where it could be made for each of several.
+    tensors: which tensors in HBM it is about, where it could be made for each of several. detail: what was counted,
+    such as "4 of 128 are used"; empty where the sentence says everything.
     """
 
     kind: Kind
@@ -45,6 +53,7 @@ class Advice:
     lines: tuple[str, ...]
     length_ns: float
     before_ns: float
+    detail: str = ""
 
     @property
     def gain(self) -> float:
@@ -54,7 +63,8 @@ class Advice:
     @property
     def sentence(self) -> str:
         """What to change."""
-        return self.kind.value + (f": {', '.join(self.tensors)}" if self.tensors else "")
+        detail = f" ({self.detail})" if self.detail else ""
+        return self.kind.value + detail + (f": {', '.join(self.tensors)}" if self.tensors else "")
 
 
 _CHANGES: dict[Kind, Callable[[Stream, Hardware], Iterator[Edit]]] = {
@@ -65,6 +75,10 @@ _CHANGES: dict[Kind, Callable[[Stream, Hardware], Iterator[Edit]]] = {
     Kind.small_tiles: wider_tiles,
     Kind.rotation: deeper_rotation,
     Kind.engines: other_engines,
+    Kind.load_order: loads_by_first_use,
+    Kind.chains: chains_in_turn,
+    Kind.partitions: all_partitions,
+    Kind.repeats: computed_once,
 }
 
 
@@ -79,8 +93,9 @@ def advice(
     for kind, changes in _CHANGES.items():
         best: dict[tuple[str, ...], Advice] = {}
         for edits in zip_longest(*(changes(stream, hardware) for stream in streams)):
-            about = next(edit.about for edit in edits if edit is not None)
-            piece = Advice(kind, about, _lines(edits), _length(edits, streams, hardware, reading), before_ns)
+            first = next(edit for edit in edits if edit is not None)
+            about, length = first.about, _length(edits, streams, hardware, reading)
+            piece = Advice(kind, about, _lines(edits), length, before_ns, first.detail)
             known = best.get(about)
             if known is None or piece.length_ns < known.length_ns:
                 best[about] = piece
@@ -105,5 +120,7 @@ def _lines(edits: Sequence[Edit | None]) -> tuple[str, ...]:
     counts: Counter[str] = Counter()
     for edit in edits:
         if edit is not None:
-            counts.update(named(edit.stream.lines[edit.stream.line_ids[event]]) for event in edit.events)
+            counts.update(
+                named(edit.stream.lines[edit.stream.line_ids[event]]) for event in edit.moved or edit.events
+            )
     return tuple(name for name, _ in sorted(counts.items(), key=lambda each: (-each[1], each[0])))

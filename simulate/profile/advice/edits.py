@@ -23,11 +23,15 @@ Uses = Mapping[int, Sequence[tuple[int, bool]]]
 class Edit:
     """Changes of one stream: by event its new template and the tensors of its operands, and further tensors.
 
-    `about` names tensors of the kernel where the change is about some of several.
+    `about` names tensors of the kernel where the change is about some of several, `detail` says what was counted.
+    `order` lists the events in another program order, and `moved` those of them that the change is about.
     """
 
     stream: Stream
     about: tuple[str, ...] = ()
+    detail: str = ""
+    order: Sequence[int] | None = None
+    moved: Sequence[int] = ()
     events: dict[int, tuple[Template, Sequence[int]]] = field(default_factory=dict)
     tensors: list[TensorRecord] = field(default_factory=list)
     _made: dict[tuple[object, ...], Template] = field(default_factory=dict)
@@ -120,7 +124,29 @@ class Edit:
                 operands.extend([serial + len(others) * (serial >= before) for serial in tensors])
             start = end
         other.template_ids, other.operands, other._columns = numbers, operands, None
-        return other
+        return other if self.order is None else permute(other, self.order)
+
+
+def is_permutable(stream: Stream) -> bool:
+    """Return whether only operands order the events: no rendezvous, requested order or device loop does."""
+    return not (stream.rendezvous or stream.requested or stream.iterations)
+
+
+def permute(stream: Stream, order: Sequence[int]) -> Stream:
+    """Return a stream with the events of a permutable one in another program order."""
+    other, ends = copy.copy(stream), stream.operand_ends
+    operands = array("I")
+    for event in order:
+        operands.extend(stream.operands[ends[event - 1] if event else 0 : ends[event]])
+    other.template_ids = array("I", [stream.template_ids[event] for event in order])
+    other.line_ids = array("I", [stream.line_ids[event] for event in order])
+    place = {event: index for index, event in enumerate(order)}
+    other.names = {place[event]: name for event, name in stream.names.items()}
+    other.accumulated = {place[event]: mask for event, mask in stream.accumulated.items()}
+    other.masked = {place[event] for event in stream.masked}
+    other.affine = {place[event]: iterations for event, iterations in stream.affine.items()}
+    other.operands, other._columns = operands, None
+    return other
 
 
 def joined(costs: Sequence[DmaCost]) -> DmaCost:

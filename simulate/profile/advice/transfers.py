@@ -58,7 +58,7 @@ def loads_once(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
                 for other, writes in used[tile]:
                     if not writes:
                         edit.rename(other, tile, kept)
-        if _fits(edit, hardware):
+        if fits(edit, hardware):
             yield edit
 
 
@@ -73,12 +73,12 @@ def larger_dmas(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
             _merge(edit, group, size, used, hardware)
         if edit.events and edit.events != known:
             known = edit.events
-            if _fits(edit, hardware):
+            if fits(edit, hardware):
                 yield edit
 
 
-def _fits(edit: Edit, hardware: Hardware) -> bool:
-    """Whether the tiles that live at one time have room in SBUF."""
+def fits(edit: Edit, hardware: Hardware) -> bool:
+    """Return whether the tiles that are alive at the same time fit into SBUF."""
     return resident_bytes(edit.done(), MemoryRegion.sbuf) <= hardware.sbuf_usable_bytes_per_partition
 
 

@@ -1,0 +1,145 @@
+"""What another program order would gain: loads in the order of their use, independent chains in turn.
+
+Each change permutes the events of the recorded stream. A permutation counts only if every event still comes after the
+events that it depends on, and if the tiles that are alive at the same time still fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from simulate.hardware import Hardware
+from simulate.isa.enums import Engine
+from simulate.memory import MemoryRegion
+from simulate.profile.advice.edits import Edit, Uses, is_permutable, resident_bytes, triggered_on, uses
+from simulate.profile.advice.transfers import load_of
+from simulate.run.stream import Stream
+from simulate.timing.dependences import Dependences, dependences
+
+_WIDTHS = (2, 4, 8)
+"""Numbers of chains that are interleaved at a time, besides all of them."""
+
+
+def loads_by_first_use(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
+    """Yield the stream with the loads of every queue in the order in which their tiles are first read.
+
+    Loads keep the positions of loads of their queue. Loads of a tile that an earlier event uses stay where they are.
+    """
+    if not is_permutable(stream):
+        return
+    used = uses(stream)
+    queues: dict[Engine, list[int]] = {}
+    first_read: dict[int, int] = {}
+    for event in range(len(stream)):
+        loaded = load_of(stream, event)
+        if loaded is None:
+            continue
+        source, tile = loaded
+        read = next((reader for reader, writes in used[tile] if not writes), None)
+        if read is None or used[tile][0][0] != event or any(writes for _, writes in used[source]):
+            continue
+        first_read[event] = read
+        queues.setdefault(triggered_on(stream, event), []).append(event)
+    order = list(range(len(stream)))
+    for loads in queues.values():
+        for position, event in zip(loads, sorted(loads, key=first_read.__getitem__)):
+            order[position] = event
+    yield from _legal(stream, hardware, order)
+
+
+def chains_in_turn(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
+    """Yield the stream with independent chains of the same steps interleaved, one edit for each number of chains."""
+    if not is_permutable(stream):
+        return
+    used = uses(stream)
+    known = set[tuple[int, ...]]()
+    waits = dependences(stream, every_read=True)
+    for keeps_computed in (False, True):
+        groups = _consecutive_chains(stream, used, keeps_computed)
+        longest = max(map(len, groups), default=0)
+        for width in (*(width for width in _WIDTHS if width < longest), longest):
+            order = list(range(len(stream)))
+            for chains in groups:
+                for first in range(0, len(chains), width):
+                    _interleave(order, chains[first : first + width])
+            if longest > 1 and tuple(order) not in known:
+                known.add(tuple(order))
+                yield from _legal(stream, hardware, order, f"{width} at a time", waits)
+
+
+def _interleave(order: list[int], chains: Sequence[Sequence[int]]) -> None:
+    """Give the positions of some chains of equal length to their events step by step."""
+    positions = sorted(event for chain in chains for event in chain)
+    for position, event in zip(positions, (event for step in zip(*chains) for event in step)):
+        order[position] = event
+
+
+def _consecutive_chains(stream: Stream, used: Uses, keeps_computed: bool) -> list[list[list[int]]]:
+    """Return groups of chains that execute the same lines one after another.
+
+    A chain is a set of events that tiles connect. A tile that one line reads several times is an operand that chains
+    share, and connects nothing; with `keeps_computed`, only loaded and constant tiles are shared.
+    """
+    parent = list(range(len(stream)))
+
+    def root(event: int) -> int:
+        while parent[event] != event:
+            parent[event] = parent[parent[event]]
+            event = parent[event]
+        return event
+
+    for tile, events in used.items():
+        if not stream.tensors[tile].buffer.on_chip:
+            continue
+        writers = [event for event, writes in events if writes]
+        readers = list(dict.fromkeys(event for event, writes in events if not writes))
+        steps = [(stream.line_ids[event], stream.template_ids[event]) for event in readers]
+        computed = any(_reads_tiles(stream, event) for event in writers)
+        is_shared = len(set(steps)) < len(steps) and not (keeps_computed and computed)
+        for event in writers if is_shared else [*writers, *readers]:
+            parent[root(event)] = root(writers[0] if writers else readers[0])
+    members: dict[int, list[int]] = {}
+    for event in range(len(stream)):
+        members.setdefault(root(event), []).append(event)
+    groups: dict[tuple[tuple[int, int], ...], list[list[int]]] = {}
+    for chain in members.values():
+        steps = [(stream.line_ids[event], stream.ops[event]) for event in chain]
+        groups.setdefault(tuple(steps), []).append(chain)
+    return [
+        chains
+        for steps, chains in groups.items()
+        if len(steps) > 1
+        and len(chains) > 1
+        and all(before[-1] < after[0] for before, after in pairwise(chains))
+    ]
+
+
+def _reads_tiles(stream: Stream, event: int) -> bool:
+    template = stream.template(event)
+    tensors = stream.tensors_of(event)
+    return any(stream.tensors[tensors[read]].buffer.on_chip for read in template.reads)
+
+
+def _legal(
+    stream: Stream, hardware: Hardware, order: list[int], detail: str = "", waits: Dependences | None = None
+) -> Iterator[Edit]:
+    """Yield the edit for a program order that differs, keeps all dependences and fits into SBUF and PSUM."""
+    position = np.empty(len(order), np.int64)
+    position[order] = np.arange(len(order))
+    moved = np.flatnonzero(position != np.arange(len(order)))
+    if not len(moved):
+        return
+    waits = waits or dependences(stream, every_read=True)
+    if np.any(position[waits.packed >> 2] > position[waits.owners]):
+        return
+    edit = Edit(stream, detail=detail, order=order, moved=moved.tolist())
+    changed = edit.done()
+    room = {
+        MemoryRegion.sbuf: hardware.sbuf_usable_bytes_per_partition,
+        MemoryRegion.psum: hardware.psum_bytes_per_partition,
+    }
+    if all(resident_bytes(changed, region) <= limit for region, limit in room.items()):
+        yield edit

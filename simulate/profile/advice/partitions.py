@@ -1,0 +1,107 @@
+"""What using all partitions would gain: elementwise work on few partitions, spread over all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from simulate.hardware import Hardware
+from simulate.isa import costs, dma_costs
+from simulate.isa.enums import DgeMode, Engine
+from simulate.isa.plan import PLAIN, Cost, Phase
+from simulate.isa.shapes import contiguous_bytes
+from simulate.profile.advice.edits import Edit, Uses, triggered_on, uses
+from simulate.run.stream import Stream
+
+_ELEMENTWISE = Engine.vector, Engine.scalar, Engine.gpsimd
+
+
+def all_partitions(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
+    """Yield the stream with elementwise tiles of at most half of the partitions laid over all of them.
+
+    A tile takes part if everything that touches it is elementwise or a plain DMA to or from HBM, and the same holds for
+    every tile that such an instruction joins to it. Instructions then take as many elements of a partition as remain.
+    """
+    used = uses(stream)
+    spread = _tiles_to_spread(stream, used, hardware.partitions)
+    edit = Edit(stream)
+    fewest = hardware.partitions
+    for event in range(len(stream)):
+        tiles = [tensor for tensor in stream.tensors_of(event) if stream.tensors[tensor].buffer.on_chip]
+        if not tiles or not spread.keys() >= set(tiles):
+            continue
+        factor = min(spread[tile] for tile in tiles)
+        template = stream.template(event)
+        if template.plan.cost.dma is not None:
+            cost = _spread_dma(stream, event, factor, hardware)
+        else:
+            cost = _spread_instruction(template.plan.cost, template.plan.engine, factor, hardware)
+            fewest = min(fewest, template.operands[template.writes[0]].shape[0])
+        edit.cost(event, cost)
+    if edit.events and fewest < hardware.partitions:
+        edit.detail = f"{fewest} of {hardware.partitions} are used"
+        yield edit
+
+
+def _tiles_to_spread(stream: Stream, used: Uses, partitions: int) -> dict[int, int]:
+    """Return for every tile that can be laid over more partitions the factor by which their number grows."""
+    factors = {}
+    for tile in used:
+        record = stream.tensors[tile]
+        if record.buffer.on_chip:
+            factors[tile] = min(partitions // record.shape[0], math.prod(record.shape[1:]))
+    groups: dict[int, set[int]] = {tile: {tile} for tile in factors}
+    refused = {tile for tile, factor in factors.items() if factor < 2}
+    for event in range(len(stream)):
+        tiles = [tensor for tensor in stream.tensors_of(event) if tensor in factors]
+        if not _can_spread(stream, event):
+            refused.update(tiles)
+        for tile in tiles[1:]:
+            if groups[tile] is not groups[tiles[0]]:
+                joined = groups[tile] | groups[tiles[0]]
+                for member in joined:
+                    groups[member] = joined
+    return {
+        tile: min(factors[member] for member in groups[tile])
+        for tile in factors
+        if not groups[tile] & refused
+    }
+
+
+def _can_spread(stream: Stream, event: int) -> bool:
+    """Return whether an event treats every element alike: a plain DMA, or an instruction without reduction or state."""
+    template, plan = stream.template(event), stream.template(event).plan
+    if not template.direct or event in stream.rendezvous or plan.effects.random is not None:
+        return False
+    if plan.cost.dma is not None:
+        return plan.effects.copies and len(template.boxes) == 2
+    if plan.engine not in _ELEMENTWISE or plan.effects is not PLAIN or plan.state is not None:
+        return False
+    operands = [template.operands[index] for index in (*template.reads, *template.writes)]
+    first = template.operands[template.writes[0]]
+    return all(
+        operand.shape[0] == first.shape[0] and operand.free_size == first.free_size and operand.buffer.on_chip
+        for operand in operands
+    )
+
+
+def _spread_instruction(cost: Cost, engine: Engine, factor: int, hardware: Hardware) -> Cost:
+    grows = sum(term.ns for term in cost.terms if term.phase is Phase.issue and term.grows)
+    saved = grows * costs.clock_ghz(hardware, engine) * (1 - 1 / factor)
+    return replace(
+        cost, interval_cycles=cost.interval_cycles - saved, latency_cycles=cost.latency_cycles - saved
+    )
+
+
+def _spread_dma(stream: Stream, event: int, factor: int, hardware: Hardware) -> Cost:
+    template = stream.template(event)
+    dma = template.plan.cost.dma
+    assert dma is not None
+    if dma.trigger_ns != hardware.dma_static_trigger_ns:
+        return template.plan.cost
+    is_load = not stream.tensors[stream.tensors_of(event)[0]].buffer.on_chip
+    piece = min(map(contiguous_bytes, template.operands)) // factor
+    return dma_costs.dma(
+        hardware, triggered_on(stream, event), DgeMode.none, dma.bytes, max(piece, 1), is_load, dma.bytes
+    )

@@ -1,0 +1,95 @@
+"""What computing once would gain: tiles that an iteration computes again from the same values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from simulate.hardware import Hardware
+from simulate.isa.template import READ
+from simulate.memory import MemoryRegion
+from simulate.profile.advice.edits import Edit, Uses, uses
+from simulate.profile.advice.transfers import fits, load_of
+from simulate.run.stream import Stream
+
+
+def computed_once(stream: Stream, hardware: Hardware) -> Iterator[Edit]:
+    """Yield the stream without the events that compute a tile again; readers take the first tile with its contents.
+
+    Two tiles have the same contents if the same instructions write them from inputs in HBM that are never written, or
+    from tiles with the same contents. Only tiles that are written before they are first read take part. Loads are left
+    out with the instructions that they feed; a repeated load alone is the subject of `loads_once`.
+    """
+    used = uses(stream)
+    contents = _Contents(stream, used)
+    first: dict[object, int] = {}
+    kept_of: dict[int, int] = {}
+    for tile in sorted(contents.keys, key=lambda tile: used[tile][0][0]):
+        kept = first.setdefault(contents.keys[tile], tile)
+        if kept != tile:
+            kept_of[tile] = kept
+    edit = Edit(stream)
+    computes = 0
+    for tile, kept in kept_of.items():
+        writers = {event for event, writes in used[tile] if writes}
+        readers = {event for event, writes in used[tile] if not writes}
+        only_loaded = all(load_of(stream, event) is not None for event in writers)
+        if only_loaded and not all(_writes_repeated_tile(stream, event, kept_of) for event in readers):
+            continue
+        computes += not only_loaded
+        for event in writers:
+            edit.leave_out(event)
+        for event in readers - writers - edit.events.keys():
+            edit.rename(event, tile, kept)
+    if computes and fits(edit, hardware):
+        edit.detail = f"{computes} tiles equal earlier ones"
+        yield edit
+
+
+def _writes_repeated_tile(stream: Stream, event: int, kept_of: dict[int, int]) -> bool:
+    template, tensors = stream.template(event), stream.tensors_of(event)
+    return all(tensors[write] in kept_of for write in template.writes)
+
+
+class _Contents:
+    """What every tile holds, as a number that equal contents share, for tiles that are written once and then read."""
+
+    def __init__(self, stream: Stream, used: Uses) -> None:
+        self.keys: dict[int, int] = {}
+        self._numbers: dict[object, int] = {}
+        for tile in sorted(used, key=lambda tile: used[tile][0][0]):
+            key = self._key(stream, used, tile) if stream.tensors[tile].buffer.on_chip else None
+            if key is not None:
+                shape = stream.tensors[tile].shape, stream.tensors[tile].dtype, stream.tensors[tile].buffer
+                self.keys[tile] = self._numbers.setdefault((shape, key), len(self._numbers))
+
+    def _key(self, stream: Stream, used: Uses, tile: int) -> object | None:
+        """Return what is written to the tile, or None where that is not known or depends on more than its operands."""
+        events = used[tile]
+        writers = list(dict.fromkeys(event for event, writes in events if writes))
+        readers = {event for event, writes in events if not writes} - set(writers)
+        if not writers or (readers and min(readers) < writers[-1]):
+            return None
+        steps = []
+        for event in writers:
+            template, plan = stream.template(event), stream.template(event).plan
+            if not template.direct or plan.state is not None or plan.effects.random is not None:
+                return None
+            if event in stream.rendezvous or len(template.writes) != 1:
+                return None
+            inputs = []
+            for box, tensor in zip(template.boxes, stream.tensors_of(event)):
+                if box[0] != READ:
+                    continue
+                source = "itself" if tensor == tile else self._source(stream, used, tensor)
+                if source is None:
+                    return None
+                inputs.append(source)
+            steps.append((stream.template_ids[event], event in stream.accumulated, tuple(inputs)))
+        return tuple(steps)
+
+    def _source(self, stream: Stream, used: Uses, tensor: int) -> object | None:
+        buffer = stream.tensors[tensor].buffer
+        if buffer.on_chip:
+            return self.keys.get(tensor)
+        is_constant = buffer is not MemoryRegion.register and not any(writes for _, writes in used[tensor])
+        return ("hbm", tensor) if is_constant else None
