@@ -189,7 +189,12 @@ class AsyncEngine:
             raise EngineFull(self._pace.seconds(lacking))
 
     async def submit(
-        self, id: str, prompts: Sequence[TokenPrompt], params: SamplingParams, priority: int = 0
+        self,
+        id: str,
+        prompts: Sequence[TokenPrompt],
+        params: SamplingParams,
+        priority: int = 0,
+        cache_salt: str | None = None,
     ) -> Stream:
         """Let prompts wait for their turn.
 
@@ -203,7 +208,7 @@ class AsyncEngine:
         self._taken[stream] = wanted
         self._pace.take(wanted)
         accepted: asyncio.Future[None] = self._loop.create_future()
-        self._commands.put(lambda: self._submit(stream, id, prompts, params, priority, accepted))
+        self._commands.put(lambda: self._submit(stream, id, prompts, params, priority, cache_salt, accepted))
         try:
             await accepted
         except BaseException:
@@ -263,13 +268,14 @@ class AsyncEngine:
         prompts: Sequence[TokenPrompt],
         params: SamplingParams,
         priority: int,
+        cache_salt: str | None,
         accepted: asyncio.Future[None],
     ) -> None:
         try:
             for number, prompt in enumerate(prompts):
                 own = f"{id}-{number}"
                 output = self._engine.submit(
-                    own, prompt.ids, params, prompt.text, priority, speech=prompt.speech
+                    own, prompt.ids, params, prompt.text, priority, cache_salt, prompt.speech
                 )
                 stream.requests.append(output)
                 self._followed[own] = _Followed(stream, number, output)

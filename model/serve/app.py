@@ -20,7 +20,7 @@ from model.serve.audio.requests import audio_request, form_schema
 from model.serve.audio.transcription import Task, Transcribing
 from model.serve.chatting import Chatting
 from model.serve.errors import ApiError, queue_is_full, stopping_now
-from model.serve.gate import error_bytes
+from model.serve.gate import KEY_SALT, combine_salts, error_bytes
 from model.serve.generation import ClientGone, Completing, Service, while_connected
 from model.serve.log import LOG
 from model.serve.metrics import CONTENT_TYPE, Metrics
@@ -31,7 +31,7 @@ from model.version import version
 _SENTENCES = {
     400: "an argument cannot be",
     401: "a key is needed",
-    403: "the host's name is none of this server's",
+    403: "the host's name is none of this server's, or the request comes from another site's page",
     404: "the model does not exist",
     408: "the body came too slowly",
     413: "the body is too large",
@@ -205,7 +205,8 @@ async def _generated(
     """The whole answer, or a response that streams it. A client that leaves cancels its request."""
     service.check_texts()
     answering = await kind.prepared(service, asked)
-    stream = await answering.open(asked.priority)
+    salt = combine_salts(getattr(request.state, KEY_SALT, ""), asked.cache_salt)
+    stream = await answering.open(asked.priority, salt)
     if asked.stream:
         return _streamed(answering, stream)
     async with stream:

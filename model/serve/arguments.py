@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import re
 import textwrap
 from pathlib import Path
 
@@ -10,7 +12,12 @@ from model.arguments import add_cores, add_dtype, add_hardware, count, seed
 from model.engine_options import add_engine
 from model.serve.calls import TOOL_CALL_PARSERS
 from model.shipped import model_path
+from simulate.errors import shown
 
+_ORIGIN = re.compile(
+    r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?:\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::(?P<port>[1-9]\d{0,4}))?"
+)
+_DEFAULT_PORTS = (("http", "80"), ("https", "443"))
 _LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -37,6 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser, model: Path) -> None:
         metavar="FILE",
         type=Path,
         help="the clients' keys, one on each line; without it only a loopback address is listened at",
+    )
+    add(
+        "--allowed-origins",
+        metavar="JSON",
+        type=parse_origins,
+        default=(),
+        help="JSON list of origins whose pages may send requests from a browser (default: none)",
     )
     add(
         "--replicas",
@@ -100,3 +114,33 @@ def add_arguments(parser: argparse.ArgumentParser, model: Path) -> None:
         help="seconds for a client to read what was written (default: %(default)s)",
     )
     add("--log-level", metavar="NAME", choices=_LEVELS, default="info", help="debug to error (default: info)")
+
+
+def parse_origins(text: str) -> tuple[str, ...]:
+    """Return the origins of a JSON list, as vLLM takes them.
+
+    Raises: argparse.ArgumentTypeError for any other text, and for an origin that no browser sends.
+    """
+    try:
+        origins = json.loads(text)
+    except (ValueError, RecursionError):
+        origins = None
+    if not isinstance(origins, list) or not all(isinstance(origin, str) for origin in origins):
+        raise argparse.ArgumentTypeError(
+            f"""{shown(text)} is no JSON list of texts; write it like '["https://chat.example"]'"""
+        )
+    wrong = next((origin for origin in origins if not _is_origin(origin)), None)
+    if wrong is not None:
+        raise argparse.ArgumentTypeError(
+            f"{shown(wrong)!r} is no origin; write scheme://host or scheme://host:port in lower case, without the "
+            "scheme's default port and without a path, or *"
+        )
+    return tuple(origins)
+
+
+def _is_origin(text: str) -> bool:
+    """Return whether a text is an origin as browsers write it, "null", or "*"."""
+    if text in ("*", "null"):
+        return True
+    matched = _ORIGIN.fullmatch(text)
+    return matched is not None and (matched["scheme"], matched["port"]) not in _DEFAULT_PORTS

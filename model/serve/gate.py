@@ -1,4 +1,4 @@
-"""What stands before the routes: the size and the time of a body, keys, the host's name, and a line in the log."""
+"""Checks before the routes: origins, keys, the size and the time of a body; and a line in the log."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 import hmac
 import json
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import sha256
+from hashlib import blake2b, sha256
 from typing import Any
 from uuid import uuid4
 
@@ -16,41 +16,55 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from model.serve.errors import ApiError
 from model.serve.log import LOG
+from model.serve.origins import OriginPolicy
 
 OPEN_PATHS = ("/", "/health", "/ready", "/version")
 """Paths that need no key: what a load balancer asks, and the page, which asks for one."""
 _METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")
 
 
+KEY_SALT = "key_salt"
+"""Name in the scope's state of the salt that belongs to the request's key: a text, empty on a server without keys."""
+
+
 class Keys:
-    """The keys of clients. None at all lets everybody in."""
+    """The clients' keys. Without keys every client is admitted."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._digests = [sha256(key.encode()).digest() for key in keys]
+        self._salts = [derive_salt(key) for key in keys]
 
-    def admits(self, header: bytes) -> bool:
-        """Whether `Bearer KEY` names a key; the time it takes does not depend on how much of the key is right."""
+    def find_salt(self, header: bytes) -> str | None:
+        """Return the salt of the key in `Bearer KEY`; "" on a server without keys, and None for a wrong key.
+
+        The time taken does not depend on how much of the key is right.
+        """
         if not self._digests:
-            return True
+            return ""
         scheme, _, key = header.partition(b" ")
-        given = sha256(key.strip()).digest()
-        found = [hmac.compare_digest(given, each) for each in self._digests]
-        return scheme.lower() == b"bearer" and any(found)
+        sent = sha256(key.strip()).digest()
+        matches = [hmac.compare_digest(sent, digest) for digest in self._digests]
+        if scheme.lower() != b"bearer" or not any(matches):
+            return None
+        return self._salts[matches.index(True)]
+
+
+def derive_salt(key: str) -> str:
+    """Return the salt of a key's prefix cache, 64 hexadecimal digits that do not reveal the key."""
+    return blake2b(key.encode(), digest_size=32, person=b"nkw key salt").hexdigest()
+
+
+def combine_salts(key_salt: str, cache_salt: str | None) -> str | None:
+    """Return the engine's cache_salt of a request: two requests share pages only if both of their salts are equal."""
+    return f"{key_salt}{cache_salt or ''}" or None
 
 
 @dataclass(frozen=True)
 class Gate:
-    """An ASGI application around another one.
-
-    A body has at most `most_bytes` and comes within `seconds`. `hosts`, where given, are the names by which a browser
-    may call this server: without keys, a page of another site must not reach it under a name of its own.
-    """
+    """An ASGI application around another one: request ids, a line in the log for every request, and origins."""
 
     app: ASGIApp
-    keys: Keys
-    most_bytes: int
-    seconds: float
-    hosts: Collection[str] | None = None
+    policy: OriginPolicy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -67,35 +81,57 @@ class Gate:
             await send(message)
 
         try:
-            headers = dict(scope["headers"])
-            self._check(scope["path"], headers)
-            body = await self._body(headers, receive)
+            self.policy.check(scope)
+            await self.app(scope, receive, answered)
         except ApiError as error:
             await refuse(error, answered)
-        else:
-            if body is not None:
-                await self.app(scope, _again(body, receive), answered)
         finally:
             method = scope["method"] if scope["method"] in _METHODS else "other"
             path = getattr(scope.get("route"), "path", "unknown path")
             said = status or "no answer"
             LOG.info("%s %s %s %.3f s %s", method, path, said, time.monotonic() - begun, request_id)
 
-    def _check(self, path: str, headers: dict[bytes, bytes]) -> None:
-        if self.hosts is not None:
-            host = headers.get(b"host", b"").decode("latin-1").lower()
-            name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-            if name not in self.hosts:
-                raise ApiError(
-                    403, "this server has no key and is called by its loopback names only", "wrong_host"
-                )
-        if path not in OPEN_PATHS and not self.keys.admits(headers.get(b"authorization", b"")):
+
+@dataclass(frozen=True)
+class Admission:
+    """An ASGI application around another one that checks keys and reads bodies.
+
+    A body has at most `most_bytes` and comes within `seconds`. The salt of the request's key is stored in the scope's
+    state under KEY_SALT.
+    """
+
+    app: ASGIApp
+    keys: Keys
+    most_bytes: int
+    seconds: float
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        try:
+            self._check_key(scope)
+            body = await self._body(dict(scope["headers"]), receive)
+        except ApiError as error:
+            await refuse(error, send)
+        else:
+            if body is not None:
+                await self.app(scope, _again(body, receive), send)
+
+    def _check_key(self, scope: Scope) -> None:
+        headers = [value for name, value in scope["headers"] if name == b"authorization"]
+        if len(headers) > 1:
+            raise ApiError(400, "the request has several Authorization headers; send one", "duplicate_header")
+        salt = self.keys.find_salt(b"".join(headers))
+        if salt is None and scope["path"] not in OPEN_PATHS:
             raise ApiError(
                 401,
                 "a key is needed: Authorization: Bearer KEY, of the server's --api-key-file",
                 "invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
+        scope.setdefault("state", {})[KEY_SALT] = salt or ""
 
     async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes | None:
         """The whole body; None where the client left before it was there."""

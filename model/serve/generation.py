@@ -104,11 +104,13 @@ class Answering(Generic[T]):
             "model": self.service.model,
         }
 
-    async def open(self, priority: int | None) -> Stream:
-        """The stream of the prompts; ApiError where the server is stopping."""
+    async def open(self, priority: int | None, cache_salt: str | None = None) -> Stream:
+        """Submit the prompts and return their stream. Raises ApiError while the server is stopping."""
         if self.service.draining:
             raise stopping_now()
-        return await self.service.engine.submit(self.head["id"], self.prompts, self.params, priority or 0)
+        return await self.service.engine.submit(
+            self.head["id"], self.prompts, self.params, priority or 0, cache_salt
+        )
 
     def place(self, update: Update) -> int:
         """The index of a choice: continuations of the first prompt, then those of the second one."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import stat
 from pathlib import Path
 
 from model.errors import ModelError
 from simulate.files import read_text
 
-_SHORTEST_KEY = 16
+_SHORTEST_KEY, _LONGEST_KEY = 16, 1024
+_KEY = re.compile(r"[!-~]+", re.ASCII)
 
 
 def others_may_read(path: Path | None) -> bool:
@@ -17,18 +19,38 @@ def others_may_read(path: Path | None) -> bool:
 
 
 def read_keys(path: Path | None) -> list[str]:
-    """The keys of a file, one on each line; ModelError for a file without keys, and for short ones."""
+    """Return the keys of a file, one on each line that is not empty; no keys without a file.
+
+    Raises: ModelError for a file that cannot be read or has no key, and for a key that no Authorization header can
+    carry. The message has the number of the line and never the key.
+    """
     if path is None:
         return []
     try:
-        keys = [line.strip() for line in read_text(path).splitlines() if line.strip()]
+        text = read_text(path)
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise ModelError(f"{path} is not text: {error}") from None
-    if not keys:
+    lines: dict[str, int] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        key = line.removesuffix("\r")
+        if not key.strip():
+            continue
+        if not _SHORTEST_KEY <= len(key) <= _LONGEST_KEY:
+            raise ModelError(
+                f"line {number} of {path} has {len(key):,} characters; a key has {_SHORTEST_KEY} to {_LONGEST_KEY:,}"
+            )
+        if not _KEY.fullmatch(key):
+            raise ModelError(
+                f"line {number} of {path} has a character that a key cannot have; keys have letters, digits and "
+                "punctuation of ASCII, without spaces and control characters"
+            )
+        if key in lines:
+            raise ModelError(
+                f"lines {lines[key]} and {number} of {path} have the same key; remove one of them"
+            )
+        lines[key] = number
+    if not lines:
         raise ModelError(f"{path} has no key; each line that is not empty is one")
-    wrong = next((n for n, key in enumerate(keys, 1) if len(key) < _SHORTEST_KEY or not key.isascii()), None)
-    if wrong is not None:
-        raise ModelError(f"key {wrong} of {path} is no ASCII text of at least {_SHORTEST_KEY} characters")
-    return keys
+    return list(lines)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from model.engine import Engine
 from model.errors import ModelError
@@ -24,6 +24,11 @@ from model.serve.log import LOG, log_to_stderr
 from model.serve.serving import answering, engine_args
 from simulate.errors import NkwError
 
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+KEY_SALT_HEADER = b"x-nkw-key-salt"
+"""Header from the router to a replica. A client cannot send it: the router copies no header of this name."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0  # seconds before a replica is started again; each time twice as many
 _LONG_LIVED = 60.0  # seconds after which an end is not taken for one more of the same
 _END_SECONDS = 10
@@ -136,7 +141,7 @@ async def _answer(options: argparse.Namespace, engine: Engine, path: str, pipe: 
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(path)
             listening.listen()
-            server = uvicorn.Server(configured(app, http="h11", date_header=False))
+            server = uvicorn.Server(configured(_with_key_salt(app), http="h11", date_header=False))
             serving = asyncio.ensure_future(server.serve(sockets=[listening]))
             cache = engine.scheduler.cache
             pipe.send_bytes(json.dumps({"positions": cache.positions}).encode())
@@ -145,6 +150,18 @@ async def _answer(options: argparse.Namespace, engine: Engine, path: str, pipe: 
     if gone.done():
         shutil.rmtree(Path(path).parent, ignore_errors=True)  # a router that was killed could not
     os._exit(not gone.done())  # nobody is left to be answered
+
+
+def _with_key_salt(app: ASGIApp) -> ASGIApp:
+    """Return an application that stores the salt sent by the router where `Admission` stores it in a single server."""
+    from model.serve.gate import KEY_SALT
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        salt = dict(scope["headers"]).get(KEY_SALT_HEADER, b"").decode("ascii")
+        scope.setdefault("state", {})[KEY_SALT] = salt
+        await app(scope, receive, send)
+
+    return answer
 
 
 async def _received(pipe: Connection) -> bytes:

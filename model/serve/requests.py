@@ -95,6 +95,7 @@ class _Generation(Checked):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
+    cache_salt: str | None = Field(None, min_length=1, max_length=1024)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 

@@ -23,11 +23,11 @@ from starlette.types import Receive, Scope, Send
 
 from model.serve.app import router as routes
 from model.serve.errors import ApiError, replica_ended, stopping_now
-from model.serve.gate import error_bytes
+from model.serve.gate import KEY_SALT, error_bytes
 from model.serve.generation import ClientGone, while_connected
 from model.serve.log import LOG
 from model.serve.metrics import CONTENT_TYPE
-from model.serve.replica import Replica
+from model.serve.replica import KEY_SALT_HEADER, Replica
 from model.serve.routing import GENERATING, Asked, Routing
 
 _READ_BYTES = 2**16
@@ -80,7 +80,8 @@ class Router:
 
     async def _forward(self, scope: Scope, body: bytes, send: Send) -> None:
         """Have a replica answer."""
-        asked = Asked.of(scope["path"], body, self._routing.most_blocks)
+        key_salt = scope.get("state", {}).get(KEY_SALT, "")
+        asked = Asked.of(scope["path"], body, self._routing.most_blocks, key_salt)
         if self._draining and scope["path"] in GENERATING:
             raise stopping_now()
         up = [each.number for each in self._replicas if each.up]
@@ -160,9 +161,10 @@ def _labelled(found: Sequence[tuple[int, _Answer]]) -> Iterable[Metric]:
 
 
 def _request(scope: Scope, body: bytes) -> h11.Request:
-    """The request that is sent to the replica. Of the client's headers it has the content type alone."""
+    """Return the request for the replica: of the client's headers the content type alone, and the key's salt."""
     query = b"?" + scope["query_string"] if scope["query_string"] else b""
     kept = [(name, value) for name, value in scope["headers"] if name == b"content-type"]
+    kept.append((KEY_SALT_HEADER, scope.get("state", {}).get(KEY_SALT, "").encode()))
     headers = [*_HEADERS, *kept, (b"content-length", str(len(body)).encode())]
     return h11.Request(method=scope["method"], target=scope["raw_path"] + query, headers=headers)
 

@@ -44,8 +44,8 @@ class Asked:
     wanted: int = 0
 
     @classmethod
-    def of(cls, path: str, body: bytes, most_blocks: int) -> Asked:
-        """Of a request as it came; whatever is wrong with it, the replica says."""
+    def of(cls, path: str, body: bytes, most_blocks: int, key_salt: str = "") -> Asked:
+        """Read a request as it came, together with the salt of its key; the replica refuses what is wrong with it."""
         if path not in (COMPLETIONS, CHATS):
             return cls(wanted=int(path in AUDIO))
         try:
@@ -57,7 +57,7 @@ class Asked:
             return cls()
         n = given.get("n")
         return cls(
-            _keys(path, prompts[0], most_blocks) if prompts else (),
+            _keys(_root(path, key_salt, given), prompts[0], most_blocks) if prompts else (),
             len(prompts) * (n if isinstance(n, int) and n > 0 else 1),
         )
 
@@ -136,9 +136,14 @@ class Routing:
             lane.blocks.popitem(last=False)
 
 
-def _keys(path: str, prompt: bytes, most: int) -> list[Key]:
-    """The keys of a prompt's whole blocks, at most so many; a chat and a text have no block in common."""
-    keys, key = [], path.encode()
+def _root(path: str, key_salt: str, given: Mapping[str, Any]) -> Key:
+    """Return the parent of first blocks; prompts of different paths and of different salts share no block."""
+    return blake2b(json.dumps([path, key_salt, given.get("cache_salt")]).encode(), digest_size=16).digest()
+
+
+def _keys(root: Key, prompt: bytes, most: int) -> list[Key]:
+    """Return the keys of a prompt's first whole blocks, at most `most` of them."""
+    keys, key = [], root
     for begin in range(0, min(len(prompt) // BLOCK_BYTES, most) * BLOCK_BYTES, BLOCK_BYTES):
         key = blake2b(key + prompt[begin : begin + BLOCK_BYTES], digest_size=16).digest()
         keys.append(key)

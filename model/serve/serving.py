@@ -111,10 +111,13 @@ def server_for(
     drains: Callable[[], None],
 ) -> Server:
     """The server of an application at the port that the options name, behind the gate."""
-    from model.serve.gate import Gate, Keys
+    from model.serve.gate import Admission, Gate, Keys
+    from model.serve.origins import OriginPolicy, add_cors
     from model.serve.server import ConnectionLimits, Server
 
     hosts = None if keys else LOOPBACK_NAMES | {options.host.lower()}
-    gate = Gate(app, Keys(keys), most_bytes(options), options.body_timeout, hosts)
+    admission = Admission(app, Keys(keys), most_bytes(options), options.body_timeout)
+    origins = options.allowed_origins
+    gate = Gate(add_cors(admission, origins), OriginPolicy(hosts, origins))
     limits = ConnectionLimits(options.max_connections, options.header_timeout, options.write_timeout)
     return Server(gate, options.host, options.port, limits, bound, drains)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import http.client
 import re
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from model.arguments import count
 from model.errors import ModelError
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def top_command(options: argparse.Namespace) -> int:
     """Show the numbers until an interrupt, or once. ModelError where no server answers."""
-    if not re.match(r"https?://[\w.:\[\]-]+/?$", options.url):
+    if not _is_server_url(options.url):
         raise ModelError(f"--url is {options.url!r}; it must be like http://127.0.0.1:8000")
     keys = read_keys(options.api_key_file)
     before, then = read(options.url, keys), time.monotonic()
@@ -58,6 +59,16 @@ def top_command(options: argparse.Namespace) -> int:
             before, then = samples, now
 
 
+def _is_server_url(url: str) -> bool:
+    """Return whether a text is the URL of a host, with or without a port."""
+    try:
+        parts = urlsplit(url)
+        has_host = bool(parts.hostname) and parts.port != 0
+    except ValueError:  # an unfinished [ of IPv6, or a port beyond 65535
+        return False
+    return has_host and re.fullmatch(r"https?://[a-zA-Z0-9._:\[\]-]+/?", url) is not None
+
+
 def read(url: str, keys: list[str]) -> Samples:
     """The samples of a server now, added up over labels."""
     headers = {"authorization": f"Bearer {keys[0]}"} if keys else {}
@@ -65,7 +76,7 @@ def read(url: str, keys: list[str]) -> Samples:
     try:
         with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
             text = answer.read(_MOST_BYTES).decode(errors="replace")
-    except (urllib.error.URLError, OSError) as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         raise ModelError(f"{url} does not answer: {shown(str(reason))}") from None
     samples: dict[tuple[str, str], float] = defaultdict(float)
@@ -73,7 +84,11 @@ def read(url: str, keys: list[str]) -> Samples:
         found = _SAMPLE.match(line)
         if found:
             edge = _EDGE.search(found[2] or "")
-            samples[found[1], edge[1] if edge else ""] += float(found[3])
+            try:
+                value = float(found[3])
+            except ValueError:
+                raise ModelError(f"{url} is no server of nkw serve: {found[1]} has no number") from None
+            samples[found[1], edge[1] if edge else ""] += value
     if not samples:
         raise ModelError(f"{url} is no server of nkw serve: its /metrics has no nkw_ numbers")
     return samples

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from model.cli import main
 from model.engine.buckets import PartShape
 from model.families import load_config
 from model.plan.predict import Predictor
 from model.serve.errors import queue_is_full
 from model.serve.prediction import Deployed, StepTimes
+from model.serve.top import _is_server_url
 from model.shipped import PRETRAINED
 from tests.serve.conftest import MODEL, Served
 from tests.serve.test_ends import metric, wait_until
@@ -103,3 +105,31 @@ def test_shapes_that_verify_drafts_are_counted_as_not_predicted() -> None:
 def test_retry_after_is_whole_seconds_from_1_to_an_hour() -> None:
     given = (None, 0.0, 1.0, 1.1, 3600.0, 3600.1, 1e9)
     assert [queue_is_full(each).headers["retry-after"] for each in given] == "2 1 1 2 3600 3600 3600".split()
+
+
+@pytest.mark.parametrize(
+    ("url", "is_server"),
+    [
+        ("http://[::1]:1", True),
+        ("http://localhost:1/", True),
+        ("http://[::1", False),
+        ("http://a:65536", False),
+    ]
+    + [
+        ("http://a:b", False),
+        ("http://[1.2]", False),
+        ("http://a/b", False),
+        ("http://:1", False),
+        ("a:1", False),
+    ]
+    + [("http://a\n", False)],
+)
+def test_url_of_top_is_checked(url: str, is_server: bool) -> None:
+    assert _is_server_url(url) is is_server
+
+
+def test_top_says_in_one_sentence_that_a_url_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", "--once", "--url", "http://[::1"]) == 2
+    assert capsys.readouterr().err == (
+        "nkw: error: --url is 'http://[::1'; it must be like http://127.0.0.1:8000\n"
+    )

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from model.cli import main
-from model.serve.keys import others_may_read
+from model.errors import ModelError
+from model.serve.keys import others_may_read, read_keys
 from tests.serve.conftest import MODEL, Served
 
 openai = pytest.importorskip("openai", reason="openai is an extra of development (dev)")
@@ -236,7 +237,7 @@ def test_without_keys_only_a_loopback_address_is_listened_at(
     ("text", "message"),
     [
         ("\n \n", "has no key; each line that is not empty is one"),
-        ("long-enough-for-a-key\nshort\n", "key 2 of {} is no ASCII text of at least 16 characters"),
+        ("long-enough-for-a-key\nshort\n", "line 2 of {} has 5 characters; a key has 16 to 1,024"),
         (None, "cannot be read: No such file or directory"),
     ],
 )
@@ -261,6 +262,50 @@ def test_port_in_use_is_refused_in_one_sentence(
     assert capfd.readouterr().err == (
         f"nkw: error: 127.0.0.1 port {port} cannot be listened at: Address already in use\n"
     )
+
+
+GOOD_KEY = "sk-0123456789._~+/="
+WRONG_CHARACTER = "has a character that a key cannot have"
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        (f"{GOOD_KEY}\r\n\n  \n{'b' * 16}", [GOOD_KEY, "b" * 16]),
+        ("c" * 1024, ["c" * 1024]),
+    ],
+    ids=["several", "longest"],
+)
+def test_key_file_has_a_key_on_each_line(tmp_path: Path, text: str, keys: list[str]) -> None:
+    path = tmp_path / "keys"
+    path.write_bytes(text.encode())
+    assert read_keys(path) == keys
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("d" * 15, "has 15 characters; a key has 16 to 1,024"),
+        ("d" * 1025, "has 1,025 characters; a key has 16 to 1,024"),
+        ("\0" * 1000, WRONG_CHARACTER),
+        ("two words in the key", WRONG_CHARACTER),
+        (f" {GOOD_KEY}", WRONG_CHARACTER),
+        (f"{GOOD_KEY}\t", WRONG_CHARACTER),
+        (f"{GOOD_KEY}\x0b{GOOD_KEY}", WRONG_CHARACTER),
+        (f"{GOOD_KEY}\u2028{GOOD_KEY}", WRONG_CHARACTER),
+        (f"{GOOD_KEY}\x7f", WRONG_CHARACTER),
+        (f"\ufeff{GOOD_KEY}", WRONG_CHARACTER),
+        (f"{GOOD_KEY}\r\r", WRONG_CHARACTER),
+        ("e" * 16, "lines 1 and 2 of .* have the same key"),
+    ],
+    ids=range(12),
+)
+def test_key_that_no_header_can_carry_is_refused(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "keys"
+    path.write_bytes(f"{'e' * 16}\n{line}\n".encode())
+    with pytest.raises(ModelError, match=message) as refused:
+        read_keys(path)
+    assert line.strip() not in str(refused.value)
 
 
 @pytest.mark.parametrize(("mode", "said"), [(0o600, False), (0o640, False), (0o604, True)])

@@ -165,3 +165,13 @@ def test_loads_add_up_whatever_comes_and_ends() -> None:
             sum(one.wanted for choice, one in open_requests if choice.replica == each) for each in range(3)
         ]
         assert [rule.load(each) for each in range(3)] == loads
+
+
+def test_prompts_of_different_keys_and_salts_share_no_block() -> None:
+    body = json.dumps({"prompt": text(2)}).encode()
+    salted = json.dumps({"prompt": text(2), "cache_salt": "a"}).encode()
+    roots = [("", body), ("first", body), ("second", body), ("", salted), ("first", salted)]
+    first = [tuple(Asked.of(COMPLETIONS, sent, 1000, salt).keys) for salt, sent in roots]
+    again = [tuple(Asked.of(COMPLETIONS, sent, 1000, salt).keys) for salt, sent in roots]
+    assert first == again
+    assert len({key for keys in first for key in keys}) == 2 * len(roots)

@@ -103,8 +103,8 @@ class Transcribing(Answering[AudioRequest]):
         usage = answers.TokensUsed(input_tokens=used[0], output_tokens=used[1], total_tokens=sum(used))
         yield answers.TextDone(text=whole.text, usage=usage).model_dump_json()
 
-    async def open(self, priority: int | None = None) -> Stream:
-        """The stream of all windows."""
+    async def open(self, priority: int | None = None, cache_salt: str | None = None) -> Stream:
+        """Submit all windows and return their stream; windows share no pages, so the salt has no effect."""
         return await self._opened(self.prompts, self.params)
 
     async def _opened(self, prompts: Sequence[TokenPrompt], params: SamplingParams) -> Stream:

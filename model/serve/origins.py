@@ -1,0 +1,110 @@
+"""Origins of requests: which sites a browser may call the server from, and by which host names.
+
+A browser sends requests of any web page to any server, a loopback address included. It names the page in the headers
+Sec-Fetch-Site and Origin, which scripts cannot change. Requests without these headers come from other programs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from pydantic_core import Url
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Scope
+
+from model.serve.errors import ApiError
+
+ANY_ORIGIN = "*"
+_SAME_ORIGIN_SITES = (b"same-origin", b"none")
+"""Values of Sec-Fetch-Site for a page of this server, and for an address that a user typed."""
+_HOST = re.compile(r"[a-z0-9._~:\[\]-]+", re.IGNORECASE | re.ASCII)
+"""Characters of a host with its port. The URL parser below also takes tabs, percent encoding, user names and paths."""
+
+
+@dataclass(frozen=True)
+class OriginPolicy:
+    """Rule for the host names and the origins of requests.
+
+    `hosts` are the names by which the server may be called, or None for every name. Without keys the names are those
+    of the loopback address: a page can let the name of its site point to 127.0.0.1 (DNS rebinding). `origins` are
+    further origins whose pages may send requests, as browsers write them, or ANY_ORIGIN.
+    """
+
+    hosts: Collection[str] | None = None
+    origins: Collection[str] = ()
+
+    def check(self, scope: Scope) -> None:
+        """Raise ApiError with status 403 for a wrong host name, and for a request of another site's page."""
+        self._check_host(_values(scope, b"host"))
+        if ANY_ORIGIN in self.origins or _is_navigation_to_page(scope):
+            return
+        origins = [value.decode("latin-1") for value in _values(scope, b"origin")]
+        if origins and all(origin in self.origins for origin in origins):
+            return
+        sites = _values(scope, b"sec-fetch-site")
+        if sites:
+            is_same = all(site in _SAME_ORIGIN_SITES for site in sites)
+        else:
+            host = b"".join(_values(scope, b"host")).decode("latin-1")
+            is_same = all(_is_same_origin(origin, host) for origin in origins)
+        if not is_same:
+            raise ApiError(
+                403,
+                "the request comes from a page of another site; to take requests of its pages, start nkw serve with "
+                """--allowed-origins '["ORIGIN"]', ORIGIN as in the request's header Origin""",
+                "cross_site",
+            )
+
+    def _check_host(self, values: Iterable[bytes]) -> None:
+        if self.hosts is None:
+            return
+        host = b"".join(values).decode("latin-1")
+        url = _parse("http", host)
+        name = None if url is None or url.host is None else url.host.strip("[]")
+        if name not in self.hosts:
+            raise ApiError(
+                403, "this server has no key and is called by its loopback names only", "wrong_host"
+            )
+
+
+def add_cors(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
+    """Return an application whose answers pages of some origins may read, and which answers preflight requests.
+
+    The headers are those of vLLM with the same --allowed-origins. Without origins the application stays as it is.
+    """
+    if not origins:
+        return app
+    return CORSMiddleware(app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+
+
+def _is_navigation_to_page(scope: Scope) -> bool:
+    """Return whether a browser opens the server's page in a tab, for example by a link of another site."""
+    modes, destinations = _values(scope, b"sec-fetch-mode"), _values(scope, b"sec-fetch-dest")
+    is_page = scope["method"] == "GET" and scope["path"] == "/"
+    return is_page and modes == [b"navigate"] and destinations == [b"document"]
+
+
+def _is_same_origin(origin: str, host: str) -> bool:
+    """Return whether an origin has the host and the port of the header Host; the scheme's port is the default."""
+    scheme, separator, authority = origin.partition("://")
+    if not separator or scheme not in ("http", "https"):
+        return False
+    page, server = _parse(scheme, authority), _parse(scheme, host)
+    return page is not None and server is not None and (page.host, page.port) == (server.host, server.port)
+
+
+def _parse(scheme: str, authority: str) -> Url | None:
+    """Return the URL of a host with an optional port; None if the text is anything else."""
+    if not _HOST.fullmatch(authority):
+        return None
+    try:
+        return Url(f"{scheme}://{authority}")
+    except ValueError:
+        return None
+
+
+def _values(scope: Scope, name: bytes) -> list[bytes]:
+    """Return the values of all headers of one name."""
+    return [value for header, value in scope["headers"] if header == name]
