@@ -15,7 +15,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import pickle
 import platform
 import time
 import zlib
@@ -29,6 +28,7 @@ import numpy as np
 from simulate.errors import Deadlock, Location, NkwError, Unsupported
 from simulate.isa.plan import Rendezvous
 from simulate.run.environment import check_environment
+from simulate.run.messages import ArrivalMessage, ProcessMessage, Shape, StateMessage
 
 _PUBLISH_AFTER_SECONDS = 0.05
 """A wait shorter than this is not published; rendezvous of ranks in step take far less."""
@@ -73,7 +73,7 @@ class Processes:
         self._sends: list[tuple[Any, Any]] = []
         self._published_kind = ""
         self._last_key: dict[str, str] = {}
-        self._store.set(f"process/{rank}", pickle.dumps((platform.node(), os.getpid())))
+        self._store.set(f"process/{rank}", ProcessMessage(platform.node(), os.getpid()).encode())
         self._publish("runs", "", ())
         atexit.register(self._ended)
 
@@ -141,9 +141,12 @@ class Processes:
         key = f"{self._launches}/{count}/{place}"
         operands = [np.ascontiguousarray(each) for each in operands]
         shapes = [(each.shape, each.dtype) for each in operands]
-        arrival = Arrival(key, self.rank, rendezvous, operands, where, dry)
+        # Texts of the terms, which are what members can exchange and compare.
+        terms = {name: str(value) for name, value in rendezvous.terms.items()}
+        arrival = Arrival(key, self.rank, replace(rendezvous, terms=terms), operands, where, dry)
+        message = ArrivalMessage(terms, where, shapes).encode()
         with _connected(where):
-            self._store.set(f"{key}/{self.rank}", pickle.dumps((rendezvous.terms, where, shapes)))
+            self._store.set(f"{key}/{self.rank}", message)
             if not dry:
                 self._send(arrival)
         return arrival
@@ -195,13 +198,14 @@ class Processes:
     def _collect(self, arrival: Arrival) -> Arrivals:
         """The arrivals of all members of a complete rendezvous."""
         arrived: Arrivals = []
-        shapes: dict[int, list[tuple[tuple[int, ...], np.dtype]]] = {}
+        shapes: dict[int, Sequence[Shape]] = {}
         for member in arrival.rendezvous.members:
             if member == arrival.member:
                 arrived.append((arrival.rendezvous, arrival.operands, arrival.where))
                 continue
-            terms, where, shapes[member] = pickle.loads(self._store.get(f"{arrival.key}/{member}"))
-            arrived.append((replace(arrival.rendezvous, terms=terms), [], where))
+            message = ArrivalMessage.decode(self._store.get(f"{arrival.key}/{member}"), member)
+            shapes[member] = message.shapes
+            arrived.append((replace(arrival.rendezvous, terms=dict(message.terms)), [], message.where))
         agreed = all(rendezvous.terms == arrival.rendezvous.terms for rendezvous, _, _ in arrived)
         if agreed and not arrival.dry:
             operands = self._exchange(arrival, shapes)
@@ -216,9 +220,7 @@ class Processes:
             self._store.delete_key(before)
         return arrived
 
-    def _exchange(
-        self, arrival: Arrival, shapes: dict[int, list[tuple[tuple[int, ...], np.dtype]]]
-    ) -> dict[int, list[np.ndarray]]:
+    def _exchange(self, arrival: Arrival, shapes: dict[int, Sequence[Shape]]) -> dict[int, list[np.ndarray]]:
         """Receive the operands of every other member; this rank's were sent when it arrived."""
         import torch
         import torch.distributed as dist
@@ -227,7 +229,7 @@ class Processes:
         operands: dict[int, list[np.ndarray]] = {arrival.member: arrival.operands}
         work: list[Any] = []
         for member, described in shapes.items():
-            operands[member] = [np.empty(shape, dtype) for shape, dtype in described]
+            operands[member] = [_empty(shape, dtype, member) for shape, dtype in described]
             for theirs in operands[member]:
                 if theirs.size:
                     work.append(dist.irecv(torch.from_numpy(_bytes(theirs)), member, tag=tag))
@@ -242,59 +244,58 @@ class Processes:
             return
         time.sleep(_PUBLISH_AFTER_SECONDS)
         again = self._blocked_states(arrival)
-        if again is None or {rank: state[0] for rank, state in again.items()} != {
-            rank: state[0] for rank, state in states.items()
+        if again is None or {rank: state.count for rank, state in again.items()} != {
+            rank: state.count for rank, state in states.items()
         }:
             return
-        failed = [(rank, text) for rank, (_, kind, text, _) in sorted(states.items()) if kind == "failed"]
+        failed = [(rank, state.text) for rank, state in sorted(states.items()) if state.kind == "failed"]
         if failed:
             rank, text = failed[0]
             raise NkwError(
                 "NKW-PROCESS-LOST", f"this rank waits for rank {rank}, which failed: {text}", arrival[0].where
             )
         lines = [
-            f"rank {rank} waits in {text}" if kind == "waits" else f"rank {rank} has ended"
-            for rank, (_, kind, text, _) in sorted(states.items())
+            f"rank {rank} waits in {state.text}" if state.kind == "waits" else f"rank {rank} has ended"
+            for rank, state in sorted(states.items())
         ]
         raise Deadlock(
             "NKW-DEADLOCK", "every rank that has not ended waits for another one\n  " + "\n  ".join(lines)
         )
 
-    def _blocked_states(self, arrival: Sequence[Arrival]) -> dict[int, tuple[int, str, str, Any]] | None:
+    def _blocked_states(self, arrival: Sequence[Arrival]) -> dict[int, StateMessage] | None:
         """The states of all ranks that this one waits for, directly or not; None if one of them can go on."""
-        states: dict[int, tuple[int, str, str, Any]] = {}
+        states: dict[int, StateMessage] = {}
         ahead = {self.rank}
         while ahead:
             rank = ahead.pop()
             state = states[rank] = self._state_of(rank)
-            kind, rendezvous = state[1], state[3]
-            if kind == "runs":
+            if state.kind == "runs":
                 if not self._has_died(rank):
                     return None
-                states[rank] = state[0], "failed", "its process is gone", ()
-            for missing in rendezvous:
+                states[rank] = StateMessage(state.count, "failed", "its process is gone")
+            for missing in state.missing:
                 absent = [key for key in missing if not self._store.check([key])]
                 if not absent:
                     return None  # that rank has not noticed yet that it can go on
                 ahead |= {int(key.rpartition("/")[2]) for key in absent} - set(states)
         return states
 
-    def _state_of(self, rank: int) -> tuple[int, str, str, Any]:
-        """A rank's state: (number of states published, "runs", "waits", "ended" or "failed", text, missing keys)."""
+    def _state_of(self, rank: int) -> StateMessage:
+        """Return the state that a rank published last; a rank outside of the world has ended."""
         if rank >= self.ranks:
-            return 0, "ended", "", ()
-        state: tuple[int, str, str, Any] = pickle.loads(self._store.get(f"state/{rank}"))
-        return state
+            return StateMessage()
+        return StateMessage.decode(self._store.get(f"state/{rank}"), rank)
 
     def _has_died(self, rank: int) -> bool:
         """Whether a rank's process ran on this machine and is gone: a killed process does not publish its end."""
-        host, number = pickle.loads(self._store.get(f"process/{rank}"))
-        return os.name == "posix" and host == platform.node() and not _is_alive(number)
+        process = ProcessMessage.decode(self._store.get(f"process/{rank}"), rank)
+        is_local = os.name == "posix" and process.host == platform.node()
+        return is_local and not _is_alive(process.process_id)
 
     def _publish(self, kind: str, text: str, rendezvous: Any) -> None:
         self._published_kind = kind
         self._published += 1
-        self._store.set(f"state/{self.rank}", pickle.dumps((self._published, kind, text, list(rendezvous))))
+        self._store.set(f"state/{self.rank}", StateMessage(self._published, kind, text, rendezvous).encode())
 
     def _failed(self, text: str) -> None:
         with contextlib.suppress(RuntimeError):  # it may be the loss of the store that failed
@@ -336,6 +337,17 @@ def _is_alive(process: int) -> bool:
 def _tag(arrival: Arrival) -> int:
     """The message tag of a rendezvous' operands."""
     return zlib.crc32(arrival.key.encode()) & 0x7FFFFFFF
+
+
+def _empty(shape: tuple[int, ...], dtype: np.dtype, member: int) -> np.ndarray:
+    """Return an array for the operand of another member. Raises NkwError if the memory is lacking."""
+    try:
+        return np.empty(shape, dtype)
+    except (MemoryError, ValueError):  # numpy's error for a size beyond its integers
+        raise NkwError(
+            "NKW-PROCESS-LOST",
+            f"rank {member} sends an array of {shape} {dtype}, which does not fit into memory",
+        ) from None
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:

@@ -1,0 +1,176 @@
+"""Messages between ranks in processes of their own: JSON texts whose every value is checked when it is read.
+
+Whoever reaches the store of torch.distributed can write to it. JSON gives numbers and texts alone, unlike pickle, which
+would run code of the sender.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from simulate.errors import InvalidArgument, Location, NkwError, shown
+
+_LONGEST_TEXT = 2000
+_MOST_PROCESS_ID = 2**31 - 1
+_EXTENSIONS = {
+    np.dtype(scalar).name: np.dtype(scalar)
+    for scalar in vars(ml_dtypes).values()
+    if isinstance(scalar, type) and issubclass(scalar, np.generic)
+}
+"""The dtypes of ml_dtypes by name."""
+_NATIVE = re.compile(r"[<>|][biufcSU]\d{1,9}", re.ASCII)
+"""What numpy writes for dtypes of numbers and texts, such as <f4."""
+_KINDS = ("runs", "waits", "ended", "failed")
+
+Shape = tuple[tuple[int, ...], np.dtype]
+
+
+@dataclass(frozen=True)
+class ProcessMessage:
+    """The host of a rank's process and its process id."""
+
+    host: str
+    process_id: int
+
+    def encode(self) -> str:
+        """Return the JSON text."""
+        return json.dumps([self.host, self.process_id])
+
+    @classmethod
+    def decode(cls, content: bytes, rank: int) -> ProcessMessage:
+        """Read a rank's message. Raises NkwError for anything else."""
+        with _Reading(rank):
+            host, process_id = _list(content, 2)
+            return cls(_text(host), _whole(process_id, 1, _MOST_PROCESS_ID))
+
+
+@dataclass(frozen=True)
+class StateMessage:
+    """State of a rank: how many states it has published, the kind, a text, and the keys that the rank waits for."""
+
+    count: int = 0
+    kind: str = "ended"
+    text: str = ""
+    missing: Sequence[Sequence[str]] = ()
+
+    def encode(self) -> str:
+        """Return the JSON text."""
+        return json.dumps([self.count, self.kind, self.text, [list(keys) for keys in self.missing]])
+
+    @classmethod
+    def decode(cls, content: bytes, rank: int) -> StateMessage:
+        """Read a rank's message. Raises NkwError for anything else."""
+        with _Reading(rank):
+            count, kind, text, missing = _list(content, 4)
+            if kind not in _KINDS:
+                raise ValueError
+            keys = [[_arrival_key(key) for key in _items(alternative)] for alternative in _items(missing)]
+            return cls(_whole(count, 0), kind, _text(text), keys)
+
+
+@dataclass(frozen=True)
+class ArrivalMessage:
+    """Arrival of a rank at a rendezvous: the terms as texts, the line, and shapes and dtypes of the operands."""
+
+    terms: Mapping[str, str]
+    where: Location
+    shapes: Sequence[Shape] = field(default_factory=list)
+
+    def encode(self) -> str:
+        """Return the JSON text. Raises InvalidArgument for a dtype that no other process can read."""
+        shapes = [[list(map(int, shape)), _dtype_name(dtype)] for shape, dtype in self.shapes]
+        where = [self.where.file, self.where.line, self.where.function]
+        return json.dumps([dict(self.terms), where, shapes])
+
+    @classmethod
+    def decode(cls, content: bytes, rank: int) -> ArrivalMessage:
+        """Read a rank's message. Raises NkwError for anything else."""
+        with _Reading(rank):
+            terms, where, shapes = _list(content, 3)
+            file, line, function = _items(where, 3)
+            if not isinstance(terms, dict):
+                raise ValueError
+            return cls(
+                {_text(name): _text(value) for name, value in terms.items()},
+                Location(_text(file), _whole(line, 0), _text(function)),
+                [_shape(shape) for shape in _items(shapes)],
+            )
+
+
+class _Reading:
+    """Context that turns the errors of a wrong message into NkwError."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, (ValueError, RecursionError)):
+            raise NkwError(
+                "NKW-PROCESS-LOST",
+                f"the message of rank {self._rank} cannot be read: start all ranks with the same release, and let no "
+                "other program reach MASTER_PORT",
+            ) from None
+
+
+def _list(content: bytes, length: int) -> list[Any]:
+    return _items(json.loads(content), length)
+
+
+def _items(value: Any, length: int | None = None) -> list[Any]:
+    if not isinstance(value, list) or length not in (None, len(value)):
+        raise ValueError
+    return value
+
+
+def _text(value: Any) -> str:
+    """Return a text without control characters, shortened in the middle if it is long."""
+    if not isinstance(value, str):
+        raise ValueError
+    return shown(value, _LONGEST_TEXT)
+
+
+def _whole(value: Any, least: int, most: int = 2**63 - 1) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError
+    return value
+
+
+def _arrival_key(value: Any) -> str:
+    """Return the key of an arrival, which ends in a slash and the number of a member."""
+    if not isinstance(value, str) or not re.search(r"/\d{1,9}\Z", value, re.ASCII):
+        raise ValueError
+    return value
+
+
+def _shape(value: Any) -> Shape:
+    lengths, name = _items(value, 2)
+    shape = tuple(_whole(length, 0) for length in _items(lengths))
+    if name in _EXTENSIONS:
+        return shape, _EXTENSIONS[name]
+    if not isinstance(name, str) or not _NATIVE.fullmatch(name):
+        raise ValueError
+    try:
+        return shape, np.dtype(name)
+    except TypeError:
+        raise ValueError from None
+
+
+def _dtype_name(dtype: np.dtype) -> str:
+    if dtype.name in _EXTENSIONS:
+        return dtype.name
+    if not _NATIVE.fullmatch(dtype.str):
+        raise InvalidArgument(
+            "NKW-PROCESSES",
+            f"an array of dtype {dtype} cannot be sent to another process; send numbers or texts",
+        )
+    return dtype.str
