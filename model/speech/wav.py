@@ -5,7 +5,7 @@ from __future__ import annotations
 import wave
 from io import BytesIO
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, cast
 
 import numpy as np
 
@@ -15,6 +15,8 @@ SAMPLE_RATE = 16000
 _CODE = "NKW-MODEL-AUDIO"
 _MOST_SECONDS = 4 * 3600
 _WIDTHS = (1, 2, 3, 4)
+_READS_PER_CHUNK = 2
+_MOST_READS = 1000 * _READS_PER_CHUNK
 
 
 def read_wav(path: Path) -> np.ndarray:
@@ -31,13 +33,38 @@ def samples_of(content: bytes, name: str) -> np.ndarray:
     return _read(BytesIO(content), name)
 
 
+class _BoundedReads:
+    """A file in whose reads wave.Error is raised after a number that only useless chunks need.
+
+    `wave` skips chunks one by one, so that a file of empty chunks would take it seconds.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._remaining = _MOST_READS
+
+    def read(self, size: int = -1) -> bytes:
+        """Read at most `size` bytes."""
+        if not self._remaining:
+            raise wave.Error(
+                f"it has more than {_MOST_READS // _READS_PER_CHUNK:,} chunks before its samples"
+            )
+        self._remaining -= 1
+        return self._file.read(size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
 def _read(content: IO[bytes], name: str) -> np.ndarray:
     try:
-        with wave.open(content, "rb") as file:
+        with wave.open(cast(IO[bytes], _BoundedReads(content)), "rb") as file:
             return _samples(file, name)
     except EOFError:
         raise ModelError(f"{name} is not a WAV file: it ends in its header", _CODE) from None
-    except (wave.Error, ValueError) as error:
+    except RuntimeError:  # of `wave` for a seek behind the end of a chunk
+        raise ModelError(f"{name} is not a WAV file: a chunk is longer than the file says", _CODE) from None
+    except (wave.Error, ValueError, OverflowError) as error:
         raise ModelError(f"{name} is not a WAV file of PCM samples: {error}", _CODE) from None
 
 

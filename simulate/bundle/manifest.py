@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +191,11 @@ class Bundle:
 
     def case(self, name: str) -> Case | None:
         """The case of this name."""
-        return next((each for each in self.cases if each.name == name), None)
+        return self._case_by_name.get(name)
+
+    @cached_property
+    def _case_by_name(self) -> dict[str, Case]:
+        return {case.name: case for case in self.cases}
 
     def as_json(self) -> dict[str, Any]:
         """The manifest as plain values; what a case has in common with an earlier one stands there alone."""

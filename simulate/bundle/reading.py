@@ -188,15 +188,18 @@ class Fields:
 
     def numbers(self, name: str) -> tuple[float, ...]:
         """A list of finite numbers of at least 0."""
-        return tuple(self._list(name).number(str(place)) for place in range(len(self._list(name).values)))
+        items = self._list(name)
+        return tuple(items.number(index) for index in items.values)
 
     def counts(self, name: str) -> tuple[int, ...]:
         """A list of whole numbers of at least 0."""
-        return tuple(self._list(name).count(str(place)) for place in range(len(self._list(name).values)))
+        items = self._list(name)
+        return tuple(items.count(index) for index in items.values)
 
     def texts(self, name: str) -> tuple[str, ...]:
         """A list of strings."""
-        return tuple(self._list(name).text(str(place)) for place in range(len(self._list(name).values)))
+        items = self._list(name)
+        return tuple(items.text(index) for index in items.values)
 
     def _list(self, name: str) -> Fields:
         value = self.values.get(name)

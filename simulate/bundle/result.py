@@ -9,6 +9,7 @@ for case in result.cases:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -105,7 +106,11 @@ class Result:
 
     def case(self, name: str) -> CaseResult | None:
         """The result of the case of this name."""
-        return next((each for each in self.cases if each.name == name), None)
+        return self._case_by_name.get(name)
+
+    @cached_property
+    def _case_by_name(self) -> dict[str, CaseResult]:
+        return {case.name: case for case in self.cases}
 
 
 def load(folder: Path) -> tuple[Bundle, Result]:
@@ -120,9 +125,11 @@ def load(folder: Path) -> tuple[Bundle, Result]:
     if found.count("schema") != SCHEMA:
         raise refused(f"{found.place} has schema {found.count('schema')}; this version reads schema {SCHEMA}")
     cases = tuple(_case(each) for each in found.rows("cases"))
-    for number, each in enumerate(cases):
-        if bundle.case(each.name) is None or each.name in {before.name for before in cases[:number]}:
-            raise refused(f"{found.place}: {each.name!r:.60} is no case of the bundle, or there twice")
+    names: set[str] = set()
+    for case in cases:
+        if bundle.case(case.name) is None or case.name in names:
+            raise refused(f"{found.place}: {case.name!r:.60} is no case of the bundle, or there twice")
+        names.add(case.name)
     return bundle, Result(
         found.text("bundle"),
         found.text("target"),

@@ -104,13 +104,12 @@ def _read(place: str) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _object(pairs: list[tuple[str, Any]], place: str) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        _refuse(
-            place, f"{next(each for each in names if names.count(each) > 1)!r:.60} stands twice in one object"
-        )
-    return found
+    entries: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in entries:
+            _refuse(place, f"{name!r:.60} stands twice in one object")
+        entries[name] = value
+    return entries
 
 
 def _wrong(record: Hardware, name: str, entry: Any) -> str:

@@ -17,12 +17,14 @@ import pytest
 
 from model.cli import main as of_models
 from simulate.bundle.compare import compare_bundle, document, report
-from simulate.bundle.reading import MOST_JSON_BYTES
+from simulate.bundle.reading import MOST_JSON_BYTES, Fields
+from simulate.bundle.result import load
 from simulate.cli import main
 from simulate.errors import InvalidArgument
 from simulate.terminal import rendered
 from tests.bundle.returns import bring_back
 from tests.model.folders import write_folder
+from tests.work import count_bytecodes
 
 Json = dict[str, Any]
 
@@ -408,3 +410,30 @@ def test_a_manifest_whose_launches_do_not_fit_together_is_refused(
     change(bundle)
     (told / "bundle.json").write_text(json.dumps(bundle))
     assert sentence in " ".join(said(told).split())
+
+
+@pytest.mark.parametrize(
+    ("reader", "item"), [("numbers", 1.5), ("counts", 2), ("texts", "a"), ("rows", {"a": 1})]
+)
+def test_work_of_reading_a_list_grows_with_its_length(reader: str, item: Any) -> None:
+    def count(length: int) -> int:
+        fields = Fields({"items": [item] * length}, "result.json")
+        return count_bytecodes(lambda: tuple(getattr(fields, reader)("items")))
+
+    short, long = count(100), count(1000)
+    assert long <= 10 * short
+
+
+def test_work_of_reading_a_result_grows_with_its_cases(returned: Path) -> None:
+    manifest, result = returned / "manifest.json", returned / "result" / "result.json"
+    contents = {path: json.loads(path.read_text()) for path in (manifest, result)}
+
+    def count(length: int) -> int:
+        for path, content in contents.items():
+            first = next(case for case in content["cases"] if case["name"] == "scaled")
+            cases = [{**first, "name": f"case{number}"} for number in range(length)]
+            path.write_text(json.dumps({**content, "cases": cases}))
+        return count_bytecodes(lambda: load(returned))
+
+    short, long = count(20), count(200)
+    assert long <= 10 * short

@@ -18,9 +18,10 @@ import simulate
 from model.cli import main as nkw
 from simulate.errors import InvalidArgument
 from simulate.hardware import TARGETS, Hardware, hardware, use_overlay
-from simulate.hardware.overlay import replaceable
+from simulate.hardware.overlay import _object, replaceable
 from simulate.targets import HARDWARE_VARIABLE
 from simulate.timing import schedule
+from tests.work import CountedName
 
 Capture = pytest.CaptureFixture[str]
 GIVEN = {"source": "a test", "confidence": "derived"}
@@ -248,3 +249,12 @@ def test_processes_inherit_an_overlay_named_in_another_folder() -> None:
         [sys.executable, "-c", code], cwd="/", env={**os.environ, "PYTHONPATH": root}, capture_output=True
     )
     assert done.stdout == b"52.5\n", done.stderr
+
+
+def test_a_repeated_name_is_found_without_comparing_all_pairs_of_names() -> None:
+    names = [CountedName(f"name{number}") for number in range(2000)]
+    CountedName.comparisons = 0
+    with pytest.raises(InvalidArgument, match="'name1999' stands twice in one object"):
+        _object([(name, 0) for name in [*names, CountedName("name1999")]], "measured.json")
+    assert CountedName.comparisons <= len(names), "every name but the repeated one is new"
+    assert _object([(name, 0) for name in names], "measured.json") == dict.fromkeys(names, 0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import struct
 import wave
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from model.reference import ReferenceModel
 from model.sampling import StepOutput
 from model.speech.rules import Rules, read_rules
 from model.speech.spectrum import HOP, log_mel, windows_of
-from model.speech.wav import read_wav
+from model.speech.wav import read_wav, samples_of
 from tests.model.folders import write_folder
 from tests.model.whisper_folders import FIELDS, GENERATION, write_whisper
 
@@ -79,6 +81,56 @@ def test_refuses_what_is_no_recording(tmp_path: Path) -> None:
     ):
         with pytest.raises(ModelError, match=message):
             read_wav(path)
+
+
+FORMAT = b"fmt " + struct.pack("<IHHIIHH", 16, 1, 1, 16_000, 32_000, 2, 16)
+SAMPLES = b"data" + struct.pack("<I", 4) + bytes(4)
+EMPTY = b"junk" + struct.pack("<I", 0)
+
+
+def riff(chunks: bytes, size: int | None = None) -> bytes:
+    """Return a WAV file of some chunks whose header says `size` bytes; by default as many as there are."""
+    return b"RIFF" + struct.pack("<I", len(chunks) + 4 if size is None else size) + b"WAVE" + chunks
+
+
+@pytest.mark.parametrize(
+    ("chunks", "size", "message"),
+    [
+        (b"junk" + struct.pack("<I", 2**31) + FORMAT + SAMPLES, 40, "a chunk is longer than the file says"),
+        (b"junk" + struct.pack("<I", 30) + FORMAT + SAMPLES, 20, "a chunk is longer than the file says"),
+        (FORMAT + b"data" + struct.pack("<I", 4), None, "has no samples"),
+        (FORMAT, None, "fmt chunk and/or data chunk missing"),
+        (SAMPLES + FORMAT, None, "data chunk before fmt chunk"),
+        (EMPTY * 999 + FORMAT + SAMPLES, None, "it has more than 1,000 chunks before its samples"),
+        (EMPTY * 10**6 + FORMAT + SAMPLES, None, "it has more than 1,000 chunks before its samples"),
+    ],
+)
+def test_broken_chunks_are_refused(chunks: bytes, size: int | None, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        samples_of(riff(chunks, size), "the file")
+
+
+def test_further_chunks_before_the_samples_are_skipped() -> None:
+    assert len(samples_of(riff(EMPTY * 100 + FORMAT + SAMPLES), "the file")) == 2
+
+
+def test_spoilt_recordings_are_read_or_refused() -> None:
+    draw = random.Random(7)
+    whole = riff(FORMAT + b"LIST" + struct.pack("<I", 4) + b"INFO" + SAMPLES)
+    read, codes = 0, set()
+    for _ in range(3000):
+        content = bytearray(whole)
+        for _ in range(draw.randrange(1, 4)):
+            start = draw.randrange(len(content))
+            content[start : start + draw.randrange(5)] = draw.choice(
+                [b"", b"\xff" * 4, bytes(4), draw.randbytes(4)]
+            )
+        try:
+            read += len(samples_of(bytes(content), "the file")) > 0
+        except ModelError as error:
+            codes.add(error.code)
+    assert codes == {"NKW-MODEL-AUDIO"}
+    assert 100 < read < 2900
 
 
 @pytest.mark.parametrize(("bands", "samples"), [(80, 480_000), (128, 480_000), (80, 31_000)])
