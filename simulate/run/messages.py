@@ -155,9 +155,11 @@ def _arrival_key(value: Any) -> str:
 def _shape(value: Any) -> Shape:
     lengths, name = _items(value, 2)
     shape = tuple(_whole(length, 0) for length in _items(lengths))
+    if not isinstance(name, str):
+        raise ValueError
     if name in _EXTENSIONS:
         return shape, _EXTENSIONS[name]
-    if not isinstance(name, str) or not _NATIVE.fullmatch(name):
+    if not _NATIVE.fullmatch(name):
         raise ValueError
     try:
         return shape, np.dtype(name)

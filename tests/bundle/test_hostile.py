@@ -17,6 +17,7 @@ import pytest
 
 from model.cli import main as of_models
 from simulate.bundle.compare import compare_bundle, document, report
+from simulate.bundle.manifest import MANIFEST
 from simulate.bundle.reading import MOST_JSON_BYTES, Fields
 from simulate.bundle.result import load
 from simulate.cli import main
@@ -247,7 +248,7 @@ def test_without_a_result_or_a_folder_the_sentence_says_so(
     carried: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["compare", str(carried)]) == 2
-    assert "result.json cannot be read: No such file or directory" in " ".join(
+    assert "has no result yet: run `python run.py` in it on the instance" in " ".join(
         capsys.readouterr().err.split()
     )
     assert main(["compare", str(carried / "run.py")]) == 2
@@ -425,7 +426,7 @@ def test_work_of_reading_a_list_grows_with_its_length(reader: str, item: Any) ->
 
 
 def test_work_of_reading_a_result_grows_with_its_cases(returned: Path) -> None:
-    manifest, result = returned / "manifest.json", returned / "result" / "result.json"
+    manifest, result = returned / MANIFEST, returned / "result" / "result.json"
     contents = {path: json.loads(path.read_text()) for path in (manifest, result)}
 
     def count(length: int) -> int:

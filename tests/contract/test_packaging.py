@@ -17,6 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 import simulate
 
@@ -56,6 +57,7 @@ NEED_AN_EXTRA = {
     "model/serve/gate.py",
     "model/serve/messages.py",
     "model/serve/metrics.py",
+    "model/serve/origins.py",
     "model/serve/requests.py",
     "model/serve/router.py",
     "model/serve/server.py",
@@ -188,6 +190,22 @@ def test_development_versions_are_pinned_within_the_ranges(project: dict[str, An
     for line in requirements(project, "dev", "serve", "speed", "tune", "cluster", "load"):
         if applies(line, python):
             assert line.specifier.contains(pins[canonicalize_name(line.name)]), f"{line}, Python {python}"
+
+
+SERVER_PACKAGES = ("fastapi", "h11", "llguidance", "prometheus-client", "pydantic", "starlette", "uvicorn")
+
+
+def test_packages_of_the_server_have_upper_bounds(project: dict[str, Any]) -> None:
+    bounded = [line for line in requirements(project, "serve", "dev") if line.name in SERVER_PACKAGES]
+    assert sorted(line.name for line in bounded) == sorted(2 * SERVER_PACKAGES)
+    for line in bounded:
+        assert not line.specifier.contains("999"), line
+    (uvicorn, _) = (line for line in bounded if line.name == "uvicorn")
+    pinned = next(Version(str(pin.specifier)[2:]) for pin in constraints() if pin.name == "uvicorn")
+    assert uvicorn.specifier.contains(pinned)
+    assert not uvicorn.specifier.contains(f"{pinned.major}.{pinned.minor + 1}"), (
+        "its protocol class is subclassed"
+    )
 
 
 @pytest.mark.slow

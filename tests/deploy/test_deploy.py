@@ -6,8 +6,10 @@ import base64
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ INSTALL = DEPLOY / "install.sh"
 VARIABLES = {
     "NEURON_APT_URL": "https://apt.test",
     "NEURON_APT_KEY_URL": "https://apt.test/key",
+    "NEURON_APT_KEY_FINGERPRINT": "00FA2C1079260870A76D2C285749CAD8646D9185",
     "NEURON_PIP_URL": "https://pip.test",
     "NEURON_DRIVER": "2.31",
     "NEURON_RUNTIME": "2.35",
@@ -192,17 +195,34 @@ def test_findings_of_doctor_do_not_fail_the_user_data(
     assert (tmp_path / "doctor.txt").read_text() == "finding\n"
 
 
+PYTHON = """{note}
+case "$*" in
+"-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+"-m pip --isolated download "*"neuronx-cc"* | "-m pip --isolated download "*"nrtpy"*)
+    mkdir -p "$(dirname "$0")/../wheels"
+    touch "$(dirname "$0")/../wheels/vendor.whl"
+    ;;
+*"islpy>1"*) touch "$(dirname "$0")/../wheels/islpy.whl" ;;
+*"download "*) exit 1 ;; # the vendor's repository does not have it
+"-c "*) printf "islpy>1\\nnumpy>=2; python_version >= \\"3.9\\"\\n" ;;
+esac
+"""
+"""Stand-in for Python and for a repository with neuronx-cc, nki, nrtpy and islpy; two packages are required."""
+GET = "-m pip --isolated download --no-cache-dir --no-deps --only-binary :all: --index-url https://pip.test --dest"
+
+
 @pytest.fixture
 def stand_ins(tmp_path: Path) -> Path:
-    """A folder with apt-get, curl, uname and python3 that note how they were called."""
+    """A folder with apt-get, curl, gpg, uname and python3 that note how they were called."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    note = f'echo "$(basename "$0") $*" >>{shlex.quote(str(tmp_path / "calls"))}\n'
+    note = f'[ "$1" = -c ] || echo "$(basename "$0") $*" >>{shlex.quote(str(tmp_path / "calls"))}\n'
     made = {
         "apt-get": note,
-        "curl": note,
+        "curl": f'{note}while [ "$1" != --output ]; do shift; done; touch "$2"\n',
         "uname": "echo 6.17.0-1007-aws\n",
-        "python3": f'{note}[ "$2" != venv ] || {{ mkdir -p "$3/bin" && cp "$0" "$3/bin/python"; }}\n',
+        "gpg": 'printf "pub:-:::\\nfpr:::::::::%s:\\nsub:-:::\\nfpr:::::::::AAAA:\\n" $FINGERPRINT\n',
+        "python3": PYTHON.format(note=note),
     }
     for name, text in made.items():
         (folder / name).write_text(f"#!/bin/sh\n{text}")
@@ -217,10 +237,22 @@ def installed(
 ) -> tuple[subprocess.CompletedProcess[str], list[str]]:
     """Run install.sh with the stand-ins; the process, and their calls."""
     path = f"{place / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    variables = {"FINGERPRINT": variables["NEURON_APT_KEY_FINGERPRINT"], **variables}
     more = {"DESTDIR": str(place / "root"), "NKW_HOME": str(place / "home"), "PATH": path}
     done = ran("sh", INSTALL, *parts, **{**variables, **more})
     calls = place / "calls"
     return done, calls.read_text().splitlines() if calls.exists() else []
+
+
+def vendor_calls(environment: str, packages: str) -> list[str]:
+    """Return the calls that install packages of the vendor: no other index is asked for what its repository has."""
+    get = f"python {GET} {environment}/wheels"
+    return [
+        f"{get} {packages}",
+        f"{get} --quiet islpy>1",
+        f'{get} --quiet numpy>=2; python_version >= "3.9"',
+        f"python -m pip install --no-cache-dir {environment}/wheels/islpy.whl {environment}/wheels/vendor.whl",
+    ]
 
 
 def test_install_asks_for_exactly_the_release_that_the_variables_name(stand_ins: Path) -> None:
@@ -229,13 +261,13 @@ def test_install_asks_for_exactly_the_release_that_the_variables_name(stand_ins:
     home = stand_ins / "home"
     assert calls == [
         "curl --fail --silent --show-error --location --output "
-        f"{stand_ins}/root/usr/share/keyrings/neuron.asc https://apt.test/key",
+        f"{stand_ins}/root/usr/share/keyrings/neuron.asc.new https://apt.test/key",
         "apt-get update",
         "apt-get install --yes linux-headers-6.17.0-1007-aws aws-neuronx-dkms=2.31.*",
         "apt-get install --yes --no-install-recommends aws-neuronx-runtime-lib=2.35.* aws-neuronx-collectives=2.35.* "
         "aws-neuronx-tools=2.33.*",
         f"python3 -m venv {home}/venv",
-        "python -m pip install --no-cache-dir --extra-index-url https://pip.test neuronx-cc==2.28.* nki==0.7.*",
+        *vendor_calls(f"{home}/venv", "neuronx-cc==2.28.* nki==0.7.*"),
         f"python -m pip install --no-cache-dir {VARIABLES['NKW_PACKAGE']}",
     ]
     source = (stand_ins / "root/etc/apt/sources.list.d/neuron.list").read_text()
@@ -249,7 +281,8 @@ def test_install_gives_nrtpy_an_environment_of_its_own(stand_ins: Path) -> None:
     assert done.returncode == 0
     assert calls == [
         f"python3 -m venv {stand_ins}/home/nrtpy",
-        "python -m pip install --no-cache-dir --extra-index-url https://pip.test nrtpy==2.35.* numpy",
+        *vendor_calls(f"{stand_ins}/home/nrtpy", "nrtpy==2.35.*"),
+        "python -m pip install --no-cache-dir numpy",
     ]
 
 
@@ -267,7 +300,72 @@ def test_install_reads_a_wheel_from_a_bucket_with_the_role_of_the_instance(stand
 def test_install_leaves_out_nki_where_the_compiler_brings_it(stand_ins: Path) -> None:
     done, calls = installed(stand_ins, "python", **{**VARIABLES, "NEURON_NKI": "none"})
     assert done.returncode == 0
-    assert calls[1].endswith("https://pip.test neuronx-cc==2.28.*")
+    assert calls[1] == f"python {GET} {stand_ins}/home/venv/wheels neuronx-cc==2.28.*"
+
+
+@pytest.mark.parametrize(
+    "keys",
+    ["", "AAAA", "00FA2C1079260870A76D2C285749CAD8646D9185 AAAA", "00FA2C1079260870A76D2C285749CAD8646D918"],
+)
+def test_install_stops_at_a_key_with_another_fingerprint(stand_ins: Path, keys: str) -> None:
+    done, calls = installed(stand_ins, "driver", **VARIABLES, FINGERPRINT=keys)
+    assert done.returncode == 2
+    assert "not 00FA2C1079260870A76D2C285749CAD8646D9185; nothing was installed" in done.stderr
+    assert not [call for call in calls if call.startswith("apt-get")]
+    assert [*(stand_ins / "root/usr/share/keyrings").iterdir()] == []
+
+
+def test_install_takes_a_fingerprint_with_spaces(stand_ins: Path) -> None:
+    spaced = "00FA 2C10 7926 0870 A76D  2C28 5749 CAD8 646D 9185"
+    variables = {**VARIABLES, "NEURON_APT_KEY_FINGERPRINT": spaced}
+    fingerprint = VARIABLES["NEURON_APT_KEY_FINGERPRINT"]
+    assert installed(stand_ins, "driver", **variables, FINGERPRINT=fingerprint)[0].returncode == 0
+
+
+@pytest.mark.skipif(shutil.which("gpg") is None, reason="no gpg on this machine")
+@pytest.mark.parametrize("count", [1, 2])
+def test_install_reads_the_fingerprints_of_a_real_key_file(
+    stand_ins: Path, tmp_path_factory: pytest.TempPathFactory, count: int
+) -> None:
+    (stand_ins / "bin" / "gpg").unlink()
+    home = tmp_path_factory.mktemp("gnupg")
+    variables = {"GNUPGHOME": str(home)}
+    for number in range(count):
+        made = ran(
+            "gpg",
+            "--batch",
+            "--passphrase",
+            "",
+            "--quick-generate-key",
+            f"key{number}",
+            "ed25519",
+            **variables,
+        )
+        assert made.returncode == 0, made.stderr
+    listed = ran("gpg", "--batch", "--list-keys", "--with-colons", **variables).stdout
+    fingerprint = re.findall(r"^fpr:+(\w+):", listed, re.MULTILINE)[0]
+    exported = home / "exported"
+    ran("gpg", "--batch", "--armor", "--output", exported, "--export", **variables)
+    ran("gpgconf", "--kill", "all", **variables)
+    (stand_ins / "bin" / "curl").write_text(
+        f'#!/bin/sh\nwhile [ "$1" != --output ]; do shift; done; cp {exported} "$2"\n'
+    )
+    variables |= {**VARIABLES, "NEURON_APT_KEY_FINGERPRINT": fingerprint}
+    done, _ = installed(stand_ins, "driver", **variables)
+    assert done.returncode == (0 if count == 1 else 2), done.stderr
+
+
+def test_requirements_of_a_wheel_are_read(stand_ins: Path, tmp_path: Path) -> None:
+    program = re.search(r"REQUIREMENTS='(.*?)'", INSTALL.read_text(encoding="utf-8"), re.DOTALL)
+    assert program is not None
+    with zipfile.ZipFile(tmp_path / "a-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(
+            "a-1.dist-info/METADATA", "Name: a\nRequires-Dist: b>1\nRequires-Dist: c; extra == 'd'\n\nText"
+        )
+    with zipfile.ZipFile(tmp_path / "e-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("e-1.dist-info/METADATA", "Name: e\n")
+    done = ran(sys.executable, "-c", program[1], tmp_path)
+    assert (done.returncode, done.stdout) == (0, "b>1\nc; extra == 'd'\n\n")
 
 
 @pytest.mark.parametrize(
@@ -276,6 +374,7 @@ def test_install_leaves_out_nki_where_the_compiler_brings_it(stand_ins: Path) ->
         (("driver",), "NEURON_DRIVER"),
         (("driver",), "NEURON_APT_URL"),
         (("runtime",), "NEURON_APT_KEY_URL"),
+        (("driver",), "NEURON_APT_KEY_FINGERPRINT"),
         (("runtime",), "NEURON_TOOLS"),
         (("python",), "NEURON_PIP_URL"),
         (("python",), "NKW_PACKAGE"),
