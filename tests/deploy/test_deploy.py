@@ -197,13 +197,13 @@ def test_findings_of_doctor_do_not_fail_the_user_data(
 
 PYTHON = """{note}
 case "$*" in
+*"islpy>1"*) touch "$(dirname "$0")/../wheels/islpy.whl" ;;
+*"download "*"numpy>=2"*) exit 1 ;; # the vendor's repository does not have it
 "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
 "-m pip --isolated download "*"neuronx-cc"* | "-m pip --isolated download "*"nrtpy"*)
     mkdir -p "$(dirname "$0")/../wheels"
     touch "$(dirname "$0")/../wheels/vendor.whl"
     ;;
-*"islpy>1"*) touch "$(dirname "$0")/../wheels/islpy.whl" ;;
-*"download "*) exit 1 ;; # the vendor's repository does not have it
 "-c "*) printf "islpy>1\\nnumpy>=2; python_version >= \\"3.9\\"\\n" ;;
 esac
 """
@@ -237,7 +237,7 @@ def installed(
 ) -> tuple[subprocess.CompletedProcess[str], list[str]]:
     """Run install.sh with the stand-ins; the process, and their calls."""
     path = f"{place / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    variables = {"FINGERPRINT": variables["NEURON_APT_KEY_FINGERPRINT"], **variables}
+    variables = {"FINGERPRINT": VARIABLES["NEURON_APT_KEY_FINGERPRINT"], **variables}
     more = {"DESTDIR": str(place / "root"), "NKW_HOME": str(place / "home"), "PATH": path}
     done = ran("sh", INSTALL, *parts, **{**variables, **more})
     calls = place / "calls"
@@ -287,7 +287,7 @@ def test_install_gives_nrtpy_an_environment_of_its_own(stand_ins: Path) -> None:
 
 
 def test_install_reads_a_wheel_from_a_bucket_with_the_role_of_the_instance(stand_ins: Path) -> None:
-    (stand_ins / "bin" / "aws").write_text((stand_ins / "bin" / "curl").read_text())
+    (stand_ins / "bin" / "aws").write_text((stand_ins / "bin" / "apt-get").read_text())
     (stand_ins / "bin" / "aws").chmod(0o755)
     wheel = "s3://mine/wheels/nki_workbench-0.1.0-py3-none-any.whl"
     done, calls = installed(stand_ins, "python", **{**VARIABLES, "NKW_PACKAGE": wheel})
