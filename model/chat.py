@@ -40,8 +40,13 @@ _DONE, _FAILED = b"+", b"-"
 class ChatTemplate:
     """The chat template of a model folder, or another `source` with the folder's special tokens."""
 
-    def __init__(self, folder: Path | str, source: str | None = None) -> None:
-        """Read the template; ModelError where there is none."""
+    def __init__(self, folder: Path | str, source: str | None = None, isolated: bool = True) -> None:
+        """Read the template; ModelError where there is none.
+
+        It is rendered in a forked process with limits, where `isolated`. A job process that has limits already renders
+        it itself.
+        """
+        self._isolated = isolated
         folder = Path(folder)
         fields = Fields(folder / _CONFIG, optional=True)
         self._path, self._source, self._of_tools = (
@@ -63,7 +68,10 @@ class ChatTemplate:
         given = {"add_generation_prompt": True, "tools": None, "documents": None} | variables
         given |= {"messages": [dict(each) for each in messages], **self._tokens}
         source = self._of_tools if given["tools"] else self._source
-        said = answer(lambda: _rendered(source, given), _LIMITS, 4 * _MOST_CHARACTERS + len(_DONE))
+        if self._isolated:
+            said = answer(lambda: _rendered(source, given), _LIMITS, 4 * _MOST_CHARACTERS + len(_DONE))
+        else:
+            said = _rendered(source, given)
         if not said:
             raise self._error(
                 f"does not end within {_LIMITS.cpu_seconds} seconds and {_LIMITS.memory_bytes >> 20} MiB"
@@ -150,7 +158,11 @@ def _sources(folder: Path, fields: Fields) -> tuple[Path, str, str]:
         raise ModelError(f"{path} is not text: {error}", "NKW-MODEL-CHAT") from None
     found = of_tools = fields.get(_FIELD, None)
     if isinstance(found, list):
-        named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
+        named: dict[str, Any] = {}
+        for entry in found:
+            if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+                raise fields.error(_FIELD, f"{entry!r:.60} is not a template with a name")
+            named[entry["name"]] = entry.get("template")
         found = named.get("default")
         of_tools = named.get("tool_use", found)
         if found is None:

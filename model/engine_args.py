@@ -25,6 +25,7 @@ from model.engine.checks import (
     check_text,
     display_value,
 )
+from model.engine.grammars import GrammarLimits, Grammars
 from model.engine.speculation import NO_RECURRENT_DRAFTS, DraftModel, PromptLookup, Proposer
 from model.errors import ModelError
 from model.families import load_config
@@ -55,6 +56,9 @@ class EngineArgs:
     folder of a draft `model`, or `method` ngram with `prompt_lookup_max` and `prompt_lookup_min`. `buckets` are the
     sizes to which steps are rounded up, such as "sequences=1,16 tokens=64,512 context=2048", by default powers of two,
     and fewer of them on NeuronCores, where every shape is compiled (`BucketLimits.compiled`).
+
+    A grammar of structured outputs that takes more than `grammar_cpu_seconds` of CPU time or `grammar_memory_mib` MiB
+    to compile is refused. A mask that takes more than `mask_seconds` ends its request with an error.
     """
 
     model: str | Path = PRETRAINED
@@ -75,6 +79,9 @@ class EngineArgs:
     seed: int = 0
     buckets: str | Buckets | None = None
     backend: str = "simulate"
+    grammar_cpu_seconds: int = 2
+    grammar_memory_mib: int = 512
+    mask_seconds: float = 1.0
 
     def __post_init__(self) -> None:
         """Raise ModelError for a value of another type; NumPy's integers become int."""
@@ -90,11 +97,20 @@ class EngineArgs:
             )
         if not isinstance(self.buckets, str | Buckets | None):
             raise ModelError(f"buckets is {display_value(self.buckets)}; it must be a text or Buckets")
+        _ = self.grammar_limits  # which checks them
+
+    @property
+    def grammar_limits(self) -> GrammarLimits:
+        """Limits of the grammars of structured outputs. Raises ModelError for a limit that is not above 0."""
+        return GrammarLimits(self.grammar_cpu_seconds, self.grammar_memory_mib, self.mask_seconds)
 
 
 _SIZES = ("tensor_parallel_size", "expert_parallel_size", "max_num_seqs", "max_num_batched_tokens")
 _TYPES: Sequence[tuple[Callable[[str, Any], Any], Sequence[str]]] = (
-    (check_integer, (*_SIZES, "block_size", "mamba_block_size", "seed")),
+    (
+        check_integer,
+        (*_SIZES, "block_size", "mamba_block_size", "seed", "grammar_cpu_seconds", "grammar_memory_mib"),
+    ),
     (check_optional_integer, ("max_model_len", "num_pages", "num_state_slots")),
     (check_flag, ("enable_prefix_caching", "enable_chunked_prefill")),
     (check_text, ("dtype", "target", "backend")),
@@ -210,6 +226,7 @@ def make_engine(args: EngineArgs) -> Engine:
         EngineLimits(config.eos_token_ids, config.vocab_size, parts.length, args.seed, config.spectrum),
         time.monotonic,
         parts.speculation.proposer(config, args, parts.pools, parts.buckets, parts.length),
+        Grammars.of_tokenizer(tokenizer, config.vocab_size, config.eos_token_ids, args.grammar_limits),
     )
 
 

@@ -22,8 +22,13 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 class Tokenizer:
     """The tokenizer of a model folder."""
 
-    def __init__(self, folder: Path | str, vocab_size: int) -> None:
-        """Read tokenizer.json; ModelError if it is missing, damaged, or has ids that the model has no row for."""
+    def __init__(self, folder: Path | str, vocab_size: int, isolated: bool = True) -> None:
+        """Read tokenizer.json; ModelError if it is missing, damaged, or has ids that the model has no row for.
+
+        Calls that may abort or never end are tried in a forked process first, where `isolated`. A job process that has
+        limits already needs no such trial.
+        """
+        self._isolated = isolated
         self._path = path = Path(folder) / "tokenizer.json"
         self._vocab_size = vocab_size
         try:
@@ -41,6 +46,11 @@ class Tokenizer:
         self._check(ids)
         self._inner.no_truncation()
         self._inner.no_padding()
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the tokenizer.json."""
+        return self._path.parent
 
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
         """The ids of a text, with the special tokens that tokenizer.json adds unless `special_tokens` is False."""
@@ -82,7 +92,7 @@ class Tokenizer:
 
     def _tried(self, action: Callable[[], T], failure: str) -> T:
         """The result of a call into the library that is tried in another process first: it may abort or never end."""
-        if not trial(action, _LIMITS):
+        if self._isolated and not trial(action, _LIMITS):
             raise self._error(
                 f"{failure}: the tokenizers library aborts, or takes too long or too much memory"
             )

@@ -207,10 +207,20 @@ def memory_bytes() -> int:
         return 2**63
 
 
+def resident_bytes() -> int:
+    """Return the memory of this process that is in RAM, in bytes; 0 where the system does not say."""
+    return _memory_map_bytes(1)
+
+
 def _address_space_bytes() -> int:
     """The size of this process as RLIMIT_AS counts it; 0 where the system does not say."""
+    return _memory_map_bytes(0)
+
+
+def _memory_map_bytes(column: int) -> int:
+    """Return a column of /proc/self/statm in bytes; 0 where the system does not say."""
     with suppress(OSError, ValueError, AttributeError), open("/proc/self/statm", encoding="ascii") as pages:
-        return int(pages.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        return int(pages.read().split()[column]) * os.sysconf("SC_PAGE_SIZE")
     return 0
 
 

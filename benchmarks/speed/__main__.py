@@ -14,6 +14,7 @@ from benchmarks.speed import (
     engine,
     families,
     foreign,
+    hostile,
     kernels,
     model,
     replays,
@@ -30,7 +31,19 @@ def main() -> int:
     )
     print("| work | measured | ratio | against |")
     print("|---|---:|---:|---|")
-    for source in (simulator, families, kernels, replays, checks, model, engine, serving, dry, foreign):
+    for source in (
+        simulator,
+        families,
+        kernels,
+        replays,
+        checks,
+        model,
+        engine,
+        serving,
+        hostile,
+        dry,
+        foreign,
+    ):
         for row in source.rows():
             print(_line(row), flush=True)
     print()

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -16,6 +17,7 @@ from types import TracebackType
 
 from model.engine.buckets import PartShape
 from model.engine.engine import Engine
+from model.engine.grammars import CompiledGrammar
 from model.engine.outputs import FinishReason, RequestOutput
 from model.engine.pace import Pace
 from model.engine.params import SamplingParams
@@ -132,6 +134,7 @@ class AsyncEngine:
         self._engine = engine
         self._watch = watch
         self._taken: dict[Stream, int] = {}
+        self._occupied = 0
         self._pace = Pace(time.monotonic)
         self._steps, self._step_seconds = 0, 0.0
         self._followed: dict[str, _Followed] = {}
@@ -156,8 +159,8 @@ class AsyncEngine:
 
     @property
     def taken(self) -> int:
-        """Continuations that wait or run."""
-        return sum(self._taken.values())
+        """Number of continuations that wait or run, and of places taken by `occupy`."""
+        return sum(self._taken.values()) + self._occupied
 
     def state(self) -> EngineState:
         """What the engine holds and has done."""
@@ -188,6 +191,16 @@ class AsyncEngine:
         if lacking > 0:
             raise EngineFull(self._pace.seconds(lacking))
 
+    @contextmanager
+    def occupy(self, places: int) -> Iterator[None]:
+        """Take places for work beside the engine's steps, in a block. Raises EngineFull or ModelError for too many."""
+        self.check_places(places)
+        self._occupied += places
+        try:
+            yield
+        finally:
+            self._occupied -= places
+
     async def submit(
         self,
         id: str,
@@ -195,8 +208,9 @@ class AsyncEngine:
         params: SamplingParams,
         priority: int = 0,
         cache_salt: str | None = None,
+        grammar: CompiledGrammar | None = None,
     ) -> Stream:
-        """Let prompts wait for their turn.
+        """Let prompts wait for their turn. `grammar` is the compiled form of `params`.
 
         Raises EngineFull where places are lacking, and ModelError for what `Engine.submit` refuses and for more
         continuations than there are places; no prompt is submitted then.
@@ -208,7 +222,9 @@ class AsyncEngine:
         self._taken[stream] = wanted
         self._pace.take(wanted)
         accepted: asyncio.Future[None] = self._loop.create_future()
-        self._commands.put(lambda: self._submit(stream, id, prompts, params, priority, cache_salt, accepted))
+        self._commands.put(
+            lambda: self._submit(stream, id, prompts, params, priority, cache_salt, grammar, accepted)
+        )
         try:
             await accepted
         except BaseException:
@@ -269,13 +285,14 @@ class AsyncEngine:
         params: SamplingParams,
         priority: int,
         cache_salt: str | None,
+        grammar: CompiledGrammar | None,
         accepted: asyncio.Future[None],
     ) -> None:
         try:
             for number, prompt in enumerate(prompts):
                 own = f"{id}-{number}"
                 output = self._engine.submit(
-                    own, prompt.ids, params, prompt.text, priority, cache_salt, prompt.speech
+                    *(own, prompt.ids, params, prompt.text, priority, cache_salt, prompt.speech, grammar)
                 )
                 stream.requests.append(output)
                 self._followed[own] = _Followed(stream, number, output)

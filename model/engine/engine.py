@@ -6,7 +6,7 @@ token was computed, and says what became of each. It has no thread and no clock 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from model.engine.buckets import BucketUse
 from model.engine.checks import check_vocabulary
+from model.engine.grammars import CompiledGrammar, Grammars
 from model.engine.groups import Schedulers
 from model.engine.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
 from model.engine.params import SamplingParams
@@ -21,13 +22,17 @@ from model.engine.request import Request
 from model.engine.sampler import Choice, TokenSampler, choose, logprobs, whole
 from model.engine.scheduler import Batch, Chunk
 from model.engine.speculation import Acceptance, Proposer, Rows, Steps
-from model.engine.speech import Speech, spectrum_error
-from model.engine.structured import Grammars
+from model.engine.speech import Speech, TokenRule, spectrum_error
 from model.errors import ModelError
 from model.sampling import SampleRow, StepOutput
 from model.state import root_key
 from model.stop_strings import StopStrings
 from model.tokenizer import Tokenizer, TokenStream
+
+_MASK_SECONDS = 0.01
+"""How long a step waits for new masks; most take less than a millisecond."""
+_IDLE_SECONDS = 0.05
+"""How long a step waits where all requests wait for masks, before commands of clients are heard again."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ class Engine:
         limits: EngineLimits,
         clock: Callable[[], float],
         proposer: Proposer | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self.acceptance = Acceptance()
         self._proposer = proposer
@@ -63,7 +69,7 @@ class Engine:
         self._model = model
         self._tokenizer = tokenizer
         self._clock = clock
-        self._grammars = Grammars(tokenizer.as_json, limits.vocab_size, limits.end_tokens)
+        self.grammars = grammars or Grammars.of_tokenizer(tokenizer, limits.vocab_size, limits.end_tokens)
         self._groups: dict[str, _Group] = {}
         self._sequences: dict[Request, _Sequence] = {}
         self._numbers = count()
@@ -87,13 +93,16 @@ class Engine:
         priority: int = 0,
         cache_salt: str | None = None,
         speech: Speech | None = None,
+        grammar: CompiledGrammar | None = None,
     ) -> RequestOutput:
         """Let a request wait for its turn; its output fills up from step to step.
 
         It shares pages with requests of the same `cache_salt` only. `speech` is the window that is encoded with its
-        prompt. Raises ModelError for an empty salt, an id in use, speech where the model takes none, or none where it
-        does, a prompt without tokens or without room for a new one, token ids outside the vocabulary, a form that
-        cannot be, and a request that never fits into the pages.
+        prompt. `grammar` is the compiled form of `params`; without it the form is compiled here.
+
+        Raises ModelError for an empty salt, an id in use, speech where the model takes none, or none where it does, a
+        prompt without tokens or without room for a new one, token ids outside the vocabulary, a form that cannot be,
+        and a request that never fits into the pages.
         """
         limits = self.limits
         if id in self._groups:
@@ -124,7 +133,9 @@ class Engine:
             # Logits follow from what is computed, not from shared pages.
             request.root = number.to_bytes(8, "big")
         seed = (limits.seed, number) if params.seed is None else (params.seed,)
-        group = _Group(output, params, seed, speech=speech)
+        if params.structured_outputs is not None and grammar is None:
+            grammar = self.grammars.compile(params.structured_outputs)
+        group = _Group(output, params, seed, speech=speech, grammar=grammar)
         sequence = self._sequence(group, 0)
         self.scheduler.submit(request)
         self._groups[id], self._sequences[request] = group, sequence
@@ -139,6 +150,7 @@ class Engine:
 
     def step(self) -> list[RequestOutput]:
         """Compute one step; the outputs of the requests that got a token in it, or for which none could be chosen."""
+        self._wait_for_masks()
         batch = self.scheduler.schedule()
         if not batch.chunks:
             return []
@@ -179,6 +191,25 @@ class Engine:
         for group in groups:
             self._settle(group)
         return [group.output for group in groups]
+
+    def _wait_for_masks(self) -> None:
+        """Wait a moment for the masks of the next tokens, and leave requests without theirs out of the next step."""
+        clock, masks = self.grammars.clock, self.grammars.masks
+        now = clock()
+        pending = [request for request, own in self._sequences.items() if not own.sampler.is_ready(now)]
+
+        def are_ready(requests: Sequence[Request]) -> Iterator[bool]:
+            return (self._sequences[request].sampler.is_ready(clock()) for request in requests)
+
+        new = [request for request in pending if not request.waits_for_mask]
+        if new:
+            masks.wait_for(lambda: all(are_ready(new)), _MASK_SECONDS)
+        if len(pending) == len(self._sequences) and pending:
+            masks.wait_for(lambda: any(are_ready(pending)), _IDLE_SECONDS)
+        for request in self._sequences:
+            request.waits_for_mask = False
+        for request, is_ready in zip(pending, are_ready(pending)):
+            request.waits_for_mask = not is_ready
 
     def _rows(self, batch: Batch) -> Rows:
         """The draws of the requests that choose; where one has no token to choose from, its group fails."""
@@ -258,7 +289,7 @@ class Engine:
 
     def _sequence(self, group: _Group, index: int) -> _Sequence:
         params, prompt = group.params, group.output.prompt_token_ids
-        form, rule = params.structured_outputs, None
+        rule: TokenRule | None = None
         if group.speech is not None and group.speech.rule is not None:
             rule = group.speech.rule()
         ends = [*(() if params.ignore_eos else self.limits.end_tokens), *(params.stop_token_ids or ())]
@@ -267,7 +298,7 @@ class Engine:
             group.output.outputs[index],
             TokenSampler(
                 *(params, prompt, ends, (*group.seed, index), self.limits.vocab_size),
-                rule if form is None else self._grammars.constraint(form),
+                rule if group.grammar is None else self.grammars.constraint(group.grammar),
             ),
             self._tokenizer.stream(prompt),
             StopStrings(params.stops),
@@ -350,6 +381,7 @@ class _Group:
     speech: Speech | None = None
     forked: bool = False
     failure: str | None = None
+    grammar: CompiledGrammar | None = None
 
 
 @dataclass

@@ -19,7 +19,7 @@ class Request:
     request waits; their first `filled` blocks are full. Recurrent layers have their state behind them in `slot`, and
     before drafts that are not verified yet in `kept_slot`. `shared_tokens` were computed before it started; `number`
     is its place among all submitted ones. Of several groups of ranks `group` computes it. `speech` is the window that
-    is encoded with its prompt.
+    is encoded with its prompt. A request that `waits_for_mask` decodes no token in the next step.
     """
 
     id: str
@@ -40,6 +40,7 @@ class Request:
     number: int = 0
     group: int = 0
     speech: Speech | None = None
+    waits_for_mask: bool = False
 
     def __post_init__(self) -> None:
         self.prompt_tokens = len(self.tokens)

@@ -67,29 +67,29 @@ class TokenSampler:
         """Whether the text has the form it was asked for, and nothing may follow."""
         return self._constraint is not None and self._constraint.complete
 
+    def is_ready(self, now: float) -> bool:
+        """Return whether the tokens that may be drawn next are known, at the engine's time `now` in seconds."""
+        return self._constraint is None or self._constraint.is_ready(now)
+
     def rows(self, drafts: Sequence[int] = ()) -> list[SampleRow]:
         """The draw of the next token, and of the one behind each of some drafts, up to one that ends or breaks a form.
 
         Raises ModelError where no token is left for the first of them.
         """
-        rows = [self._row(())]
-        taken = 0
+        rows = [self._row((), self._constraint)]
+        rule = (
+            None if self._constraint is None or not drafts or self.complete else self._constraint.for_drafts()
+        )
         for place, draft in enumerate(drafts, 1):
             bias = rows[-1].bias
             if bias is not None and not np.isfinite(bias[draft]):
                 break
-            if self._constraint is not None:
-                if self.complete or not self._constraint.accept(draft):
-                    break
-                taken += 1
-                if self.complete:
-                    break
+            if rule is not None and (self.complete or not rule.accept(draft) or rule.complete):
+                break
             try:
-                rows.append(self._row(drafts[:place]))
+                rows.append(self._row(drafts[:place], rule))
             except ModelError:  # where no token may follow a draft, that is said when it was chosen
                 break
-        if self._constraint is not None and taken:
-            self._constraint.take_back(taken)
         return rows
 
     def take(self, token: int) -> None:
@@ -101,21 +101,21 @@ class TokenSampler:
         if self._constraint is not None and not self.complete:
             self._constraint.accept(token)
 
-    def _row(self, drafts: Sequence[int]) -> SampleRow:
+    def _row(self, drafts: Sequence[int], rule: TokenRule | None) -> SampleRow:
         params, place = self._params, len(drafts)
         while len(self._numbers) <= place:
             self._numbers.append(float(self._generator.random(dtype=np.float32)))
         return SampleRow(
             self._numbers[place],
             *self._limits,
-            self._bias(place),
+            self._bias(place, rule),
             self._prompt_counts,
             None if self._counts is None else self._counts + _counted(drafts, self._size),
             params.repetition_penalty,
             params.presence_penalty,
             params.frequency_penalty,
             params.logprobs,
-            None if self._constraint is None else self._constraint.by_logits,
+            None if rule is None else rule.by_logits,
         )
 
     def _given_bias(self) -> np.ndarray | None:
@@ -130,16 +130,16 @@ class TokenSampler:
             bias[token] += added
         return bias
 
-    def _bias(self, drafts: int) -> np.ndarray | None:
-        """What is added to the logits behind so many drafts."""
+    def _bias(self, drafts: int, rule: TokenRule | None) -> np.ndarray | None:
+        """What is added to the logits behind so many drafts, which `rule` has followed."""
         masks_ends = bool(self._ends) and self._chosen + drafts < self._params.min_tokens
-        if self._fixed_bias is None and self._constraint is None and not masks_ends:
+        if self._fixed_bias is None and rule is None and not masks_ends:
             return None
         bias = np.zeros(self._size, np.float32) if self._fixed_bias is None else self._fixed_bias.copy()
         if masks_ends:
             bias[self._ends] = np.nan
-        if self._constraint is not None and not self.complete:
-            bias[~self._constraint.allowed()] = np.nan
+        if rule is not None and not rule.complete:
+            bias[~rule.allowed()] = np.nan
         if not np.isfinite(bias).any():
             raise ModelError("allowed_token_ids, min_tokens and structured_outputs leave no token to choose")
         return bias

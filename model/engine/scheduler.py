@@ -238,7 +238,10 @@ class Scheduler:
         request.tokens.append(token)
 
     def schedule(self) -> Batch:
-        """The next step. It computes at least one token if any request is there, and is empty if none is."""
+        """The next step. It computes at least one token if any request is there, and is empty if none is.
+
+        It is empty as well where every request waits for the mask of its next token.
+        """
         batch = Batch()
         if not self.options.chunked_prefill:
             waited = bool(self._running) and self._prompt_steps >= self.options.max_num_seqs
@@ -246,9 +249,10 @@ class Scheduler:
                 self._prompt_steps += 1
                 return batch
             self._prompt_steps = 0
-        decoding = [each for each in self._running if each.missing == 1]
+        running = [each for each in self._running if not each.waits_for_mask or each.missing > 1]
+        decoding = [each for each in running if each.missing == 1]
         left = self._continue(batch, decoding, self.options.max_num_batched_tokens)
-        left = self._continue(batch, [each for each in self._running if each not in batch.chunks], left)
+        left = self._continue(batch, [each for each in running if each not in batch.chunks], left)
         left = self._make_room_for_drafts(batch, decoding, left)
         if self.options.chunked_prefill and not batch.preempted:
             self._admit(batch, left)

@@ -29,8 +29,11 @@ class TokenRule(Protocol):
     def accept(self, token: int) -> bool:
         """A token was chosen; says whether it may follow."""
 
-    def take_back(self, count: int) -> None:
-        """The last tokens were not chosen."""
+    def is_ready(self, now: float) -> bool:
+        """Return whether `allowed` answers at once; `now` is the engine's time in seconds."""
+
+    def for_drafts(self) -> TokenRule:
+        """Return a copy that follows drafts, which may turn out wrong, from the same token on."""
 
 
 @dataclass(frozen=True, eq=False)

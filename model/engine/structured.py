@@ -1,16 +1,19 @@
-"""Texts of a given form: a mask of the tokens that may come next, made by llguidance (extra `serve`)."""
+"""The form of a text: what a request asks for, and which tokens may come next (extra `serve`)."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from model.engine.helpers import HelperCall, HelperThreads
 from model.errors import ModelError
+from model.workers.grammar import GrammarCompiler
+
+_DRAFT_SECONDS = 0.02
+"""How long a step waits for the mask behind a draft; without it the draft is not verified."""
 
 
 @dataclass(frozen=True)
@@ -39,95 +42,103 @@ class StructuredOutputsParams:
         if self.choice is not None and not self.choice:
             raise ModelError("choice is empty; no text could be written")
 
+    @property
+    def form(self) -> dict[str, Any]:
+        """The one argument that is given, by its name, as JSON data."""
+        ((name, value),) = (
+            (each.name, value)
+            for each in fields(self)
+            if (value := getattr(self, each.name)) not in (None, False)
+        )
+        if isinstance(value, Mapping):
+            value = dict(value)
+        elif not isinstance(value, str | bool):
+            value = list(value)
+        return {name: value}
+
+
+@dataclass(frozen=True)
+class MaskLimits:
+    """Seconds that one mask may take, from the start of its computation, before its request fails."""
+
+    seconds: float = 1.0
+
 
 class Constraint:
-    """Which tokens may follow those chosen so far (a `TokenRule`)."""
+    """Which tokens may follow those chosen so far (a `TokenRule`).
+
+    The mask of the next token is computed by a helper thread while other requests go on; until it `is_ready`, nothing
+    else touches the matcher.
+    """
 
     by_logits = None
 
-    def __init__(self, matcher: Any, size: int) -> None:
+    def __init__(
+        self,
+        compiler: GrammarCompiler,
+        matcher: Any,
+        first_mask: np.ndarray,
+        threads: HelperThreads,
+        limits: MaskLimits,
+    ) -> None:
+        self._compiler = compiler
         self._matcher = matcher
-        self._size = size
-
-    @property
-    def complete(self) -> bool:
+        self._threads = threads
+        self._limits = limits
+        self._mask: np.ndarray | None = first_mask
+        self._call: HelperCall | None = None
+        self._is_draft = False
+        self.complete = False
         """Whether the text has its form and nothing may follow."""
-        return bool(self._matcher.is_stopped() and not self._matcher.is_error())
+
+    def is_ready(self, now: float) -> bool:
+        """Return whether `allowed` returns or raises at once, by the clock of the helper threads.
+
+        A mask that has taken too long is abandoned, and `allowed` raises.
+        """
+        call = self._call
+        if call is None or call.is_done or call.is_abandoned:
+            return True
+        if call.started is None or now - call.started <= self._limits.seconds:
+            return False
+        self._threads.abandon(call)
+        return True
 
     def allowed(self) -> np.ndarray:
-        """[vocabulary] bool; ModelError where llguidance gives up, as it does for forms that are too large."""
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        if self._matcher.is_error():
-            said = self._matcher.get_error().splitlines()[0]
-            raise ModelError(f"structured outputs: the form cannot be kept: {said}")
-        mask = np.zeros(self._size, bool)
-        known = np.unpackbits(bits, bitorder="little")[: self._size].astype(bool)
-        mask[: len(known)] = known
-        return mask
+        """Return the mask, [vocabulary] bool.
+
+        Raises ModelError where llguidance gives up, as it does for forms that are too large, and where the mask takes
+        too long: the limit of a mask, or a moment for one behind a draft.
+        """
+        if self._mask is None:
+            assert self._call is not None, "a mask is asked for behind a complete text"
+            call = self._call
+            seconds = _DRAFT_SECONDS if self._is_draft else self._limits.seconds
+            if call.is_abandoned or not call.wait(seconds):
+                self._threads.abandon(call)
+                raise ModelError(
+                    f"structured outputs: a mask takes more than {self._limits.seconds:g} seconds, the limit of "
+                    "mask_seconds (--mask-timeout): simplify the form"
+                )
+            self._mask = call.result()
+            self._call = None
+        return self._mask
 
     def accept(self, token: int) -> bool:
-        """A token was chosen; says whether it may follow."""
-        return bool(self._matcher.consume_token(token))
+        """Follow a chosen token, begin to compute the mask behind it, and return whether it may be chosen."""
+        matcher, compiler = self._matcher, self._compiler
+        allowed = bool(matcher.consume_token(token))
+        self.complete = bool(matcher.is_stopped() and not matcher.is_error())
+        self._mask = None
+        self._call = None
+        if not self.complete:
+            self._call = self._threads.submit(lambda: compiler.mask(matcher))
+        return allowed
 
-    def take_back(self, count: int) -> None:
-        """The last tokens were not chosen."""
-        self._matcher.rollback(count)
-
-
-class Grammars:
-    """Constraints for one tokenizer, whose texts end with one of `end_tokens`."""
-
-    def __init__(self, tokenizer_json: Callable[[], str], size: int, end_tokens: Sequence[int]) -> None:
-        self._tokenizer_json = tokenizer_json
-        self._size = size
-        self._end_tokens = list(end_tokens)
-
-    def constraint(self, params: StructuredOutputsParams) -> Constraint:
-        """A constraint at the start of a text; ModelError for a form that cannot be, or where llguidance is missing."""
-        matchers = _llguidance().LLMatcher
-        try:
-            if params.regex is not None:
-                grammar = matchers.grammar_from_regex(params.regex)
-            elif params.grammar is not None:
-                grammar = matchers.grammar_from_lark(_as_lark(params.grammar))
-            elif params.choice is not None:
-                choices = " | ".join(json.dumps(each) for each in params.choice)
-                grammar = matchers.grammar_from_lark(f"start: {choices}")
-            else:
-                schema = {"type": "object"} if params.json is None else params.json
-                text = schema if isinstance(schema, str) else json.dumps(schema)
-                grammar = matchers.grammar_from_json_schema(text, defaults={"whitespace_flexible": False})
-        except ValueError as error:
-            raise ModelError(f"structured outputs: {error}") from None
-        matcher = matchers(self._tokenizer, grammar, log_level=0)
-        if matcher.is_error():
-            raise ModelError(f"structured outputs: {matcher.get_error()}")
-        return Constraint(matcher, self._size)
-
-    @cached_property
-    def _tokenizer(self) -> Any:
-        module = _llguidance()
-        try:
-            return module.LLTokenizer(self._tokenizer_json(), n_vocab=self._size, eos_token=self._end_tokens)
-        except ValueError as error:
-            raise ModelError(f"structured outputs: this tokenizer cannot be constrained: {error}") from None
-
-
-def _as_lark(grammar: str) -> str:
-    """A grammar in Lark's notation, or in that of llama.cpp (GBNF), in Lark's."""
-    from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
-
-    try:
-        return any_to_lark(grammar) if "::=" in grammar else grammar
-    except GbnfToLarkError as error:
-        raise ModelError(f"structured outputs: {error}") from None
-
-
-def _llguidance() -> Any:
-    try:
-        import llguidance
-    except ImportError:
-        raise ModelError(
-            "structured outputs need the extra serve: pip install 'nki-workbench[serve]'"
-        ) from None
-    return llguidance
+    def for_drafts(self) -> Constraint:
+        """Return a copy at the same token, which follows drafts that may turn out wrong."""
+        copy = Constraint(
+            *(self._compiler, self._matcher.deep_copy(), self.allowed(), self._threads, self._limits)
+        )
+        copy._is_draft = True
+        return copy

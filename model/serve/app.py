@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import closing
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -53,6 +54,7 @@ _SAID: dict[int | str, dict[str, Any]] = {
     }
 }
 
+T = TypeVar("T")
 router = APIRouter(responses=_ERRORS)
 
 
@@ -152,23 +154,23 @@ async def embeddings() -> None:
 
 
 @router.post("/tokenize")
-async def tokenize(asked: TokenizeRequest, service: Shared) -> answers.Tokens:
+async def tokenize(asked: TokenizeRequest, request: Request, service: Shared) -> answers.Tokens:
     """The token ids of a text, or of the prompt that a conversation makes."""
     service.check_model(asked.model)
     if (asked.prompt is None) == (asked.messages is None):
         raise ApiError(400, "either prompt or messages is needed", param="prompt")
-    if asked.messages is not None:
-        ids = list((await service.conversation(asked.messages, asked.variables())).ids)
-    else:
-        ids = await service.texts.encode(asked.prompt or "", asked.add_special_tokens)
+    if asked.prompt is not None:
+        await service.texts.check_length(asked.prompt)  # before a place is taken
+    ids = await _beside_engine(request, service, _token_ids(asked, service))
     return answers.Tokens(count=len(ids), max_model_len=service.engine.limits.max_model_len, tokens=ids)
 
 
 @router.post("/detokenize")
-async def detokenize(asked: DetokenizeRequest, service: Shared) -> answers.Text:
+async def detokenize(asked: DetokenizeRequest, request: Request, service: Shared) -> answers.Text:
     """The text of token ids."""
     service.check_model(asked.model)
-    return answers.Text(prompt=await service.texts.decode(asked.tokens))
+    text = await _beside_engine(request, service, service.texts.decode(asked.tokens))
+    return answers.Text(prompt=text)
 
 
 @router.get("/health")
@@ -204,13 +206,32 @@ async def _generated(
 ) -> Any:
     """The whole answer, or a response that streams it. A client that leaves cancels its request."""
     service.check_texts()
-    answering = await kind.prepared(service, asked)
+    answering: Completing | Chatting = await while_connected(request.receive, kind.prepared(service, asked))
     salt = combine_salts(getattr(request.state, KEY_SALT, ""), asked.cache_salt)
     stream = await answering.open(asked.priority, salt)
     if asked.stream:
         return _streamed(answering, stream)
     async with stream:
         return await while_connected(request.receive, answering.answer(stream))
+
+
+async def _token_ids(asked: TokenizeRequest, service: Service) -> list[int]:
+    """Return the token ids of a text, or of the prompt that a conversation makes."""
+    if asked.messages is not None:
+        return list((await service.conversation(asked.messages, asked.variables())).ids)
+    return await service.texts.encode(asked.prompt or "", asked.add_special_tokens)
+
+
+async def _beside_engine(request: Request, service: Service, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of work that takes a place in the queue; a client that leaves cancels it.
+
+    Raises ApiError where the server is stopping, and EngineFull where no place is free.
+    """
+    with closing(work):
+        if service.draining:
+            raise stopping_now()
+        with service.engine.occupy(1):
+            return await while_connected(request.receive, work)
 
 
 async def _transcription(task: Task, request: Request, service: Service) -> Any:

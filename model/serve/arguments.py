@@ -113,6 +113,34 @@ def add_arguments(parser: argparse.ArgumentParser, model: Path) -> None:
         default=30,
         help="seconds for a client to read what was written (default: %(default)s)",
     )
+    add(
+        "--workers",
+        metavar="N",
+        type=_two_or_more,
+        default=2,
+        help="processes for tokenizer, chat template and grammars, at least 2 (default: %(default)s)",
+    )
+    add(
+        "--grammar-cpu-seconds",
+        metavar="S",
+        type=count,
+        default=2,
+        help="CPU time to compile a grammar of structured outputs; one that takes more is answered 400 (default: 2)",
+    )
+    add(
+        "--grammar-memory",
+        metavar="MIB",
+        type=count,
+        default=512,
+        help="memory to compile a grammar; one that takes more is answered 400 (default: %(default)s)",
+    )
+    add(
+        "--mask-timeout",
+        metavar="S",
+        type=_seconds,
+        default=1.0,
+        help="seconds for the mask of one token; a mask that takes longer ends its request (default: %(default)g)",
+    )
     add("--log-level", metavar="NAME", choices=_LEVELS, default="info", help="debug to error (default: info)")
 
 
@@ -144,3 +172,22 @@ def _is_origin(text: str) -> bool:
         return True
     matched = _ORIGIN.fullmatch(text)
     return matched is not None and (matched["scheme"], matched["port"]) not in _DEFAULT_PORTS
+
+
+def _two_or_more(text: str) -> int:
+    """Read an integer of at least 2."""
+    number = count(text)
+    if number < 2:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 2: one long job would stop all others")
+    return number
+
+
+def _seconds(text: str) -> float:
+    """Read a number of seconds above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 2**20:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return number

@@ -35,7 +35,9 @@ class Chatting(Answering[ChatRequest]):
                 param="tool_choice",
             )
         self.params = asked.params()
+        service.engine.check_places(self.params.n)
         self.prompts = [await service.conversation(asked.messages, asked.variables())]
+        await self.compile_grammar()
         return self
 
     async def answer(self, stream: Stream) -> answers.ChatCompletion:

@@ -51,6 +51,16 @@ def replica_ended() -> ApiError:
     )
 
 
+def worker_ended() -> ApiError:
+    """Return the error of a request whose tokenizer, chat template or grammar ran in a process that has ended."""
+    return ApiError(
+        503,
+        "the worker process of tokenizer and grammars has ended and is started again: try again later",
+        "worker_ended",
+        headers={"retry-after": str(_RETRY_SECONDS)},
+    )
+
+
 _RETRY_SECONDS = 2
 """Where no request has ended yet: a few steps of a small simulated model."""
 _MOST_RETRY_SECONDS = 3600

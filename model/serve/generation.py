@@ -11,6 +11,7 @@ from uuid import uuid4
 
 from model.engine import Logprob, SamplingParams
 from model.engine.async_engine import AsyncEngine, EngineFailed, Stream, TokenPrompt, Update
+from model.engine.grammars import CompiledGrammar
 from model.serve import answers
 from model.serve.audio.speech_model import SpeechModel
 from model.serve.errors import ApiError, stopping_now
@@ -95,6 +96,7 @@ class Answering(Generic[T]):
     prefix: str
     params: SamplingParams = field(init=False)
     prompts: Sequence[TokenPrompt] = field(init=False, default=())
+    grammar: CompiledGrammar | None = None
     completion_tokens: int = 0
 
     def __post_init__(self) -> None:
@@ -109,8 +111,14 @@ class Answering(Generic[T]):
         if self.service.draining:
             raise stopping_now()
         return await self.service.engine.submit(
-            self.head["id"], self.prompts, self.params, priority or 0, cache_salt
+            *(self.head["id"], self.prompts, self.params, priority or 0, cache_salt, self.grammar)
         )
+
+    async def compile_grammar(self) -> None:
+        """Compile the form that the parameters ask for, if they ask for one."""
+        form = self.params.structured_outputs
+        if form is not None:
+            self.grammar = await self.service.texts.grammar(form)
 
     def place(self, update: Update) -> int:
         """The index of a choice: continuations of the first prompt, then those of the second one."""
@@ -164,6 +172,7 @@ class Completing(Answering[CompletionRequest]):
             self.first_tokens = [await service.texts.decode(each.ids[:1]) for each in self.prompts]
         if not self.prompts:
             raise ApiError(400, "prompt is an empty list", param="prompt")
+        await self.compile_grammar()
         return self
 
     async def answer(self, stream: Stream) -> answers.Completion:

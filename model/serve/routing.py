@@ -32,6 +32,8 @@ _LEAST_SHARE = 4  # a prefix has to be one part in so many of the prompt
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 AUDIO = "/v1/audio/transcriptions", "/v1/audio/translations"
+TOKENIZING = "/tokenize", "/detokenize"
+"""Paths whose requests take a place in the queue, beside the engine's steps."""
 GENERATING = (COMPLETIONS, CHATS, *AUDIO)
 """Paths whose requests the engine computes."""
 
@@ -47,7 +49,7 @@ class Asked:
     def of(cls, path: str, body: bytes, most_blocks: int, key_salt: str = "") -> Asked:
         """Read a request as it came, together with the salt of its key; the replica refuses what is wrong with it."""
         if path not in (COMPLETIONS, CHATS):
-            return cls(wanted=int(path in AUDIO))
+            return cls(wanted=int(path in (*AUDIO, *TOKENIZING)))
         try:
             given = json.loads(body)
             if not isinstance(given, dict):

@@ -31,6 +31,9 @@ def engine_args(options: argparse.Namespace) -> EngineArgs:
         enable_prefix_caching=not options.no_prefix_caching,
         seed=options.seed,
         backend=options.backend,
+        grammar_cpu_seconds=options.grammar_cpu_seconds,
+        grammar_memory_mib=options.grammar_memory,
+        mask_seconds=options.mask_timeout,
     )
 
 
@@ -46,6 +49,7 @@ async def serve(
 
         def drains() -> None:
             service.draining = True
+            service.texts.drain()
 
         server = server_for(app, options, keys, bound, drains)
         server_made(server)
@@ -59,6 +63,7 @@ async def answering(options: argparse.Namespace, engine: Engine) -> AsyncIterato
     from model.serve.audio.speech_model import SpeechModel
     from model.serve.generation import Service
     from model.serve.metrics import Metrics
+    from model.serve.pool import WorkerPool
     from model.serve.prediction import Deployed, StepTimes
     from model.serve.texts import Texts
     from model.serve.tools import tool_parser
@@ -75,10 +80,13 @@ async def answering(options: argparse.Namespace, engine: Engine) -> AsyncIterato
     )
     times = StepTimes(deployed)
     metrics.show(asynchronous.state, options.target, times.seconds)
-    texts = Texts(Path(options.model), engine.limits.vocab_size)
+    pool = WorkerPool(engine.grammars.source, options.workers, places(options))
+    folder, limits = Path(options.model).resolve(), engine.limits
+    texts = Texts(pool, folder, engine.grammars, limits.vocab_size, limits.max_model_len - 1)
     parser = tool_parser(Path(options.model), options.tool_call_parser)
     service = Service(asynchronous, texts, name, parser, speech_model)
     asynchronous.start()
+    pool.start()
     try:
         yield make_app(service, metrics), service
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -79,9 +80,15 @@ class TranscriptionRule:
         self._written.append(token)
         return allowed
 
-    def take_back(self, count: int) -> None:
-        """The last tokens were not."""
-        del self._written[len(self._written) - count :]
+    def is_ready(self, now: float) -> bool:
+        """Return True: the rules take no time."""
+        return True
+
+    def for_drafts(self) -> TranscriptionRule:
+        """Return a copy that follows drafts from the same token on."""
+        follower = copy(self)
+        follower._written = [*self._written]
+        return follower
 
 
 def first_token(folder: Path, config: ModelConfig) -> int:

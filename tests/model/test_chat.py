@@ -84,6 +84,9 @@ def test_a_folder_without_a_template_says_where_one_is_looked_for(tmp_path: Path
     for wrong, said in (
         (7, "7 is not a template"),
         ([{"name": "x"}], "none of the templates is called default"),
+        ([{"name": [], "template": "x"}], "chat_template: .* is not a template with a name"),
+        ([{"template": "x"}], "is not a template with a name"),
+        (["x"], "'x' is not a template with a name"),
     ):
         with pytest.raises(ModelError, match=said):
             ChatTemplate(folder_with(tmp_path, wrong))

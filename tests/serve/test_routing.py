@@ -62,6 +62,11 @@ def test_every_continuation_counts(prompt: Any, n: int, wanted: int) -> None:
     assert asked(prompt, n).wanted == wanted
 
 
+@pytest.mark.parametrize(("path", "wanted"), [("/tokenize", 1), ("/detokenize", 1), ("/v1/models", 0)])
+def test_requests_of_the_tokenizer_count_as_one_continuation(path: str, wanted: int) -> None:
+    assert Asked.of(path, b"{}", 1000) == Asked(wanted=wanted)
+
+
 @pytest.mark.parametrize(
     "body",
     [b"", b"{", b"[]", b"3", b"{}", b"\xff", b"[" * 100_000, b'{"prompt": 3, "n": "x"}', b'{"prompt": []}']

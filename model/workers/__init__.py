@@ -1,0 +1,1 @@
+"""Worker processes: text encoding, chat templates and grammars, computed in forked job processes with limits."""

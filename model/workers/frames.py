@@ -1,0 +1,40 @@
+"""Frames on the socket between a process and its workers: a JSON header, and a body of bytes."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+Header = dict[str, Any]
+
+SIZES = struct.Struct("!II")
+"""Lengths of the header and of the body in bytes, in front of both."""
+
+
+def pack(header: Header, body: bytes = b"") -> bytes:
+    """Return a frame as bytes."""
+    text = json.dumps(header).encode()
+    return SIZES.pack(len(text), len(body)) + text + body
+
+
+class FrameReader:
+    """Frames of a stream of bytes that arrives in pieces of any size."""
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+
+    def feed(self, received: bytes) -> Iterator[tuple[Header, bytes]]:
+        """Take received bytes and yield the header and the body of every frame that they complete."""
+        self._received += received
+        start = 0
+        while len(self._received) - start >= SIZES.size:
+            head, body = SIZES.unpack_from(self._received, start)
+            middle = start + SIZES.size + head
+            if len(self._received) < middle + body:
+                break
+            header = json.loads(self._received[start + SIZES.size : middle])
+            start = middle + body
+            yield header, bytes(self._received[middle:start])
+        del self._received[:start]

@@ -1,0 +1,221 @@
+"""Grammars in llama.cpp's notation (GBNF), rewritten in Lark's notation, which llguidance reads.
+
+    root  ::= "yes" | item{2,4}    # a comment
+    item  ::= [a-z]+ ("," | ";")
+
+The reader takes time linear in the length of the text and keeps its own stack, so no nesting is too deep for it. Rules
+that refer to no rule, except to others of that kind, become terminals: llguidance matches them by its lexer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from itertools import count
+
+from model.errors import ModelError
+
+_BLANKS = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
+_BLANKS_AND_LINES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
+_NAME = re.compile(r"[\w-]+")
+_DEFINES = re.compile(r"::=")
+_LITERAL = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
+_CLASS = re.compile(r"\[(\^?)((?:[^\]\\]|\\.)*)\]", re.DOTALL)
+_REPETITION = re.compile(r"[*+?]|\{\s*([0-9]{1,9})\s*(?:(,)\s*([0-9]{1,9})?\s*)?\}")
+_ESCAPE = re.compile(
+    r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([\"\\\[\]nrt^-]))|(\\.?)", re.DOTALL
+)
+_CONTROLS = {"n": "\n", "r": "\r", "t": "\t"}
+_PLAIN = re.compile("[0-9A-Za-z]")
+
+
+@dataclass
+class _Rule:
+    """A rule: its number, its text as Lark with indices of names in `references`, and whether it is a terminal."""
+
+    number: int
+    name: str
+    text: list[str] = field(default_factory=list)
+    references: list[tuple[int, str]] = field(default_factory=list)
+    is_terminal: bool = False
+
+    @property
+    def lark_name(self) -> str:
+        """Name in Lark's notation: capitals for terminals."""
+        if self.name == "root":
+            return "start"
+        name = re.sub(r"[^a-z0-9_]", "_", f"r{self.number}_{self.name}".lower())
+        return name.upper() if self.is_terminal else name
+
+
+def lark_from_gbnf(text: str) -> str:
+    """Return a grammar in Lark's notation.
+
+    Raises ModelError, with the line, for a text that is not GBNF, a name without a rule, and a grammar without root.
+    """
+    rules = _Reader(text).read()
+    if "root" not in rules:
+        raise ModelError("structured outputs: the grammar has no rule named root")
+    _find_terminals(rules)
+    lines = ["%llguidance {}"]
+    for rule in rules.values():
+        for index, name in rule.references:
+            rule.text[index] = rules[name].lark_name
+        lines.append(f"{rule.lark_name}: {' '.join(rule.text)}")
+    return "\n".join(lines)
+
+
+def _find_terminals(rules: dict[str, _Rule]) -> None:
+    """Mark the rules from which only literals, classes and other such rules can be reached, without recursion."""
+    users: dict[str, list[_Rule]] = {name: [] for name in rules}
+    missing: dict[str, int] = {}
+    for rule in rules.values():
+        names = {name for _, name in rule.references}
+        for name in names:
+            if name not in rules:
+                raise ModelError(f"structured outputs: the grammar has no rule named {name:.60}")
+            users[name].append(rule)
+        missing[rule.name] = len(names)
+    ready = [rule for rule in rules.values() if not missing[rule.name] and rule.name != "root"]
+    while ready:
+        rule = ready.pop()
+        rule.is_terminal = True
+        for user in users[rule.name]:
+            missing[user.name] -= 1
+            if not missing[user.name] and user.name != "root":
+                ready.append(user)
+
+
+class _Reader:
+    """The rules of a text, read from left to right."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._position = 0
+
+    def read(self) -> dict[str, _Rule]:
+        """Return the rules by name; of two with the same name the later one counts."""
+        rules: dict[str, _Rule] = {}
+        numbers = count()
+        self._skip(_BLANKS_AND_LINES)
+        while self._position < len(self._text):
+            rule = self._rule(next(numbers))
+            rules[rule.name] = rule
+            self._skip(_BLANKS_AND_LINES)
+        return rules
+
+    def _rule(self, number: int) -> _Rule:
+        name = self._take(_NAME, "the name of a rule")[0]
+        self._skip(_BLANKS)
+        self._take(_DEFINES, "::=")
+        self._skip(_BLANKS_AND_LINES)
+        rule, depth, can_repeat, is_empty = _Rule(number, name), 0, False, True
+        text = rule.text
+        while True:
+            start = self._position
+            letter = self._text[start : start + 1]
+            if letter == "" or (letter in "\r\n" and not depth):
+                break
+            if can_repeat and (repetition := _REPETITION.match(self._text, start)):
+                self._position = repetition.end()
+                text.append(_repetition(repetition))
+                can_repeat = False
+            elif letter == '"':
+                text.append(self._literal())
+                can_repeat, is_empty = True, False
+            elif letter == "[":
+                text.append(self._class())
+                can_repeat, is_empty = True, False
+            elif letter == ".":
+                self._position += 1
+                text.append("/./")
+                can_repeat, is_empty = True, False
+            elif letter == "(":
+                self._position += 1
+                self._skip(_BLANKS_AND_LINES)
+                text.append("(")
+                depth, can_repeat, is_empty = depth + 1, False, True
+            elif letter == ")" and depth:
+                self._position += 1
+                text += ['""', ")"] if is_empty else [")"]
+                depth, can_repeat, is_empty = depth - 1, True, False
+            elif letter == "|":
+                self._position += 1
+                self._skip(_BLANKS_AND_LINES)
+                text += ['""', "|"] if is_empty else ["|"]
+                can_repeat, is_empty = False, True
+            else:
+                rule.references.append((len(text), self._take(_NAME, "a symbol")[0]))
+                text.append("")
+                can_repeat, is_empty = True, False
+            self._skip(_BLANKS_AND_LINES if depth else _BLANKS)
+        if depth:
+            raise self._error("a closing parenthesis")
+        if is_empty:
+            text.append('""')
+        return rule
+
+    def _literal(self) -> str:
+        start = self._position + 1
+        inner = self._take(_LITERAL, "the end of a literal")[1]
+        return json.dumps("".join(text for text, _ in self._characters(inner, start)), ensure_ascii=False)
+
+    def _class(self) -> str:
+        start = self._position + 1
+        matched = self._take(_CLASS, "the end of a character class")
+        characters = self._characters(matched[2], start + len(matched[1]))
+        if not characters:
+            self._position = start
+            raise self._error("a character in a class")
+        last = len(characters) - 1
+        shown = [
+            "-" if text == "-" and not is_escaped and 0 < index < last else _class_character(text)
+            for index, (text, is_escaped) in enumerate(characters)
+        ]
+        return f"/[{matched[1]}{''.join(shown)}]/"
+
+    def _characters(self, inner: str, start: int) -> list[tuple[str, bool]]:
+        """Return characters or runs of them, and whether each was escaped."""
+        characters: list[tuple[str, bool]] = []
+        position = 0
+        for matched in _ESCAPE.finditer(inner):
+            characters += [(text, False) for text in inner[position : matched.start()]]
+            position = matched.end()
+            digits = matched[1] or matched[2] or matched[3]
+            code = int(digits, 16) if digits else 0
+            if matched[5] or code > 0x10FFFF or 0xD800 <= code < 0xE000:
+                self._position = start + matched.start()
+                raise self._error("an escape such as \\n or \\x41")
+            characters.append((chr(code) if digits else _CONTROLS.get(matched[4], matched[4]), True))
+        return characters + [(text, False) for text in inner[position:]]
+
+    def _skip(self, pattern: re.Pattern[str]) -> None:
+        matched = pattern.match(self._text, self._position)
+        assert matched is not None, "blanks may be empty"
+        self._position = matched.end()
+
+    def _take(self, pattern: re.Pattern[str], wanted: str) -> re.Match[str]:
+        matched = pattern.match(self._text, self._position)
+        if matched is None:
+            raise self._error(wanted)
+        self._position = matched.end()
+        return matched
+
+    def _error(self, wanted: str) -> ModelError:
+        line = self._text.count("\n", 0, self._position) + 1
+        seen = self._text[self._position : self._position + 20]
+        return ModelError(f"structured outputs: the grammar needs {wanted} in line {line}, before {seen!r}")
+
+
+def _repetition(matched: re.Match[str]) -> str:
+    """Return a repetition in Lark's notation."""
+    least, comma, most = matched.groups()
+    if least is None:
+        return matched[0]
+    return f"{{{least},{most or ''}}}" if comma else f"{{{least},{least}}}"
+
+
+def _class_character(text: str) -> str:
+    """Return a character as an item of a class of regular expressions."""
+    return text if _PLAIN.match(text) else f"\\u{{{ord(text):x}}}"

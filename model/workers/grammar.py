@@ -1,0 +1,139 @@
+"""Compilation of grammars by llguidance (extra `serve`): the whole compilation as a trial, and its last step alone."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from model.errors import ModelError
+from model.workers.gbnf import lark_from_gbnf
+from simulate.process import resident_bytes
+
+_TRIED_MASKS = 4
+"""Masks that a trial computes: that of the first token, and those after a few allowed ones."""
+_TRIAL_STACK_BYTES, STACK_BYTES = 2**22, 2**24
+"""Stack of a trial, and the larger one that the same compilation needs to have in a thread of the engine."""
+
+
+class GrammarCompiler:
+    """Matchers for one tokenizer, whose texts end with one of `end_tokens`."""
+
+    def __init__(self, tokenizer_json: Callable[[], str], size: int, end_tokens: Sequence[int]) -> None:
+        self._tokenizer_json = tokenizer_json
+        self._size = size
+        self._end_tokens = list(end_tokens)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The tokenizer in llguidance's form."""
+        module = load_llguidance()
+        try:
+            return module.LLTokenizer(self._tokenizer_json(), n_vocab=self._size, eos_token=self._end_tokens)
+        except ValueError as error:
+            raise ModelError(f"structured outputs: this tokenizer cannot be constrained: {error}") from None
+
+    def try_out(self, form: Mapping[str, Any]) -> tuple[str, int]:
+        """Compile a form and compute its first masks.
+
+        Returns: the grammar in llguidance's notation, and the bytes of memory by which this process grew.
+
+        Runs on a stack smaller than that of the engine's threads, so a grammar that passes cannot overflow theirs.
+        Raises ModelError for a form that cannot be compiled or followed.
+        """
+        before = threading.stack_size(_TRIAL_STACK_BYTES)
+        results: list[str | BaseException] = []
+        resident = resident_bytes()
+
+        def attempt() -> None:
+            try:
+                grammar = grammar_text(form)
+                matcher = self.compile(grammar)
+                self._follow(matcher)
+                results.append(grammar)
+            except BaseException as error:  # a panic of llguidance is no Exception
+                results.append(error)
+
+        try:
+            thread = threading.Thread(target=attempt)
+            thread.start()
+            thread.join()
+        finally:
+            threading.stack_size(before)
+        (result,) = results
+        if isinstance(result, str):
+            return result, max(0, resident_bytes() - resident)
+        if isinstance(result, ModelError | MemoryError):
+            raise result
+        raise ModelError(f"structured outputs: the grammar compiler fails: {result}") from None
+
+    def compile(self, grammar: str) -> Any:
+        """Return a matcher at the start of a text. Raises ModelError for a grammar that cannot be compiled."""
+        matcher = load_llguidance().LLMatcher(self.tokenizer, grammar, log_level=0)
+        if matcher.is_error():
+            raise ModelError(f"structured outputs: {first_line(matcher.get_error())}")
+        return matcher
+
+    def mask(self, matcher: Any) -> np.ndarray:
+        """Return which tokens may follow, [vocabulary] bool. Raises ModelError where llguidance gives up."""
+        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        if matcher.is_error():
+            raise ModelError(
+                f"structured outputs: the form cannot be kept: {first_line(matcher.get_error())}"
+            )
+        mask = np.zeros(self._size, bool)
+        known = np.unpackbits(bits, bitorder="little")[: self._size].astype(bool)
+        mask[: len(known)] = known
+        return mask
+
+    def _follow(self, matcher: Any) -> None:
+        """Compute masks along the longest-numbered allowed tokens, which are long texts in most vocabularies."""
+        for _ in range(_TRIED_MASKS):
+            allowed = np.flatnonzero(self.mask(matcher))
+            allowed = allowed[~np.isin(allowed, self._end_tokens)]
+            if not len(allowed) or not matcher.consume_token(int(allowed[-1])) or matcher.is_stopped():
+                return
+
+
+def grammar_text(form: Mapping[str, Any]) -> str:
+    """Return a form, such as {"regex": "a+"}, in llguidance's notation.
+
+    `form` has one of json, regex, choice, grammar (Lark's notation, or llama.cpp's) and json_object. Raises ModelError
+    for a schema that is not JSON and for a grammar that cannot be read.
+    """
+    matchers = load_llguidance().LLMatcher
+    ((name, value),) = form.items()
+    try:
+        if name == "regex":
+            text = matchers.grammar_from_regex(value)
+        elif name == "grammar":
+            text = matchers.grammar_from_lark(lark_from_gbnf(value) if "::=" in value else value)
+        elif name == "choice":
+            text = matchers.grammar_from_lark(f"start: {' | '.join(json.dumps(each) for each in value)}")
+        else:
+            schema = {"type": "object"} if name == "json_object" else value
+            text = schema if isinstance(schema, str) else json.dumps(schema)
+            text = matchers.grammar_from_json_schema(text, defaults={"whitespace_flexible": False})
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"structured outputs: {error}") from None
+    return str(text)
+
+
+def first_line(text: str) -> str:
+    """Return the first line of a message of llguidance; the lines after it show the parser's state."""
+    return (text.splitlines() or [""])[0]
+
+
+def load_llguidance() -> Any:
+    """Import llguidance. Raises ModelError without the extra `serve`."""
+    try:
+        import llguidance
+    except ImportError:
+        raise ModelError(
+            "structured outputs need the extra serve: pip install 'nki-workbench[serve]'"
+        ) from None
+    return llguidance

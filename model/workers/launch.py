@@ -1,0 +1,145 @@
+"""Starting a worker process, jobs and their limits, and one job at a time from code without an event loop."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+from model.errors import ModelError
+from model.workers.frames import FrameReader, pack
+
+_COMMAND = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); from model.workers.supervisor import main; "
+    "main(*sys.argv[1:])"
+)
+"""Modules are those of this process, whatever the current folder holds."""
+TEXT_TASKS = "model.workers.tasks:TextTasks"
+
+
+@dataclass(frozen=True)
+class TaskSource:
+    """`module:factory` of the tasks of a worker process, and the JSON arguments of the factory."""
+
+    factory: str
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class JobLimits:
+    """CPU time and memory of one job; `subject` starts the message of a job that exceeds them.
+
+    `advice` ends that message: what the user can do.
+    """
+
+    cpu_seconds: int
+    memory_bytes: int
+    subject: str
+    advice: str = ""
+
+    def error(self, outcome: str, reason: str) -> ModelError:
+        """Return the error of a job whose process ended with an outcome other than done and refused."""
+        said = {
+            "time": f"takes more than {self.cpu_seconds} seconds of CPU time",
+            "memory": f"takes more than {self.memory_bytes >> 20} MiB of memory",
+        }.get(outcome, f"ends its process ({reason})")
+        return ModelError(f"{self.subject} {said}{self.advice}", "NKW-MODEL-LIMIT")
+
+
+def start_process(source: TaskSource) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a worker process and return it with the socket to it. It ends when the socket is closed."""
+    near, far = socket.socketpair()
+    path = [folder or os.getcwd() for folder in sys.path]
+    arguments = [json.dumps(path), str(far.fileno()), source.factory, json.dumps(source.arguments)]
+    # A tokenizer with threads of its own could not be forked; numpy is imported but multiplies nothing.
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    environment = {**os.environ, **threads, "TOKENIZERS_PARALLELISM": "false"}
+    with far:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-c", _COMMAND, *arguments],
+            pass_fds=(far.fileno(),),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env=environment,
+        )
+    return process, near
+
+
+def read_answer(outcome: str, body: bytes, limits: JobLimits) -> Any:
+    """Return the answer of a job. Raises ModelError for a refused input and for an exceeded limit."""
+    if outcome == "done":
+        return json.loads(body)
+    if outcome == "refused":
+        raise ModelError(*json.loads(body))
+    raise limits.error(outcome, body.decode())
+
+
+class SingleWorker:
+    """A worker process that is started at the first job and runs one job at a time; any thread may call it."""
+
+    def __init__(self, source: TaskSource) -> None:
+        self._source = source
+        self._lock = Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._frames = FrameReader()
+        self._number = 0
+
+    def run(self, task: str, arguments: list[Any], limits: JobLimits) -> Any:
+        """Return the answer to a job.
+
+        Raises ModelError for a refused input, an exceeded limit, and a worker process that has ended; the next job
+        starts another one then.
+        """
+        with self._lock:
+            try:
+                outcome, body = self._exchange(task, arguments, limits)
+            except BaseException as error:
+                self.stop()
+                if isinstance(error, OSError | EOFError):
+                    raise ModelError(f"{limits.subject}: the worker process has ended: try again") from None
+                raise
+        return read_answer(outcome, body, limits)
+
+    def stop(self) -> None:
+        """End the worker process and its job."""
+        if self._socket is not None and self._process is not None:
+            self._socket.close()
+            self._process.wait()
+        self._socket = self._process = None
+        self._frames = FrameReader()
+
+    def __del__(self) -> None:
+        with suppress(Exception):
+            self.stop()
+
+    def _exchange(self, task: str, arguments: list[Any], limits: JobLimits) -> tuple[str, bytes]:
+        if self._socket is None:
+            self._process, self._socket = start_process(self._source)
+        self._number += 1
+        body = json.dumps(arguments).encode()
+        self._socket.sendall(pack(job_header(self._number, task, limits), body))
+        while True:
+            received = self._socket.recv(2**16)
+            if not received:
+                raise EOFError
+            for header, answer in self._frames.feed(received):
+                if header.get("number") == self._number:
+                    return header["outcome"], answer
+
+
+def job_header(number: int, task: str, limits: JobLimits, quantum: float | None = None) -> dict[str, Any]:
+    """Return the header of a frame that starts a job; after `quantum` seconds of CPU time it is to be killed."""
+    return {
+        "number": number,
+        "task": task,
+        "cpu_seconds": limits.cpu_seconds,
+        "memory_bytes": limits.memory_bytes,
+        "quantum": quantum,
+    }

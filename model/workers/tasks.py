@@ -1,0 +1,47 @@
+"""The jobs of a text worker: encode and decode texts, render chat templates, try out grammars."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from model.chat import ChatTemplate
+from model.tokenizer import Tokenizer
+from model.workers.grammar import GrammarCompiler
+from model.workers.text_length import text_bound
+
+
+class TextTasks:
+    """The tokenizer, the chat template and the grammar compiler of a model folder.
+
+    Every job runs in a process of its own with limits, so no library call is tried in another process first.
+    """
+
+    def __init__(self, folder: str, vocab_size: int, end_tokens: list[int]) -> None:
+        self._folder = Path(folder)
+        self._tokenizer = Tokenizer(self._folder, vocab_size, isolated=False)
+        self._grammars = GrammarCompiler(self._tokenizer.as_json, vocab_size, end_tokens)
+        self.facts: dict[str, Any] = {"text_bound": text_bound(self._tokenizer.as_json())}
+
+    def prepare(self, task: str) -> None:
+        """Load the chat template, or the tokenizer of grammars, before the first job that needs it."""
+        if task == "render":
+            _ = self._template
+        elif task == "grammar":
+            _ = self._grammars.tokenizer
+
+    def run(self, task: str, arguments: list[Any]) -> Any:
+        """Return the answer to a job."""
+        if task == "render":
+            messages, variables = arguments
+            return self._template.render(messages, **variables)
+        if task == "grammar":
+            return self._grammars.try_out(*arguments)
+        if task == "encode":
+            return self._tokenizer.encode(*arguments)
+        return self._tokenizer.decode(*arguments)
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        return ChatTemplate(self._folder, isolated=False)

@@ -1,0 +1,94 @@
+"""An upper bound of the text that a number of tokens can stand for, from a tokenizer.json.
+
+A text of more bytes has more tokens, so it can be refused by its length before it is encoded. The bound has to hold for
+every text: where a part of the tokenizer may drop or merge text without limit (unknown tokens, normalizers that delete,
+pre-tokenizers that remove blanks), there is none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tokenizers
+
+_CASE_SHRINKS, _FORM_SHRINKS = 4, 8
+"""Most bytes of text for a byte of text in lower case, or in a Unicode normal form.
+
+Unicode 16 needs 3 (KELVIN SIGN to k) and 4.5 (three jamo of 12 bytes at most, or letters with several marks).
+"""
+_KEEPING_SPLITS = ("ByteLevel", "Digits", "Metaspace", "UnicodeScripts", "FixedLength")
+_BYTE_NAMES = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+def text_bound(tokenizer_json: str) -> tuple[int, bool] | None:
+    """Return the most bytes of UTF-8 text that one token stands for, and whether only bytes of non-blanks count.
+
+    None where no bound holds for every text.
+    """
+    parts = json.loads(tokenizer_json)
+    model = parts["model"]
+    steps = [
+        *_sequence(parts["normalizer"], "normalizers"),
+        *_sequence(parts["pre_tokenizer"], "pretokenizers"),
+    ]
+    shrinks = _shrinking(_sequence(parts["normalizer"], "normalizers"))
+    keeps = all(map(_keeps_text, _sequence(parts["pre_tokenizer"], "pretokenizers")))
+    if model.get("type") != "BPE" or shrinks is None or not keeps:
+        return None
+    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+        return None
+    vocabulary, is_byte_level = model["vocab"], any(step["type"] == "ByteLevel" for step in steps)
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet() if is_byte_level else _BYTE_NAMES
+    if not (is_byte_level or model.get("byte_fallback")) or not all(unit in vocabulary for unit in alphabet):
+        return None
+    longest = max(len(text) if is_byte_level else len(text.encode(errors="replace")) for text in vocabulary)
+    added = parts["added_tokens"]
+    normalizer = tokenizers.Tokenizer.from_str(tokenizer_json).normalizer
+    for token in added:
+        texts = [token["content"]]
+        if token["normalized"] and normalizer is not None:
+            texts.append(normalizer.normalize_str(token["content"]))
+        longest = max(longest, *(len(text.encode(errors="replace")) for text in texts))
+    return longest * shrinks, any(token["lstrip"] or token["rstrip"] for token in added)
+
+
+def count_bytes(text: str, without_blanks: bool) -> int:
+    """Return the bytes of a text in UTF-8, or those of its characters that are not white space."""
+    counted = "".join(text.split()) if without_blanks else text
+    return len(counted.encode(errors="replace"))
+
+
+def _sequence(step: dict[str, Any] | None, name: str) -> Sequence[dict[str, Any]]:
+    """Return the steps of a normalizer or a pre-tokenizer, which may be nested sequences."""
+    if step is None:
+        return []
+    if step["type"] != "Sequence":
+        return [step]
+    return [inner for each in step[name] for inner in _sequence(each, name)]
+
+
+def _shrinking(normalizers: Iterable[dict[str, Any]]) -> int | None:
+    """Return the most bytes of text for a byte of normalized text, or None where a normalizer may delete text."""
+    most = 1
+    for step in normalizers:
+        name = step["type"]
+        if name in ("NFC", "NFD", "NFKC", "NFKD"):
+            most *= _FORM_SHRINKS
+        elif name == "Lowercase":
+            most *= _CASE_SHRINKS
+        elif name == "Replace":
+            text, content = step["pattern"].get("String"), step["content"].encode()
+            if text is None or not content:
+                return None
+            most *= -(-len(text.encode()) // len(content))
+        elif name not in ("Prepend", "ByteLevel"):
+            return None
+    return most
+
+
+def _keeps_text(step: dict[str, Any]) -> bool:
+    """Return whether a pre-tokenizer removes no text."""
+    name = step["type"]
+    return name in _KEEPING_SPLITS or (name in ("Split", "Punctuation") and step["behavior"] != "Removed")
