@@ -24,7 +24,7 @@ from model.serve import top
 from model.shipped import PRETRAINED
 from model.traffic import arguments as traffic
 from model.transcribe import arguments as transcribe
-from simulate.errors import InvalidArgument, NkwError, shown
+from simulate.errors import LONGEST_PATH, InvalidArgument, NkwError, shown
 from simulate.process import INTERRUPTED, imported, leave
 from simulate.verbs import VERBS
 
@@ -88,8 +88,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        if error.filename is not None:  # files say themselves what is wrong with them; this is stdout
-            raise
+        if (
+            error.filename is not None
+        ):  # of a look at a path, such as a name that is too long; readers raise ModelError
+            place = shown(str(error.filename), LONGEST_PATH)
+            print(f"nkw: error: {place} cannot be used: {error.strerror or error}", file=sys.stderr)
+            return 2
         print(f"nkw: error: the output cannot be written: {error.strerror or error}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in its buffer
         return 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 PRETRAINED = Path(__file__).resolve().parent / "pretrained"
@@ -12,4 +13,5 @@ SHIPPED = {"stories": PRETRAINED, "stories-moe": PRETRAINED / "stories-moe"}
 def model_path(name: str | Path) -> Path:
     """The path as it stands, or the folder of a shipped model where nothing is at that path."""
     path = Path(name)
-    return path if path.exists() else SHIPPED.get(str(name), path)
+    # Path.exists raises OSError for a name that is too long.
+    return path if os.path.exists(path) else SHIPPED.get(str(name), path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import io
 import os
@@ -16,7 +17,7 @@ from simulate import terminal
 from simulate.bundle import command as bundles
 from simulate.calibrate import command as calibrating
 from simulate.check import commands as checks
-from simulate.errors import InvalidArgument
+from simulate.errors import LONGEST_PATH, InvalidArgument, shown
 from simulate.explain.command import explain
 from simulate.files import Outputs, json_document
 from simulate.hardware.command import targets
@@ -66,7 +67,11 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m simulate") ->
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        if (options.command == "run" and Path(options.script).is_file()) or error.filename is not None:
+        words = sys.argv[1:] if argv is None else argv
+        if error.errno == errno.ENAMETOOLONG and str(error.filename) in words:
+            terminal.error(f"{shown(str(error.filename), LONGEST_PATH)} cannot be used: {error.strerror}")
+            return 2
+        if error.filename is not None or (options.command == "run" and Path(options.script).is_file()):
             raise  # from the script; errors of report files are typed
         terminal.error(f"the report cannot be written: {error.strerror or error}")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in its buffer

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 _UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, marks that change the direction of text, and lone surrogates."""
 LONGEST_MESSAGE = 400
+LONGEST_PATH = 200
+"""Characters of a path in a message."""
 
 
 def shown(text: str, most: int = LONGEST_MESSAGE) -> str:

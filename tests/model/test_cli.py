@@ -454,3 +454,36 @@ def test_a_backend_of_the_environment_that_is_not_known_is_named(tiny, name) -> 
 def test_a_message_of_megabytes_is_cut(capsys) -> None:
     assert len(refused(capsys, "--target", "x" * 1_000_000)) < 500
     assert len(refused(capsys, "--seed", "9" * 1_000_000)) < 500
+
+
+LONG = "a" * 5000
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["generate", "--model", LONG],
+        ["serve", "--model", LONG],
+        ["serve", "--api-key-file", LONG],
+        ["plan", LONG],
+        ["traffic", LONG],
+        ["peer", LONG],
+        ["compile", LONG],
+        ["bundle", LONG],
+        ["transcribe", LONG, "--model", LONG],
+        ["lint", LONG],
+        ["run", LONG],
+        ["compare", LONG],
+    ],
+    ids=lambda words: f"{words[0]} {words[1][:20]}",
+)
+def test_a_path_that_is_too_long_is_refused_in_one_sentence(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = main(words)
+    except SystemExit as left:
+        status = int(left.code or 0)
+    said = " ".join(capsys.readouterr().err.split())
+    assert status == 2
+    assert "error: " in said and len(said) < 1000, said[:1000]
