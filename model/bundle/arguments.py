@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ def names_a_model(words: Sequence[str]) -> bool:
     if any(each.partition("=")[0] == _LAYER for each in words):
         return True
     folder = model_path(words[0]) if words else Path()
-    return bool(words) and folder.is_dir() and config_file(folder).is_file()
+    return bool(words) and os.path.isdir(folder) and os.path.isfile(config_file(folder))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

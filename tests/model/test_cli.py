@@ -467,7 +467,7 @@ LONG = "a" * 5000
         ["serve", "--api-key-file", LONG],
         ["plan", LONG],
         ["traffic", LONG],
-        ["peer", LONG],
+        ["peer", LONG, "--with", "transformers-neuronx"],
         ["compile", LONG],
         ["bundle", LONG],
         ["transcribe", LONG, "--model", LONG],
