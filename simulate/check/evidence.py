@@ -15,7 +15,9 @@ import numpy as np
 
 from simulate.check.findings import Finding
 from simulate.check.footprint import Footprint, addressed, addresses, folds, footprint, footprint_of, written
-from simulate.check.observed_values import Note, Values
+from simulate.check.notes import Note
+from simulate.check.observed_nonfinite import NonFinite
+from simulate.check.observed_values import Values
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Accumulate, Plan, Registers, State
 from simulate.isa.template import Template
@@ -146,6 +148,7 @@ class Evidence:
         self._cores: dict[int, CoreEvidence] = {}
         self._kept: list[Stream] = []
         self.returned: list[Returned] = []
+        self.nonfinite = NonFinite()
         self.varied: list[Finding] = []
         """Findings of executing the launch again, in other orders or under other core schedules."""
 
@@ -160,6 +163,7 @@ class Evidence:
     def issuing(self, core: NeuronCore, issue: Issue, operands: Sequence[Any]) -> None:
         """Observe the values that an instruction is about to read."""
         self.of(core.stream).values.before(len(core.stream), issue, operands)
+        self.nonfinite.before(core, issue)
 
     def issued(self, core: NeuronCore, issue: Issue, operands: Sequence[Any]) -> None:
         """Observe which elements an instruction touched, and what it wrote."""
@@ -191,6 +195,7 @@ class Evidence:
             if touched:
                 known.shared[event] = tuple(touched)
         known.values.after(event, issue, operands)
+        self.nonfinite.after(core, issue, operands)
 
     @staticmethod
     def _addresses(core: CoreEvidence, event: int, plan: Plan, reads: Tensors, writes: Tensors) -> None:
@@ -202,7 +207,10 @@ class Evidence:
             place += 1
 
     def ended(self, launch: Launch, returned: Sequence[Any]) -> None:
-        """Note which tensors were returned and how much of each was written."""
+        """Note which tensors were returned, how much of each was written, and which births of NaN reached them."""
+        self.nonfinite.ended(
+            (rank, each) for rank, value in enumerate(returned) for each in tensors_of(value)
+        )
         for rank, value in enumerate(returned):
             for tensor in tensors_of(value):
                 _, shape, strides, offset, width = tensor.byte_view()

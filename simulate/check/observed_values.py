@@ -8,26 +8,20 @@ from typing import Any
 
 import numpy as np
 
+from simulate.check.notes import Note
+from simulate.check.observed_integers import EXACT_INTEGERS, Integers
 from simulate.isa.plan import Argument, Contraction, Domain, Plan
 from simulate.memory import NkiTensor
 from simulate.run.machine import Issue, Tensors
 
-_EXACT_INTEGERS = 2**24  # every integer up to this magnitude is a float32
 _FP8_MAX = {"float8_e4m3": 240.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
+_WIDE = ("int32", "uint32", "float32")
 _FP8_E4M3_MAX = 240.0  # of the chip's own e4m3, to which chips without e4m3fn convert it
 
 
+_FEW_ELEMENTS = 8  # of fewer, no share is taken
 _HALF_EXPONENT = {"float16": 0x7C00, "bfloat16": 0x7F80}
 """The bits of a 16-bit float that are all set in infinities and NaN, and in no other value."""
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """An observation about the values of one operand: its event, its tensor and the observed fact as text."""
-
-    event: int
-    tensor: int
-    seen: str
 
 
 @dataclass
@@ -41,6 +35,8 @@ class Values:
     rounded_integers: list[Note] = field(default_factory=list)
     spread_by_transpose: list[Note] = field(default_factory=list)
     outside_domain: list[Note] = field(default_factory=list)
+    vanished: list[Note] = field(default_factory=list)
+    integers: Integers = field(default_factory=Integers)
     last_rows: dict[tuple[int, int], int] = field(default_factory=dict)
     """The end of the rows of a matmul's operand that are not all zeros, by event and tensor; only of matmuls with an
     operand whose loads filled different numbers of rows."""
@@ -53,6 +49,7 @@ class Values:
     def before(self, event: int, issue: Issue, operands: Sequence[Any]) -> None:
         """Observe the values that an instruction is about to read."""
         plan, reads, _ = issue
+        self.integers.before(issue, operands)
         if plan.domain is not Domain.float32 or len(operands) != len(reads):
             return
         self._operands(event, reads, operands)
@@ -75,10 +72,13 @@ class Values:
                 self._scaled[tile.storage.serial] = event
             elif self._scaled:
                 self._scaled.pop(tile.storage.serial, None)
-        if plan.domain is Domain.float32 and plan.state is None and plan.rendezvous is None:
-            for number, tile in enumerate(writes):
-                if tile.dynamic is None:
-                    self._result(event, issue, number, operands)
+        if len(operands) == len(reads):
+            if plan.domain is Domain.float32 and plan.rendezvous is None:
+                for number, tile in enumerate(writes):
+                    if tile.dynamic is None:
+                        self._result(event, issue, number, operands)
+            self.integers.casts(event, issue, operands)
+            self.integers.follow(issue)
 
     def _operands(self, event: int, reads: Tensors, operands: Sequence[Any]) -> None:
         for tile, operand in zip(reads, operands):
@@ -87,7 +87,7 @@ class Values:
             if tile.dtype in ("int32", "uint32"):
                 lost = int((tile.array.astype(np.int64) != operand.astype(np.int64)).sum())
                 if lost:
-                    seen = f"{lost} integers above {_EXACT_INTEGERS} lose bits as float32"
+                    seen = f"{lost} integers above {EXACT_INTEGERS} lose bits as float32"
                     self.large_integers.append(Note(event, tile.storage.serial, seen))
             elif tile.dtype == "float8_e4m3fn":
                 most = float(np.nanmax(np.abs(operand))) if operand.size else 0.0
@@ -149,20 +149,37 @@ class Values:
                 limit = _FP8_MAX[str(tile.dtype)]
                 seen = f"{lost} of {tile.size} results overflow; the largest value is {limit:g}"
                 self.overflowing_fp8.append(Note(event, tile.storage.serial, seen))
+            elif plan.state is None and not lost:
+                self._vanishing(event, tile, np.asarray(plan.compute(*operands)[number]))
             return
-        from_integers = bool(reads) and all(each.dtype.is_integer for each in reads)
+        if plan.state is not None:
+            return
+        from_integers = self.integers.are_integers(reads)
+        operands = self.integers.kept or operands
         if tile.dtype in _HALF_EXPONENT:
             if from_integers or _holds_infinity(tile):
                 self._halves(event, tile, np.asarray(plan.compute(*operands)[number]), from_integers)
-        elif tile.dtype in ("int32", "uint32") and from_integers and _is_large(tile.array):
+        elif tile.dtype in _WIDE and from_integers and _is_large(tile.array):
             exact = np.asarray(plan.compute(*(each.astype(np.float64) for each in operands))[number])
-            limits = np.iinfo(tile.array.dtype)
-            # The marks of values that were not found saturate, which loses nothing.
-            held = np.clip(exact.astype(np.float64), limits.min, limits.max).astype(np.int64)
-            lost = int((held != tile.array.astype(np.int64)).sum())
+            held = exact.astype(np.float64)
+            if tile.dtype.is_integer:
+                # The marks of values that were not found saturate, which loses nothing.
+                limits = np.iinfo(tile.array.dtype)
+                held = np.clip(held, limits.min, limits.max).astype(np.int64)
+            lost = int((held != tile.array.astype(held.dtype).reshape(held.shape)).sum())
             if lost:
-                seen = f"{lost} of {tile.size} results above {_EXACT_INTEGERS} lose bits as float32"
+                seen = f"{lost} of {tile.size} results above {EXACT_INTEGERS} lose bits as float32"
                 self.large_integers.append(Note(event, tile.storage.serial, seen))
+
+    def _vanishing(self, event: int, tile: NkiTensor, exact: np.ndarray) -> None:
+        """Observe a cast to 8 bits that turns most of the elements that are not zero into zeros."""
+        values = exact.reshape(tile.shape)
+        nonzero = values != 0
+        lost, count = int((nonzero & (tile.array.astype(np.float32) == 0)).sum()), int(nonzero.sum())
+        if count >= _FEW_ELEMENTS and 2 * lost > count:
+            seen = f"{lost} of {count} results that are not zero become zero, for example "
+            seen += f"{float(values[nonzero & (tile.array.astype(np.float32) == 0)].flat[0]):g}"
+            self.vanished.append(Note(event, tile.storage.serial, seen))
 
     def _halves(self, event: int, tile: NkiTensor, exact: np.ndarray, from_integers: bool) -> None:
         """Observe finite results that became infinite as a 16-bit float, and integers that it rounded."""
@@ -200,4 +217,4 @@ def _holds_infinity(tile: NkiTensor) -> bool:
 
 
 def _is_large(integers: np.ndarray) -> bool:
-    return bool(integers.size) and max(int(integers.max()), -int(integers.min())) > _EXACT_INTEGERS
+    return bool(integers.size) and max(int(integers.max()), -int(integers.min())) > EXACT_INTEGERS

@@ -6,7 +6,7 @@ import math
 
 from simulate.check.evidence import Evidence
 from simulate.check.findings import Finding, FindingKind, Severity, found, kind, touch
-from simulate.check.observed_values import Note
+from simulate.check.notes import Note
 from simulate.run import Launch
 from simulate.run.stream import READ, Stream
 
@@ -45,10 +45,33 @@ SPREAD = kind(
     Severity.warning,
     "Before gen3 the Tensor engine transposes by a product with an identity, which takes finite values only.",
 )
+SATURATED = kind(
+    "NKW-INT-SATURATED",
+    Severity.warning,
+    "A cast to an integer dtype gets values within its range; values outside become its smallest or largest integer.",
+)
+WRAPPED = kind(
+    "NKW-INT-WRAPPED",
+    Severity.warning,
+    "Sums, differences and products of 32-bit integers stay within 32 bits; what an overflow gives is not documented.",
+)
+NAN_TO_INTEGER = kind(
+    "NKW-INT-NAN",
+    Severity.warning,
+    "A cast to an integer dtype gets no NaN; which integer NaN becomes is not documented.",
+)
+VANISHED = kind(
+    "NKW-FP8-UNDERFLOW",
+    Severity.warning,
+    "A cast to an 8-bit float keeps most elements that are not zero apart from zero.",
+)
 _RANGE_HINTS = {
     "sin": "reduce the argument to -pi to pi first, or use nl.sin, which does",
     "arctan": "use arctan(x) = pi/2 - arctan(1/x) for large x",
 }
+
+
+_OF_RESULTS = (OVERFLOW, HALF_OVERFLOW, ROUNDED, SATURATED, WRAPPED, NAN_TO_INTEGER, VANISHED)
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
@@ -76,6 +99,23 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
         findings += _notes(
             stream, ROUNDED, seen.rounded_integers, "keep integers in int32, or cast them to float32"
         )
+        integers = seen.integers
+        findings += _notes(stream, ROUNDED, integers.rounded_numbers, "write the numbers to int32 or float32")
+        findings += _notes(
+            stream,
+            SATURATED,
+            integers.saturated,
+            "scale or clip to the range before the cast, or choose a wider dtype",
+        )
+        findings += _notes(
+            stream, WRAPPED, integers.wrapped, "keep the operands small enough, or compute in two halves"
+        )
+        findings += _notes(
+            stream, NAN_TO_INTEGER, integers.nan_to_integer, "replace NaN before the cast, or find its source"
+        )
+        findings += _notes(
+            stream, VANISHED, seen.vanished, "divide by the scale where the kernel multiplies by it, or widen"
+        )
         findings += _notes(
             stream, FUNCTION, seen.outside_domain, "scale the argument into that range before the call"
         )
@@ -93,7 +133,7 @@ def _notes(stream: Stream, what: FindingKind, notes: list[Note], hint: str) -> l
             continue
         lines.add(stream.line_ids[note.event])
         record = stream.tensors[note.tensor]
-        written = what in (OVERFLOW, HALF_OVERFLOW, ROUNDED)
+        written = what in _OF_RESULTS
         mine = [access for access in stream.accesses(note.event) if access.tensor == note.tensor]
         access = next((each for each in mine if (each.kind != READ) is written), mine[0])
         findings.append(

@@ -27,7 +27,7 @@ def allocated_in_another_order(x, sick):
     return first, second
 
 
-@fault("NKW-OUTPUT-CONSTANT", ramp(8, 4), answer=lambda x: x)
+@fault("NKW-OUTPUT-CONSTANT", ramp(8, 4), answer=lambda x: (x, x))
 def constant(x, sick):
     """The tile of zeros is stored instead of the sum that began with it."""
     out = nl.ndarray((8, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="out")  # blamed
@@ -35,7 +35,7 @@ def constant(x, sick):
     total = nl.ndarray((8, 4), dtype=nl.float32)
     nisa.tensor_tensor(dst=total, data1=start, data2=nl.load(x), op=nl.add)
     nisa.dma_copy(dst=out, src=start if sick else total)
-    return out
+    return out, copied_out(total)
 
 
 @fault("NKW-OUTPUT-FORGOTTEN", ramp(8, 4), answer=lambda x: (x, x + x))

@@ -190,20 +190,25 @@ def weights_under_activations(x, w, sick):
     return out
 
 
-@fault("NKW-MEM-CLOBBER", ramp(2, 5, 4), ramp(2, 5, 6), answer=lambda a, b: a[0].T @ b[0] + a[1].T @ b[1])
+@fault(
+    "NKW-MEM-CLOBBER",
+    ramp(2, 5, 4),
+    ramp(2, 5, 6),
+    answer=lambda a, b: (a[0].T @ b[0] + a[1].T @ b[1], a[0].T @ b[0]),
+)
 def sum_clobbered_between_its_parts(a, b, sick):
     """Another tile is written over an open sum; the second part is added to what is left there."""
     sums = nl.ndarray((4, 6), dtype=nl.float32, buffer=nl.psum, name="sums", address=(0, 0))
     place = (0, 0 if sick else 2048)
     other = nl.ndarray((4, 6), dtype=nl.float32, buffer=nl.psum, name="other", address=place)
+    spare = nl.ndarray((4, 6), dtype=nl.float32)
     for k in range(2):
         left, right = nl.load(a[k]), nl.load(b[k])
         nisa.nc_matmul(dst=sums, stationary=left, moving=right, accumulate=k > 0)  # blamed
         if k == 0:
             nisa.nc_matmul(dst=other, stationary=left, moving=right, accumulate=False)
-            spare = nl.ndarray((4, 6), dtype=nl.float32)
             nisa.tensor_copy(dst=spare, src=other)
-    return copied_out(sums)
+    return copied_out(sums), copied_out(spare)
 
 
 @fault("NKW-STALE", ramp(12, 4), ramp(8, 6), answer=lambda a, b: a[:8].T @ b + a[8:].T @ b[:4])

@@ -1,0 +1,88 @@
+"""`nonfinite`: NaN and infinities that a kernel makes out of finite operands and returns."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from simulate.check.evidence import Evidence
+from simulate.check.findings import Finding, Severity, Touch, found, kind, touch
+from simulate.check.observed_nonfinite import Arrival, Birth
+from simulate.run import Launch
+from simulate.run.stream import READ, Stream
+
+BORN = kind(
+    "NKW-NONFINITE",
+    Severity.warning,
+    "An output contains no NaN and no infinity that an instruction makes out of finite operands.",
+)
+_HINTS = {
+    "exp": "subtract the row's largest element before exp, so that no argument is above 0",
+    "log": "add a small constant to the argument, or clip it at one",
+    "rsqrt": "add a small constant to the argument, or clip it at one",
+    "sqrt": "clip the argument at 0",
+    "reciprocal": "add a small constant to the argument, or clip it at one",
+}
+_NAN_HINT = (
+    "look for 0 times infinity, infinity minus infinity, 0 / 0, or a root or logarithm of a negative number"
+)
+_INFINITE_HINT = (
+    "look for a division by zero, an exponential or a product that overflows; scale or clip before"
+)
+
+
+def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
+    """Return one finding for each line whose NaN or infinities reach an output.
+
+    A line whose overflow or whose argument outside a function's range is a finding of `values` gets no second one.
+    """
+    findings: list[Finding] = []
+    by_line: dict[tuple[int, int, int], list[Arrival]] = defaultdict(list)
+    for arrival in evidence.nonfinite.arrivals:
+        stream = arrival.birth.stream
+        by_line[stream.rank, stream.core, stream.line_ids[arrival.birth.event]].append(arrival)
+    for arrivals in by_line.values():
+        first = min(arrivals, key=lambda each: each.birth.event)
+        if first.birth.event not in _reported(evidence, first.birth.stream):
+            findings.append(_finding(launch, first))
+    return findings
+
+
+def _reported(evidence: Evidence, stream: Stream) -> set[int]:
+    """Return the events that a finding of `values` names."""
+    values = evidence.of(stream).values
+    overflows = (*values.overflowing_halves, *values.overflowing_fp8)
+    return {note.event for note in (*overflows, *values.outside_domain, *values.spread_by_transpose)}
+
+
+def _finding(launch: Launch, arrival: Arrival) -> Finding:
+    birth = arrival.birth
+    stream = birth.stream
+    made = stream.event(birth.event)
+    output = stream.tensors[arrival.tensor]
+    result = next(each for each in made.accesses if each.tensor == birth.tensor and each.kind != READ)
+    function = f"{made.op} of {birth.function}" if birth.function else made.op
+    return found(
+        BORN,
+        f"{function} makes {birth.seen}, and no operand explains them; {arrival.count} elements of the output "
+        f"{output.name} {output.shape} {output.dtype} are not finite because of them",
+        made.where,
+        (touch(stream, birth.event, result), *_store(launch, arrival)),
+        hint=_hint(birth),
+    )
+
+
+def _hint(birth: Birth) -> str:
+    return _HINTS.get(birth.function) or (_NAN_HINT if birth.is_nan else _INFINITE_HINT)
+
+
+def _store(launch: Launch, arrival: Arrival) -> tuple[Touch, ...]:
+    """Return the last write of the output after the birth, unless the birth wrote the output itself."""
+    for stream in launch.streams:
+        if stream.rank != arrival.rank:
+            continue
+        for event in range(len(stream) - 1, -1, -1):
+            for access in stream.accesses(event):
+                if access.tensor == arrival.tensor and access.kind != READ:
+                    same = stream is arrival.birth.stream and event == arrival.birth.event
+                    return () if same else (touch(stream, event, access),)
+    return ()

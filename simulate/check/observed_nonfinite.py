@@ -1,0 +1,278 @@
+"""Observation of NaN and infinities: which instruction makes one out of finite operands, and where it goes.
+
+Each byte of a tensor that contains such a value has an origin: the number of a birth, or INTENDED for what a kernel
+writes or receives on purpose. Origins follow the values through every instruction, element by element where an
+instruction works so, else from any operand to the whole result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from simulate.check.tile_values import (
+    defined_elements,
+    has_nonfinite_values,
+    is_finite,
+    selected_elements,
+    values_of,
+)
+from simulate.isa import propagation
+from simulate.isa.enums import ReduceCmd
+from simulate.isa.plan import Domain, Plan
+from simulate.memory import NkiTensor, Storage
+from simulate.numerics.quiet import quiet
+from simulate.run.execute import rounded
+from simulate.run.machine import Issue, NeuronCore
+from simulate.run.stream import Stream
+
+_FINITE, INTENDED = -1, -2
+_RESETS = (ReduceCmd.reset, ReduceCmd.reset_reduce)
+_Origins = np.ndarray
+_Key = tuple[int, int]  # rank and serial number of a tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """An instruction that made NaN or infinities out of operands that do not explain them."""
+
+    stream: Stream
+    event: int
+    tensor: int
+    is_nan: bool
+    seen: str
+    function: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A returned tensor that contains NaN or infinities of a birth, and their number."""
+
+    birth: Birth
+    rank: int
+    tensor: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Operand:
+    """The NaN, the infinities and their origins of an operand, in the operand's shape."""
+
+    nan: np.ndarray
+    infinite: np.ndarray
+    origins: _Origins
+
+
+class NonFinite:
+    """The births of one launch, and the origins of the values that are not finite now."""
+
+    def __init__(self) -> None:
+        self.births: list[Birth] = []
+        self.arrivals: list[Arrival] = []
+        self._origins: dict[_Key, _Origins] = {}  # per byte of a tensor; absent where all of it is finite
+        self._known: set[_Key] = set()
+        self._operands: dict[_Key, list[_Operand | None]] = {}  # of the running instruction of a core
+        self._exchanged: set[int] = set()  # origins that entered a rendezvous
+
+    def before(self, core: NeuronCore, issue: Issue) -> None:
+        """Keep the values of operands that are not finite, before a result overwrites them."""
+        if core.dry:
+            return
+        plan, reads, writes = issue
+        rank = core.rank.number
+        for tile in (*reads, *writes):
+            self._first_sight(rank, tile.storage)
+        sources = [self._operand(rank, tile) for tile in (*reads, *writes)]
+        if any(sources):
+            self._operands[rank, core.number] = sources
+            if plan.rendezvous is not None:
+                self._exchanged |= {int(each) for one in sources if one for each in np.unique(one.origins)}
+
+    def after(self, core: NeuronCore, issue: Issue, operands: Sequence[Any]) -> None:
+        """Give the results that are not finite their origins."""
+        if core.dry:
+            return
+        plan, reads, writes = issue
+        rank, event = core.rank.number, len(core.stream)
+        sources = self._operands.pop((rank, core.number), None) or [None] * (len(reads) + len(writes))
+        for number, tile in enumerate(writes):
+            key = rank, tile.storage.serial
+            if not has_nonfinite_values(tile) or is_finite(tile):
+                if key in self._origins:
+                    self._clear(key, tile)
+                continue
+            values = values_of(tile)
+            nan, infinite = np.isnan(values), np.isinf(values)
+            defined = defined_elements(tile)
+            was = sources[len(reads) + number]
+            keeps = plan.accumulate is not None or event in core.stream.masked
+            causes = [source for source in sources[: len(reads)] if source is not None]
+            if keeps and was is not None and tile.dynamic is None:
+                causes.append(was)
+            origins = self._inherited(plan, tile, nan, infinite, causes)
+            fresh = (nan | infinite) & (origins == _FINITE)
+            if (fresh & defined).any() and not core.rank.tolerated:
+                origins[fresh] = self._born(core, issue, number, (nan & fresh, fresh), operands)
+            else:
+                origins[fresh] = INTENDED
+            self._put(key, tile, origins)
+
+    def ended(self, returned: Iterable[tuple[int, NkiTensor]]) -> None:
+        """Note which births reach a returned tensor."""
+        for rank, tensor in returned:
+            kept = self._operand(rank, tensor)
+            if kept is None:
+                continue
+            marked = kept.origins[kept.nan | kept.infinite]
+            for number in np.unique(marked[marked >= 0]):
+                count = int((marked == number).sum())
+                self.arrivals.append(Arrival(self.births[number], rank, tensor.storage.serial, count))
+
+    def _first_sight(self, rank: int, storage: Storage) -> None:
+        """Scan what an argument or a constant contains before the kernel writes to it."""
+        key = rank, storage.serial
+        if key in self._known:
+            return
+        self._known.add(key)
+        if storage.validity.uniform == 0 or not storage.dtype.is_float or storage.dtype.is_packed:
+            return
+        whole = NkiTensor.over(storage.shape, storage.dtype, storage)
+        if not is_finite(whole):
+            values = values_of(whole)
+            self._put(key, whole, np.where(np.isfinite(values), _FINITE, INTENDED).astype(np.int32))
+
+    def _operand(self, rank: int, tile: NkiTensor) -> _Operand | None:
+        """The part of an operand that is not finite; None where all of it is finite."""
+        key = rank, tile.storage.serial
+        reinterpreted = tile.dtype is not tile.storage.dtype and not tile.storage.dtype.is_float
+        if (
+            (key not in self._origins and not reinterpreted)
+            or not has_nonfinite_values(tile)
+            or is_finite(tile)
+        ):
+            return None
+        values = values_of(tile)
+        origins = self._at(key, tile)
+        known = np.full(values.shape, INTENDED, np.int32) if origins is None else origins.copy()
+        odd = ~np.isfinite(values)
+        known[odd & (known == _FINITE)] = INTENDED
+        known[~odd] = _FINITE
+        return _Operand(np.isnan(values), np.isinf(values), known)
+
+    def _inherited(
+        self, plan: Plan, tile: NkiTensor, nan: np.ndarray, infinite: np.ndarray, causes: list[_Operand]
+    ) -> _Origins:
+        """The origins that the operands explain; _FINITE for a value that none of them explains."""
+        origins = np.full(nan.shape, _FINITE, np.int32)
+        if plan.rendezvous is not None:
+            came = [each for each in self._exchanged if each >= 0]
+            origins[nan | infinite] = min(came, default=INTENDED)
+            return origins
+        if plan.registers is not None and plan.registers.command not in _RESETS:
+            # The registers bring in what earlier instructions have added to them, or what was never set.
+            origins[nan | infinite] = len(self.births) - 1 if self.births else INTENDED
+            return origins
+        for cause in causes:
+            placed = _placed(plan, cause, tile)
+            if placed is None:
+                self._spread(origins, nan, infinite, cause)
+                continue
+            # An infinity that is intended explains an infinity, and no NaN: the instruction subtracts two of them, or
+            # multiplies one by zero.
+            explains = placed.nan | (placed.infinite & ((placed.origins >= 0) | ~nan))
+            fits = explains & (nan | infinite)
+            better = fits & ((origins == _FINITE) | (origins == INTENDED))
+            origins[better] = placed.origins[better]
+        return origins
+
+    @staticmethod
+    def _spread(origins: _Origins, nan: np.ndarray, infinite: np.ndarray, cause: _Operand) -> None:
+        """Explain results by any element of an operand, where the instruction may combine all of them."""
+        real = cause.origins[cause.origins >= 0]
+        if real.size:
+            open_places = (nan | infinite) & (origins < 0)
+            origins[open_places] = real.min()
+        else:
+            explained = (nan | infinite) if cause.nan.any() else infinite
+            origins[explained & (origins == _FINITE)] = INTENDED
+
+    def _born(
+        self,
+        core: NeuronCore,
+        issue: Issue,
+        number: int,
+        fresh: tuple[np.ndarray, np.ndarray],
+        operands: Sequence[Any],
+    ) -> int:
+        plan, reads, writes = issue
+        nan, any_new = fresh
+        if not reads or (not nan.any() and _is_constant(plan, number, writes[number], operands)):
+            return INTENDED
+        count = int(nan.sum()) if nan.any() else int(any_new.sum())
+        seen = f"{count} of {writes[number].size} results {'NaN' if nan.any() else 'infinite'}"
+        function = "" if plan.argument is None else plan.argument.function.name
+        stream = core.stream
+        self.births.append(
+            Birth(stream, len(stream), writes[number].storage.serial, bool(nan.any()), seen, function)
+        )
+        return len(self.births) - 1
+
+    def _at(self, key: _Key, tile: NkiTensor) -> _Origins | None:
+        """The origins of a view's elements, a view of the table where the address is known before the run."""
+        table = self._origins.get(key)
+        if table is None:
+            return None
+        if tile.dynamic is None:
+            _, shape, strides, offset, _ = tile.byte_view()
+            return np.ndarray(shape, np.int32, table, 4 * offset, [4 * each for each in strides])
+        elements, inside = selected_elements(tile)
+        found = table[np.where(inside, elements, 0) * tile.dtype.storage.itemsize]
+        return np.where(inside, found, _FINITE).astype(np.int32)
+
+    def _put(self, key: _Key, tile: NkiTensor, origins: _Origins) -> None:
+        if key not in self._origins:
+            self._origins[key] = np.full(tile.storage.nbytes, _FINITE, np.int32)
+        if tile.dynamic is None:
+            view = self._at(key, tile)
+            assert view is not None
+            view[...] = origins
+        else:
+            elements, inside = selected_elements(tile)
+            self._origins[key][elements[inside] * tile.dtype.storage.itemsize] = origins[inside]
+
+    def _clear(self, key: _Key, tile: NkiTensor) -> None:
+        if tile.whole:
+            del self._origins[key]
+        else:
+            self._put(key, tile, np.full(tile.shape, _FINITE, np.int32))
+
+
+def _placed(plan: Plan, cause: _Operand, tile: NkiTensor) -> _Operand | None:
+    """Return an operand with the result's shape, or None where elements of the two do not correspond."""
+    copies = plan.domain is Domain.bits and cause.nan.size == tile.size
+    if plan.propagate is not propagation.elementwise and not plan.effects.copies and not copies:
+        return None
+    if cause.nan.size == tile.size:
+        return _Operand(*(each.reshape(tile.shape) for each in (cause.nan, cause.infinite, cause.origins)))
+    if cause.nan.size != tile.shape[0]:
+        return None
+    column = (tile.shape[0], *(1,) * (tile.ndim - 1))
+    parts = (each.reshape(column) for each in (cause.nan, cause.infinite, cause.origins))
+    return _Operand(*(np.broadcast_to(each, tile.shape) for each in parts))
+
+
+@quiet
+def _is_constant(plan: Plan, number: int, tile: NkiTensor, operands: Sequence[Any]) -> bool:
+    """Return whether an instruction writes infinities whatever its operands are, such as the fill of a mask."""
+    if plan.state is not None or plan.rendezvous is not None:
+        return False
+    try:
+        ones = [np.ones_like(np.asarray(operand)) for operand in operands]
+        result = plan.compute(*ones)[number]
+        values = rounded(tile, np.asarray(getattr(result, "values", result)).reshape(tile.shape))
+    except (ValueError, IndexError, TypeError, AttributeError):
+        return False
+    return not bool(np.isfinite(values.astype(np.float32)).all())

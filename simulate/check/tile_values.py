@@ -1,0 +1,61 @@
+"""The values of a view while a launch runs, for observers: as float32, with run-time addresses resolved."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from simulate.memory import NkiTensor
+from simulate.memory.validity import WRITTEN
+from simulate.numerics.quiet import quiet
+from simulate.run.execute import flat
+from simulate.run.indirect import resolve
+
+_EXPONENT = {"float16": 0x7C00, "bfloat16": 0x7F80}
+"""The bits of a 16-bit float that are all set in infinities and NaN, and in no other value."""
+
+
+def has_nonfinite_values(tile: NkiTensor) -> bool:
+    """Return whether a dtype has NaN or infinities; scales of MX formats and packed elements are left out."""
+    return tile.dtype.is_float and not tile.dtype.is_packed and tile.dtype != "float8_e8m0fnu"
+
+
+@quiet
+def is_finite(tile: NkiTensor) -> bool:
+    """Return whether no element of a view is NaN or infinite."""
+    if tile.dynamic is not None:
+        return bool(np.isfinite(values_of(tile)).all())
+    array = tile.array
+    mask = _EXPONENT.get(str(tile.dtype))
+    if mask is not None and array.itemsize == 2:
+        return not bool((array.view(np.uint16) & mask == mask).any())
+    if array.dtype == np.float32:
+        # A sum is finite only if all its terms are; where it overflows, the terms themselves decide.
+        return math.isfinite(float(np.add.reduce(array, axis=None))) or bool(np.isfinite(array).all())
+    return bool(np.isfinite(array.astype(np.float32)).all())
+
+
+def selected_elements(tile: NkiTensor) -> tuple[np.ndarray, np.ndarray]:
+    """Return the element numbers of a run-time address in the storage, and which of them are inside."""
+    where = resolve(tile, True)
+    elements = np.broadcast_to(where.elements, tile.shape)
+    inside = np.ones(tile.shape, bool) if where.inside is None else np.broadcast_to(where.inside, tile.shape)
+    return elements, inside
+
+
+def values_of(tile: NkiTensor) -> np.ndarray:
+    """Return the elements of a view as float32; zeros where a run-time index is out of range."""
+    if tile.dynamic is None:
+        return tile.array.astype(np.float32)
+    elements, inside = selected_elements(tile)
+    found = flat(tile).array[np.where(inside, elements, 0)].astype(np.float32)
+    return np.where(inside, found, np.float32(0))
+
+
+def defined_elements(tile: NkiTensor) -> np.ndarray:
+    """Return which elements of a result were computed from written bytes alone."""
+    if tile.dynamic is not None or tile.storage.validity.uniform is not None:
+        return np.ones(tile.shape, bool)
+    states = tile.storage.validity.states(*tile.byte_view()[1:])
+    return np.broadcast_to(np.bitwise_and(states, WRITTEN) != 0, tile.shape)

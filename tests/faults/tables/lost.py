@@ -1,0 +1,116 @@
+"""Results that are overwritten or left before anything reads them."""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+
+from tests.faults.data import copied_out, ramp
+from tests.faults.table import fault
+
+
+@fault("NKW-LOST", ramp(8, 4), ramp(8, 1), answer=lambda x, bias: np.maximum(x + bias, 8))
+def second_step_reads_the_input(x, bias, sick):
+    """The second step of a chain takes the input again, so the bias is lost."""
+    tile, out = nl.load(x), nl.ndarray((8, 4), dtype=nl.float32)
+    nisa.tensor_scalar(dst=out, data=tile, op0=nl.add, operand0=nl.load(bias))
+    nisa.tensor_scalar(  # blamed
+        dst=out, data=tile if sick else out, op0=nl.maximum, operand0=8.0
+    )
+    return copied_out(out)
+
+
+@fault("NKW-LOST", ramp(4, 16), answer=lambda x: x.reshape(4, 4, 4).sum(1))
+def sum_reset_in_the_loop(x, sick):
+    """The running sum is cleared in each round instead of once before the loop."""
+    total = nl.zeros((4, 4), dtype=nl.float32)
+    for block in range(4):
+        tile = nl.load(x[:, block * 4 : block * 4 + 4])
+        if sick:
+            nisa.memset(total, value=0.0)  # blamed
+        nisa.tensor_tensor(dst=total, data1=total, data2=tile, op=nl.add)
+    return copied_out(total)
+
+
+@fault("NKW-LOST", ramp(4, 16), answer=lambda x: x.reshape(4, 4, 4).max(2))
+def partial_results_in_one_column(x, sick):
+    """Each round reduces a block into column 0 of the tile instead of its own column."""
+    most = nl.zeros((4, 4), dtype=nl.float32)
+    for block in range(4):
+        tile = nl.load(x[:, block * 4 : block * 4 + 4])
+        column = 0 if sick else block
+        nisa.tensor_reduce(  # blamed
+            dst=most[:, column : column + 1], data=tile, op=nl.maximum, axis=1
+        )
+    return copied_out(most)
+
+
+@fault("NKW-LOST", ramp(8, 8), answer=lambda x: np.concatenate([x[:, 0:4] + 1, x[:, 4:8] + 2], 1))
+def whole_tile_instead_of_a_half(x, sick):
+    """The second half is computed over the whole tile and covers the first half, which the Scalar engine wrote."""
+    tile, out = nl.load(x), nl.ndarray((8, 8), dtype=nl.float32)
+    nisa.activation(dst=out[:, 0:4], op=nl.copy, data=tile[:, 0:4], bias=1.0)
+    columns = slice(0, 8) if sick else slice(4, 8)
+    nisa.activation(dst=out[:, columns], op=nl.copy, data=tile[:, columns], bias=2.0)  # blamed
+    return copied_out(out)
+
+
+@fault("NKW-LOST", ramp(8, 4), answer=lambda x: x + x)
+def loaded_over_a_result(x, sick):
+    """A load for the next step goes to the tile that has the result of the first."""
+    tile, other = nl.load(x), nl.ndarray((8, 4), dtype=nl.float32)
+    total = nl.ndarray((8, 4), dtype=nl.float32)
+    nisa.tensor_tensor(dst=total, data1=tile, data2=tile, op=nl.add)
+    nisa.dma_copy(dst=total if sick else other, src=x)  # blamed
+    if not sick:
+        nisa.tensor_tensor(dst=total, data1=total, data2=other, op=nl.maximum)
+    return copied_out(total)
+
+
+@fault("NKW-LOST", ramp(8, 16), answer=lambda x: x + x)
+def halves_into_one_psum_tile(x, sick):
+    """The second half is computed into the place of the first one in PSUM before that is copied out."""
+    tile, out = nl.load(x), nl.ndarray((8, 16), dtype=nl.float32)
+    doubled = nl.ndarray((8, 2, 8), dtype=nl.float32, buffer=nl.psum)
+    for half in range(2):
+        part = tile[:, half * 8 : half * 8 + 8]
+        slot = 0 if sick else half
+        nisa.tensor_scalar(dst=doubled[:, slot], data=part, op0=nl.multiply, operand0=2.0)  # blamed
+    for half in range(2):
+        nisa.tensor_copy(dst=out[:, half * 8 : half * 8 + 8], src=doubled[:, 0 if sick else half])
+    return copied_out(out)
+
+
+@fault("NKW-RESULT-UNUSED", ramp(8, 4), ramp(8, 1), answer=lambda x, scale: x * scale)
+def input_stored_instead_of_the_product(x, scale, sick):
+    """The product goes to a tile that nothing reads; the input is stored."""
+    tile, product = nl.load(x), nl.ndarray((8, 4), dtype=nl.float32)
+    nisa.tensor_scalar(dst=product, data=tile, op0=nl.multiply, operand0=nl.load(scale))  # blamed
+    return copied_out(tile if sick else product)
+
+
+@fault("NKW-RESULT-UNUSED", ramp(8, 8), answer=lambda x: (x.T @ x) / 8)
+def scaled_tile_unused(x, sick):
+    """The scaled copy of a product is left, and the product itself is stored."""
+    tile, sums = nl.load(x), nl.ndarray((8, 8), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(dst=sums, stationary=tile, moving=tile)
+    scaled = nl.ndarray((8, 8), dtype=nl.float32)
+    nisa.activation(dst=scaled, op=nl.copy, data=sums, scale=0.125)  # blamed
+    return copied_out(sums if sick else scaled)
+
+
+@fault("NKW-RESULT-UNUSED", ramp(8, 8), ramp(8, 8), answer=lambda x, y: x + y)
+def second_operand_forgotten(x, y, sick):
+    """The second input is loaded in a loop over column blocks, and the first one is added to itself."""
+    out = nl.ndarray((8, 8), dtype=nl.float32)
+    for block in range(2):
+        columns = slice(block * 4, block * 4 + 4)
+        first, second = (
+            nl.ndarray((8, 4), dtype=nl.float32),
+            nl.ndarray((8, 4), dtype=nl.float32, name="second"),
+        )
+        nisa.dma_copy(dst=first, src=x[:, columns])
+        nisa.dma_copy(dst=second, src=y[:, columns])  # blamed
+        nisa.tensor_tensor(dst=out[:, columns], data1=first, data2=first if sick else second, op=nl.add)
+    return copied_out(out)
