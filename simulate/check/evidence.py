@@ -16,6 +16,7 @@ import numpy as np
 from simulate.check.findings import Finding
 from simulate.check.footprint import Footprint, addressed, addresses, folds, footprint, footprint_of, written
 from simulate.check.notes import Note
+from simulate.check.observed_leftovers import Leftovers
 from simulate.check.observed_nonfinite import NonFinite
 from simulate.check.observed_values import Values
 from simulate.isa.enums import Engine
@@ -23,6 +24,7 @@ from simulate.isa.plan import Accumulate, Plan, Registers, State
 from simulate.isa.template import Template
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.run import Launch
+from simulate.run.location import kernel_line
 from simulate.run.machine import Issue, NeuronCore, Tensors
 from simulate.run.stream import Access, Stream
 
@@ -40,6 +42,7 @@ class CoreEvidence:
         self.addresses: dict[tuple[int, int], np.ndarray] = {}
         """Where the run-time address of a DMA's operand led, by event and the operand's place in the template."""
         self.values = Values()
+        self.leftovers = Leftovers()
 
     @cached_property
     def accesses(self) -> list[tuple[Access, ...]]:
@@ -162,7 +165,9 @@ class Evidence:
 
     def issuing(self, core: NeuronCore, issue: Issue, operands: Sequence[Any]) -> None:
         """Observe the values that an instruction is about to read."""
-        self.of(core.stream).values.before(len(core.stream), issue, operands)
+        known = self.of(core.stream)
+        known.values.before(len(core.stream), issue, operands)
+        known.leftovers.before(len(core.stream), issue, operands)
         self.nonfinite.before(core, issue)
 
     def issued(self, core: NeuronCore, issue: Issue, operands: Sequence[Any]) -> None:
@@ -170,16 +175,11 @@ class Evidence:
         plan, reads, writes = issue
         known, event = self.of(core.stream), len(core.stream)
         by_dma = plan.engine is Engine.dma and plan.rendezvous is None
-        if (
-            (by_dma or plan.accumulate not in (None, Accumulate.add))
-            and len(writes) == 1
-            and writes[0].dynamic is None
-        ):
-            # A gather that skips rows may leave parts of the view as they were: it overwrites nothing for sure.
-            if not (plan.skip_out_of_range and any(tile.dynamic is not None for tile in reads)):
-                known.written[event] = written(writes[0], plan)
-            if plan.effects.copies and writes[0].buffer is MemoryRegion.sbuf:
-                known.values.loaded_rows.setdefault(writes[0].storage.serial, set()).add(writes[0].shape[0])
+        # A gather that skips rows may leave parts of the view as they were: it overwrites nothing for sure.
+        may_skip = plan.skip_out_of_range and any(tile.dynamic is not None for tile in reads)
+        overwrites = by_dma or plan.accumulate not in (None, Accumulate.add)
+        if overwrites and not may_skip and len(writes) == 1 and writes[0].dynamic is None:
+            known.written[event] = written(writes[0], plan)
         if by_dma and any(tile.dynamic is not None for tile in (*reads, *writes)):
             self._addresses(known, event, plan, reads, writes)
         if core.rank.logical_core_size > 1 and plan.rendezvous is None:
@@ -195,6 +195,7 @@ class Evidence:
             if touched:
                 known.shared[event] = tuple(touched)
         known.values.after(event, issue, operands)
+        known.leftovers.after(event, kernel_line(), issue, event in core.stream.masked)
         self.nonfinite.after(core, issue, operands)
 
     @staticmethod

@@ -37,14 +37,9 @@ class Values:
     outside_domain: list[Note] = field(default_factory=list)
     vanished: list[Note] = field(default_factory=list)
     integers: Integers = field(default_factory=Integers)
-    last_rows: dict[tuple[int, int], int] = field(default_factory=dict)
-    """The end of the rows of a matmul's operand that are not all zeros, by event and tensor; only of matmuls with an
-    operand whose loads filled different numbers of rows."""
     scaled_apart: list[tuple[int, int, int]] = field(default_factory=list)
     """Matmuls over 8-bit data whose scales differ between partitions: event, tensor, event that scaled it."""
     _scaled: dict[int, int] = field(default_factory=dict)  # by tensor, the event that left such data in it
-    loaded_rows: dict[int, set[int]] = field(default_factory=dict)
-    """By tile in SBUF, the row counts of its loads."""
 
     def before(self, event: int, issue: Issue, operands: Sequence[Any]) -> None:
         """Observe the values that an instruction is about to read."""
@@ -58,7 +53,6 @@ class Values:
         if plan.argument is not None:
             self._argument(event, reads[0], plan.argument, operands)
         if plan.effects.contraction is Contraction.products:
-            self._rows(event, reads, operands)
             self._contracted(event, reads, operands)
 
     def after(self, event: int, issue: Issue, operands: Sequence[Any]) -> None:
@@ -94,14 +88,6 @@ class Values:
                 if most > _FP8_E4M3_MAX:
                     seen = f"a value of magnitude {most:g}, above the chip's largest of {_FP8_E4M3_MAX:g}"
                     self.wide_fp8.append(Note(event, tile.storage.serial, seen))
-
-    def _rows(self, event: int, reads: Tensors, operands: Sequence[Any]) -> None:
-        if any(len(self.loaded_rows.get(tile.storage.serial, ())) > 1 for tile in reads):
-            for tile, operand in zip(reads, operands):
-                rows = np.flatnonzero(operand.reshape(operand.shape[0], -1).any(axis=1))
-                storage = tile.storage
-                first = tile.offset * tile.dtype.storage.itemsize * storage.shape[0] // storage.nbytes
-                self.last_rows[event, tile.storage.serial] = first + int(rows[-1]) + 1 if rows.size else 0
 
     def _contracted(self, event: int, reads: Tensors, operands: Sequence[Any]) -> None:
         """Observe operands with a scale per partition; a column with one factor that is not zero sums nothing."""

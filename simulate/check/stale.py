@@ -5,7 +5,7 @@ from __future__ import annotations
 from simulate.check.evidence import Evidence
 from simulate.check.findings import Finding, Severity, found, kind, touch
 from simulate.check.footprint import Footprint
-from simulate.isa.plan import Contraction
+from simulate.check.observed_leftovers import StaleRead
 from simulate.memory import MemoryRegion
 from simulate.run import Launch
 from simulate.run.stream import ACCUMULATE, READ, WRITE, Access, Stream
@@ -26,9 +26,6 @@ STALE = kind(
     "An instruction that combines elements of a tile reads only what the last load has filled.",
 )
 
-# They join all rows, so that what is left over reaches the whole result.
-_JOINS_ROWS = (Contraction.rows, Contraction.products)
-
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
     """Lost results and left-over data, core by core."""
@@ -38,7 +35,7 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
         accesses, written = evidence.of(stream).accesses, evidence.of(stream).written
         findings += _overwritten(stream, accesses, written, shared)
         findings += _dropped(stream, accesses, evidence.of(stream).automatic)
-        findings += _left_over(stream, accesses, evidence.of(stream).values.last_rows)
+        findings += _left_over(stream, evidence.of(stream).leftovers.reads)
     return findings
 
 
@@ -136,86 +133,37 @@ def _dropped(stream: Stream, accesses: list[tuple[Access, ...]], automatic: set[
     ]
 
 
-def _left_over(
-    stream: Stream, accesses: list[tuple[Access, ...]], last_rows: dict[tuple[int, int], int]
-) -> list[Finding]:
-    """Reads of a tile beyond the part that its last load filled, where an earlier load of that line filled more.
-
-    `last_rows`: by event and tensor, the end of the rows of a matmul's operand that are not all zeros.
-    """
+def _left_over(stream: Stream, reads: list[StaleRead]) -> list[Finding]:
+    """Reads of a tile beyond what its last fill covers, where an earlier fill covered more; one finding per line."""
     findings = []
-    loads: dict[int, list[tuple[int, Access]]] = {}  # of tiles that one line alone writes, by DMA
-    foreign: set[int] = set()
     lines: set[int] = set()
-    for event, operands in enumerate(accesses):
-        effects = stream.effects(event)
-        for access in operands:
-            if access.kind != READ:
-                if stream.tensors[access.tensor].buffer is not MemoryRegion.sbuf:
-                    continue
-                history = loads.setdefault(access.tensor, [])
-                if not effects.copies or (
-                    history and stream.line_ids[history[-1][0]] != stream.line_ids[event]
-                ):
-                    foreign.add(access.tensor)
-                history.append((event, access))
-                continue
-            history = loads.get(access.tensor, [])
-            if len(history) < 2 or access.tensor in foreign or stream.line_ids[event] in lines:
-                continue
-            fresh, old = history[-1], history[-2]
-            joins = effects.contraction in _JOINS_ROWS and _shorter(fresh[1], old[1], True)
-            joins |= effects.contraction is Contraction.columns and _shorter(fresh[1], old[1], False)
-            if not joins or not _beyond(access, fresh[1], old[1]):
-                continue
-            if effects.contraction is Contraction.products and not all(
-                _stale_too(loads, foreign, other, access)
-                or last_rows.get((event, other.tensor), 0) > fresh[1].end_row
-                for other in operands
-                if other.kind == READ and other.tensor != access.tensor
-            ):
-                continue  # the other operand holds zeros there
-            lines.add(stream.line_ids[event])
-            reading, record = stream.event(event), stream.tensors[access.tensor]
-            findings.append(
-                found(
-                    STALE,
-                    f"{reading.op} reads more of {record.name} {record.shape} than its last load filled; the rest is "
-                    "stale data of the load before",
-                    reading.where,
-                    (touch(stream, *old), touch(stream, *fresh), touch(stream, event, access)),
-                    hint="slice the operands to the rows and columns that the last load filled, or memset the rest",
-                )
+    for stale in reads:
+        if stream.line_ids[stale.event] in lines:
+            continue
+        lines.add(stream.line_ids[stale.event])
+        reading, record = stream.event(stale.event), stream.tensors[stale.tensor]
+        access = next(each for each in reading.accesses if each.tensor == stale.tensor and each.kind == READ)
+        fills = [
+            touch(
+                stream,
+                event,
+                next(a for a in stream.accesses(event) if a.tensor == tensor and a.kind != READ),
             )
+            for event, tensor in (stale.leftover.old, stale.leftover.new)
+        ]
+        filled = stale.leftover.new[1] == stale.tensor
+        what = "its last load" if filled else "the last load that it was computed from"
+        findings.append(
+            found(
+                STALE,
+                f"{reading.op} reads more of {record.name} {record.shape} than {what} filled; the rest is "
+                "stale data of the load before",
+                reading.where,
+                (*fills, touch(stream, stale.event, access)),
+                hint="slice the operands to the rows and columns that the last load filled, or memset the rest",
+            )
+        )
     return findings
-
-
-def _stale_too(
-    loads: dict[int, list[tuple[int, Access]]], foreign: set[int], other: Access, access: Access
-) -> bool:
-    history = loads.get(other.tensor, [])
-    return other.tensor not in foreign and bool(history) and history[-1][1].end_row < access.end_row
-
-
-def _shorter(fresh: Access, old: Access, rows: bool) -> bool:
-    """Whether a load fills the first rows, or the first columns, of the part that the load before it filled."""
-    one, other = (_rows(fresh), _rows(old)) if rows else (_columns(fresh), _columns(old))
-    return one[0] == other[0] and one[1] < other[1]
-
-
-def _beyond(access: Access, fresh: Access, old: Access) -> bool:
-    """Whether a read reaches into the part that only the older load filled."""
-    rows = fresh.end_row < min(access.end_row, old.end_row)
-    columns = fresh.end_byte < min(access.end_byte, old.end_byte)
-    return (rows or columns) and _meet(access, fresh)
-
-
-def _rows(access: Access) -> tuple[int, int]:
-    return access.first_row, access.end_row
-
-
-def _columns(access: Access) -> tuple[int, int]:
-    return access.first_byte, access.end_byte
 
 
 def _meet(one: Access, other: Access) -> bool:

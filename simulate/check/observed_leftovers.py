@@ -1,0 +1,227 @@
+"""Observation of leftovers: what an earlier, larger fill of a tile left behind a later, smaller one.
+
+A loop that reuses a tile fills less of it for a shorter last block. The old bytes behind the new ones are leftovers.
+They do no harm as long as instructions keep them apart, so they are followed from tile to tile, row by row or column
+by column, until an instruction joins them with new bytes or a DMA stores them to HBM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from simulate.isa import propagation
+from simulate.isa.plan import Contraction, Plan
+from simulate.memory import NkiTensor
+from simulate.memory.extents import Box, contains, meets
+from simulate.run.machine import Issue
+from simulate.run.stream import Line
+
+_ROWS = 0  # the axis of the partitions
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A box of a tile that an old fill left behind a new one, and the axis along which the new one is shorter."""
+
+    box: Box
+    axis: int
+    old: tuple[int, int]  # event and tensor
+    new: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StaleRead:
+    """A read that joins leftovers with new bytes, or stores them: its event and tensor, and the two fills."""
+
+    event: int
+    tensor: int
+    leftover: Leftover
+
+
+@dataclass
+class Leftovers:
+    """The leftovers in the tiles of one core, and the reads that use them."""
+
+    reads: list[StaleRead] = field(default_factory=list)
+    _fills: dict[tuple[Any, ...], tuple[int, Box]] = field(default_factory=dict)
+    _kept: dict[int, list[Leftover]] = field(default_factory=dict)  # by tensor
+    _carried: list[tuple[int, Leftover]] = field(default_factory=list)  # of the running instruction
+
+    def before(self, event: int, issue: Issue, operands: Sequence[Any]) -> None:
+        """Observe which leftovers an instruction reads, and where it carries them."""
+        self._carried.clear()
+        if not self._kept:
+            return
+        plan, reads, writes = issue
+        for number, tile in enumerate(reads):
+            box = _enclosing(tile)
+            for leftover in self._kept.get(tile.storage.serial, ()):
+                if box is None or not meets(box, leftover.box) or _is_new(box, leftover):
+                    continue
+                if self._is_joined(plan, writes, number, leftover, reads, operands):
+                    self.reads.append(StaleRead(event, tile.storage.serial, leftover))
+                else:
+                    self._carry(plan, tile, box, writes, leftover)
+
+    def after(self, event: int, line: Line, issue: Issue, is_masked: bool) -> None:
+        """Observe which leftovers a result covers, leaves or receives."""
+        plan, reads, writes = issue
+        sources = {tile.storage.serial for tile in reads}
+        for tile in writes:
+            serial = tile.storage.serial
+            exact = tile.layout.boxes[0] if tile.dynamic is None and not is_masked else None
+            if exact is None or not tile.buffer.on_chip:
+                continue
+            if serial in self._kept:
+                self._cover(serial, exact)
+            if reads and serial not in sources and plan.accumulate is None:
+                self._fill(event, line, plan, reads, tile, exact)
+        for serial, leftover in self._carried:
+            self._kept.setdefault(serial, []).append(leftover)
+
+    def _fill(
+        self, event: int, line: Line, plan: Plan, reads: Sequence[NkiTensor], tile: NkiTensor, exact: Box
+    ) -> None:
+        serial = tile.storage.serial
+        keys: list[tuple[Any, ...]] = [(serial, "line", id(line[0]), line[1])]
+        if plan.effects.copies:
+            keys.append((serial, "source", reads[0].storage.serial))
+        behind: set[tuple[Box, int, int]] = set()
+        for key in keys:
+            before = self._fills.get(key)
+            if before is not None:
+                behind |= {(box, axis, before[0]) for box, axis in _behind(before[1], exact)}
+            self._fills[key] = event, exact
+        for box, axis, old in sorted(behind):
+            leftover = Leftover(box, axis, (old, serial), (event, serial))
+            self._kept.setdefault(serial, []).append(leftover)
+
+    def _cover(self, serial: int, exact: Box) -> None:
+        kept = []
+        for leftover in self._kept[serial]:
+            rest = _without(leftover.box, exact)
+            if rest is not None:
+                kept.append(Leftover(rest, leftover.axis, leftover.old, leftover.new))
+        if kept:
+            self._kept[serial] = kept
+        else:
+            del self._kept[serial]
+
+    def _is_joined(
+        self,
+        plan: Plan,
+        writes: Sequence[NkiTensor],
+        number: int,
+        leftover: Leftover,
+        reads: Sequence[NkiTensor],
+        operands: Sequence[Any],
+    ) -> bool:
+        if plan.effects.copies:
+            return any(not tile.buffer.on_chip for tile in writes)
+        joins = plan.effects.contraction
+        if leftover.axis != _ROWS:
+            return joins is Contraction.columns
+        if joins is Contraction.rows:
+            return True
+        if joins is not Contraction.products or len(reads) != 2 or len(operands) != 2:
+            return False
+        first, end = leftover.box[_ROWS]
+        return all(_has_nonzero_rows(operand, reads[number], first, end) for operand in operands)
+
+    def _carry(
+        self, plan: Plan, tile: NkiTensor, box: Box, writes: Sequence[NkiTensor], leftover: Leftover
+    ) -> None:
+        """Carry a leftover over to results, where rows stay rows, or where elements keep their order."""
+        for result in writes:
+            target = _enclosing(result)
+            if target is None or not result.buffer.on_chip:
+                continue
+            moved = None
+            if plan.propagate is propagation.transposed:
+                moved = _transposed(tile, box, result, target, leftover)
+            elif leftover.axis == _ROWS and result.shape[0] == tile.shape[0]:
+                if plan.effects.contraction is not Contraction.products:
+                    moved = _shifted(box, target, leftover, _ROWS, 1, 1)
+            elif result.shape == tile.shape and len(box) == len(target) == 2:
+                widths = tile.dtype.itemsize, result.dtype.itemsize
+                moved = _shifted(box, target, leftover, leftover.axis, *widths)
+            if moved is not None:
+                self._carried.append((result.storage.serial, moved))
+
+
+def _enclosing(tile: NkiTensor) -> Box | None:
+    return tile.layout.boxes[1] if tile.dynamic is None else None
+
+
+def _is_new(box: Box, leftover: Leftover) -> bool:
+    """Return whether a read begins behind the new fill, so that it reads old bytes alone."""
+    return box[leftover.axis][0] >= leftover.box[leftover.axis][0]
+
+
+def _behind(old: Box, new: Box) -> list[tuple[Box, int]]:
+    """Return the parts of an old fill behind a new one that begins where the old one begins, with their axes."""
+    same_start = all(one[0] == other[0] for one, other in zip(old, new))
+    if not same_start or not contains(old, new):
+        return []
+    return [
+        ((*old[:axis], (stop, end), *old[axis + 1 :]), axis)
+        for axis, ((_, end), (_, stop)) in enumerate(zip(old, new))
+        if stop < end
+    ]
+
+
+def _without(box: Box, exact: Box) -> Box | None:
+    """Return what is left of a box without another one: None for nothing, the whole box where that is no box."""
+    if not meets(box, exact):
+        return box
+    apart = [
+        axis for axis, (one, other) in enumerate(zip(box, exact)) if one[0] < other[0] or other[1] < one[1]
+    ]
+    if not apart:
+        return None
+    axis = apart[0]
+    (first, end), (start, stop) = box[axis], exact[axis]
+    if len(apart) > 1 or (start > first and stop < end):
+        return box
+    return (*box[:axis], (stop, end) if start <= first else (first, start), *box[axis + 1 :])
+
+
+def _shifted(box: Box, target: Box, leftover: Leftover, axis: int, width: int, new_width: int) -> Leftover:
+    """Return a leftover at the same elements of a result along one axis; all of the result along the others."""
+    first = max(leftover.box[axis][0], box[axis][0]) - box[axis][0]
+    end = min(leftover.box[axis][1], box[axis][1]) - box[axis][0]
+    start = target[axis][0]
+    moved = (start + first * new_width // width, start + end * new_width // width)
+    return Leftover((*target[:axis], moved, *target[axis + 1 :]), axis, leftover.old, leftover.new)
+
+
+def _transposed(
+    tile: NkiTensor, box: Box, result: NkiTensor, target: Box, leftover: Leftover
+) -> Leftover | None:
+    """Return the leftover of a transpose of two dims: rows become columns."""
+    if len(box) != 2 or len(target) != 2:
+        return None
+    axis = leftover.axis
+    unit = 1 if axis == _ROWS else tile.dtype.itemsize
+    new_unit = result.dtype.itemsize if axis == _ROWS else 1
+    other = 1 - axis
+    first = (max(leftover.box[axis][0], box[axis][0]) - box[axis][0]) // unit
+    end = (min(leftover.box[axis][1], box[axis][1]) - box[axis][0]) // unit
+    start = target[other][0]
+    moved = [*target]
+    moved[other] = (start + first * new_unit, start + end * new_unit)
+    return Leftover(tuple(moved), other, leftover.old, leftover.new)
+
+
+def _has_nonzero_rows(operand: np.ndarray, source: NkiTensor, first: int, end: int) -> bool:
+    """Return whether an operand of a product has elements that are not zero in the rows of a leftover.
+
+    first, end: partitions of the allocation of `source`, whose view the product takes.
+    """
+    offset = source.layout.rows[0]
+    rows = operand[max(first - offset, 0) : max(end - offset, 0)]
+    return bool(np.any(rows))

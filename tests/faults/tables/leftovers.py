@@ -1,0 +1,76 @@
+"""Tiles that a loop reuses, and fills less for its last, shorter block."""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+
+from tests.faults.data import copied_out, ramp
+from tests.faults.table import fault
+
+
+@fault("NKW-STALE", ramp(12, 4), ramp(12, 4), answer=lambda a, b: a.T @ b)
+def cleared_before_the_loop_only(a, b, sick):
+    """Both tiles are cleared once before the loop, so the last block finds the rows of the block before."""
+    left, right = nl.zeros((8, 4), dtype=nl.float32), nl.zeros((8, 4), dtype=nl.float32)
+    sums = nl.ndarray((4, 4), dtype=nl.float32, buffer=nl.psum)
+    for first in range(0, 12, 8):
+        rows = min(8, 12 - first)
+        if rows < 8 and not sick:
+            nisa.memset(left, value=0.0)
+            nisa.memset(right, value=0.0)
+        nisa.dma_copy(dst=left[0:rows], src=a[first : first + rows])
+        nisa.dma_copy(dst=right[0:rows], src=b[first : first + rows])
+        nisa.nc_matmul(dst=sums, stationary=left, moving=right, accumulate=first > 0)  # blamed
+    return copied_out(sums)
+
+
+@fault("NKW-STALE", ramp(12, 4), answer=lambda a: (a * a).sum(0, keepdims=True))
+def squares_of_old_rows(a, sick):
+    """The tile is squared as a whole and summed over its partitions, also for the last 4 of 12 rows."""
+    tile, squares = nl.ndarray((8, 4), dtype=nl.float32), nl.ndarray((8, 4), dtype=nl.float32)
+    part, total = nl.ndarray((1, 4), dtype=nl.float32), nl.zeros((1, 4), dtype=nl.float32)
+    for first in range(0, 12, 8):
+        rows = min(8, 12 - first)
+        nisa.dma_copy(dst=tile[0:rows], src=a[first : first + rows])
+        nisa.activation(dst=squares, op=nl.square, data=tile)
+        used = 8 if sick else rows
+        nisa.tensor_partition_reduce(dst=part, op=nl.add, data=squares[0:used])  # blamed
+        nisa.tensor_tensor(dst=total, data1=total, data2=part, op=nl.add)
+    return copied_out(total)
+
+
+@fault("NKW-STALE", ramp(4, 12), answer=lambda a: np.stack([a[:, 0:8].max(1), a[:, 8:].max(1)], 1))
+def widest_column_of_the_block_before(a, sick):
+    """Two lines load the tile, one for whole blocks and one for the last; the maximum covers all columns."""
+    tile, most = nl.ndarray((4, 8), dtype=nl.float32), nl.ndarray((4, 2), dtype=nl.float32)
+    half = nl.ndarray((4, 8), dtype=nl.bfloat16)
+    for block in range(2):
+        if block == 0:
+            nisa.dma_copy(dst=tile, src=a[:, 0:8])
+        else:
+            nisa.dma_copy(dst=tile[:, 0:4], src=a[:, 8:12])
+        nisa.tensor_copy(dst=half, src=tile)
+        used = 8 if sick or block == 0 else 4
+        nisa.tensor_reduce(  # blamed
+            dst=most[:, block : block + 1], data=half[:, 0:used], op=nl.maximum, axis=1
+        )
+    return copied_out(most)
+
+
+@fault("NKW-STALE", ramp(12, 8), answer=lambda a: np.concatenate([a + 1, np.zeros((4, 8), np.float32)]))
+def old_rows_stored(a, sick):
+    """The output has whole blocks; the last store writes rows of the block before into its end."""
+    out = nl.ndarray((16, 8), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
+    tile, raised = nl.ndarray((8, 8), dtype=nl.float32), nl.ndarray((8, 8), dtype=nl.float32)
+    for first in range(0, 16, 8):
+        rows = min(8, 12 - first)
+        nisa.dma_copy(dst=tile[0:rows], src=a[first : first + rows])
+        nisa.tensor_scalar(dst=raised, data=tile, op0=nl.add, operand0=1.0)
+        if rows < 8 and not sick:
+            zeros = nl.zeros((4, 8), dtype=nl.float32)
+            nisa.dma_copy(dst=out[12:16], src=zeros)
+            raised = raised[0:rows]
+        nisa.dma_copy(dst=out[first : first + raised.shape[0]], src=raised)  # blamed
+    return out
