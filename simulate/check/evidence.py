@@ -18,6 +18,7 @@ from simulate.check.footprint import Footprint, addressed, addresses, folds, foo
 from simulate.check.notes import Note
 from simulate.check.observed_leftovers import Leftovers
 from simulate.check.observed_nonfinite import NonFinite
+from simulate.check.observed_stores import Stores
 from simulate.check.observed_values import Values
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Accumulate, Plan, Registers, State
@@ -43,6 +44,7 @@ class CoreEvidence:
         """Where the run-time address of a DMA's operand led, by event and the operand's place in the template."""
         self.values = Values()
         self.leftovers = Leftovers()
+        self.stores = Stores()
 
     @cached_property
     def accesses(self) -> list[tuple[Access, ...]]:
@@ -168,6 +170,7 @@ class Evidence:
         known = self.of(core.stream)
         known.values.before(len(core.stream), issue, operands)
         known.leftovers.before(len(core.stream), issue, operands)
+        known.stores.before(core, issue)
         self.nonfinite.before(core, issue)
 
     def issued(self, core: NeuronCore, issue: Issue, operands: Sequence[Any]) -> None:
@@ -196,6 +199,7 @@ class Evidence:
                 known.shared[event] = tuple(touched)
         known.values.after(event, issue, operands)
         known.leftovers.after(event, kernel_line(), issue, event in core.stream.masked)
+        known.stores.after(core, event, issue)
         self.nonfinite.after(core, issue, operands)
 
     @staticmethod

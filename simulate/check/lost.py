@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from simulate.check.evidence import Evidence
+from simulate.check.evidence import CoreEvidence, Evidence
 from simulate.check.findings import Finding, Severity, found, kind, touch
 from simulate.isa.shapes import unchanged
 from simulate.isa.template import Template
@@ -23,6 +23,11 @@ OVERWRITTEN = kind(
     "NKW-LOST",
     Severity.warning,
     "A result that an instruction computes is read before another instruction overwrites all of it.",
+)
+STORED_TWICE = kind(
+    "NKW-STORE-LOST",
+    Severity.warning,
+    "Different results that DMAs store to HBM go to different places, unless the first one is read before.",
 )
 UNUSED = kind(
     "NKW-RESULT-UNUSED",
@@ -60,6 +65,7 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
         live = _live(stream, accesses, flow)
         findings += _overwritten(stream, flow, live)
         findings += _unused(stream, accesses, flow)
+        findings += _stored_twice(stream, evidence.of(stream))
     return findings
 
 
@@ -210,6 +216,36 @@ def _is_move(template: Template) -> bool:
     """Return whether an instruction only copies one tile, which still contains the values."""
     plan = template.plan
     return plan.compute is unchanged or plan.effects.copies
+
+
+def _stored_twice(stream: Stream, seen: CoreEvidence) -> list[Finding]:
+    """Return findings for stores that overlap earlier ones with other bits; `stale` judges stores to one view."""
+    findings: list[Finding] = []
+    said: set[int] = set()
+    for lost in seen.stores.lost:
+        line = stream.line_ids[lost.second]
+        if line in said or seen.written.get(lost.first) == seen.written.get(lost.second) is not None:
+            continue
+        said.add(line)
+        record = stream.tensors[lost.tensor]
+        findings.append(
+            found(
+                STORED_TWICE,
+                f"{stream.event(lost.second).op} changes {lost.count} of the {lost.size} elements of {record.name} "
+                f"{record.shape} that it stores; an earlier store wrote these elements, and nothing read them",
+                stream.event(lost.second).where,
+                (
+                    touch(stream, lost.first, _result(stream, lost.first, lost.tensor)),
+                    touch(stream, lost.second, _result(stream, lost.second, lost.tensor)),
+                ),
+                hint="advance the destination by the number of rows or columns that a store writes",
+            )
+        )
+    return findings
+
+
+def _result(stream: Stream, event: int, tensor: int) -> Access:
+    return next(each for each in stream.accesses(event) if each.tensor == tensor and each.kind != READ)
 
 
 def _unused(stream: Stream, accesses: list[tuple[Access, ...]], flow: _Flow) -> list[Finding]:

@@ -114,3 +114,50 @@ def second_operand_forgotten(x, y, sick):
         nisa.dma_copy(dst=second, src=y[:, columns])  # blamed
         nisa.tensor_tensor(dst=out[:, columns], data1=first, data2=first if sick else second, op=nl.add)
     return copied_out(out)
+
+
+@fault("NKW-STORE-LOST", ramp(10, 4), answer=lambda x: x + x)
+def stores_advance_by_too_little(x, sick):
+    """Blocks of 4 rows are stored 3 rows apart. Healthy, the last block repeats two rows with equal values."""
+    out = nl.ndarray((10, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
+    for block in range(3):
+        first = min(block * 4, 6)
+        tile = nl.load(x[first : first + 4])
+        nisa.tensor_tensor(dst=tile, data1=tile, data2=tile, op=nl.add)
+        place = block * 3 if sick else first
+        nisa.dma_copy(dst=out[place : place + 4], src=tile)  # blamed
+    return out
+
+
+@fault("NKW-STORE-LOST", ramp(4, 12), answer=lambda x: np.concatenate([x[:, 0:6] + 1, x[:, 6:] + 2], 1))
+def columns_stored_from_two_lines(x, sick):
+    """The store of the right half begins two columns too early and the left half is the wider one."""
+    out = nl.ndarray((4, 12), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
+    left, right = nl.load(x[:, 0:6]), nl.load(x[:, 4:12])
+    nisa.tensor_scalar(dst=left, data=left, op0=nl.add, operand0=1.0)
+    nisa.tensor_scalar(dst=right, data=right, op0=nl.add, operand0=2.0)
+    nisa.dma_copy(dst=out[:, 0:6], src=left)
+    first = 0 if sick else 2
+    nisa.dma_copy(dst=out[:, 4 + first : 12], src=right[:, first:8])  # blamed
+    return out
+
+
+@fault(
+    "NKW-STORE-LOST",
+    ramp(4, 4),
+    np.array([[0], [1], [2], [3]], np.int32),
+    np.array([[4], [5], [6], [7]], np.int32),
+    answer=lambda x, first, second: np.concatenate([x + 1, x + 2]),
+)
+def pages_with_one_table(x, first, second, sick):
+    """The second half of the pages is scattered by the table of the first half."""
+    out = nl.ndarray((8, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
+    for half, table in enumerate((first, second)):
+        rows = nl.load(first if sick and half else table)
+        tile = nl.load(x)
+        nisa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=half + 1.0)
+        pages = out.ap(pattern=[[4, 4], [1, 4]], vector_offset=rows, indirect_dim=0)
+        nisa.dma_copy(dst=pages, src=tile)  # blamed
+    if sick:
+        nisa.dma_copy(dst=out[4:8], src=nl.load(x[nl.load(second).shape[0] - 4 :]))
+    return out

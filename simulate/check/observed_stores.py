@@ -1,0 +1,111 @@
+"""Observation of stores to HBM: bytes that a second store changes before anything has read the first one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from simulate.check.tile_values import selected_elements
+from simulate.memory import MemoryRegion, NkiTensor
+from simulate.run.execute import flat
+from simulate.run.machine import Issue, NeuronCore
+
+_NONE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class LostStore:
+    """A store that changes elements of an earlier store which nothing read: both events, the tensor, the elements."""
+
+    first: int
+    second: int
+    tensor: int
+    count: int
+    size: int
+
+
+@dataclass
+class Stores:
+    """The stores of one core. Per element of a tensor in HBM, the event that stored it and that nothing followed."""
+
+    lost: list[LostStore] = field(default_factory=list)
+    _unread: dict[int, np.ndarray] = field(default_factory=dict)
+    _old: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    """Of the running store, by tensor: the events that stored its elements, and their bits."""
+
+    def before(self, core: NeuronCore, issue: Issue) -> None:
+        """Keep what a store is about to overwrite; note what an instruction reads."""
+        self._old.clear()
+        plan, reads, writes = issue
+        for tile in reads:
+            events = self._unread.get(tile.storage.serial)
+            if events is not None:
+                self._set(events, tile, _NONE)
+        if core.dry or plan.rendezvous is not None or not reads:
+            return
+        for tile in writes:
+            events = self._unread.get(tile.storage.serial)
+            if events is not None:
+                earlier = self._get(events, tile)
+                if (earlier != _NONE).any():
+                    self._old[tile.storage.serial] = earlier.copy(), _bits(tile).copy()
+
+    def after(self, core: NeuronCore, event: int, issue: Issue) -> None:
+        """Compare what a store left with what an earlier one had stored."""
+        plan, reads, writes = issue
+        if core.dry or plan.rendezvous is not None or not reads:
+            return
+        for tile in writes:
+            if tile.buffer not in _HBM:
+                continue
+            serial = tile.storage.serial
+            if serial in self._old:
+                self._compare(event, tile, *self._old[serial])
+            if serial not in self._unread:
+                count = tile.storage.nbytes // tile.storage.dtype.storage.itemsize
+                self._unread[serial] = np.full(count, _NONE, np.int32)
+            self._set(self._unread[serial], tile, event)
+
+    def _compare(self, event: int, tile: NkiTensor, earlier: np.ndarray, old: np.ndarray) -> None:
+        changed = (earlier != _NONE) & (old != _bits(tile))
+        if not changed.any() or (old[changed] == old[changed].flat[0]).all():
+            return  # equal bits, or a constant that was stored to be overwritten
+        first = int(earlier[changed].flat[0])
+        count = int(changed.sum())
+        self.lost.append(LostStore(first, event, tile.storage.serial, count, tile.size))
+
+    @staticmethod
+    def _get(events: np.ndarray, tile: NkiTensor) -> np.ndarray:
+        if tile.dtype.storage.itemsize != tile.storage.dtype.storage.itemsize:
+            return np.full(tile.shape, _NONE, np.int32)
+        if tile.dynamic is not None:
+            elements, inside = selected_elements(tile)
+            return np.where(inside, events[np.where(inside, elements, 0)], _NONE)
+        return _view(events, tile)
+
+    @staticmethod
+    def _set(events: np.ndarray, tile: NkiTensor, event: int) -> None:
+        if tile.dtype.storage.itemsize != tile.storage.dtype.storage.itemsize:
+            events[...] = _NONE  # a view of another width: nothing is known of the tensor any more
+        elif tile.dynamic is not None:
+            elements, inside = selected_elements(tile)
+            events[elements[inside]] = event
+        else:
+            _view(events, tile)[...] = event
+
+
+_HBM = (MemoryRegion.private_hbm, MemoryRegion.shared_hbm)
+
+
+def _view(events: np.ndarray, tile: NkiTensor) -> np.ndarray:
+    strides = [stride * events.itemsize for stride in tile.strides]
+    return np.ndarray(tile.shape, events.dtype, events, tile.offset * events.itemsize, strides)
+
+
+def _bits(tile: NkiTensor) -> np.ndarray:
+    unsigned = np.dtype(f"u{tile.dtype.storage.itemsize}")
+    if tile.dynamic is None:
+        return tile.array.view(unsigned)
+    elements, inside = selected_elements(tile)
+    return flat(tile).array.view(unsigned)[np.where(inside, elements, 0)]
