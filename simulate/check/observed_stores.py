@@ -31,6 +31,8 @@ class Stores:
 
     lost: list[LostStore] = field(default_factory=list)
     _unread: dict[int, np.ndarray] = field(default_factory=dict)
+    _loaded: set[int] = field(default_factory=set)
+    """Tiles that contain what a DMA brought from HBM, where it still is."""
     _old: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     """Of the running store, by tensor: the events that stored its elements, and their bits."""
 
@@ -56,16 +58,22 @@ class Stores:
         plan, reads, writes = issue
         if core.dry or plan.rendezvous is not None or not reads:
             return
+        from_hbm = plan.effects.copies and reads[0].buffer in _HBM
+        is_copy = from_hbm or (plan.effects.copies and reads[0].storage.serial in self._loaded)
         for tile in writes:
-            if tile.buffer not in _HBM:
-                continue
             serial = tile.storage.serial
+            if tile.buffer not in _HBM:
+                (self._loaded.add if from_hbm else self._loaded.discard)(serial)
+                continue
+            if core.rank.logical_core_size > 1 and tile.buffer is MemoryRegion.shared_hbm:
+                continue  # the other core may have read or written the elements; `race` judges those
             if serial in self._old:
                 self._compare(event, tile, *self._old[serial])
             if serial not in self._unread:
                 count = tile.storage.nbytes // tile.storage.dtype.storage.itemsize
                 self._unread[serial] = np.full(count, _NONE, np.int32)
-            self._set(self._unread[serial], tile, event)
+            # A copy that is updated in part afterwards loses nothing: its source is still there.
+            self._set(self._unread[serial], tile, _NONE if is_copy else event)
 
     def _compare(self, event: int, tile: NkiTensor, earlier: np.ndarray, old: np.ndarray) -> None:
         changed = (earlier != _NONE) & (old != _bits(tile))
