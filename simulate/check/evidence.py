@@ -14,8 +14,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from simulate.check.findings import Finding
+from simulate.check.flow import Flow, follow
 from simulate.check.footprint import Footprint, addressed, addresses, folds, footprint, footprint_of, written
 from simulate.check.notes import Note
+from simulate.check.observed_arithmetic import Arithmetic
 from simulate.check.observed_leftovers import Leftovers
 from simulate.check.observed_nonfinite import NonFinite
 from simulate.check.observed_stores import Stores
@@ -43,6 +45,7 @@ class CoreEvidence:
         self.addresses: dict[tuple[int, int], np.ndarray] = {}
         """Where the run-time address of a DMA's operand led, by event and the operand's place in the template."""
         self.values = Values()
+        self.arithmetic = Arithmetic()
         self.leftovers = Leftovers()
         self.stores = Stores()
 
@@ -50,6 +53,11 @@ class CoreEvidence:
     def accesses(self) -> list[tuple[Access, ...]]:
         """The accesses of every event, computed once for all detectors."""
         return [self._stream.accesses(index) for index in range(len(self._stream))]
+
+    @cached_property
+    def flow(self) -> Flow:
+        """Which events read the results of which, computed once for all detectors."""
+        return follow(self._stream, self.accesses)
 
     @cached_property
     def registers(self) -> dict[int, Registers]:
@@ -168,10 +176,13 @@ class Evidence:
     def issuing(self, core: NeuronCore, issue: Issue, operands: Sequence[Any]) -> None:
         """Observe the values that an instruction is about to read."""
         known = self.of(core.stream)
-        known.values.before(len(core.stream), issue, operands)
-        known.leftovers.before(len(core.stream), issue, operands)
-        known.stores.before(core, issue)
-        self.nonfinite.before(core, issue)
+        event = len(core.stream)
+        known.leftovers.before(event, issue, operands)
+        if not core.dry:
+            known.values.before(event, issue, operands)
+            known.stores.before(core, issue)
+            known.arithmetic.before(event, issue, operands)
+            self.nonfinite.before(core, issue)
 
     def issued(self, core: NeuronCore, issue: Issue, operands: Sequence[Any]) -> None:
         """Observe which elements an instruction touched, and what it wrote."""
@@ -197,10 +208,12 @@ class Evidence:
             ]
             if touched:
                 known.shared[event] = tuple(touched)
-        known.values.after(event, issue, operands)
         known.leftovers.after(event, kernel_line(), issue, event in core.stream.masked)
-        known.stores.after(core, event, issue)
-        self.nonfinite.after(core, issue, operands)
+        if not core.dry:
+            known.values.after(event, issue, operands)
+            known.stores.after(core, event, issue)
+            known.arithmetic.after(event, issue, operands)
+            self.nonfinite.after(core, issue, operands)
 
     @staticmethod
     def _addresses(core: CoreEvidence, event: int, plan: Plan, reads: Tensors, writes: Tensors) -> None:

@@ -79,8 +79,6 @@ class NonFinite:
 
     def before(self, core: NeuronCore, issue: Issue) -> None:
         """Keep the values of operands that are not finite, before a result overwrites them."""
-        if core.dry:
-            return
         plan, reads, writes = issue
         rank = core.rank.number
         for tile in (*reads, *writes):
@@ -93,8 +91,6 @@ class NonFinite:
 
     def after(self, core: NeuronCore, issue: Issue, operands: Sequence[Any]) -> None:
         """Give the results that are not finite their origins."""
-        if core.dry:
-            return
         plan, reads, writes = issue
         rank, event = core.rank.number, len(core.stream)
         sources = self._operands.pop((rank, core.number), None) or [None] * (len(reads) + len(writes))

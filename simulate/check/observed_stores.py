@@ -44,7 +44,7 @@ class Stores:
             events = self._unread.get(tile.storage.serial)
             if events is not None:
                 self._set(events, tile, _NONE)
-        if core.dry or plan.rendezvous is not None or not reads:
+        if plan.rendezvous is not None or not reads:
             return
         for tile in writes:
             events = self._unread.get(tile.storage.serial)
@@ -56,7 +56,7 @@ class Stores:
     def after(self, core: NeuronCore, event: int, issue: Issue) -> None:
         """Compare what a store left with what an earlier one had stored."""
         plan, reads, writes = issue
-        if core.dry or plan.rendezvous is not None or not reads:
+        if plan.rendezvous is not None or not reads:
             return
         from_hbm = plan.effects.copies and reads[0].buffer in _HBM
         is_copy = from_hbm or (plan.effects.copies and reads[0].storage.serial in self._loaded)

@@ -20,6 +20,7 @@ _FP8_E4M3_MAX = 240.0  # of the chip's own e4m3, to which chips without e4m3fn c
 
 
 _FEW_ELEMENTS = 8  # of fewer, no share is taken
+_SMALL_FP8 = 0.125  # a larger element uses the range of an 8-bit float; probabilities beside it may vanish
 _HALF_EXPONENT = {"float16": 0x7C00, "bfloat16": 0x7F80}
 """The bits of a 16-bit float that are all set in infinities and NaN, and in no other value."""
 
@@ -162,7 +163,7 @@ class Values:
         values = exact.reshape(tile.shape)
         nonzero = values != 0
         lost, count = int((nonzero & (tile.array.astype(np.float32) == 0)).sum()), int(nonzero.sum())
-        if count >= _FEW_ELEMENTS and 2 * lost > count:
+        if count >= _FEW_ELEMENTS and 2 * lost > count and float(np.abs(values).max()) < _SMALL_FP8:
             seen = f"{lost} of {count} results that are not zero become zero, for example "
             seen += f"{float(values[nonzero & (tile.array.astype(np.float32) == 0)].flat[0]):g}"
             self.vanished.append(Note(event, tile.storage.serial, seen))

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 
 from simulate.check.evidence import Evidence
-from simulate.check.findings import Finding, FindingKind, Severity, found, kind, touch
-from simulate.check.notes import Note
+from simulate.check.findings import Finding, Severity, kind
+from simulate.check.notes import note_findings
 from simulate.run import Launch
-from simulate.run.stream import READ, Stream
 
 INTEGERS = kind(
     "NKW-INT-FLOAT32",
@@ -71,84 +70,44 @@ _RANGE_HINTS = {
 }
 
 
-_OF_RESULTS = (OVERFLOW, HALF_OVERFLOW, ROUNDED, SATURATED, WRAPPED, NAN_TO_INTEGER, VANISHED)
-
-
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
     """Values that were lost, or were outside of a function's range, one finding per line."""
     findings: list[Finding] = []
     for stream in launch.streams:
         seen = evidence.of(stream).values
-        findings += _notes(
+        integers = seen.integers
+        findings += note_findings(
             stream,
             INTEGERS,
             seen.large_integers,
             "make all operands and the result int32 or uint32 in SBUF, where GpSimd's tensor_tensor is exact",
         )
         if not launch.hardware.matmul_e4m3fn:
-            findings += _notes(stream, FP8, seen.wide_fp8, "scale the data to 240 before the cast")
-        findings += _notes(
-            stream, OVERFLOW, seen.overflowing_fp8, "scale by the largest magnitude before the cast, or clip"
+            findings += note_findings(stream, FP8, seen.wide_fp8, "scale the data to 240 before the cast")
+        results = (
+            (OVERFLOW, seen.overflowing_fp8, "scale by the largest magnitude before the cast, or clip"),
+            (HALF_OVERFLOW, seen.overflowing_halves, "keep the sum in float32, or scale before the cast"),
+            (ROUNDED, seen.rounded_integers, "keep integers in int32, or cast them to float32"),
+            (ROUNDED, integers.rounded_numbers, "write the numbers to int32 or float32"),
+            (
+                SATURATED,
+                integers.saturated,
+                "scale or clip to the range before the cast, or take a wider dtype",
+            ),
+            (WRAPPED, integers.wrapped, "keep the operands small enough, or compute in two halves"),
+            (NAN_TO_INTEGER, integers.nan_to_integer, "replace NaN before the cast, or find its source"),
+            (VANISHED, seen.vanished, "divide by the scale where the kernel multiplies by it, or widen"),
         )
-        findings += _notes(
-            stream,
-            HALF_OVERFLOW,
-            seen.overflowing_halves,
-            "keep the sum in float32, or scale before the cast",
-        )
-        findings += _notes(
-            stream, ROUNDED, seen.rounded_integers, "keep integers in int32, or cast them to float32"
-        )
-        integers = seen.integers
-        findings += _notes(stream, ROUNDED, integers.rounded_numbers, "write the numbers to int32 or float32")
-        findings += _notes(
-            stream,
-            SATURATED,
-            integers.saturated,
-            "scale or clip to the range before the cast, or choose a wider dtype",
-        )
-        findings += _notes(
-            stream, WRAPPED, integers.wrapped, "keep the operands small enough, or compute in two halves"
-        )
-        findings += _notes(
-            stream, NAN_TO_INTEGER, integers.nan_to_integer, "replace NaN before the cast, or find its source"
-        )
-        findings += _notes(
-            stream, VANISHED, seen.vanished, "divide by the scale where the kernel multiplies by it, or widen"
-        )
-        findings += _notes(
-            stream, FUNCTION, seen.outside_domain, "scale the argument into that range before the call"
-        )
-        findings += _notes(
+        for what, notes, hint in results:
+            findings += note_findings(stream, what, notes, hint, of_results=True)
+        findings += note_findings(stream, FUNCTION, seen.outside_domain, _range_hint)
+        findings += note_findings(
             stream, SPREAD, seen.spread_by_transpose, "mask with a large finite number such as -30000.0"
         )
     return findings
 
 
-def _notes(stream: Stream, what: FindingKind, notes: list[Note], hint: str) -> list[Finding]:
-    findings = []
-    lines: set[int] = set()
-    for note in notes:
-        if stream.line_ids[note.event] in lines:
-            continue
-        lines.add(stream.line_ids[note.event])
-        record = stream.tensors[note.tensor]
-        written = what in _OF_RESULTS
-        mine = [access for access in stream.accesses(note.event) if access.tensor == note.tensor]
-        access = next((each for each in mine if (each.kind != READ) is written), mine[0])
-        findings.append(
-            found(
-                what,
-                f"{record.name} {record.shape} {record.dtype}: {note.seen}",
-                stream.event(note.event).where,
-                (touch(stream, note.event, access),),
-                hint=_range_hint(note.seen, hint) if what is FUNCTION else hint,
-            )
-        )
-    return findings
-
-
-def _range_hint(seen: str, otherwise: str) -> str:
+def _range_hint(seen: str) -> str:
     """What helps an argument like the one that the note shows; no clipping brings an infinity's value back."""
     example = float(seen.rpartition("for example ")[2])
     if not math.isfinite(example):
@@ -160,4 +119,4 @@ def _range_hint(seen: str, otherwise: str) -> str:
         return "add a small constant to the argument"
     if example < 0 and any(f" of {name} lie" in seen for name in ("sqrt", "rsqrt", "log")):
         return "clip it at a small positive number, or compute it so that rounding cannot make it negative"
-    return otherwise
+    return "scale the argument into that range before the call"

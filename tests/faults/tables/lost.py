@@ -100,19 +100,18 @@ def scaled_tile_unused(x, sick):
     return copied_out(sums if sick else scaled)
 
 
-@fault("NKW-RESULT-UNUSED", ramp(8, 8), ramp(8, 8), answer=lambda x, y: x + y)
+@fault("NKW-RESULT-UNUSED", ramp(8, 8), ramp(8, 1), answer=lambda x, y: x + 2 * y)
 def second_operand_forgotten(x, y, sick):
-    """The second input is loaded in a loop over column blocks, and the first one is added to itself."""
+    """The second input is doubled in a loop over column blocks, and the first one is added to itself."""
     out = nl.ndarray((8, 8), dtype=nl.float32)
     for block in range(2):
         columns = slice(block * 4, block * 4 + 4)
-        first, second = (
-            nl.ndarray((8, 4), dtype=nl.float32),
-            nl.ndarray((8, 4), dtype=nl.float32, name="second"),
+        tile, bias = nl.load(x[:, columns]), nl.load(y)
+        doubled = nl.ndarray((8, 1), dtype=nl.float32)
+        nisa.activation(dst=doubled, op=nl.copy, data=bias, scale=2.0)  # blamed
+        nisa.tensor_scalar(
+            dst=out[:, columns], data=tile, op0=nl.add, operand0=tile[:, 0:1] if sick else doubled
         )
-        nisa.dma_copy(dst=first, src=x[:, columns])
-        nisa.dma_copy(dst=second, src=y[:, columns])  # blamed
-        nisa.tensor_tensor(dst=out[:, columns], data1=first, data2=first if sick else second, op=nl.add)
     return copied_out(out)
 
 

@@ -1,0 +1,100 @@
+"""`arithmetic`: operations that are legal on the chip and rarely meant: wrong identities, logical shifts, old seeds."""
+
+from __future__ import annotations
+
+from simulate.check.evidence import Evidence
+from simulate.check.findings import Finding, Severity, found, kind, touch
+from simulate.check.notes import note_findings
+from simulate.run import Launch
+from simulate.run.stream import Stream
+
+IDENTITY = kind(
+    "NKW-IDENTITY",
+    Severity.warning,
+    "A running maximum, minimum or product starts at the identity of its operator, which is not 0.",
+)
+ABSORBED = kind(
+    "NKW-SUM-ABSORBED",
+    Severity.warning,
+    "A running sum has a dtype whose spacing is smaller than what is added to it.",
+)
+SHIFT = kind(
+    "NKW-SHIFT-SIGN",
+    Severity.warning,
+    "right_shift fills with zeros, for signed dtypes as well; no chip has an arithmetic right shift.",
+)
+INVERTED = kind(
+    "NKW-INVERT-MASK",
+    Severity.warning,
+    "invert flips every bit; a mask of 0 and 1 is negated by an exclusive or with 1, which flips the lowest one.",
+)
+INDEX = kind(
+    "NKW-INDEX-ROUNDED",
+    Severity.warning,
+    "A run-time index is an integer before its cast; casts round to the nearest integer and do not truncate.",
+)
+BITS = kind(
+    "NKW-REINTERPRETED",
+    Severity.warning,
+    "A view with another dtype reinterprets bits; arithmetic reads a tile with the float dtype that wrote it.",
+)
+SEED = kind(
+    "NKW-SEED-REPEATED",
+    Severity.warning,
+    "A random generator gets another seed before each sequence, and on each core; equal seeds repeat the numbers.",
+)
+
+
+def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
+    """Return operations whose values show that something else was meant, one finding per line."""
+    findings: list[Finding] = []
+    for stream in launch.streams:
+        seen = evidence.of(stream).arithmetic
+        results = (
+            (IDENTITY, seen.wrong_identity, "fill it with -inf, inf or 1, or copy the first block to it"),
+            (ABSORBED, seen.absorbed, "keep the running sum in float32, and cast it once"),
+            (
+                SHIFT,
+                seen.logical_shifts,
+                "subtract before the shift, or multiply by a power of two in float32",
+            ),
+            (INVERTED, seen.inverted_masks, "op=nl.bitwise_xor with 1, or op=nl.equal with 0"),
+            (INDEX, seen.rounded_indices, "subtract just under a half before the cast, or shift integers"),
+        )
+        for what, notes, hint in results:
+            findings += note_findings(stream, what, notes, hint, of_results=True)
+        findings += note_findings(
+            stream, BITS, seen.reinterpreted, "tensor_copy to a tile of that dtype converts the values"
+        )
+        findings += note_findings(
+            stream, SEED, seen.repeated_seeds, "seed once before the loop, or add the round to the seed"
+        )
+    return findings + _seeds_of_cores(launch, evidence)
+
+
+def _seeds_of_cores(launch: Launch, evidence: Evidence) -> list[Finding]:
+    """Return a finding for each rank whose second core draws with a seed of the first."""
+    findings: list[Finding] = []
+    first_of_rank: dict[int, Stream] = {}
+    for stream in launch.streams:
+        first = first_of_rank.setdefault(stream.rank, stream)
+        if first is stream:
+            continue
+        mine, others = evidence.of(stream).arithmetic.seeds, evidence.of(first).arithmetic.seeds
+        for digest in sorted(mine.keys() & others.keys(), key=lambda each: mine[each]):
+            seeded = [(first, *others[digest]), (stream, *mine[digest])]
+            touches = [
+                touch(core, event, next(a for a in core.accesses(event) if a.tensor == tensor))
+                for core, event, tensor in seeded
+            ]
+            findings.append(
+                found(
+                    SEED,
+                    f"both cores of rank {stream.rank} seed with the same value and draw the same numbers",
+                    stream.event(mine[digest][0]).where,
+                    touches,
+                    hint="add nl.program_id(0) to the seed",
+                )
+            )
+            break
+    return findings

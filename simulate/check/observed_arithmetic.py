@@ -1,0 +1,232 @@
+"""Observation of arithmetic that is legal and rarely meant, recognised by its operands and results.
+
+A plan does not name its operator, so the operator is recognised by its values: a result that equals the sum, the
+maximum or the logical shift of its operands in all elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from simulate.check.notes import Note
+from simulate.isa import propagation
+from simulate.isa.plan import Domain, Plan, RandomUse
+from simulate.memory import NkiTensor
+from simulate.numerics.quiet import quiet
+from simulate.run.machine import Issue
+
+_FEW_ELEMENTS = 8  # of fewer, no share is taken
+_SMALL = 2**24  # larger integers are bit patterns, hashes or random numbers
+_NEARLY = 1e-3  # a quotient this close to an integer is meant to be that integer
+
+
+@dataclass
+class Arithmetic:
+    """The observed arithmetic of one core."""
+
+    wrong_identity: list[Note] = field(default_factory=list)
+    absorbed: list[Note] = field(default_factory=list)
+    logical_shifts: list[Note] = field(default_factory=list)
+    inverted_masks: list[Note] = field(default_factory=list)
+    rounded_indices: list[Note] = field(default_factory=list)
+    reinterpreted: list[Note] = field(default_factory=list)
+    repeated_seeds: list[Note] = field(default_factory=list)
+    seeds: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By digest of a seed: the event that set it and its tensor, where something was drawn since."""
+    _zeros: set[int] = field(default_factory=set)  # tiles that a memset filled with zeros
+    _rounded_up: dict[int, Note] = field(default_factory=dict)
+    _written_as: dict[int, set[str]] = field(default_factory=dict)
+    _pending_seed: tuple[int, int, int] | None = None
+    _kept: list[np.ndarray] | None = None
+    _starts_at_zero: tuple[bool, ...] = ()
+
+    def before(self, event: int, issue: Issue, operands: Sequence[Any]) -> None:
+        """Keep operands that the result overwrites; observe how bytes and indices are used."""
+        plan, reads, writes = issue
+        self._kept = None
+        if len(operands) != len(reads) or plan.rendezvous is not None:
+            return
+        written = {tile.storage.serial for tile in writes}
+        plain = all(isinstance(each, np.ndarray) for each in operands)
+        if (
+            plain
+            and plan.propagate is propagation.elementwise
+            and written & {t.storage.serial for t in reads}
+        ):
+            self._kept = [np.array(each) for each in operands]
+        self._starts_at_zero = tuple(tile.storage.serial in self._zeros for tile in reads)
+        for tile in (*reads, *writes):
+            if tile.dynamic is not None:
+                note = self._rounded_up.get(tile.dynamic.index.storage.serial)
+                if note is not None and note not in self.rounded_indices:
+                    self.rounded_indices.append(note)
+        if plan.domain is Domain.float32:
+            for tile in reads:
+                self._reinterpretation(event, tile)
+
+    @quiet
+    def after(self, event: int, issue: Issue, operands: Sequence[Any]) -> None:
+        """Observe the operators that results reveal, and follow zeros, dtypes and rounded numbers."""
+        plan, reads, writes = issue
+        if len(operands) != len(reads) or plan.rendezvous is not None:
+            return
+        self._random(event, issue, operands)
+        values = self._kept or operands
+        elementwise = plan.propagate is propagation.elementwise and plan.state is None and len(writes) == 1
+        if elementwise and writes[0].dynamic is None and all(isinstance(each, np.ndarray) for each in values):
+            if plan.domain is Domain.bits:
+                self._bitwise(event, writes[0], reads, values)
+            elif len(reads) == 2 and values[0].size == values[1].size == writes[0].size:
+                self._accumulation(event, plan, reads, writes[0], values)
+        self._rounding(event, issue, values)
+        self._follow(plan, reads, writes)
+
+    def _bitwise(
+        self, event: int, tile: NkiTensor, reads: Sequence[NkiTensor], values: Sequence[np.ndarray]
+    ) -> None:
+        dtype, source = tile.dtype.storage, reads[0]
+        if dtype.kind not in "iu" or values[0].dtype != dtype or source.storage.dtype.is_float:
+            return
+        first, result = values[0].reshape(tile.shape), tile.array
+        serial = tile.storage.serial
+        if 0 < int(first.max(initial=0)) <= 1 and int(first.min(initial=0)) >= 0:
+            if np.array_equal(result, ~first):
+                seen = f"{tile.size} elements of a mask of 0 and 1 become {int(~first.max())} and {int(~first.min())}"
+                self.inverted_masks.append(Note(event, serial, seen))
+            return
+        negative = first < 0
+        if (
+            not negative.any()
+            or (result[negative] < 0).any()
+            or int(np.abs(first.astype(np.int64)).max()) >= _SMALL
+        ):
+            return
+        unsigned = first.view(np.dtype(f"u{dtype.itemsize}"))
+        for count in range(1, 8 * dtype.itemsize - 1):
+            if np.array_equal(result, (unsigned >> np.array(count, unsigned.dtype)).view(dtype)):
+                example = int(first[negative].flat[0])
+                seen = f"{int(negative.sum())} negative integers are shifted right by {count} and become positive"
+                seen += f", for example {example} becomes {int(result[negative].flat[0])}"
+                self.logical_shifts.append(Note(event, serial, seen))
+                return
+
+    def _accumulation(
+        self,
+        event: int,
+        plan: Plan,
+        reads: Sequence[NkiTensor],
+        tile: NkiTensor,
+        values: Sequence[np.ndarray],
+    ) -> None:
+        for number, (read, start) in enumerate(zip(reads, self._starts_at_zero)):
+            in_place = read.storage is tile.storage and read.layout is tile.layout
+            if not in_place and not (start and tile.free_size == 1):
+                continue
+            old, other = values[number].reshape(tile.shape), values[1 - number].reshape(tile.shape)
+            if not (start or (in_place and tile.dtype.itemsize == 2 and tile.dtype.is_float)):
+                continue
+            exact = np.asarray(plan.compute(*values)[0]).reshape(tile.shape)
+            if start and not old.any():
+                self._identity(event, tile, other, exact)
+            elif in_place and np.array_equal(exact, old + other):
+                lost = (tile.array.astype(np.float32) == old) & (other != 0)
+                added = int((other != 0).sum())
+                if added >= _FEW_ELEMENTS and 2 * int(lost.sum()) > added:
+                    seen = (
+                        f"{int(lost.sum())} of {added} sums equal the old {tile.dtype} element, for example "
+                    )
+                    seen += f"{float(old[lost].flat[0]):g} + {float(other[lost].flat[0]):g}"
+                    self.absorbed.append(Note(event, tile.storage.serial, seen))
+            return
+
+    def _identity(self, event: int, tile: NkiTensor, other: np.ndarray, exact: np.ndarray) -> None:
+        name = ""
+        if (other < 0).any() and np.array_equal(exact, np.maximum(other, 0)):
+            name, count = "maximum", int((other < 0).sum())
+        elif (other > 0).any() and np.array_equal(exact, np.minimum(other, 0)):
+            name, count = "minimum", int((other > 0).sum())
+        elif other.any() and not exact.any():
+            name, count = "product", int((other != 0).sum())
+        if name:
+            seen = f"a {name} is accumulated onto zeros, which replace {count} of {tile.size} elements"
+            self.wrong_identity.append(Note(event, tile.storage.serial, seen))
+
+    def _rounding(self, event: int, issue: Issue, values: Sequence[Any]) -> None:
+        """Follow integers that a cast rounded up, as far as integers that become run-time indices."""
+        plan, reads, writes = issue
+        inherited = next(
+            (self._rounded_up[t.storage.serial] for t in reads if t.storage.serial in self._rounded_up), None
+        )
+        for number, tile in enumerate(writes):
+            serial = tile.storage.serial
+            self._rounded_up.pop(serial, None)
+            if not (tile.dtype.is_integer and tile.dtype.itemsize >= 2 and tile.dynamic is None):
+                continue
+            if inherited is not None:
+                self._rounded_up[serial] = inherited
+            elif (
+                plan.domain is Domain.float32
+                and plan.state is None
+                and not all(t.dtype.is_integer for t in reads)
+            ):
+                exact = np.asarray(plan.compute(*values)[number], np.float64)
+                fraction = exact - np.floor(exact)
+                up = (np.rint(exact) > exact) & (fraction < 1 - _NEARLY)
+                # Quotients contain exact integers. Numbers that were moved by a half, so that rounding truncates, do not.
+                if up.any() and (fraction == 0).any():
+                    seen = f"{int(up.sum())} of {tile.size} numbers are rounded up, for example "
+                    seen += f"{float(exact[up].flat[0]):g}, and become a run-time index"
+                    self._rounded_up[serial] = Note(event, serial, seen)
+
+    def _reinterpretation(self, event: int, tile: NkiTensor) -> None:
+        kinds = self._written_as.get(tile.storage.serial)
+        dtype = str(tile.dtype)
+        if not kinds or dtype in kinds or tile.dtype.is_packed or tile.dtype.itemsize == 1:
+            return
+        floats = {
+            kind for kind in kinds if kind.startswith(("float", "bfloat", "tfloat")) and "8" not in kind
+        }
+        truncates = "float32" in floats and dtype in ("bfloat16", "tfloat32")
+        if floats == kinds and not truncates and tile.dtype.is_float and dtype != "tfloat32":
+            seen = f"read as {dtype}, while its bits were written as {', '.join(sorted(kinds))}"
+            self.reinterpreted.append(Note(event, tile.storage.serial, seen))
+
+    def _follow(self, plan: Plan, reads: Sequence[NkiTensor], writes: Sequence[NkiTensor]) -> None:
+        for tile in writes:
+            serial = tile.storage.serial
+            if (
+                not reads
+                and tile.dtype.is_float
+                and tile.whole
+                and not tile.dtype.is_packed
+                and not tile.array.any()
+            ):
+                self._zeros.add(serial)
+            else:
+                self._zeros.discard(serial)
+            if tile.buffer.on_chip:
+                kinds = {str(tile.dtype)}
+                self._written_as[serial] = (
+                    kinds if tile.whole else kinds | self._written_as.get(serial, set())
+                )
+
+    def _random(self, event: int, issue: Issue, operands: Sequence[Any]) -> None:
+        plan, reads, _ = issue
+        use = plan.effects.random
+        if use is RandomUse.draws and self._pending_seed is not None:
+            digest, at, tensor = self._pending_seed
+            self.seeds.setdefault(digest, (at, tensor))
+            self._pending_seed = None
+        elif use is RandomUse.seeds and operands:
+            digest = crc32(np.ascontiguousarray(operands[0]).tobytes())
+            serial = reads[0].storage.serial
+            if digest in self.seeds:
+                self.repeated_seeds.append(
+                    Note(event, serial, "the seed of an earlier sequence is set again")
+                )
+            self._pending_seed = digest, event, serial
