@@ -177,7 +177,8 @@ class Arithmetic:
                 exact = np.asarray(plan.compute(*values)[number], np.float64)
                 fraction = exact - np.floor(exact)
                 up = (np.rint(exact) > exact) & (fraction < 1 - _NEARLY)
-                # Quotients contain exact integers. Numbers that were moved by a half, so that rounding truncates, do not.
+                # Quotients contain exact integers; numbers that were moved by a half, so that rounding truncates,
+                # do not.
                 if up.any() and (fraction == 0).any():
                     seen = f"{int(up.sum())} of {tile.size} numbers are rounded up, for example "
                     seen += f"{float(exact[up].flat[0]):g}, and become a run-time index"
