@@ -1,0 +1,92 @@
+"""`aliasing`: instructions of an engine that write elements which they also read at another position.
+
+An engine streams elements and writes the first results before it has read the last operands. The reference allows an
+operand as the result for a few instructions, element by element; it says nothing of shifted or transposed results.
+The simulator reads all operands first.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from simulate.check.evidence import Evidence
+from simulate.check.findings import Finding, Severity, found, kind, touch
+from simulate.check.footprint import footprint_of
+from simulate.isa import propagation
+from simulate.isa.enums import Engine
+from simulate.isa.template import Template
+from simulate.memory import NkiTensor
+from simulate.run import Launch
+from simulate.run.stream import Stream
+
+SHIFTED = kind(
+    "NKW-ALIAS-SHIFTED",
+    Severity.warning,
+    "A result overlaps an operand only element on element; an engine writes results before it has read all operands.",
+)
+
+
+def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
+    """Return one finding for each line whose result overlaps an operand at other positions, core by core."""
+    findings: list[Finding] = []
+    for stream in launch.streams:
+        findings += _shifted(stream)
+    return findings
+
+
+def _shifted(stream: Stream) -> list[Finding]:
+    candidates = [_may_shift(template) for template in stream.templates]
+    findings: list[Finding] = []
+    said: set[int] = set()
+    for event, number in enumerate(stream.template_ids):
+        line = stream.line_ids[event]
+        if not candidates[number] or line in said:
+            continue
+        tensors = stream.tensors_of(event)
+        for source, target in candidates[number]:
+            if tensors[source] != tensors[target]:
+                continue
+            said.add(line)
+            accesses = stream.accesses(event)
+            record = stream.tensors[tensors[source]]
+            findings.append(
+                found(
+                    SHIFTED,
+                    f"{stream.event(event).op} reads {record.name} {record.shape} and writes the same bytes at other "
+                    "positions",
+                    stream.event(event).where,
+                    [touch(stream, event, accesses[place]) for place in (source, target)],
+                    hint="write to a second tile",
+                )
+            )
+            break
+    return findings
+
+
+def _may_shift(template: Template) -> list[tuple[int, int]]:
+    """Return the places of operands and results that would collide if they were views of one tensor."""
+    plan = template.plan
+    if not template.direct or plan.engine in (Engine.dma, Engine.sync) or plan.rendezvous is not None:
+        return []
+    return [
+        (source, target)
+        for source in template.reads
+        for target in template.writes
+        if _collide(
+            template.operands[source], template.operands[target], plan.propagate is propagation.transposed
+        )
+    ]
+
+
+def _collide(source: NkiTensor, target: NkiTensor, moves: bool) -> bool:
+    """Return whether a result meets an operand of the same allocation at other elements than its own."""
+    if source.layout.form is not target.layout.form or source.free_size == 1 or target.free_size == 1:
+        return False
+    if not source.buffer.on_chip:
+        return False
+    if source.dtype.itemsize != target.dtype.itemsize and source.offset == target.offset == 0:
+        return False  # a narrower result stays behind the elements that are still to be read
+    reads, writes = footprint_of(0, source.layout), footprint_of(0, target.layout)
+    if not reads.meets(writes):
+        return False
+    return moves or not np.array_equal(reads.in_order(), writes.in_order())
