@@ -68,8 +68,16 @@ def follow(stream: Stream, accesses: list[tuple[Access, ...]]) -> Flow:
 
 
 def _boxes(template: Template) -> list[Box | None]:
-    """Return the box that encloses each operand, in the dims of its tensor; None for the whole tensor."""
-    return [operand.layout.boxes[1] if operand.dynamic is None else None for operand in template.operands]
+    """Return the box that encloses each operand, in the dims of its tensor; all of it for a run-time address.
+
+    None for a view that reaches outside.
+    """
+    return [
+        operand.layout.boxes[1]
+        if operand.dynamic is None
+        else tuple([(0, extent) for extent in operand.layout.form.stored_shape])
+        for operand in template.operands
+    ]
 
 
 def _remaining(flow: Flow, writes: list[Write], exact: Box, event: int, access: Access) -> list[Write]:

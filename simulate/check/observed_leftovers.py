@@ -47,7 +47,8 @@ class Leftovers:
     """The leftovers in the tiles of one core, and the reads that use them."""
 
     reads: list[StaleRead] = field(default_factory=list)
-    _fills: dict[tuple[Any, ...], tuple[int, Box]] = field(default_factory=dict)
+    _fills: dict[int, dict[tuple[Any, ...], tuple[int, Box]]] = field(default_factory=dict)
+    """By tensor and by line or source: the last fill, and the box of it that no other write has covered."""
     _kept: dict[int, list[Leftover]] = field(default_factory=dict)  # by tensor
     _carried: list[tuple[int, Leftover]] = field(default_factory=list)  # of the running instruction
 
@@ -78,24 +79,27 @@ class Leftovers:
                 continue
             if serial in self._kept:
                 self._cover(serial, exact)
-            if reads and serial not in sources and plan.accumulate is None:
-                self._fill(event, line, plan, reads, tile, exact)
+            is_fill = bool(reads) and serial not in sources and plan.accumulate is None
+            keys = _keys(line, plan, reads) if is_fill else []
+            if keys:
+                self._fill(event, keys, serial, exact)
+            for key, (filled, box) in list(self._fills.get(serial, {}).items()):
+                rest = box if key in keys else _without(box, exact)
+                if rest is None:
+                    del self._fills[serial][key]
+                elif rest != box:
+                    self._fills[serial][key] = filled, rest
         for serial, leftover in self._carried:
             self._kept.setdefault(serial, []).append(leftover)
 
-    def _fill(
-        self, event: int, line: Line, plan: Plan, reads: Sequence[NkiTensor], tile: NkiTensor, exact: Box
-    ) -> None:
-        serial = tile.storage.serial
-        keys: list[tuple[Any, ...]] = [(serial, "line", id(line[0]), line[1])]
-        if plan.effects.copies:
-            keys.append((serial, "source", reads[0].storage.serial))
+    def _fill(self, event: int, keys: list[tuple[Any, ...]], serial: int, exact: Box) -> None:
         behind: set[tuple[Box, int, int]] = set()
+        fills = self._fills.setdefault(serial, {})
         for key in keys:
-            before = self._fills.get(key)
+            before = fills.get(key)
             if before is not None:
                 behind |= {(box, axis, before[0]) for box, axis in _behind(before[1], exact)}
-            self._fills[key] = event, exact
+            fills[key] = event, exact
         for box, axis, old in sorted(behind):
             leftover = Leftover(box, axis, (old, serial), (event, serial))
             self._kept.setdefault(serial, []).append(leftover)
@@ -151,6 +155,14 @@ class Leftovers:
                 moved = _shifted(box, target, leftover, leftover.axis, *widths)
             if moved is not None:
                 self._carried.append((result.storage.serial, moved))
+
+
+def _keys(line: Line, plan: Plan, reads: Sequence[NkiTensor]) -> list[tuple[Any, ...]]:
+    """Return what the fills of one loop have in common: their line, and for DMAs their source."""
+    keys: list[tuple[Any, ...]] = [("line", id(line[0]), line[1])]
+    if plan.effects.copies:
+        keys.append(("source", reads[0].storage.serial))
+    return keys
 
 
 def _enclosing(tile: NkiTensor) -> Box | None:

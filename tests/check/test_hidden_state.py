@@ -54,7 +54,7 @@ def test_a_function_is_reported_from_the_first_value_outside_its_range(op, limit
 
 @pytest.mark.parametrize("op", ["exp", "tanh", "sigmoid", "square", "gelu", "relu"])
 def test_functions_for_all_inputs_are_never_reported(op) -> None:
-    assert codes(of_function(op), column(-1e30)) == []
+    assert codes(of_function(op), column(-1e18)) == []
 
 
 def test_the_root_of_an_exact_zero_is_not_reported() -> None:
@@ -156,7 +156,7 @@ def test_only_instructions_of_the_same_engine_spoil_its_registers(between, expec
                 reduce_cmd=command,
             )
             if between == "scalar":
-                nisa.activation(dst=kept, op=nl.relu, data=tile)
+                nisa.activation(dst=nl.ndarray((4, 6), dtype=nl.float32), op=nl.relu, data=tile)
             else:
                 nisa.select_reduce(dst=kept, predicate=chosen, on_true=tile, on_false=0.0)
         return copied_out(sums)

@@ -81,6 +81,6 @@ def test_an_iteration_with_an_instruction_less_or_more_is_blamed(iterations: int
 
         nl.fori_loop(0, iterations, body)
         nisa.tensor_tensor(dst=count, data1=count, data2=count, op=nl.add)
-        return copied_out(tile)
+        return copied_out(tile), copied_out(count)
 
     assert codes(kernel) == (["NKW-LOOP-CARRIED"] if iterations > 1 else [])

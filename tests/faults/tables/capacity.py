@@ -68,8 +68,9 @@ def psum_tiles(a, b, sick):
         sums = nl.ndarray((65, 512), dtype=nl.float32, buffer=nl.psum)  # blamed
         nisa.nc_matmul(dst=sums, stationary=left, moving=right)
         open_sums.append(sums)
-    for sums in open_sums:
-        nisa.tensor_copy(dst=result, src=sums)
+    nisa.tensor_copy(dst=result, src=open_sums[0])
+    for sums in open_sums[1:]:
+        nisa.tensor_tensor(dst=result, data1=result, data2=sums, op=nl.maximum)
     return copied_out(result)
 
 

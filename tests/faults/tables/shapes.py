@@ -120,7 +120,6 @@ def reshape_of_a_slice(x, sick):
 def row_vector_as_scalar(x, column, row, sick):
     """A (1, F) row is given where one value per partition is meant."""
     tile, good, bad = nl.load(x), nl.load(column), nl.load(row)
-    nisa.tensor_scalar(dst=bad, data=bad, op0=nl.add, operand0=0.0)
     factor = bad if sick else good
     nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=factor)  # blamed
     return copied_out(tile)
