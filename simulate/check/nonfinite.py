@@ -20,7 +20,6 @@ _HINTS = {
     "log": "add a small constant to the argument, or clip it at one",
     "rsqrt": "add a small constant to the argument, or clip it at one",
     "sqrt": "clip the argument at 0",
-    "reciprocal": "add a small constant to the argument, or clip it at one",
 }
 _NAN_HINT = (
     "look for 0 times infinity, infinity minus infinity, 0 / 0, or a root or logarithm of a negative number"
