@@ -179,20 +179,23 @@ def test_only_the_newest_release_has_an_environment_file_that_the_page_links() -
     assert f"]({files[0]})" in (DEPLOY / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("status", "expected"), [(0, 0), (1, 0), (2, 1), (127, 1)])
+@pytest.mark.parametrize(
+    ("status", "printed", "expected"),
+    [(0, "finding", 0), (1, "finding", 0), (1, "", 1), (2, "finding", 1), (127, "finding", 1)],
+)
 def test_findings_of_doctor_do_not_fail_the_user_data(
-    user_data: Path, tmp_path: Path, status: int, expected: int
+    user_data: Path, tmp_path: Path, status: int, printed: str, expected: int
 ) -> None:
     config: dict[str, Any] = yaml.safe_load(user_data.read_text(encoding="utf-8"))
     shell, option, script = config["runcmd"][1]
     (tmp_path / "profile.sh").write_text(f"PATH={shlex.quote(str(tmp_path))}:$PATH\n")
-    (tmp_path / "nkw").write_text(f"#!/bin/sh\necho finding\nexit {status}\n")
+    (tmp_path / "nkw").write_text(f"#!/bin/sh\nprintf %s {printed}\nexit {status}\n")
     (tmp_path / "nkw").chmod(0o755)
     local = script.replace("/etc/profile.d/nkw.sh", str(tmp_path / "profile.sh")).replace(
         "/opt/nkw", str(tmp_path)
     )
     assert ran(shell, option, local).returncode == expected
-    assert (tmp_path / "doctor.txt").read_text() == "finding\n"
+    assert (tmp_path / "doctor.txt").read_text() == printed
 
 
 PYTHON = """{note}
