@@ -120,7 +120,7 @@ def _simulator(arguments: Sequence[str], prog: str, is_process: bool) -> int:
     if is_process:
         imported()
     try:
-        return simulator(arguments, prog)
+        return simulator(arguments, prog, is_process)
     except KeyboardInterrupt as stopped:
         if not is_process:
             raise

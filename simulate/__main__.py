@@ -10,6 +10,6 @@ if __name__ == "__main__":
 
     imported()
     try:
-        sys.exit(main())
+        sys.exit(main(isolates=True))
     except KeyboardInterrupt as stopped:
         leave(stopped)

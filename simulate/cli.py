@@ -12,15 +12,25 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from simulate import terminal
 from simulate.bundle import command as bundles
 from simulate.calibrate import command as calibrating
 from simulate.check import commands as checks
-from simulate.errors import LONGEST_PATH, InvalidArgument, shown
+from simulate.child_entry import become_spawned_child
+from simulate.errors import LONGEST_PATH, InvalidArgument, NoVerdict, shown
 from simulate.explain.command import explain
 from simulate.files import Outputs, json_document
 from simulate.hardware.command import targets
+from simulate.isolated import (
+    act_in_child,
+    check_limits,
+    run_isolated,
+    runs_in_child,
+    set_limits,
+    without_verdict,
+)
 from simulate.occupancy import command as occupancy
 from simulate.options import (
     add_command,
@@ -32,6 +42,7 @@ from simulate.options import (
     add_trips,
     take_words,
 )
+from simulate.process import begin, imported
 from simulate.profile import command as profiles
 from simulate.profile.sweep import time_sweep
 from simulate.scripts import bound, run_script_or_kernel, run_to_its_end
@@ -46,20 +57,21 @@ _REPLAY_OPTIONS = {
 }
 
 
-def main(argv: Sequence[str] | None = None, prog: str = "python -m simulate") -> int:
-    """Run one command; returns the exit status. `prog` is the name of the command line, for its help.
+def main(argv: Sequence[str] | None = None, prog: str = "python -m simulate", isolates: bool = False) -> int:
+    """Run one command; returns the exit status.
 
-    0, 1 for a kernel that breaks a rule or for findings, 2 for what the command cannot do, 3 where `check` met a script
-    that failed.
+    0, 1 for a kernel that breaks a rule or for findings, 2 for what the command cannot do, 3 where code of the user
+    ended or failed, so that there is no verdict.
+
+    Args:
+        prog: the name of the command line, for its help.
+        isolates: whether commands on a kernel by name run in a child process.
     """
-    parser = _parser(prog)
-    options, rest = parser.parse_known_args(argv)
-    options.prog, options.rest = prog, rest
-    if rest and options.command != "fidelity":
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    options = _options(arguments, prog)
     try:
-        if "words" in options:
-            _take_words(parser, options)
+        if isolates and runs_in_child(options):
+            return run_isolated(options, [_SPAWNED.format(path=sys.path), prog, *arguments])
         status: int = options.act(options)
         sys.stdout.flush()
         return status
@@ -76,6 +88,32 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m simulate") ->
         terminal.error(f"the report cannot be written: {error.strerror or error}")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in its buffer
         return 2
+
+
+_SPAWNED = "import sys; sys.path[:] = {path!r}; from simulate.cli import spawned; spawned(sys.argv[1:])"
+"""The code of a child that is a new interpreter."""
+
+
+def spawned(arguments: Sequence[str]) -> NoReturn:
+    """Run a command as the child process of another interpreter, see `run_in_child`."""
+    given, prog, *words = arguments
+    begin()
+    imported()
+    options = _options(words, prog)
+    set_limits(options)
+    become_spawned_child(partial(act_in_child, options), given)
+
+
+def _options(arguments: Sequence[str], prog: str) -> argparse.Namespace:
+    """Return the options of a command line; exits with status 2 where it is wrong."""
+    parser = _parser(prog)
+    options, rest = parser.parse_known_args(arguments)
+    options.prog, options.rest = prog, rest
+    if rest and options.command != "fidelity":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if "words" in options:
+        _take_words(parser, options)
+    return options
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
@@ -143,6 +181,7 @@ def _take_words(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
 
     try:
         take_words(options, parser.prog, names_a_kernel)
+        check_limits(options)
     except InvalidArgument as misplaced:
         terminal.error(misplaced)
         sys.exit(2)
@@ -169,13 +208,17 @@ def _run(options: argparse.Namespace) -> int:
             json_document(options.json, Outputs(lambda: files_read(options)), "run") as contents,
             kept as launches,
         ):
+            status = 2
             try:
                 status = run_script_or_kernel(options, computes=True)
             finally:
-                contents["launches"] = [summary(each) for each in launches]
+                if launches or not by_name or status == 1:
+                    contents["launches"] = [summary(each) for each in launches]
             if by_name and status == 0:
                 _question_marks_for_what_cannot_be_printed()
                 terminal.show(report(launches[-1]))
+    except NoVerdict as failed:
+        return without_verdict(failed)
     except InvalidArgument as unwritten:  # run_script prints what it refuses
         if unwritten.code != "NKW-JSON-PATH":
             raise

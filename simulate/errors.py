@@ -27,6 +27,12 @@ def shown(text: str, most: int = LONGEST_MESSAGE) -> str:
     return _UNSHOWN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+def one_line(error: BaseException) -> str:
+    """Return an error in one line: its code or type, and the first line of its message."""
+    text = str(error).split("\n")[0]
+    return shown(text if isinstance(error, NkwError) else f"{type(error).__name__}: {text}")
+
+
 @dataclass(frozen=True, slots=True)
 class Location:
     """A line of the user's kernel; an empty `file` marks a place without a line, such as a replayed launch."""
@@ -77,6 +83,10 @@ class NkwError(Exception):
 
 class InvalidArgument(NkwError, ValueError):
     """A value given by the user that no chip and no kernel could accept."""
+
+
+class NoVerdict(NkwError):
+    """Code of the user ended or failed before it gave a result, so that nothing can be judged."""
 
 
 class Unsupported(NkwError):

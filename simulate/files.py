@@ -9,10 +9,12 @@ import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout, suppress
+from io import StringIO
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from simulate.errors import InvalidArgument
+from simulate.child import is_child, keep_file
+from simulate.errors import InvalidArgument, NoVerdict, one_line
 from simulate.targets import HARDWARE_VARIABLE
 
 MOST_TEXT_BYTES = 100_000_000
@@ -25,6 +27,8 @@ _OPEN_FILES = "/proc/self/fd"
 
 SCHEMA = 1
 """Of the documents of commands; it grows when a key changes its meaning or goes."""
+RUNNING = ("run", "time", "memory", "check", "verify", "tune", "bundle", "calibrate")
+"""Commands that execute code of the user; their documents say whether that code ran to its end."""
 STDOUT = "-"
 """The name of a document that is written to stdout."""
 
@@ -87,9 +91,13 @@ def json_document(
     """A dict that becomes the JSON document of a command when the block ends, unless nothing was put into it.
 
     It is written after an error in the block too, not after an interrupt. The number of the schema and the command's
-    name come first, and then the overlay that is in use, if any. The document is a file of `outputs`, complete or
-    absent. With `-` it is printed on stdout, and whatever else the block prints goes to stderr. Without a path it is
-    dropped. Raises InvalidArgument under `code`, which calls it `what`, where it cannot be written.
+    name come first, then the outcome of a command of `RUNNING`, then the overlay that is in use, if any. The outcome is
+    "complete" unless the block sets another one. After an error it is "partial" if there are contents. Without contents
+    it is "none" if code of the user failed, and nothing is written after an InvalidArgument, a usage error.
+
+    The document is a file of `outputs`, complete or absent. With `-` it is printed on stdout, and whatever else the
+    block prints goes to stderr. Without a path it is dropped. Raises InvalidArgument under `code`, which calls it
+    `what`, where it cannot be written.
     """
     contents: dict[str, Any] = {}
     to_stdout = path is not None and os.fspath(path) == STDOUT
@@ -100,10 +108,18 @@ def json_document(
     except KeyboardInterrupt:
         contents.clear()
         raise
+    except BaseException as error:
+        if command in RUNNING and (
+            contents or isinstance(error, NoVerdict) or not isinstance(error, (InvalidArgument, OSError))
+        ):
+            contents.setdefault("outcome", "partial" if contents else "none")
+            contents.setdefault("reason", one_line(error))
+        raise
     finally:
         overlay = os.environ.get(HARDWARE_VARIABLE)
         named = {"hardware": overlay} if overlay else {}
-        whole = {"schema": SCHEMA, "command": command, **named, **contents}
+        outcome = {"outcome": "complete"} if command in RUNNING else {}
+        whole = {"schema": SCHEMA, "command": command, **outcome, **named, **contents}
         if contents and to_stdout:
             print(json.dumps(whole, indent=2, allow_nan=False))
         elif contents and place is not None:
@@ -137,7 +153,16 @@ class OutputFile(os.PathLike[str]):
 
     @contextmanager
     def writing(self) -> Iterator[TextIO]:
-        """The file, which takes its place when the block ends without an error."""
+        """The file, which takes its place when the block ends without an error.
+
+        In the child process of a command the text becomes part of the record, and the parent writes the file.
+        """
+        if is_child():
+            text = StringIO()
+            yield text
+            self._check()
+            keep_file(os.fspath(self._named), self._what, self._code, text.getvalue())
+            return
         with self._open() as file:
             yield file
             try:

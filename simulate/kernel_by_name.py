@@ -19,7 +19,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from simulate.errors import InvalidArgument, NkwError
+from simulate.errors import InvalidArgument, NkwError, NoVerdict
 from simulate.files import MOST_SOURCE_BYTES, imported_files, read_text
 from simulate.hardware import Hardware
 from simulate.isa.book import CallError
@@ -27,6 +27,7 @@ from simulate.isa.replica_group import ReplicaGroup
 from simulate.level import Level
 from simulate.memory.storage import Storage
 from simulate.run.environment import cores_of_call, ranks_of_call
+from simulate.run.exits import FailedImport, typed_import
 from simulate.run.kernel_faults import described, entered_kernel
 from simulate.run.launch import ArgumentsOfRanks, Launch, LaunchRequest, plain
 from simulate.run.location import blame_traceback
@@ -183,8 +184,9 @@ def launch_on(
             cores = cores_of_call(getattr(kernel, "__name__", "kernel"), None, level)
         return launch(kernel, given, chip, cores, mode, has_grid=cores > 1, level=level, trips=trips)
     except MemoryError as error:
-        raise InvalidArgument(
-            "NKW-KERNEL-CALL", f"{words} with these arguments needs more memory than this machine has"
+        raise NoVerdict(
+            "NKW-KERNEL-MEMORY",
+            f"{words} with these arguments needs more memory than this machine or --memory-limit allows",
         ) from error
     except CallError as error:
         if error.code != "NKW-KERNEL-CALL":
@@ -240,11 +242,16 @@ def callable_named(words: str) -> Callable[..., Any]:
     if place.endswith(".py"):
         if not Path(place).is_file():
             raise InvalidArgument("NKW-KERNEL-NAME", f"{place} is not a file")
-        found = runpy.run_path(place, run_name=Path(place).stem).get(name)
+        with typed_import(place):
+            found = runpy.run_path(place, run_name=Path(place).stem).get(name)
     else:
         try:
-            found = getattr(importlib.import_module(place), name, None)
-        except ImportError as error:
+            with typed_import(place):
+                found = getattr(importlib.import_module(place), name, None)
+        except FailedImport as failed:
+            if not isinstance(failed.__cause__, ImportError):
+                raise
+            error = failed.__cause__
             raise InvalidArgument("NKW-KERNEL-NAME", f"{place} is not a module: {error}") from None
     if not callable(found):
         raise InvalidArgument("NKW-KERNEL-NAME", f"{place} has no kernel {name}")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from simulate.errors import InvalidArgument
+from simulate.isolated import add_limits
 from simulate.level import LEVEL_VARIABLE, LEVELS, NEWEST, RULES_VARIABLE, Rules
 from simulate.targets import HARDWARE_VARIABLE, TARGETS
 from simulate.verbs import VERBS
@@ -78,6 +79,7 @@ def add_running(
     for add in adds:
         add(own)
     _add_machine(own)
+    add_limits(own)
     add_json(own)
     command = add_command(commands, prog, name, parents=[own])
     # One positional, so that argparse leaves all words after the script's name alone, -- too.

@@ -122,7 +122,7 @@ class Limits:
         """Set them on this process, which is the trial; a lower limit of the system stays."""
         import resource
 
-        used = _address_space_bytes()
+        used = address_space_bytes()
         for limit, most in (
             (resource.RLIMIT_CORE, 0),
             (resource.RLIMIT_CPU, int(time.process_time()) + self.cpu_seconds),
@@ -199,6 +199,38 @@ def quiet() -> Iterator[None]:
         os.close(nowhere)
 
 
+def kill_orphans(spared: frozenset[int]) -> None:
+    """Kill the processes that the child left behind, on Linux, where this process is the reaper of its descendants."""
+    while orphans := [each for each in children() if each not in spared]:
+        for process in orphans:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(process, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                os.waitpid(process, 0)
+
+
+def children() -> list[int]:
+    """Return the processes whose parent is this process, also those that have ended; on Linux only."""
+    own, found = os.getpid(), []
+    if sys.platform != "linux" or not _has_children():
+        return []
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            with suppress(OSError), open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
+                if int(file.read().rpartition(")")[2].split()[1]) == own:
+                    found.append(int(name))
+    return found
+
+
+def _has_children() -> bool:
+    """Return whether any process, also one that has ended, has this process as its parent."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
 def memory_bytes() -> int:
     """The memory of this machine; where the system does not say, more than any has."""
     try:
@@ -212,8 +244,8 @@ def resident_bytes() -> int:
     return _memory_map_bytes(1)
 
 
-def _address_space_bytes() -> int:
-    """The size of this process as RLIMIT_AS counts it; 0 where the system does not say."""
+def address_space_bytes() -> int:
+    """Return the size of this process as RLIMIT_AS counts it; 0 where the system does not say."""
     return _memory_map_bytes(0)
 
 

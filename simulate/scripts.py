@@ -8,6 +8,8 @@ import runpy
 import sys
 from pathlib import Path
 
+from simulate.child import progress_stream, user_output
+from simulate.isolated import NO_VERDICT
 from simulate.process import reopen_streams
 from simulate.terminal import error, working
 from simulate.tracebacks import print_of_the_user
@@ -17,6 +19,7 @@ def run_script(options: argparse.Namespace, raises: bool = False) -> int:
     """Run the script; an NkwError of its kernels is printed, or passed on with `raises`."""
     from simulate.errors import NkwError
     from simulate.kernel_by_name import folder_of, importing_from
+    from simulate.run.exits import UserExit
 
     script = Path(options.script)
     if not script.is_file():
@@ -34,7 +37,7 @@ def run_script(options: argparse.Namespace, raises: bool = False) -> int:
             raise
         sys.stdout.flush()
         error(refused)
-        return 1
+        return NO_VERDICT if isinstance(refused, UserExit) else 1
     finally:
         sys.argv = before
         reopen_streams()
@@ -45,8 +48,9 @@ def run_script_or_kernel(options: argparse.Namespace, computes: bool = False, ra
     """Run the script, or launch FILE.py:KERNEL or MODULE:KERNEL with the arguments that follow.
 
     A kernel is launched dry unless `computes`. With `raises`, what a kernel's rules refuse is not printed but raised.
+    Raises NoVerdict where the code of a kernel by name fails or ends.
     """
-    from simulate.errors import InvalidArgument, NkwError
+    from simulate.errors import InvalidArgument, NkwError, NoVerdict
     from simulate.kernel_by_name import InstructionCount, launch_by_name, names_a_kernel
     from simulate.run.machine import Mode
     from simulate.run.observers import observing
@@ -58,8 +62,14 @@ def run_script_or_kernel(options: argparse.Namespace, computes: bool = False, ra
     try:
         mode, trips = (Mode.eager, ()) if computes else (Mode.dry, options.trips)
         count = InstructionCount()
-        with observing(count), working(lambda: f"{options.script}: {count.instructions:,} instructions"):
+        with (
+            user_output(to_stderr=False),
+            observing(count),
+            working(lambda: f"{options.script}: {count.instructions:,} instructions"),
+        ):
             launch_by_name(options.script, options.arguments, mode, trips)
+    except NoVerdict:
+        raise
     except NkwError as refused:
         if raises and not isinstance(refused, InvalidArgument):
             raise
@@ -73,8 +83,12 @@ def run_to_its_end(options: argparse.Namespace) -> int:
 
     Returns its exit status; 1 with the script's traceback on stderr where an error ended it.
     """
+    from simulate.errors import NkwError
+
     try:
         return run_script_or_kernel(options)
+    except NkwError:
+        raise  # NoVerdict of a kernel by name
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return end.code or 0
@@ -110,5 +124,5 @@ def bound(options: argparse.Namespace) -> bool:
         error(refused)
         return False
     chosen = "" if os.environ.get(TARGET_VARIABLE) else f" (default; --target or {TARGET_VARIABLE} chooses)"
-    print(f"target {chip.label}{chosen}", file=sys.stderr)
+    print(f"target {chip.label}{chosen}", file=progress_stream(), flush=True)
     return True

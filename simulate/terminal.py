@@ -18,6 +18,7 @@ from io import StringIO
 from threading import Event, Thread
 from typing import IO, TYPE_CHECKING, TypeVar
 
+from simulate.child import progress_stream
 from simulate.errors import LONGEST_MESSAGE, shown
 from simulate.parts import Hanging, Part, as_html
 
@@ -108,17 +109,18 @@ def progress(items: Sequence[T], doing: str, every: float = EVERY_SECONDS) -> It
     A terminal shows a bar that is gone at the end, any other stderr a line every `every` seconds.
     """
     began, bar = time.monotonic(), None
-    told = began
+    told, file = began, progress_stream()
+    on_terminal = file.isatty()
     try:
         for number, item in enumerate(items):
             now = time.monotonic()
-            if len(items) > 1 and not sys.stderr.isatty() and now - told >= every:
-                print(f"{doing}: {number} of {len(items)} done", file=sys.stderr, flush=True)
+            if len(items) > 1 and not on_terminal and now - told >= every:
+                print(f"{doing}: {number} of {len(items)} done", file=file, flush=True)
                 told = now
-            elif len(items) > 1 and sys.stderr.isatty() and bar is None and now - began > _PATIENCE_SECONDS:
+            elif len(items) > 1 and on_terminal and bar is None and now - began > _PATIENCE_SECONDS:
                 from rich.progress import Progress
 
-                bar = Progress(console=_console(sys.stderr), transient=True)
+                bar = Progress(console=_console(file), transient=True)
                 task = bar.add_task(doing, total=len(items))
                 bar.start()
             if bar is not None:
@@ -137,8 +139,8 @@ def working(said: Callable[[], str], every: float = EVERY_SECONDS) -> Iterator[N
     called by a thread of its own.
     """
     ended, told = Event(), []
-    on_terminal = sys.stderr.isatty()
-    file = sys.stderr
+    file = progress_stream()
+    on_terminal = file.isatty()
 
     def tell() -> None:
         wait = _PATIENCE_SECONDS if on_terminal else every

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 _KERNEL = "nki_kernels:matmul 'f32[128,128]' 'f32[128,512]'"
-_RUN_ENDS = "the script's; 1 if it or a kernel failed, 2 if the command could not run"
+_RUN_ENDS = (
+    "the script's; 1 if it or a kernel failed, 2 if the command could not run, "
+    "3 if a kernel's code ended the launch, or failed in a kernel by name"
+)
 _TIME_ENDS = (
     "the script's; 1 if it or a kernel failed, or --fail-above found a longer time, "
-    "2 if the command could not run"
+    "2 if the command could not run, 3 if a kernel's code ended the launch, or failed in a kernel by name"
 )
 
 
@@ -35,24 +38,26 @@ VERBS = {
     "check": Verb(
         "run a script and look for faults in every kernel launch",
         f"check {_KERNEL}",
-        "0 no findings, 1 findings, 2 nothing could be checked, 3 the script failed before its end (findings until "
-        "then are printed)",
+        "0 no findings, 1 findings, 2 nothing could be checked, 3 the script or a kernel by name failed before its "
+        "end (findings until then are printed)",
     ),
     "verify": Verb(
         "judge a kernel by its reference: right, clean, how fast, and what bounds it",
         "verify nki_kernels:rmsnorm 'f32[128,512]' 'f32[1,512]' 1e-5",
-        "0 right and clean, 1 wrong or with findings, 2 nothing could be judged",
+        "0 right and clean, 1 wrong or with findings, 2 the command could not run, 3 no verdict: kernel or reference "
+        "failed or ended",
     ),
     "tune": Verb(
         "search the values of a kernel's parameters with which it is predicted to be fastest",
         "tune nki_kernels:matmul 'f32[8,64]' 'f32[64,8]' --trials 9",
-        "0 done, 1 the kernel failed with its defaults, 2 the command could not run; an interrupt ends the search with "
+        "0 done, 1 the kernel breaks a rule with its defaults, 2 the command could not run, 3 its code failed; "
+        "an interrupt ends the search with "
         "the best so far",
     ),
     "bundle": Verb(
         "write a folder that carries kernels to a chip: sources, inputs, expected results, predicted times, run.py",
         "bundle nki_kernels:matmul 'f32[8,64]' 'f32[64,8]' --out m8",
-        "0 written, 1 the kernel failed, 2 nothing could be bundled",
+        "0 written, 1 the kernel breaks a rule, 2 nothing could be bundled, 3 its code failed or ended",
     ),
     "compare": Verb(
         "compare what a bundle brought back from a chip with what was expected and predicted",
@@ -82,7 +87,7 @@ VERBS = {
     "calibrate": Verb(
         "show which numbers of the hardware records measured times contradict",
         "calibrate measured.json --out overlay.json",
-        "0 done, 2 nothing that can be used",
+        "0 done, 2 nothing that can be used, 3 a kernel ended the process",
     ),
     "targets": Verb("print what is simulated of each chip", "targets", "0 done"),
 }

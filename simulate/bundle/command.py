@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import sys
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
 from pathlib import Path
 
 from simulate.bundle.blame import Comparison
@@ -16,8 +14,10 @@ from simulate.bundle.entries import entries_of, write_entries
 from simulate.bundle.folder import check_free, names_of
 from simulate.bundle.manifest import KERNELS
 from simulate.bundle.reading import refused
-from simulate.errors import InvalidArgument, NkwError
+from simulate.child import user_output
+from simulate.errors import InvalidArgument, NkwError, NoVerdict
 from simulate.files import OutputFile, Outputs, json_document
+from simulate.isolated import NO_VERDICT, without_verdict
 from simulate.kernel_by_name import (
     InstructionCount,
     callable_named,
@@ -71,12 +71,14 @@ def bundle_command(options: argparse.Namespace) -> int:
             written, left_out = _bundled(options, folder)
             show(written.report(left_out))
             document.update(written.document(left_out))
+    except NoVerdict as failed:
+        return without_verdict(failed)
     except NkwError as wrong:
         error(wrong)
         return 2 if isinstance(wrong, InvalidArgument) else 1
-    except Exception as failed:  # of the file that was named, while it was imported
+    except Exception as failed:  # of the kernel
         print_of_the_user(failed)
-        return 1
+        return NO_VERDICT
     return 0
 
 
@@ -111,7 +113,7 @@ def _bundled(options: argparse.Namespace, folder: Path) -> tuple[Written, list[s
     count, cases = InstructionCount(), Cases()
     left_out: list[str] = []
     with (
-        redirect_stdout(sys.stderr),
+        user_output(to_stderr=True),
         importing_from(folder_of(options.script)),
         observing(count),
         working(lambda: f"{len(cases.cases)} kernels, {count.instructions:,} instructions"),

@@ -16,9 +16,11 @@ from simulate.calibrate.calibration import Calibration, calibrate
 from simulate.calibrate.entries import measurements
 from simulate.calibrate.measurement import Measurement
 from simulate.calibrate.report import document, parts
+from simulate.child import user_output
 from simulate.errors import InvalidArgument, NkwError
 from simulate.files import OutputFile, Outputs, imported_files, json_document
 from simulate.hardware import use_overlay
+from simulate.isolated import add_limits
 from simulate.options import add_hardware, add_json
 from simulate.targets import HARDWARE_VARIABLE, TARGETS
 from simulate.terminal import error, show
@@ -43,6 +45,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="the prediction of kernels by name (default: %(default)s)",
     )
     add_hardware(command)
+    add_limits(command)
     add_json(command)
 
 
@@ -55,7 +58,8 @@ def calibrate_command(options: argparse.Namespace) -> int:
         outputs = Outputs(lambda: [*_inputs(options), *imported_files()])
         out = outputs.claim(options.out, "overlay", "NKW-CALIBRATE")
         with json_document(options.json, outputs, "calibrate") as contents:
-            by_target, skipped = _measured(options)
+            with user_output(to_stderr=True):
+                by_target, skipped = _measured(options)
             found = [calibrate(target, by_target[target]) for target in TARGETS if target in by_target]
             for each in found:
                 show([*parts(each), ""])

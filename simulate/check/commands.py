@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,10 @@ from simulate.check import Finding, Format, Gatherer, Severity, findings_of, gat
 from simulate.check.findings import from_error
 from simulate.check.formats import plain
 from simulate.check.lint import findings_in, lint_launched, source_of
-from simulate.errors import InvalidArgument, NkwError
+from simulate.child import user_output
+from simulate.errors import InvalidArgument, NkwError, NoVerdict
 from simulate.files import Outputs, imported_files, json_document
+from simulate.isolated import NO_VERDICT
 from simulate.kernel_by_name import files_read, nothing_launched
 from simulate.level import Level, Rules
 from simulate.process import reopen_streams
@@ -85,7 +87,7 @@ def _checked(
     run_script: Callable[[argparse.Namespace], int],
     contents: dict[str, Any],
 ) -> int:
-    with gathered(options.orders, options.seeds) as seen, redirect_stdout(sys.stderr):
+    with gathered(options.orders, options.seeds) as seen, user_output(to_stderr=True):
         status, failed = _run(options, run_script, seen)
     reopen_streams()  # the script saw stderr in place of stdout
     if status:
@@ -104,8 +106,9 @@ def _checked(
             any(each.severity is Severity.error or not (tolerant or each in advice) for each in kept)
         )
     if failed:
+        contents.update(outcome="partial" if seen.launches or seen.errors else "none", reason=failed)
         error(f"{options.script} failed before its end: {failed}")
-        return 3
+        return NO_VERDICT
     if not (seen.launches or seen.errors):
         error(nothing_launched(options.script))
         return 2
@@ -118,6 +121,9 @@ def _run(
     """Run the script; returns the status of a start that was refused, and why the script failed, in words."""
     try:
         return run_script(options), ""
+    except NoVerdict as failed:
+        seen.errors[:] = [each for each in seen.errors if each is not failed]
+        return 0, str(failed)
     except NkwError as error:
         if error not in seen.errors:
             seen.errors.append(error)

@@ -8,9 +8,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from simulate.errors import NkwError
+from simulate.errors import NkwError, NoVerdict
 from simulate.files import Outputs, json_document
-from simulate.kernel_by_name import files_read, nothing_launched
+from simulate.isolated import without_verdict
+from simulate.kernel_by_name import files_read, names_a_kernel, nothing_launched
 from simulate.occupancy import sweep
 from simulate.occupancy.bars import drawn
 from simulate.occupancy.bars import svg as bars_svg
@@ -42,7 +43,8 @@ def memory(options: argparse.Namespace, run: Callable[[argparse.Namespace], int]
             with recorded(calls=True, refused=True, outputs=False) as launches:
                 status = run(options)
             if not launches:
-                contents.update(launches=[], cores=[])
+                if status != 2 or not names_a_kernel(options.script):
+                    contents.update(launches=[], cores=[])
                 if status == 0:
                     error(nothing_launched(options.script))
                 return status or 2
@@ -57,6 +59,8 @@ def memory(options: argparse.Namespace, run: Callable[[argparse.Namespace], int]
                 print(f"picture: {options.svg}")
             contents["launches"] = [summary(each) for each in launches]
             contents["cores"] = [_core(title, occupancy) for title, occupancy in shown]
+    except NoVerdict as failed:
+        return without_verdict(failed)
     except NkwError as refused:
         error(refused)
         return 2
@@ -89,6 +93,8 @@ def memory_sweep(options: argparse.Namespace, bound: Callable[[argparse.Namespac
                 print(f"picture: {options.svg}")
             if any(each.launch for each in tried):
                 contents["sweep"] = sweep.contents(options.sweep.name, tried, end)
+    except NoVerdict as failed:
+        return without_verdict(failed)
     except NkwError as refused:
         error(refused)
         return 2

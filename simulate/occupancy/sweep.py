@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
+from simulate.child import user_output
 from simulate.errors import InvalidArgument, NkwError, code_of
 from simulate.kernel_by_name import InstructionCount, launch_by_name, names_a_kernel, with_size
 from simulate.memory import MemoryRegion
@@ -121,7 +122,7 @@ def searched(options: argparse.Namespace) -> tuple[list[Trial], CapacityEnd | No
 def _attempt(options: argparse.Namespace, size: int) -> Trial:
     """The launch with one size, dry."""
     arguments = with_size(options.arguments, options.sweep.name, size)
-    with recorded(refused=True, outputs=False) as launches:
+    with user_output(to_stderr=False), recorded(refused=True, outputs=False) as launches:
         try:
             done = launch_by_name(options.script, arguments, trips=options.trips)
         except NkwError as refused:

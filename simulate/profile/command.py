@@ -9,9 +9,10 @@ from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
-from simulate.errors import NkwError
+from simulate.errors import NkwError, NoVerdict
 from simulate.files import OutputFile, Outputs, json_document
-from simulate.kernel_by_name import files_read, nothing_launched
+from simulate.isolated import without_verdict
+from simulate.kernel_by_name import files_read, names_a_kernel, nothing_launched
 from simulate.occupancy import svg, sweep
 from simulate.occupancy.command import distinct as cores
 from simulate.parts import Part
@@ -63,7 +64,8 @@ def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace]
             with recorded(calls=True, outputs=False) as launches:
                 status = run(options)
             if not launches:
-                contents.update(launches=[], profiles=[])
+                if status != 2 or not names_a_kernel(options.script):
+                    contents.update(launches=[], profiles=[])
                 if status == 0:
                     print(nothing_launched(options.script), file=sys.stderr)
                 return status
@@ -108,6 +110,8 @@ def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace]
                 return _compare(
                     found, comparison_text.report(found), comparison_text.verdict(found), options.fail_above
                 )
+    except NoVerdict as failed:
+        return without_verdict(failed)
     except NkwError as refused:
         error(refused)
         return 2

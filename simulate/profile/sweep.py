@@ -8,8 +8,9 @@ from functools import partial
 from html import escape
 from typing import Any
 
-from simulate.errors import NkwError
+from simulate.errors import NkwError, NoVerdict
 from simulate.files import Outputs, json_document
+from simulate.isolated import without_verdict
 from simulate.kernel_by_name import files_read
 from simulate.memory import MemoryRegion
 from simulate.occupancy import sweep
@@ -58,6 +59,8 @@ def time_sweep(options: argparse.Namespace, bound: Callable[[argparse.Namespace]
                 print(f"page: {options.html}")
             if any(each.launch for each in tried):
                 contents["sweep"] = _contents(options.sweep.name, tried, profiles, end)
+    except NoVerdict as failed:
+        return without_verdict(failed)
     except NkwError as refused:
         error(refused)
         return 2

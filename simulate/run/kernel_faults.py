@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
-from simulate.errors import NkwError
+from simulate.errors import NoVerdict
 from simulate.lines import PACKAGE
 from simulate.memory import NkiTensor
 from simulate.numerics import ACTIVATION_FUNCTIONS, ALU_OPERATORS
@@ -30,7 +30,7 @@ _KEYWORD = re.compile(
 _METHODS_WITH_ONE_TUPLE = ("reshape", "permute")
 
 
-class KernelError(NkwError):
+class KernelError(NoVerdict):
     """An exception that the kernel's Python code raised, or an API function that the kernel called."""
 
     def __init__(self, message: str) -> None:

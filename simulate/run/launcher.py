@@ -23,6 +23,7 @@ from simulate.run.arguments import Arguments, mapped
 from simulate.run.call_stacks import Calls, TracedTable
 from simulate.run.dry_scheduler import DryScheduler
 from simulate.run.environment import PRECISE_VARIABLE, check_logical_core
+from simulate.run.exits import typed_exit
 from simulate.run.kernel_faults import entered_kernel, for_parameter, typed
 from simulate.run.launch import Interface, Launch, LaunchRequest, Result
 from simulate.run.location import blame_traceback
@@ -180,6 +181,13 @@ def _run(core: NeuronCore, kernel: Callable[..., Any], rank_run: _RankRun) -> No
         if made is None:
             raise
         raise made from None
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as end:
+        ended = typed_exit(f"the kernel {getattr(kernel, '__name__', 'kernel')}", end)
+        if ended is None:
+            raise
+        raise ended from None
     finally:
         enter(before)
     if core.number == 0:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 
-from simulate.errors import InvalidArgument, NkwError
+from simulate.child import ending_after, is_child, user_output
+from simulate.errors import InvalidArgument, NkwError, NoVerdict
 from simulate.files import Outputs, json_document
+from simulate.isolated import NO_VERDICT, without_verdict
 from simulate.kernel_by_name import files_read, names_a_kernel
 from simulate.process import remembering_interrupts
 from simulate.profile.numbers import us
@@ -92,14 +93,16 @@ def tune(options: argparse.Namespace) -> int:
     except InvalidArgument as refused:
         error(refused)
         return 2
+    except NoVerdict as failed:  # the kernel's file, or the kernel with the default
+        return without_verdict(failed)
     except NkwError as refused:  # by the chip, with the default
         error(refused)
         return 1
-    except Exception as failed:  # of the kernel's file, or of the kernel with the default
+    except Exception as failed:  # of the kernel with the default
         if isinstance(failed, OSError):
             raise
         print_of_the_user(failed)
-        return 1
+        return NO_VERDICT
     if found.stopped is not None:
         raise found.stopped
     return 0
@@ -119,7 +122,7 @@ def _check(options: argparse.Namespace) -> None:
 def _searched(options: argparse.Namespace) -> tuple[Report, Table | None]:
     """The report of the search, and the table it is for."""
     subject = Subject.of(options.script, options.arguments, options.reading)
-    with redirect_stdout(sys.stderr):  # what the kernel's file and the kernel print
+    with user_output(to_stderr=True), ending_after(options.time_limit):
         bench = Bench(subject)
         kernel = tunable(bench.kernel)
         launch = bench.launch(kernel.default)  # raises for arguments that the kernel does not take
@@ -150,10 +153,10 @@ def _workers(options: argparse.Namespace, subject: Subject, bench: Bench) -> Ite
     if options.cluster:
         workers = Cluster(subject, options.cluster, options.jobs)
         processes = workers.processors
-    elif processes == 1:
+    elif processes == 1 and not is_child():
         workers = Here(bench)
     else:
-        workers = Processes(subject, processes)
+        workers = Processes(subject, processes, options.time_limit)
     try:
         yield workers, max(BATCH, processes)
     finally:

@@ -14,6 +14,7 @@ from typing import Protocol
 from simulate.tune.measuring import Bench, Outcome, Subject, bench_elsewhere
 from simulate.tune.parameters import Candidate
 
+_GRACE_SECONDS = 2.0
 Measured = Iterator[tuple[int, Outcome]]
 """Places of candidates in their batch, with their outcomes, as they come."""
 
@@ -48,8 +49,10 @@ class Here:
 class Processes:
     """Processes of this machine, each started anew and not forked: threads of this one would be lost in a copy."""
 
-    def __init__(self, subject: Subject, count: int) -> None:
+    def __init__(self, subject: Subject, count: int, seconds: float | None = None) -> None:
+        """Start `count` processes; a candidate that takes longer than `seconds` fails, and its process is ended."""
         self._subject = subject
+        self._seconds = inf if seconds is None else seconds
         self._idle: list[_Worker] = [_Worker(subject) for _ in range(count)]
         self._busy: dict[Connection, tuple[_Worker, int]] = {}
 
@@ -62,22 +65,31 @@ class Processes:
                 place, candidate = waiting.pop()
                 worker.ask(candidate)
                 self._busy[worker.connection] = worker, place
-            remaining = max(0.0, until - time.monotonic())
+            first = min(worker.asked for worker, _ in self._busy.values()) + self._seconds
+            remaining = max(0.0, min(until, first) - time.monotonic())
             ready = wait(list(self._busy), None if remaining == inf else remaining)
-            if not ready:
+            if not ready and time.monotonic() >= until:
                 return
             for connection in ready:
                 assert isinstance(connection, Connection)
                 worker, place = self._busy.pop(connection)
                 outcome = worker.answer()
                 if outcome is None:
-                    status = worker.end()
-                    worker = _Worker(self._subject)
-                    outcome = Outcome(
-                        code="process", why=f"the process of this candidate ended with status {status}"
-                    )
+                    worker, outcome = self._replaced(worker, "ended with status {status}")
                 self._idle.append(worker)
                 yield place, outcome
+            for connection, (worker, place) in list(self._busy.items()):
+                if time.monotonic() >= worker.asked + self._seconds:
+                    del self._busy[connection]
+                    worker, outcome = self._replaced(worker, f"reached the time limit of {self._seconds:g} s")
+                    self._idle.append(worker)
+                    yield place, outcome
+
+    def _replaced(self, worker: _Worker, why: str) -> tuple[_Worker, Outcome]:
+        """End a process; returns a new one, and the outcome of the candidate that it had."""
+        status = worker.end()
+        said = f"the process of this candidate {why.format(status=status)}"
+        return _Worker(self._subject), Outcome(code="process", why=said)
 
     def close(self) -> None:
         """End all processes."""
@@ -95,8 +107,12 @@ class _Worker:
         self._process = starting.Process(target=_measure, args=(theirs, subject), daemon=True)
         self._process.start()
         theirs.close()  # so that the end of the process is the end of the pipe
+        self.asked = inf
+        """Time of the last question, by time.monotonic."""
 
     def ask(self, candidate: Candidate) -> None:
+        """Give the process a candidate."""
+        self.asked = time.monotonic()
         with suppress(OSError):  # it has ended, which `answer` will say
             self.connection.send(dict(candidate))
 
@@ -111,6 +127,8 @@ class _Worker:
     def end(self) -> int | None:
         """End the process; its exit status."""
         self._process.terminate()
+        self._process.join(_GRACE_SECONDS)
+        self._process.kill()  # of a kernel that ignores the signal
         self._process.join()
         self.connection.close()
         return self._process.exitcode

@@ -6,7 +6,7 @@ and their text. docs/verify.md says what is tried and why.
 """
 
 from simulate.verification.judging import verify
-from simulate.verification.trial import Outcome, Trial
+from simulate.verification.trial import NotJudged, Outcome, Trial
 from simulate.verification.verdict import Speed, Verdict
 
-__all__ = ["Outcome", "Speed", "Trial", "Verdict", "verify"]
+__all__ = ["NotJudged", "Outcome", "Speed", "Trial", "Verdict", "verify"]

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from simulate.run.exits import typed_exits
 from simulate.run.stream import READ, Stream
 from simulate.testing import roundoff
 from simulate.verification.inputs import Call, is_float, nudged, poisoned, results
@@ -66,8 +67,8 @@ def own_precision(reference: Reference, call: Call) -> list[Any]:
 
 
 def _quietly(reference: Reference, call: Call) -> Sequence[np.ndarray]:
-    with np.errstate(all="ignore"):
-        return results(reference(*call.args, **call.keywords))
+    with np.errstate(all="ignore"), typed_exits("the reference"):
+        return results(reference(*call.args, **call.keywords), "reference")
 
 
 def _magnitudes(reference: Reference, call: Call, arrays: Sequence[np.ndarray]) -> list[float]:

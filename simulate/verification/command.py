@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import redirect_stdout
 from typing import Any
 
-from simulate.errors import InvalidArgument, NkwError
+from simulate.child import user_output
+from simulate.errors import InvalidArgument, NoVerdict
 from simulate.files import Outputs, json_document
+from simulate.isolated import without_verdict
 from simulate.kernel_by_name import (
     InstructionCount,
     call_of,
@@ -23,7 +23,6 @@ from simulate.options import rank_count
 from simulate.run.observers import observing
 from simulate.scripts import bound
 from simulate.terminal import error, show, working
-from simulate.tracebacks import print_of_the_user
 from simulate.verification.judging import ONE_RANK, SEVERAL_RANKS, verify
 from simulate.verification.trial import refusal
 from simulate.verification.verdict import Verdict
@@ -40,7 +39,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def verify_command(options: argparse.Namespace) -> int:
-    """Print the verdict; returns the exit status. What kernel and reference print goes to stderr."""
+    """Print the verdict; returns the exit status. Output of the kernel and of the reference goes to stderr."""
     if not names_a_kernel(options.script):
         error(f"{options.script:.60} names no kernel; give FILE.py:NAME or MODULE:NAME")
         return 2
@@ -53,18 +52,18 @@ def verify_command(options: argparse.Namespace) -> int:
             if not bound(options):
                 return 2
             verdict = _judged(options, reference)
-            if verdict is None:
-                return 2
             show(verdict.parts())
             contents.update(verdict.as_json())
-    except InvalidArgument as unwritten:
-        error(unwritten)
+    except NoVerdict as failed:
+        return without_verdict(failed)
+    except InvalidArgument as refused:
+        error(refused)
         return 2
     return verdict.status
 
 
-def _judged(options: argparse.Namespace, named: str) -> Verdict | None:
-    """The verdict; None, with the reason on stderr, where nothing can be judged."""
+def _judged(options: argparse.Namespace, named: str) -> Verdict:
+    """Return the verdict. Raises NoVerdict and InvalidArgument where nothing can be judged."""
     count, at = InstructionCount(), "trial 1"
 
     def told(trials: Sequence[Any], _: str) -> Iterator[Any]:
@@ -73,20 +72,14 @@ def _judged(options: argparse.Namespace, named: str) -> Verdict | None:
             at = f"trial {number} of {len(trials) + 1}"
             yield trial
 
-    try:
-        with (
-            redirect_stdout(sys.stderr),
-            importing_from(folder_of(named)),
-            importing_from(folder_of(options.script)),
-            observing(count),
-            working(lambda: f"{options.script}: {at}, {count.instructions:,} instructions"),
-        ):
-            kernel = callable_named(options.script)
-            reference = callable_named(named) if options.reference else None
-            args, keywords = call_of(options.arguments)
-            return verify(kernel, args, reference, keywords=keywords, progress=told)
-    except NkwError as refused:
-        error(refused)
-    except Exception as failed:  # of the file that was named, while it was imported
-        print_of_the_user(failed)
-    return None
+    with (
+        user_output(to_stderr=True),
+        importing_from(folder_of(named)),
+        importing_from(folder_of(options.script)),
+        observing(count),
+        working(lambda: f"{options.script}: {at}, {count.instructions:,} instructions"),
+    ):
+        kernel = callable_named(options.script)
+        reference = callable_named(named) if options.reference else None
+        args, keywords = call_of(options.arguments)
+        return verify(kernel, args, reference, keywords=keywords, progress=told)

@@ -15,6 +15,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from simulate.errors import NoVerdict
+
 _LARGE_EXPONENT = 10  # normal values times 2**10: exp of them overflows, their squares and sums do not
 _NORMAL_EXPONENT = 3  # normal values lie below 2**3, but for one of 10**15
 _AXES_TRIED = 3  # extents that are made one less and one more
@@ -157,7 +159,22 @@ def _replaced(array: np.ndarray, element: int, value: float) -> np.ndarray:
     return changed
 
 
-def results(returned: Any) -> Sequence[np.ndarray]:
-    """What a kernel or a reference returned, as arrays."""
+class NotArrays(NoVerdict):
+    """A result of a kernel or a reference that is neither an array nor a number."""
+
+
+def results(returned: Any, what: str = "kernel") -> Sequence[np.ndarray]:
+    """Return the results of a call as arrays; `what` ("kernel", "reference") was called. Raises NotArrays."""
     several = returned if isinstance(returned, (tuple, list)) else (returned,)
-    return [np.asarray(each) for each in several]
+    arrays = []
+    for each in several:
+        try:
+            array = np.asarray(each)
+        except (ValueError, TypeError, RuntimeError):  # rows of different lengths, a tensor of a device
+            array = np.empty(0, object)
+        if array.dtype.kind in "OSUmMc" or (array.dtype.kind == "V" and array.dtype.names is not None):
+            seen = "None" if each is None else f"a {type(each).__name__}"
+            said = f"the {what} returns {seen}; return an array of real numbers, or a tuple of arrays"
+            raise NotArrays("NKW-VERIFY", said)
+        arrays.append(array)
+    return arrays

@@ -12,6 +12,7 @@ import numpy as np
 
 from simulate.check import Finding, Severity, findings_of, gathered, in_order
 from simulate.check.lint import lint_launched
+from simulate.child import shown_once
 from simulate.errors import NkwError
 from simulate.hardware import Hardware
 from simulate.level import Level, Rules
@@ -21,8 +22,18 @@ from simulate.run.environment import RANKS_VARIABLE, cores_of_call, ranks_of_cal
 from simulate.run.launch import plain
 from simulate.verification import inputs
 from simulate.verification.bound import Reference, answer, contractions_of
-from simulate.verification.inputs import Call
-from simulate.verification.trial import Outcome, Trial, nan_trial, refusal, short, tried
+from simulate.verification.inputs import Call, NotArrays
+from simulate.verification.timed_reference import TimedReference
+from simulate.verification.trial import (
+    Outcome,
+    Trial,
+    nan_trial,
+    not_judged,
+    reached_user_code,
+    refusal,
+    short,
+    tried,
+)
 from simulate.verification.verdict import Speed, Verdict
 from simulate.world import launch
 
@@ -54,9 +65,11 @@ def verify(
     `simulate.verification.bound`. Detectors and the predicted time belong to the first random trial. `progress` gets
     the trials and a name for the work.
 
-    Raises InvalidArgument (NKW-VERIFY) where nothing can be judged: the environment asks for more than the one rank
-    that the kernel runs on, there is no reference, it fails, does not depend on the arguments, or the kernel fails at
-    the sizes given without breaking a rule.
+    Raises:
+        InvalidArgument: NKW-VERIFY. The environment asks for more than one rank, there is no reference, or it does not
+            take the arguments.
+        NotJudged: NKW-VERIFY, also an InvalidArgument. The reference fails, returns no arrays or does not depend on the
+            arguments, or the kernel fails or ends (SystemExit) at the given sizes without breaking a rule.
     """
     if ranks_of_call() > 1:
         raise refusal(f"{ONE_RANK}, and {RANKS_VARIABLE} asks for more: unset it; {SEVERAL_RANKS}")
@@ -65,10 +78,11 @@ def verify(
     reference = reference or beside(function, name)
     chip = target_hardware(target)
     call = Call(tuple(arguments), dict(keywords or {}))
+    reference = TimedReference(reference)
     first, second = inputs.random(call, 0), inputs.random(call, 1)
     truths = _depending(reference, first, second)
     contractions = contractions_of(reference, first, truths)
-    run = partial(_launched, function, name, chip)
+    run = shown_once(partial(_launched, function, name, chip))
     with gathered() as seen:
         trial = tried("random", run, reference, first, contractions, given=True)
     advice = lint_launched([each for each, _ in seen.launches])
@@ -85,7 +99,9 @@ def verify(
     remarks = sum(each.severity is Severity.warning for each in advice)
     tolerated = tuple(sorted({each.code for each in found} - {each.code for each in findings}))
     speed = _speed(trial.launch)
-    return Verdict(name, chip.name, tuple(trials), findings, tolerated, remarks, speed, trial.launch)
+    return Verdict(
+        name, chip.name, tuple(trials), findings, tolerated, remarks, speed, trial.launch, reference.remark
+    )
 
 
 def _others(
@@ -132,11 +148,15 @@ def _depending(reference: Reference, first: Call, second: Call) -> list[np.ndarr
     """
     try:
         pairs = list(zip(answer(reference, first), answer(reference, second), strict=True))
+    except NotArrays as error:
+        raise not_judged(error.message) from None
     except Exception as error:
-        raise refusal(f"the reference fails on random values: {short(error)}") from error
+        if isinstance(error, TypeError) and not reached_user_code(error):
+            raise refusal(f"the reference does not take these arguments: {error}") from None
+        raise not_judged(f"the reference fails on random values: {short(error)}") from error
     for number, (one, other) in enumerate(pairs):
         if np.array_equal(one, other, equal_nan=inputs.is_float(one)):
-            raise refusal(
+            raise not_judged(
                 f"output {number} of the reference is the same for different arguments, so no kernel can be held "
                 "against it"
             )

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from simulate.errors import InvalidArgument, NkwError, RuleViolation
+from simulate.errors import InvalidArgument, NkwError, NoVerdict, RuleViolation
 from simulate.isa.book import CallError
 from simulate.lines import PACKAGE
 from simulate.run import Launch
-from simulate.run.kernel_faults import KernelError
 from simulate.testing import Mismatch, WeakComparison, compare
 from simulate.verification.bound import (
     Reference,
@@ -31,7 +30,7 @@ from simulate.verification.bound import (
     terms_of,
     truth_of,
 )
-from simulate.verification.inputs import Call, is_float, results
+from simulate.verification.inputs import Call, NotArrays, is_float, results
 
 _READS_UNWRITTEN = ("NKW-UNWRITTEN", "NKW-OUTPUT-UNWRITTEN")
 _NOT_THE_USERS = (PACKAGE, str(Path(np.__file__).parent))
@@ -84,7 +83,7 @@ def tried(
         truth = truth_of(reference, call, contractions)
     except Exception as error:
         if given:
-            raise refusal(f"the reference fails on {name} values: {short(error)}") from error
+            raise not_judged(f"the reference fails on {name} values: {short(error)}") from error
         return Trial(name, str(call), Outcome.not_taken, f"the reference fails: {short(error)}")
     try:
         launch = run(call.copied())
@@ -95,19 +94,22 @@ def tried(
 
 def _refused(name: str, call: Call, error: Exception, given: bool) -> Trial:
     """The trial of a kernel that raised: a rule is broken at the sizes given, or unwritten bytes at any size."""
-    by_rule = isinstance(error, NkwError) and not isinstance(error, (CallError, KernelError))
+    by_rule = isinstance(error, NkwError) and not isinstance(error, (CallError, NoVerdict))
     code = getattr(error, "code", "")
     if by_rule and (given or code in _READS_UNWRITTEN):
         what = "unwritten bytes: " if code in _READS_UNWRITTEN else ""
         return Trial(name, str(call), Outcome.wrong, what + short(error))
     if given:
-        raise refusal(f"the kernel fails on {name} values: {short(error)}") from error
+        raise not_judged(f"the kernel fails on {name} values: {short(error)}") from error
     return Trial(name, str(call), Outcome.not_taken, short(error))
 
 
 def judged(name: str, call: Call, launch: Launch, truth: Truth, own: Callable[[], Sequence[Any]]) -> Trial:
     """Hold the outputs of a launch against the truth; `own` returns the dtypes that the reference has of its own."""
-    outputs = results(launch.outputs[0])
+    try:
+        outputs = results(launch.outputs[0])
+    except NotArrays as error:
+        return Trial(name, str(call), Outcome.wrong, error.message, launch=launch)
     trial = Trial(name, str(call), Outcome.right, launch=launch, outputs=outputs)
     if len(outputs) != len(truth.arrays):
         count = f"the kernel returns {len(outputs)} arrays, the reference {len(truth.arrays)}"
@@ -179,11 +181,11 @@ def nan_trial(name: str, run: Run, reference: Reference, call: Call) -> Trial:
     if not any(is_float(each) and np.isnan(each).any() for each in truths):
         return Trial(name, str(call), Outcome.open, "the reference defines no NaN")
     try:
-        launch = run(call.copied())
+        outputs = results(run(call.copied()).outputs[0])
     except Exception as error:
         return _refused(name, call, error, False)
     spread = ""
-    for number, (output, exact) in enumerate(zip(results(launch.outputs[0]), truths)):
+    for number, (output, exact) in enumerate(zip(outputs, truths)):
         if not is_float(output) or output.shape != exact.shape:
             continue
         with np.errstate(invalid="ignore"):
@@ -202,9 +204,23 @@ def _places(where: np.ndarray) -> str:
     return f"{np.count_nonzero(where)} elements from ({first})"
 
 
+class NotJudged(InvalidArgument, NoVerdict):
+    """A kernel or a reference that failed, or a reference that no kernel can be compared with."""
+
+
 def refusal(sentence: str) -> InvalidArgument:
-    """The error of what cannot be judged."""
+    """Return the error for a wrong use of `verify`, such as a reference that does not exist."""
     return InvalidArgument("NKW-VERIFY", sentence)
+
+
+def not_judged(sentence: str) -> NotJudged:
+    """Return the error for a kernel or a reference that gives no result."""
+    return NotJudged("NKW-VERIFY", sentence)
+
+
+def reached_user_code(error: BaseException) -> bool:
+    """Return whether an exception passed a line outside of the simulator and of NumPy."""
+    return any(not each.filename.startswith(_NOT_THE_USERS) for each in extract_tb(error.__traceback__))
 
 
 def short(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""The verdict on a kernel: right, clean, how fast and what bounds it; as text of 20 lines and as JSON."""
+"""The verdict on a kernel: right, clean, how fast and what bounds it; as text of some 20 lines and as JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from simulate.verification.trial import Outcome, Trial
 _FINDINGS_SHOWN, _REASONS_SHOWN = 2, 2
 _BOUNDS_SHOWN = 2
 _UNDECIDED = (Outcome.not_taken, Outcome.open)
-_LONGEST_REASON = 150  # characters; two lines of a terminal
 _RESOURCES = {"memory": "HBM", "compute": "Tensor engine"}
 
 
@@ -69,6 +68,7 @@ class Verdict:
     """What `verify` found; `speed` is None where the kernel did not run to its end at the sizes given.
 
     tolerated: codes of rules of the chip that were broken and that the rules asked for do not hold against a kernel.
+    slow_reference: a sentence on a reference that took seconds, else empty; part of the text and not of the JSON.
     """
 
     kernel: str
@@ -79,6 +79,7 @@ class Verdict:
     advice: int
     speed: Speed | None
     launch: Launch | None = field(default=None, compare=False, repr=False)
+    slow_reference: str = field(default="", compare=False, repr=False)
 
     @property
     def right(self) -> bool:
@@ -128,9 +129,16 @@ class Verdict:
                 rows.append(_row(name, max(sized, key=lambda each: each.closeness)))
         return [
             table("values or size|outcome|error|allowed|largest", rows, left=(0, 1), firm=(1,)),
-            *(Hanging(_cut(each)) for each in self._reasons(Outcome.wrong)),
-            *(table("", [(each,)]) for outcome in _UNDECIDED for each in self._reasons(outcome)[:1]),
+            *self._untried(),
+            *(Hanging(each) for each in self._reasons(Outcome.wrong)),
+            *(Hanging(each) for outcome in _UNDECIDED for each in self._reasons(outcome)[:1]),
+            *([Hanging(self.slow_reference)] if self.slow_reference else []),
         ]
+
+    def _untried(self) -> list[Part]:
+        """Return a sentence on the number of trials that kernel or reference refused; nothing if there are none."""
+        count = sum(each.outcome is Outcome.not_taken for each in self.trials)
+        return [Hanging(f"{count} of {len(self.trials)} trials could not be tried")] if count else []
 
     def _reasons(self, outcome: Outcome) -> list[str]:
         """The first reasons of trials that came out so, each after the names of its trials."""
@@ -138,12 +146,11 @@ class Verdict:
         for each in self.trials:
             if each.outcome is outcome:
                 names.setdefault(each.reason, []).append(each.name)
-        return [f"{', '.join(names[reason])}: {reason}" for reason in list(names)[:_REASONS_SHOWN]]
+        reasons = [f"{', '.join(names[reason])}: {reason}" for reason in list(names)[:_REASONS_SHOWN]]
+        return [shown(each, len(each)) for each in reasons]
 
     def _findings(self) -> list[Part]:
-        out: list[Part] = [
-            table("", [(_finding(each),)], left=(0,)) for each in self.findings[:_FINDINGS_SHOWN]
-        ]
+        out: list[Part] = [part for each in self.findings[:_FINDINGS_SHOWN] for part in _finding(each)]
         more = len(self.findings) - _FINDINGS_SHOWN
         if more > 0:
             out.append(f"and {more} more; `nkw check` prints all")
@@ -222,10 +229,11 @@ def _count(findings: Sequence[Finding]) -> str:
     return f"{len(findings)} finding{'' if len(findings) == 1 else 's'}"
 
 
-def _finding(each: Finding) -> str:
-    where = f" at {each.where.place}" if each.where else ""
-    return shown(f"{each.severity.value}[{each.code}]{where}: {each.message}")
-
-
-def _cut(text: str) -> str:
-    return shown(text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 2] + " …")
+def _finding(finding: Finding) -> list[Part]:
+    """Return the lines of a finding: its code, place and message, and its hint."""
+    where = f" at {finding.where.place}" if finding.where else ""
+    head, *lines = finding.message.split("\n")
+    texts = [f"{finding.severity.value}[{finding.code}]{where}: {head}", *lines]
+    if finding.hint:
+        texts.append(f"  try: {finding.hint}")
+    return [Hanging(shown(each, len(each)), len(each) - len(each.lstrip()) + 2) for each in texts]

@@ -11,7 +11,9 @@ import pytest
 
 import simulate
 from simulate.cli import main
+from simulate.run.exits import UserExit, typed_exits
 from simulate.run.launcher import ToleratedRule
+from simulate.verification.timed_reference import SLOW_SECONDS, TimedReference
 
 FOLDER = Path(__file__).parent / "tasks"
 PAGE = (Path(simulate.__file__).parents[1] / "docs" / "verify.md").read_text(encoding="utf-8")
@@ -72,7 +74,7 @@ def test_json_is_the_verdict(command: Any) -> None:
             ["add.py:add", "--reference", "add"],
             "error: [NKW-KERNEL-NAME] add is neither FILE.py:NAME nor MODULE:NAME",
         ),
-        (["add.py:add", "f32[2,2]"], "error: [NKW-VERIFY] the reference fails on random values: TypeError"),
+        (["add.py:add", "f32[2,2]"], "error: [NKW-VERIFY] the reference does not take these arguments: "),
     ],
 )
 def test_what_the_command_cannot_judge_ends_with_2(command: Any, words: list[str], said: str) -> None:
@@ -157,3 +159,139 @@ def test_the_example_of_the_guide_prints_what_it_shows(capsys: pytest.CaptureFix
     ((program, output),) = re.findall(r"```python\n(.*?)```\s+```text\n(.*?)```", PAGE, re.DOTALL)
     exec(program, {})
     assert capsys.readouterr().out == output
+
+
+NO_ARRAYS = """import nki, nki.isa as nisa, nki.language as nl
+import numpy as np
+
+@nki.jit
+def copied(x):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(dst=out, src=nl.load(x))
+    return out
+
+@nki.jit
+def returns_nothing(x):
+    copied(x)
+
+@nki.jit
+def exits(x):
+    raise SystemExit(0)
+
+@nki.jit
+def ends_generator(x):
+    raise GeneratorExit
+
+def identity(x):
+    return x
+
+def nothing(x):
+    pass
+
+def text(x):
+    return "an array"
+
+def generator(x):
+    yield x
+
+def fails(x):
+    return x.no_such_name
+
+def exiting(x):
+    raise SystemExit(0)
+
+def refuses_other_sizes(x):
+    assert x.shape == (8, 32), f"shape {x.shape}"
+    return x
+"""
+
+
+@pytest.mark.parametrize(
+    ("kernel", "reference", "said"),
+    [
+        (
+            "copied",
+            "nothing",
+            "the reference returns None; return an array of real numbers, or a tuple of arrays",
+        ),
+        (
+            "copied",
+            "text",
+            "the reference returns a str; return an array of real numbers, or a tuple of arrays",
+        ),
+        (
+            "copied",
+            "generator",
+            "the reference returns a generator; return an array of real numbers, or a tuple of",
+        ),
+        ("copied", "fails", "the reference fails on random values: AttributeError: "),
+        (
+            "copied",
+            "exiting",
+            "the reference fails on random values: [NKW-EXIT] the reference called sys.exit(0)",
+        ),
+        (
+            "exits",
+            "identity",
+            "the kernel fails on random values: [NKW-EXIT] the kernel exits called sys.exit(0)",
+        ),
+        (
+            "ends_generator",
+            "identity",
+            "the kernel fails on random values: [NKW-EXIT] the kernel ends_generator raised GeneratorExit",
+        ),
+    ],
+)
+def test_without_a_verdict_the_status_is_3_and_the_document_has_the_reason(
+    command: Any, tmp_path: Path, kernel: str, reference: str, said: str
+) -> None:
+    (tmp_path / "k.py").write_text(NO_ARRAYS)
+    words = (f"{tmp_path}/k.py:{kernel}", "f32[8,32]", "--reference", f"{tmp_path}/k.py:{reference}")
+    status, out, err = command(*words, "--json", "-")
+    assert status == 3 and f"error: [NKW-VERIFY] {said}" in err
+    told = json.loads(out)
+    assert (told["outcome"], len(told)) == ("none", 4) and told["reason"].startswith(f"[NKW-VERIFY] {said}")
+
+
+def test_a_kernel_that_returns_no_array_is_wrong(command: Any, tmp_path: Path) -> None:
+    (tmp_path / "k.py").write_text(NO_ARRAYS)
+    words = (f"{tmp_path}/k.py:returns_nothing", "f32[8,32]", "--reference", f"{tmp_path}/k.py:identity")
+    status, out, _ = command(*words)
+    assert status == 1 and ": the kernel returns None; return an array of real numbers" in " ".join(
+        out.split()
+    )
+
+
+def test_trials_that_could_not_be_tried_are_counted(command: Any, tmp_path: Path) -> None:
+    (tmp_path / "k.py").write_text(NO_ARRAYS)
+    words = (f"{tmp_path}/k.py:copied", "f32[8,32]", "--reference", f"{tmp_path}/k.py:")
+    status, out, _ = command(*words[:-1], f"{words[-1]}refuses_other_sizes")
+    assert status == 0 and "\n4 of 10 trials could not be tried\n" in out
+    assert "could not be tried" not in command(*words[:-1], f"{words[-1]}identity")[1]
+
+
+def test_the_text_has_the_hint_of_a_finding_and_whole_messages(command: Any, tmp_path: Path) -> None:
+    (tmp_path / "k.py").write_text(KERNELS)
+    words = (f"{tmp_path}/k.py:larger_than_sbuf", "f32[64,32]")
+    _, out, _ = command(*words)
+    (finding,) = json.loads(command(*words, "--json", "-")[1])["findings"]
+    text = " ".join(out.split())
+    assert finding["hint"] and f"try: {' '.join(finding['hint'].split())}" in text
+    assert " ".join(finding["message"].split()) in text and "…" not in out
+
+
+def test_a_slow_reference_is_named_and_a_fast_one_is_not() -> None:
+    calls = TimedReference(len, calls=41, seconds=SLOW_SECONDS)
+    calls(())
+    assert calls.remark.startswith("slow reference: len took 2.0 s in 42 calls")
+    assert TimedReference(len, calls=9, seconds=SLOW_SECONDS * 0.999).remark == ""
+
+
+def test_exceptions_of_pytest_keep_their_type() -> None:
+    with pytest.raises(pytest.skip.Exception), typed_exits("the reference"):
+        pytest.skip("of the user")
+    with pytest.raises(KeyboardInterrupt), typed_exits("the reference"):
+        raise KeyboardInterrupt
+    ends = pytest.raises(UserExit, match="the reference raised GeneratorExit, which ends a program")
+    with ends, typed_exits("the reference"):
+        raise GeneratorExit

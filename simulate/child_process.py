@@ -1,0 +1,241 @@
+"""Starting the child process of a command, showing what the kernel prints, and awaiting the child's record."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import IO, Any
+
+from simulate.child import Record
+from simulate.child_entry import ChildLimits, become_child, set_process_option
+from simulate.process import Terminated, children, kill_orphans
+
+SHOWN_BYTES = 64 * 1024
+"""The most output of a kernel that is shown where it is captured."""
+_POLL_SECONDS = 0.05  # until the end of a child is noticed whose copies keep the pipes open
+_GRACE_SECONDS = 5.0  # for a child that was told to end, or that has sent its record
+_CHUNK = 65536
+_SUBREAPER = 36  # an option of Linux' prctl
+
+
+class ChildEnded(Exception):
+    """The child ended without a complete record; the message says how."""
+
+
+def run_in_child(
+    act: Callable[[], int], again: Sequence[str], limits: ChildLimits, captures: bool, out_to_err: bool
+) -> Record:
+    """Run a command in a child process and return its record.
+
+    The child is a fork of this process if it has no other Python threads, on Linux. Elsewhere it is a new interpreter,
+    which runs the code `again[0]` with the arguments `again[1:]`.
+
+    Args:
+        captures: whether the parent reads the output of the kernel and shows its first 64 KiB. The child is then a
+            session of its own; otherwise it shares the terminal and the process group of this process.
+        out_to_err: whether captured output of stdout is shown on stderr.
+
+    Raises:
+        ChildEnded: the child left no complete record.
+        KeyboardInterrupt: this process was interrupted or terminated; the child has ended.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    set_process_option(_SUBREAPER, 1)
+    spared = frozenset(children())
+    pipes = [os.pipe() for _ in range(3 if captures else 1)]
+    token = os.urandom(16)
+    if sys.platform == "linux" and threading.active_count() == 1:
+        process = os.fork()
+        if not process:
+            become_child(act, pipes, token, limits)
+    else:
+        import subprocess  # takes some milliseconds
+
+        writers = [writer for _, writer in pipes]
+        given = json.dumps([writers, token.hex(), limits.memory_bytes])
+        started = subprocess.Popen(
+            [sys.executable, "-c", again[0], given, *again[1:]], pass_fds=writers, start_new_session=captures
+        )
+        process = started.pid
+    for _, writer in pipes:
+        os.close(writer)
+    awaited = _Awaited(process, [reader for reader, _ in pipes], token, limits, out_to_err)
+    try:
+        return awaited.record()
+    finally:
+        awaited.end(spared)
+
+
+class _Awaited:
+    """A running child, seen from the parent."""
+
+    def __init__(
+        self, process: int, readers: Sequence[int], token: bytes, limits: ChildLimits, out_to_err: bool
+    ) -> None:
+        self._process, self._token, self._limits = process, token, limits
+        self._captures = len(readers) > 1
+        self._data = bytearray()
+        self._shown = self._dropped = 0
+        self._status: int | None = None  # as os.waitpid returns it
+        self._stopped: KeyboardInterrupt | None = None
+        self._began = time.monotonic()
+        self._told: float | None = None  # when the child was told to end because of the time limit
+        self._pipes = selectors.DefaultSelector()
+        shown_on = (None, sys.stderr if out_to_err else sys.stdout, sys.stderr)
+        for reader, stream in zip(readers, shown_on):
+            os.set_blocking(reader, False)
+            self._pipes.register(reader, selectors.EVENT_READ, stream)
+
+    def record(self) -> Record:
+        """Wait for the end of the child and return its record, see `run_in_child`."""
+        while self._status is None:
+            try:
+                self._wait()
+            except KeyboardInterrupt as stopped:
+                self._stop(stopped)
+        self._read(0.0)
+        if self._dropped:
+            shown = f"{SHOWN_BYTES // 1024} KiB"
+            print(f"\n… the output is cut after {shown}; {self._dropped:,} bytes more", file=sys.stderr)
+        record = Record.from_bytes(bytes(self._data), self._token) if self._status == 0 else None
+        if self._stopped is not None:
+            if record is not None and record.where:
+                self._stopped.args = (record.where,)
+            raise self._interrupted(record) from None
+        if self._told is not None:
+            last = f"; {record.where}" if record is not None and record.where else ""
+            ended = ChildEnded(
+                f"it reached the time limit of {self._limits.seconds:g} s (--time-limit){last}"
+            )
+            raise ended if record is None else _with_record(ended, record)
+        if record is None:
+            raise ChildEnded(self._how_it_ended())
+        if record.ended in ("interrupted", "terminated"):  # by a signal to the child alone
+            alone = Terminated() if record.ended == "terminated" else KeyboardInterrupt()
+            alone.args = (record.where,) if record.where else ()
+            raise _with_record(alone, record)
+        if record.ended:
+            raise _with_record(ChildEnded(record.ended), record)
+        return record
+
+    def end(self, spared: frozenset[int]) -> None:
+        """Kill the child and every process that it started; `spared` are other children of this process."""
+        if self._status is None:
+            with suppress(ProcessLookupError):
+                os.kill(self._process, signal.SIGKILL)
+            with suppress(ChildProcessError):
+                os.waitpid(self._process, 0)
+        if self._captures:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process, signal.SIGKILL)
+        kill_orphans(spared)
+        for key in list(self._pipes.get_map().values()):
+            os.close(key.fd)
+        self._pipes.close()
+
+    def _interrupted(self, record: Record | None) -> KeyboardInterrupt:
+        assert self._stopped is not None
+        return self._stopped if record is None else _with_record(self._stopped, record)
+
+    def _wait(self) -> None:
+        """Read from the pipes for a moment, keep the time limit, and notice the end of the child."""
+        complete = Record.is_complete(self._data, self._token)
+        self._read(0.0 if complete else _POLL_SECONDS)
+        self._reap(_GRACE_SECONDS if complete else 0.0)
+        if self._status is not None or self._limits.seconds is None or self._stopped is not None:
+            return
+        now = time.monotonic()
+        if self._told is None and now - self._began > self._limits.seconds:
+            self._told = now
+            self._send(signal.SIGTERM)  # the child answers with the last instruction
+        elif self._told is not None and now - self._told > _GRACE_SECONDS:
+            self._send(signal.SIGKILL)
+
+    def _read(self, seconds: float) -> None:
+        """Read what the pipes have; returns after `seconds` if they have nothing."""
+        for key, _ in self._pipes.select(seconds):
+            while True:
+                try:
+                    part = os.read(key.fd, _CHUNK)
+                except BlockingIOError:
+                    break
+                if not part:
+                    self._pipes.unregister(key.fd)
+                    os.close(key.fd)
+                    break
+                if key.data is None:
+                    self._data += part
+                else:
+                    self._show(part, key.data)
+                    break  # the other pipes have their turn
+
+    def _show(self, part: bytes, stream: IO[str]) -> None:
+        """Print output of the kernel, up to the limit."""
+        kept = part[: SHOWN_BYTES - self._shown]
+        self._shown += len(kept)
+        self._dropped += len(part) - len(kept)
+        if not kept:
+            return
+        if hasattr(stream, "buffer"):
+            stream.buffer.write(kept)
+        else:
+            stream.write(kept.decode(errors="replace"))
+        stream.flush()
+
+    def _reap(self, seconds: float) -> None:
+        """Take the exit status of the child if it ends within `seconds`; kill it if a wait was asked for."""
+        until = time.monotonic() + seconds
+        while self._status is None:
+            process, status = os.waitpid(self._process, os.WNOHANG)
+            if process:
+                self._status = status
+            elif time.monotonic() >= until:
+                break
+            else:
+                time.sleep(0.001)
+        if seconds and self._status is None:
+            self._send(signal.SIGKILL)
+
+    def _send(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self._process, number)
+
+    def _stop(self, stopped: KeyboardInterrupt) -> None:
+        """Pass an interrupt or a termination on to the child; a second one kills the child.
+
+        A terminal sends an interrupt to parent and child alike where they share it.
+        """
+        if self._stopped is not None:
+            self._send(signal.SIGKILL)
+            return
+        self._stopped = stopped
+        if isinstance(stopped, Terminated):
+            self._send(signal.SIGTERM)
+        elif self._captures:
+            self._send(signal.SIGINT)
+
+    def _how_it_ended(self) -> str:
+        """Return how the child ended, in words."""
+        assert self._status is not None
+        if not os.WIFSIGNALED(self._status):
+            code = os.waitstatus_to_exitcode(self._status)
+            return f"the process exited with status {code} before its verdict, as os._exit does"
+        number = os.WTERMSIG(self._status)
+        if number == signal.SIGALRM:
+            return f"the default parameters reached the time limit of {self._limits.seconds or 0:g} s (--time-limit)"
+        why = "; the system may have run out of memory" if number == signal.SIGKILL else ""
+        return f"the process was ended by signal {number} ({signal.Signals(number).name}){why}"
+
+
+def _with_record(error: Any, record: Record) -> Any:
+    """Return an error with the record of what the command had printed until then."""
+    error.record = record
+    return error

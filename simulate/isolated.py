@@ -1,0 +1,185 @@
+"""Commands on kernels by name run in a child process: a kernel that ends its process ends no verdict with it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Sequence
+
+from simulate.child import ERR, Record, leave_if_copied
+from simulate.child_entry import ChildLimits
+from simulate.child_process import ChildEnded, run_in_child
+from simulate.errors import InvalidArgument, NoVerdict
+from simulate.files import STDOUT, OutputFile, Outputs, json_document
+from simulate.kernel_by_name import names_a_kernel
+from simulate.memory.storage import Storage
+from simulate.process import memory_bytes
+from simulate.run.launch import Launch, LaunchRequest
+from simulate.run.machine import NeuronCore
+from simulate.run.observers import Observer, observing
+from simulate.terminal import error
+
+NO_VERDICT = 3
+"""The exit status where code of the user ended or failed, so that nothing could be judged."""
+DEFAULT_SECONDS = 3600.0
+"""The time limit without a terminal; the longest command on a kernel of ours takes some minutes."""
+_ALWAYS = ("verify", "tune", "bundle", "calibrate")
+_WITH_A_KERNEL = ("run", "time", "memory", "check")
+_LIMITS = {"time_limit": "--time-limit", "memory_limit": "--memory-limit"}
+_UNITS = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+
+
+def add_limits(command: argparse.ArgumentParser) -> None:
+    """Add the options --time-limit and --memory-limit."""
+    command.add_argument(
+        "--time-limit",
+        type=_seconds,
+        metavar="SECONDS",
+        help="end a kernel by name after this time, each candidate of tune (default: 3600; none where stdin is a "
+        "terminal)",
+    )
+    command.add_argument(
+        "--memory-limit",
+        type=_bytes,
+        metavar="SIZE",
+        help="memory that a kernel by name may take, such as 8G (default: that of the machine; none where stdin is a "
+        "terminal)",
+    )
+
+
+def runs_in_child(options: argparse.Namespace) -> bool:
+    """Return whether a command executes a kernel by name and the system has child processes with pipes (POSIX)."""
+    if os.name != "posix":
+        return False
+    by_name = options.command in _WITH_A_KERNEL and names_a_kernel(options.script)
+    return by_name or options.command in _ALWAYS
+
+
+def check_limits(options: argparse.Namespace) -> None:
+    """Raise InvalidArgument for a limit given with a script, which runs in this process and has none."""
+    if options.command not in _WITH_A_KERNEL or names_a_kernel(options.script):
+        return
+    for name, option in _LIMITS.items():
+        if getattr(options, name) is not None:
+            raise InvalidArgument(
+                "NKW-CHILD-LIMIT",
+                f"{option} limits a kernel by name, and {options.script:.60} is a script: leave it out, or give "
+                "FILE.py:NAME",
+            )
+
+
+def without_verdict(failed: NoVerdict) -> int:
+    """Print why a command has no verdict; returns the exit status."""
+    error(failed)
+    return NO_VERDICT
+
+
+def run_isolated(options: argparse.Namespace, again: Sequence[str]) -> int:
+    """Run the command of `options` in a child, print and write what it returns; returns the exit status.
+
+    `again` is the code and the arguments with which a new interpreter runs the same command.
+    """
+    on_terminal = set_limits(options)
+    seconds = None if options.command == "tune" else options.time_limit  # `tune` limits its candidates
+    limits = ChildLimits(seconds, options.memory_limit)
+    try:
+        record = run_in_child(
+            lambda: act_in_child(options),
+            again,
+            limits,
+            captures=not on_terminal,
+            out_to_err=options.json == STDOUT,
+        )
+    except ChildEnded as ended:
+        record = getattr(ended, "record", Record())
+        _print(record)
+        return _without_verdict(options, str(ended))
+    except KeyboardInterrupt as stopped:
+        _deliver(getattr(stopped, "record", Record()))
+        raise
+    return _deliver(record)
+
+
+def set_limits(options: argparse.Namespace) -> bool:
+    """Set the default limits where stdin is no terminal; returns whether stdin is one."""
+    on_terminal = sys.stdin.isatty()
+    if not on_terminal:
+        options.time_limit = DEFAULT_SECONDS if options.time_limit is None else options.time_limit
+        options.memory_limit = memory_bytes() if options.memory_limit is None else options.memory_limit
+    return on_terminal
+
+
+class _EndsCopies(Observer):
+    """Ends a copy of the child that a fork in a kernel made, before the copy continues with the command."""
+
+    def began(
+        self, request: LaunchRequest, cores: Sequence[NeuronCore], inputs: Sequence[Sequence[Storage]]
+    ) -> None:
+        """End this process if it is a copy."""
+        leave_if_copied()
+
+    def ran(self, launch: Launch) -> None:
+        """End this process if it is a copy."""
+        leave_if_copied()
+
+
+def act_in_child(options: argparse.Namespace) -> int:
+    """Run a command in its child process; returns the exit status."""
+    with observing(_EndsCopies()):
+        status: int = options.act(options)
+    return status
+
+
+def _deliver(record: Record) -> int:
+    """Write the files of a record and print its texts; returns its status, 2 where a file cannot be written."""
+    try:
+        for path, what, code, text in record.files:
+            with OutputFile(path, what, code).writing() as file:
+                file.write(text)
+    except InvalidArgument as unwritten:
+        error(unwritten)
+        return 2
+    _print(record)
+    return record.status
+
+
+def _print(record: Record) -> None:
+    for number, text in record.printed:
+        print(text, end="", file=sys.stderr if number == ERR else sys.stdout)
+    sys.stdout.flush()
+
+
+def _without_verdict(options: argparse.Namespace, reason: str) -> int:
+    """Say that a command has no verdict and why, on stderr and in its document; returns the exit status."""
+    what = getattr(options, "script", options.command)
+    try:
+        with json_document(options.json, Outputs(tuple), options.command) as contents:
+            contents.update({"hardware": options.hardware} if options.hardware else {})
+            contents.update(outcome="none", reason=reason)
+    except InvalidArgument as unwritten:
+        error(unwritten)
+        return 2
+    error(f"no verdict on {what}: {reason}")
+    return NO_VERDICT
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e7:
+        raise argparse.ArgumentTypeError(f"{text!r:.40} is no number of seconds; give more than 0")
+    return seconds
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,3})?)([kmgt]?)i?b?", text, re.ASCII | re.IGNORECASE)
+    size = int(float(match[1]) * _UNITS.get(match[2].lower(), 1)) if match else 0
+    if not 2**20 <= size < 2**60:
+        raise argparse.ArgumentTypeError(
+            f"{text!r:.40} is no size of memory; give 1M or more, such as 512M or 8G"
+        )
+    return size

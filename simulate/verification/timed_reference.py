@@ -1,0 +1,37 @@
+"""The wall-clock time that a verdict spends in its reference."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from simulate.child import shown_once
+
+SLOW_SECONDS = 2.0
+"""Time in the reference from which on a verdict names it."""
+
+
+class TimedReference:
+    """A reference that counts its calls and their seconds; its output is shown on the first call only."""
+
+    def __init__(self, reference: Callable[..., Any], calls: int = 0, seconds: float = 0.0) -> None:
+        self.name = getattr(reference, "__name__", type(reference).__name__)
+        self.calls, self.seconds = calls, seconds
+        self._reference = shown_once(reference)
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        """Call the reference."""
+        began = time.perf_counter()
+        try:
+            return self._reference(*args, **keywords)
+        finally:
+            self.calls += 1
+            self.seconds += time.perf_counter() - began
+
+    @property
+    def remark(self) -> str:
+        """A sentence on a slow reference; empty for a fast one."""
+        if self.seconds < SLOW_SECONDS:
+            return ""
+        return f"slow reference: {self.name} took {self.seconds:,.1f} s in {self.calls} calls"
