@@ -250,19 +250,40 @@ def gpsimd_stays_in_sbuf(engine: Engine, **tiles: Any) -> None:
 )
 def same_partitions(first: str, tile: NkiTensor, second: str, other: NkiTensor) -> None:
     """All operands of an instruction have the same number of partitions."""
-    if tile.shape[0] != other.shape[0]:
+    rows, others = tile.shape[0], other.shape[0]
+    if rows != others:
+        hint = ""
+        if 1 in (rows, others):
+            hint = repeated_row(first if rows == 1 else second, max(rows, others))
         raise RuleViolation(
-            same_partitions, f"{first} has {tile.shape[0]} partitions, {second} has {other.shape[0]}"
+            same_partitions, f"{first} has {rows} partitions, {second} has {others}", hint=hint
         )
+
+
+def repeated_row(operand: str, partitions: int) -> str:
+    """Return the hint for a row that is meant for all partitions."""
+    return (
+        f"{operand} has one row, which engines do not repeat: load it into {partitions} partitions with "
+        f"nl.load(row.broadcast(0, {partitions})), row being the (1, N) tensor in HBM"
+    )
 
 
 @rule("NKW-ELEMENTS-AGREE", hint="slice or broadcast the free dims so that the counts agree")
 def same_free_size(first: str, tile: NkiTensor, second: str, other: NkiTensor) -> None:
     """Operands are streamed element by element, so they have the same number of elements per partition."""
-    if tile.free_size != other.free_size:
+    size, others = tile.free_size, other.free_size
+    if size != others:
+        hint = ""
+        if 1 in (size, others) and tile.shape[0] == other.shape[0]:
+            column = first if size == 1 else second
+            hint = (
+                f"{column} has one value per partition: give it as operand0 to nisa.tensor_scalar, or repeat it with "
+                f"{column}.broadcast(1, {max(size, others)})"
+            )
         raise RuleViolation(
             same_free_size,
-            f"{first} has {tile.free_size} elements per partition, {second} has {other.free_size}",
+            f"{first} has {size} elements per partition, {second} has {others}",
+            hint=hint,
         )
 
 
@@ -277,10 +298,16 @@ def same_elements(first: str, tile: NkiTensor, second: str, other: NkiTensor) ->
 def is_column(operand: str, tile: NkiTensor, like: NkiTensor) -> None:
     """A vector operand is a (P, 1) tile: one value per partition, repeated along the free dims."""
     if tile.free_size != 1 or tile.shape[0] != like.shape[0]:
+        hint = ""
+        if tile.shape[0] == 1:
+            hint = repeated_row(operand, like.shape[0])
+            if tile.free_size == like.free_size > 1:
+                hint += "; nisa.tensor_tensor then combines it with data"
         raise RuleViolation(
             is_column,
             f"{operand} has shape {tile.shape}, data has {like.shape[0]} partitions",
             limit=f"({like.shape[0]}, 1)",
+            hint=hint,
         )
 
 

@@ -214,7 +214,9 @@ class NkiTensor(TensorBytes):
             raise RuleViolation(
                 broadcast_free_unit_dim,
                 f"dim {dim} of {self.describe()}",
-                hint="broadcast a free dim of size 1; partitions are broadcast by nc_stream_shuffle or matmul",
+                hint=f"load the row with nl.load(row.broadcast(0, {size})), row being the (1, N) tensor in HBM"
+                if dim == 0 and self.shape[0] == 1
+                else "broadcast a free dim of size 1; partitions are broadcast by nc_stream_shuffle or matmul",
             )
         return self._with(views.put(self.shape, dim, size), views.put(self.strides, dim, 0), self.offset)
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from simulate.errors import RuleViolation, rule
+from simulate.isa.rules import repeated_row
 from simulate.level import BROADCASTING
 from simulate.memory import NKIObject, NkiTensor
 from simulate.nki import isa
@@ -304,7 +305,9 @@ def same_shape(x: NkiTensor, y: NkiTensor) -> None:
         raise RuleViolation(
             same_shape,
             f"{x.shape} and {y.shape}{because}",
-            hint="nisa.tensor_scalar for a (P, 1) operand, or .broadcast",
+            hint=repeated_row("an operand", max(x.shape[0], y.shape[0]))
+            if 1 in (x.shape[0], y.shape[0])
+            else "nisa.tensor_scalar for a (P, 1) operand, or .broadcast",
         )
 
 

@@ -56,7 +56,7 @@ def nc_matmul(
     rules.check_tile(hardware, "dst", dst, MemoryRegion.psum, indirect=True)
     rules.check_tile(hardware, "stationary", stationary, MemoryRegion.sbuf, indirect=True)
     rules.check_tile(hardware, "moving", moving, MemoryRegion.sbuf, indirect=True)
-    rules.same_partitions("stationary", stationary, "moving", moving)
+    same_contraction(stationary, moving)
     if any(indirection.is_indirect(tile) for tile in (dst, stationary, moving)):
         indirect_operands(stationary, moving, is_transpose, tile_position)
         dst, stationary, moving = (indirection.on_tensor_engine(tile) for tile in (dst, stationary, moving))
@@ -152,6 +152,32 @@ def _cells(hardware: Hardware, position: tuple[int, ...], size: tuple[int, ...])
     )
 
 
+def same_contraction(stationary: NkiTensor, moving: NkiTensor) -> None:
+    """Refuse operands of different contractions, and name the operand whose layout is transposed if there is one."""
+    rows, others = stationary.shape[0], moving.shape[0]
+    if rows == others:
+        return
+    limit = "stationary [K, M], moving [K, N], dst [M, N]: the contraction K lies on the partitions of both operands"
+    seen = f"stationary has {rows} partitions, moving has {others}"
+    hint = "slice both operands to the same rows of the contraction"
+    if stationary.free_size == others:
+        seen += f"; stationary ({rows}, {others}) has the layout [M, K]"
+        hint = _transposed("stationary", stationary)
+    elif moving.free_size == rows:
+        seen += f"; moving ({others}, {rows}) has the layout [N, K]"
+        hint = _transposed("moving", moving)
+    raise RuleViolation(rules.same_partitions, seen, limit, hint)
+
+
+def _transposed(operand: str, tile: NkiTensor) -> str:
+    """Return how to transpose an operand of a matmul, on chip or while it is loaded."""
+    shape = f"({tile.free_size}, {tile.shape[0]})"
+    return (
+        f"transpose {operand}: nisa.nc_transpose(dst=t, data={operand}) with t {shape} {tile.dtype} in PSUM, then "
+        f"nisa.tensor_copy to SBUF; or load it with nl.load_transpose2d"
+    )
+
+
 @rule("NKW-MATMUL-INDIRECT", hint="gather into a tile with nisa.tensor_copy first")
 def indirect_operands(
     stationary: NkiTensor, moving: NkiTensor, is_transpose: bool, position: tuple[int, ...]
@@ -219,10 +245,13 @@ def moving_fits(hardware: Hardware, streamed: int, dst: NkiTensor) -> None:
 def matches_result(dst: NkiTensor, columns: int, streamed: int) -> None:
     """dst has one partition per stationary column and one element per moving column."""
     if dst.shape[0] != columns or dst.free_size != streamed:
+        hint = f"slice dst to [0:{columns}, 0:{streamed}]"
+        if (dst.shape[0], dst.free_size) == (streamed, columns):
+            hint = f"swap stationary and moving for this dst, or allocate dst with ({columns}, {streamed})"
         raise RuleViolation(
             matches_result,
             f"dst is ({dst.shape[0]}, {dst.free_size}), the product is ({columns}, {streamed})",
-            hint=f"slice dst to [0:{columns}, 0:{streamed}]",
+            hint=hint,
         )
 
 
