@@ -9,9 +9,11 @@ from __future__ import annotations
 import ast
 import linecache
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from types import CodeType
+from typing import Any
 
 from simulate.errors import Location
 
@@ -38,11 +40,19 @@ def location(line: tuple[CodeType, int]) -> Location:
 
         path = Path(code.co_filename)
         try:
-            file = str(path.relative_to(key[2]))
+            file = _cell(code.co_filename) or str(path.relative_to(key[2]))
         except ValueError:
             file = str(path)
         known = _locations[key] = code, Location(file, number, code.co_name)
     return known[1]
+
+
+def _cell(filename: str) -> str:
+    """Return `In [36]` for the source of a notebook's cell; an empty string for any other file."""
+    shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    format_name = getattr(getattr(shell, "compile", None), "format_code_name", lambda _: None)
+    cell = format_name(filename)
+    return str(cell[1]).replace("In[", "In [") if cell else ""
 
 
 def assigned(line: tuple[CodeType, int]) -> str | None:

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 import simulate
+from nki_kernels.examples import EXAMPLES
 from simulate.cli import main
 from simulate.errors import InvalidArgument
+from simulate.kernel_by_name import launch_by_name
 from simulate.profile import Profile, profile
 from simulate.profile.page import PageLaunch, PageStep, page, write_page
 from tests.profile.test_profile_text import SCRIPT
@@ -131,6 +133,16 @@ def test_steps_repeat_a_part() -> None:
     assert len(found["parts"]) == 1
 
 
+def test_the_page_has_the_advice_of_the_profile() -> None:
+    launch = launch_by_name("nki_kernels:mlp", EXAMPLES["mlp"])
+    own = profile(launch.streams, launch.hardware, launch.title)
+    part = data(page("title", [PageLaunch(own)]))["parts"][0]
+    assert own.advice
+    assert part["advice"] == [
+        [round(each.length_ns, 1), each.sentence, list(each.lines[:8])] for each in own.advice
+    ]
+
+
 def test_an_empty_launch_and_no_launch_have_a_page() -> None:
     assert data(page("title", [PageLaunch(profile(Builder().stream, EXACT))]))["parts"][0]["length"] == 0
     assert data(page("title", []))["parts"] == []
@@ -198,7 +210,7 @@ def test_a_browser_shows_every_section_without_an_error(tmp_path: Path) -> None:
     found = re.findall(r'<section id="([\w-]+)"(?: hidden="")?>(.*?)</section>', ran.stdout, re.DOTALL)
     sections = dict(found)
     assert set(sections) == {
-        "run", "summary", "time", "what-if", "path", "idle", "roof", "traffic", "source", "memory",
+        "run", "summary", "time", "advice", "what-if", "path", "idle", "roof", "traffic", "source", "memory",
     }  # fmt: skip
     for name in ("what-if", "path", "idle", "traffic"):
         assert sections[name].count("<tr") > 2, name
@@ -251,6 +263,40 @@ def test_the_timeline_zooms_about_the_pointer_and_explains_what_is_under_it(tmp_
     assert first[0].startswith("idle for ")
     assert first[1].startswith("until nc_matmul #")
     assert re.match(r"operand of dma_copy #\d+", first[3])
+
+
+SIZES = """<script>
+const out = { overflow: document.documentElement.scrollWidth - innerWidth, width: innerWidth };
+const rows = [...byId("path").querySelectorAll("table")].pop().querySelectorAll("tbody tr");
+out.stretches = [...rows].map((row) => [...row.cells].map((cell) => cell.innerText));
+out.advice = byId("advice").querySelectorAll("tbody tr").length;
+document.body.append(make("pre", { id: "driven" }, JSON.stringify(out)));
+</script></body>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_a_narrow_page_does_not_overflow_and_lists_no_stretch_twice(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    file = tmp_path / "page.html"
+    assert main(["time", "--html", str(file), str(script)]) == 0
+    file.write_text(file.read_text(encoding="utf-8").replace("</body>", SIZES), encoding="utf-8")
+    command = [
+        str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync",
+        "--disable-background-networking", "--disable-component-update", "--window-size=600,900",
+        f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=3000", "--dump-dom", file.as_uri(),
+    ]  # fmt: skip
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    found = re.search(r'<pre id="driven">(.*?)</pre>', ran.stdout, re.DOTALL)
+    assert found, ran.stderr
+    driven = json.loads(unescape(found[1]))
+    assert driven["width"] <= 600
+    assert driven["overflow"] <= 0
+    named = [(row[3], row[4]) for row in driven["stretches"]]
+    assert named and len(set(named)) == len(named)
+    (part,) = data(file.read_text(encoding="utf-8"))["parts"]
+    assert sum(int(row[1].replace(",", "")) for row in driven["stretches"]) == len(part["path"])
+    assert driven["advice"] == len(part["advice"])
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="no node on this machine")

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from simulate.profile.profile import Profile
 
 _FIRST = 3  # pieces of advice in a short report
+_SPEEDUP = (
+    "speedup: how many times shorter the launch is at most if only the engine of the bound improves, the length over "
+    "the larger of the bound and the busy time of every other engine"
+)
 _LINES = 3  # lines of the kernel that a piece of advice names
 
 
@@ -40,7 +44,7 @@ def advice_parts(profile: Profile, all_advice: bool) -> list[list[Part]]:
             (each.name, us(each.time_ns), share(each.time_ns, profile.length_ns), f"{each.speedup:.2f}")
             for each in profile.bounds
         ]
-        blocks.append([table("the vendor's bounds|us|of length|speedup", rows)])
+        blocks.append([table("the vendor's bounds|us|of length|speedup", rows), Hanging(_SPEEDUP)])
     return blocks
 
 

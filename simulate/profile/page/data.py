@@ -24,6 +24,7 @@ from simulate.timing import Reading, Reason, SliceKind
 _GAPS = 4000  # the longest gaps that the timeline explains
 _CHAIN = 4000  # the longest stretches of the critical path that the page holds
 _ROWS = 60  # rows of tables
+_LINES = 8  # lines of the kernel that a piece of advice names
 _AROUND = 3  # lines of source around one that issues instructions
 
 # What an event waited for; the event that it waited for follows.
@@ -100,6 +101,9 @@ def part_data(profile: Profile) -> dict[str, Any]:
         "callers": _line_times(profile.calling_lines, names),
         "sources": _sources(profile, names),
         "lines": [[named(line), source(line)] for line in names.lines],
+        "advice": [
+            [_ns(each.length_ns), each.sentence, list(each.lines[:_LINES])] for each in profile.advice[:_ROWS]
+        ],
         "whatIf": [[each.what, each.line, _ns(each.length_ns)] for each in profile.what_if[:_ROWS]],
     }
 

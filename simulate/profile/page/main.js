@@ -13,6 +13,7 @@ function show(number, view) {
   showRun((part) => show(part), number);
   showSummary(part);
   timeline.show(part, view);
+  showAdvice(part);
   showWhatIf(part);
   showPath(part);
   showIdle(part);

@@ -16,14 +16,39 @@ function showPath(part) {
         },
       };
     })));
-  const longest = [...part.path].sort((a, b) => (b[2] - b[1]) - (a[2] - a[1])).slice(0, 60).sort((a, b) => a[1] - b[1]);
-  section.append(make("h3", {}, longest.length < part.path.length ? "its longest stretches, in order" : "its stretches, in order"));
-  section.append(table([["from", "n"], ["takes", "n"], ["instruction"], ["waits", "w"]],
-    longest.map(([event, start, end, reason]) => ({
-      cells: [us(start), us(end - start),
+  const groups = new Map();
+  for (const stretch of part.path) {
+    const [event, start, end, reason] = stretch;
+    const key = `${part.events.op[event]} ${part.events.line[event]} ${reason}`;
+    const group = groups.get(key) || { count: 0, total: 0, longest: stretch };
+    group.count += 1;
+    group.total += end - start;
+    if (end - start > group.longest[2] - group.longest[1]) group.longest = stretch;
+    groups.set(key, group);
+  }
+  const listed = [...groups.values()].sort((a, b) => b.longest[2] - b.longest[1] - (a.longest[2] - a.longest[1]));
+  section.append(make("h3", {}, "its longest stretches, by instruction and wait"));
+  section.append(table([["longest", "n"], ["times", "n"], ["together", "n"], ["instruction"], ["waits", "w"]],
+    listed.slice(0, 60).map(({ count, total, longest: [event, start, end, reason] }) => ({
+      cells: [us(end - start), count.toLocaleString("en"), us(total),
         make("span", {}, part.ops[part.events.op[event]], " ", make("code", {}, part.lines[part.events.line[event]][0])),
         part.reasonNames[reason]],
       go: () => timeline.goTo(start, end, event),
+    }))));
+}
+
+function showAdvice(part) {
+  const section = emptied("advice", "Advice");
+  if (!part.advice.length) {
+    section.append(make("p", { class: "soft" }, "No change of the kernel that was tried gains 2 %."));
+    return;
+  }
+  section.append(make("p", { class: "soft" },
+    "Changes of the kernel, each scheduled alone with the recorded instructions: what the launch would then take."));
+  section.append(table([["takes", "n"], ["change", "n"], ["what to change"]],
+    part.advice.map(([length, sentence, lines]) => ({
+      cells: [us(length), (100 * (length / part.length - 1)).toFixed(1).replace("-", "−") + " %",
+        make("span", {}, sentence, make("div", { class: "soft code" }, lines.join(", ")))],
     }))));
 }
 
