@@ -141,7 +141,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     comparison.set_defaults(act=partial(_reported, bundles.compare_command))
 
     lint = add_command(commands, prog, "lint")
-    lint.add_argument("path", help="a Python file or a folder")
+    lint.add_argument("paths", nargs="+", metavar="path", help="a Python file or a folder")
     add_level(lint)
     add_json(lint)
     checks.add_arguments(lint)

@@ -34,6 +34,7 @@ from simulate.run.location import blame_traceback
 from simulate.run.machine import Mode, NeuronCore
 from simulate.run.observers import Observer
 from simulate.run.stream import Stream
+from simulate.suggestions import did_you_mean
 from simulate.world import launch
 
 DTYPES = {
@@ -51,6 +52,23 @@ DTYPES = {
     "u8": np.uint8,
 }
 """Dtypes of arguments, by their short names."""
+
+_LONG_NAMES = {
+    **{np.dtype(dtype).name: dtype for dtype in DTYPES.values()},
+    "fp32": np.float32,
+    "fp16": np.float16,
+    "float": np.float32,
+    "half": np.float16,
+    "fp8e4m3": ml_dtypes.float8_e4m3,
+    "fp8e5m2": ml_dtypes.float8_e5m2,
+}
+"""The same dtypes by the names of NumPy, and by names that other tools use."""
+
+
+def dtype_named(name: str) -> Any:
+    """Return the dtype of an argument by its short or long name, or None for an unknown name."""
+    return DTYPES.get(name, _LONG_NAMES.get(name))
+
 
 _GROUP = "group"
 _DECORATORS = frozenset({"jit", "trace", "benchmark", "baremetal", "profile"})
@@ -268,10 +286,13 @@ def _argument(text: str) -> Any:
                 "NKW-KERNEL-ARGUMENT",
                 f"argument {text!r:.60} is neither a tensor such as f32[128,512] nor a Python literal nor `group`",
             ) from None
-    if tensor["dtype"] not in DTYPES:
+    dtype = dtype_named(tensor["dtype"])
+    if dtype is None:
+        meant = did_you_mean(tensor["dtype"], [*DTYPES, *_LONG_NAMES]) or ";"
         raise InvalidArgument(
             "NKW-KERNEL-ARGUMENT",
-            f"dtype {tensor['dtype']} of {text:.60} is not known; known are {', '.join(DTYPES)}",
+            f"dtype {tensor['dtype']} of {text:.60} is not known{meant} known are {', '.join(DTYPES)}, and the names "
+            "of NumPy such as float32",
         )
     try:
         shape = tuple(int(size) for size in tensor["shape"].split(","))
@@ -282,7 +303,7 @@ def _argument(text: str) -> Any:
             "NKW-KERNEL-ARGUMENT", f"the shape of {text:.60} is not a list of positive numbers"
         )
     try:  # one element seen as many; numbers come in where there are any
-        return np.broadcast_to(np.zeros((), DTYPES[tensor["dtype"]]), shape)
+        return np.broadcast_to(np.zeros((), dtype), shape)
     except ValueError:
         raise InvalidArgument("NKW-KERNEL-ARGUMENT", f"{text:.60} is larger than any memory") from None
 

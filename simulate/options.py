@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import textwrap
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from typing import Any, NoReturn
 from simulate.errors import InvalidArgument
 from simulate.isolated import add_limits
 from simulate.level import LEVEL_VARIABLE, LEVELS, NEWEST, RULES_VARIABLE, Rules
+from simulate.suggestions import did_you_mean
 from simulate.targets import HARDWARE_VARIABLE, TARGETS
 from simulate.verbs import VERBS
 
@@ -20,6 +22,9 @@ _SCRIPT_OR_KERNEL = f"{_SCRIPT}; or {_KERNEL}, or `group` for the replica group 
 _KERNEL_ONLY = ("verify", "tune", "bundle")
 """Commands whose first word is a kernel, never a script."""
 _COLUMNS = 78  # of the parts of the help that argparse does not wrap
+
+_OPTION = re.compile(r"--[A-Za-z][\w-]*|-[A-Za-z]")
+"""A word that can be no argument of a kernel; `-1` and `-1e-5` are numbers."""
 
 Add = Callable[[argparse.ArgumentParser], None]
 
@@ -167,6 +172,17 @@ def rank_count(text: str) -> int:
     return int(text)
 
 
+def _refuse_options(options: argparse.Namespace) -> None:
+    """Raise ArgumentError for a word among a kernel's arguments that is an option of no command."""
+    own: OwnOptions = options.own
+    for word in options.arguments:
+        name = word.partition("=")[0]
+        if _OPTION.fullmatch(name):
+            known = [option for action in own._actions for option in action.option_strings]
+            meant = did_you_mean(name, known) or f"; `{options.command} --help` lists its options"
+            raise argparse.ArgumentError(None, f"{options.command} has no option {name}{meant}")
+
+
 def take_words(options: argparse.Namespace, prog: str, names_a_kernel: Callable[[str], bool]) -> None:
     """Split the words of the command line into script or kernel, its arguments, and late options of the command.
 
@@ -179,6 +195,7 @@ def take_words(options: argparse.Namespace, prog: str, names_a_kernel: Callable[
     options.script, options.arguments = words[0], words[1:]
     if options.command in _KERNEL_ONLY or names_a_kernel(options.script):
         _, options.arguments = own.parse_known_args(options.arguments, options)
+        _refuse_options(options)
         return
     if options.arguments[:1] == ["--"]:
         del options.arguments[0]

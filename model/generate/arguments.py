@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=48,
         help="at most so many tokens (default: %(default)s)",
     )
-    add_cores(parser, "trn1")
+    add_cores(parser, "trn2")
     add_hardware(parser)
     parser.add_argument(
         "--dp",

@@ -138,18 +138,19 @@ def _run(
 
 
 def lint(options: argparse.Namespace) -> int:
-    """Look at the source of a file, or of every Python file below a folder."""
-    path = Path(options.path)
-    files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+    """Look at the source of files, and of every Python file below folders."""
+    paths = [Path(path) for path in options.paths]
+    found = (sorted(path.rglob("*.py")) if path.is_dir() else [path] for path in paths)
+    files = list(dict.fromkeys(file for each in found for file in each))
     try:
         with json_document(options.json, Outputs(lambda: [*files, *imported_files()]), "lint") as contents:
-            return _linted(options, path, files, contents)
+            return _linted(options, files, contents)
     except InvalidArgument as refused:
         error(refused)
         return 2
 
 
-def _linted(options: argparse.Namespace, path: Path, files: Sequence[Path], contents: dict[str, Any]) -> int:
+def _linted(options: argparse.Namespace, files: Sequence[Path], contents: dict[str, Any]) -> int:
     try:
         level = Level.of(options.level)
     except NkwError as unknown:
@@ -166,7 +167,7 @@ def _linted(options: argparse.Namespace, path: Path, files: Sequence[Path], cont
             source.called = called
             findings += findings_in(source, str(file))
         except NkwError as unreadable:
-            if not path.is_dir():
+            if len(options.paths) == 1 and not Path(options.paths[0]).is_dir():
                 error(unreadable)
                 return 2
             findings.append(from_error(unreadable))  # one file that cannot be read does not hide the others

@@ -73,6 +73,7 @@ def tunable(function: Callable[..., Any]) -> Tunable:
     if not isinstance(rows, tuple) or not rows:
         raise _refused(
             f"the file of {name} declares no parameters; it needs a tuple {DECLARATION} of rows (name, default, domain)"
+            f"{_sweep_of_arguments(function)}"
         )
     if ARGUMENT not in inspect.signature(function).parameters:
         raise _refused(f"{name} has no argument `{ARGUMENT}`, a dict with the values of its parameters")
@@ -81,6 +82,16 @@ def tunable(function: Callable[..., Any]) -> Tunable:
         raise _refused(f"{DECLARATION} of {name} has two rows of one name")
     file = inspect.getsourcefile(function) or ""
     return Tunable(name, file, function, parameters, beside.get(f"{name}_bucket"))
+
+
+def _sweep_of_arguments(function: Callable[..., Any]) -> str:
+    """Return how to time the sizes that a kernel takes as arguments, such as NB=512; empty where it takes none."""
+    for name, parameter in inspect.signature(function).parameters.items():
+        default = parameter.default
+        if isinstance(default, int) and not isinstance(default, bool) and default > 1:
+            sizes = ",".join(str(size) for size in (default // 4, default // 2, default) if size)
+            return f"; its argument {name}={default} is timed by `nkw time --sweep {name}={sizes}` with {name}={name}"
+    return ""
 
 
 def _parameter(kernel: str, row: Any) -> Parameter:

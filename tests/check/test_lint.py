@@ -35,6 +35,13 @@ def kernel(x, n=4):
 """
 
 LINES = [
+    ("NKI045", "nisa.tensor_scaler(dst=t, data=t)", "nisa.tensor_copy(dst=t, src=t)"),
+    ("NKI045", "nl.swish(t)", "nl.silu(t)"),
+    ("NKI046", "a = t.T", "a = t.shape"),
+    ("NKI046", "a = x.shape, x.T", "a = x.T"),
+    ("NKI046", "a = t.broadcast_to((128, 8))", "a = t[:, 0:1].broadcast(1, 8)"),
+    ("NKI047", "nisa.tensor_copy(dst=t, src=x)", "nisa.dma_copy(dst=t, src=x)"),
+    ("NKI047", "nisa.tensor_copy(dst=out, src=t[:, 0:4])", "nisa.dma_copy(dst=out, src=t)"),
     ("NKI043", "a = nl.tiles(x, tile_shape=(128, 4))", "a = x[0:128, 0:4]"),
     ("NKI044", "for j in nl.dynamic_range(r): pass", "nl.fori_loop(0, r, step)"),
     ("NKI001", "if n is True: pass", "if n == True: pass"),
@@ -232,6 +239,15 @@ def test_speaks_on_the_bad_kernel_and_not_on_the_good_one(code: str, bad: str, g
 def test_every_rule_has_a_bad_and_a_good_example() -> None:
     load_rules()
     assert {code for code in KINDS if code.startswith("NKI")} == {code for code, _, _ in [*LINES, *WHOLE]}
+
+
+def test_an_argument_that_may_be_a_number_is_no_operand_in_hbm() -> None:
+    body = (
+        "    t = nl.load(x)\n    nisa.tensor_scalar(dst=t, data=t, op0=nl.add, operand0={})\n    return out\n"
+    )
+    head = "@nki.jit\ndef k(x, factor):\n    out = nl.ndarray((4, 4), nl.float32, buffer=nl.shared_hbm)\n"
+    assert codes(head + body.format("factor")) == []
+    assert codes(head + body.format("out")) == ["NKI047"]
 
 
 def test_a_finding_says_where_and_what_to_write() -> None:

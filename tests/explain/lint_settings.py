@@ -48,5 +48,8 @@ LINT: dict[str, Setting] = {
     "NKI038": _lint(),
     "NKI042": Setting("@nki.jit\ndef kernel(x):\n    return nl.load(x)\n\n{}\n", level="0.6"),
     "NKI044": _lint(),
+    "NKI045": _lint("t = tile\n    {}"),
+    "NKI046": _lint("t = nl.load(x)\n    {}"),
+    "NKI047": _lint("t = tile\n    {}"),
     "NKW-DMA-RESHAPED": _lint(),
 }

@@ -101,6 +101,31 @@ def test_every_dtype_reaches_the_kernel(file: str, dtype: str) -> None:
     assert done.outputs[0].dtype == np.dtype(DTYPES[dtype])
 
 
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("float32", "f32"),
+        ("fp32", "f32"),
+        ("float16", "f16"),
+        ("fp16", "f16"),
+        ("bfloat16", "bf16"),
+        ("int8", "i8"),
+        ("uint16", "u16"),
+        ("float8_e4m3", "f8e4m3"),
+    ],
+)
+def test_long_names_of_dtypes_are_taken(file: str, name: str, short: str) -> None:
+    done = launch_by_name(f"{file}:scaled", [f"{name}[4,8]", "1.0"])
+    assert done.outputs[0].dtype == np.dtype(DTYPES[short])
+
+
+def test_a_misspelt_dtype_comes_with_the_one_that_was_meant(file: str) -> None:
+    with pytest.raises(
+        InvalidArgument, match=r"dtype flaot32 of flaot32\[4\] is not known; did you mean float32\?"
+    ):
+        launch_by_name(f"{file}:scaled", ["flaot32[4]", "1.0"])
+
+
 def test_words_that_name_a_kernel_are_told_from_a_path(tmp_path: Path) -> None:
     assert names_a_kernel("nowhere.py:kernel")
     assert names_a_kernel("package.module:kernel")
@@ -117,7 +142,7 @@ def test_words_that_name_a_kernel_are_told_from_a_path(tmp_path: Path) -> None:
             "scaled",
             ["f33[4]", "1.0"],
             "NKW-KERNEL-ARGUMENT",
-            f"dtype f33 of f33[4] is not known; known are {', '.join(DTYPES)}",
+            f"dtype f33 of f33[4] is not known; known are {', '.join(DTYPES)}, and the names of NumPy such as float32",
         ),
         (
             "scaled",

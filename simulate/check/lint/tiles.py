@@ -99,7 +99,7 @@ def tiles_are_filled_first(source: Source, scope: Scope) -> Iterator[Spot]:
     nested = [n for n in scope.parts if isinstance(n, ast.FunctionDef) and n is not scope.node]
     places: dict[int, tuple[int, int]] = {}
     for name, tensor in scope.tensors.items():
-        if tensor.buffer not in ("nl.sbuf", "nl.psum") or not _allocated_once(source, scope, name):
+        if tensor.buffer not in ("nl.sbuf", "nl.psum") or not allocated_once(source, scope, name):
             continue
         places = places or _statements(scope)
         uses = _uses(source, scope, name, places)
@@ -112,7 +112,7 @@ def tiles_are_filled_first(source: Source, scope: Scope) -> Iterator[Spot]:
             yield Spot(first, f"{name} is read, and nothing has written it", "nisa.memset or load it first")
 
 
-def _allocated_once(source: Source, scope: Scope, name: str) -> bool:
+def allocated_once(source: Source, scope: Scope, name: str) -> bool:
     """Whether every binding of a name is one nl.ndarray."""
     values = [
         node.value

@@ -1,0 +1,105 @@
+"""Lint rules about names: functions that NKI does not have, attributes that tensors do not have, operands in HBM."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Iterator
+
+from simulate.check.findings import Severity
+from simulate.check.lint.rules import Spot, lint_rule
+from simulate.check.lint.source import Holds, Scope, Source, argument, base_of
+from simulate.check.lint.tiles import allocated_once
+from simulate.isa import INSTRUCTIONS
+from simulate.isa.book import documented_signature
+from simulate.memory import NkiTensor
+from simulate.suggestions import TILE_HINTS, closest
+
+_MODULES = {"nl": "language", "nisa": "isa", "ncc": "collectives"}
+_ATTRIBUTES_OF_NUMPY = frozenset({"T", "mT", "astype", "broadcast_to", "transpose", "swapaxes"})
+"""Attributes that no argument of a kernel has, so that their use on a parameter is a fault."""
+_HBM = frozenset({"nl.hbm", "nl.shared_hbm", "nl.private_hbm"})
+_ON_CHIP = ("dst", "data", "data1", "data2", "stationary", "moving", "src", "operand0", "operand1", "bias")
+_MAY_BE_NUMBERS = ("operand0", "operand1", "bias")
+_REACHES_HBM = ("dma_", "register_", "core_barrier", "sendrecv")
+
+
+@lint_rule("NKI045", Severity.error)
+def names_exist(source: Source, scope: Scope) -> Iterator[Spot]:
+    """A kernel uses names that nki.language, nki.isa and nki.collectives have."""
+    if source.older:  # Beta 1 has other names
+        return
+    for node, name in source.attributes(scope):
+        short, _, rest = name.partition(".")
+        if short not in _MODULES or not rest or "." in rest:
+            continue
+        # By name, because `nki` is above this package and need not be loaded to look at source.
+        try:
+            getattr(importlib.import_module(f"simulate.nki.{_MODULES[short]}"), rest)
+        except AttributeError as unknown:
+            _, _, hint = str(unknown).partition("; ")
+            hint = hint.removeprefix("in NKI: ").removeprefix("did you mean ").rstrip("?")
+            yield Spot(node, f"{name} does not exist", hint)
+
+
+@lint_rule("NKI046", Severity.error)
+def attributes_of_tensors(source: Source, scope: Scope) -> Iterator[Spot]:
+    """A tensor has the attributes that the reference of NKI documents."""
+    if source.older:
+        return
+    shaped = {ast.unparse(node.value) for node in scope.nodes(ast.Attribute) if node.attr == "shape"}
+    loaded = {
+        ast.unparse(call.args[0]) for call, name in source.calls(scope) if name == "nl.load" and call.args
+    }
+    parameters = _parameters(scope) & (shaped | loaded)  # other parameters may be objects with any attributes
+    for node in scope.nodes(ast.Attribute):
+        base = node.value
+        known_tensor = scope.has(Holds.tensor, base)
+        parameter = isinstance(base, ast.Name) and base.id in parameters
+        if known_tensor and not hasattr(NkiTensor, node.attr) and node.attr not in _SLOTS:
+            meant = closest(node.attr, _SLOTS)
+            yield Spot(
+                node, f"{ast.unparse(node)}: tensors have no {node.attr}", TILE_HINTS.get(node.attr, meant)
+            )
+        elif parameter and node.attr in _ATTRIBUTES_OF_NUMPY:
+            yield Spot(node, f"{ast.unparse(node)}: tensors have no {node.attr}", TILE_HINTS[node.attr])
+
+
+_SLOTS = frozenset(name for kind in NkiTensor.__mro__ for name in getattr(kind, "__slots__", ()))
+"""Attributes of tensors that are set by their constructor."""
+
+
+@lint_rule("NKI047", Severity.error)
+def operands_are_on_chip(source: Source, scope: Scope) -> Iterator[Spot]:
+    """Engines read and write SBUF and PSUM; only DMAs reach HBM."""
+    in_hbm = {
+        name
+        for name, tensor in scope.tensors.items()
+        if tensor.buffer in _HBM and allocated_once(source, scope, name)
+    }
+    # A kernel that another one calls may get tiles.
+    arguments = _parameters(scope) if scope.is_kernel and scope.node.name not in source.called else set()
+    for call, name in source.calls(scope):
+        instruction = name.removeprefix("nisa.")
+        if not name.startswith("nisa.") or instruction not in INSTRUCTIONS:
+            continue
+        if instruction.startswith(_REACHES_HBM):
+            continue
+        parameters = documented_signature(INSTRUCTIONS[instruction]).parameters
+        for position, parameter in enumerate(parameters):
+            operand = base_of(argument(call, position, parameter)) if parameter in _ON_CHIP else None
+            if not isinstance(operand, ast.Name):
+                continue
+            if operand.id in in_hbm or (operand.id in arguments and parameter not in _MAY_BE_NUMBERS):
+                hint = "nl.load it first" if parameter != "dst" else "write to a tile, then nl.store it"
+                yield Spot(call, f"{parameter}={operand.id} of {name} lies in HBM", hint)
+
+
+def _parameters(scope: Scope) -> set[str]:
+    """Return the parameters of a kernel without a default that no statement binds again."""
+    arguments = scope.node.args
+    required = arguments.args[: len(arguments.args) - len(arguments.defaults)]
+    bound = {node.id for node in scope.nodes(ast.Name) if isinstance(node.ctx, ast.Store)}
+    inner = [part for part in scope.nodes(ast.FunctionDef) if part is not scope.node]
+    shadowed = {argument.arg for function in inner for argument in function.args.args}
+    return {argument.arg for argument in required} - bound - shadowed if scope.is_kernel else set()
