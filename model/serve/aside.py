@@ -7,13 +7,14 @@ locked in the copy. What makes copies of its process, or takes the interpreter f
 from __future__ import annotations
 
 import json
-import multiprocessing
 import signal
+import subprocess
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
 from model.errors import ModelError
+from model.serve.child import start_child
 
 _SECONDS = 60
 """For one question; the limits of a tokenizer and of a chat template end earlier."""
@@ -48,16 +49,12 @@ class Aside:
     def stop(self) -> None:
         """End the process."""
         self._process.kill()
-        self._process.join()
+        self._process.wait()
         self._pipe.close()
 
-    def _started(self) -> tuple[Connection, Any]:
-        context = multiprocessing.get_context("spawn")
-        own, other = context.Pipe()
-        process = context.Process(target=_run, args=(other, self._make, self._arguments), daemon=True)
-        process.start()
-        other.close()
-        return own, process
+    def _started(self) -> tuple[Connection, subprocess.Popen[bytes]]:
+        process, pipe = start_child(_run, self._make, self._arguments)
+        return pipe, process
 
 
 def _run(pipe: Connection, make: Callable[..., Callable[..., Any]], arguments: tuple[Any, ...]) -> None:

@@ -5,21 +5,22 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import multiprocessing
 import os
 import shutil
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from model.engine import Engine
 from model.errors import ModelError
 from model.llm import make_engine
+from model.serve.child import start_child
 from model.serve.log import LOG, log_to_stderr
 from model.serve.serving import answering, engine_args
 from simulate.errors import NkwError
@@ -45,7 +46,7 @@ class Replica:
         self.restarts = 0
         self.positions = 0  # of its cache
         self._options = options
-        self._process: Any = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
 
     async def start(self) -> None:
@@ -59,7 +60,7 @@ class Replica:
         except (EOFError, OSError):
             await self.stop()
             raise ModelError(
-                f"replica {self.number} ended with status {self._process.exitcode} before it could answer"
+                f"replica {self.number} ended with status {self._process.returncode} before it could answer"
             ) from None
         if "error" in said:
             raise ModelError(*said["error"])
@@ -68,12 +69,11 @@ class Replica:
 
     async def ended(self) -> int | None:
         """Wait for the end of the process, and return its exit status."""
-        assert self._pipe is not None
+        assert self._pipe is not None and self._process is not None
         with suppress(EOFError, OSError):
             await _received(self._pipe)
         await self.stop()
-        status: int | None = self._process.exitcode
-        return status
+        return self._process.returncode
 
     async def keep(self, forget: Callable[[], None]) -> None:
         """Start the process again whenever it ends, after pauses that grow; `forget` is called at each end."""
@@ -95,30 +95,25 @@ class Replica:
 
     async def stop(self) -> None:
         """End the process after its step; at once where it still starts, or where that takes too long."""
-        if self._pipe is None:
+        if self._pipe is None or self._process is None:
             return
         self._pipe.close()
         if self.up:
             self.up = False
-            await asyncio.to_thread(self._process.join, _END_SECONDS)
+            with suppress(subprocess.TimeoutExpired):
+                await asyncio.to_thread(self._process.wait, _END_SECONDS)
         self._process.kill()
-        await asyncio.to_thread(self._process.join)
+        await asyncio.to_thread(self._process.wait)
         with suppress(FileNotFoundError):
             os.unlink(self.path)
 
-    def _begun(self) -> tuple[Any, Connection]:
+    def _begun(self) -> tuple[subprocess.Popen[bytes], Connection]:
         """The process, which has just been started, and the pipe to it."""
-        context = multiprocessing.get_context("spawn")
-        own, other = context.Pipe()
-        with other:
-            arguments = (self._options, self.number, self.path, other)
-            process = context.Process(target=_compute, args=arguments, name=f"replica {self.number}")
-            with _signals_blocked(), _threads_shared(self._options.replicas):
-                process.start()
-        return process, own
+        with _signals_blocked(), _threads_shared(self._options.replicas):
+            return start_child(_compute, self._options, self.number, self.path)
 
 
-def _compute(options: argparse.Namespace, number: int, path: str, pipe: Connection) -> None:
+def _compute(pipe: Connection, options: argparse.Namespace, number: int, path: str) -> None:
     """The process of a replica."""
     log_to_stderr(options.log_level, f"replica {number}: ")
     try:
@@ -128,7 +123,8 @@ def _compute(options: argparse.Namespace, number: int, path: str, pipe: Connecti
         refusal = [error.message, error.code]
     except MemoryError:
         refusal = [f"replica {number} needs more memory than this machine has", "NKW-MODEL-MEMORY"]
-    pipe.send_bytes(json.dumps({"error": refusal}).encode())
+    with suppress(OSError):  # the router has gone
+        pipe.send_bytes(json.dumps({"error": refusal}).encode())
 
 
 async def _answer(options: argparse.Namespace, engine: Engine, path: str, pipe: Connection) -> None:
@@ -139,14 +135,20 @@ async def _answer(options: argparse.Namespace, engine: Engine, path: str, pipe: 
 
     async with answering(options, engine) as (app, _):
         with socket.socket(socket.AF_UNIX) as listening:
-            listening.bind(path)
+            try:
+                listening.bind(path)
+            except FileNotFoundError:  # the router has gone, and another replica has removed the folder
+                os._exit(0)
             listening.listen()
             server = uvicorn.Server(configured(_with_key_salt(app), http="h11", date_header=False))
             serving = asyncio.ensure_future(server.serve(sockets=[listening]))
             cache = engine.scheduler.cache
-            pipe.send_bytes(json.dumps({"positions": cache.positions}).encode())
+            with suppress(OSError):  # the router has gone, which the next line notices
+                pipe.send_bytes(json.dumps({"positions": cache.positions}).encode())
             gone = asyncio.ensure_future(_received(pipe))
             await asyncio.wait({serving, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not server.started:
+                serving.cancel()  # before its socket is closed
     if gone.done():
         shutil.rmtree(Path(path).parent, ignore_errors=True)  # a router that was killed could not
     os._exit(not gone.done())  # nobody is left to be answered

@@ -67,9 +67,9 @@ class Supervisor:
 
     def run(self) -> None:
         """Serve until the other end of the connection is closed; then kill the remaining jobs."""
-        self._send({"ready": True}, json.dumps(self._tasks.facts).encode())
-        self._selector.register(self._connection, selectors.EVENT_READ, None)
         try:
+            self._send({"ready": True}, json.dumps(self._tasks.facts).encode())
+            self._selector.register(self._connection, selectors.EVENT_READ, None)
             while True:
                 for key, _ in self._selector.select():
                     if key.data is not None:
