@@ -16,6 +16,7 @@ from benchmarks.kernels.public import best_public
 from benchmarks.kernels.recurrent import recurrent_works
 from benchmarks.kernels.routed import expert_works
 from benchmarks.kernels.speech import speech_works
+from benchmarks.kernels.summary import summary
 from benchmarks.kernels.table import stored, text
 from benchmarks.kernels.works import Work, divided_works, works
 
@@ -56,6 +57,12 @@ def main() -> int:
         "--write", action="store_true", help="store the tables; with clones, the times of their kernels"
     )
     parser.add_argument(
+        "--summary",
+        action="store_true",
+        help="instead of the tables, count the rows that reach 80%% of their floor and list those of matmuls, dense "
+        "decoder layers and heads that do not",
+    )
+    parser.add_argument(
         "--sources",
         action="append",
         default=[],
@@ -71,12 +78,17 @@ def main() -> int:
     options = parser.parse_args()
     if options.write and options.only:
         parser.error("--write stores whole tables; leave --only out")
+    if options.summary and (options.write or options.sources):
+        parser.error("--summary prints counts alone; leave --write and --sources out")
     clones = recognised(options.sources)
     simulate.install("simulate")
     for target, cores in TABLES:
         if target not in (options.target or TARGETS) or cores not in (options.cores or cores,):
             continue
         rows = rows_of(target, cores, (work for work in works_of(cores) if options.only in work.title))
+        if options.summary:
+            print(summary(target, rows, cores))
+            continue
         public = None
         if clones and cores == 1:
             public = {row.work.title: best_public(row.work, target, clones) for row in rows}

@@ -93,6 +93,14 @@ class Work:
 
 def works() -> Iterator[Work]:
     """Every work of the table, in its order."""
+    yield from dense_works()
+    for name, bands, width in WHISPERS:
+        yield _convolution(f"convolution of the spectrum, Whisper {name}", bands, width, 1)
+        yield _convolution(f"convolution to rows, Whisper {name}", width, width, 2)
+
+
+def dense_works() -> Iterator[Work]:
+    """Yield the matmuls and the works of dense decoder layers and heads, in the order of the table."""
     for transposed in (True, False):
         for size in (2048, 4096):
             yield _matmul(size, transposed)
@@ -106,9 +114,6 @@ def works() -> Iterator[Work]:
         for sequences in SEQUENCES:
             for positions in POSITIONS:
                 yield from _decode_attention(shape, sequences, positions)
-    for name, bands, width in WHISPERS:
-        yield _convolution(f"convolution of the spectrum, Whisper {name}", bands, width, 1)
-        yield _convolution(f"convolution to rows, Whisper {name}", width, width, 2)
 
 
 def divided_works() -> Iterator[Work]:

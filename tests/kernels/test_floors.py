@@ -9,10 +9,12 @@ import pytest
 
 from benchmarks.kernels.__main__ import TABLES, main, rows_of, works_of
 from benchmarks.kernels.behind import REASONS, behind
-from benchmarks.kernels.measure import Bench, Measured, Refused
+from benchmarks.kernels.measure import READINGS, Bench, Floor, Measured, Refused
 from benchmarks.kernels.public import best_public
+from benchmarks.kernels.summary import summary
 from benchmarks.kernels.table import line, stored, text
-from benchmarks.kernels.works import divided_works, works
+from benchmarks.kernels.works import dense_works, divided_works, works
+from model.plan.roofline import Bound
 
 
 def test_there_are_332_works_with_titles_of_their_own_and_76_of_two_cores() -> None:
@@ -146,3 +148,35 @@ def test_what_is_stored_are_whole_tables(
     head, _, *rows = capsys.readouterr().out.strip().splitlines()
     assert head.startswith("# trn2: ") and head.endswith(" of 2 rows reach 80% of their floor; times in us")
     assert rows == [row for row in stored("trn2").read_text().splitlines() if row.startswith("matmul a.b")]
+
+
+def test_the_summary_counts_unrounded_shares_of_the_slower_reading() -> None:
+    """79.96 % is below 80 %, and so is a row that one reading alone lifts above it."""
+    dense = list(dense_works())
+    floor = Floor(80.0, Bound.bandwidth)
+    times = [(99.0, 100.0), (100.05, 90.0), (90.0, 100.1)]
+    rows = [
+        Measured(work, dict(zip(READINGS, pair)), floor, "Tensor", 1.0) for work, pair in zip(dense, times)
+    ]
+    other = next(work for work in works_of(1) if work.title not in {row.title for row in dense})
+    assert summary("trn2", [*rows, Refused(other, floor, "one core")]).splitlines() == [
+        "trn2: 1 of 3 rows of matmuls, dense decoder layers and heads reach 80% of their floor, "
+        "1 of 4 of all rows",
+        f"  79.96%  {dense[1].title}",
+        f"  79.92%  {dense[2].title}",
+    ]
+    assert len(dense) == 208
+
+
+def test_the_summary_is_printed_in_place_of_the_tables(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = ["kernels", "--target", "trn2", "--cores", "1", "--only", "matmul a.b, 2048^3", "--summary"]
+    monkeypatch.setattr("sys.argv", chosen)
+    assert main() == 0
+    expected = "trn2: 1 of 1 rows of matmuls, dense decoder layers and heads reach 80% of their floor, "
+    assert capsys.readouterr().out == expected + "1 of 1 of all rows\n"
+    monkeypatch.setattr("sys.argv", [*chosen, "--write"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
