@@ -61,16 +61,14 @@ import nki.language as nl
 import numpy as np
 
 from nki_kernels.cores import divides_columns, own_columns, own_rows, part
+from nki_kernels.dma import STATIC
 from nki_kernels.matmul import MAX_CONTRACTION
 from nki_kernels.precision import erf_reference, widened, widened_or_zero
 from nki_kernels.projection.block_loads import load_cast
 from nki_kernels.projection.feed_forward import INNER_UNIT, pipeline, tiles_at_once
 from nki_kernels.projection.gated_product import bias_columns, in_both_halves
 from nki_kernels.projection.normalised_rows import SCRATCH_ELEMENTS, load_norm, on_every_row
-from nki_kernels.projection.residual_product import (
-    load_engine,
-    residual_product,
-)
+from nki_kernels.projection.residual_product import residual_product
 from nki_kernels.projection.row_groups import (
     bytes_of,
     own_height,
@@ -135,7 +133,6 @@ def mlp(
             bias_columns(columns_of(b_up, left, right)),
         ],
         "function": activation_function(activation),
-        "engine": load_engine(replica_group, exchanges),
         "inner": w_up.shape[1],
         "columns": own_columns(tokens, hidden, BANK),
         "exchanges": exchanges,
@@ -165,11 +162,10 @@ def mlp(
         replica_group,
         ranks,
         paired=paired,
-        exchanges=exchanges,
         ahead=SUMS_AHEAD if tokens > PARTITIONS else FEW_SUMS_AHEAD,
     )
     if row_gate is not None:
-        stage["row_gate"] = load_cast(row_gate, x.dtype, stage["engine"])
+        stage["row_gate"] = load_cast(row_gate, x.dtype, STATIC)
         job["factors"] = []
     groups = row_groups(last - first, most)
     if tiles > 0:

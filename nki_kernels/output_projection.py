@@ -46,6 +46,7 @@ import nki.language as nl
 import numpy as np
 
 from nki_kernels.cores import own_columns, own_rows
+from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.matmul import MAX_CONTRACTION
 from nki_kernels.precision import widened, widened_or_zero
 from nki_kernels.projection.normalised_rows import on_every_row
@@ -171,7 +172,7 @@ def load_group(source, first, last):
     tiles = []
     for row, end in ranges(first, last, own_height(ranks)):
         tile = nl.ndarray((ranks * (end - row), depth), dtype=o.dtype, buffer=nl.sbuf)
-        nisa.dma_copy(dst=tile, src=o[:, row:end, :], engine=nisa.engine.scalar)
+        transfer(tile, o[:, row:end, :], SCALAR)
         if gate is not None:
             gate_tile(tile, gate[:, row:end, :])
         tiles.append(tile)
@@ -182,7 +183,7 @@ def gate_tile(tile, gate):
     """Multiply a row tile by the sigmoid of a gate [rank, row, K] in HBM."""
     for left, right in ranges(0, tile.shape[1], GATED_COLUMNS):
         part = nl.ndarray((tile.shape[0], right - left), dtype=tile.dtype, buffer=nl.sbuf)
-        nisa.dma_copy(dst=part, src=gate[:, :, left:right], engine=nisa.engine.scalar)
+        transfer(part, gate[:, :, left:right], SCALAR)
         factors = nl.ndarray(part.shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.activation(dst=factors, op=nl.sigmoid, data=part)
         nisa.tensor_tensor(dst=tile[:, left:right], data1=tile[:, left:right], data2=factors, op=nl.multiply)

@@ -40,6 +40,7 @@ import nki.language as nl
 import numpy as np
 
 from nki_kernels.cores import divides_columns, own_rows
+from nki_kernels.dma import STATIC
 from nki_kernels.mlp import activation_function, activation_reference
 from nki_kernels.precision import widened
 from nki_kernels.projection.block_loads import load_cast
@@ -68,8 +69,8 @@ def per_layer_input(x, w_gate, inputs, w_output, first=0, activation="gelu_tanh"
     tiles = ranges(start, end)
     own = inputs[:, first : first + width]
     ahead = load_rows(x, own, tiles[0])
-    gate = load_cast(w_gate, x.dtype, nisa.engine.sync)
-    output = load_cast(w_output, x.dtype, nisa.engine.sync)
+    gate = load_cast(w_gate, x.dtype, STATIC)
+    output = load_cast(w_output, x.dtype, STATIC)
     function = activation_function(activation)
     waiting, gated = None, None
     for number in range(len(tiles) + 2):

@@ -66,6 +66,7 @@ import nki.language as nl
 import numpy as np
 
 from nki_kernels.cores import own_columns, own_rows
+from nki_kernels.dma import COMPILER, transfer
 from nki_kernels.precision import widened
 from nki_kernels.projection.heads import finish
 from nki_kernels.projection.normalised_rows import SCRATCH_ELEMENTS, load_norm
@@ -153,7 +154,6 @@ def qkv_projection(
     context = (
         outputs,
         (source, owned, first),
-        columns[1],
         (turned, q_size + kv_size) if head > 0 else (0, 0),
         head,
         norms,
@@ -213,10 +213,9 @@ def head_size(q_size, kv_size, tokens, positions, cos, sin, head_dim, q_norm, k_
 
 def deliver_heads(context, row, left, right, sums, panels, scale):
     """Columns left … right of [q | k | v] of a row tile: out of PSUM, finished, and stored from row `row` on."""
-    outputs, (source, owned, offset), last, (turned, rotated), head, norms, biases, turn, eps = context
+    outputs, (source, owned, offset), (turned, rotated), head, norms, biases, turn, eps = context
     rows = sums[0].shape[0]
     where = places(source, owned, offset, row, rows)
-    ends_all = row + rows == source["all"].shape[0] and right == last  # nothing comes after the last stores
     result = nl.ndarray((rows, right - left), dtype=outputs[0].dtype, buffer=nl.sbuf)
     here = []
     for start, end, weight in norms:
@@ -234,23 +233,22 @@ def deliver_heads(context, row, left, right, sums, panels, scale):
     finish(result, sums, panels, scale, bias, ends[0], ends[1], here, tables, head, eps)
     column = 0
     for number in range(len(outputs)):
-        queue = nisa.engine.scalar if ends_all and number > 0 else nisa.engine.gpsimd
         for start, place, count in where:
             part = result[start : start + count, :]
-            store_columns(outputs[number], column, place, part, left, queue)
+            store_columns(outputs[number], column, place, part, left)
         column += outputs[number].shape[1]
 
 
-def store_columns(output, output_column, row, tile, tile_column, queue):
+def store_columns(output, output_column, row, tile, tile_column):
     """Store the columns that a tile shares with an output, both placed in one wide matrix by their first column."""
     rows, columns = tile.shape
     start = max(output_column, tile_column)
     end = min(output_column + output.shape[1], tile_column + columns)
     if start < end:
-        nisa.dma_copy(
-            dst=output[row : row + rows, start - output_column : end - output_column],
-            src=tile[:, start - tile_column : end - tile_column],
-            engine=queue,
+        transfer(
+            output[row : row + rows, start - output_column : end - output_column],
+            tile[:, start - tile_column : end - tile_column],
+            COMPILER,
         )
 
 

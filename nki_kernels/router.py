@@ -62,6 +62,7 @@ import nki.language as nl
 import numpy as np
 
 from nki_kernels.cores import divides_columns, own_rows
+from nki_kernels.dma import STATIC
 from nki_kernels.experts.choice import LEAST_SEARCHED, TINY, searched, sigmoid_choice, softmax_choice
 from nki_kernels.precision import widened, widened_or_zero
 from nki_kernels.projection.block_loads import load_cast
@@ -117,7 +118,7 @@ def router(
     ahead = load(x[tiles[0][0] : tiles[0][1], :], x.dtype)
     norm = load_norm(norm_weight, None, norm_offset, eps, rows, norm_weight.dtype)
     exact = x.dtype == nl.bfloat16 and w_router.dtype == nl.bfloat16
-    matrix = load_cast(w_router, nl.bfloat16 if exact else nl.float32, nisa.engine.sync)
+    matrix = load_cast(w_router, nl.bfloat16 if exact else nl.float32, STATIC)
     added = [on_all(bias, rows), on_all(choice_bias, rows)]
     grouping = (groups, top_groups)
     scratch = nl.ndarray((rows, min(hidden, SCRATCH_ELEMENTS)), dtype=x.dtype, buffer=nl.sbuf)

@@ -6,24 +6,33 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.decode.sizes import units_in
+from nki_kernels.dma import SCALAR, STATIC, transfer
 from nki_kernels.tiles import PARTITIONS
 
 
 def buffers(sizes, groups):
-    """Tiles for the keys, [D in part, part, unit, S], and the values, [position, unit, chunk, D], of groups."""
+    """Allocate the buffers of groups.
+
+    Returns: tiles of keys [D in part, part, unit, S]; pairs of values [position, unit, chunk, D] and new values [new
+    token, unit, D]; and the tile whose slices the new values are, or None.
+    """
     keys, values = [], []
     for _ in range(sizes.transposed_buffers if sizes.paged else sizes.key_buffers):
         shape = (min(sizes.depth, PARTITIONS), sizes.parts, sizes.units, sizes.capacity)
         keys.append(nl.ndarray(shape, dtype=sizes.dtype, buffer=nl.sbuf))
+    used = min(sizes.value_buffers, len(groups))
+    all_new = None
+    if not sizes.stored:
+        all_new = nl.ndarray((sizes.new, used * sizes.units, sizes.depth), dtype=sizes.dtype, buffer=nl.sbuf)
     for number in range(sizes.value_buffers):
         cached = nl.ndarray(row_shape(sizes), dtype=sizes.dtype, buffer=nl.sbuf)
         if number < len(groups):
             clear_unfilled(cached, units_in(groups[number][0]), sizes)
         new = None
-        if not sizes.stored:
-            new = nl.ndarray((sizes.new, sizes.units, sizes.depth), dtype=sizes.dtype, buffer=nl.sbuf)
+        if not sizes.stored and number < used:
+            new = all_new[:, number * sizes.units : (number + 1) * sizes.units, :]
         values.append((cached, new))
-    return keys, values
+    return keys, values, all_new
 
 
 def clear_unfilled(cached, units, sizes):
@@ -51,13 +60,11 @@ def load_keys(tile, k_cache, box, sizes):
     units, source = units_in(box), k_cache[box[0] : box[1], box[2] : box[3]]
     for part in range(sizes.parts):
         start, stop = part * PARTITIONS, min(sizes.depth, (part + 1) * PARTITIONS)
-        nisa.dma_copy(
-            dst=tile[0 : stop - start, part, 0:units, :],
-            src=source[:, :, start:stop, :].permute((2, 0, 1, 3)),
-        )
+        rows = source[:, :, start:stop, :].permute((2, 0, 1, 3))
+        transfer(tile[0 : stop - start, part, 0:units, :], rows, STATIC)
 
 
-def load_values(cached, v_cache, box, sizes, engine):
+def load_values(cached, v_cache, box, sizes, queue):
     """Bring the cached values of a group of units.
 
     Partition p of the first S // 128 chunks holds as many consecutive positions, which lie side by side in HBM.
@@ -66,10 +73,10 @@ def load_values(cached, v_cache, box, sizes, engine):
     whole = sizes.full * PARTITIONS
     if sizes.full > 0:
         rows = source[:, :, 0:whole, :].reshape_dim(2, (PARTITIONS, sizes.full)).permute((2, 0, 1, 3, 4))
-        nisa.dma_copy(dst=cached[:, 0:units, 0 : sizes.full, :], src=rows, engine=engine)
+        transfer(cached[:, 0:units, 0 : sizes.full, :], rows, queue)
     if sizes.rest > 0:
         rows = source[:, :, whole : sizes.capacity, :].permute((2, 0, 1, 3))
-        nisa.dma_copy(dst=cached[0 : sizes.rest, 0:units, sizes.full, :], src=rows, engine=engine)
+        transfer(cached[0 : sizes.rest, 0:units, sizes.full, :], rows, queue)
 
 
 def load_new_values(new, v, box, sizes):
@@ -77,7 +84,7 @@ def load_new_values(new, v, box, sizes):
     if v.buffer != nl.sbuf:
         rows = v.reshape((sizes.sequences, sizes.new, sizes.kv_heads, sizes.depth))
         rows = rows[box[0] : box[1], :, box[2] : box[3], :].permute((1, 0, 2, 3))
-        nisa.dma_copy(dst=new[:, 0 : units_in(box), :], src=rows, engine=nisa.engine.scalar)
+        transfer(new[:, 0 : units_in(box), :], rows, SCALAR)
         return
     left, right = box[2] * sizes.depth, box[3] * sizes.depth
     together = box[1] - box[0] if sizes.new == 1 else 1
@@ -86,7 +93,7 @@ def load_new_values(new, v, box, sizes):
         first, unit = sequence * sizes.new, (sequence - box[0]) * heads
         target = new[:, unit : unit + together * heads, :]
         rows = v[first : first + together * sizes.new, left:right]
-        nisa.dma_copy(dst=target, src=rows, engine=nisa.engine.scalar)
+        transfer(target, rows, SCALAR)
 
 
 def clear_values(tile, valid, first, last, sizes):
@@ -115,7 +122,7 @@ def new_value_rows(v, heights, sizes):
     for height in heights:
         tile = nl.ndarray((height, sizes.depth), dtype=v.dtype, buffer=nl.sbuf)
         last = first + height // sizes.kv_heads
-        nisa.dma_copy(dst=tile, src=source[first:last], engine=nisa.engine.gpsimd)
+        transfer(tile, source[first:last], SCALAR)
         result.append(tile)
         first = last
     return result

@@ -11,10 +11,11 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.decode.hidden import reciprocal_roots, store_hidden
+from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.projection.feed_forward import overlap
 from nki_kernels.projection.gated_product import bias_columns
 from nki_kernels.projection.normalised_rows import on_every_row
-from nki_kernels.projection.residual_product import load_engine, residual_product
+from nki_kernels.projection.residual_product import residual_product
 from nki_kernels.projection.rows import column_of
 from nki_kernels.projection.sums import store_last_sums
 
@@ -38,7 +39,6 @@ def prepare_feed_forward(norm_weight, weights, biases, function, replica_group, 
         "down": w_down,
         "after": None if b_down is None else on_every_row(b_down, rows, dtype, 0.0),
         "function": function,
-        "engine": load_engine(replica_group),
         "replica_group": replica_group,
         "ranks": 1,
         "exchanges": False,
@@ -53,7 +53,7 @@ def feed_forward(y, tile, stage, eps):
     stage["blocks"] = normalised_blocks(tile, stage["weight"], hidden, eps)
     store_hidden(between, tile)
     kept = nl.ndarray((rows, 1, hidden), dtype=y.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=kept.reshape((rows, hidden)), src=between, engine=nisa.engine.scalar)
+    transfer(kept.reshape((rows, hidden)), between, SCALAR)
     job = residual_product(y, None, [stage["down"]], stage["after"], stage["replica_group"], ahead=SUMS_AHEAD)
     job["kept"] = kept
     group = 0, rows

@@ -10,6 +10,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.dma import COMPILER, STATIC, transfer
 from nki_kernels.projection.rows import column_of, constant, in_block, inverse_root
 from nki_kernels.tiles import PARTITIONS, blocks
 
@@ -38,9 +39,9 @@ def load_hidden(x):
     if full < tile.shape[0]:
         nisa.memset(dst=tile, value=0.0)
         last = tile[full : full + 1, :, 0 : hidden - full * count]
-        nisa.dma_copy(dst=last, src=x[:, full * count : hidden], engine=nisa.engine.scalar)
+        transfer(last, x[:, full * count : hidden], STATIC)
     source = x[:, 0 : full * count].reshape_dim(1, (full, count)).permute((1, 0, 2))
-    nisa.dma_copy(dst=tile[0:full, :, :], src=source, engine=nisa.engine.scalar)
+    transfer(tile[0:full, :, :], source, STATIC)
     return tile
 
 
@@ -50,10 +51,10 @@ def store_hidden(y, tile):
     count = blocks(hidden)
     full = hidden // count
     target = y[:, 0 : full * count].reshape_dim(1, (full, count)).permute((1, 0, 2))
-    nisa.dma_copy(dst=target, src=tile[0:full, :, :], engine=nisa.engine.scalar)
+    transfer(target, tile[0:full, :, :], COMPILER)
     if full < tile.shape[0]:
         last = tile[full : full + 1, :, 0 : hidden - full * count]
-        nisa.dma_copy(dst=y[:, full * count : hidden], src=last, engine=nisa.engine.scalar)
+        transfer(y[:, full * count : hidden], last, COMPILER)
 
 
 def weighted_blocks(tile, norm_weight):

@@ -16,7 +16,9 @@ from nki_kernels.decode.output import OutputWeights
 from nki_kernels.decode.pages import by_unit, gather, row_tiles, run_numbers, transpose_keys
 from nki_kernels.decode.rows import load_keys_of_rows, load_row_numbers, load_values_of_rows
 from nki_kernels.decode.share import wait_for_other_core
+from nki_kernels.decode.sizes import units_in
 from nki_kernels.decode.work import seen_keys, valid_keys
+from nki_kernels.dma import STATIC, SYNC
 
 LOADS_BEFORE_GATHER = 6
 """Groups whose loads are triggered before queries are gathered over ranks, which waits behind them in a full queue."""
@@ -25,7 +27,7 @@ LOADS_BEFORE_GATHER = 6
 def bring_first(work):
     """Begin to load the first groups; those behind a gather of queries come with `bring_after_gather`."""
     sizes = work.sizes
-    work.key_tiles, work.value_tiles = buffers(sizes, work.groups)
+    work.key_tiles, work.value_tiles, work.new_values = buffers(sizes, work.groups)
     if sizes.paged:
         work.runs = run_numbers(work.block_tables, sizes)
         work.row_tiles = row_tiles(sizes)
@@ -48,7 +50,7 @@ def bring_groups(work, first, last):
     for group in range(first, last):
         bring_keys(work, group)
         if group < sizes.value_buffers and not sizes.keys_first:
-            bring_values(work, group, nisa.engine.sync)
+            bring_values(work, group, STATIC)
     if sizes.keys_first and last == len(work.groups):
         bring_first_values(work)
 
@@ -56,14 +58,13 @@ def bring_groups(work, first, last):
 def bring_first_values(work):
     """Begin to load the values of the first groups."""
     for group in range(min(len(work.groups), work.sizes.value_buffers)):
-        bring_values(work, group, nisa.engine.sync)
+        bring_values(work, group, STATIC)
 
 
 def take_tokens(work, queries, keys, key_rows, value_rows):
     """The new tokens, in the layouts of `transposed_tokens` and as rows that the caches take, if these lack them."""
     work.queries, work.keys, work.key_rows, work.value_rows = queries, keys, key_rows, value_rows
-    for group in range(min(len(work.groups), work.sizes.value_buffers)):
-        bring_new_values(work, group)
+    bring_first_new_values(work)
     if len(work.groups) <= work.sizes.key_buffers:
         follow_keys(work)
     transpose_group(work, 0, 0)
@@ -82,16 +83,33 @@ def bring_keys(work, group):
         load_keys(work.key_tiles[buffer], work.share.of_keys(work.k_cache, False), box, sizes)
 
 
-def bring_values(work, group, engine):
+def bring_values(work, group, queue):
     """Load the values of a group."""
     sizes, box = work.sizes, work.groups[group][0]
     cached = work.value_tiles[group % sizes.value_buffers][0]
     if sizes.paged:
         gather(cached, work.v_cache, work.share.kv_heads[0], work.runs, box, sizes)
     elif work.cache_rows is not None:
-        load_values_of_rows(cached, work, box, engine)
+        load_values_of_rows(cached, work, box, SYNC if queue == STATIC else queue)
     else:
-        load_values(cached, work.share.of_values(work.v_cache), box, sizes, engine)
+        load_values(cached, work.share.of_values(work.v_cache), box, sizes, queue)
+
+
+def bring_first_new_values(work):
+    """Load the new tokens' values of the groups that have a buffer; one DMA for whole sequences."""
+    sizes = work.sizes
+    if sizes.stored:
+        return
+    count = min(len(work.groups), sizes.value_buffers)
+    whole = sizes.units % sizes.kv_heads == 0
+    for group in range(count - 1):
+        whole = whole and units_in(work.groups[group][0]) == sizes.units
+    if whole:
+        end = work.groups[count - 1][0][1]
+        load_new_values(work.new_values, work.v, (0, end, 0, sizes.kv_heads), sizes)
+        return
+    for group in range(count):
+        bring_new_values(work, group)
 
 
 def bring_new_values(work, group):

@@ -13,6 +13,7 @@ import nki.language as nl
 
 from nki_kernels.decode.cache import row_shape
 from nki_kernels.decode.sizes import units_in
+from nki_kernels.dma import COMPILER, STATIC, transfer
 from nki_kernels.tiles import PARTITIONS
 
 TRANSPOSES_TOGETHER = 4
@@ -37,13 +38,13 @@ def run_numbers(block_tables, sizes):
     shape = (PARTITIONS, runs, sizes.sequences)
     pages = nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf)
     repeated = block_tables.permute((1, 0)).expand_dim(1).broadcast(1, runs_per_page)
-    nisa.dma_copy(dst=pages, src=repeated, engine=nisa.engine.sync)
+    transfer(pages, repeated, STATIC)
     if runs_per_page == 1:
         return pages
     row = nl.ndarray((1, sizes.blocks, runs_per_page), dtype=nl.float32, buffer=nl.sbuf)
     nisa.iota(dst=row, pattern=[[0, sizes.blocks], [1, runs_per_page]])
     within = nl.ndarray((PARTITIONS, runs), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=within, src=row, engine=nisa.engine.sync)
+    transfer(within, row, COMPILER)
     result = nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf)
     nisa.scalar_tensor_tensor(
         dst=result,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.dma import SCALAR, STATIC, transfer
+
 
 def new_places(work, positions, heights):
     """Columns of places of the rows of keys and of values, [height, 1] int32, counted in what `scatter` counts in.
@@ -14,14 +16,14 @@ def new_places(work, positions, heights):
     sizes, cache = work.sizes, work.k_cache
     first, head = work.share.sequences[0], work.share.kv_heads[0]
     if sizes.paged:
-        slots = repeated_numbers(work.slots, sizes, nisa.engine.sync)
+        slots = repeated_numbers(work.slots, sizes, STATIC)
         rows = places_in_pages(slots, head, cache.shape[2], sizes)
         if work.divided:
-            numbers = repeated_numbers(positions, sizes, nisa.engine.gpsimd)
+            numbers = repeated_numbers(positions, sizes, SCALAR)
             put_behind(rows, of_others(numbers, work), cache.shape[0] * cache.shape[1] * cache.shape[2])
         columns = as_columns(rows, heights, sizes)
         return columns, columns
-    numbers = repeated_numbers(positions, sizes, nisa.engine.gpsimd)
+    numbers = repeated_numbers(positions, sizes, SCALAR)
     slots = slots_of(numbers, sizes.ranks)
     sequences, kv_heads, depth, capacity = cache.shape
     columns = []
@@ -69,11 +71,11 @@ def put_behind(rows, others, count):
     nisa.tensor_copy_predicated(dst=rows, src=behind, predicate=others)
 
 
-def repeated_numbers(column, sizes, engine):
+def repeated_numbers(column, sizes, queue):
     """A number of each new token, [T, 1] int32 in HBM, for each of its kv heads: [1, T, Hk]."""
     numbers = nl.ndarray((1, sizes.tokens, sizes.kv_heads), dtype=nl.int32, buffer=nl.sbuf)
     source = column.reshape((1, sizes.tokens, 1)).broadcast(2, sizes.kv_heads)
-    nisa.dma_copy(dst=numbers, src=source, engine=engine)
+    transfer(numbers, source, queue)
     return numbers
 
 
@@ -115,7 +117,7 @@ def as_columns(numbers, heights, sizes):
     first = 0
     for height in heights:
         column = nl.ndarray((height, 1), dtype=nl.int32, buffer=nl.sbuf)
-        nisa.dma_copy(dst=column, src=flat[:, first : first + height], engine=nisa.engine.gpsimd)
+        transfer(column, flat[:, first : first + height], SCALAR)
         result.append(column)
         first += height
     return result

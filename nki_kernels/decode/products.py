@@ -10,6 +10,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.decode.sizes import unit_of, units_in
+from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.tiles import PARTITIONS
 
 
@@ -156,13 +157,13 @@ def store(result, o, box, sizes):
     target = o.reshape((sizes.sequences, sizes.new, sizes.kv_heads, sizes.share, sizes.depth))
     if sizes.new == 1:
         target = target[box[0] : box[1], 0, box[2] : box[3]]
-        nisa.dma_copy(dst=target, src=result, engine=nisa.engine.scalar)
+        transfer(target, result, SCALAR)
         return
     height = (box[3] - box[2]) * sizes.queries
     for sequence in range(box[0], box[1]):
         first = (sequence - box[0]) * height
-        nisa.dma_copy(
-            dst=target[sequence, :, box[2] : box[3], :, :].permute((1, 0, 2, 3)),
-            src=result[first : first + height, :],
-            engine=nisa.engine.scalar,
+        transfer(
+            target[sequence, :, box[2] : box[3], :, :].permute((1, 0, 2, 3)),
+            result[first : first + height, :],
+            SCALAR,
         )

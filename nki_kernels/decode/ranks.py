@@ -14,6 +14,7 @@ import nki.language as nl
 
 from nki_kernels.decode.merge import merged, partial_rows, sink_column
 from nki_kernels.decode.sizes import units_in
+from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.tiles import PARTITIONS, cast, load_repeated
 
 
@@ -99,7 +100,7 @@ def keep_partial(block, work):
         (ranks.count, sizes.sequences, sizes.new, sizes.kv_heads, own_share, width)
     )
     target = target[:, box[0] : box[1], :, box[2] : box[3]].permute((1, 3, 2, 0, 4, 5))
-    nisa.dma_copy(dst=target, src=rows, engine=nisa.engine.scalar)
+    transfer(target, rows, SCALAR)
 
 
 def merge_ranks(work):
@@ -122,4 +123,4 @@ def merge_ranks(work):
         if work.sinks is not None:
             sinks = sink_column(rows, work.sinks.broadcast(0, last - first), work.scale)
         result = merged(parts, work.scale, sinks, work.o.dtype)
-        nisa.dma_copy(dst=target[first:last], src=result, engine=nisa.engine.scalar)
+        transfer(target[first:last], result, SCALAR)

@@ -9,6 +9,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.decode.tokens import load_angles
+from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.projection.rows import constant, inverse_root
 from nki_kernels.tiles import BANK, PARTITIONS, ranges
 
@@ -90,7 +91,7 @@ def normed_heads(result, heads, weight, eps):
             start, stop = pieces[part]
             column = nl.ndarray((stop - start, 1), dtype=weight.dtype, buffer=nl.sbuf)
             source = weight[:, start:stop].reshape((stop - start, 1))
-            nisa.dma_copy(dst=column, src=source, engine=nisa.engine.gpsimd)
+            transfer(column, source, SCALAR)
             factor = nl.ndarray((stop - start, 1), dtype=nl.float32, buffer=nl.sbuf)
             nisa.tensor_copy(dst=factor, src=column)
             nisa.scalar_tensor_tensor(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.dma import transfer
 from nki_kernels.tiles import PARTITIONS
 
 
@@ -37,7 +38,7 @@ def load_keys_of_rows(tile, work, box):
             nisa.dma_copy(dst=tile[0 : stop - start, part, unit : unit + heads, :], src=source)
 
 
-def load_values_of_rows(cached, work, box, engine):
+def load_values_of_rows(cached, work, box, queue):
     """Bring the cached values of a group of units to a tile [128, unit, chunk, D], laid out as `load_values` does."""
     sizes, heads = work.sizes, box[3] - box[2]
     whole = sizes.full * PARTITIONS
@@ -51,7 +52,7 @@ def load_values_of_rows(cached, work, box, engine):
         for slot, height, count, chunk in pieces:
             target = cached[0:height, unit : unit + heads, chunk : chunk + count, :]
             source = values_of_row(work, sequence, box[2], heads, slot, height, count)
-            nisa.dma_copy(dst=target, src=source, engine=engine)
+            transfer(target, source, queue)
 
 
 def values_of_row(work, sequence, head, heads, slot, height, count):

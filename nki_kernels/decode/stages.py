@@ -30,6 +30,7 @@ from nki_kernels.decode.softmax import (
     weights_relative_to,
 )
 from nki_kernels.decode.work import cached_values, see
+from nki_kernels.dma import SCALAR
 from nki_kernels.tiles import blocks
 
 CHUNKS_LAST = 8
@@ -150,7 +151,7 @@ def add_values(work, item):
     mix(target, tiles, weights, middle, sizes.multiplied, sizes)
     later = group + sizes.value_buffers
     if work.begins_group(item + 1) and later < len(work.groups):
-        bring_values(work, later, nisa.engine.scalar)
+        bring_values(work, later, SCALAR)
         bring_new_values(work, later)
     if ends:
         finish_block(work, inverse)

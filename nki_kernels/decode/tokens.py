@@ -9,6 +9,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.dma import COMPILER, SCALAR, STATIC, transfer
 from nki_kernels.tiles import PARTITIONS, blocks, cast, rms_normalised
 
 BLOCKS_AHEAD = 4
@@ -53,15 +54,22 @@ def load_next_angles(tokens):
     block = len(tokens.angles)
     if block < len(tokens.segments):
         tokens.angles.append(
-            load_angles(tokens.segments[block], tokens.heads, tokens.angle_rows, tokens.tables)
+            load_angles(
+                tokens.segments[block], tokens.heads, tokens.angle_rows, tokens.tables, queue_of(block)
+            )
         )
+
+
+def queue_of(block):
+    """Return the queue of a block's loads: the first BLOCKS_AHEAD come before the bulk loads."""
+    return STATIC if block < BLOCKS_AHEAD else SCALAR
 
 
 def load_next_rows(tokens, sizes):
     """Load one more block of rows, if there is one."""
     block = len(tokens.loaded)
     if block < len(tokens.segments):
-        tokens.loaded.append(load_rows(tokens.sources, sizes.depth, tokens.segments[block]))
+        tokens.loaded.append(load_rows(tokens.sources, sizes.depth, tokens.segments[block], queue_of(block)))
 
 
 def transposed_tokens(tokens, sizes, norms):
@@ -118,8 +126,8 @@ def row_blocks(tokens, heads):
     return result
 
 
-def load_rows(sources, depth, segments):
-    """The rows of one block."""
+def load_rows(sources, depth, segments, queue):
+    """Load the rows of one block on a queue of `dma`."""
     tokens = sources[0].shape[0]
     which, first, last, at = segments[-1]
     rows = at + (last - first) * (sources[which].shape[1] // depth)
@@ -127,11 +135,11 @@ def load_rows(sources, depth, segments):
     for which, first, last, at in segments:
         heads = sources[which].shape[1] // depth
         source = sources[which].reshape((tokens, heads, depth))[first:last]
-        nisa.dma_copy(dst=tile[at : at + (last - first) * heads, :], src=source, engine=nisa.engine.scalar)
+        transfer(tile[at : at + (last - first) * heads, :], source, queue)
     return tile
 
 
-def load_angles(segments, heads, angle_rows, tables):
+def load_angles(segments, heads, angle_rows, tables, queue=STATIC):
     """The cosines and sines of one block's rows, from rows of the tables for each token; or two Nones."""
     if tables[0] is None:
         return None, None
@@ -140,9 +148,7 @@ def load_angles(segments, heads, angle_rows, tables):
     numbers = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
     for which, first, last, at in segments:
         repeated = angle_rows[first:last].broadcast(1, heads[which])
-        nisa.dma_copy(
-            dst=numbers[at : at + (last - first) * heads[which], :], src=repeated, engine=nisa.engine.scalar
-        )
+        transfer(numbers[at : at + (last - first) * heads[which], :], repeated, queue)
     found = []
     for table in tables:
         half = table.shape[1]
@@ -150,9 +156,10 @@ def load_angles(segments, heads, angle_rows, tables):
         if angle_rows.shape[0] == 1:
             # One row for all partitions: hardware finds the address, GpSimd has nothing to do.
             source = table.ap(pattern=[[0, rows], [1, half]], scalar_offset=numbers[0:1, :], indirect_dim=0)
+            transfer(entries, source, SCALAR)
         else:
             source = table.ap(pattern=[[half, rows], [1, half]], vector_offset=numbers)
-        nisa.dma_copy(dst=entries, src=source, engine=nisa.engine.scalar)
+            transfer(entries, source, COMPILER)
         found.append(entries)
     return found[0], found[1]
 
@@ -208,11 +215,9 @@ def load_first_positions(positions, sequences, kv_heads):
     """The position of the first new token of each sequence, in float32, for each of its kv heads: [128, B * Hk]."""
     new = positions.shape[0] // sequences
     numbers = nl.ndarray((PARTITIONS, sequences, kv_heads), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.dma_copy(
-        dst=numbers,
-        src=positions.reshape((1, sequences, new, 1))[:, :, 0, :]
-        .broadcast(0, PARTITIONS)
-        .broadcast(2, kv_heads),
-        engine=nisa.engine.gpsimd,
+    transfer(
+        numbers,
+        positions.reshape((1, sequences, new, 1))[:, :, 0, :].broadcast(0, PARTITIONS).broadcast(2, kv_heads),
+        STATIC,
     )
     return cast(numbers.reshape((PARTITIONS, sequences * kv_heads)), nl.float32)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.dma import COMPILER, transfer
 from nki_kernels.tiles import PARTITIONS
 
 BLOCK = 16
@@ -38,7 +39,7 @@ def scratch_buffers(heads, dtype):
         shape = (2, HALF, heads, HALF)
         triangles = nl.ndarray(shape, dtype=dtype, buffer=nl.private_hbm, name="triangles")
         inverses = nl.ndarray((2, 2, HALF, heads, HALF), dtype=dtype, buffer=nl.private_hbm, name="inverses")
-        nisa.dma_copy(dst=inverses, src=zeros, engine=nisa.engine.scalar)
+        transfer(inverses, zeros, COMPILER)
         found.append((triangles, inverses))
     return found
 
@@ -51,7 +52,7 @@ def send(case, wave):
     for half in range(2):
         part = slice(half * HALF, half * HALF + HALF)
         target = kept[half, :, 0:heads, :]
-        nisa.dma_copy(dst=target, src=negated[part, :, part], engine=nisa.engine.sync)
+        transfer(target, negated[part, :, part], COMPILER)
 
 
 def bring(case, wave):
@@ -129,7 +130,7 @@ def send_back(case, wave):
     most = kept.shape[3]
     pattern = diagonal(most, heads)
     pattern.insert(3, [2 * SQUARE * most, 2])
-    nisa.dma_copy(dst=kept.ap(pattern=pattern), src=both, engine=nisa.engine.sync)
+    transfer(kept.ap(pattern=pattern), both, COMPILER)
 
 
 def bring_back(case, wave):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.dma import STATIC, transfer
 from nki_kernels.tiles import BANK, PARTITIONS, blocks, ranges
 
 QUADRANT = 32
@@ -151,8 +152,8 @@ def piece_numbers(lanes, state_slots, starts, place):
 
     A sequence that starts at 0 reads beyond the last slot, which the DMA skips.
     """
-    slots = of_quadrants(lanes, state_slots, nisa.engine.sync)
-    fresh = of_quadrants(lanes, starts, nisa.engine.scalar)
+    slots = of_quadrants(lanes, state_slots)
+    fresh = of_quadrants(lanes, starts)
     beyond = float(lanes.slots * lanes.pieces)
     nisa.tensor_scalar(dst=fresh, data=fresh, op0=nl.equal, operand0=0, op1=nl.multiply, operand1=beyond)
     written = nl.ndarray(slots.shape, dtype=nl.int32, buffer=nl.sbuf)
@@ -169,14 +170,14 @@ def piece_numbers(lanes, state_slots, starts, place):
     return read, written
 
 
-def of_quadrants(lanes, numbers, engine):
+def of_quadrants(lanes, numbers):
     """Numbers of sequences [B, 1] on all partitions of their quadrants: [lane, column, 1]."""
     tile = lanes.tile(1, numbers.dtype)
     for first, start, count in lanes.quadrants():
-        nisa.dma_copy(
-            dst=tile[first : first + QUADRANT, 0:count, 0],
-            src=numbers.ap(pattern=[[0, QUADRANT], [1, count]], offset=lanes.start + start),
-            engine=engine,
+        transfer(
+            tile[first : first + QUADRANT, 0:count, 0],
+            numbers.ap(pattern=[[0, QUADRANT], [1, count]], offset=lanes.start + start),
+            STATIC,
         )
     return tile.reshape((lanes.height, lanes.columns))
 
@@ -192,9 +193,7 @@ def keys_on_lanes(lanes, qkv):
         pattern = [[rows, lanes.parts], [width, count], [lanes.depth, heads], [1, rows]]
         source = qkv.ap(pattern=pattern, offset=(lanes.start + start) * width)
         for head in range(first, first + QUADRANT, lanes.lanes):
-            nisa.dma_copy(
-                dst=result[head : head + lanes.parts, 0:count, :, :], src=source, engine=nisa.engine.scalar
-            )
+            transfer(result[head : head + lanes.parts, 0:count, :, :], source, STATIC)
     return result
 
 

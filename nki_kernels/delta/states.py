@@ -5,6 +5,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.experts.weights import load_numbers
 
 
@@ -49,4 +50,4 @@ def store_heads(case, state, heads, tile):
     """Write the state of some heads [first, end) of a sequence back."""
     sequence = state["sequence"]
     number = case["slots"]["written"][0:1, sequence : sequence + 1]
-    nisa.dma_copy(dst=state_in(case["states"], number, heads), src=tile, engine=nisa.engine.scalar)
+    transfer(state_in(case["states"], number, heads), tile, SCALAR)

@@ -7,6 +7,7 @@ import nki.language as nl
 
 from nki_kernels.delta.chunks import LENGTH_EPS
 from nki_kernels.delta.output import gated_norm
+from nki_kernels.dma import COMPILER, transfer
 from nki_kernels.tiles import BANK, PARTITIONS, load, load_repeated, ranges
 
 FACTORS = 5
@@ -188,8 +189,6 @@ def store_outputs(o, factors, y, eps):
             )
         roots = inverse_roots(squares, 1.0 / width, eps)
         result = gated_norm(bank, roots, factors[:, first:end, :], y.dtype)
-        nisa.dma_copy(
-            dst=y[:, first * width : end * width],
-            src=result.reshape((sequences, (end - first) * width)),
-            engine=nisa.engine.sync,
+        transfer(
+            y[:, first * width : end * width], result.reshape((sequences, (end - first) * width)), COMPILER
         )

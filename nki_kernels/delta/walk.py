@@ -13,6 +13,7 @@ from nki_kernels.delta.blocks import HALF
 from nki_kernels.delta.chunks import columns, for_heads
 from nki_kernels.delta.output import gated_norm, sums_of_squares
 from nki_kernels.delta.states import load_state, store_heads
+from nki_kernels.dma import COMPILER, transfer
 from nki_kernels.tiles import PARTITIONS, ranges
 
 PAIR = 2
@@ -187,7 +188,7 @@ def store(case, unit):
     width = case["width"]
     target = case["y"][start:stop, first * width : end * width]
     y = unit["y"].reshape((PARTITIONS, (end - first) * width))[0 : stop - start, :]
-    nisa.dma_copy(dst=target, src=y, engine=nisa.engine.sync)
+    transfer(target, y, COMPILER)
     if unit["last"]:
         state = unit["state"]
         for pair in range(len(pairs_of(unit))):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.experts.places import expert_of_blocks
 from nki_kernels.experts.products import add_down, gated, groups, products
 from nki_kernels.experts.weights import load_chunk, load_down, load_numbers, rows_at
@@ -226,6 +227,6 @@ def finish(job, waiting):
         add_down(result, before, inner, first, chunk)
         if targets is not None:
             # Not by Sync, which loads the next weights.
-            nisa.dma_copy(dst=targets[tile], src=result, engine=nisa.engine.scalar)
+            transfer(targets[tile], result, SCALAR)
         elif before is None:
             totals.append(result)

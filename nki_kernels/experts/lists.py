@@ -9,6 +9,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.dma import COMPILER, transfer
 from nki_kernels.tiles import BANK, PARTITIONS, blocks, ranges
 
 CORES = 8
@@ -53,7 +54,7 @@ def token_lists(chosen, tail, identity):
             nisa.nonzero_with_count(dst=found, src=across(columns, identity, slot), padding_val=0)
             # The list of expert core * each + slot lies on the first partition of that core.
             target = lists.ap(pattern=[[each * room, CORES], [1, room]], offset=slot * room)
-            nisa.dma_copy(dst=target, src=found[0:SEARCHED:PITCH, 0:room], engine=nisa.engine.gpsimd)
+            transfer(target, found[0:SEARCHED:PITCH, 0:room], COMPILER)
     return lists, room
 
 

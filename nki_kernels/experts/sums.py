@@ -5,6 +5,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.experts.places import out_of_range
 from nki_kernels.experts.weights import load_numbers, rows_at
 from nki_kernels.experts_decode import over_ranks
@@ -47,7 +48,7 @@ def store_sums(y, x, choices, results, places, biases, prepared, replica_group, 
             if before is not None:
                 nisa.tensor_tensor(dst=result, data1=before, data2=result, op=nl.add)
         # Not by GpSimd, which gathers the next rows, nor by Sync, which loads what they begin with.
-        nisa.dma_copy(dst=y[first:last, :], src=result, engine=nisa.engine.scalar)
+        transfer(y[first:last, :], result, SCALAR)
         if number + 1 < len(tiles):
             before = added(prepared[number + 1][0])
 

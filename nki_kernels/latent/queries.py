@@ -8,6 +8,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.latent.sizes import heights
 from nki_kernels.tiles import BANK, PARTITIONS, cast, ranges
 
@@ -33,7 +34,7 @@ def load_group(q, w_uk, group, sizes):
     nisa.dma_copy(dst=tile, src=q.reshape((sizes.tokens, sizes.heads, width))[:, first:last, :])
     weights = nl.ndarray((sizes.plain, last - first, sizes.rank), dtype=w_uk.dtype, buffer=nl.sbuf)
     rows = w_uk.reshape((sizes.heads, sizes.plain, sizes.rank))[first:last]
-    nisa.dma_copy(dst=weights, src=rows.permute((1, 0, 2)), engine=nisa.engine.scalar)
+    transfer(weights, rows.permute((1, 0, 2)), SCALAR)
     return tile, weights
 
 

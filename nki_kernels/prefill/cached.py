@@ -10,6 +10,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.dma import COMPILER, SCALAR, transfer
 from nki_kernels.prefill.keys import LOADED_BLOCKS, place_keys, row_range
 from nki_kernels.tiles import PARTITIONS, blocks, cast, load_repeated
 
@@ -168,20 +169,20 @@ def load_stored_keys(case, head, start, count, used):
     at = (case.prefix + start) // PARTITIONS
     for piece in case.pieces:
         part, end, height = piece
-        nisa.dma_copy(
-            dst=head.keys[0:height, at : at + count, part:end, 0:used],
-            src=key_places(case, head, piece, start, count, used),
-            engine=nisa.engine.scalar,
+        transfer(
+            head.keys[0:height, at : at + count, part:end, 0:used],
+            key_places(case, head, piece, start, count, used),
+            SCALAR,
         )
 
 
 def load_stored_values(case, head, start, count, used):
     """Load `used` values of each of some blocks, from where `store_new` writes them."""
     at = (case.prefix + start) // PARTITIONS
-    nisa.dma_copy(
-        dst=head.values[0:used, at : at + count, 0 : case.value_depth],
-        src=value_places(case, head, start, count, used),
-        engine=nisa.engine.scalar,
+    transfer(
+        head.values[0:used, at : at + count, 0 : case.value_depth],
+        value_places(case, head, start, count, used),
+        SCALAR,
     )
 
 
@@ -217,11 +218,9 @@ def store_piece(case, head, start, count, used):
         part, end, height = piece
         keys = key_places(case, head, piece, start, count, used)
         own = head.keys[0:height, at : at + count, part:end, 0:used]
-        nisa.dma_copy(dst=keys, src=own, engine=nisa.engine.sync)
+        transfer(keys, own, COMPILER)
     values = value_places(case, head, start, count, used)
-    nisa.dma_copy(
-        dst=values, src=head.values[0:used, at : at + count, 0 : case.value_depth], engine=nisa.engine.sync
-    )
+    transfer(values, head.values[0:used, at : at + count, 0 : case.value_depth], COMPILER)
 
 
 def key_places(case, head, piece, start, count, used):

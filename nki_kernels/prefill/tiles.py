@@ -15,6 +15,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.dma import COMPILER, transfer
 from nki_kernels.prefill.cores import query_head
 from nki_kernels.prefill.masks import identity
 from nki_kernels.prefill.plan import mask_of_keys
@@ -274,4 +275,4 @@ def store(case, span, start, end):
         first : first + queries.count, head * case.value_depth : (head + span.heads) * case.value_depth
     ]
     rows = columns.reshape_dim(1, (span.heads, case.value_depth)).permute((1, 0, 2))
-    nisa.dma_copy(dst=rows, src=span.result, engine=nisa.engine.sync)
+    transfer(rows, span.result, COMPILER)

@@ -8,26 +8,27 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.dma import transfer
 from nki_kernels.tiles import PARTITIONS, blocks
 
 
-def load_cast(matrix, dtype, engine):
+def load_cast(matrix, dtype, queue):
     """A matrix [K, columns] of HBM as blocks [k in block, block, columns], cast on chip if need be."""
     depth, columns = matrix.shape
     shape = (min(PARTITIONS, depth), blocks(depth), columns)
     result = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
-    load_cast_into(result, matrix, engine)
+    load_cast_into(result, matrix, queue)
     return result
 
 
-def load_cast_into(tile, matrix, engine):
+def load_cast_into(tile, matrix, queue):
     """A matrix [K, columns] of HBM into blocks [k in block, block, columns], cast on chip if need be."""
     if matrix.dtype == tile.dtype:
-        load_rows_into(tile, matrix, engine)
+        load_rows_into(tile, matrix, queue)
         return
     depth = matrix.shape[0]
     raw = nl.ndarray(tile.shape, dtype=matrix.dtype, buffer=nl.sbuf)
-    load_rows_into(raw, matrix, engine)
+    load_rows_into(raw, matrix, queue)
     full = depth // PARTITIONS
     if full > 0:
         nisa.tensor_copy(dst=tile[:, 0:full, :], src=raw[:, 0:full, :])
@@ -36,16 +37,16 @@ def load_cast_into(tile, matrix, engine):
         nisa.tensor_copy(dst=tile[0:short, full, :], src=raw[0:short, full, :])
 
 
-def load_rows_into(tile, matrix, engine):
+def load_rows_into(tile, matrix, queue):
     """Rows of HBM into a tile [row in block, block, columns]: one DMA for the full blocks, one for the short one."""
     for block, rows in full_and_short(tile, matrix):
-        nisa.dma_copy(dst=block, src=rows, engine=engine)
+        transfer(block, rows, queue)
 
 
-def store_rows_from(matrix, tile, engine):
+def store_rows_from(matrix, tile, queue):
     """A tile [row in block, block, columns] to rows of HBM, as load_rows_into."""
     for block, rows in full_and_short(tile, matrix):
-        nisa.dma_copy(dst=rows, src=block, engine=engine)
+        transfer(rows, block, queue)
 
 
 def full_and_short(tile, matrix):

@@ -10,6 +10,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.cores import from_other_core, part
+from nki_kernels.dma import STATIC
 from nki_kernels.projection.gated_product import columns_at_once, gated_columns
 from nki_kernels.projection.products import add_products
 from nki_kernels.projection.residual_product import chunk_width, product_chunk
@@ -50,7 +51,7 @@ def pipeline(stage, job, groups):
         places.append(nl.ndarray((min(most, height), hidden), dtype=x.dtype, buffer=nl.sbuf))
     stage["blocks"] = blocks_tile(hidden, most, x.dtype)
     loaded = row_tiles(places, most, height)
-    load_all(loads_of(loaded, rows_of_group(stage, groups[0])), stage["engine"])
+    load_all(loads_of(loaded, rows_of_group(stage, groups[0])), STATIC)
     normalised = loaded
     if ranks == 1 and job["residual"] is not None and keeps_rows(x, stage["weights"][0].shape[1]):
         if stage["norm"] is not None:
@@ -113,7 +114,6 @@ def overlap(stage, job, group, before, before_parts, waiting, loads):
                 stage["biases"],
                 stage["function"],
                 columns[done],
-                stage["engine"],
                 passing,
                 stage["runs"],
             )

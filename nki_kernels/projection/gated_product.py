@@ -9,6 +9,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.dma import STATIC, transfer
 from nki_kernels.projection.block_loads import load_cast_into
 from nki_kernels.projection.rows import in_block, load_runs_part
 from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks
@@ -25,7 +26,7 @@ def columns_at_once(weights, rows):
     return min(UNIT_COLUMNS, ACCUMULATOR_BANKS // len(weights) * (BANK // rows) * PARTITIONS)
 
 
-def gated_columns(result, x, weights, biases, function, column, engine, passing, runs=False):
+def gated_columns(result, x, weights, biases, function, column, passing, runs=False):
     """The blocks of the intermediate for columns_at_once columns from `column` on, and x [h in block, block, row].
 
     runs: whether x lies in runs instead, see `rows`; then the weights are loaded in runs too.
@@ -43,7 +44,7 @@ def gated_columns(result, x, weights, biases, function, column, engine, passing,
     pair = None
     if packed > 0:
         pair = nl.ndarray((2 * packed, rows), dtype=nl.float32, buffer=nl.psum)
-    accumulate(sums, pair, x, weights, column, whole, last, per_bank, engine, passing, runs)
+    accumulate(sums, pair, x, weights, column, whole, last, per_bank, passing, runs)
     for number in range(len(sums[0])):
         first = column // PARTITIONS + number * per_bank
         finish(result, sums, number, first, min(blocks(whole), first + per_bank), biases, function, inner)
@@ -76,7 +77,7 @@ def banks_of(sides, width, per_bank):
     return banks
 
 
-def accumulate(sums, pair, x, weights, column, whole, last, per_bank, engine, passing, runs):
+def accumulate(sums, pair, x, weights, column, whole, last, per_bank, passing, runs):
     """The product of x and columns of the weights: column … whole into `sums`, the rest up to `last` into `pair`."""
     rows = x.shape[2]
     hidden = weights[0].shape[0]
@@ -92,12 +93,12 @@ def accumulate(sums, pair, x, weights, column, whole, last, per_bank, engine, pa
         piece = nl.ndarray(shape, dtype=x.dtype, buffer=nl.sbuf)
         for side in range(sides):
             if runs:
-                load_runs_part(piece[:, side, :, :], weights[side][:, column:last], block, engine)
+                load_runs_part(piece[:, side, :, :], weights[side][:, column:last], block)
             else:
-                load_cast_into(piece[:, side, :, :], weights[side][start:end, column:last], engine)
+                load_cast_into(piece[:, side, :, :], weights[side][start:end, column:last], STATIC)
         while passed < len(passing) and passed * hidden < len(passing) * end:
             tile, source = passing[passed]
-            nisa.dma_copy(dst=tile, src=source, engine=engine)
+            transfer(tile, source, STATIC)
             passed += 1
         for inside in range(piece.shape[2]):
             used = in_block(hidden, block + inside, runs)

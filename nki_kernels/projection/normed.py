@@ -17,6 +17,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.projection.products import (
     add_products,
     block_tile,
@@ -101,7 +102,7 @@ def project_few(source, norm, w, columns, head, deliver, context):
     x = rows_of(source, 0, source["all"].shape[0])
     tokens, hidden = x.shape
     rows = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=rows, src=x, engine=nisa.engine.scalar)  # so that the weights come first in their queue
+    transfer(rows, x, SCALAR)  # so that the weights come first in their queue
     weight = bias = scale = None
     if norm_weight is not None:
         weight = column_of(norm_weight, offset, True)

@@ -16,10 +16,11 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.dma import COMPILER, STATIC
 from nki_kernels.projection.block_loads import load_cast, load_cast_into, store_rows_from
 from nki_kernels.projection.normalised_rows import to_sbuf
 from nki_kernels.projection.row_groups import own_height
-from nki_kernels.projection.sums import load_residual, prepare_sum, store_sum, sum_over_ranks
+from nki_kernels.projection.sums import load_residual, prepare_sum, start_sum, store_sum, sum_of_banks
 from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks
 
 PIECE_ELEMENTS = 1024
@@ -32,29 +33,17 @@ VECTOR_SHARE = 2
 """The Vector engine reads out one of so many PSUM banks from gen3 on; 0: none."""
 
 
-def load_engine(replica_group, exchanges=False):
-    """Who triggers loads: where Sync triggers collectives or exchanges of cores GpSimd, so that no load waits."""
-    return nisa.engine.sync if replica_group is None and not exchanges else nisa.engine.gpsimd
-
-
-def store_engine(loads):
-    """Who triggers stores: the engine that triggers no loads."""
-    return nisa.engine.gpsimd if loads == nisa.engine.sync else nisa.engine.sync
-
-
 def chunk_width(rows, ranks=1):
     """Columns of a chunk, so that all rows of a group accumulate in ACCUMULATOR_BANKS banks."""
     return BANK * max(1, ACCUMULATOR_BANKS // blocks(rows, ranks * own_height(ranks)))
 
 
-def residual_product(
-    y, residual, weights, bias, replica_group, ranks=1, held=None, paired=False, exchanges=False, ahead=0
-):
+def residual_product(y, residual, weights, bias, replica_group, ranks=1, held=None, paired=False, ahead=0):
     """What the chunks of one product share; `product_chunk` takes it.
 
     residual: [T, H] in HBM, or None. weights: the parts of the weight, each some of its rows; one if it is `held`.
     bias: [128, H] in SBUF, or None. ranks: over which the rows of y are cut. held: a list, empty at first, if the
-    weight is to stay in SBUF, else None. paired: see `accumulate`. exchanges: whether cores exchange tiles meanwhile.
+    weight is to stay in SBUF, else None. paired: see `accumulate`.
     ahead: chunks whose sums over the ranks may be under way before the first is stored. The entry "kept" may be set to
     the residual in SBUF, as [row, 1, H], and "factors" to a list with a column for each row tile, [rows, 1] float32,
     that multiplies its rows.
@@ -67,12 +56,12 @@ def residual_product(
         "replica_group": replica_group,
         "ranks": ranks,
         "ahead": ahead,
-        "loads": load_engine(replica_group, exchanges),
         "held": held,
         "kept": None,
         "factors": None,
         "paired": paired,
         "sums": [],
+        "unstarted": None,
     }
 
 
@@ -81,7 +70,7 @@ def product_chunk(job, parts, first, column):
 
     parts: for each part of the weight what it is multiplied with, as [k in block, block, row].
     """
-    y, replica_group, loads = job["y"], job["replica_group"], job["loads"]
+    y, replica_group = job["y"], job["replica_group"]
     rows = parts[0].shape[2]
     last = min(y.shape[1], column + chunk_width(rows, job["ranks"]))
     width = last - column
@@ -98,9 +87,9 @@ def product_chunk(job, parts, first, column):
         for block in range(0, blocks(depth), per_piece):
             last_row = min(depth, (block + per_piece) * PARTITIONS)
             if job["held"] is None:
-                pieces = [load_piece(weight[:, column:last], block, last_row, x, job["paired"], loads)]
+                pieces = [load_piece(weight[:, column:last], block, last_row, x, job["paired"])]
             else:
-                pieces = held_columns(job["held"], weight, column, last, x.dtype, loads)
+                pieces = held_columns(job["held"], weight, column, last, x.dtype)
             if before is None and job["residual"] is not None and replica_group is None:
                 before = load_residual(job, first, end, column, last)
             rows_left = last_row - block * PARTITIONS
@@ -109,26 +98,30 @@ def product_chunk(job, parts, first, column):
     factors = None if job["factors"] is None else job["factors"][first // own_height(ranks) :]
     if replica_group is None:
         result = nl.ndarray((min(rows, PARTITIONS), blocks(rows), width), dtype=y.dtype, buffer=nl.sbuf)
-        plus_residual(result, sums, before, bias, loads, factors)
-        store_rows_from(target, result, store_engine(loads))
+        plus_residual(result, sums, before, bias, factors)
+        store_rows_from(target, result, COMPILER)
         return
     shape = (height, blocks(rows, height), width)
-    total = sum_over_ranks(sums, shape, y.dtype, replica_group, ranks, factors)
+    partial, total = sum_of_banks(sums, shape, y.dtype, ranks, factors)
+    start_sum(job)
+    job["unstarted"] = partial, total, rows
     job["sums"].append([total, before, bias, target, (first, end, column, last)])
+    if job["ahead"] == 0:
+        start_sum(job)
     prepare_sum(job, len(job["sums"]) - job["ahead"])
     store_sum(job, len(job["sums"]) - 1 - job["ahead"])
 
 
-def load_piece(weight, block, end, x, paired, engine):
+def load_piece(weight, block, end, x, paired):
     """Rows of a weight [K, columns], from block `block` to row `end`, as blocks in x's dtype."""
     depth, width = weight.shape
     start = block * PARTITIONS
     count = blocks(end - start)
     piece = nl.ndarray((x.shape[0], count, width), dtype=x.dtype, buffer=nl.sbuf)
-    load_cast_into(piece, weight[start:end], engine)
+    load_cast_into(piece, weight[start:end], STATIC)
     if paired and end == depth:
         half = PARTITIONS // 2
-        load_cast_into(piece[half:PARTITIONS, count - 1 :, :], weight[end - half : end], engine)
+        load_cast_into(piece[half:PARTITIONS, count - 1 :, :], weight[end - half : end], STATIC)
     return piece
 
 
@@ -143,13 +136,13 @@ def banks_of(rows, width, height):
     return banks
 
 
-def held_columns(held, weight, column, last, dtype, engine):
+def held_columns(held, weight, column, last, dtype):
     """The tiles with columns column … last of a weight; missing tiles are loaded and appended to `held`."""
     depth = weight.shape[0]
     width = BANK * max(1, min(ACCUMULATOR_BANKS, PIECE_ELEMENTS // (BANK * blocks(depth))))
     for first in range(len(held) * width, last, width):
         end = min(weight.shape[1], first + width)
-        held.append(load_cast(weight[:, first:end], dtype, engine))
+        held.append(load_cast(weight[:, first:end], dtype, STATIC))
     return held[column // width : blocks(last, width)]
 
 
@@ -201,17 +194,15 @@ def accumulate(sums, x, pieces, first_block, depth, begun, paired, height):
                 )
 
 
-def plus_residual(result, sums, before, bias, loads, factors):
+def plus_residual(result, sums, before, bias, factors):
     """The banks of a chunk plus the residual and the bias, where there are any: [row in block, block, column].
 
-    factors: see `sum_over_ranks`.
+    factors: see `sum_of_banks`.
 
     The Vector engine adds one of VECTOR_SHARE banks, the last one included; the Scalar engine copies the others to SBUF
-    and GpSimd adds them, unless it triggers loads, which would wait. On gen2 these engines wait for each other at their
-    ports, so the Vector engine adds all.
+    and GpSimd adds them. On gen2 these engines wait for each other at their ports, so the Vector engine adds all.
     """
-    alone = loads != nisa.engine.sync or nisa.get_nc_version() == nisa.nc_version.gen2
-    share = 1 if alone else VECTOR_SHARE
+    share = 1 if nisa.get_nc_version() == nisa.nc_version.gen2 else VECTOR_SHARE
     for number in range(len(sums)):
         bank, tile, start = sums[number]
         count, columns = bank.shape

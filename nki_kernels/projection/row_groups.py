@@ -9,6 +9,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.dma import transfer
 from nki_kernels.projection.normalised_rows import normalise, statistics, transpose_rows
 from nki_kernels.tiles import PARTITIONS, blocks
 
@@ -65,11 +66,11 @@ def loads_of(tiles, rows):
     return loads
 
 
-def load_all(loads, engine):
-    """Trigger loads on the stream of an engine."""
+def load_all(loads, queue):
+    """Trigger loads on a queue of `dma`."""
     for number in range(len(loads)):
         tile, source = loads[number]
-        nisa.dma_copy(dst=tile, src=source, engine=engine)
+        transfer(tile, source, queue)
 
 
 def share_of(items, number, count):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.dma import SCALAR, STATIC, transfer
 from nki_kernels.tiles import PARTITIONS, blocks, cast, ranges
 
 SQUARED_BLOCKS = 16
@@ -68,10 +69,10 @@ def load_runs(result, row):
         nisa.memset(dst=result, value=0.0)
         nisa.dma_copy(dst=result[full : full + 1, 0 : depth - full * count], src=row[:, full * count : depth])
     source = row[:, 0 : full * count].reshape((full, count))
-    nisa.dma_copy(dst=result[0:full, :], src=source, engine=nisa.engine.scalar)
+    transfer(result[0:full, :], source, SCALAR)
 
 
-def load_runs_part(result, matrix, start, engine=nisa.engine.sync):
+def load_runs_part(result, matrix, start):
     """Blocks of a matrix [K, columns] of HBM in runs, from block `start` on, into all blocks of `result`.
 
     They are cast if need be. What the last partition lacks stays undefined: no product reads it.
@@ -84,12 +85,12 @@ def load_runs_part(result, matrix, start, engine=nisa.engine.sync):
         raw = nl.ndarray(result.shape, dtype=matrix.dtype, buffer=nl.sbuf)
     full = depth // count
     source = matrix[0 : full * count, :].reshape_dim(0, (full, count))
-    nisa.dma_copy(dst=raw[0:full, :, :], src=source[:, start:end, :], engine=engine)
+    transfer(raw[0:full, :, :], source[:, start:end, :], STATIC)
     last = min(end, depth - full * count)
     if last > start:
         first = full * count + start
         target = raw[full : full + 1, 0 : last - start, :]
-        nisa.dma_copy(dst=target, src=matrix[first : first + last - start, :], engine=engine)
+        transfer(target, matrix[first : first + last - start, :], STATIC)
     if matrix.dtype != result.dtype:
         for block in range(start, end):
             used = in_block(depth, block, True)

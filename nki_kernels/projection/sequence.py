@@ -8,9 +8,9 @@ computes row tiles that hold the same own rows of every rank, [rank, row], so th
 from __future__ import annotations
 
 import nki.collectives as ncc
-import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.dma import COMPILER, SCALAR, transfer
 from nki_kernels.projection.row_groups import load_all, loads_of, normalise_tiles, of_ranks
 from nki_kernels.tiles import PARTITIONS, ranges
 
@@ -77,7 +77,7 @@ def normalised_piece(rows, piece):
     tiles = []
     for start, end in ranges(piece[0], piece[1]):
         tiles.append(nl.ndarray((end - start, x.shape[1]), dtype=x.dtype, buffer=nl.sbuf))
-    load_all(loads_of(tiles, of_ranks(x[piece[0] : piece[1], :], 1)), nisa.engine.scalar)
+    load_all(loads_of(tiles, of_ranks(x[piece[0] : piece[1], :], 1)), SCALAR)
     if rows["norm"] is not None:
         normalise_tiles(tiles, tiles, rows["norm"], rows["scratch"])
     return tiles
@@ -89,7 +89,7 @@ def gather_piece(rows, piece, tiles):
     start = first
     for tile in tiles:
         end = start + tile.shape[0]
-        nisa.dma_copy(dst=rows["kept"][start:end, :], src=tile, engine=nisa.engine.gpsimd)
+        transfer(rows["kept"][start:end, :], tile, COMPILER)
         start = end
     ncc.all_gather(
         srcs=[rows["kept"][first:last, :]],

@@ -10,6 +10,7 @@ import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.dma import COMPILER, STATIC
 from nki_kernels.projection.block_loads import load_rows_into, store_rows_from
 from nki_kernels.projection.normalised_rows import to_sbuf
 from nki_kernels.projection.row_groups import own_height
@@ -25,12 +26,13 @@ def load_residual(job, first, end, column, last):
     tile = nl.ndarray(
         (height, blocks(end - first, height), last - column), dtype=job["y"].dtype, buffer=nl.sbuf
     )
-    load_rows_into(tile, job["residual"][first:end, column:last], job["loads"])
+    load_rows_into(tile, job["residual"][first:end, column:last], STATIC)
     return tile
 
 
 def store_last_sums(job):
     """Store the chunks whose sums over ranks are still under way."""
+    start_sum(job)
     count = len(job["sums"])
     for number in range(max(0, count - job["ahead"]), count):
         prepare_sum(job, number)
@@ -38,29 +40,44 @@ def store_last_sums(job):
         store_sum(job, number)
 
 
-def sum_over_ranks(sums, shape, dtype, replica_group, ranks, factors):
-    """The banks of a chunk summed over the ranks: a tile of this shape, or of this rank's rows of it.
+def sum_of_banks(sums, shape, dtype, ranks, factors):
+    """Copy the banks of a chunk to SBUF, for `start_sum`.
 
-    A short row tile has its own collective. factors: a column for each row tile that multiplies its rows, or None.
+    factors: a column for each row tile that multiplies its rows, or None.
+
+    Returns: the sum of this rank, and an empty tile for the sum over the ranks: all of the shape, or this rank's rows.
     """
     height, tiles, width = shape
     height = min(height, sums[0][0].shape[0])
     partial = nl.ndarray((height, tiles, width), dtype=dtype, buffer=nl.sbuf)
     total = nl.ndarray((height // ranks, tiles, width), dtype=dtype, buffer=nl.sbuf)
-    full = 0
     for number in range(len(sums)):
         bank, tile, start = sums[number]
         count, columns = bank.shape
         factor = None if factors is None else factors[tile]
         to_sbuf(partial[0:count, tile, start : start + columns], bank, number, VECTOR_SHARE, factor)
-        full = tile + 1 if count == height else full
+    return partial, total
+
+
+def start_sum(job):
+    """Start the sum over the ranks of the last chunk, if it has not started; a short row tile has its own collective.
+
+    The collective waits for the chunk's product, and loads behind it in the queue would wait as well. So it starts
+    after the loads of the next chunk.
+    """
+    if job["unstarted"] is None:
+        return
+    partial, total, rows = job["unstarted"]
+    job["unstarted"] = None
+    replica_group, ranks = job["replica_group"], job["ranks"]
+    height, tiles, width = partial.shape
+    full = rows // height
     if full > 0:
         source = partial[:, 0:full, :].reshape((height, full * width))
         collect(total[:, 0:full, :].reshape((height // ranks, full * width)), source, replica_group, ranks)
     if full < tiles:
-        count = sums[len(sums) - 1][0].shape[0]
+        count = rows - full * height
         collect(total[0 : count // ranks, full, :], partial[0:count, full, :], replica_group, ranks)
-    return total
 
 
 def collect(total, partial, replica_group, ranks):
@@ -94,4 +111,4 @@ def store_sum(job, number):
             nisa.tensor_tensor(dst=own, data1=own, data2=bias[0:count, :], op=nl.add)
         if before is not None:
             nisa.tensor_tensor(dst=own, data1=own, data2=before[0:count, tile, :], op=nl.add)
-    store_rows_from(target, total, nisa.engine.sync)
+    store_rows_from(target, total, COMPILER)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.dma import STATIC
 from nki_kernels.projection.block_loads import load_cast
 from nki_kernels.projection.normalised_rows import transpose_rows
 from nki_kernels.projection.products import add_products
@@ -66,7 +67,7 @@ def activated(gates, rows):
 def decay_rates(a_log, own):
     """-exp(a_log) of own channels, [c in tile, tile, state] in float32."""
     begin, end = own
-    tile = load_cast(a_log[begin:end, :], nl.float32, nisa.engine.sync)
+    tile = load_cast(a_log[begin:end, :], nl.float32, STATIC)
     rates = nl.ndarray(tile.shape, dtype=nl.float32, buffer=nl.sbuf)
     for part in used_parts(end - begin):
         nisa.activation(dst=rates[part], op=nl.exp, data=tile[part])

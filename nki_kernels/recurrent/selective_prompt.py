@@ -11,6 +11,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.dma import COMPILER, STATIC
 from nki_kernels.projection.block_loads import load_cast, load_rows_into, store_rows_from
 from nki_kernels.projection.normalised_rows import transpose_rows
 from nki_kernels.projection.products import transpose_part
@@ -69,7 +70,7 @@ def scan_prompts(y, given, state, places, sequences, own):
     states = a_log.shape[1]
     weights = {
         "rank": w_dt.shape[0],
-        "w_dt": load_cast(w_dt[:, begin:end], product_dtype(u, w_dt), nisa.engine.sync),
+        "w_dt": load_cast(w_dt[:, begin:end], product_dtype(u, w_dt), STATIC),
         "dt_bias": columns_of((dt_bias,), own, nl.float32),
         "d": columns_of((d,), own, u.dtype),
         "rates": decay_rates(a_log, own),
@@ -241,7 +242,7 @@ class Scans(nl.NKIObject):
                 engine=nisa.engine.gpsimd,
             )
         left, right = unit.channels
-        store_rows_from(self.y[start:end, left:right], result, nisa.engine.sync)
+        store_rows_from(self.y[start:end, left:right], result, COMPILER)
         self.unfinished = None
 
     def prepare(self, first, stage):
@@ -318,7 +319,7 @@ class Scans(nl.NKIObject):
                 transpose_part(across, self.u[start:end, left:right], 0)
             gates = blocks_tile(end - start, right - left, self.u.dtype)
             columns = slice(self.gate_first + left, self.gate_first + right)
-            load_rows_into(gates, self.gate[start:end, columns], nisa.engine.sync)
+            load_rows_into(gates, self.gate[start:end, columns], STATIC)
             self.units.append(Unit(chunk, tile, (left, right), across[:, 0, :], gates))
         self.carry()
 

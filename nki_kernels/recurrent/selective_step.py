@@ -14,6 +14,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.dma import SCALAR, SYNC, transfer
 from nki_kernels.projection.block_loads import load_cast
 from nki_kernels.projection.products import add_products
 from nki_kernels.projection.row_groups import blocks_tile
@@ -70,7 +71,7 @@ def step_of(y, given, state, places, slots, box):
     states, rank = a_log.shape[1], w_dt.shape[0]
     dtype = product_dtype(u, w_dt)
     panels = panels_of(box, blocks(rank) * (4 if dtype == nl.float32 else 2))
-    matrix = load_cast(w_dt[:, panels[0][0] : panels[0][1]], dtype, nisa.engine.scalar)
+    matrix = load_cast(w_dt[:, panels[0][0] : panels[0][1]], dtype, SCALAR)
     low = load(projected[box.start : box.start + box.count, 0:rank], dtype)
     counts = of_tokens(places[2], box, 0, 1)
     bias = of_all(dt_bias, box, 1, (0, box.width))
@@ -144,7 +145,7 @@ def time_steps(low, w_dt, matrix, panels, bias, counts, box):
     rows = nl.ndarray((sequences, end - start), dtype=nl.float32, buffer=nl.sbuf)
     for left, right in panels:
         if left > start:
-            matrix = load_cast(w_dt[:, left:right], low.dtype, nisa.engine.scalar)
+            matrix = load_cast(w_dt[:, left:right], low.dtype, SCALAR)
         for first, last in ranges(left, right, BANK):
             bank = nl.ndarray((sequences, last - first), dtype=nl.float32, buffer=nl.psum)
             add_products([[bank]], across, [(0, sequences)], matrix, [(first - left, last - left)], 0, rank)
@@ -152,7 +153,7 @@ def time_steps(low, w_dt, matrix, panels, bias, counts, box):
     steps = nl.ndarray((box.rows, box.sets, box.width), dtype=nl.float32, buffer=nl.sbuf)
     for number in range(box.sets):
         own = rows[number * box.sequences : (number + 1) * box.sequences, :]
-        nisa.dma_copy(dst=steps[:, number, :], src=own, engine=nisa.engine.gpsimd)
+        transfer(steps[:, number, :], own, SCALAR)
     nisa.tensor_tensor(dst=steps, data1=steps, data2=of_sets(bias, box), op=nl.add)
     nisa.activation(dst=steps, op=nl.softplus, data=steps)
     live = tile_like(counts)
@@ -239,7 +240,7 @@ class Unit(nl.NKIObject):
                 indirect_dim=0,
             )
             own = self.held[number * box.q : (number + 1) * box.q, :, :]
-            nisa.dma_copy(dst=own, src=source, oob_mode=nisa.oob_mode.skip, engine=nisa.engine.sync)
+            transfer(own, source, SYNC, nisa.oob_mode.skip)
 
     def in_rows(self, numbers):
         """The states of all sequences in HBM, from the rows on that numbers [partition, set] give."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.dma import COMPILER, STATIC, transfer
 from nki_kernels.tiles import BANK, MASKED, PARTITIONS, ranges
 
 BLOCK = 3
@@ -106,9 +107,9 @@ class Differences(nl.NKIObject):
             pattern=[[pitch, last - first], [tokens, PARTS], [1, tokens]],
             offset=first * pitch + PARTS * tokens,
         )
-        nisa.dma_copy(dst=keys[OF_KEYS:rows, :], src=source, engine=nisa.engine.sync)
+        transfer(keys[OF_KEYS:rows, :], source, STATIC)
         source = sums.ap(pattern=[[tokens, PARTS], [pitch, last - first], [1, tokens]], offset=first * pitch)
-        nisa.dma_copy(dst=queries[0:PARTS, :, :], src=source, engine=nisa.engine.sync)
+        transfer(queries[0:PARTS, :, :], source, STATIC)
         return keys, queries, row
 
 
@@ -216,7 +217,7 @@ class SumsInParts(nl.NKIObject):
         if self.part + 1 == PARTS:
             shape = self.parts.shape
             self.rows = nl.ndarray(shape, dtype=nl.bfloat16, buffer=nl.private_hbm, name="sums_of_decays")
-            nisa.dma_copy(dst=self.rows, src=self.parts, engine=nisa.engine.sync)
+            transfer(self.rows, self.parts, COMPILER)
 
 
 def differences(halves, tokens, heads):

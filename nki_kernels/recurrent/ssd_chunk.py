@@ -5,6 +5,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.dma import COMPILER, transfer
 from nki_kernels.recurrent.ssd_between import differences, sums_between
 from nki_kernels.recurrent.ssd_heads import by_head, in_heads, scaled
 from nki_kernels.tiles import BANK, PARTITIONS, ranges
@@ -129,7 +130,7 @@ class Chunk(nl.NKIObject):
         left = sizes.left + first * depth
         start, end = self.rows
         rows = self.y[start:end, left : left + result.shape[1]]
-        nisa.dma_copy(dst=rows, src=result, engine=nisa.engine.sync)
+        transfer(rows, result, COMPILER)
 
     def move_on(self, turn):
         """The states of a pack after the chunk: decayed, plus what its tokens leave."""

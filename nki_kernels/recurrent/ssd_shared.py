@@ -5,6 +5,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.projection.normalised_rows import transpose_rows
 from nki_kernels.recurrent.ssd_between import SumsInParts
 from nki_kernels.recurrent.ssd_heads import exponential
@@ -16,7 +17,7 @@ REPEATED = 3
 def load_aside(source):
     """A tile of rows from HBM, in another queue than what is needed at once."""
     tile = nl.ndarray(source.shape, dtype=source.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=tile, src=source, engine=nisa.engine.gpsimd)
+    transfer(tile, source, SCALAR)
     return tile
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.dma import SYNC, transfer
+
 
 class Held(nl.NKIObject):
     """The states of a sequence, [n, column], from its slot and back; `rounded` are they in the dtype of products."""
@@ -21,7 +23,7 @@ class Held(nl.NKIObject):
         self.wide = nl.ndarray((sizes.states, sizes.width), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=self.wide, value=0.0, engine=nisa.engine.gpsimd)
         source = columns_of_slot(self.state, self.read, sizes)
-        nisa.dma_copy(dst=self.wide, src=source, oob_mode=nisa.oob_mode.skip, engine=nisa.engine.gpsimd)
+        transfer(self.wide, source, SYNC, nisa.oob_mode.skip)
         self.rounded = self.wide
         if sizes.dtype != nl.float32:
             self.rounded = nl.ndarray(self.wide.shape, dtype=sizes.dtype, buffer=nl.sbuf)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.dma import SCALAR, SYNC, transfer
 from nki_kernels.recurrent.slots import load_row, row, slots_or_none
 from nki_kernels.recurrent.ssd_heads import by_head, in_heads
 from nki_kernels.recurrent.ssd_rows import Panel, Sequences, panels
@@ -121,20 +122,13 @@ class Unit(nl.NKIObject):
         self.held = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
         zeros = sequences.zero[0 : shape[0], :].broadcast(1, shape[1])
         nisa.activation(dst=self.held, op=nl.copy, data=zeros)
-        nisa.dma_copy(
-            dst=self.held,
-            src=self.in_slot("read"),
-            oob_mode=nisa.oob_mode.skip,
-            engine=nisa.engine.sync,
-        )
+        transfer(self.held, self.in_slot("read"), SYNC, nisa.oob_mode.skip)
 
     def line_up(self):
         """Bring what the sequence needs to one partition."""
         rows = self.panel.rows
         self.line = nl.ndarray((1, rows.shape[1]), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.dma_copy(
-            dst=self.line, src=rows[self.sequence : self.sequence + 1, :], engine=nisa.engine.gpsimd
-        )
+        transfer(self.line, rows[self.sequence : self.sequence + 1, :], SCALAR)
 
     def weights(self, group, side):
         """The weights of a group that write the state (side 0) or read it (side 1), [1, n]."""
@@ -190,7 +184,7 @@ class Unit(nl.NKIObject):
         part = self.held[:, left:right]
         nisa.tensor_tensor(dst=part, data1=part, data2=self.banks[number], op=nl.add)
         if number == len(self.panel.packs) - 1:
-            nisa.dma_copy(dst=self.in_slot("written"), src=self.held, engine=nisa.engine.sync)
+            transfer(self.in_slot("written"), self.held, SYNC)
 
     def read(self, number):
         """Read the columns of a pack; after the last one keep what was read, and finish the panel's last sequence."""

@@ -12,6 +12,7 @@ import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.tiles import PARTITIONS, blocks
 
 GROUPED_COLUMNS = 1024
@@ -155,15 +156,15 @@ def join(values, columns, found, places, span, first):
     """What is found in neighbouring chunks of `span` columns, beside each other; columns count from `first` on.
 
     found, places: [row * chunk, n], into values, columns: [row * group, n * chunks of a group], for any number of
-    groups of a row. They travel on GpSimd's queue: the queue that loads must not wait for a search.
+    groups of a row. They travel on the Scalar engine's queue: the queue of bulk loads must not wait for a search.
     """
     lanes, count = values.shape
     each = found.shape[1]
     offsets = nl.ndarray((lanes, count), dtype=nl.float32, buffer=nl.sbuf)
     nisa.iota(dst=offsets, pattern=[[span, count // each], [0, each]], offset=first)
     moved = nl.ndarray((lanes, count), dtype=places.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=values, src=found, engine=nisa.engine.gpsimd)
-    nisa.dma_copy(dst=moved, src=places, engine=nisa.engine.gpsimd)
+    transfer(values, found, SCALAR)
+    transfer(moved, places, SCALAR)
     nisa.tensor_tensor(dst=columns, data1=moved, data2=offsets, op=nl.add, engine=nisa.engine.gpsimd)
 
 

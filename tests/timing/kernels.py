@@ -105,7 +105,7 @@ def rmsnorm_swiglu(x, weight, gate, up):
             result = nl.ndarray((128, 512), dtype=nl.float32)
             nisa.activation(dst=result, op=nl.silu, data=sums[0])
             nisa.tensor_tensor(dst=result, data1=result, data2=sums[1], op=nl.multiply)
-            nisa.dma_copy(dst=out[m * 128 : (m + 1) * 128, columns], src=result, engine=nisa.engine.gpsimd)
+            nisa.dma_copy(dst=out[m * 128 : (m + 1) * 128, columns], src=result)
     return out
 
 

@@ -46,7 +46,7 @@ def _activated(out: Any, sums: Any, columns: Any) -> None:
     result = nl.ndarray((128, 512), dtype=nl.float32)
     nisa.activation(dst=result, op=nl.silu, data=sums[0])
     nisa.tensor_tensor(dst=result, data1=result, data2=sums[1], op=nl.multiply)
-    nisa.dma_copy(dst=out[:, columns], src=result, engine=nisa.engine.gpsimd)
+    nisa.dma_copy(dst=out[:, columns], src=result)
 
 
 def one_buffer(x, weight, gate, up):
