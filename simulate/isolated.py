@@ -35,7 +35,7 @@ def add_limits(command: argparse.ArgumentParser) -> None:
     """Add the options --time-limit and --memory-limit."""
     command.add_argument(
         "--time-limit",
-        type=_seconds,
+        type=positive_seconds,
         metavar="SECONDS",
         help="end a kernel by name after this time, each candidate of tune (default: 3600; none where stdin is a "
         "terminal)",
@@ -165,7 +165,8 @@ def _without_verdict(options: argparse.Namespace, reason: str) -> int:
     return NO_VERDICT
 
 
-def _seconds(text: str) -> float:
+def positive_seconds(text: str) -> float:
+    """Return the number of seconds that an option gives. Raises ArgumentTypeError for a number that is not positive."""
     try:
         seconds = float(text)
     except ValueError:

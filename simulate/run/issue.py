@@ -15,6 +15,7 @@ from simulate.isa.plan import Accumulate, Domain, Masked, Plan, Rendezvous
 from simulate.isa.template import Template
 from simulate.lines import location
 from simulate.memory import MemoryRegion, NkiTensor
+from simulate.memory.objects import VALUE_READS
 from simulate.memory.validity import ACCUMULATED, EMPTY, POISON, WRITTEN
 from simulate.run.definedness import (
     defined_registers,
@@ -154,7 +155,9 @@ def _issue(
             else:
                 core.rank.broken(poison)
     for observer in core.observers:
+        values_read = VALUE_READS.count
         observer.issuing(core, Issue(plan, reads, writes), operands)
+        VALUE_READS.count = values_read  # the kernel has not read what an observer reads
     poisoned = _poisoned(core, plan, reads, writes, blame, operands) if blame is not None else []
     stream = core.stream
     rendezvous_serial: int | None = None
@@ -199,7 +202,9 @@ def _issue(
     if not (dry or stream.depends_on_data):
         _note_dependence_on_data(stream, reads, writes)
     for observer in core.observers:
+        values_read = VALUE_READS.count
         observer.issued(core, Issue(plan, reads, writes), operands)
+        VALUE_READS.count = values_read
     return stream.append(template, reads, writes, line, rendezvous_serial)
 
 

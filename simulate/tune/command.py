@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from simulate.child import ending_after, is_child, user_output
 from simulate.errors import InvalidArgument, NkwError, NoVerdict
 from simulate.files import Outputs, json_document
-from simulate.isolated import NO_VERDICT, without_verdict
+from simulate.isolated import NO_VERDICT, positive_seconds, without_verdict
 from simulate.kernel_by_name import files_read, names_a_kernel
 from simulate.process import remembering_interrupts
 from simulate.profile.numbers import us
@@ -46,7 +46,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"candidates to try (default: {_TRIALS}; with --seconds as many as it takes)",
     )
-    command.add_argument("--seconds", type=_seconds, metavar="N", help="end the search after so many seconds")
+    command.add_argument(
+        "--seconds", type=positive_seconds, metavar="N", help="end the search after so many seconds"
+    )
     command.add_argument(
         "--jobs", type=_count, metavar="N", help="processes that measure (default: one per processor)"
     )
@@ -207,13 +209,3 @@ def _number(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
         raise argparse.ArgumentTypeError(f"{text!r:.40} is no seed; give 0 or more")
     return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < 1e7:
-        raise argparse.ArgumentTypeError(f"{text!r:.40} is no number of seconds; give more than 0")
-    return seconds

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import simulate
+from simulate.check import gathered
 from simulate.cli import main
 from simulate.memory import Storage
 from simulate.replay import Program, ReplayCache, ReplayMismatch, ReplayOptions, why_not_replayed
@@ -759,4 +760,7 @@ def test_a_kernel_that_reads_no_values_says_so() -> None:
         nisa.dma_copy(dst=x, src=tile)
         return x
 
-    assert not simulate.launch(scaled_copy, [((np.ones((4, 4), np.float32),), {})]).reads_values
+    given = [((np.ones((4, 4), np.float32),), {})]
+    assert not simulate.launch(scaled_copy, given).reads_values
+    with gathered():  # detectors read values, and the kernel does not
+        assert not simulate.launch(scaled_copy, given).reads_values
