@@ -45,12 +45,12 @@ def text_bound(tokenizer_json: str) -> tuple[int, bool] | None:
         return None
     longest = max(len(text) if is_byte_level else len(text.encode(errors="replace")) for text in vocabulary)
     added = parts["added_tokens"]
-    normalizer = tokenizers.Tokenizer.from_str(tokenizer_json).normalizer
-    for token in added:
-        texts = [token["content"]]
-        if token["normalized"] and normalizer is not None:
-            texts.append(normalizer.normalize_str(token["content"]))
-        longest = max(longest, *(len(text.encode(errors="replace")) for text in texts))
+    texts = [token["content"] for token in added]
+    normalized = [token["content"] for token in added if token["normalized"]]
+    if parts["normalizer"] is not None and normalized:
+        normalizer = tokenizers.Tokenizer.from_str(tokenizer_json).normalizer
+        texts += [normalizer.normalize_str(text) for text in normalized]
+    longest = max([longest, *(len(text.encode(errors="replace")) for text in texts)])
     return longest * shrinks, any(token["lstrip"] or token["rstrip"] for token in added)
 
 

@@ -57,7 +57,10 @@ def abandoned(served: Served, path: str, body: dict[str, Any]) -> socket.socket:
 
 def pool_of(served: Served) -> Any:
     """The pool of a server's job processes."""
-    return served.server.config.app.app.state.service.texts._pool
+    application = served.server.config.app
+    while not hasattr(application, "state"):
+        application = application.app
+    return application.state.service.texts._pool
 
 
 def is_idle(served: Served) -> bool:
