@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+_PROGRESS = re.compile(r"^(prompt: layer|launches:) \d+ of \d+( done)?\n", re.MULTILINE)
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def remove_progress(errors: str) -> str:
+    """Return what a command wrote to stderr without lines of progress, which appear on a loaded machine alone."""
+    return _PROGRESS.sub("", errors)
 
 
 def started(*words: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:

@@ -205,7 +205,7 @@ def test_a_browser_shows_every_section_without_an_error(tmp_path: Path) -> None:
         f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=3000", "--enable-logging=stderr",
         "--dump-dom", f"{file.as_uri()}#l=1&a=100&b=2000&e=2",
     ]  # fmt: skip
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "CONSOLE" not in ran.stderr, ran.stderr
     found = re.findall(r'<section id="([\w-]+)"(?: hidden="")?>(.*?)</section>', ran.stdout, re.DOTALL)
     sections = dict(found)
@@ -251,7 +251,7 @@ def test_the_timeline_zooms_about_the_pointer_and_explains_what_is_under_it(tmp_
         str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
         f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=3000", "--dump-dom", file.as_uri(),
     ]  # fmt: skip
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
     found = re.search(r'<pre id="driven">(.*?)</pre>', ran.stdout, re.DOTALL)
     assert found, ran.stderr
     driven = json.loads(unescape(found[1]))
@@ -286,7 +286,7 @@ def test_a_narrow_page_does_not_overflow_and_lists_no_stretch_twice(tmp_path: Pa
         "--disable-background-networking", "--disable-component-update", "--window-size=600,900",
         f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=3000", "--dump-dom", file.as_uri(),
     ]  # fmt: skip
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
     found = re.search(r'<pre id="driven">(.*?)</pre>', ran.stdout, re.DOTALL)
     assert found, ran.stderr
     driven = json.loads(unescape(found[1]))

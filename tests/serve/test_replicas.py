@@ -18,7 +18,7 @@ from model import LLM, SamplingParams
 from model.cli import main
 from tests.interruptible import started
 from tests.serve.conftest import MODEL, Reached, Served
-from tests.serve.test_ends import LONG, long_stream, wait_until
+from tests.serve.test_ends import LONG, long_stream, wait_until, whole_answer_awaited
 
 openai = pytest.importorskip("openai", reason="openai is an extra of development (dev)")
 
@@ -187,9 +187,8 @@ def test_client_that_leaves_frees_the_pages_of_its_replica(replicas: Replicas, w
     stays = long_stream(replicas.client())
     (home,) = [number for number, each in replicas.numbers("nkw_num_requests_running").items() if each]
     if whole:
-        given = {name: value for name, value in LONG.items() if name != "ignore_eos"}
-        with pytest.raises(openai.APITimeoutError):
-            replicas.client(timeout=0.5).completions.create(extra_body={"ignore_eos": True}, **given)
+        with whole_answer_awaited(replicas):
+            wait_until(lambda: all(replicas.numbers("nkw_kv_cache_usage_perc").values()))
     else:
         leaves = long_stream(replicas.client())
         assert all(replicas.numbers("nkw_kv_cache_usage_perc").values())

@@ -16,11 +16,13 @@ from unicodedata import east_asian_width
 
 import pytest
 
+from model.generate.command import prompt_progress
 from simulate.kernel_by_name import InstructionCount, launch_by_name
 from simulate.parts import Hanging, Name, Noted, shortened, table
 from simulate.run.launch import Launch
 from simulate.run.observers import Observer, observing
 from simulate.terminal import progress, rendered, working
+from tests.interruptible import remove_progress
 
 SCRIPT = """
 import numpy as np
@@ -159,7 +161,7 @@ print("done")
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment(), capture_output=True, text=True, check=False
     )
-    assert (done.stdout, done.stderr) == ("done\n", "")
+    assert (done.stdout, remove_progress(done.stderr)) == ("done\n", "")
 
 
 def test_without_a_terminal_progress_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,6 +170,18 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(capsys: pytest.Captu
     assert list(progress(range(3), "launches", every=1e9)) == [0, 1, 2]
     assert list(progress(range(1), "launches", every=0)) == [0]
     assert capsys.readouterr() == ("", "")
+
+
+def test_lines_of_progress_are_known_to_tests_that_expect_other_lines(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert list(progress(range(2), "launches", every=0)) == [0, 1]
+    show = prompt_progress(every=0)
+    for done in range(1, 4):
+        show(done, 3)
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 5
+    assert remove_progress(f"{errors}error: one\n{errors}") == "error: one\n"
 
 
 def test_work_of_unknown_length_says_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:

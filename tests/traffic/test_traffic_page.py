@@ -111,7 +111,7 @@ def test_a_browser_shows_every_chart_without_scrolling_sideways(
         "--window-size=1300,1000", f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr",
         "--dump-dom", file.as_uri(),
     ]  # fmt: skip
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "CONSOLE" not in ran.stderr, ran.stderr
     found = re.search(r"(\{\"page\".*?\})\.end", ran.stdout)
     assert found, ran.stderr
