@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from simulate.isa.enums import ReduceCmd
 from simulate.isa.shapes import unchanged
 from simulate.isa.template import Template
 from simulate.memory import MemoryRegion
@@ -30,6 +31,8 @@ class Flow:
 
     producers: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     overwritten: list[tuple[Write, int, Access]] = field(default_factory=list)
+    unread_writes: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    """By event, the number of its writes that nothing reads: overwritten before, or there to the end."""
     read_sources: set[tuple[int, str]] = field(default_factory=set)
     """Lines and instructions of which some event writes what another event reads."""
 
@@ -64,6 +67,9 @@ def follow(stream: Stream, accesses: list[tuple[Access, ...]]) -> Flow:
                 current[access.tensor] = _remaining(flow, current[access.tensor], exact, event, access)
             if box is not None:
                 current[access.tensor].append(Write(event, access, box))
+    for writes in current.values():
+        for write in writes:
+            flow.unread_writes[write.event] += not write.is_read
     return flow
 
 
@@ -87,6 +93,7 @@ def _remaining(flow: Flow, writes: list[Write], exact: Box, event: int, access: 
         if contains(exact, write.left):
             if not write.is_read:
                 flow.overwritten.append((write, event, access))
+                flow.unread_writes[write.event] += 1
             continue
         write.left = _cut(write.left, exact)
         kept.append(write)
@@ -114,6 +121,9 @@ def _cut(box: Box, exact: Box) -> Box:
 def has_other_effects(stream: Stream, event: int) -> bool:
     """Return whether an event changes more than tiles: registers, generators, other cores, HBM."""
     plan = stream.template(event).plan
+    registers = plan.registers
+    if registers is not None and registers.command is ReduceCmd.reset_reduce and registers.read_out:
+        return False  # what it leaves in the registers is in its result as well
     return plan.state is not None or plan.rendezvous is not None
 
 

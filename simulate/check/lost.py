@@ -7,11 +7,10 @@ loses nothing where it is overwritten.
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 from simulate.check.evidence import CoreEvidence, Evidence
 from simulate.check.findings import Finding, Severity, found, kind, touch
 from simulate.check.flow import Flow, find_live, has_other_effects, is_move
+from simulate.isa.enums import ReduceCmd
 from simulate.run import Launch
 from simulate.run.stream import READ, Access, Stream
 
@@ -38,15 +37,12 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
 
 
 def _overwritten(stream: Stream, flow: Flow, live: set[int]) -> list[Finding]:
-    lost: dict[int, int] = defaultdict(int)  # by event, its writes that were overwritten unread
-    for write, _, _ in flow.overwritten:
-        lost[write.event] += 1
     used_lines = {stream.line_ids[event] for event in live}
     findings: list[Finding] = []
     said: set[int] = set()
     for write, event, access in flow.overwritten:
         line = stream.line_ids[event]
-        if line in said or lost[write.event] < len(stream.template(write.event).writes):
+        if line in said or flow.unread_writes[write.event] < len(stream.template(write.event).writes):
             continue
         if not _is_lost(stream, flow, live, write.event, event, used_lines):
             continue
@@ -72,6 +68,15 @@ def _is_lost(
     one, other = stream.template(first), stream.template(second)
     if not one.plan.reads or has_other_effects(stream, first):
         return False
+    registers = other.plan.registers
+    if (
+        one.plan.registers is not None
+        and registers is not None
+        and registers.command is not ReduceCmd.reset_reduce
+    ):
+        return False  # the accumulator registers carry the first result on to the second
+    if one.plan.effects.copies and not other.plan.effects.copies:
+        return False  # a load that is not needed: its source is still in HBM
     copies = one.plan.effects.copies and other.plan.effects.copies
     sums = one.plan.effects.sums_products and other.plan.effects.sums_products
     if sums or (copies and one.operands[one.writes[0]].layout is other.operands[other.writes[0]].layout):

@@ -11,7 +11,7 @@ import numpy as np
 from simulate.check.notes import Note
 from simulate.isa import propagation
 from simulate.isa.enums import Engine
-from simulate.isa.plan import Domain, Plan
+from simulate.isa.plan import Contraction, Domain, Plan
 from simulate.memory import NkiTensor
 from simulate.numerics.quiet import quiet
 from simulate.run.execute import rounded
@@ -23,6 +23,7 @@ EXACT_INTEGERS = 2**24
 _EXACT_UP_TO = {"bfloat16": 2**8, "float16": 2**11, "float8_e4m3": 2**4, "float8_e5m2": 2**3}
 """By dtype, the magnitude up to which it contains every integer."""
 
+_NEAR_SUM = 1e-3  # float32 sums of fewer than thousands of elements are closer to the exact one
 _WRAPS = {"sum": np.add, "difference": np.subtract, "product": np.multiply}
 
 
@@ -54,6 +55,17 @@ class Integers:
         return bool(reads) and all(
             tile.dtype.is_integer or tile.storage.serial in self._lineage for tile in reads
         )
+
+    def lost_by_sum(self, plan: Plan, tile: NkiTensor) -> int:
+        """Return how many results are nearly, and not exactly, the integer sum of the trailing elements."""
+        if plan.effects.contraction is not Contraction.columns or self.kept is None or len(self.kept) != 1:
+            return 0
+        if self.kept[0].size % tile.size:
+            return 0
+        sums = self.kept[0].astype(np.int64).reshape(tile.size, -1).sum(axis=1)
+        result = tile.array.astype(np.float64).reshape(-1)
+        near = np.abs(sums - result) <= np.abs(sums) * _NEAR_SUM
+        return int((sums != result).sum()) if near.all() else 0
 
     def follow(self, issue: Issue) -> None:
         """Note whether the results of an instruction are integers that float dtypes contain."""

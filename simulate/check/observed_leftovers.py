@@ -66,7 +66,7 @@ class Leftovers:
                 if self._is_joined(plan, writes, number, leftover, reads, operands):
                     self.reads.append(StaleRead(event, tile.storage.serial, leftover))
                 else:
-                    self._carry(plan, tile, box, writes, leftover)
+                    self._carry(plan, number, tile, box, writes, leftover)
 
     def after(self, event: int, line: Line, issue: Issue, is_masked: bool) -> None:
         """Observe which leftovers a result covers, leaves or receives."""
@@ -137,7 +137,13 @@ class Leftovers:
         return all(_has_nonzero_rows(operand, reads[number], first, end) for operand in operands)
 
     def _carry(
-        self, plan: Plan, tile: NkiTensor, box: Box, writes: Sequence[NkiTensor], leftover: Leftover
+        self,
+        plan: Plan,
+        number: int,
+        tile: NkiTensor,
+        box: Box,
+        writes: Sequence[NkiTensor],
+        leftover: Leftover,
     ) -> None:
         """Carry a leftover over to results, where rows stay rows, or where elements keep their order."""
         for result in writes:
@@ -145,7 +151,11 @@ class Leftovers:
             if target is None or not result.buffer.on_chip:
                 continue
             moved = None
-            if plan.propagate is propagation.transposed:
+            product = plan.effects.contraction is Contraction.products and len(plan.reads) == 2
+            if product and leftover.axis != _ROWS and number == 1:
+                if len(box) == len(target) == 2:
+                    moved = _shifted(box, target, leftover, 1, tile.dtype.itemsize, result.dtype.itemsize)
+            elif plan.propagate is propagation.transposed or (product and leftover.axis != _ROWS):
                 moved = _transposed(tile, box, result, target, leftover)
             elif leftover.axis == _ROWS and result.shape[0] == tile.shape[0]:
                 if plan.effects.contraction is not Contraction.products:

@@ -266,9 +266,11 @@ def _is_constant(plan: Plan, number: int, tile: NkiTensor, operands: Sequence[An
     if plan.state is not None or plan.rendezvous is not None:
         return False
     try:
-        ones = [np.ones_like(np.asarray(operand)) for operand in operands]
-        result = plan.compute(*ones)[number]
-        values = rounded(tile, np.asarray(getattr(result, "values", result)).reshape(tile.shape))
+        for constant in (np.zeros_like, np.ones_like):
+            result = plan.compute(*[constant(np.asarray(operand)) for operand in operands])[number]
+            values = rounded(tile, np.asarray(getattr(result, "values", result)).reshape(tile.shape))
+            if np.isfinite(values.astype(np.float32)).all():
+                return False
     except (ValueError, IndexError, TypeError, AttributeError):
         return False
-    return not bool(np.isfinite(values.astype(np.float32)).all())
+    return True

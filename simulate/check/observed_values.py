@@ -154,6 +154,7 @@ class Values:
                 limits = np.iinfo(tile.array.dtype)
                 held = np.clip(held, limits.min, limits.max).astype(np.int64)
             lost = int((held != tile.array.astype(held.dtype).reshape(held.shape)).sum())
+            lost = lost or self.integers.lost_by_sum(plan, tile)
             if lost:
                 seen = f"{lost} of {tile.size} results above {EXACT_INTEGERS} lose bits as float32"
                 self.large_integers.append(Note(event, tile.storage.serial, seen))

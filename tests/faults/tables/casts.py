@@ -172,3 +172,16 @@ def overflow_beside_a_sum(x, sick):
         dst=out, op=nl.copy, data=nl.load(x), reduce_op=nl.add, reduce_res=total, scale=16.0 if sick else 8.0
     )
     return copied_out(out)
+
+
+@fault(
+    "NKW-INT-FLOAT32",
+    ramp(4, 8, dtype=np.int32) + 2**22,
+    answer=lambda x: x[:, 0:2].sum(1, keepdims=True, dtype=np.int32),
+)
+def sum_of_large_counts(x, sick):
+    """The sum of a row of integers passes 2**24 in the float32 of a reduction."""
+    total = nl.ndarray((4, 1), dtype=nl.int32)
+    tile = nl.load(x)
+    nisa.tensor_reduce(dst=total, data=tile[:, 0 : 7 if sick else 2], op=nl.add, axis=1)  # blamed
+    return copied_out(total)

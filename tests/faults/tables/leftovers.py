@@ -74,3 +74,20 @@ def old_rows_stored(a, sick):
             raised = raised[0:rows]
         nisa.dma_copy(dst=out[first : first + raised.shape[0]], src=raised)  # blamed
     return out
+
+
+@fault("NKW-STALE", ramp(4, 12), answer=lambda a: np.array([[a[:, 0:8].sum(0).max(), a[:, 8:].sum(0).max()]]))
+def columns_of_a_product(a, sick):
+    """The old columns of a tile become columns of a product, whose maximum covers them."""
+    tile, ones = nl.ndarray((4, 8), dtype=nl.float32), nl.full((4, 1), 1.0, dtype=nl.float32)
+    most = nl.ndarray((1, 2), dtype=nl.float32)
+    for block in range(2):
+        columns = min(8, 12 - block * 8)
+        nisa.dma_copy(dst=tile[:, 0:columns], src=a[:, block * 8 : block * 8 + columns])
+        sums = nl.ndarray((1, 8), dtype=nl.float32, buffer=nl.psum)
+        nisa.nc_matmul(dst=sums, stationary=ones, moving=tile)
+        used = 8 if sick else columns
+        nisa.tensor_reduce(  # blamed
+            dst=most[:, block : block + 1], data=sums[:, 0:used], op=nl.maximum, axis=1
+        )
+    return copied_out(most)

@@ -160,3 +160,20 @@ def pages_with_one_table(x, first, second, sick):
     if sick:
         nisa.dma_copy(dst=out[4:8], src=nl.load(x[nl.load(second).shape[0] - 4 :]))
     return out
+
+
+@fault("NKW-LOST", ramp(4, 3, 8), answer=lambda x: (x * x).sum(2))
+def sums_of_heads_in_one_column(x, sick):
+    """An activation that also sums its row writes the sums of all heads to one column."""
+    tile, sums = nl.load(x), nl.zeros((4, 3), dtype=nl.float32)
+    for head in range(3):
+        column = 0 if sick else head
+        squares = nl.ndarray((4, 8), dtype=nl.float32)
+        nisa.activation_reduce(  # blamed
+            dst=squares,
+            op=nl.square,
+            data=tile[:, head],
+            reduce_op=nl.add,
+            reduce_res=sums[:, column : column + 1],
+        )
+    return copied_out(sums)
