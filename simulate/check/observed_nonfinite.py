@@ -74,6 +74,7 @@ class NonFinite:
         self.arrivals: list[Arrival] = []
         self._origins: dict[_Key, _Origins] = {}  # per byte of a tensor; absent where all of it is finite
         self._known: set[_Key] = set()
+        self._arguments: list[tuple[int, NkiTensor]] = []  # with their ranks
         self._operands: dict[_Key, list[_Operand | None]] = {}  # of the running instruction of a core
         self._exchanged: set[int] = set()  # origins that entered a rendezvous
 
@@ -117,8 +118,11 @@ class NonFinite:
             self._put(key, tile, origins)
 
     def ended(self, returned: Iterable[tuple[int, NkiTensor]]) -> None:
-        """Note which births reach a returned tensor."""
-        for rank, tensor in returned:
+        """Note which births reach a returned tensor or an argument that was written."""
+        outputs = list(returned)
+        named = {(rank, tensor.storage.serial) for rank, tensor in outputs}
+        outputs += [each for each in self._arguments if (each[0], each[1].storage.serial) not in named]
+        for rank, tensor in outputs:
             kept = self._operand(rank, tensor)
             if kept is None:
                 continue
@@ -133,6 +137,8 @@ class NonFinite:
         if key in self._known:
             return
         self._known.add(key)
+        if storage.host is not None:
+            self._arguments.append((rank, NkiTensor.over(storage.shape, storage.dtype, storage)))
         if storage.validity.uniform == 0 or not storage.dtype.is_float or storage.dtype.is_packed:
             return
         whole = NkiTensor.over(storage.shape, storage.dtype, storage)

@@ -1,0 +1,183 @@
+"""Right kernels that look like wrong ones: detectors of values and of lost results are silent on them."""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+import pytest
+
+from tests.check.launched import codes
+from tests.faults.data import copied_out, ramp
+
+INF = float("inf")
+
+
+def test_an_infinity_that_a_reciprocal_absorbs_is_silent() -> None:
+    """1 / (1 + exp(-x)) is right where exp(-x) overflows."""
+
+    def kernel(x):
+        tile = nl.load(x)
+        nisa.activation(dst=tile, op=nl.exp, data=tile, scale=-1.0)
+        nisa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=1.0)
+        nisa.reciprocal(dst=tile, data=tile)
+        return copied_out(tile)
+
+    assert codes(kernel, np.float32(10) * (ramp(4, 8) - 15)) == []
+
+
+@pytest.mark.parametrize("fill", ["memset", "affine_select", "added"])
+def test_a_softmax_masked_with_infinities_is_silent(fill: str) -> None:
+    def kernel(x, mask):
+        tile, scores = nl.load(x), nl.full((4, 8), -INF, dtype=nl.float32)
+        if fill == "memset":
+            keep = nl.ndarray((4, 8), dtype=nl.uint8)
+            nisa.tensor_scalar(dst=keep, data=nl.load(mask), op0=nl.equal, operand0=0.0)
+            nisa.tensor_copy_predicated(dst=scores, src=tile, predicate=keep)
+        elif fill == "affine_select":
+            nisa.affine_select(
+                dst=scores,
+                pattern=[[-1, 8]],
+                channel_multiplier=1,
+                on_true_tile=tile,
+                on_false_value=-INF,
+                cmp_op=nl.greater_equal,
+            )
+        else:
+            nisa.tensor_tensor(dst=scores, data1=tile, data2=nl.load(mask), op=nl.add)
+        most, total = nl.ndarray((4, 1), dtype=nl.float32), nl.ndarray((4, 1), dtype=nl.float32)
+        nisa.tensor_reduce(dst=most, data=scores, op=nl.maximum, axis=1, negate=True)
+        nisa.activation_reduce(
+            dst=scores, op=nl.exp, data=scores, bias=most, reduce_op=nl.add, reduce_res=total
+        )
+        nisa.reciprocal(dst=total, data=total)
+        nisa.tensor_scalar(dst=scores, data=scores, op0=nl.multiply, operand0=total)
+        return copied_out(scores)
+
+    mask = np.where(np.tri(4, 8), 0, -INF).astype(np.float32)
+    found = codes(kernel, ramp(4, 8), mask)
+    assert found == (["NKW-INPUT-UNUSED"] if fill == "affine_select" else [])
+
+
+@pytest.mark.parametrize(("value", "expected"), [(np.nan, []), (INF, []), (0.0, ["NKW-NONFINITE"])])
+def test_values_of_the_inputs_are_no_births(value: float, expected: list[str]) -> None:
+    def kernel(x, y):
+        tile = nl.load(x)
+        nisa.reciprocal(dst=tile, data=tile)
+        nisa.tensor_tensor(dst=tile, data1=tile, data2=nl.load(y), op=nl.add)
+        return copied_out(tile)
+
+    x, y = ramp(4, 8) + 1, ramp(4, 8)
+    if value == 0.0:
+        x[1, 2] = 0
+    else:
+        y[1, 2] = value
+    assert codes(kernel, x, y) == expected
+
+
+def test_a_guarded_division_is_silent() -> None:
+    """The reciprocal of 0 is replaced by 0 before it reaches an output."""
+
+    def kernel(x):
+        tile, inverse = nl.load(x), nl.zeros((4, 8), dtype=nl.float32)
+        flags, quotient = nl.ndarray((4, 8), dtype=nl.uint8), nl.ndarray((4, 8), dtype=nl.float32)
+        nisa.tensor_scalar(dst=flags, data=tile, op0=nl.not_equal, operand0=0.0)
+        nisa.reciprocal(dst=quotient, data=tile)
+        nisa.tensor_copy_predicated(dst=inverse, src=quotient, predicate=flags)
+        return copied_out(inverse)
+
+    assert codes(kernel, ramp(4, 8)) == []
+
+
+def test_rows_that_were_never_filled_are_no_births() -> None:
+    def kernel(x):
+        tile, out = nl.ndarray((8, 4), dtype=nl.float32), nl.ndarray((8, 4), dtype=nl.float32)
+        nisa.dma_copy(dst=tile[0:4], src=x)
+        nisa.activation(dst=out, op=nl.exp, data=tile)
+        nisa.reciprocal(dst=out, data=out)
+        return copied_out(out[0:4])
+
+    assert codes(kernel, ramp(4, 4)) == []
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_the_last_round_of_a_running_maximum_may_prepare_a_next_one(blocks: int) -> None:
+    """A flash softmax copies its new maximum to the old one in each round, and clears it for each row block."""
+
+    def kernel(x):
+        out = nl.ndarray((8, 1), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
+        old, new, part = (nl.ndarray((4, 1), dtype=nl.float32) for _ in range(3))
+        total, scale = nl.ndarray((4, 1), dtype=nl.float32), nl.ndarray((4, 1), dtype=nl.float32)
+        width = 12 // blocks
+        for rows in range(2):
+            nisa.memset(old, value=-3e38)
+            nisa.memset(total, value=0.0)
+            for block in range(blocks):
+                tile = nl.load(x[rows * 4 : rows * 4 + 4, block * width : block * width + width])
+                nisa.tensor_reduce(dst=part, data=tile, op=nl.maximum, axis=1)
+                nisa.tensor_tensor(dst=new, data1=old, data2=part, op=nl.maximum)
+                nisa.tensor_tensor(dst=scale, data1=old, data2=new, op=nl.subtract)
+                nisa.activation(dst=scale, op=nl.exp, data=scale)
+                nisa.tensor_tensor(dst=total, data1=total, data2=scale, op=nl.multiply)
+                nisa.tensor_scalar(dst=tile, data=tile, op0=nl.subtract, operand0=new)
+                nisa.activation_reduce(dst=tile, op=nl.exp, data=tile, reduce_op=nl.add, reduce_res=part)
+                nisa.tensor_tensor(dst=total, data1=total, data2=part, op=nl.add)
+                nisa.tensor_copy(dst=old, src=new)
+            nisa.dma_copy(dst=out[rows * 4 : rows * 4 + 4], src=total)
+        return out
+
+    assert codes(kernel, ramp(8, 12)) == []
+
+
+@pytest.mark.parametrize("patch", ["copy", "zeros", "equal"])
+def test_a_store_over_a_copy_a_constant_or_equal_rows_is_silent(patch: str) -> None:
+    def kernel(x, row):
+        out = nl.ndarray((8, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
+        tile = nl.load(x)
+        if patch == "copy":
+            nisa.dma_copy(dst=out, src=tile)
+        elif patch == "zeros":
+            nisa.dma_copy(dst=out, src=nl.zeros((8, 4), dtype=nl.float32))
+        doubled = nl.ndarray((8, 4), dtype=nl.float32)
+        nisa.tensor_tensor(dst=doubled, data1=tile, data2=tile, op=nl.add)
+        if patch == "equal":
+            nisa.dma_copy(dst=out[0:6], src=doubled[0:6])
+            nisa.dma_copy(dst=out[4:8], src=doubled[4:8])
+        else:
+            nisa.dma_copy(dst=out[3:4], src=nl.load(row))
+        return out, copied_out(doubled)
+
+    assert codes(kernel, ramp(8, 4), ramp(1, 4) + 7) == (["NKW-INPUT-UNUSED"] if patch == "equal" else [])
+
+
+def test_a_result_in_place_and_a_column_of_the_tile_do_not_collide() -> None:
+    def kernel(x):
+        tile = nl.load(x)
+        nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=tile[:, 0:1])
+        nisa.tensor_reduce(dst=tile[:, 0:1], data=tile, op=nl.add, axis=1)
+        nisa.tensor_copy(dst=tile[:, 4:8], src=tile[:, 0:4])
+        return copied_out(tile)
+
+    assert codes(kernel, ramp(4, 8)) == []
+
+
+@pytest.mark.parametrize(("top", "expected"), [(127.4, []), (127.5, ["NKW-INT-SATURATED"]), (-128.5, [])])
+def test_saturation_begins_where_rounding_leaves_the_range(top: float, expected: list[str]) -> None:
+    """127.5 rounds to 128, and -128.5 to -128: ties go to the even integer."""
+
+    def kernel(x):
+        small = nl.ndarray((4, 8), dtype=nl.int8)
+        nisa.tensor_copy(dst=small, src=nl.load(x))
+        return copied_out(small)
+
+    assert codes(kernel, np.full((4, 8), top, np.float32)) == expected
+
+
+@pytest.mark.parametrize(("value", "expected"), [(2**30 - 1, []), (2**30, ["NKW-INT-WRAPPED"])])
+def test_a_sum_of_integers_wraps_above_31_bits(value: int, expected: list[str]) -> None:
+    def kernel(x):
+        tile = nl.load(x)
+        nisa.tensor_tensor(dst=tile, data1=tile, data2=tile, op=nl.add)
+        return copied_out(tile)
+
+    assert codes(kernel, np.full((4, 8), value, np.int32)) == expected
