@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulate.check.evidence import Evidence
+from simulate.check.evidence import CoreEvidence, Evidence
 from simulate.check.findings import Finding, Severity, found, kind, touch
 from simulate.check.flow import ON_CHIP, Flow, find_live, has_other_effects, is_move, source_of
 from simulate.run import Launch
@@ -19,19 +19,19 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
     """Return one finding for each line whose results nothing reads, core by core."""
     findings: list[Finding] = []
     for stream in launch.streams:
-        seen = evidence.of(stream)
-        live = find_live(stream, seen.accesses, seen.flow)
-        findings += _unused(stream, seen.accesses, seen.flow, live)
+        findings += _unused(stream, evidence.of(stream))
     return findings
 
 
-def _unused(stream: Stream, accesses: list[tuple[Access, ...]], flow: Flow, live: set[int]) -> list[Finding]:
+def _unused(stream: Stream, seen: CoreEvidence) -> list[Finding]:
     """Return findings for computed results that nothing reads and that an output should contain.
 
     Kernels with variants compute results that one variant does not need. So a result counts only if an input reaches
-    no output because of it, or if its operand of the same shape and dtype is stored in its place. A result of a line
-    that computes a used one in another round counts never.
+    no output because of it, if its operand of the same shape and dtype is stored in its place, or if it changes a tile
+    that was stored before. A result of a line that computes a used one in another round counts never.
     """
+    accesses, flow = seen.accesses, seen.flow
+    live = find_live(stream, accesses, flow)
     without_effect = _without_effect(stream, accesses, live)
     findings: list[Finding] = []
     said: set[int] = set()
@@ -50,9 +50,8 @@ def _unused(stream: Stream, accesses: list[tuple[Access, ...]], flow: Flow, live
         on_chip = all(stream.tensors[access.tensor].buffer in ON_CHIP for access in writes)
         if not on_chip or template.plan.effects.copies or has_other_effects(stream, event):
             continue
-        if not _reads_any(flow, accesses, event, without_effect) and not _is_replaced(
-            stream, accesses, event
-        ):
+        needed = _reads_any(flow, accesses, event, without_effect)
+        if not (needed or _is_replaced(stream, accesses, event) or _follows_store(stream, accesses, event)):
             continue
         said.add(line)
         record = stream.tensors[writes[0].tensor]
@@ -112,3 +111,19 @@ def _is_replaced(stream: Stream, accesses: list[tuple[Access, ...]], event: int)
                 return True
             sources.update(written)
     return False
+
+
+def _follows_store(stream: Stream, accesses: list[tuple[Access, ...]], event: int) -> bool:
+    """Return whether an instruction changes a tile in place that a DMA has stored to HBM before."""
+    changed = {access.tensor for access in accesses[event] if access.kind != READ}
+    changed &= {access.tensor for access in accesses[event] if access.kind == READ}
+    return any(
+        stream.effects(earlier).copies
+        and any(access.kind == READ and access.tensor in changed for access in accesses[earlier])
+        and any(
+            access.kind != READ and stream.tensors[access.tensor].buffer not in ON_CHIP
+            for access in accesses[earlier]
+        )
+        for earlier in range(event)
+        if changed
+    )

@@ -177,3 +177,17 @@ def sums_of_heads_in_one_column(x, sick):
             reduce_res=sums[:, column : column + 1],
         )
     return copied_out(sums)
+
+
+@fault("NKW-RESULT-UNUSED", ramp(8, 4), answer=lambda x: np.maximum(x - 9, 0))
+def changed_after_the_store(x, sick):
+    """The tile is stored before its last step."""
+    out = nl.ndarray((8, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
+    tile = nl.load(x)
+    nisa.tensor_scalar(dst=tile, data=tile, op0=nl.subtract, operand0=9.0)
+    if sick:
+        nisa.dma_copy(dst=out, src=tile)
+    nisa.activation(dst=tile, op=nl.relu, data=tile)  # blamed
+    if not sick:
+        nisa.dma_copy(dst=out, src=tile)
+    return out
