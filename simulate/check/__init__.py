@@ -15,7 +15,7 @@ from typing import Any
 
 from simulate.check.deadlocks import explain
 from simulate.check.evidence import Evidence
-from simulate.check.findings import KINDS, Finding, Severity, from_error, in_order, text
+from simulate.check.findings import KINDS, Finding, Severity, fails_a_check, from_error, in_order, text
 from simulate.check.formats import Format, render
 from simulate.check.gather import Gatherer, gathered
 from simulate.errors import Deadlock, NkwError, RendezvousMismatch
@@ -96,6 +96,7 @@ __all__ = [
     "Severity",
     "detect",
     "examine",
+    "fails_a_check",
     "finding_of",
     "findings_of",
     "gathered",

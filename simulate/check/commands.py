@@ -13,7 +13,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from simulate.check import Finding, Format, Gatherer, Severity, findings_of, gathered, in_order, render
+from simulate.check import (
+    Finding,
+    Format,
+    Gatherer,
+    Severity,
+    fails_a_check,
+    findings_of,
+    gathered,
+    in_order,
+    render,
+)
 from simulate.check.findings import from_error
 from simulate.check.formats import plain
 from simulate.check.lint import findings_in, lint_launched, source_of
@@ -103,7 +113,10 @@ def _checked(
         # Under the rules of the vendor's simulator warnings do not fail a script that is written against it.
         tolerant = Rules.of() is Rules.simulator
         status = int(
-            any(each.severity is Severity.error or not (tolerant or each in advice) for each in kept)
+            any(
+                each.severity is Severity.error if each in advice else fails_a_check(each, tolerant)
+                for each in kept
+            )
         )
     if failed:
         contents.update(outcome="partial" if seen.launches or seen.errors else "none", reason=failed)

@@ -24,16 +24,18 @@ class FindingKind:
     code: str
     severity: Severity
     sentence: str
+    is_expected: bool = False
+    """Whether kernels that are right get it as well, so that its warning does not make a check fail."""
 
 
 KINDS: dict[str, FindingKind] = {}
 """Every code that a detector or a lint rule can report; `explain` prints from it."""
 
 
-def kind(code: str, severity: Severity, sentence: str) -> FindingKind:
+def kind(code: str, severity: Severity, sentence: str, is_expected: bool = False) -> FindingKind:
     """Register a kind of finding of a detector or a lint rule."""
     assert code not in KINDS, f"code {code} is used twice"
-    made = KINDS[code] = FindingKind(code, severity, sentence)
+    made = KINDS[code] = FindingKind(code, severity, sentence, is_expected)
     return made
 
 
@@ -116,6 +118,16 @@ class Finding:
         """The tensors of the accesses with the lines that allocated them, each once; arguments have none."""
         made = {(each.tensor, each.allocated) for each in self.touches}
         return sorted([(tensor, place) for tensor, place in made if place is not None], key=str)
+
+
+def fails_a_check(finding: Finding, tolerant: bool) -> bool:
+    """Return whether a finding of a detector makes a check fail.
+
+    Errors do. Warnings do unless right kernels get them as well, or the rules are those of the vendor's simulator
+    (`tolerant`).
+    """
+    known = KINDS.get(finding.code)
+    return finding.severity is Severity.error or not (tolerant or (known is not None and known.is_expected))
 
 
 def found(

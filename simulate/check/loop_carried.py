@@ -17,6 +17,7 @@ CARRIED = kind(
     "NKW-AFFINE-CARRIED",
     Severity.warning,
     "Iterations of nl.affine_range are independent: no two of them write one view of a tile from outside.",
+    is_expected=True,
 )
 RESHAPE = kind(
     "NKW-BETA1-RESHAPE",

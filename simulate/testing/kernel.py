@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.check import Finding, Severity, detect, finding_of, gathered, in_order, text
+from simulate.check import Finding, detect, fails_a_check, finding_of, gathered, in_order, text
 from simulate.errors import NkwError
 from simulate.level import Rules
 from simulate.run import Launch, recorded
@@ -102,7 +102,7 @@ class KernelChecker:
         wrong = [
             finding
             for finding in findings
-            if finding.code not in accepted and not (tolerant and finding.severity is Severity.warning)
+            if finding.code not in accepted and fails_a_check(finding, tolerant)
         ]
         if wrong:
             raise self._failure(text(wrong).rstrip(), wrong, launches)

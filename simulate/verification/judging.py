@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.check import Finding, Severity, findings_of, gathered, in_order
+from simulate.check import Finding, Severity, fails_a_check, findings_of, gathered, in_order
 from simulate.check.lint import lint_launched
 from simulate.child import shown_once
 from simulate.errors import NkwError
@@ -174,11 +174,7 @@ def _not_constant(one: Trial, other: Trial) -> Trial:
 def _counted(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """The findings that make a kernel unclean: as for `check`, warnings of lint are advice."""
     tolerant = Rules.of() is Rules.simulator
-    kept = [
-        each
-        for each in findings
-        if each.severity is Severity.error or not (tolerant or each.code.startswith("NKI"))
-    ]
+    kept = [each for each in findings if fails_a_check(each, tolerant or each.code.startswith("NKI"))]
     return tuple(in_order(kept))
 
 

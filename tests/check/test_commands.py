@@ -433,3 +433,28 @@ def test_help_says_what_exit_statuses_mean(
     said, _, ended = " ".join(text.rpartition("Exit status: ")[2].split()).partition("; 130")
     assert ended.split() == "interrupted, 143 terminated.".split()
     assert [mark for mark in said if mark.isdigit()] == list(statuses)
+
+
+AFFINE = """import nki
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+
+@nki.jit
+def kernel(x):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm, name="out")
+    tile = nl.ndarray(x.shape[1:], dtype=x.dtype, buffer=nl.sbuf)
+    for block in nl.affine_range(2):
+        nisa.dma_copy(dst=tile, src=x[block])
+        nisa.dma_copy(dst=out[block], src=tile)
+    return out
+
+kernel(np.arange(32, dtype=np.float32).reshape(2, 4, 4))
+"""
+
+
+def test_a_warning_that_right_kernels_get_leaves_the_status_alone(simulate: Any, folder: Path) -> None:
+    (folder / "affine.py").write_text(AFFINE)
+    done = simulate("check", "affine.py")
+    assert "NKW-AFFINE-CARRIED" in done.stdout and done.returncode == 0
+    assert simulate("check", "--as-error", "NKW-AFFINE-CARRIED", "affine.py").returncode == 1

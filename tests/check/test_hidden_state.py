@@ -109,6 +109,11 @@ def summed(commands: list[str], used: bool = False) -> Callable[..., Any]:
 BLOCKS = np.arange(24, dtype=np.float32).reshape(4, 6)
 
 
+def of_registers(kernel: Callable[..., Any]) -> list[str]:
+    """Return the codes about accumulator registers; kernels that overwrite their sums get others as well."""
+    return [code for code in codes(kernel, BLOCKS) if code.startswith("NKW-REGISTERS")]
+
+
 @pytest.mark.parametrize(
     ("commands", "used", "expected"),
     [
@@ -119,7 +124,7 @@ BLOCKS = np.arange(24, dtype=np.float32).reshape(4, 6)
     ],
 )
 def test_sums_in_the_scalar_registers(commands, used, expected) -> None:
-    assert codes(summed(commands, used), BLOCKS) == expected
+    assert of_registers(summed(commands, used)) == expected
 
 
 @pytest.mark.parametrize(("command", "expected"), [("reset_reduce", []), ("idle", ["NKW-REGISTERS-IDLE"])])
@@ -134,7 +139,7 @@ def test_an_idle_vector_instruction_reads_out_what_it_spoils(command, expected) 
             )
         return copied_out(highest)
 
-    assert codes(kernel, BLOCKS) == expected
+    assert of_registers(kernel) == expected
 
 
 @pytest.mark.parametrize(("between", "expected"), [("scalar", []), ("vector", ["NKW-REGISTERS-IDLE"])])
