@@ -66,7 +66,9 @@ def _shifted(stream: Stream) -> list[Finding]:
 def _may_shift(template: Template) -> list[tuple[int, int]]:
     """Return the places of operands and results that would collide if they were views of one tensor."""
     plan = template.plan
-    if not template.direct or plan.engine in (Engine.dma, Engine.sync) or plan.rendezvous is not None:
+    # A shuffle of partitions may be in place, as its page says; gathers and searches state nothing.
+    streams = plan.propagate in (propagation.elementwise, propagation.transposed)
+    if not streams or not template.direct or plan.engine in (Engine.dma, Engine.sync):
         return []
     return [
         (source, target)

@@ -181,3 +181,13 @@ def test_a_sum_of_integers_wraps_above_31_bits(value: int, expected: list[str]) 
         return copied_out(tile)
 
     assert codes(kernel, np.full((4, 8), value, np.int32)) == expected
+
+
+def test_a_shuffle_of_partitions_in_place_is_silent() -> None:
+    def kernel(x):
+        tile = nl.load(x)
+        nisa.nc_stream_shuffle(dst=tile[32:64], src=tile[0:1], shuffle_mask=[0] * 32)
+        nisa.nc_stream_shuffle(dst=tile[0:32], src=tile[0:1], shuffle_mask=[0] * 32)
+        return copied_out(tile)
+
+    assert codes(kernel, ramp(64, 4)) == []
