@@ -14,6 +14,9 @@ UNUSED = kind(
     "A tile that an instruction computes or loads is read by some later instruction.",
 )
 
+_SCALAR_BYTES = 4
+"""Single numbers are offsets and counts, which a variant of a kernel may compute for nothing."""
+
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
     """Return one finding for each line whose results nothing reads, core by core."""
@@ -49,6 +52,8 @@ def _unused(stream: Stream, seen: CoreEvidence) -> list[Finding]:
         writes = [operands[place] for place in template.writes]
         on_chip = all(stream.tensors[access.tensor].buffer in ON_CHIP for access in writes)
         if not on_chip or template.plan.effects.copies or has_other_effects(stream, event):
+            continue
+        if stream.tensors[writes[0].tensor].nbytes <= _SCALAR_BYTES:
             continue
         needed = _reads_any(flow, accesses, event, without_effect)
         if not (needed or _is_replaced(stream, accesses, event) or _follows_store(stream, accesses, event)):
