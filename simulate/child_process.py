@@ -88,6 +88,7 @@ class _Awaited:
         self._stopped: KeyboardInterrupt | None = None
         self._began = time.monotonic()
         self._told: float | None = None  # when the child was told to end because of the time limit
+        self._kill_at: float | None = None
         self._pipes = selectors.DefaultSelector()
         shown_on = (None, sys.stderr if out_to_err else sys.stdout, sys.stderr)
         for reader, stream in zip(readers, shown_on):
@@ -150,14 +151,15 @@ class _Awaited:
         complete = Record.is_complete(self._data, self._token)
         self._read(0.0 if complete else _POLL_SECONDS)
         self._reap(_GRACE_SECONDS if complete else 0.0)
+        now = time.monotonic()
+        if self._status is None and self._kill_at is not None and now > self._kill_at:
+            self._send(signal.SIGKILL)
         if self._status is not None or self._limits.seconds is None or self._stopped is not None:
             return
-        now = time.monotonic()
         if self._told is None and now - self._began > self._limits.seconds:
             self._told = now
             self._send(signal.SIGTERM)  # the child answers with the last instruction
-        elif self._told is not None and now - self._told > _GRACE_SECONDS:
-            self._send(signal.SIGKILL)
+            self._kill_at = now + _GRACE_SECONDS
 
     def _read(self, seconds: float) -> None:
         """Read what the pipes have; returns after `seconds` if they have nothing."""
@@ -219,6 +221,7 @@ class _Awaited:
         self._stopped = stopped
         if isinstance(stopped, Terminated):
             self._send(signal.SIGTERM)
+            self._kill_at = time.monotonic() + 2 * _GRACE_SECONDS
         elif self._captures:
             self._send(signal.SIGINT)
 
