@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
@@ -82,7 +83,9 @@ class LLM:
         """The continuations of one prompt or several, in their order, computed together.
 
         One `sampling_params` holds for all prompts, a sequence has one for each. `use_tqdm` shows the progress on a
-        terminal. Raises ModelError, before anything is computed, for a prompt or parameters that cannot be.
+        terminal. A prompt that could not be computed has the finish reason error and a warning; the others have their
+        continuations. Raises ModelError, before anything is computed, for a prompt or parameters that cannot be, and
+        after the last step where every prompt has failed; EngineFailed where the engine has failed.
         """
         several = _several(prompts)
         params = self._params(sampling_params, len(several))
@@ -146,14 +149,26 @@ class LLM:
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def _run(self, submitted: Sequence[RequestOutput], shows: bool) -> None:
-        """Step until all have ended."""
+        """Step until all have ended. Raises ModelError where all have failed; warns where some have."""
         left = iter(progress(submitted, "prompts")) if shows else iter(submitted)
         for each in left:
             while not each.finished:
                 self.engine.step()
-            for output in each.outputs:
-                if output.finish_reason == "error":
-                    raise ModelError(str(output.stop_reason))
+        failed = {
+            output.request_id: str(continuation.stop_reason)
+            for output in submitted
+            for continuation in output.outputs
+            if continuation.finish_reason == "error"
+        }
+        if failed and len(failed) == len(submitted):
+            raise ModelError(next(iter(failed.values()))) from submitted[0].fault
+        if failed:
+            warnings.warn(
+                f"{len(failed)} of {len(submitted)} prompts failed and have the finish reason error; the last one: "
+                f"{[*failed.values()][-1]}",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
     def _params(
         self, given: SamplingParams | Sequence[SamplingParams] | None, prompts: int

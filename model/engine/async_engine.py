@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -17,6 +17,7 @@ from types import TracebackType
 
 from model.engine.buckets import PartShape
 from model.engine.engine import Engine
+from model.engine.faults import EngineFailed
 from model.engine.grammars import CompiledGrammar
 from model.engine.outputs import FinishReason, RequestOutput
 from model.engine.pace import Pace
@@ -36,10 +37,6 @@ class EngineFull(Exception):
     seconds: float | None = None
 
 
-class EngineFailed(Exception):
-    """A step failed; the requests that were on their way have ended. `__cause__` is what was raised."""
-
-
 @dataclass(frozen=True)
 class TokenPrompt:
     """Token ids to continue, their text where it is known, and the speech that comes with them."""
@@ -51,7 +48,10 @@ class TokenPrompt:
 
 @dataclass(frozen=True)
 class Update:
-    """What one step added to continuation `index` of the prompt with number `prompt`; with a reason, the last one."""
+    """What one step added to continuation `index` of the prompt with number `prompt`; with a reason, the last one.
+
+    `fault` is the exception that ended the prompt, where the fault is not in its arguments.
+    """
 
     prompt: int
     index: int
@@ -60,6 +60,7 @@ class Update:
     logprobs: Sequence[dict[int, Logprob]]
     finish_reason: FinishReason | None
     stop_reason: str | int | None
+    fault: BaseException | None = None
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,7 @@ class AsyncEngine:
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._failed = asyncio.Event()
 
     def start(self) -> None:
         """Start the thread."""
@@ -154,8 +156,12 @@ class AsyncEngine:
 
     @property
     def alive(self) -> bool:
-        """Whether steps are computed."""
-        return self._thread.is_alive()
+        """Whether steps are computed: the thread runs and the engine has not failed."""
+        return self._thread.is_alive() and self._engine.failure is None
+
+    async def wait_until_failed(self) -> None:
+        """Return once the engine has failed and every stream was told."""
+        await self._failed.wait()
 
     @property
     def taken(self) -> int:
@@ -167,7 +173,7 @@ class AsyncEngine:
         scheduler, use, acceptance = self._engine.scheduler, self._engine.use, self._engine.acceptance
         return EngineState(
             running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
+            waiting=self._engine.waiting,
             pages=scheduler.cache.count,
             block_size=scheduler.cache.block_size,
             free_pages=scheduler.cache.free,
@@ -212,8 +218,8 @@ class AsyncEngine:
     ) -> Stream:
         """Let prompts wait for their turn. `grammar` is the compiled form of `params`.
 
-        Raises EngineFull where places are lacking, and ModelError for what `Engine.submit` refuses and for more
-        continuations than there are places; no prompt is submitted then.
+        Raises EngineFull where places are lacking, EngineFailed after the engine has failed, and ModelError for what
+        `Engine.submit` refuses and for more continuations than there are places; no prompt is submitted then.
         """
         assert self._loop is not None, "start was not called"
         wanted = len(prompts) * params.n
@@ -250,19 +256,24 @@ class AsyncEngine:
             try:
                 command = self._commands.get(block=not self._engine.busy)
             except Empty:
-                self._step()
-                continue
+                command = self._compute_step
             if command is None:
                 return
-            command()
+            self._carry_out(command)
 
-    def _step(self) -> None:
-        begun = time.monotonic()
+    def _carry_out(self, command: Callable[[], None]) -> None:
+        """Run a step or a command; what it raises is a failure of the engine, and ends all streams."""
         try:
-            touched = self._engine.step()
+            command()
+        except EngineFailed as failed:
+            self._fail(failed)
         except BaseException as error:  # a panic of a library is no Exception, and must not end the thread
-            self._fail(error)
-            return
+            self._fail(self._engine.fail(error))
+
+    def _compute_step(self) -> None:
+        """Compute a step, and tell the streams what it added."""
+        begun = time.monotonic()
+        touched = self._engine.step()
         self._steps += 1
         self._step_seconds += time.monotonic() - begun
         told: list[tuple[Stream, Update | None]] = []
@@ -298,7 +309,7 @@ class AsyncEngine:
                 self._followed[own] = _Followed(stream, number, output)
         except BaseException as error:
             self._cancel(stream)
-            self._call(_answer, accepted, error if isinstance(error, Exception) else _failed(error))
+            self._call(_answer, accepted, error if isinstance(error, Exception) else _as_exception(error))
         else:
             self._call(_answer, accepted, None)
 
@@ -308,13 +319,17 @@ class AsyncEngine:
                 self._engine.cancel(output.request_id)
                 self._watch(output)
 
-    def _fail(self, error: BaseException) -> None:
-        """End all requests: the step that failed has computed parts of them."""
-        streams = dict.fromkeys(each.stream for each in self._followed.values())
-        for stream in streams:
-            self._cancel(stream)
-        failed = _failed(error)
-        self._call(self._tell, [(stream, failed) for stream in streams])
+    def _fail(self, failed: EngineFailed) -> None:
+        """End all streams with an exception: the engine computes nothing more."""
+        for followed in self._followed.values():
+            with suppress(Exception):  # it may have made the engine fail
+                self._watch(followed.output)
+        self._followed.clear()
+        self._call(self._end_streams, failed)
+
+    def _end_streams(self, failed: EngineFailed) -> None:
+        self._tell([(stream, failed) for stream in self._taken])
+        self._failed.set()
 
     def _tell(self, told: Sequence[tuple[Stream, Update | Exception | None]]) -> None:
         for stream, each in told:
@@ -361,13 +376,15 @@ class _Followed:
                     (each.logprobs or [])[tokens:],
                     each.finish_reason,
                     each.stop_reason,
+                    self.output.fault,
                 )
             )
         return updates
 
 
-def _failed(error: BaseException) -> EngineFailed:
-    failed = EngineFailed()
+def _as_exception(error: BaseException) -> RuntimeError:
+    """Return an exception for a panic of a library, which a coroutine cannot raise."""
+    failed = RuntimeError("the request could not be submitted")
     failed.__cause__ = error
     return failed
 

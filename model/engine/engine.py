@@ -2,11 +2,15 @@
 
 Each step asks the scheduler what to compute, has the model compute it, chooses a token for every request whose last
 token was computed, and says what became of each. It has no thread and no clock of its own: whoever calls `step` has.
+
+A fault of one request ends that request alone. Host work is caught for its request; where the model's step raises,
+`Isolation` finds the request at fault. The engine itself fails where no request is to blame.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -14,8 +18,10 @@ import numpy as np
 
 from model.engine.buckets import BucketUse
 from model.engine.checks import check_vocabulary
+from model.engine.faults import EngineFailed, contain, describe_fault
 from model.engine.grammars import CompiledGrammar, Grammars
 from model.engine.groups import Schedulers
+from model.engine.isolation import Isolation, Suspect
 from model.engine.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
 from model.engine.params import SamplingParams
 from model.engine.request import Request
@@ -50,7 +56,11 @@ class EngineLimits:
 
 
 class Engine:
-    """Requests on one model; `clock` gives seconds."""
+    """Requests on one model; `clock` gives seconds.
+
+    Where a step raises, the engine isolates the request at fault if it `isolates`, and fails otherwise: it cannot where
+    other processes compute ranks of the model. `failure` is what made the engine fail, or None.
+    """
 
     def __init__(
         self,
@@ -61,6 +71,7 @@ class Engine:
         clock: Callable[[], float],
         proposer: Proposer | None = None,
         grammars: Grammars | None = None,
+        isolates: bool = True,
     ) -> None:
         self.acceptance = Acceptance()
         self._proposer = proposer
@@ -73,6 +84,9 @@ class Engine:
         self._groups: dict[str, _Group] = {}
         self._sequences: dict[Request, _Sequence] = {}
         self._numbers = count()
+        self._isolates = isolates
+        self._isolation = Isolation(scheduler, self._sequences)
+        self.failure: BaseException | None = None
 
     @property
     def use(self) -> BucketUse:
@@ -81,8 +95,13 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether a request has not ended."""
-        return bool(self._groups)
+        """Whether a request has not ended, and the engine has not failed."""
+        return bool(self._groups) and self.failure is None
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests that hold no pages."""
+        return max(0, len(self._sequences) - len(self.scheduler.running))
 
     def submit(
         self,
@@ -102,8 +121,9 @@ class Engine:
 
         Raises ModelError for an empty salt, an id in use, speech where the model takes none, or none where it does, a
         prompt without tokens or without room for a new one, token ids outside the vocabulary, a form that cannot be,
-        and a request that never fits into the pages.
+        and a request that never fits into the pages; EngineFailed after the engine has failed.
         """
+        self._check_alive()
         limits = self.limits
         if id in self._groups:
             raise ModelError(f"request {id} is there already")
@@ -139,6 +159,7 @@ class Engine:
         sequence = self._sequence(group, 0)
         self.scheduler.submit(request)
         self._groups[id], self._sequences[request] = group, sequence
+        self._isolation.hold_back(request)
         return output
 
     def cancel(self, id: str) -> None:
@@ -149,7 +170,36 @@ class Engine:
             self._settle(group)
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step; the outputs of the requests that got a token in it, or for which none could be chosen."""
+        """Compute one step.
+
+        Returns:
+            The outputs of the requests that got a token in it, or that ended with an error.
+
+        Raises:
+            EngineFailed: no request is to blame for a fault; all have ended.
+        """
+        self._check_alive()
+        try:
+            return self._step()
+        except EngineFailed:
+            raise
+        except Exception as error:
+            raise self.fail(error) from error
+
+    def fail(self, error: BaseException) -> EngineFailed:
+        """End all requests and refuse further ones; returns the exception that says so."""
+        self.failure = error
+        for id in list(self._groups):
+            with suppress(MemoryError):  # the last piece of a text may find no memory
+                self.cancel(id)
+        return EngineFailed(error)
+
+    def _check_alive(self) -> None:
+        if self.failure is not None:
+            raise EngineFailed(self.failure)
+
+    def _step(self) -> list[RequestOutput]:
+        self._isolation.advance()
         self._wait_for_masks()
         batch = self.scheduler.schedule()
         if not batch.chunks:
@@ -166,28 +216,37 @@ class Engine:
             self.scheduler.drafted(batch)
         self._score(batch)
         rows = self._rows(batch)
-        answers = self._model.step(batch, self._alone(batch, rows))
+        try:
+            answers = self._model.step(batch, self._alone(batch, rows))
+        except Exception as error:
+            return self._isolate(batch, error)
         self._keep_scores(batch, answers)
         choices = self._choose(batch, rows, answers)
         groups = dict.fromkeys(
-            self._sequences[request].group for request in answers if batch.chunks[request].chooses
+            group
+            for request, chunk in batch.chunks.items()
+            if (group := self._sequences[request].group).failure is not None
+            or (chunk.chooses and request in answers)
         )
         now = self._clock()
         self.scheduler.finish(
             batch, {request: [choice.token for choice in own] for request, own in choices.items()}
         )
-        for group in groups:
-            if group.failure is not None:
-                self._end_all(group, "error", group.failure)
+        self._isolation.note_success(batch)
+        self._end_failed(groups)
         for request, own in choices.items():
             if request not in self._sequences:
                 continue
             group = self._sequences[request].group
-            if not group.forked:
-                self._fork(request, group, answers[request][-1])
-            for choice in own:
-                if request in self._sequences:
-                    self._take(request, choice, now, choice is own[-1])
+            try:
+                if not group.forked:
+                    self._fork(request, group, answers[request][-1])
+                for choice in own:
+                    if request in self._sequences:
+                        self._take(request, choice, now, choice is own[-1])
+            except BaseException as error:
+                group.blame(error)
+        self._end_failed(groups)
         for group in groups:
             self._settle(group)
         return [group.output for group in groups]
@@ -196,10 +255,10 @@ class Engine:
         """Wait a moment for the masks of the next tokens, and leave requests without theirs out of the next step."""
         clock, masks = self.grammars.clock, self.grammars.masks
         now = clock()
-        pending = [request for request, own in self._sequences.items() if not own.sampler.is_ready(now)]
+        pending = [request for request, own in self._sequences.items() if not own.is_ready(now)]
 
         def are_ready(requests: Sequence[Request]) -> Iterator[bool]:
-            return (self._sequences[request].sampler.is_ready(clock()) for request in requests)
+            return (self._sequences[request].is_ready(clock()) for request in requests)
 
         new = [request for request in pending if not request.waits_for_mask]
         if new:
@@ -211,6 +270,39 @@ class Engine:
         for request, is_ready in zip(pending, are_ready(pending)):
             request.waits_for_mask = not is_ready
 
+    def _isolate(self, batch: Batch, error: Exception) -> list[RequestOutput]:
+        """Preempt all requests after a failed step; the one at fault, if it was alone, ends with the error.
+
+        Where every request failed, a request of the engine tells whether the model computes anything.
+        """
+        if isinstance(error, MemoryError) or not self._isolates:
+            raise self.fail(error) from error
+        group = self._isolation.divide(batch)
+        if group is None:
+            return []
+        assert isinstance(group, _Group)
+        group.failure, group.output.fault = f"a step of the request failed: {describe_fault(error)}", error
+        self._end_failed([group])
+        self._settle(group)
+        if not self._isolation.is_active and not self._isolation.succeeded:
+            self._probe()
+        return [group.output]
+
+    def _probe(self) -> None:
+        """Compute one token of no client, while all requests are withdrawn. Raises what the model raises."""
+        request = Request("probe", [0], 1, root=b"probe")
+        self.scheduler.submit(request)
+        try:
+            self._model.step(self.scheduler.schedule())
+        finally:
+            self.scheduler.end(request)
+
+    def _end_failed(self, groups: Iterable[_Group]) -> None:
+        """End the requests that have failed."""
+        for group in groups:
+            if group.failure is not None:
+                self._end_all(group, "error", group.failure)
+
     def _rows(self, batch: Batch) -> Rows:
         """The draws of the requests that choose; where one has no token to choose from, its group fails."""
         rows = {}
@@ -219,8 +311,8 @@ class Engine:
                 sequence = self._sequences[request]
                 try:
                     rows[request] = sequence.sampler.rows(chunk.drafts)
-                except ModelError as error:
-                    sequence.group.failure = error.message
+                except BaseException as error:
+                    sequence.group.blame(error)
         return rows
 
     def _score(self, batch: Batch) -> None:
@@ -238,10 +330,13 @@ class Engine:
             known, count = group.output.prompt_logprobs, group.params.prompt_logprobs
             if not chunk.scores or known is None or count is None:
                 continue
-            for answer in answers[request][len(known) - 1 - chunk.start :]:
-                if len(known) < request.prompt_tokens and np.isfinite(answer.largest):
-                    token = request.tokens[len(known)]
-                    known.append(logprobs(whole(answer.logits), token, count, self._tokenizer.decode))
+            try:
+                for answer in answers[request][len(known) - 1 - chunk.start :]:
+                    if len(known) < request.prompt_tokens and np.isfinite(answer.largest):
+                        token = request.tokens[len(known)]
+                        known.append(logprobs(whole(answer.logits), token, count, self._tokenizer.decode))
+            except BaseException as error:
+                group.blame(error)
 
     def _alone(self, batch: Batch, rows: Rows) -> Rows:
         """The rows that the model may draw: several continuations choose their first tokens from the same logits."""
@@ -269,15 +364,15 @@ class Engine:
             drawn = [next(found) for _ in own]
             try:
                 choices[request] = self._taken(batch.chunks[request], drawn)
-            except ModelError as error:
-                self._sequences[request].group.failure = error.message
+            except BaseException as error:
+                self._sequences[request].group.blame(error)
         return choices
 
-    def _taken(self, chunk: Chunk, drawn: Sequence[Choice | ModelError]) -> list[Choice]:
+    def _taken(self, chunk: Chunk, drawn: Sequence[Choice | BaseException]) -> list[Choice]:
         """The choices that follow one another; raises the error of one that they need."""
         sampler, chosen = self._sequences[chunk.request].sampler, list[Choice]()
         for choice, draft in zip(drawn, (*chunk.drafts, None)):
-            if isinstance(choice, ModelError):
+            if isinstance(choice, BaseException):
                 raise choice
             chosen.append(choice)
             sampler.take(choice.token)
@@ -308,10 +403,12 @@ class Engine:
         """The other continuations of a prompt, each with its own first token."""
         group.forked = True
         for index in range(1, group.params.n):
+            sequence = self._sequence(group, index)
             child = self.scheduler.fork(request, f"{request.id} {index}")
-            sequence = self._sequences[child] = self._sequence(group, index)
+            self._sequences[child] = sequence
             (choice,) = choose([(sequence.sampler.rows()[0], answer)], self._tokenizer.decode)
-            assert isinstance(choice, Choice), "the first continuation was chosen from the same logits"
+            if isinstance(choice, BaseException):
+                raise choice
             sequence.sampler.take(choice.token)
             child.tokens[-1] = choice.token
             self._take(child, choice, self._clock(), last=True)
@@ -350,8 +447,12 @@ class Engine:
         sequence = self._sequences.pop(request)
         self.scheduler.end(request)
         output = sequence.output
-        if sequence.stops.found is None:
-            output.text += sequence.stops.push(sequence.stream.finish()) + sequence.stops.finish()
+        try:
+            if sequence.stops.found is None:
+                output.text += sequence.stops.push(sequence.stream.finish()) + sequence.stops.finish()
+        except BaseException as error:
+            sequence.group.blame(error)
+            reason, stopped_by = "error", sequence.group.failure
         output.finish_reason, output.stop_reason = reason, stopped_by
         sequence.group.output.metrics.num_preemptions += request.preemptions
 
@@ -372,7 +473,7 @@ class Engine:
 
 
 @dataclass(eq=False)
-class _Group:
+class _Group(Suspect):
     """The continuations of one prompt."""
 
     output: RequestOutput
@@ -382,6 +483,14 @@ class _Group:
     forked: bool = False
     failure: str | None = None
     grammar: CompiledGrammar | None = None
+
+    def blame(self, error: BaseException) -> None:
+        """Note the first exception of the request's host work. Raises one of which no request is at fault."""
+        contain(error)
+        if self.failure is None and isinstance(error, ModelError):
+            self.failure = error.message
+        elif self.failure is None:
+            self.failure, self.output.fault = f"the request failed: {describe_fault(error)}", error
 
 
 @dataclass
@@ -393,3 +502,16 @@ class _Sequence:
     sampler: TokenSampler
     stream: TokenStream
     stops: StopStrings
+
+    def is_ready(self, now: float) -> bool:
+        """Return whether the tokens that may be drawn next are known, or asking for them raises, as the draw will."""
+        try:
+            return self.sampler.is_ready(now)
+        except BaseException as error:
+            self.group.blame(error)
+            return True
+
+    @property
+    def suspect(self) -> _Group:
+        """The prompt that the continuation follows."""
+        return self.group

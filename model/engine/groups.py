@@ -104,6 +104,10 @@ class GroupScheduler:
         """A request is done or cancelled."""
         self._groups[request.group].end(request)
 
+    def resume(self, request: Request) -> None:
+        """Let a request that `end` has taken out wait again on its group."""
+        self._groups[request.group].resume(request)
+
     def fork(self, request: Request, id: str) -> Request:
         """A second request of the same group that has computed the same tokens in the same pages."""
         child = self._groups[request.group].fork(request, id)

@@ -14,7 +14,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 class CompletionOutput:
     """One continuation. `stop_reason` is the stop string or the token of stop_token_ids that ended it.
 
-    With the finish reason error, it is the sentence that says why no token could be chosen.
+    With the finish reason error, it is the sentence that says why the request could not be computed.
     """
 
     index: int
@@ -53,7 +53,8 @@ class RequestMetrics:
 class RequestOutput:
     """A prompt and what followed it so far.
 
-    `prompt_logprobs`, where asked for, fills up as the prompt is computed; it has None for the first token.
+    `prompt_logprobs`, where asked for, fills up as the prompt is computed; it has None for the first token. `fault` is
+    the exception that ended the request, where the fault is not in its arguments.
     """
 
     request_id: str
@@ -62,6 +63,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     metrics: RequestMetrics
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    fault: BaseException | None = None
 
     @property
     def num_cached_tokens(self) -> int:

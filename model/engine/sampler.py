@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from model.engine.draw import LEAST_TEMPERATURE, draw
+from model.engine.faults import contain
 from model.engine.params import SamplingParams
 from model.engine.speech import TokenRule
 from model.errors import ModelError
@@ -145,31 +146,54 @@ class TokenSampler:
         return bias
 
 
-def choose(draws: Sequence[tuple[SampleRow, StepOutput]], decode: Decode) -> list[Choice | ModelError]:
-    """The choices of rows: what the device drew, or the host draws from logits.
+def choose(draws: Sequence[tuple[SampleRow, StepOutput]], decode: Decode) -> Sequence[Choice | BaseException]:
+    """Return the choice of each row: the token that the device drew, or a draw of the host from the logits.
 
-    An error stands where the largest logit is not finite.
+    A row whose draw raises has its exception instead, as has one whose largest logit is not finite (ModelError).
     """
-    logits = {at: each.logits for at, (_, each) in enumerate(draws) if each.drawn is None}
-    tokens = dict[int, int]()
-    if logits:
-        scores = np.stack([_masked(draws[at][0], whole(each)) for at, each in logits.items()])
-        tokens = dict(zip(logits, draw(scores, [draws[at][0] for at in logits]).tolist()))
-    choices: list[Choice | ModelError] = []
-    for at, (row, answer) in enumerate(draws):
-        largest = answer.largest
-        if not np.isfinite(largest):
-            choices.append(
-                ModelError(f"the model's largest logit is {largest}; its weights are too large or not finite")
-            )
-        elif row.logprobs is None:
-            choices.append(Choice(tokens[at] if answer.drawn is None else answer.drawn.token, None))
-        elif answer.drawn is None:
-            found = logprobs(whole(answer.logits), tokens[at], row.logprobs, decode)
-            choices.append(Choice(tokens[at], found))
-        else:
-            choices.append(Choice(answer.drawn.token, _logprobs_of(answer.drawn, row.logprobs, decode)))
+    on_host = [index for index, (_, answer) in enumerate(draws) if answer.drawn is None]
+    tokens: dict[int, int | BaseException] = {}
+    try:
+        tokens = dict(zip(on_host, _drawn_tokens([draws[index] for index in on_host])))
+    except BaseException as error:
+        contain(error)
+        for index in on_host:  # a row draws alone what it draws among others
+            try:
+                (tokens[index],) = _drawn_tokens([draws[index]])
+            except BaseException as of_row:
+                tokens[index] = contain(of_row)
+    choices: list[Choice | BaseException] = []
+    for index, (row, answer) in enumerate(draws):
+        try:
+            choices.append(_choice(row, answer, tokens.get(index), decode))
+        except BaseException as error:
+            choices.append(contain(error))
     return choices
+
+
+def _drawn_tokens(draws: Sequence[tuple[SampleRow, StepOutput]]) -> list[int]:
+    """Return the tokens that rows draw on the host."""
+    if not draws:
+        return []
+    scores = np.stack([_masked(row, whole(answer.logits)) for row, answer in draws])
+    tokens: list[int] = draw(scores, [row for row, _ in draws]).tolist()
+    return tokens
+
+
+def _choice(row: SampleRow, answer: StepOutput, token: int | BaseException | None, decode: Decode) -> Choice:
+    """Return the choice of a row; `token` is the draw of the host. Raises what the draw raised."""
+    largest = answer.largest
+    if not np.isfinite(largest):
+        raise ModelError(f"the model's largest logit is {largest}; its weights are too large or not finite")
+    if answer.drawn is not None:
+        found = None if row.logprobs is None else _logprobs_of(answer.drawn, row.logprobs, decode)
+        return Choice(answer.drawn.token, found)
+    if not isinstance(token, int):
+        assert token is not None, "the host has drawn no token"
+        raise token
+    return Choice(
+        token, None if row.logprobs is None else logprobs(whole(answer.logits), token, row.logprobs, decode)
+    )
 
 
 def _logprobs_of(drawn: Drawn, count: int, decode: Decode) -> dict[int, Logprob]:

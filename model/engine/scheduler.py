@@ -185,6 +185,10 @@ class Scheduler:
         elif request in self._waiting:
             self._waiting.remove(request)
 
+    def resume(self, request: Request) -> None:
+        """Let a request that `end` has taken out wait again, in its old position in the order."""
+        insort(self._waiting, request, key=_order)
+
     def fork(self, request: Request, id: str) -> Request:
         """A second request that has computed the same tokens in the same pages.
 

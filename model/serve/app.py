@@ -20,7 +20,7 @@ from model.serve.audio.form import form_parts
 from model.serve.audio.requests import audio_request, form_schema
 from model.serve.audio.transcription import Task, Transcribing
 from model.serve.chatting import Chatting
-from model.serve.errors import ApiError, queue_is_full, stopping_now
+from model.serve.errors import ApiError, engine_stopped, queue_is_full, stopping_now
 from model.serve.gate import KEY_SALT, combine_salts, error_bytes
 from model.serve.generation import ClientGone, Completing, Service, while_connected
 from model.serve.log import LOG
@@ -66,7 +66,7 @@ def make_app(service: Service, metrics: Metrics) -> FastAPI:
     app.state.service, app.state.metrics = service, metrics
     app.include_router(router)
     app.add_exception_handler(ApiError, _said)
-    app.add_exception_handler(EngineFailed, _failed)
+    app.add_exception_handler(EngineFailed, _stopped)
     app.add_exception_handler(EngineFull, _full)
     app.add_exception_handler(ModelError, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -177,15 +177,17 @@ async def detokenize(asked: DetokenizeRequest, request: Request, service: Shared
 async def health(service: Shared) -> answers.Status:
     """Whether steps are computed."""
     if not service.engine.alive:
-        raise ApiError(503, "the engine has stopped", "engine_stopped")
+        raise engine_stopped()
     return answers.Status(status="ok")
 
 
 @router.get("/ready")
 async def ready(service: Shared) -> answers.Status:
     """Whether requests are taken."""
-    if service.draining or not service.engine.alive:
+    if service.draining:
         raise stopping_now()
+    if not service.engine.alive:
+        raise engine_stopped()
     return answers.Status(status="ready")
 
 
@@ -274,6 +276,10 @@ def _card(service: Service) -> answers.ModelCard:
 
 async def _said(request: Request, error: Any) -> Response:
     return JSONResponse(error.document, error.status, headers=error.headers)
+
+
+async def _stopped(request: Request, error: Any) -> Response:
+    return await _said(request, engine_stopped())
 
 
 async def _full(request: Request, error: Any) -> Response:

@@ -30,6 +30,11 @@ def stopping_now() -> ApiError:
     return ApiError(503, "the server is stopping", "stopping")
 
 
+def engine_stopped() -> ApiError:
+    """Return the answer of a server whose engine has failed or ended."""
+    return ApiError(503, "the engine has stopped", "engine_stopped")
+
+
 def queue_is_full(seconds: float | None) -> ApiError:
     """The engine has no place left, and `seconds` is when it may have."""
     after = _RETRY_SECONDS if seconds is None else min(max(1, ceil(seconds)), _MOST_RETRY_SECONDS)

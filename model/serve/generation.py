@@ -128,12 +128,15 @@ class Answering(Generic[T]):
         """The updates, whose tokens are counted."""
         try:
             async for update in stream:
+                if update.fault is not None:  # its sentence is for the log, as it may hold what a client sent
+                    LOG.error("a request failed", exc_info=update.fault)
+                    raise ApiError(500, "the model could not compute this request", "request_failed")
                 if update.finish_reason == "error":
                     raise ApiError(400, str(update.stop_reason))
                 self.completion_tokens += len(update.token_ids)
                 yield update
         except EngineFailed as error:  # the sentence of its cause may hold what a client sent
-            LOG.error("a step failed", exc_info=error.__cause__)
+            LOG.error("the engine has failed", exc_info=error.__cause__)
             raise ApiError(500, "the model could not compute the answer", "engine_failed") from None
 
     async def whole(self, stream: Stream) -> list[Continuation]:

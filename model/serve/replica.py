@@ -128,12 +128,12 @@ def _compute(pipe: Connection, options: argparse.Namespace, number: int, path: s
 
 
 async def _answer(options: argparse.Namespace, engine: Engine, path: str, pipe: Connection) -> None:
-    """Answer at a socket until the router has gone."""
+    """Answer at a socket until the router has gone or the engine has failed; the router then starts a new process."""
     import uvicorn
 
     from model.serve.server import configured
 
-    async with answering(options, engine) as (app, _):
+    async with answering(options, engine) as (app, service):
         with socket.socket(socket.AF_UNIX) as listening:
             try:
                 listening.bind(path)
@@ -146,7 +146,11 @@ async def _answer(options: argparse.Namespace, engine: Engine, path: str, pipe: 
             with suppress(OSError):  # the router has gone, which the next line notices
                 pipe.send_bytes(json.dumps({"positions": cache.positions}).encode())
             gone = asyncio.ensure_future(_received(pipe))
-            await asyncio.wait({serving, gone}, return_when=asyncio.FIRST_COMPLETED)
+            failed = asyncio.ensure_future(service.engine.wait_until_failed())
+            await asyncio.wait({serving, gone, failed}, return_when=asyncio.FIRST_COMPLETED)
+            if failed.done():  # clients get their errors first
+                server.should_exit = True
+                await asyncio.wait({serving}, timeout=_END_SECONDS)
             if not server.started:
                 serving.cancel()  # before its socket is closed
     if gone.done():

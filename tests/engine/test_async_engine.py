@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from threading import Semaphore
 from typing import Any
 
 import numpy as np
 import pytest
 
-from model.engine import Batch, Engine, EngineLimits, Request, SamplingParams, Scheduler, SchedulerOptions
-from model.engine.async_engine import AsyncEngine, EngineFailed, EngineFull, Stream, TokenPrompt
+from model.engine import (
+    Batch,
+    Engine,
+    EngineLimits,
+    Request,
+    RequestOutput,
+    SamplingParams,
+    Scheduler,
+    SchedulerOptions,
+)
+from model.engine.async_engine import AsyncEngine, EngineFull, Stream, TokenPrompt, Update, Watch
+from model.engine.faults import EngineFailed
 from model.engine.speculation import NO_ROWS, Rows
 from model.errors import ModelError
 from model.sampling import StepOutput
@@ -31,14 +42,13 @@ class Stepper:
         self.begun = Semaphore(0)
         self.allowed = Semaphore(allowed)
         self.batches: list[list[str]] = []
-        self.fails = False
+        self.fails: Callable[[list[str]], bool] = lambda ids: False
 
     def step(self, batch: Batch, rows: Rows = NO_ROWS) -> dict[Request, list[StepOutput]]:
         self.batches.append([request.id for request in batch.chunks])
         self.begun.release()
         self.allowed.acquire()
-        if self.fails:
-            self.fails = False
+        if self.fails(self.batches[-1]):
             raise ZeroDivisionError
         return {
             request: [StepOutput(np.eye(VOCABULARY, dtype=np.float32)[len(request.tokens)])]
@@ -47,18 +57,25 @@ class Stepper:
         }
 
 
-def engine_of(stepper: Stepper, places: int = 4) -> tuple[AsyncEngine, PagePool]:
+def engine_of(
+    stepper: Stepper, places: int = 4, watch: Watch = lambda output: None
+) -> tuple[AsyncEngine, PagePool]:
     pool = PagePool(16, 4)
     limits = EngineLimits((0,), VOCABULARY, 32)
     scheduler = Scheduler(pool, SchedulerOptions(4, 32))
     tokenizer = Tokenizer(PRETRAINED, VOCABULARY)
     engine = Engine(stepper, scheduler, tokenizer, limits, lambda: 0.0)
-    return AsyncEngine(engine, places), pool
+    return AsyncEngine(engine, places, watch), pool
 
 
 async def tokens(stream: Stream) -> list[int]:
     async with stream:
         return [token async for update in stream for token in update.token_ids]
+
+
+async def updates_of(stream: Stream) -> list[Update]:
+    async with stream:
+        return [update async for update in stream]
 
 
 def test_request_that_is_left_during_a_step_is_not_in_the_next_one_and_holds_no_page() -> None:
@@ -87,18 +104,58 @@ def test_request_that_is_left_during_a_step_is_not_in_the_next_one_and_holds_no_
     assert stepper.batches == [["stays-0"], ["stays-0", "goes-0", "goes-1"], ["stays-0"]]
 
 
-def test_step_that_fails_ends_its_requests_and_later_ones_are_computed() -> None:
+def test_step_that_fails_ends_the_request_at_fault_and_the_others_go_on() -> None:
     stepper = Stepper(allowed=100)
-    stepper.fails = True
+    stepper.fails = lambda ids: any(id.startswith("bad") for id in ids)
 
     async def run() -> None:
         engine, pool = engine_of(stepper)
         engine.start()
+        streams = [await engine.submit(name, [PROMPT], GREEDY) for name in ("first", "bad", "second")]
+        updates = [await updates_of(stream) for stream in streams]
+        assert [len(each) for each in updates] == [3, 1, 3]
+        (bad,) = updates[1]
+        assert (bad.finish_reason, type(bad.fault)) == ("error", ZeroDivisionError)
+        assert [[update.token_ids for update in each] for each in updates[::2]] == [[[3], [4], [5]]] * 2
+        assert (pool.free, engine.taken, engine.alive) == (pool.count, 0, True)
+        assert await tokens(await engine.submit("third", [PROMPT], GREEDY)) == [3, 4, 5]
+        await engine.stop()
+
+    asyncio.run(run())
+
+
+def test_engine_whose_every_step_fails_ends_all_streams_and_takes_no_request() -> None:
+    stepper = Stepper(allowed=100)
+    stepper.fails = lambda ids: True
+
+    async def run() -> None:
+        engine, pool = engine_of(stepper)
+        engine.start()
+        stream = await engine.submit("first", [PROMPT, PROMPT], GREEDY)
+        update = await anext(stream)
+        assert isinstance(update.fault, ZeroDivisionError)  # one prompt has failed alone, and then the other
         with pytest.raises(EngineFailed) as failed:
-            await tokens(await engine.submit("first", [PROMPT], GREEDY))
+            await anext(stream)
         assert isinstance(failed.value.__cause__, ZeroDivisionError)
-        assert pool.free == pool.count
-        assert await tokens(await engine.submit("second", [PROMPT], GREEDY)) == [3, 4, 5]
+        await asyncio.wait_for(engine.wait_until_failed(), 60)
+        with pytest.raises(EngineFailed):
+            await engine.submit("third", [PROMPT], GREEDY)
+        assert (pool.free, engine.taken, engine.alive) == (pool.count, 0, False)
+        await engine.stop()
+
+    asyncio.run(run())
+
+
+def test_watch_that_raises_ends_the_streams_and_not_the_thread_alone() -> None:
+    def watch(output: RequestOutput) -> None:
+        raise ZeroDivisionError
+
+    async def run() -> None:
+        engine, pool = engine_of(Stepper(allowed=100), watch=watch)
+        engine.start()
+        with pytest.raises(EngineFailed):
+            await tokens(await engine.submit("first", [PROMPT], GREEDY))
+        assert (pool.free, engine.alive) == (pool.count, False)
         await engine.stop()
 
     asyncio.run(run())

@@ -62,6 +62,20 @@ class Service:
         check_pages(self.scheduler)
         return [f"{each.id}:{chunk.count}" for each, chunk in batch.chunks.items()]
 
+    def fail_step(self) -> None:
+        """A step that raises, before or after the model has written; all running requests are preempted."""
+        batch = self.scheduler.schedule()
+        for each, chunk in batch.chunks.items():
+            batch.chunks[each] = chunk.with_drafts(self.drafts(each, chunk.draft_slots))
+        self.scheduler.drafted(batch)
+        if self.draw.random() < 0.5:
+            self.model.step(batch)
+        for each in list(self.scheduler.running):
+            self.scheduler.end(each)
+            self.scheduler.resume(each)
+        check_pages(self.scheduler)
+        assert self.scheduler.cache.free == self.scheduler.cache.count
+
     def drafts(self, request: Request, slots: int) -> list[int]:
         """Right ones, of which one is wrong now and then."""
         drafts = alone(request.tokens, self.draw.randint(0, slots))
@@ -396,7 +410,10 @@ def campaign(
     windows: Sequence[int | None],
     slots: Sequence[int] = (),
 ) -> int:
-    """Random submits, cancels, forks and steps; returns how many requests ended. With `slots` layers are recurrent."""
+    """Random submits, cancels, forks, failed steps and steps; returns how many requests ended.
+
+    With `slots` layers are recurrent.
+    """
     draw = random.Random(seed)
     pages, block = draw.choice((10, 14, 40)), draw.choice((1, 3, 4))
     pool = SlotPool(draw.choice(slots), block, block * draw.choice((1, 2, 3))) if slots else None
@@ -417,6 +434,8 @@ def campaign(
             service.scheduler.end(draw.choice(service.scheduler.waiting))
         elif choice < 0.39 and service.scheduler.running:
             service.scheduler.fork(draw.choice(service.scheduler.running), f"fork {number}")
+        elif choice < 0.41:
+            service.fail_step()
         else:
             service.step()
     service.run()

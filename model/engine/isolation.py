@@ -1,0 +1,135 @@
+"""The search for the request at fault after a step has raised.
+
+All requests are preempted: they give back their pages and slots, keep their tokens and random numbers, and compute
+their states again. The requests of the failed step then run in halves, one half after the other, each until its
+requests have computed what the failed step was to compute. A half that fails is halved again, until one request fails
+alone. Requests that were not in the failed step, and new ones, wait meanwhile.
+
+Where both halves succeed and their union fails again, the fault belongs to no single request. After the second time
+each half runs to its end, so that all of these requests end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from model.engine.groups import Schedulers
+from model.engine.request import Request
+from model.engine.scheduler import Batch
+
+MOST_UNEXPLAINED = 2
+"""Failed steps without a request at fault, after which the halves of a set run to their ends."""
+
+
+@dataclass(eq=False)
+class Suspect:
+    """The continuations of one prompt, which run together; `unexplained` failed steps have blamed no single prompt."""
+
+    unexplained: int = field(default=0, init=False)
+
+
+class Suspected(Protocol):
+    """The owner of a request that can be suspected."""
+
+    @property
+    def suspect(self) -> Suspect:
+        """The prompt that the request continues."""
+
+
+class Isolation:
+    """Sets of requests that run one after the other; `live` has every request that has not ended."""
+
+    def __init__(self, scheduler: Schedulers, live: Mapping[Request, Suspected]) -> None:
+        self._scheduler = scheduler
+        self._live = live
+        self._trials: list[Sequence[Suspect]] = []
+        self._targets: dict[Request, int] = {}
+        self._withdrawn: dict[Request, None] = {}
+        self._all: Sequence[Suspect] = ()
+        self._runs_to_the_end = False
+        self._changed = False
+        self.found = 0
+        self.succeeded = False
+
+    @property
+    def is_active(self) -> bool:
+        """Whether a set has yet to run or runs."""
+        return bool(self._trials)
+
+    def hold_back(self, request: Request) -> None:
+        """Let a new request wait until the search has ended."""
+        if self._trials or self._changed:
+            self._withdraw([request])
+
+    def divide(self, batch: Batch) -> Suspect | None:
+        """Withdraw all requests after a failed step, and divide the set that it computed.
+
+        Returns:
+            The suspect that was alone in the step, and so is at fault; None where the halves are to run.
+        """
+        suspects = list(dict.fromkeys(self._live[request].suspect for request in batch.chunks))
+        if self._trials:
+            remaining = [suspect for suspect in self._trials.pop() if suspect not in suspects]
+            self._trials += [remaining] if remaining else []
+        else:
+            self._all, self.found, self.succeeded = suspects, 0, False
+            doubtful = [suspect for suspect in suspects if suspect.unexplained >= MOST_UNEXPLAINED]
+            self._runs_to_the_end = len(doubtful) > 1
+        for request, chunk in batch.chunks.items():
+            end = chunk.start + chunk.count - len(chunk.drafts)
+            self._targets[request] = max(end, self._targets.get(request, 0))
+        self._changed = True
+        self._withdraw(self._live)
+        if len(suspects) == 1:
+            self.found += 1
+            return suspects[0]
+        middle = len(suspects) // 2
+        self._trials += [suspects[middle:], suspects[:middle]]
+        return None
+
+    def note_success(self, batch: Batch) -> None:
+        """Record the positions that a step has computed."""
+        self.succeeded = True
+        for request in batch.chunks if self._targets else ():
+            if request.computed >= self._targets.get(request, 0):
+                self._targets.pop(request, None)
+
+    def advance(self) -> None:
+        """Let the next set run where the running one has passed, or all requests after the last set."""
+        while self._trials and self._has_passed(self._trials[-1]):
+            self._trials.pop()
+            self._changed = True
+        if not self._changed:
+            return
+        self._changed = False
+        if self._trials:
+            trial = self._trials[-1]
+            self._withdraw(self._live)
+            self._resume(request for request, owner in self._live.items() if owner.suspect in trial)
+            return
+        self._resume(self._live)
+        self._withdrawn.clear()
+        self._targets.clear()
+        if not self.found:
+            for suspect in self._all:
+                suspect.unexplained += 1
+        self._all = ()
+
+    def _has_passed(self, trial: Sequence[Suspect]) -> bool:
+        running = [request for request, owner in self._live.items() if owner.suspect in trial]
+        return not running if self._runs_to_the_end else not any(each in self._targets for each in running)
+
+    def _withdraw(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            if request not in self._withdrawn:
+                request.preemptions += request.is_running
+                self._scheduler.end(request)
+                self._withdrawn[request] = None
+
+    def _resume(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            if request in self._withdrawn:
+                del self._withdrawn[request]
+                self._scheduler.resume(request)
