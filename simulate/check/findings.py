@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from simulate.errors import Location, NkwError, RuleViolation, places
+from simulate.level import WARNED
 from simulate.run.stream import ACCUMULATE, READ, Access, Stream
 
 
@@ -127,7 +128,8 @@ def fails_a_check(finding: Finding, tolerant: bool) -> bool:
     (`tolerant`).
     """
     known = KINDS.get(finding.code)
-    return finding.severity is Severity.error or not (tolerant or (known is not None and known.is_expected))
+    is_expected = finding.code in WARNED or (known is not None and known.is_expected)
+    return finding.severity is Severity.error or not (tolerant or is_expected)
 
 
 def found(
@@ -163,7 +165,8 @@ def from_error(error: NkwError) -> Finding:
     head, *rest = str(error).removeprefix(f"[{error.code}] ").split("\n")
     shown = {*error.places(), f"  try:   {hint}"}
     kept = [line for line in rest if line not in shown]
-    return Finding(error.code, Severity.error, "\n".join([head, *kept]), error.where, (), hint, error.callers)
+    severity = Severity.warning if error.code in WARNED else Severity.error
+    return Finding(error.code, severity, "\n".join([head, *kept]), error.where, (), hint, error.callers)
 
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:

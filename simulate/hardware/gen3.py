@@ -88,6 +88,7 @@ _CAPABILITIES = {
     "random_state": documented(True, ISA),
     "vector_random_state": documented(False, ISA),
     "rand2": documented(False, ISA),
+    "receive_displacements": documented(False, ISA),
 }
 
 _SHARED = {

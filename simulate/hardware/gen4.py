@@ -96,6 +96,7 @@ _CAPABILITIES = {
     "random_state": documented(True, ISA),
     "vector_random_state": documented(True, ISA),
     "rand2": documented(True, ISA),
+    "receive_displacements": documented(True, ISA),
 }
 
 _SHARED = {

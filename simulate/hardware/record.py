@@ -143,6 +143,7 @@ class Hardware:
     random_state: bool
     vector_random_state: bool
     rand2: bool
+    receive_displacements: bool
 
     # Shared resources
     vector_gpsimd_share_sbuf_port: bool

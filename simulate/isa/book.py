@@ -9,8 +9,9 @@ from typing import Any
 from simulate.errors import InvalidArgument, NkwError, RuleViolation
 from simulate.hardware import Hardware
 from simulate.isa.memo import KnownCall, Memo, key_of
-from simulate.isa.plan import Plan, sixty_four_bits_are_moved
+from simulate.isa.plan import Plan, complete
 from simulate.isa.template import Template
+from simulate.level import Rules
 from simulate.memory import NkiTensor
 from simulate.suggestions import did_you_mean
 
@@ -90,9 +91,7 @@ def _planned(
     planner: Planner, context: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Plan:
     try:
-        made = planner(*context, *args, **kwargs)
-        sixty_four_bits_are_moved(made)
-        return made
+        return complete(planner(*context, *args, **kwargs))
     except RuleViolation as error:
         name_operands(error, planner, len(context), args, kwargs)
         raise
@@ -109,6 +108,16 @@ def _planned(
                 f"{planner.__name__}: {said}{meant or ';'} its parameters are {', '.join(parameters)}",
             ) from None
         raise error
+
+
+def undocumented(
+    planner: Planner, context: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[RuleViolation, ...]:
+    """Return the undocumented uses of one call, with the instruction's name and the operands of the call."""
+    found = _planned(planner, context, args, kwargs).undocumented
+    for violation in found:
+        name_operands(violation, planner, len(context), args, kwargs)
+    return found
 
 
 def name_operands(
@@ -137,5 +146,10 @@ def _plain(value: Any) -> str:
 
 
 def plan_for(name: str, hardware: Hardware, *args: Any, **kwargs: Any) -> Plan:
-    """Plan an instruction of the book without any machine; what the limit tests use."""
-    return plan(INSTRUCTIONS[name], (hardware,), args, kwargs)
+    """Plan an instruction of the book without any machine, under the rules of the chip; what the limit tests use."""
+    made = plan(INSTRUCTIONS[name], (hardware,), args, kwargs)
+    for violation in made.undocumented:
+        if Rules.chip.refuse(violation.code):
+            name_operands(violation, INSTRUCTIONS[name], 1, args, kwargs)
+            raise violation
+    return made

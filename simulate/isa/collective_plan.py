@@ -73,6 +73,7 @@ def planned(
     name: str | None,
     place: Hashable = None,
     hops: float = 0.5,
+    undocumented: tuple[RuleViolation, ...] = (),
     **terms: Any,
 ) -> Plan:
     """The plan of a collective over `group`, whose members must agree on kind and `terms`; `hops` is its cost's."""
@@ -93,6 +94,7 @@ def planned(
             terms={"operation": kind, "replica group": list(group), **terms},
             exchange=exchange,
         ),
+        undocumented=undocumented,
         effects=_EFFECTS,
     )
 

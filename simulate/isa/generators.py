@@ -37,6 +37,13 @@ def stateful(hardware: Hardware, engine: Engine) -> tuple[Engine, State]:
     return engine, State.vector_xorwow if engine is Engine.vector else State.gpsimd_xorwow
 
 
+@rule("NKW-RANDOM-ENGINE", limit="nisa.engine.vector or nisa.engine.gpsimd", hint="leave engine out")
+def names_engine(engine: Engine) -> None:
+    """engine of rng, rand_get_state and rand_set_state is vector or gpsimd; the state belongs to that engine."""
+    if engine is Engine.unknown:
+        raise RuleViolation(names_engine, "engine=unknown")
+
+
 @rule("NKW-RANDOM-STATE-CHIP", hint="nisa.set_rng_seed")
 def generator_state_on_chip(hardware: Hardware) -> None:
     """rand_set_state and rand_get_state exist from gen3 on."""

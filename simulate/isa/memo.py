@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from simulate.hardware import Hardware
-from simulate.isa.plan import Plan, sixty_four_bits_are_moved, stand_in
+from simulate.isa.plan import Plan, complete, stand_in
 from simulate.isa.replica_group import ReplicaGroup
 from simulate.isa.template import Template
 from simulate.memory import Dynamic, NkiTensor, Storage
@@ -82,8 +82,7 @@ class KnownCall:
 
         given = [stood_in(value) for value in args]
         named = {name: stood_in(value) for name, value in kwargs.items()}
-        plan = planner(*context, *given, **named)
-        sixty_four_bits_are_moved(plan)
+        plan = complete(planner(*context, *given, **named))
         arguments = _with_indices(
             [each for value in (*given, *named.values()) for each in _tensors_of(value)]
         )

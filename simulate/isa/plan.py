@@ -288,6 +288,10 @@ class Plan:
     propagate: Callable[[Plan, list[np.ndarray]], list[np.ndarray] | None] | None = None
     """Which elements of the results are defined where some of an operand's are not (`simulate.isa.propagation`).
     Without it, operands that were not fully written are refused."""
+    undocumented: tuple[RuleViolation, ...] = ()
+    """Documented sentences that the call breaks. The launch's rules decide whether they refuse the instruction."""
+    value_rule: Callable[..., None] | None = None
+    """A rule about the operands' values, applied before `compute`; like `undocumented`, it need not refuse."""
     effects: Effects = PLAIN
     """Facts for detectors and reports. Equal effects are one object, so that a stream keeps each once."""
 
@@ -302,6 +306,26 @@ class Plan:
         return self.over(
             *(tuple([made[id(tensor)] for tensor in side]) for side in (self.reads, self.writes))
         )
+
+
+def complete(plan: Plan) -> Plan:
+    """Apply the rules of every instruction to a plan; returns it with the undocumented uses that they find.
+
+    Raises RuleViolation where the plan cannot be carried out.
+    """
+    sixty_four_bits_are_moved(plan)
+    try:
+        name_is_text(plan.name)
+    except RuleViolation as violation:
+        return replace(plan, undocumented=(*plan.undocumented, violation.with_traceback(None)))
+    return plan
+
+
+@rule("NKW-NAME-TEXT", hint='name="scores", or leave it out')
+def name_is_text(name: object) -> None:
+    """The name of an instruction is a string or None."""
+    if name is not None and not isinstance(name, str):
+        raise RuleViolation(name_is_text, f"name={name!r:.40}")
 
 
 @rule("NKW-INT64")

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware, chips_with
 from simulate.isa.enums import Engine
@@ -17,6 +19,33 @@ from simulate.numerics import AluOperator, OperatorFamily
 
 SBUF, PSUM = MemoryRegion.sbuf, MemoryRegion.psum
 HBM = (MemoryRegion.private_hbm, MemoryRegion.shared_hbm)
+
+
+def violations(*applications: tuple[Any, ...]) -> tuple[RuleViolation, ...]:
+    """Return the violations of rules that do not end the planning; each application is a rule and its arguments.
+
+    For rules of `simulate.level.UNDOCUMENTED` and `WARNED`: the plan's `undocumented` carries the violations to the
+    launch, whose rules refuse or tolerate them.
+    """
+    found = []
+    for apply, *arguments in applications:
+        try:
+            apply(*arguments)
+        except RuleViolation as violation:
+            found.append(violation.with_traceback(None))
+    return tuple(found)
+
+
+@rule("NKW-FLAG", limit="True or False", hint="pass True or False")
+def is_flag(operand: str, value: Any) -> None:
+    """An argument that switches a behaviour on or off is True or False."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise RuleViolation(is_flag, f"{operand}={value!r:.40}")
+
+
+def flags(**values: Any) -> tuple[tuple[Any, ...], ...]:
+    """Return the applications of `is_flag` to several arguments, for `violations`."""
+    return tuple((is_flag, operand, value) for operand, value in values.items())
 
 
 @rule("NKW-OPERAND", hint="allocate it with nl.ndarray, or pass arrays as kernel arguments")

@@ -65,3 +65,17 @@ def is_eight_wide(operand: str, tile: NkiTensor, data: NkiTensor) -> None:
             f"{operand} has shape {tile.shape}, data has {data.shape[0]} partitions",
             limit=f"({data.shape[0]}, 8)",
         )
+
+
+@rule("NKW-SEARCH-MATRIX", hint="allocate it as (P, 8)")
+def is_matrix(operand: str, tile: NkiTensor) -> None:
+    """The result of a search has two dims, (P, 8)."""
+    if tile.ndim != 2:
+        raise RuleViolation(is_matrix, f"{operand} has shape {tile.shape}")
+
+
+@rule("NKW-SEARCH-VALUES", hint="reshape it to (P, 8)")
+def at_most_three_dims(operand: str, tile: NkiTensor) -> None:
+    """The eight values to search for have at most three dims."""
+    if tile.ndim > 3:
+        raise RuleViolation(at_most_three_dims, f"{operand} has shape {tile.shape}")

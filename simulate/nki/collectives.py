@@ -8,7 +8,11 @@ from typing import Any
 
 from simulate.errors import RuleViolation, rule
 from simulate.isa.book import COLLECTIVES, Planner, documented_signature
+from simulate.isa.collectives.ring import CHANNELS_MAX
+from simulate.isa.immediates import integer_within
+from simulate.isa.plan import name_is_text
 from simulate.isa.replica_group import ReplicaGroup, is_replica_group
+from simulate.isa.rules import violations
 from simulate.memory.registers import VirtualRegister
 from simulate.nki import isa
 from simulate.nki.missing import not_yet
@@ -31,6 +35,7 @@ globals().update({name: _collective(planner) for name, planner in COLLECTIVES.it
 
 def rank_id(name: str | None = None) -> VirtualRegister:
     """A register with the number of the rank that runs this kernel."""
+    _judge("rank_id", (name_is_text, name))
     return isa.register_alloc(current_core().rank.number)
 
 
@@ -39,9 +44,35 @@ def collective_permute_implicit_current_processing_rank_id(
 ) -> VirtualRegister:
     """A register with the rank whose data a ring processes: in iteration i the one i steps back, in 0 this rank."""
     is_replica_group(replica_group)
+    is_iteration(iteration_id)
+    _judge(
+        "collective_permute_implicit_current_processing_rank_id",
+        (name_is_text, name),
+        (is_channel, channel_id),
+    )
     rank = current_core().rank.number
     ring = replica_group.of(rank)
     return isa.register_alloc(ring[(ring.index(rank) - iteration_id) % len(ring)])
+
+
+def _judge(instruction: str, *applications: tuple[Any, ...]) -> None:
+    """Apply the launch's rules to the undocumented uses of a function that has no planner."""
+    for violation in violations(*applications):
+        current_core().rank.broken(violation, instruction)
+
+
+@rule("NKW-RING-ITERATION", hint="the counter of the kernel's loop over range(len(group))")
+def is_iteration(iteration_id: Any) -> None:
+    """iteration_id is an integer, the step of the ring from 0 on."""
+    if integer_within(iteration_id, 0, 2**31 - 1) is None:
+        raise RuleViolation(is_iteration, f"iteration_id={iteration_id!r:.40}")
+
+
+@rule("NKW-RING-CHANNEL", limit=f"0 to {CHANNELS_MAX - 1}", hint="channel_id=0")
+def is_channel(channel_id: Any) -> None:
+    """channel_id is the number of a channel, of which a ring has at most four."""
+    if integer_within(channel_id, 0, CHANNELS_MAX - 1) is None:
+        raise RuleViolation(is_channel, f"channel_id={channel_id!r:.40}")
 
 
 def _prepare(planner: Planner) -> Callable[..., NkiInstruction]:

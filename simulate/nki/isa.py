@@ -6,8 +6,9 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
-from simulate.errors import NkiValidationError
+from simulate.errors import NkiValidationError, RuleViolation, rule
 from simulate.isa.book import INSTRUCTIONS, Planner, documented_signature
+from simulate.isa.rules import violations
 from simulate.memory import NkiTensor
 from simulate.memory.registers import VirtualRegister
 from simulate.nki import constants
@@ -52,11 +53,21 @@ def register_alloc(x: int | NkiTensor | None = None) -> VirtualRegister:
 
     The reference knows numbers only; the vendor's own kernels also give a one-element tensor, which is loaded.
     """
-    register = Register(current_core().allocate_register().cell.storage)
+    core = current_core()
+    for violation in violations((starts_with_a_number, x)):
+        core.rank.broken(violation, "register_alloc")
+    register = Register(core.allocate_register().cell.storage)
     if x is not None:
         instruction = "register_load" if isinstance(x, NkiTensor) else "register_move"
         call(INSTRUCTIONS[instruction], (register, x), {})
     return register
+
+
+@rule("NKW-REGISTER-INITIAL", hint="nisa.register_alloc(), then nisa.register_load")
+def starts_with_a_number(x: Any) -> None:
+    """register_alloc takes a Python integer or None."""
+    if isinstance(x, NkiTensor):
+        raise RuleViolation(starts_with_a_number, f"x is {x.describe()}")
 
 
 def _instruction(planner: Planner) -> Callable[..., NkiInstruction]:

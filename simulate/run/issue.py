@@ -47,7 +47,10 @@ def call(
     core = current_core()
     try:
         template, reads, writes = book.bind(planner, (core.hardware,), args, kwargs)
-        return _issue(core, template, reads, writes, line or kernel_line(inside=2))
+        where = line or kernel_line(inside=2)
+        if template.plan.undocumented:
+            _judge_undocumented(core, template.plan, planner, (core.hardware,), args, kwargs, where)
+        return _issue(core, template, reads, writes, where)
     except NkwError as error:
         raise _explained(error, planner, (core.hardware,), args, kwargs, line) from None
 
@@ -57,7 +60,12 @@ def call_collective(planner: book.Planner, args: tuple[Any, ...], kwargs: dict[s
     core = current_core()
     try:
         template, reads, writes = book.bind(planner, (core.hardware, core.rank.number), args, kwargs)
-        return _issue(core, template, reads, writes, kernel_line(inside=2))
+        where = kernel_line(inside=2)
+        if template.plan.undocumented:
+            _judge_undocumented(
+                core, template.plan, planner, (core.hardware, core.rank.number), args, kwargs, where
+            )
+        return _issue(core, template, reads, writes, where)
     except NkwError as error:
         raise _explained(error, planner, (core.hardware, core.rank.number), args, kwargs) from None
 
@@ -72,7 +80,10 @@ def prepare_collective(
     """
     core = current_core()
     try:
-        whole = book.plan(planner, (core.hardware, core.rank.number), args, kwargs)
+        context = (core.hardware, core.rank.number)
+        whole = book.plan(planner, context, args, kwargs)
+        if whole.undocumented:
+            _judge_undocumented(core, whole, planner, context, args, kwargs, kernel_line(inside=2))
         setup = Plan(
             engine=Engine.sync,
             reads=whole.reads[1:],
@@ -85,6 +96,36 @@ def prepare_collective(
         return issue(core, f"{planner.__name__}_prepare", setup)
     except NkwError as error:
         raise _explained(error, planner, (core.hardware, core.rank.number), args, kwargs) from None
+
+
+def _judge_undocumented(
+    core: NeuronCore,
+    plan: Plan,
+    planner: book.Planner,
+    context: tuple[Any, ...],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    line: Line,
+) -> None:
+    """Apply the launch's rules to the undocumented uses of a call, once per rule and line of the kernel.
+
+    `plan` is that of stand-ins, whose violations name no tensors. Raises the first RuleViolation that the rules refuse.
+    """
+    judged = (line, tuple(violation.code for violation in plan.undocumented))
+    if judged in core.rank.judged:
+        return
+    core.rank.judged.add(judged)
+    for violation in book.undocumented(planner, context, args, kwargs):
+        blame_line(violation, line)
+        core.rank.broken(violation)
+
+
+def _judge_values(core: NeuronCore, plan: Plan, op: str, operands: Sequence[Any]) -> None:
+    assert plan.value_rule is not None
+    try:
+        plan.value_rule(*operands)
+    except RuleViolation as violation:
+        core.rank.broken(violation, op)
 
 
 def _explained(
@@ -175,6 +216,8 @@ def _issue(
         *results, state = plan.compute(core.state(plan.state), *operands)
         core.set_state(plan.state, state)
     else:
+        if plan.value_rule is not None:
+            _judge_values(core, plan, template.op, operands)
         results = plan.compute(*operands)
     if dry:
         core.rank.values.update(plan, reads, writes)

@@ -14,7 +14,7 @@ import numpy as np
 
 from simulate.errors import Location, NkwError, RuleViolation
 from simulate.isa.book import CallError
-from simulate.level import RULES_VARIABLE, Rules
+from simulate.level import RULES_VARIABLE, WARNED, Rules
 from simulate.lines import location
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.memory.objects import VALUE_READS
@@ -204,15 +204,21 @@ def _with_tolerated(done: Launch, rank_runs: Sequence[_RankRun]) -> Launch:
     tolerated = tuple(error for each in rank_runs for error in each.rank.tolerated)
     if not tolerated:
         return done
-    texts = tuple(f"{error}\n  tolerated: {RULES_VARIABLE} is {Rules.simulator.value}" for error in tolerated)
+    texts = tuple(f"{error}\n  tolerated: {_why_tolerated(error)}" for error in tolerated)
     for text, error in zip(texts, tolerated):
         where = error.where or Location("", 0, "")
         warnings.warn_explicit(text, ToleratedRule, where.file, where.line)
     return replace(done, warnings=(*done.warnings, *texts), tolerated=tolerated)
 
 
+def _why_tolerated(error: RuleViolation) -> str:
+    if error.code in WARNED:
+        return "public kernels that compile break this documented sentence too"
+    return f"{RULES_VARIABLE} is {Rules.simulator.value}"
+
+
 class ToleratedRule(UserWarning):
-    """A rule of the chip that a kernel breaks and that the vendor's simulator does not have."""
+    """A rule that a kernel breaks and that the rules of its launch do not refuse."""
 
 
 def _with_capacity(done: Launch, rank_runs: Sequence[_RankRun]) -> Launch:

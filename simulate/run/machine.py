@@ -46,6 +46,7 @@ class Rank:
     `trips` are the trip counts of a dry launch, `loops` those of the device loops that were reached, by their line.
     `values` are the numbers that a dry launch knows. `config` is the compile configuration of the kernel, and whether
     nested kernels may have another one. `tolerated` are the broken rules that the launch's rules do not refuse.
+    `judged` are the codes and kernel lines of undocumented arguments that the rules of the launch tolerate.
     """
 
     number: int
@@ -62,6 +63,7 @@ class Rank:
     loops: dict[Line, int] = field(default_factory=dict)
     values: DryValues = field(default_factory=DryValues)
     tolerated: list[RuleViolation] = field(default_factory=list)
+    judged: set[tuple[Line, tuple[str, ...]]] = field(default_factory=set)
 
     def trip_count(self, line: Line) -> int | None:
         """The assumed trip count of the device loop at a line: one per loop in the order they are reached first.

@@ -9,6 +9,7 @@ from typing import Any
 from simulate.check import Finding
 from simulate.check.formats import plain
 from simulate.errors import shown
+from simulate.level import Rules
 from simulate.parts import Hanging, Part, table
 from simulate.profile import Profile
 from simulate.profile.advice import Bound
@@ -155,7 +156,8 @@ class Verdict:
         if more > 0:
             out.append(f"and {more} more; `nkw check` prints all")
         if self.tolerated:
-            out.append(Hanging(f"tolerated by the vendor's simulator: {', '.join(self.tolerated)}"))
+            reason = "by the vendor's simulator" if Rules.of() is Rules.simulator else "as in public kernels"
+            out.append(Hanging(f"tolerated {reason}: {', '.join(self.tolerated)}"))
         return out
 
     def _speed(self) -> list[Part]:

@@ -133,6 +133,7 @@ def test_generations_only_gain_capabilities() -> None:
         ("mx", 4),
         ("activate2", 4),
         ("rand2", 4),
+        ("receive_displacements", 4),
         ("vector_exponential", 4),
         ("indirect_views", 4),
         ("dma_priority", 4),

@@ -30,7 +30,7 @@ from simulate.numerics import cast
 
 Channels = Sequence[Sequence[NkiTensor]]
 
-_CHANNELS_MAX = 4
+CHANNELS_MAX = 4
 
 
 @collective
@@ -145,7 +145,7 @@ def consecutive_channels(channel_ids: Any, *by_channel: Any) -> None:
     """channel_ids is 0, 1, ... up to 3, and every list by channel has one entry for each."""
     count = len(channel_ids) if isinstance(channel_ids, (list, tuple)) else 0
     lists = all(isinstance(channels, (list, tuple)) and len(channels) == count for channels in by_channel)
-    if not (1 <= count <= _CHANNELS_MAX and lists and list(channel_ids) == list(range(count))):
+    if not (1 <= count <= CHANNELS_MAX and lists and list(channel_ids) == list(range(count))):
         raise RuleViolation(
             consecutive_channels,
             f"channel_ids={channel_ids!r:.40}, lists of "

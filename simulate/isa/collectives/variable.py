@@ -45,8 +45,10 @@ def all_gather_v(
     """
     group = members(hardware, rank, "all_gather_v", srcs, dsts, replica_group, priority)
     gathers_four(group, has_rdispls)
+    flags = rules.flags(recv_counts_known=recv_counts_known, has_rdispls=has_rdispls)
     return _plan(
-        hardware, "all_gather_v", group, srcs, dsts, metadata_tensor, recv_counts_known, False, True, name
+        *(hardware, "all_gather_v", group, srcs, dsts, metadata_tensor, recv_counts_known, False, True, name),
+        undocumented=rules.violations(*flags),
     )
 
 
@@ -81,6 +83,10 @@ def all_to_all_v(
         has_rdispls,
         False,
         name,
+        rules.violations(
+            *rules.flags(recv_counts_known=recv_counts_known, has_rdispls=has_rdispls),
+            (displacements_on_chip, hardware, has_rdispls),
+        ),
     )
 
 
@@ -95,6 +101,7 @@ def _plan(
     has_rdispls: bool,
     to_all: bool,
     name: str | None,
+    undocumented: tuple[RuleViolation, ...],
 ) -> Plan:
     single_tensors(kind, srcs, dsts)
     in_hbm(kind, srcs, dsts)
@@ -134,6 +141,7 @@ def _plan(
         recv_counts_known=counts_known,
         has_rdispls=has_rdispls,
         src_dtype=str(src.dtype),
+        undocumented=undocumented,
         **signatures(dsts=dsts),
     )
 
@@ -166,6 +174,13 @@ def metadata_shape(metadata: Any, rows: int, ranks: int) -> None:
         raise RuleViolation(
             metadata_shape, f"metadata_tensor is {metadata.describe()}", limit=f"{wanted} uint32"
         )
+
+
+@rule("NKW-METADATA-DISPLACEMENTS", hint="leave has_rdispls out: chunks lie in equal slots")
+def displacements_on_chip(hardware: Hardware, has_rdispls: bool) -> None:
+    """Receive displacements of all_to_all_v are supported on instances with a NeuronSwitch only (trn3)."""
+    if has_rdispls and not hardware.receive_displacements:
+        raise RuleViolation(displacements_on_chip, f"has_rdispls=True on {hardware.name}")
 
 
 @rule("NKW-GATHER-V-RANKS", hint="nki.collectives.all_gather")

@@ -129,6 +129,7 @@ def activate2(
         else None,
         argument=Argument(function, argument),
         propagate=propagation.within_partitions,
+        undocumented=rules.violations(*rules.flags(reverse0=reverse0, reverse1=reverse1)),
     )
 
 

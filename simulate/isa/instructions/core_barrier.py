@@ -61,6 +61,7 @@ def core_barrier(
             exchange=_nothing_moves,
         ),
         effects=_EFFECTS,
+        undocumented=rules.violations((data_is_shared, data)),
     )
 
 
@@ -80,3 +81,10 @@ def both_cores(cores: Any) -> None:
     """A core barrier is between cores 0 and 1."""
     if not isinstance(cores, (tuple, list)) or tuple(cores) != _CORES:
         raise RuleViolation(both_cores, f"cores={cores!r:.40}")
+
+
+@rule("NKW-BARRIER-DATA", limit="shared_hbm", hint="name the tensor in shared HBM that both cores access")
+def data_is_shared(data: NkiTensor) -> None:
+    """data of core_barrier lies in shared HBM."""
+    if data.buffer is not MemoryRegion.shared_hbm:
+        raise RuleViolation(data_is_shared, f"data lies in {data.buffer.value}")

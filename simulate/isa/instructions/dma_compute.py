@@ -105,6 +105,9 @@ def dma_compute(
         trigger=trigger,
         skip_out_of_range=oob_mode is OobMode.skip,
         effects=_UNIQUE_ROWS if unique_indices else PLAIN,
+        undocumented=rules.violations(
+            *rules.flags(unique_indices=unique_indices), (addresses_are_known, (dst, *sources))
+        ),
     )
 
 
@@ -176,3 +179,11 @@ def promises_unique(unique_indices: bool) -> None:
 def skip_needs_rows() -> None:
     """oob_mode skip is for row numbers read at run time."""
     raise RuleViolation(skip_needs_rows, "oob_mode=skip with static addresses")
+
+
+@rule("NKW-DMA-COMPUTE-ADDRESS", hint="copy the rows with nisa.dma_copy, or give .ap a vector_offset")
+def addresses_are_known(tensors: tuple[NkiTensor, ...]) -> None:
+    """srcs and dst have addresses that are known at compile time, unless a vector_offset gives row numbers."""
+    for tensor in tensors:
+        if tensor.dynamic is not None and not tensor.dynamic.per_partition:
+            raise RuleViolation(addresses_are_known, f"{tensor.describe()} has a scalar_offset")

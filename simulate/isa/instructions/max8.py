@@ -9,7 +9,7 @@ from simulate.isa import costs, propagation, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
 from simulate.isa.plan import JOINS_COLUMNS, Domain, Plan
-from simulate.isa.search8 import check_searched, is_eight_wide
+from simulate.isa.search8 import check_searched, is_eight_wide, is_matrix
 from simulate.isa.shapes import flat
 from simulate.memory import NkiTensor
 
@@ -38,6 +38,7 @@ def max8(hardware: Hardware, dst: NkiTensor, src: NkiTensor, name: str | None = 
         name=name,
         propagate=propagation.within_partitions,
         effects=JOINS_COLUMNS,
+        undocumented=rules.violations((is_matrix, "dst", dst)),
     )
 
 

@@ -9,7 +9,15 @@ from simulate.isa import costs, propagation, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Domain, Plan
-from simulate.isa.search8 import INDEX_DTYPES, all_ones, check_searched, is_eight_wide, take_matches
+from simulate.isa.search8 import (
+    INDEX_DTYPES,
+    all_ones,
+    at_most_three_dims,
+    check_searched,
+    is_eight_wide,
+    is_matrix,
+    take_matches,
+)
 from simulate.isa.shapes import flat
 from simulate.memory import NkiTensor
 
@@ -52,4 +60,5 @@ def nc_find_index8(
         cost=costs.vector(hardware, data.free_size),
         name=name,
         propagate=propagation.within_partitions,
+        undocumented=rules.violations((is_matrix, "dst", dst), (at_most_three_dims, "vals", vals)),
     )

@@ -11,6 +11,7 @@ from simulate.hardware import Hardware
 from simulate.isa import costs, indirection, propagation, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine, MatmulPerfMode
+from simulate.isa.matmul_hints import rule_of_hints
 from simulate.isa.plan import SUMS_PRODUCTS, Accumulate, Domain, Plan
 from simulate.isa.shapes import flat
 from simulate.memory import MemoryRegion, NkiTensor
@@ -127,6 +128,15 @@ def nc_matmul(
         accumulate=Accumulate.overwrite if is_transpose else MODES[accumulate],
         propagate=carried,
         effects=SUMS_PRODUCTS,
+        value_rule=rule_of_hints(is_stationary_onezero, is_moving_onezero),
+        undocumented=rules.violations(
+            *rules.flags(
+                is_stationary_onezero=is_stationary_onezero,
+                is_moving_onezero=is_moving_onezero,
+                is_transpose=is_transpose,
+            ),
+            (names_perf_mode, perf_mode),
+        ),
     )
 
 
@@ -361,3 +371,10 @@ def moving_is_identity(rows: np.ndarray) -> None:
     """With is_transpose the moving tile is an identity matrix."""
     if rows.shape[0] != rows.shape[1] or not np.array_equal(rows.astype(np.float32), np.eye(rows.shape[0])):
         raise RuleViolation(moving_is_identity, f"moving of shape {rows.shape} is not an identity matrix")
+
+
+@rule("NKW-MATMUL-PERF-MODE-NAME", hint="nisa.matmul_perf_mode.double_row")
+def names_perf_mode(perf_mode: Any) -> None:
+    """perf_mode is a member of nisa.matmul_perf_mode."""
+    if not isinstance(perf_mode, MatmulPerfMode):
+        raise RuleViolation(names_perf_mode, f"perf_mode={perf_mode!r:.40}")

@@ -9,7 +9,7 @@ from simulate.hardware import Hardware
 from simulate.isa import costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
-from simulate.isa.generators import state_words, stateful
+from simulate.isa.generators import names_engine, state_words, stateful
 from simulate.isa.plan import Domain, Plan
 from simulate.memory import MemoryRegion, NkiTensor
 
@@ -26,6 +26,7 @@ def rand_get_state(
     Raises RuleViolation. Cost: none is published; one word per cycle.
     """
     rules.check_tile(hardware, "dst", dst)
+    asked = engine
     engine, generator = stateful(hardware, engine)
     rules.gpsimd_stays_in_sbuf(engine, dst=dst)
     state_into_psum(hardware, dst)
@@ -43,6 +44,7 @@ def rand_get_state(
         cost=costs.on_engine(hardware, engine, dst.free_size),
         name=name,
         state=generator,
+        undocumented=rules.violations((names_engine, asked)),
     )
 
 

@@ -8,7 +8,7 @@ from simulate.hardware import Hardware
 from simulate.isa import costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
-from simulate.isa.generators import state_words, stateful
+from simulate.isa.generators import names_engine, state_words, stateful
 from simulate.isa.plan import SEEDS, Domain, Plan
 from simulate.memory import MemoryRegion, NkiTensor
 
@@ -25,6 +25,7 @@ def rand_set_state(
     Raises RuleViolation. Cost: none is published; one word per cycle.
     """
     rules.check_tile(hardware, "src_seeds", src_seeds, MemoryRegion.sbuf)
+    asked = engine
     engine, generator = stateful(hardware, engine)
     state_words("src_seeds", src_seeds, engine)
 
@@ -43,4 +44,5 @@ def rand_set_state(
         name=name,
         state=generator,
         effects=SEEDS,
+        undocumented=rules.violations((names_engine, asked)),
     )

@@ -44,7 +44,8 @@ def register_load(hardware: Hardware, dst: VirtualRegister, src: NkiTensor) -> P
     is_register("dst", dst)
     writable(dst)
     one_element("src", src, dst)
-    return _plan(hardware, (src,), dst.cell, _to_register(src.dtype))
+    found = rules.violations((has_scalar_shape, "src", src))
+    return _plan(hardware, (src,), dst.cell, _to_register(src.dtype), found)
 
 
 @instruction
@@ -55,10 +56,17 @@ def register_store(hardware: Hardware, dst: NkiTensor, src: VirtualRegister) -> 
     """
     is_register("src", src)
     one_element("dst", dst, src)
-    return _plan(hardware, (src.cell,), dst, _from_register(dst.dtype))
+    found = rules.violations((has_scalar_shape, "dst", dst))
+    return _plan(hardware, (src.cell,), dst, _from_register(dst.dtype), found)
 
 
-def _plan(hardware: Hardware, reads: tuple[NkiTensor, ...], dst: NkiTensor, compute: Any) -> Plan:
+def _plan(
+    hardware: Hardware,
+    reads: tuple[NkiTensor, ...],
+    dst: NkiTensor,
+    compute: Any,
+    undocumented: tuple[RuleViolation, ...] = (),
+) -> Plan:
     in_hbm = any(not t.buffer.on_chip and t.buffer is not MemoryRegion.register for t in (*reads, dst))
     number = "register_load_hbm_ns" if in_hbm else "semaphore_ns"
     return Plan(
@@ -69,6 +77,7 @@ def _plan(hardware: Hardware, reads: tuple[NkiTensor, ...], dst: NkiTensor, comp
         compute=compute,
         cost=costs.fixed(hardware, Engine.sync, number),
         name=None,
+        undocumented=undocumented,
     )
 
 
@@ -145,3 +154,10 @@ def one_element(operand: str, tile: Any, register: VirtualRegister) -> None:
             if wide
             else "one element of at most 32 bits, not packed, in sbuf or hbm",
         )
+
+
+@rule("NKW-REGISTER-SHAPE", limit="shape (1,) or (1, 1)", hint="reshape the view to (1, 1)")
+def has_scalar_shape(operand: str, tile: NkiTensor) -> None:
+    """register_load and register_store take a tensor of shape [1] or [1, 1]."""
+    if tile.shape not in ((1,), (1, 1)):
+        raise RuleViolation(has_scalar_shape, f"{operand} has shape {tile.shape}")

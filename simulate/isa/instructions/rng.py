@@ -8,7 +8,7 @@ from simulate.hardware import Hardware
 from simulate.isa import costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import Engine
-from simulate.isa.generators import draw, vector_generator
+from simulate.isa.generators import draw, names_engine, vector_generator
 from simulate.isa.plan import DRAWS, Domain, Plan, State
 from simulate.memory import NkiTensor
 
@@ -27,6 +27,7 @@ def rng(hardware: Hardware, dst: NkiTensor, engine: Engine = Engine.vector, name
     """
     rules.check_tile(hardware, "dst", dst)
     rules.dtype_among("dst", dst, *_INTEGERS)
+    asked = engine
     if engine is Engine.unknown:
         engine = Engine.vector
     rules.engine_can(engine, Engine.vector, *((Engine.gpsimd,) if hardware.gpsimd_random else ()))
@@ -48,4 +49,5 @@ def rng(hardware: Hardware, dst: NkiTensor, engine: Engine = Engine.vector, name
         name=name,
         state=generator,
         effects=DRAWS,
+        undocumented=rules.violations((names_engine, asked)),
     )

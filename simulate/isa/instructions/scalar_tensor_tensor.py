@@ -65,6 +65,7 @@ def scalar_tensor_tensor(
         cost=costs.vector(hardware, data.free_size, _pace(data, operand1, first, second)),
         name=name,
         propagate=propagation.elementwise,
+        undocumented=rules.violations(*rules.flags(reverse0=reverse0, reverse1=reverse1)),
     )
 
 

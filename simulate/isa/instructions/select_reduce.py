@@ -85,6 +85,7 @@ def select_reduce(
         state=State.vector_accumulator,
         registers=Registers(reduce_cmd, maximum.name, on_true.shape[0], reduce_res is not None),
         propagate=propagation.within_partitions,
+        undocumented=rules.violations(*rules.flags(reverse_pred=reverse_pred)),
     )
 
 

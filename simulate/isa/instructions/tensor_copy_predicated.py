@@ -66,6 +66,7 @@ def tensor_copy_predicated(
         compute=compute,
         cost=costs.vector(hardware, dst.free_size, number),
         name=name,
+        undocumented=rules.violations(*rules.flags(reverse_pred=reverse_pred)),
     )
 
 

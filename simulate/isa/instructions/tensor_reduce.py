@@ -72,6 +72,9 @@ def tensor_reduce(
         name=name,
         propagate=propagation.reduced,
         effects=JOINS_COLUMNS,
+        undocumented=rules.violations(
+            *rules.flags(negate=negate, keepdims=keepdims), (dims_count_from_front, axis)
+        ),
     )
 
 
@@ -130,3 +133,13 @@ def no_negated_bits(operator: AluOperator, negate: bool) -> None:
     """negate multiplies by -1, which bitvec operators do not do."""
     if negate:
         raise RuleViolation(no_negated_bits, f"negate=True with {operator.name}")
+
+
+@rule("NKW-REDUCE-AXIS-NEGATIVE", limit="dims counted from 0, the partition dim")
+def dims_count_from_front(axis: Any) -> None:
+    """axis names dims as written: the reference documents no negative numbers."""
+    numbers = axis if isinstance(axis, (tuple, list)) else (axis,)
+    if any(number < 0 for number in numbers):
+        raise RuleViolation(
+            dims_count_from_front, f"axis={axis!r:.40}", hint="axis=data.ndim - 1 for the last dim"
+        )

@@ -86,6 +86,11 @@ def tensor_scalar(
         cost=costs.copied(hardware, engine, dst, data),
         name=name,
         propagate=propagation.elementwise,
+        undocumented=rules.violations(
+            *rules.flags(reverse0=reverse0, reverse1=reverse1),
+            *((column_is_float32, i, s) for i, s in enumerate(stages)),
+            (indirect_is_no_address, dst, data),
+        ),
     )
 
 
@@ -133,4 +138,22 @@ def scalar_engine_multiplies_and_adds(names: tuple[str, ...]) -> None:
             scalar_engine_multiplies_and_adds,
             " then ".join(names),
             limit="; ".join(" then ".join(chain) for chain in _SCALAR_CHAINS),
+        )
+
+
+@rule("NKW-TENSOR-SCALAR-COLUMN", limit="float32", hint="cast it with nisa.tensor_copy")
+def column_is_float32(number: int, part: Stage) -> None:
+    """operand0 and operand1 of arithmetic operators are float32."""
+    tile = part.operand
+    if isinstance(tile, NkiTensor) and not rules.is_bitvec(part.operator) and tile.dtype != "float32":
+        raise RuleViolation(column_is_float32, f"operand{number} is {tile.dtype}")
+
+
+@rule("NKW-TENSOR-SCALAR-INDIRECT", hint="copy the elements with an indirect nisa.tensor_copy first")
+def indirect_is_no_address(dst: NkiTensor, data: NkiTensor) -> None:
+    """Tensor indirection is not supported where dst and data are int32 or uint32, as in address arithmetic."""
+    indirect = any(indirection.is_indirect(tile) for tile in (dst, data))
+    if indirect and all(tile.dtype in ("int32", "uint32") for tile in (dst, data)):
+        raise RuleViolation(
+            indirect_is_no_address, f"an indirect operand with {data.dtype} data, {dst.dtype} dst"
         )

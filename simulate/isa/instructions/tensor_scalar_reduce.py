@@ -87,6 +87,7 @@ def tensor_scalar_reduce(
         registers=Registers(reduce_cmd, reduction.name, data.shape[0], reduce_res is not None),
         propagate=propagation.within_partitions,
         effects=JOINS_COLUMNS,
+        undocumented=rules.violations(*rules.flags(reverse0=reverse0, reduce_res_negate=reduce_res_negate)),
     )
 
 

@@ -76,4 +76,5 @@ def tensor_tensor_scan(
         name=name,
         propagate=propagation.within_partitions,
         effects=JOINS_COLUMNS,
+        undocumented=rules.violations(*rules.flags(reverse0=reverse0, reverse1=reverse1)),
     )

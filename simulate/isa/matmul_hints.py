@@ -1,0 +1,31 @@
+"""Hints of nc_matmul: operands that the kernel declares to have ones and zeros only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from simulate.errors import RuleViolation, rule
+
+
+def rule_of_hints(stationary: bool, moving: bool) -> Callable[..., None] | None:
+    """Return the rule about the values of operands that are declared to be ones and zeros; None without hints."""
+    if not (stationary or moving):
+        return None
+
+    def check(weights: np.ndarray, rows: np.ndarray) -> None:
+        for operand, values, hint in (("stationary", weights, stationary), ("moving", rows, moving)):
+            if hint:
+                holds_ones_and_zeros(operand, values)
+
+    return check
+
+
+@rule("NKW-MATMUL-ONEZERO", limit="0 and 1", hint="leave is_stationary_onezero and is_moving_onezero out")
+def holds_ones_and_zeros(operand: str, values: np.ndarray) -> None:
+    """is_stationary_onezero and is_moving_onezero declare that a tile has ones and zeros only."""
+    wide = values.astype(np.float32)
+    wrong = wide[(wide != 0) & (wide != 1)]
+    if wrong.size:
+        raise RuleViolation(holds_ones_and_zeros, f"{operand} has {wrong[0]:g}")

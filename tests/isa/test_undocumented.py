@@ -1,0 +1,284 @@
+"""Arguments that the reference does not document: refused on the chip, a warning in the vendor's simulator.
+
+Every kernel makes the refused call with `wrong` and its accepted twin without; both compute the same.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simulate.check import Severity, examine
+from simulate.check.findings import fails_a_check
+from simulate.errors import RuleViolation
+from simulate.isa import book
+from simulate.level import UNDOCUMENTED, WARNED, Rules
+from simulate.nki import collectives as ncc
+from simulate.nki import isa as nisa
+from simulate.nki import language as nl
+from simulate.run.launcher import ToleratedRule
+from simulate.world import World
+from tests.isa.tiles import PSUM, TARGETS, plan, tile
+
+X = np.arange(128 * 8, dtype=np.float32).reshape(128, 8)
+Kernel = Callable[[Any, bool], Any]
+
+
+def _stored(made):
+    out = nl.ndarray(made.shape, made.dtype, buffer=nl.shared_hbm)
+    if made.buffer == nl.psum:
+        kept = nl.ndarray(made.shape, made.dtype)
+        nisa.tensor_copy(dst=kept, src=made)
+        made = kept
+    nisa.dma_copy(dst=out, src=made)
+    return out
+
+
+def flag(x, wrong):
+    tile = nl.load(x)
+    nisa.tensor_scalar(dst=tile, data=tile, op0=nl.subtract, operand0=1.0, reverse0="yes" if wrong else True)
+    return _stored(tile)
+
+
+def name(x, wrong):
+    tile = nl.load(x)
+    nisa.tensor_copy(dst=tile, src=tile, name=7 if wrong else "seven")
+    return _stored(tile)
+
+
+def negative_axis(x, wrong):
+    sums = nl.ndarray((128, 1), nl.float32)
+    nisa.tensor_reduce(dst=sums, op=nl.add, data=nl.load(x), axis=-1 if wrong else 1)
+    return _stored(sums)
+
+
+def narrow_column(x, wrong):
+    tile, column = nl.load(x), nl.ndarray((128, 1), nl.bfloat16 if wrong else nl.float32)
+    nisa.memset(dst=column, value=2.0)
+    nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=column)
+    return _stored(tile)
+
+
+def indirect_address(x, wrong):
+    tile = nl.ndarray((128, 8), nl.int32 if wrong else nl.float32)
+    nisa.tensor_copy(dst=tile, src=nl.load(x))
+    index = nl.ndarray((128, 1), nl.uint16)
+    nisa.iota(dst=index, pattern=[[0, 1]], offset=3)
+    taken = nl.ndarray((128, 16), tile.dtype)
+    nisa.tensor_scalar(dst=taken, data=tile.indirect(index, 16), op0=nl.add, operand0=1.0)
+    out = nl.ndarray((128, 16), nl.float32)
+    nisa.tensor_copy(dst=out, src=taken)
+    return _stored(out)
+
+
+def perf_mode(x, wrong):
+    pairs = nl.ndarray((128, 2, 8), nl.float8_e4m3)
+    nisa.memset(dst=pairs, value=1.0)
+    sums = nl.ndarray((8, 8), nl.float32, buffer=nl.psum)
+    mode = "double_row" if wrong else nisa.matmul_perf_mode.double_row
+    nisa.nc_matmul(dst=sums, stationary=pairs, moving=pairs, perf_mode=mode)
+    return _stored(sums)
+
+
+def onezero(x, wrong):
+    moving = nl.load(x)
+    sums = nl.ndarray((8, 8), nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(dst=sums, stationary=moving, moving=moving, is_moving_onezero=wrong)
+    return _stored(sums)
+
+
+def random_engine(x, wrong):
+    words = nl.ndarray((128, 8), nl.uint32)
+    nisa.rng(dst=words, engine=nisa.engine.unknown if wrong else nisa.engine.vector)
+    return _stored(words)
+
+
+def eight_in_two_dims(x, wrong):
+    largest = nl.ndarray((128, 2, 4) if wrong else (128, 8), nl.float32)
+    nisa.max8(dst=largest, src=nl.load(x))
+    return _stored(largest.reshape((128, 8)))
+
+
+def values_in_four_dims(x, wrong):
+    tile, found = nl.load(x), nl.ndarray((128, 8), nl.uint32)
+    values = tile.reshape((128, 2, 2, 2)) if wrong else tile
+    nisa.nc_find_index8(dst=found, data=tile, vals=values)
+    return _stored(found)
+
+
+def barrier_on_a_tile(x, wrong):
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    tile = nl.load(x)
+    half = 64 * nl.program_id(0)
+    nisa.dma_copy(dst=out[half : half + 64], src=tile[half : half + 64])
+    nisa.core_barrier(data=tile if wrong else out, cores=(0, 1))
+    return out
+
+
+def address_at_run_time(x, wrong):
+    table = nl.ndarray((2, 128, 8), nl.float32, buffer=nl.private_hbm)
+    for number in range(2):
+        nisa.dma_copy(dst=table[number], src=x)
+    total = table[1]
+    if wrong:
+        register = nisa.register_alloc(1)
+        total = table.ap([[8, 128], [1, 8]], scalar_offset=register, indirect_dim=0)
+    nisa.dma_compute(dst=total, srcs=[total, nl.load(x)], reduce_op=nl.add)
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(dst=out, src=table[1])
+    return out
+
+
+def register_of_a_tensor(x, wrong):
+    one = nl.ndarray((1, 1), nl.int32)
+    nisa.memset(dst=one, value=5)
+    if wrong:
+        register = nisa.register_alloc(one)
+    else:
+        register = nisa.register_alloc()
+        nisa.register_load(register, one)
+    nisa.register_store(one, register)
+    return _stored(one)
+
+
+def register_of_three_dims(x, wrong):
+    one = nl.ndarray((1, 1, 1) if wrong else (1, 1), nl.int32)
+    nisa.memset(dst=one, value=5)
+    nisa.register_load(nisa.register_alloc(), one)
+    return _stored(one.reshape((1, 1)))
+
+
+def fifth_channel(x, wrong):
+    ring = ncc.ReplicaGroup([[0]])
+    rank = ncc.collective_permute_implicit_current_processing_rank_id(0, ring, channel_id=4 if wrong else 3)
+    one = nl.ndarray((1, 1), nl.int32)
+    nisa.register_store(one, rank)
+    return _stored(one)
+
+
+def placed_chunks(x, wrong):
+    rows = 4 if wrong else 3
+    src, dst = (nl.ndarray((8,), nl.float32, buffer=nl.private_hbm) for _ in range(2))
+    nisa.dma_copy(dst=src, src=x[0])
+    nisa.dma_copy(dst=dst, src=x[0])
+    metadata = nl.ndarray((rows, 1), nl.uint32, buffer=nl.private_hbm)
+    numbers = nl.ndarray((1, rows), nl.uint32)
+    nisa.memset(dst=numbers, value=0)
+    nisa.memset(dst=numbers[:, 0:1], value=8)
+    nisa.dma_copy(dst=metadata, src=numbers.reshape((1, rows)))
+    ncc.all_to_all_v([src], [dst], ncc.ReplicaGroup([[0]]), metadata, has_rdispls=wrong)
+    out = nl.ndarray((8,), nl.float32, buffer=nl.shared_hbm)
+    nisa.dma_copy(dst=out, src=dst)
+    return out
+
+
+CASES: list[tuple[str, Kernel, str]] = [
+    ("NKW-BARRIER-DATA", barrier_on_a_tile, "trn2"),
+    ("NKW-DMA-COMPUTE-ADDRESS", address_at_run_time, "trn2"),
+    ("NKW-FLAG", flag, "trn2"),
+    ("NKW-MATMUL-ONEZERO", onezero, "trn2"),
+    ("NKW-MATMUL-PERF-MODE-NAME", perf_mode, "trn2"),
+    ("NKW-METADATA-DISPLACEMENTS", placed_chunks, "trn2"),
+    ("NKW-NAME-TEXT", name, "trn2"),
+    ("NKW-RANDOM-ENGINE", random_engine, "trn2"),
+    ("NKW-REDUCE-AXIS-NEGATIVE", negative_axis, "trn2"),
+    ("NKW-REGISTER-INITIAL", register_of_a_tensor, "trn2"),
+    ("NKW-REGISTER-SHAPE", register_of_three_dims, "trn2"),
+    ("NKW-RING-CHANNEL", fifth_channel, "trn2"),
+    ("NKW-SEARCH-MATRIX", eight_in_two_dims, "trn2"),
+    ("NKW-SEARCH-VALUES", values_in_four_dims, "trn2"),
+    ("NKW-TENSOR-SCALAR-COLUMN", narrow_column, "trn2"),
+    ("NKW-TENSOR-SCALAR-INDIRECT", indirect_address, "trn3"),
+]
+IDS = [code for code, _, _ in CASES]
+
+
+def _launch(kernel: Kernel, target: str, wrong: bool, rules: str):
+    cores = 2 if kernel is barrier_on_a_tile else 1
+    world = World(target, logical_core_size=cores, rules=rules)
+    return world.launch(kernel, [((X.copy(), wrong), {})])
+
+
+@pytest.mark.parametrize(("code", "kernel", "target"), CASES, ids=IDS)
+def test_an_undocumented_argument_is_refused_on_the_chip_only(code: str, kernel: Kernel, target: str) -> None:
+    clean = _launch(kernel, target, False, "chip")
+    assert clean.tolerated == ()
+    if code in UNDOCUMENTED:
+        with pytest.raises(RuleViolation) as refused:
+            _launch(kernel, target, True, "chip")
+        assert refused.value.code == code
+        assert refused.value.where is not None and "test_undocumented.py" in refused.value.where.file
+    with pytest.warns(ToleratedRule, match=rf"^\[{code}\]"):
+        tolerated = _launch(kernel, target, True, "simulator")
+    assert [error.code for error in tolerated.tolerated] == [code]
+    assert tolerated.tolerated[0].instruction
+    np.testing.assert_array_equal(tolerated.outputs[0], clean.outputs[0])
+
+
+@pytest.mark.parametrize(("code", "kernel", "target"), [case for case in CASES if case[0] in WARNED])
+def test_a_sentence_that_public_kernels_break_is_a_warning_on_the_chip(
+    code: str, kernel: Kernel, target: str
+) -> None:
+    with pytest.warns(ToleratedRule, match="public kernels that compile break this documented sentence too"):
+        launched = _launch(kernel, target, True, "chip")
+    assert [error.code for error in launched.tolerated] == [code]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = [each for each in examine(lambda: _launch(kernel, target, True, "chip")) if each.code == code]
+    assert [each.severity for each in found] == [Severity.warning] and not fails_a_check(found[0], False)
+
+
+def test_every_rule_about_undocumented_arguments_is_tried() -> None:
+    assert set(IDS) == UNDOCUMENTED | WARNED
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_displacements_exist_where_the_chip_has_them(target: str) -> None:
+    has_switch = target == "trn3"
+    world = World(target, rules=Rules.chip)
+    if has_switch:
+        assert world.launch(placed_chunks, [((X.copy(), True), {})]).tolerated == ()
+        return
+    with pytest.raises(RuleViolation, match="NKW-METADATA-DISPLACEMENTS"):
+        world.launch(placed_chunks, [((X.copy(), True), {})])
+
+
+@pytest.mark.parametrize(("axis", "refused"), [(0 - 1, True), ((-1,), True), (1, False), ((1,), False)])
+def test_axes_are_counted_from_the_front(axis: Any, refused: bool) -> None:
+    made = book.plan(
+        book.INSTRUCTIONS["tensor_reduce"],
+        (World("trn2").hardware,),
+        (),
+        {"dst": tile((128, 1)), "op": nl.add, "data": tile((128, 8)), "axis": axis},
+    )
+    assert [each.code for each in made.undocumented] == ["NKW-REDUCE-AXIS-NEGATIVE"] * refused
+
+
+@pytest.mark.parametrize("value", [True, False, np.True_, 0, 1, None, "False"])
+def test_a_flag_is_true_or_false(value: Any) -> None:
+    def planned():
+        operands = {"dst": tile((8, 4)), "src": tile((8, 4)), "predicate": tile((8, 4), "uint8")}
+        return plan("trn2", "tensor_copy_predicated", **operands, reverse_pred=value)
+
+    if isinstance(value, (bool, np.bool_)):
+        assert planned().undocumented == ()
+    else:
+        with pytest.raises(RuleViolation, match="NKW-FLAG"):
+            planned()
+
+
+@pytest.mark.parametrize("hint", ["is_stationary_onezero", "is_moving_onezero"])
+def test_a_hint_holds_for_ones_and_zeros_of_every_dtype(hint: str) -> None:
+    operands = {"dst": tile((8, 8), buffer=PSUM), "stationary": tile((4, 8)), "moving": tile((4, 8))}
+    made = plan("trn2", "nc_matmul", **operands, **{hint: True})
+    assert made.value_rule is not None
+    masks, halves = np.eye(4, 8, dtype=np.float32), np.full((4, 8), 0.5, np.float32)
+    made.value_rule(masks, masks)
+    own = (halves, masks) if "stationary" in hint else (masks, halves)
+    made.value_rule(*own[::-1])
+    with pytest.raises(RuleViolation, match="NKW-MATMUL-ONEZERO"):
+        made.value_rule(*own)
