@@ -97,8 +97,17 @@ def _reduce(x: NkiTensor, operator: str, axis: Any, dtype: Any, keepdims: bool) 
         kept = [extent for dim, extent in enumerate(kept) if dim not in axes]
         kept += [1] * (2 - len(kept))  # a tile keeps two dims
     result = new_tile(x, dtype, tuple(kept))
-    isa.tensor_reduce(dst=result, op=ALU_OPERATORS[operator], data=x, axis=axis, keepdims=keepdims)
+    isa.tensor_reduce(
+        dst=result, op=ALU_OPERATORS[operator], data=x, axis=_from_front(x, axis), keepdims=keepdims
+    )
     return result
+
+
+def _from_front(x: NkiTensor, axis: Any) -> Any:
+    """Return axis with negative numbers, which nki.language takes, counted from the front, as nki.isa asks."""
+    if isinstance(axis, (tuple, list)):
+        return tuple(_from_front(x, dim) for dim in axis)
+    return axis + x.ndim if isinstance(axis, int) and axis < 0 else axis
 
 
 def _with(x: NkiTensor, reduced: NkiTensor, operator: str, dtype: Any) -> NkiTensor:

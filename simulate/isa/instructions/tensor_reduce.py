@@ -32,7 +32,7 @@ def tensor_reduce(
 
     data: [P, ...] @ SBUF or PSUM. dst: [P, ...] @ SBUF or PSUM with one element per partition and element not
     reduced. axis: dims as written, 0 being the partition dim, which cannot be reduced; one dim or several that follow
-    each other up to the last; negative ones count from the end. keepdims decides whether dst keeps dims of size 1;
+    each other up to the last. keepdims decides whether dst keeps dims of size 1;
     as operands are matched by element counts, both kinds of dst are taken either way.
 
     Arithmetic operators compute in float32 (numpy's order of summation; the hardware's is not documented) and round
