@@ -33,8 +33,6 @@ def tensor_reduce(d: Draw) -> Arguments:
     first = int(d.random.integers(1, rank))
     axes = tuple(range(first, rank))
     axis: Any = axes if len(axes) > 1 or d.chance(0.5) else axes[0]
-    if d.chance(0.3):
-        axis = tuple(a - rank for a in axes) if isinstance(axis, tuple) else axis - rank
     dtype = same_size(d, data.dtype) if bits else d.dtype()
     left = int(np.prod(data.shape[1:first]))
     dst = d.result(p, left, dtype, d.buffer(), apart_from=(data,))

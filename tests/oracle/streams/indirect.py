@@ -50,6 +50,8 @@ def _takes_indirect(name: str, call: Arguments) -> bool:
     if name == "nc_matmul":
         usual = "perf_mode" not in call and not call.get("is_transpose") and "tile_size" not in call
         return usual and call["stationary"].oracle.format.bytes < 4
+    if name == "tensor_scalar":
+        return not {call["dst"].dtype, call["data"].dtype} <= {"int32", "uint32"}
     if name == "tensor_reduce":
         return len(call["data"].shape) == 2
     return not (name == "tensor_copy" and call.get("engine") == "gpsimd")

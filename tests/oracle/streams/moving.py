@@ -165,10 +165,10 @@ def register_move(d: Draw) -> Arguments:
 def register_load(d: Draw) -> Arguments:
     return {
         "dst": _some_register(d, writable=True),
-        "src": d.tile(1, 1, d.dtype(ANY), _anywhere(d)),
+        "src": d.tile(1, 1, d.dtype(ANY), _anywhere(d), shape=(1, 1)),
     }
 
 
 @draws
 def register_store(d: Draw) -> Arguments:
-    return {"dst": d.result(1, 1, d.dtype(ANY), _anywhere(d)), "src": _some_register(d)}
+    return {"dst": d.result(1, 1, d.dtype(ANY), _anywhere(d), shape=(1, 1)), "src": _some_register(d)}
