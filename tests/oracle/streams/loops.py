@@ -30,13 +30,14 @@ def _scalar(d: Draw) -> Register:
 def scalar_load(d: Draw) -> Arguments:
     return {
         "dst": d.lockstep.new_register(),
-        "src": d.tile(1, 1, "int32", "hbm" if d.chance(0.5) else "sbuf"),
+        "src": d.tile(1, 1, "int32", "hbm" if d.chance(0.5) else "sbuf", shape=(1, 1)),
     }
 
 
 @draws
 def scalar_store(d: Draw) -> Arguments:
-    return {"dst": d.result(1, 1, "int32", "hbm" if d.chance(0.5) else "sbuf"), "value": _scalar(d)}
+    dst = d.result(1, 1, "int32", "hbm" if d.chance(0.5) else "sbuf", shape=(1, 1))
+    return {"dst": dst, "value": _scalar(d)}
 
 
 @draws
