@@ -77,7 +77,7 @@ def _magnitudes(reference: Reference, call: Call, arrays: Sequence[np.ndarray]) 
     for number, truth in enumerate(arrays):
         with np.errstate(invalid="ignore"):
             steps = [np.abs(each[number].astype(np.float64) - truth) / _NUDGE for each in moved]
-        found.append(max(_largest(truth), _largest(_median(*steps))))
+        found.append(max(largest_finite(truth), largest_finite(_median(*steps))))
     return found
 
 
@@ -86,7 +86,8 @@ def _median(one: np.ndarray, two: np.ndarray, three: np.ndarray) -> np.ndarray:
     return np.maximum(np.minimum(one, two), np.minimum(np.maximum(one, two), three))
 
 
-def _largest(array: np.ndarray) -> float:
+def largest_finite(array: np.ndarray) -> float:
+    """Return the largest magnitude of the finite elements, 0.0 where there are none."""
     values = np.abs(array.astype(np.float64))
     return float(values[np.isfinite(values)].max(initial=0.0))
 

@@ -23,6 +23,7 @@ from simulate.run.launch import plain
 from simulate.verification import inputs
 from simulate.verification.bound import Reference, answer, contractions_of
 from simulate.verification.inputs import Call, NotArrays
+from simulate.verification.statistical_trials import statistical_trials
 from simulate.verification.timed_reference import TimedReference
 from simulate.verification.trial import (
     Outcome,
@@ -96,6 +97,8 @@ def verify(
                 each() for each in progress(_others(run, reference, call, second, contractions), "trials")
             ]
         trials[1] = _not_constant(trials[0], trials[1])
+        trials[2:2] = statistical_trials(trials[:2])
+        trials = [replace(each, truth=None) for each in trials]
     remarks = sum(each.severity is Severity.warning for each in advice)
     tolerated = tuple(sorted({each.code for each in found} - {each.code for each in findings}))
     speed = _speed(trial.launch)

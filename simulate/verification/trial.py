@@ -64,6 +64,7 @@ class Trial:
     largest: float | None = None
     ragged: bool = False
     launch: Launch | None = field(default=None, compare=False, repr=False)
+    truth: Truth | None = field(default=None, compare=False, repr=False)
     outputs: Sequence[np.ndarray] = field(default=(), compare=False, repr=False)
 
     @property
@@ -110,7 +111,7 @@ def judged(name: str, call: Call, launch: Launch, truth: Truth, own: Callable[[]
         outputs = results(launch.outputs[0])
     except NotArrays as error:
         return Trial(name, str(call), Outcome.wrong, error.message, launch=launch)
-    trial = Trial(name, str(call), Outcome.right, launch=launch, outputs=outputs)
+    trial = Trial(name, str(call), Outcome.right, launch=launch, truth=truth, outputs=outputs)
     if len(outputs) != len(truth.arrays):
         count = f"the kernel returns {len(outputs)} arrays, the reference {len(truth.arrays)}"
         return replace(trial, outcome=Outcome.wrong, reason=count)

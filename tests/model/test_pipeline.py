@@ -195,7 +195,7 @@ def test_micro_batches_give_the_tokens_of_one_rank_and_the_report_has_their_bubb
     bubbles = [each["predictions"]["trn2"]["per_token"]["bubble_share"] for each in results]
     assert bubbles[0] == 0 < bubbles[2] < bubbles[1] < bubbles[3]
     said = " ".join(capsys.readouterr().out.split())
-    assert "trn1: 3 micro-batches through 2 stages; the bubble is" in said
+    assert "trn2: 3 micro-batches through 2 stages; the bubble is" in said
     assert "25% if stages were equal and sent nothing" in said
 
 

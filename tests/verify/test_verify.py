@@ -48,7 +48,7 @@ def outcome(verdict: Verdict, name: str) -> Outcome:
 def test_a_right_kernel_is_tried_on_values_and_sizes() -> None:
     verdict = simulate.verify(doubled, [ROWS])
     assert verdict.right and verdict.clean and verdict.status == 0 and verdict.reason == ""
-    values = ["random", "other random", "large", "zeros", "half zeros", "NaN"]
+    values = ["random", "other random", "rms error", "slope - 1", "large", "zeros", "half zeros", "NaN"]
     assert [each.name for each in verdict.trials] == [*values, "127", "129", "7", "9"]
     assert outcome(verdict, "129") is Outcome.not_taken  # a tile has 128 partitions
     assert outcome(verdict, "127") is Outcome.right

@@ -1,0 +1,211 @@
+"""The statistics of errors: silent on right kernels, and wrong for a count that is off by one."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import ml_dtypes
+import nki
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+import pytest
+
+import simulate
+from nki_kernels.examples import EXAMPLES, RANKS
+from simulate.errors import InvalidArgument
+from simulate.kernel_by_name import call_of, callable_named
+from simulate.run.environment import target_hardware
+from simulate.run.launch import plain
+from simulate.verification import Outcome, inputs
+from simulate.verification.bound import answer, contractions_of
+from simulate.verification.inputs import Call
+from simulate.verification.judging import beside
+from simulate.verification.statistical_trials import statistical_trials
+from simulate.verification.statistics import Rounding, roundings_of, statistic
+from simulate.verification.trial import Trial, tried
+from simulate.world import launch
+
+FLOAT32, BFLOAT16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
+
+
+def trials_of(kernel: Any, call: Call, seeds: range, reference: Any = None) -> list[list[Trial]]:
+    """The statistical trials of a kernel for pairs of random calls; two for each number in `seeds`."""
+    function = plain(kernel)
+    reference = reference or beside(function, function.__name__)
+    chip = target_hardware()
+    first = inputs.random(call, 0)
+    contractions = contractions_of(reference, first, answer(reference, first))
+
+    def run(given: Call) -> Any:
+        return launch(function, [(given.args, given.keywords)], chip)
+
+    judge = partial(tried, run=run, reference=reference, contractions=contractions, given=True)
+    return [
+        statistical_trials([judge("random", call=inputs.random(call, seed * 2 + part)) for part in range(2)])
+        for seed in seeds
+    ]
+
+
+def normalised(x: Any, count: int) -> Any:
+    """x over the root of its mean square; `count` is what the sum of squares is divided by."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    rows, columns = x.shape
+    for row in range(0, rows, 128):
+        tile = nl.load(x[row : row + 128])
+        squares = nl.ndarray((128, columns), nl.float32)
+        total = nl.ndarray((128, 1), nl.float32)
+        nisa.activation(
+            dst=squares,
+            op=nl.square,
+            data=tile,
+            reduce_op=nl.add,
+            reduce_res=total,
+            reduce_cmd=nisa.reduce_cmd.reset_reduce,
+        )
+        scale = nl.ndarray((128, 1), nl.float32)
+        nisa.tensor_scalar(dst=scale, data=total, op0=nl.multiply, operand0=1.0 / count)
+        nisa.activation(dst=scale, op=nl.rsqrt, data=scale)
+        result = nl.ndarray((128, columns), x.dtype)
+        nisa.tensor_scalar(dst=result, data=tile, op0=nl.multiply, operand0=scale)
+        nisa.dma_copy(dst=out[row : row + 128], src=result)
+    return out
+
+
+@nki.jit
+def over_d(x):
+    """Divided by the number of columns."""
+    return normalised(x, x.shape[1])
+
+
+@nki.jit
+def over_d_less_one(x):
+    """Divided by one less."""
+    return normalised(x, x.shape[1] - 1)
+
+
+def normalised_reference(x: np.ndarray) -> np.ndarray:
+    """The definition."""
+    return x / np.sqrt(np.square(x).mean(axis=1, keepdims=True))
+
+
+def outcomes(kernel: Any, columns: int, dtype: np.dtype[Any]) -> dict[str, Outcome]:
+    verdict = simulate.verify(kernel, [np.zeros((128, columns), dtype)], normalised_reference)
+    names = ("random", "rms error", "slope - 1")
+    return {trial.name: trial.outcome for trial in verdict.trials if trial.name in names}
+
+
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
+@pytest.mark.parametrize("columns", [64, 65, 512, 4096])
+def test_a_count_that_is_off_by_one_is_found_and_the_right_count_passes(columns: int, dtype: Any) -> None:
+    right = outcomes(over_d, columns, dtype)
+    assert right == dict.fromkeys(("random", "rms error", "slope - 1"), Outcome.right)
+    wrong = outcomes(over_d_less_one, columns, dtype)
+    # The bound on one element finds the error of few columns, and then there are no statistics.
+    if wrong["random"] is Outcome.right:
+        assert wrong["slope - 1"] is Outcome.wrong
+    else:
+        assert columns < 512 and "slope - 1" not in wrong
+
+
+def test_verify_calls_it_wrong_and_says_the_factor() -> None:
+    x = np.zeros((128, 256), ml_dtypes.bfloat16)
+    verdict = simulate.verify(over_d_less_one, [x], normalised_reference)
+    assert not verdict.right and verdict.status == 1
+    assert verdict.reason.startswith("slope - 1: the output is the reference times 0.998")
+    assert "fitted to 65,536 elements; the roundings of the kernel explain 1 +- " in verdict.reason
+    assert simulate.verify(over_d, [x], normalised_reference).right
+
+
+@nki.jit
+def scaled_by_a_bfloat16(x):
+    """x / 3 with the third as a bfloat16 number, which all elements share."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    tile = nl.load(x)
+    third = nl.ndarray((128, 1), nl.bfloat16)
+    nisa.memset(dst=third, value=1 / 3)
+    nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=nl.copy(third, nl.float32))
+    nisa.dma_copy(dst=out, src=tile)
+    return out
+
+
+def scaled_by_a_bfloat16_reference(x: np.ndarray) -> np.ndarray:
+    """The definition."""
+    return x / 3
+
+
+def test_the_rounding_of_a_scalar_that_all_elements_share_is_allowed() -> None:
+    call = Call((np.zeros((128, 512), BFLOAT16),), {})
+    (trials,) = trials_of(scaled_by_a_bfloat16, call, range(1))
+    assert [trial.outcome for trial in trials] == [Outcome.right, Outcome.right]
+    assert trials[1].error is not None and trials[1].error > 2.0**-11  # it is there
+    assert trials[1].allowed is not None and trials[1].allowed < 2.0**-7
+
+
+def test_roundings_are_those_of_the_stream() -> None:
+    x = np.ones((256, 64), BFLOAT16)
+    done = simulate.launch(over_d.func, [((x,), {})])
+    assert roundings_of(done.streams) == [Rounding(2.0**-8, 256 * 64, 1.0, False, True)]
+    done = simulate.launch(over_d.func, [((x.astype(np.float32),), {})])
+    assert roundings_of(done.streams) == []
+
+
+def test_roundings_to_eight_bits_have_no_model() -> None:
+    @nki.jit
+    def narrowed(x):
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(dst=out, src=nl.copy(nl.copy(nl.load(x), nl.float8_e4m3), nl.float32))
+        return out
+
+    done = simulate.launch(narrowed.func, [((np.ones((128, 8), np.float32),), {})])
+    assert roundings_of(done.streams) is None
+
+
+@pytest.mark.parametrize("factor", [1 - 2.0**-13, 1 + 2.0**-13, 1.01])
+def test_a_factor_is_measured_below_the_rounding_of_one_element(factor: float) -> None:
+    generator = np.random.default_rng(5)
+    truths = [generator.standard_normal((128, 2048)) for _ in range(2)]
+    last = [Rounding(2.0**-8, 128 * 2048, 1.0, False, True)]
+    seen = statistic([(each * factor).astype(BFLOAT16) for each in truths], truths, last, 1.0, 1, 4)
+    assert seen is not None
+    assert seen.slope == pytest.approx(factor - 1, abs=2e-5)
+    assert abs(seen.slope) > seen.slope_allowed
+    right = statistic([each.astype(BFLOAT16) for each in truths], truths, last, 1.0, 1, 4)
+    assert right is not None and abs(right.slope) < right.slope_allowed < 2.0**-14
+    assert right.rms_allowed / 9 < right.rms < right.rms_allowed
+
+
+def test_few_elements_and_zeros_have_no_statistics() -> None:
+    few = [np.ones((31, 1))] * 2
+    assert statistic(few, few, [], 1.0, 1, 1) is None
+    enough = [np.ones((32, 1))] * 2
+    assert statistic(enough, enough, [], 1.0, 1, 1) is not None
+    zeros = [np.zeros((128, 8))] * 2
+    assert statistic(zeros, zeros, [], 1.0, 1, 1) is None
+
+
+def silent(kernel: str, seeds: range) -> None:
+    words = f"nki_kernels:{kernel}"
+    args, keywords = call_of(EXAMPLES[kernel])
+    function = callable_named(words)
+    try:
+        found = trials_of(function, Call(args, keywords), seeds)
+    except InvalidArgument as refused:  # without a reference, or one that fails on random values
+        pytest.skip(str(refused))
+    for seed, trials in zip(seeds, found):
+        assert [trial.reason for trial in trials if trial.outcome is Outcome.wrong] == [], seed
+
+
+SHIPPED = sorted(set(EXAMPLES) - set(RANKS))
+
+
+@pytest.mark.parametrize("kernel", SHIPPED)
+def test_shipped_kernels_pass(kernel: str) -> None:
+    silent(kernel, range(1))
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("kernel", SHIPPED)
+def test_shipped_kernels_pass_on_a_thousand_seeds(kernel: str) -> None:
+    silent(kernel, range(1, 501))
