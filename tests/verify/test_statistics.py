@@ -90,23 +90,16 @@ def normalised_reference(x: np.ndarray) -> np.ndarray:
     return x / np.sqrt(np.square(x).mean(axis=1, keepdims=True))
 
 
-def outcomes(kernel: Any, columns: int, dtype: np.dtype[Any]) -> dict[str, Outcome]:
-    verdict = simulate.verify(kernel, [np.zeros((128, columns), dtype)], normalised_reference)
-    names = ("random", "rms error", "slope - 1")
-    return {trial.name: trial.outcome for trial in verdict.trials if trial.name in names}
-
-
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
 @pytest.mark.parametrize("columns", [64, 65, 512, 4096])
 def test_a_count_that_is_off_by_one_is_found_and_the_right_count_passes(columns: int, dtype: Any) -> None:
-    right = outcomes(over_d, columns, dtype)
-    assert right == dict.fromkeys(("random", "rms error", "slope - 1"), Outcome.right)
-    wrong = outcomes(over_d_less_one, columns, dtype)
-    # The bound on one element finds the error of few columns, and then there are no statistics.
-    if wrong["random"] is Outcome.right:
-        assert wrong["slope - 1"] is Outcome.wrong
-    else:
-        assert columns < 512 and "slope - 1" not in wrong
+    x = np.zeros((128, columns), dtype)
+    assert simulate.verify(over_d, [x], normalised_reference).right
+    verdict = simulate.verify(over_d_less_one, [x], normalised_reference)
+    assert not verdict.right
+    # Of more columns the error is smaller: the bound on one element lets it pass, in bfloat16 the RMS error does too.
+    if columns == 4096:
+        assert verdict.reason.startswith("slope - 1: " if dtype == BFLOAT16 else "rms error: ")
 
 
 def test_verify_calls_it_wrong_and_says_the_factor() -> None:
@@ -186,7 +179,7 @@ def test_few_elements_and_zeros_have_no_statistics() -> None:
 
 
 def silent(kernel: str, seeds: range) -> None:
-    words = f"nki_kernels:{kernel}"
+    words = f"nki_kernels.{kernel}" if ":" in kernel else f"nki_kernels:{kernel}"
     args, keywords = call_of(EXAMPLES[kernel])
     function = callable_named(words)
     try:
