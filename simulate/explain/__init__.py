@@ -93,9 +93,9 @@ def explanations() -> dict[str, Explanation]:
 
 @lru_cache(maxsize=1)
 def vendor_codes() -> dict[str, VendorCode]:
-    """The documented codes of the vendor's compiler, which aws-neuron/neuron-agentic-development lists as well."""
+    """Return the codes of the vendor's compiler: the documented ones, and internal ones that users report."""
     return {
-        code: VendorCode(code, meaning, cure, tuple(rules.replace(",", " ").split()), f"{_PAGES}/{page}.html")
+        code: VendorCode(code, meaning, cure, tuple(rules.replace(",", " ").split()), _vendor_source(page))
         for code, page, meaning, cure, rules in _rows("vendor")
     }
 
@@ -128,6 +128,17 @@ def _source(key: str) -> str:
         module = _MODULES[kind]
         return f"NKI documentation 0.6, page nki/api/{module.replace('.', '/')}, section {module}.{name}"
     return _SOURCES[kind]
+
+
+def _vendor_source(page: str) -> str:
+    """Return where a code of the vendor's compiler is described."""
+    if page == "reported":
+        return "reported in public repositories; the vendor documents no cause"
+    kind, _, thread = page.partition(":")
+    if kind == "issue":
+        repository, _, number = thread.partition("#")
+        return f"https://github.com/{repository}/issues/{number}"
+    return f"{_PAGES}/{page}.html"
 
 
 def _rows(table: str) -> list[list[str]]:

@@ -60,6 +60,13 @@ def test_codes_of_the_vendor_name_rules_that_exist() -> None:
     assert vendor_codes()["NCC_EARG001"].rules == ("NKW-LNC",)
 
 
+@pytest.mark.parametrize("code", ["INLA001", "IBIR229", "IBIR297", "IXGM002", "ITEN404", "EVRF064"])
+def test_codes_that_users_report_have_a_cause_a_cure_and_a_source(code: str) -> None:
+    known = vendor_codes()[f"NCC_{code}"]
+    assert known.source.startswith(("https://", "reported in public repositories"))
+    assert explained(code) == [known] and known.cure in str(known)
+
+
 @pytest.mark.parametrize(
     ("asked", "first", "count"),
     [
