@@ -18,10 +18,11 @@ import numpy as np
 
 from model.engine.buckets import BucketUse
 from model.engine.checks import check_vocabulary
-from model.engine.faults import EngineFailed, contain, describe_fault
+from model.engine.continuations import Continuation, PromptGroup
+from model.engine.faults import EngineFailed, describe_fault
 from model.engine.grammars import CompiledGrammar, Grammars
 from model.engine.groups import Schedulers
-from model.engine.isolation import Isolation, Suspect
+from model.engine.isolation import Isolation
 from model.engine.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
 from model.engine.params import SamplingParams
 from model.engine.request import Request
@@ -33,7 +34,7 @@ from model.errors import ModelError
 from model.sampling import SampleRow, StepOutput
 from model.state import root_key
 from model.stop_strings import StopStrings
-from model.tokenizer import Tokenizer, TokenStream
+from model.tokenizer import Tokenizer
 
 _MASK_SECONDS = 0.01
 """How long a step waits for new masks; most take less than a millisecond."""
@@ -81,8 +82,8 @@ class Engine:
         self._tokenizer = tokenizer
         self._clock = clock
         self.grammars = grammars or Grammars.of_tokenizer(tokenizer, limits.vocab_size, limits.end_tokens)
-        self._groups: dict[str, _Group] = {}
-        self._sequences: dict[Request, _Sequence] = {}
+        self._groups: dict[str, PromptGroup] = {}
+        self._sequences: dict[Request, Continuation] = {}
         self._numbers = count()
         self._isolates = isolates
         self._isolation = Isolation(scheduler, self._sequences)
@@ -155,7 +156,7 @@ class Engine:
         seed = (limits.seed, number) if params.seed is None else (params.seed,)
         if params.structured_outputs is not None and grammar is None:
             grammar = self.grammars.compile(params.structured_outputs)
-        group = _Group(output, params, seed, speech=speech, grammar=grammar)
+        group = PromptGroup(output, params, seed, speech=speech, grammar=grammar)
         sequence = self._sequence(group, 0)
         self.scheduler.submit(request)
         self._groups[id], self._sequences[request] = group, sequence
@@ -280,7 +281,7 @@ class Engine:
         group = self._isolation.divide(batch)
         if group is None:
             return []
-        assert isinstance(group, _Group)
+        assert isinstance(group, PromptGroup)
         group.failure, group.output.fault = f"a step of the request failed: {describe_fault(error)}", error
         self._end_failed([group])
         self._settle(group)
@@ -297,7 +298,7 @@ class Engine:
         finally:
             self.scheduler.end(request)
 
-    def _end_failed(self, groups: Iterable[_Group]) -> None:
+    def _end_failed(self, groups: Iterable[PromptGroup]) -> None:
         """End the requests that have failed."""
         for group in groups:
             if group.failure is not None:
@@ -382,13 +383,13 @@ class Engine:
             self.acceptance.add(len(chunk.drafts), len(chosen) - 1)
         return chosen
 
-    def _sequence(self, group: _Group, index: int) -> _Sequence:
+    def _sequence(self, group: PromptGroup, index: int) -> Continuation:
         params, prompt = group.params, group.output.prompt_token_ids
         rule: TokenRule | None = None
         if group.speech is not None and group.speech.rule is not None:
             rule = group.speech.rule()
         ends = [*(() if params.ignore_eos else self.limits.end_tokens), *(params.stop_token_ids or ())]
-        return _Sequence(
+        return Continuation(
             group,
             group.output.outputs[index],
             TokenSampler(
@@ -399,7 +400,7 @@ class Engine:
             StopStrings(params.stops),
         )
 
-    def _fork(self, request: Request, group: _Group, answer: StepOutput) -> None:
+    def _fork(self, request: Request, group: PromptGroup, answer: StepOutput) -> None:
         """The other continuations of a prompt, each with its own first token."""
         group.forked = True
         for index in range(1, group.params.n):
@@ -456,7 +457,7 @@ class Engine:
         output.finish_reason, output.stop_reason = reason, stopped_by
         sequence.group.output.metrics.num_preemptions += request.preemptions
 
-    def _end_all(self, group: _Group, reason: FinishReason, stopped_by: str | None) -> None:
+    def _end_all(self, group: PromptGroup, reason: FinishReason, stopped_by: str | None) -> None:
         """End all continuations of a prompt; some may have no token yet."""
         for request, sequence in list(self._sequences.items()):
             if sequence.group is group:
@@ -465,53 +466,8 @@ class Engine:
             if not output.finished:
                 output.finish_reason, output.stop_reason = reason, stopped_by
 
-    def _settle(self, group: _Group) -> None:
+    def _settle(self, group: PromptGroup) -> None:
         """Forget a request all of whose continuations have ended."""
         if group.output.finished:
             group.output.metrics.finished_time = self._clock()
             del self._groups[group.output.request_id]
-
-
-@dataclass(eq=False)
-class _Group(Suspect):
-    """The continuations of one prompt."""
-
-    output: RequestOutput
-    params: SamplingParams
-    seed: tuple[int, ...]
-    speech: Speech | None = None
-    forked: bool = False
-    failure: str | None = None
-    grammar: CompiledGrammar | None = None
-
-    def blame(self, error: BaseException) -> None:
-        """Note the first exception of the request's host work. Raises one of which no request is at fault."""
-        contain(error)
-        if self.failure is None and isinstance(error, ModelError):
-            self.failure = error.message
-        elif self.failure is None:
-            self.failure, self.output.fault = f"the request failed: {describe_fault(error)}", error
-
-
-@dataclass
-class _Sequence:
-    """One continuation on its way."""
-
-    group: _Group
-    output: CompletionOutput
-    sampler: TokenSampler
-    stream: TokenStream
-    stops: StopStrings
-
-    def is_ready(self, now: float) -> bool:
-        """Return whether the tokens that may be drawn next are known, or asking for them raises, as the draw will."""
-        try:
-            return self.sampler.is_ready(now)
-        except BaseException as error:
-            self.group.blame(error)
-            return True
-
-    @property
-    def suspect(self) -> _Group:
-        """The prompt that the continuation follows."""
-        return self.group

@@ -1,0 +1,61 @@
+"""The continuations of prompts on their way: what the engine knows of each besides its scheduler request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from model.engine.faults import contain, describe_fault
+from model.engine.grammars import CompiledGrammar
+from model.engine.isolation import Suspect
+from model.engine.outputs import CompletionOutput, RequestOutput
+from model.engine.params import SamplingParams
+from model.engine.sampler import TokenSampler
+from model.engine.speech import Speech
+from model.errors import ModelError
+from model.stop_strings import StopStrings
+from model.tokenizer import TokenStream
+
+
+@dataclass(eq=False)
+class PromptGroup(Suspect):
+    """The continuations of one prompt."""
+
+    output: RequestOutput
+    params: SamplingParams
+    seed: tuple[int, ...]
+    speech: Speech | None = None
+    forked: bool = False
+    failure: str | None = None
+    grammar: CompiledGrammar | None = None
+
+    def blame(self, error: BaseException) -> None:
+        """Note the first exception of the request's host work. Raises one of which no request is at fault."""
+        contain(error)
+        if self.failure is None and isinstance(error, ModelError):
+            self.failure = error.message
+        elif self.failure is None:
+            self.failure, self.output.fault = f"the request failed: {describe_fault(error)}", error
+
+
+@dataclass
+class Continuation:
+    """One continuation of a prompt, whose text is not complete."""
+
+    group: PromptGroup
+    output: CompletionOutput
+    sampler: TokenSampler
+    stream: TokenStream
+    stops: StopStrings
+
+    def is_ready(self, now: float) -> bool:
+        """Return whether the tokens that may be drawn next are known, or asking for them raises, as the draw will."""
+        try:
+            return self.sampler.is_ready(now)
+        except BaseException as error:
+            self.group.blame(error)
+            return True
+
+    @property
+    def suspect(self) -> PromptGroup:
+        """The prompt that the continuation follows."""
+        return self.group
