@@ -224,6 +224,8 @@ between tensors; fresh tensors hold NaN or 4; accumulate=True on unwritten PSUM 
 UNDOCUMENTED = frozenset(
     {
         "NKW-DMA-COMPUTE-ADDRESS",
+        "NKW-DMA-ENGINE",
+        "NKW-DMA-ROWS",
         "NKW-FLAG",
         "NKW-MATMUL-ONEZERO",
         "NKW-METADATA-DISPLACEMENTS",
@@ -243,6 +245,7 @@ sentences are in `tests/contract/documented`."""
 WARNED = frozenset(
     {
         "NKW-BARRIER-DATA",
+        "NKW-DMA-TRANSPOSE-NONE",
         "NKW-MATMUL-PERF-MODE-NAME",
         "NKW-REGISTER-INITIAL",
         "NKW-TENSOR-SCALAR-COLUMN",

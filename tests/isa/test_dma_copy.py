@@ -67,6 +67,18 @@ def test_hardware_descriptors(target: str) -> None:
     plan(target, "dma_copy", **{**call, "src": _rows(4), "dge_mode": nisa.dge_mode.swdge})
 
 
+@pytest.mark.parametrize("engine", Engine, ids=lambda engine: engine.name)
+@pytest.mark.parametrize("mode", nisa.dge_mode, ids=lambda mode: mode.name)
+def test_an_engine_comes_with_hardware_descriptors_alone(mode: nisa.dge_mode, engine: Engine) -> None:
+    call = {"dst": tile((4, 4)), "src": tile((4, 4), buffer=HBM), "dge_mode": mode, "engine": engine}
+    if engine is Engine.unknown or (mode is nisa.dge_mode.hwdge and engine in (Engine.sync, Engine.scalar)):
+        assert plan("trn2", "dma_copy", **call).undocumented == ()
+    elif mode is nisa.dge_mode.hwdge:
+        refuses("NKW-ENGINE", "trn2", "dma_copy", **call)
+    else:
+        refuses("NKW-DMA-ENGINE", "trn2", "dma_copy", **call)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_priorities(target: str) -> None:
     call = {"dst": tile((4, 4)), "src": tile((4, 4), buffer=HBM)}

@@ -176,7 +176,35 @@ def placed_chunks(x, wrong):
     return out
 
 
+def engine_without_hwdge(x, wrong):
+    tile = nl.ndarray(x.shape, x.dtype)
+    if wrong:
+        nisa.dma_copy(dst=tile, src=x, engine=nisa.engine.scalar)
+    else:
+        nisa.dma_copy(dst=tile, src=x, dge_mode=nisa.dge_mode.hwdge, engine=nisa.engine.scalar)
+    return _stored(tile)
+
+
+def prepared_rows(x, wrong):
+    numbers = nl.ndarray((128, 1), nl.int32)
+    nisa.iota(dst=numbers, pattern=[[0, 1]], offset=3)
+    tile = nl.ndarray(x.shape, x.dtype)
+    rows = x.ap(pattern=[[8, 128], [1, 8]], vector_offset=numbers)
+    nisa.dma_copy(dst=tile, src=rows, dge_mode=nisa.dge_mode.none if wrong else nisa.dge_mode.swdge)
+    return _stored(tile)
+
+
+def prepared_transpose(x, wrong):
+    tile = nl.ndarray((8, 128), x.dtype)
+    mode = nisa.dge_mode.none if wrong else nisa.dge_mode.unknown
+    nisa.dma_transpose(dst=tile, src=x, dge_mode=mode)
+    return _stored(tile)
+
+
 CASES: list[tuple[str, Kernel, str]] = [
+    ("NKW-DMA-ENGINE", engine_without_hwdge, "trn2"),
+    ("NKW-DMA-ROWS", prepared_rows, "trn2"),
+    ("NKW-DMA-TRANSPOSE-NONE", prepared_transpose, "trn2"),
     ("NKW-BARRIER-DATA", barrier_on_a_tile, "trn2"),
     ("NKW-DMA-COMPUTE-ADDRESS", address_at_run_time, "trn2"),
     ("NKW-FLAG", flag, "trn2"),

@@ -36,11 +36,14 @@ def dma_copy(
     with `skip` the elements it addresses are left untouched. The order of writes to one row from duplicate scatter
     indices is not documented; here the last one stays.
 
-    dge_mode unknown is decided as the compiler does: GpSimd writes the descriptors for row numbers in a tile and for
-    casts, otherwise they are static. Loads are triggered on the Sync stream and stores on GpSimd's, so that
-    a store that waits for a result does not hold up the loads behind it [our choice; the compiler's is not stated].
-    A load that casts is triggered on the Sync stream too, with descriptors that GpSimd writes; row numbers in a tile
-    put the trigger on GpSimd's stream.
+    dge_mode unknown is this simulator's choice: GpSimd writes the descriptors for row numbers in a tile and for casts,
+    otherwise they are static. Release notes of the compiler and a profile of the vendor say hardware or software
+    descriptors by default on trn2; other published times agree with static ones. Loads are triggered on the Sync
+    stream and stores on GpSimd's, so that a store that waits for a result does not hold up the loads behind it [our
+    choice; the compiler's is not stated]. A load that casts is triggered on the Sync stream too, with descriptors that
+    GpSimd writes; row numbers in a tile put the trigger on GpSimd's stream.
+
+    engine: sync or scalar, with dge_mode hwdge alone. Where rules tolerate another use, that engine is the trigger.
 
     Raises RuleViolation, OutOfBounds. Cost: dma_costs.dma.
     """
@@ -111,6 +114,10 @@ def dma_copy(
         propagate=propagation.elementwise,
         trigger=trigger,
         skip_out_of_range=oob_mode is OobMode.skip,
+        undocumented=rules.violations(
+            (engine_with_hardware_descriptors, dge_mode, engine),
+            (row_numbers_by_software, dge_mode, by_row),
+        ),
         effects=_EFFECTS,
     )
 
@@ -146,6 +153,27 @@ def hardware_descriptors(hardware: Hardware, dst: NkiTensor, src: NkiTensor, by_
             f"dge_mode=hwdge on {hardware.name}, {src.dtype} to {dst.dtype}"
             + (", vector_offset" if by_row else ""),
         )
+
+
+@rule(
+    "NKW-DMA-ENGINE",
+    limit="dge_mode=hwdge with engine sync or scalar",
+    hint="leave engine out, or pass dge_mode=nisa.dge_mode.hwdge where chip and dtypes allow it",
+)
+def engine_with_hardware_descriptors(dge_mode: DgeMode, engine: Engine) -> None:
+    """engine= of dma_copy is valid with dge_mode=hwdge alone, and names the Sync or the Scalar engine."""
+    documented = dge_mode is DgeMode.hwdge and engine in (Engine.sync, Engine.scalar)
+    if engine is not Engine.unknown and not documented:
+        raise RuleViolation(
+            engine_with_hardware_descriptors, f"engine={engine.name}, dge_mode={dge_mode.name}"
+        )
+
+
+@rule("NKW-DMA-ROWS", limit="dge_mode unknown or swdge", hint="leave dge_mode out")
+def row_numbers_by_software(dge_mode: DgeMode, by_row: bool) -> None:
+    """Descriptors that are prepared before the launch, dge_mode=none, take no row numbers in a tile."""
+    if by_row and dge_mode is DgeMode.none:
+        raise RuleViolation(row_numbers_by_software, "vector_offset with dge_mode=none")
 
 
 @rule("NKW-DMA-PRIORITY")

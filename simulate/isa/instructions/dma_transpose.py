@@ -96,6 +96,7 @@ def dma_transpose(
         name=name,
         trigger=trigger,
         skip_out_of_range=oob_mode is OobMode.skip,
+        undocumented=rules.violations((no_prepared_transpose, dge_mode)),
     )
 
 
@@ -136,8 +137,8 @@ def permuted_shape(dst: NkiTensor, src: NkiTensor, order: tuple[int, ...]) -> No
 
 @rule("NKW-DMA-TRANSPOSE-DGE")
 def descriptors_from(mode: DgeMode, by_row: bool) -> None:
-    """A direct dma_transpose takes dge_mode unknown, hwdge or none, an indirect one unknown or swdge."""
-    # The reference leaves out `none`, which the vendor's library passes for descriptors written ahead.
+    """A direct dma_transpose takes dge_mode unknown or hwdge, an indirect one unknown or swdge."""
+    # `no_prepared_transpose` judges `none` of a direct transpose.
     allowed = (DgeMode.unknown, DgeMode.swdge) if by_row else (DgeMode.unknown, DgeMode.hwdge, DgeMode.none)
     if mode not in allowed:
         raise RuleViolation(
@@ -145,6 +146,16 @@ def descriptors_from(mode: DgeMode, by_row: bool) -> None:
             f"dge_mode={mode.name if isinstance(mode, DgeMode) else mode!r}",
             limit=", ".join(one.name for one in allowed),
         )
+
+
+@rule("NKW-DMA-TRANSPOSE-NONE", limit="unknown or hwdge", hint="leave dge_mode out")
+def no_prepared_transpose(mode: DgeMode) -> None:
+    """The reference of dma_transpose does not list dge_mode=none, descriptors that are prepared before the launch.
+
+    The documentation's page on descriptor generation lists it.
+    """
+    if mode is DgeMode.none:
+        raise RuleViolation(no_prepared_transpose, "dge_mode=none")
 
 
 @rule("NKW-DMA-TRANSPOSE-SKIP", hint="oob_mode=nisa.oob_mode.error")
