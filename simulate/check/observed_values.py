@@ -205,4 +205,7 @@ def _holds_infinity(tile: NkiTensor) -> bool:
 
 
 def _is_large(integers: np.ndarray) -> bool:
+    """Return whether an element is too large for float32's integers; infinities and NaN are no integers."""
+    if integers.dtype.kind not in "iu":
+        integers = integers[np.isfinite(integers)]
     return bool(integers.size) and max(int(integers.max()), -int(integers.min())) > EXACT_INTEGERS

@@ -191,3 +191,18 @@ def test_a_shuffle_of_partitions_in_place_is_silent() -> None:
         return copied_out(tile)
 
     assert codes(kernel, ramp(64, 4)) == []
+
+
+@pytest.mark.parametrize("counts", [[1, 2, 4, 8], [1, 0, 4, 8]])
+def test_integers_that_become_infinite_are_reported_and_end_no_check(counts: list[int]) -> None:
+    """The infinity of 1 / 0 in a tile that came from integers is a finding, and no error of the check."""
+
+    def kernel(x):
+        tile = nl.ndarray((4, 1), dtype=nl.float32)
+        nisa.tensor_copy(dst=tile, src=nl.load(x))
+        nisa.reciprocal(dst=tile, data=tile)
+        nisa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=1.0)
+        return copied_out(tile)
+
+    expected = ["NKW-NONFINITE"] if 0 in counts else []
+    assert codes(kernel, np.array(counts, np.int32).reshape(4, 1)) == expected

@@ -112,7 +112,8 @@ def test_an_entry_without_a_launch_has_a_reason_and_costs_no_other_one(folder: P
         "measured_us is None, no time of a kernel": {"measured_us": None},
         "it is a str, not an object; lnc is None, not 1 or 2; measured_us is None, no time of a kernel": "words",
         "its launch ended without a result, as it does beyond 900 s and 12 GiB": {"heads": 7},
-        "its kernel raises SystemExit: enough": {"heads": 8},
+        "its kernel breaks a rule: [NKW-EXIT] the kernel attention_cte called sys.exit('enough') before it returned: "
+        "return from it, or raise an Exception": {"heads": 8},
         "": {},
     }
     assert reasons(folder, tmp_path, ATTENTION, *cases.values()) == list(cases)
