@@ -17,6 +17,7 @@ from simulate.profile.numbers import share, us
 from simulate.run import Launch
 from simulate.terminal import rendered
 from simulate.timing import Reading
+from simulate.verification.statistical_trials import RMS, SLOPE
 from simulate.verification.trial import Outcome, Trial
 
 _FINDINGS_SHOWN, _REASONS_SHOWN = 2, 2
@@ -138,8 +139,11 @@ class Verdict:
 
     def _untried(self) -> list[Part]:
         """Return a sentence on the number of trials that kernel or reference refused; nothing if there are none."""
-        count = sum(each.outcome is Outcome.not_taken for each in self.trials)
-        return [Hanging(f"{count} of {len(self.trials)} trials could not be tried")] if count else []
+        tried = [
+            trial for trial in self.trials if trial.name not in (RMS, SLOPE)
+        ]  # those judge the random trials
+        count = sum(trial.outcome is Outcome.not_taken for trial in tried)
+        return [Hanging(f"{count} of {len(tried)} trials could not be tried")] if count else []
 
     def _reasons(self, outcome: Outcome) -> list[str]:
         """The first reasons of trials that came out so, each after the names of its trials."""

@@ -47,7 +47,7 @@ def test_refuses_unknown_modes_of_a_matmul() -> None:
 @pytest.mark.parametrize(
     ("parameter", "wrong", "right"),
     [
-        ("engine", "sync", nl.isa.engine.sync),
+        ("engine", "sync", nl.isa.engine.unknown),
         ("dge_mode", 2, DgeMode.none),
         ("oob_mode", "skip", OobMode.skip),
     ],

@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parent / "tasks"
 TASKS = sorted(path.stem for path in FOLDER.glob("*.py"))
 TABLES: dict[str, dict[str, Any]] = {name: runpy.run_path(str(FOLDER / f"{name}.py")) for name in TASKS}
 WRONG = [(name, kind) for name in TASKS for kind in TABLES[name]["WRONG"]]
-MOST_LINES, COLUMNS = 26, 80
+MOST_LINES, COLUMNS = 36, 80  # messages are whole, and the paths of a test run may take lines of their own
 
 
 def judged(task: str, file: Path, old: str = "", new: str = "") -> Verdict:

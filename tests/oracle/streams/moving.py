@@ -63,6 +63,8 @@ def _how(d: Draw, same: bool) -> Arguments:
     """The options of a DMA that change no bytes: writer of the descriptors, triggering engine and priority."""
     mode = d.pick(("unknown", "none", "swdge") + (("hwdge",) if d.generation >= 3 and same else ()))
     how: Arguments = {"dge_mode": mode, "engine": d.pick(("unknown", "sync", "scalar"))}
+    if mode != "hwdge":
+        how["engine"] = "unknown"  # another one is documented with hardware descriptors alone
     return {**how, "priority": d.pick((0, 1, 2, 3))} if d.generation >= 4 and d.chance(0.5) else how
 
 

@@ -42,7 +42,7 @@ ARGUMENTS = ["f32[200,64]", "f32[1,64]", "1e-5"]
 SLOW = ("ROWS = 128", "ROWS = 16")
 WRONG = {
     "wrong scale": ("scale=1.0 / columns", "scale=1.0 / ROWS", "error"),
-    "eps forgotten": ("value=eps", "value=0.0", "zeros"),
+    "eps forgotten": ("value=eps", "value=0.0", "zeros|slope"),
     "no square root": ("op=nl.rsqrt", "op=nl.reciprocal", "error|NKW"),
     "sum without its last column": (
         "data=result, axis=1",
