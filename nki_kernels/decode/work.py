@@ -85,9 +85,12 @@ def seen_among_new(work):
     """
     if work.sizes.stored:
         return None
-    causal = causal_among_new(work.sizes.new, work.window)
+    new = work.sizes.new
     if work.share.slots[0] > 0:
+        causal = nl.ndarray((new, new), dtype=nl.uint8, buffer=nl.sbuf)
         nisa.memset(dst=causal, value=0)
+    else:
+        causal = causal_among_new(new, work.window)
     return causal if work.ranks is None else only_on_first_rank(causal, work.ranks)
 
 

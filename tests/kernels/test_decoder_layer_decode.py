@@ -12,6 +12,7 @@ from nki.collectives import ReplicaGroup
 import nki_kernels as kernels
 import simulate
 from simulate.check import examine
+from simulate.hardware import hardware
 from simulate.replay import ReplayCache
 from simulate.timing import Reading, schedule
 from tests.kernels.accuracy import TARGETS, as_tuple, check, compare_all, copied, normal, run
@@ -187,7 +188,10 @@ def test_two_batches_of_one_bucket_replay_one_program() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_weights_of_the_mlp_arrive_while_attention_runs(target: str) -> None:
-    """In program order a launch takes less than its two parts one after another."""
+    """In program order a launch takes less than its two parts one after another, where DMAs have a second queue.
+
+    Without hardware descriptors (gen2) loads of the MLP queue behind stores of attention, and nothing is gained.
+    """
     given = arguments(4, 2048, 1024, 16, 4, 1024, BF16)
     block, mlp = two_launches(given)
     times = []
@@ -198,7 +202,8 @@ def test_the_weights_of_the_mlp_arrive_while_attention_runs(target: str) -> None
     ):
         done = simulate.World(target).launch(kernel, [(these, {})], mode=simulate.Mode.dry)
         times.append(schedule(done.streams, done.hardware, Reading.program).length_ns)
-    assert times[2] < 0.9 * (times[0] + times[1])
+    gain = 0.9 if hardware(target).hardware_dge else 1.01
+    assert times[2] < gain * (times[0] + times[1])
 
 
 @pytest.mark.slow
