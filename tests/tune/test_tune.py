@@ -164,8 +164,7 @@ def test_an_interrupt_keeps_the_best_so_far(jobs: str, tmp_path: Path) -> None:
     words = [str(tmp_path / "doubled.py:doubled"), "f32[128,4096]", "--jobs", jobs, "--write"]
     outputs = ["--json", str(tmp_path / "found.json"), "--html", str(tmp_path / "found.html")]
     status, err = stopped(started("-m", "nkw", "tune", "--target", "trn2", *words, *outputs))
-    where = ": doubled has issued nothing" if jobs == "1" else ""  # the launch is in that process
-    assert (status, err) == (130, f"target trn2\n\nnkw: interrupted{where}\n")
+    assert (status, err) == (130, "target trn2\n\nnkw: interrupted\n")  # candidates run in other processes
     document = json.loads((tmp_path / "found.json").read_text())
     assert document["complete"] is False
     assert document["tried"][0]["values"] == {"columns": 128, "engine": "vector"}
