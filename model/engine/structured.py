@@ -125,7 +125,12 @@ class Constraint:
         return self._mask
 
     def accept(self, token: int) -> bool:
-        """Follow a chosen token, begin to compute the mask behind it, and return whether it may be chosen."""
+        """Follow a chosen token, begin to compute the mask behind it, and return whether it may be chosen.
+
+        Raises ModelError as `allowed`, where the mask behind the token before is still being computed.
+        """
+        if self._call is not None:
+            self.allowed()
         matcher, compiler = self._matcher, self._compiler
         allowed = bool(matcher.consume_token(token))
         self.complete = bool(matcher.is_stopped() and not matcher.is_error())
@@ -137,8 +142,7 @@ class Constraint:
 
     def for_drafts(self) -> Constraint:
         """Return a copy at the same token, which follows drafts that may turn out wrong."""
-        copy = Constraint(
-            *(self._compiler, self._matcher.deep_copy(), self.allowed(), self._threads, self._limits)
-        )
+        mask = self.allowed()  # before the copy: a thread that computes it has borrowed the matcher
+        copy = Constraint(self._compiler, self._matcher.deep_copy(), mask, self._threads, self._limits)
         copy._is_draft = True
         return copy

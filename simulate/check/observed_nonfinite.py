@@ -22,7 +22,8 @@ from simulate.check.tile_values import (
 )
 from simulate.isa import propagation
 from simulate.isa.enums import ReduceCmd
-from simulate.isa.plan import Domain, Plan
+from simulate.isa.plan import Domain, Masked, Plan
+from simulate.isa.shapes import flat
 from simulate.memory import NkiTensor, Storage
 from simulate.numerics.quiet import quiet
 from simulate.run.execute import rounded
@@ -254,6 +255,8 @@ class NonFinite:
 
 def _placed(plan: Plan, cause: _Operand, tile: NkiTensor) -> _Operand | None:
     """Return an operand with the result's shape, or None where elements of the two do not correspond."""
+    if plan.propagate in (propagation.moved, propagation.transposed):
+        return _Operand(*(_moved(plan, each, tile) for each in (cause.nan, cause.infinite, cause.origins)))
     copies = plan.domain is Domain.bits and cause.nan.size == tile.size
     if plan.propagate is not propagation.elementwise and not plan.effects.copies and not copies:
         return None
@@ -264,6 +267,17 @@ def _placed(plan: Plan, cause: _Operand, tile: NkiTensor) -> _Operand | None:
     column = (tile.shape[0], *(1,) * (tile.ndim - 1))
     parts = (each.reshape(column) for each in (cause.nan, cause.infinite, cause.origins))
     return _Operand(*(np.broadcast_to(each, tile.shape) for each in parts))
+
+
+def _moved(plan: Plan, part: np.ndarray, tile: NkiTensor) -> np.ndarray:
+    """Return one array of an `_Operand` as an instruction that only moves elements moves them."""
+    if plan.propagate is propagation.transposed:
+        return flat(part).T.reshape(tile.shape)
+    (result,) = plan.compute(part)
+    if isinstance(result, Masked):
+        nothing = _FINITE if part.dtype == np.int32 else False
+        result = np.where(result.chosen, result.values, nothing)
+    return np.asarray(result).reshape(tile.shape)
 
 
 @quiet

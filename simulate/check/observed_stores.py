@@ -36,6 +36,8 @@ class Stores:
     """Tiles that contain what a DMA brought from HBM, where it still is."""
     _old: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     """Of the running store, by tensor: the events that stored its elements, and their bits."""
+    _partly_read: set[int] = field(default_factory=set)
+    """Stores to scratch memory of which something read a part: they store whole rows, and a part of each is used."""
 
     def before(self, core: NeuronCore, issue: Issue) -> None:
         """Keep what a store is about to overwrite; note what an instruction reads."""
@@ -44,6 +46,8 @@ class Stores:
         for tile in reads:
             events = self._unread.get(tile.storage.serial)
             if events is not None:
+                if tile.buffer is MemoryRegion.private_hbm:
+                    self._partly_read.update(np.unique(self._get(events, tile)).tolist())
                 self._set(events, tile, _NONE)
         if plan.rendezvous is not None or not reads:
             return
@@ -84,6 +88,8 @@ class Stores:
         if count < _SHARE * tile.size:
             return  # the border of a block, which the next block computes with its neighbours
         first = int(earlier[changed].flat[0])
+        if first in self._partly_read:
+            return
         self.lost.append(LostStore(first, event, tile.storage.serial, count, tile.size))
 
     @staticmethod

@@ -183,6 +183,44 @@ def test_a_sum_of_integers_wraps_above_31_bits(value: int, expected: list[str]) 
     assert codes(kernel, np.full((4, 8), value, np.int32)) == expected
 
 
+@pytest.mark.parametrize(("rows", "expected"), [(0, ["NKW-STORE-LOST"]), (1, []), (4, [])])
+def test_a_store_to_scratch_of_which_a_part_is_read_is_silent(rows: int, expected: list[str]) -> None:
+    """Whole squares are stored in one DMA, and rows of them are read back; the next block stores over the rest."""
+
+    def kernel(x):
+        out = nl.ndarray((4, 4), dtype=nl.float32, buffer=nl.shared_hbm)
+        scratch = nl.ndarray((6, 4), dtype=nl.float32, buffer=nl.private_hbm)
+        part = nl.zeros((4, 4), dtype=nl.float32)
+        for block in range(2):
+            tile = nl.load(x)
+            nisa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=float(block))
+            nisa.dma_copy(dst=scratch[2 * block : 2 * block + 4], src=tile)
+            if rows or block:
+                nisa.dma_copy(dst=part[0 : rows or 4], src=scratch[0 : rows or 4])
+        nisa.dma_copy(dst=out, src=part)
+        return out
+
+    found = codes(kernel, ramp(4, 4))
+    assert [code for code in found if code == "NKW-STORE-LOST"] == expected
+
+
+@pytest.mark.parametrize("method", ["dma_transpose", "nc_transpose", "nc_stream_shuffle"])
+@pytest.mark.parametrize("row", [0, 1, 2])
+def test_a_nan_of_the_input_that_moves_to_another_place_is_no_birth(method: str, row: int) -> None:
+    def kernel(x):
+        tile = nl.load(x)
+        result = nl.ndarray((32, 32), dtype=nl.float32)
+        if method == "nc_stream_shuffle":
+            nisa.nc_stream_shuffle(dst=result, src=tile, shuffle_mask=[*range(1, 32), 0])
+        else:
+            getattr(nisa, method)(dst=result, **{"src" if method == "dma_transpose" else "data": tile})
+        return copied_out(result)
+
+    x = ramp(32, 32)
+    x[row, 5] = np.nan
+    assert codes(kernel, x) == []
+
+
 def test_a_shuffle_of_partitions_in_place_is_silent() -> None:
     def kernel(x):
         tile = nl.load(x)

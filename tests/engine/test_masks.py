@@ -22,16 +22,22 @@ FORM = replace(PARAMS, structured_outputs=StructuredOutputsParams(regex="x"))
 
 @dataclass
 class Matcher:
-    """A matcher that allows all tokens, and whose masks wait for a gate from a number of tokens on."""
+    """A matcher that allows all tokens, and whose masks wait for a gate from a number of tokens on.
+
+    As llguidance's, it must be left alone while its mask is computed.
+    """
 
     gate: threading.Event
     slow_from: int
     taken: list[int] = field(default_factory=list)
+    borrowed: threading.Event = field(default_factory=threading.Event)
 
     def deep_copy(self) -> Matcher:
+        assert not self.borrowed.is_set(), "Already borrowed"
         return Matcher(self.gate, self.slow_from, [*self.taken])
 
     def consume_token(self, token: int) -> bool:
+        assert not self.borrowed.is_set(), "Already borrowed"
         self.taken.append(token)
         return True
 
@@ -52,8 +58,10 @@ class Compiler:
         return Matcher(self.gate, int(text))
 
     def mask(self, matcher: Matcher) -> np.ndarray:
+        matcher.borrowed.set()
         if len(matcher.taken) >= matcher.slow_from:
             assert matcher.gate.wait(60), "the gate stayed closed"
+        matcher.borrowed.clear()
         return np.ones(VOCABULARY, bool)
 
 
@@ -152,6 +160,19 @@ def test_drafts_behind_slow_masks_are_not_verified_and_change_no_token() -> None
         outputs.append(output.outputs[0].token_ids)
     assert outputs[0] == outputs[1]
     assert len(outputs[0]) == 12
+
+
+@pytest.mark.parametrize("method", ["accept", "for_drafts"])
+def test_a_matcher_is_left_alone_while_its_mask_is_computed(clocked: Clocked, method: str) -> None:
+    """Several tokens of one step are accepted one behind another, and a mask takes longer than the time between."""
+    constraint = clocked.grammars.constraint(clocked.grammar("1"))
+    constraint.accept(3)
+    assert constraint._matcher.borrowed.wait(60)
+    threading.Timer(0.05, clocked.compiler.gate.set).start()
+    if method == "accept":
+        assert constraint.accept(4) and constraint._matcher.taken == [3, 4]
+    else:
+        assert constraint.for_drafts()._matcher.taken == [3]
 
 
 def forms(count: int) -> list[StructuredOutputsParams]:
