@@ -38,15 +38,15 @@ def chunk_width(rows, ranks=1):
     return BANK * max(1, ACCUMULATOR_BANKS // blocks(rows, ranks * own_height(ranks)))
 
 
-def residual_product(y, residual, weights, bias, replica_group, ranks=1, held=None, paired=False, ahead=0):
+def residual_product(y, residual, weights, bias, replica_group, ranks=1, held=None, paired=False, ahead=1):
     """What the chunks of one product share; `product_chunk` takes it.
 
     residual: [T, H] in HBM, or None. weights: the parts of the weight, each some of its rows; one if it is `held`.
     bias: [128, H] in SBUF, or None. ranks: over which the rows of y are cut. held: a list, empty at first, if the
     weight is to stay in SBUF, else None. paired: see `accumulate`.
-    ahead: chunks whose sums over the ranks may be under way before the first is stored. The entry "kept" may be set to
-    the residual in SBUF, as [row, 1, H], and "factors" to a list with a column for each row tile, [rows, 1] float32,
-    that multiplies its rows.
+    ahead: chunks, at least one, whose sums over the ranks may be under way before the first is stored. The entry
+    "kept" may be set to the residual in SBUF, as [row, 1, H], and "factors" to a list with a column for each row tile,
+    [rows, 1] float32, that multiplies its rows.
     """
     return {
         "y": y,
@@ -106,8 +106,6 @@ def product_chunk(job, parts, first, column):
     start_sum(job)
     job["unstarted"] = partial, total, rows
     job["sums"].append([total, before, bias, target, (first, end, column, last)])
-    if job["ahead"] == 0:
-        start_sum(job)
     prepare_sum(job, len(job["sums"]) - job["ahead"])
     store_sum(job, len(job["sums"]) - 1 - job["ahead"])
 

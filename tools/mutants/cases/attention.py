@@ -169,6 +169,7 @@ def _decode() -> list[Case]:
         _step("trn2", [1001], 24, 1, 4, 2304, np.float32, np.float32, new=3),
         _step("trn3", [7, 3, 60] * 6, 80, 40, 130, 128, BF16, BF16),
         _shared(_step("trn2", [100, 257], 6, 2, 16, 300, np.float32, np.float32, new=3)),
+        _shared(_step("trn2", [1001, 5], 24, 12, 4, 2304, np.float32, np.float32)),
         _shared(_step_with("trn1", BF16, 16, 50, None, normal(6, 1, 4), kv=1)),
         _shared(_step_with("trn3", np.float32, 0, 70, 5.0, normal(6, 1, 4))),
         _in_rows("trn1", ([299, 5], 4, 2, 144, 300), rows_of(3, 0), BF16),
