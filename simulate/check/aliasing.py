@@ -15,7 +15,6 @@ from simulate.check.footprint import footprint_of
 from simulate.isa import propagation
 from simulate.isa.enums import Engine
 from simulate.isa.template import Template
-from simulate.memory import NkiTensor
 from simulate.run import Launch
 from simulate.run.stream import Stream
 
@@ -35,18 +34,24 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
 
 
 def _shifted(stream: Stream) -> list[Finding]:
-    candidates = [_may_shift(template) for template in stream.templates]
+    pairs = [_streamed_pairs(template) for template in stream.templates]
+    collides: dict[tuple[int, int, int], bool] = {}  # by template, operand and result
     findings: list[Finding] = []
-    said: set[int] = set()
+    reported_lines: set[int] = set()
     for event, number in enumerate(stream.template_ids):
         line = stream.line_ids[event]
-        if not candidates[number] or line in said:
+        if not pairs[number] or line in reported_lines:
             continue
         tensors = stream.tensors_of(event)
-        for source, target in candidates[number]:
+        for source, target in pairs[number]:
             if tensors[source] != tensors[target]:
                 continue
-            said.add(line)
+            key = number, source, target
+            if key not in collides:
+                collides[key] = _collide(stream.templates[number], source, target)
+            if not collides[key]:
+                continue
+            reported_lines.add(line)
             accesses = stream.accesses(event)
             record = stream.tensors[tensors[source]]
             findings.append(
@@ -55,7 +60,7 @@ def _shifted(stream: Stream) -> list[Finding]:
                     f"{stream.event(event).op} reads {record.name} {record.shape} and writes the same bytes at other "
                     "positions",
                     stream.event(event).where,
-                    [touch(stream, event, accesses[place]) for place in (source, target)],
+                    [touch(stream, event, accesses[index]) for index in (source, target)],
                     hint="write to a second tile",
                 )
             )
@@ -63,8 +68,8 @@ def _shifted(stream: Stream) -> list[Finding]:
     return findings
 
 
-def _may_shift(template: Template) -> list[tuple[int, int]]:
-    """Return the places of operands and results that would collide if they were views of one tensor."""
+def _streamed_pairs(template: Template) -> list[tuple[int, int]]:
+    """Return the indices of operands and results on chip that an engine reads and writes at the same time."""
     plan = template.plan
     # A shuffle of partitions may be in place, as its page says; gathers and searches state nothing.
     streams = plan.propagate in (propagation.elementwise, propagation.transposed)
@@ -74,20 +79,20 @@ def _may_shift(template: Template) -> list[tuple[int, int]]:
         (source, target)
         for source in template.reads
         for target in template.writes
-        if _collide(
-            template.operands[source], template.operands[target], plan.propagate is propagation.transposed
-        )
+        if template.operands[source].buffer.on_chip
     ]
 
 
-def _collide(source: NkiTensor, target: NkiTensor, moves: bool) -> bool:
+def _collide(template: Template, operand: int, result: int) -> bool:
     """Return whether a result meets an operand of the same allocation at other elements than its own."""
+    source, target = template.operands[operand], template.operands[result]
+    moves = template.plan.propagate is propagation.transposed
     if source.layout.form is not target.layout.form or source.free_size == 1 or target.free_size == 1:
-        return False
-    if not source.buffer.on_chip:
         return False
     if source.dtype.itemsize != target.dtype.itemsize and source.offset == target.offset == 0:
         return False  # a narrower result stays behind the elements that are still to be read
+    if source.layout is target.layout and not moves:
+        return False
     reads, writes = footprint_of(0, source.layout), footprint_of(0, target.layout)
     if not reads.meets(writes):
         return False
