@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from simulate.errors import Unsupported
 from tests.kernels.test_latent_attention import batch, expansion
 from tools.mutants.__main__ import CAUGHT, MORTALITY, sampled
 from tools.mutants.calls import Call, View
@@ -108,7 +109,10 @@ def test_the_cases_run_every_line_of_the_kernels() -> None:
     try:
         for case in cases():
             if case.judge is not None:
-                launched(case)
+                try:
+                    launched(replace(case, judge=None))  # which lines run does not depend on values
+                except Unsupported:  # but in loops over registers
+                    launched(case)
     finally:
         sys.settrace(before)
         threading.settrace(before)  # type: ignore[arg-type]
