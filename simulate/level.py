@@ -223,6 +223,10 @@ between tensors; fresh tensors hold NaN or 4; accumulate=True on unwritten PSUM 
 
 UNDOCUMENTED = frozenset(
     {
+        "NKW-ADDRESS-HBM",
+        "NKW-CONSTANT-DTYPE",
+        "NKW-CONSTANT-SHARED",
+        "NKW-DEVICE-PRINT",
         "NKW-DMA-COMPUTE-ADDRESS",
         "NKW-DMA-ENGINE",
         "NKW-DMA-ROWS",
@@ -230,6 +234,8 @@ UNDOCUMENTED = frozenset(
         "NKW-MATMUL-ONEZERO",
         "NKW-METADATA-DISPLACEMENTS",
         "NKW-NAME-TEXT",
+        "NKW-NL-MATMUL-COLUMNS",
+        "NKW-NL-MEMORY",
         "NKW-RANDOM-ENGINE",
         "NKW-REDUCE-AXIS-NEGATIVE",
         "NKW-REGISTER-SHAPE",
@@ -249,6 +255,7 @@ WARNED = frozenset(
         "NKW-MATMUL-PERF-MODE-NAME",
         "NKW-REGISTER-INITIAL",
         "NKW-TENSOR-SCALAR-COLUMN",
+        "NKW-WHERE-TILES",
     }
 )
 """Rules whose documented sentence public kernels break although they compile; a launch that breaks one gets a warning.

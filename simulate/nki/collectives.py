@@ -12,9 +12,9 @@ from simulate.isa.collectives.ring import CHANNELS_MAX
 from simulate.isa.immediates import integer_within
 from simulate.isa.plan import name_is_text
 from simulate.isa.replica_group import ReplicaGroup, is_replica_group
-from simulate.isa.rules import violations
 from simulate.memory.registers import VirtualRegister
 from simulate.nki import isa
+from simulate.nki.arguments import judge
 from simulate.nki.missing import not_yet
 from simulate.run import NkiInstruction, current_core
 from simulate.run.issue import call_collective, prepare_collective
@@ -35,7 +35,7 @@ globals().update({name: _collective(planner) for name, planner in COLLECTIVES.it
 
 def rank_id(name: str | None = None) -> VirtualRegister:
     """A register with the number of the rank that runs this kernel."""
-    _judge("rank_id", (name_is_text, name))
+    judge("rank_id", (name_is_text, name))
     return isa.register_alloc(current_core().rank.number)
 
 
@@ -45,7 +45,7 @@ def collective_permute_implicit_current_processing_rank_id(
     """A register with the rank whose data a ring processes: in iteration i the one i steps back, in 0 this rank."""
     is_replica_group(replica_group)
     is_iteration(iteration_id)
-    _judge(
+    judge(
         "collective_permute_implicit_current_processing_rank_id",
         (name_is_text, name),
         (is_channel, channel_id),
@@ -53,12 +53,6 @@ def collective_permute_implicit_current_processing_rank_id(
     rank = current_core().rank.number
     ring = replica_group.of(rank)
     return isa.register_alloc(ring[(ring.index(rank) - iteration_id) % len(ring)])
-
-
-def _judge(instruction: str, *applications: tuple[Any, ...]) -> None:
-    """Apply the launch's rules to the undocumented uses of a function that has no planner."""
-    for violation in violations(*applications):
-        current_core().rank.broken(violation, instruction)
 
 
 @rule("NKW-RING-ITERATION", hint="the counter of the kernel's loop over range(len(group))")

@@ -12,9 +12,20 @@ from typing import Any
 import numpy as np
 
 from simulate.errors import InvalidArgument, RuleViolation, rule
+from simulate.isa.rules import is_tensor
 from simulate.memory import MemoryRegion, NKIObject, NkiTensor
 from simulate.nki import isa
 from simulate.nki.affine import AffineRange
+from simulate.nki.arguments import (
+    axis_of_expanded_shape,
+    dtype_or_that_of,
+    judge,
+    lies_in_hbm,
+    lies_in_memory,
+    prints_a_tensor,
+    range_is_of_integers,
+    slice_has_a_size,
+)
 from simulate.nki.grids import (
     NkiBlockGrid,
     NkiGrid,
@@ -103,52 +114,64 @@ def full(shape: Any, fill_value: Any, dtype: Any, buffer: MemoryRegion = sbuf, n
 
 
 def zeros_like(x: NkiTensor, dtype: Any = None, buffer: Any = None, name: str = "") -> NkiTensor:
-    """A tile of zeros of the shape (and dtype and memory, unless given) of another."""
-    return zeros(x.shape, dtype or x.dtype, buffer or x.buffer, name)
+    """Return a tile of zeros with the shape and, unless another is given, the dtype of x; in SBUF by default."""
+    is_tensor("x", x)
+    return zeros(x.shape, dtype_or_that_of(x, dtype), sbuf if buffer is None else buffer, name)
 
 
 def empty_like(x: NkiTensor, dtype: Any = None, buffer: Any = None, name: str = "") -> NkiTensor:
     """An uninitialised tensor of the shape (and dtype and memory, unless given) of another."""
-    return ndarray(x.shape, dtype or x.dtype, buffer or x.buffer, name)
+    is_tensor("x", x)
+    return ndarray(x.shape, dtype_or_that_of(x, dtype), x.buffer if buffer is None else buffer, name)
 
 
 def load(src: NkiTensor, dtype: Any = None) -> NkiTensor:
     """Copy from HBM into a new SBUF tile."""
-    tile = ndarray(src.shape, dtype or src.dtype)
+    is_tensor("src", src)
+    judge("load", lies_in_hbm("src", src))
+    tile = ndarray(src.shape, dtype_or_that_of(src, dtype))
     isa.dma_copy(dst=tile, src=src)
     return tile
 
 
 def store(dst: NkiTensor, value: NkiTensor) -> None:
     """Copy an SBUF tile to HBM."""
+    judge("store", lies_in_hbm("dst", dst), (lies_in_memory, "value", value, sbuf))
     isa.dma_copy(dst=dst, src=value)
 
 
 def expand_dims(x: NkiTensor, axis: int) -> NkiTensor:
     """A view with a dim of size 1 before `axis`."""
+    is_tensor("x", x)
+    axis_of_expanded_shape(axis, x.ndim)
     return x.expand_dim(axis if axis >= 0 else x.ndim + 1 + axis)
 
 
 def ds(start: int, size: int) -> slice:
-    """The slice start … start+size."""
-    return slice(start, start + size)
+    """Return the slice of `size` elements from index `start` on; a negative start counts from the end of the dim."""
+    slice_has_a_size(start, size)
+    end = start + size
+    return slice(start, None if end == 0 else end)
 
 
 def affine_range(start: int, stop: int | None = None, step: int = 1) -> Sequence[int]:
     """A loop without carried dependences; unrolled, like `range`."""
     running_level().notice("nl.affine_range")
+    range_is_of_integers(start, stop, step)
     return AffineRange(start) if stop is None else AffineRange(start, stop, step)
 
 
 def sequential_range(start: int, stop: int | None = None, step: int = 1) -> range:
     """A loop with carried dependences; unrolled, like `range`."""
     running_level().notice("nl.sequential_range")
+    range_is_of_integers(start, stop, step)
     return range(start) if stop is None else range(start, stop, step)
 
 
 def static_range(start: int, stop: int | None = None, step: int = 1) -> range:
     """An unrolled loop, like `range`."""
     running_level().notice("nl.static_range")
+    range_is_of_integers(start, stop, step)
     return range(start) if stop is None else range(start, stop, step)
 
 
@@ -173,6 +196,8 @@ def program_ndim() -> int:
 
 def shared_identity_matrix(n: int, dtype: Any = DTYPES["uint8"], dst: NkiTensor | None = None) -> NkiTensor:
     """An n x n identity matrix in SBUF, written on the chip: ones, then zeros off the diagonal by affine_select."""
+    if dst is not None:
+        is_tensor("dst", dst)
     tile = dst if dst is not None else ndarray((n, n), dtype)
     fill = ones((n, n), tile.dtype)
     isa.affine_select(
@@ -183,7 +208,8 @@ def shared_identity_matrix(n: int, dtype: Any = DTYPES["uint8"], dst: NkiTensor 
 
 def device_print(print_prefix: str, tensor: NkiTensor) -> None:
     """Print a tensor's values to stdout while the kernel runs."""
-    if current_core().dry:
+    judge("device_print", (prints_a_tensor, print_prefix, tensor))
+    if current_core().dry and isinstance(tensor, NkiTensor):
         print(f"{print_prefix} {tensor.summary()} (dry run: no values)")
     else:
         print(f"{print_prefix} {tensor!r}")

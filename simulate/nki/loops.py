@@ -15,9 +15,11 @@ import numpy as np
 from simulate.errors import RuleViolation, rule
 from simulate.isa import costs
 from simulate.isa.enums import Engine
+from simulate.isa.immediates import integer_within
 from simulate.isa.plan import Domain, Plan
 from simulate.level import RUN_TIME_SCALARS
 from simulate.memory.registers import VirtualRegister
+from simulate.nki.arguments import body_is_function, bound_is_integer_or_register
 from simulate.nki.loop_counts import is_too_long, loop_is_bounded, named, trip_count, value_of
 from simulate.nki.scalars import NkiScalar, not_a_comparison, thirty_two_bits
 from simulate.run import current_core, running_level
@@ -34,7 +36,8 @@ def fori_loop(
 
     i is a scalar that has arithmetic (0.7), unless a bound is a register: then it is a register too.
     """
-    values = _counts(lower, upper, step)
+    body_is_function(body_fun)
+    values = _counts(lower, upper, step, ("lower", "upper"))
     outside_no_reorder("fori_loop")
     loop = len(current_core().stream)
     plain = not running_level().has(RUN_TIME_SCALARS) or any(
@@ -50,6 +53,7 @@ def fori_loop(
 
 def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], VirtualRegister]) -> None:
     """r = init; while r is not 0: r = body_fun(r). The body returns the next register."""
+    body_is_function(body_fun)
     outside_no_reorder("while_loop")
     loop = len(current_core().stream)
     condition: Any = init
@@ -82,7 +86,8 @@ def dynamic_range(start: Any, stop: Any = None, step: int = 1) -> Iterator[Virtu
     outside_no_reorder("dynamic_range")
     loop = len(current_core().stream)
     lower, upper = (0, start) if stop is None else (start, stop)
-    for number, value in enumerate(_counts(lower, upper, step)):
+    names = ("start", "start") if stop is None else ("start", "stop")
+    for number, value in enumerate(_counts(lower, upper, step, names)):
         with _inside(loop):
             yield _counter(value, number == 0)
         if is_too_long(loop):
@@ -101,9 +106,14 @@ def _inside(loop: int) -> Iterator[None]:
         stream.open_loops.pop()
 
 
-def _counts(lower: Any, upper: Any, step: int) -> range:
-    """The values of a loop's counter; in a dry launch as many as its trip count, if registers bound it."""
+def _counts(lower: Any, upper: Any, step: int, names: tuple[str, str]) -> range:
+    """Return the values of a loop's counter; in a dry launch as many as its trip count, if registers bound it.
+
+    `names` are those of the two bounds, for messages.
+    """
     positive_step(step)
+    for name, bound in zip(names, (lower, upper)):
+        bound_is_integer_or_register(name, bound)
     registers = [bound for bound in (lower, upper) if isinstance(bound, VirtualRegister)]
     for bound in registers:
         not_a_comparison(bound)
@@ -147,7 +157,7 @@ def _issue_step(compute: Callable[[], tuple[Any, ...]], writes: tuple[Any, ...],
 @rule("NKW-LOOP-STEP")
 def positive_step(step: Any) -> None:
     """The step of a device loop is a positive compile-time integer."""
-    if isinstance(step, VirtualRegister) or operator.index(step) < 1:
+    if isinstance(step, VirtualRegister) or integer_within(step, 1, 2**31 - 1) is None:
         raise RuleViolation(positive_step, f"step={step!r}", hint="keep the step a Python int, 1 or more")
 
 

@@ -13,10 +13,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from simulate.errors import RuleViolation, rule
-from simulate.isa.rules import repeated_row
+from simulate.isa.immediates import is_number
+from simulate.isa.rules import is_tensor, repeated_row
 from simulate.level import BROADCASTING
 from simulate.memory import NKIObject, NkiTensor
 from simulate.nki import isa
+from simulate.nki.arguments import dtype_or_that_of, one_is_a_tile
 from simulate.numerics import ACTIVATION_FUNCTIONS, ALU_OPERATORS
 from simulate.run import current_core, running_level
 
@@ -30,8 +32,12 @@ _PI = float(np.nextafter(np.float32(math.pi), np.float32(0)))
 
 
 def new_tile(like: NkiTensor, dtype: Any = None, shape: tuple[int, ...] | None = None) -> NkiTensor:
-    """A fresh SBUF tile of another tile's shape and dtype, unless given."""
-    return current_core().allocate(shape or like.shape, dtype or like.dtype)
+    """Return a fresh SBUF tile with the shape and the dtype of the tile `like`, unless others are given.
+
+    Raises RuleViolation where `like`, the function's argument, is no tile.
+    """
+    is_tensor("x", like)
+    return current_core().allocate(shape or like.shape, dtype_or_that_of(like, dtype))
 
 
 class Operator(NKIObject):
@@ -58,6 +64,7 @@ def named(function: F, name: str, doc: str) -> F:
 
 def _binary(name: str) -> Function:
     def operator(x: Any, y: Any, dtype: Any = None) -> NkiTensor:
+        one_is_a_tile(x, y)
         tile = x if isinstance(x, NkiTensor) else y
         result = new_tile(tile, dtype)
         column = name in _WITH_COLUMN and isinstance(y, NkiTensor) and y.shape == (tile.shape[0], 1)
@@ -130,18 +137,20 @@ def ceil(x: NkiTensor, dtype: Any = None) -> NkiTensor:
 def trunc(x: NkiTensor, dtype: Any = None) -> NkiTensor:
     """Each element without its fraction: the floor of its positive and the ceiling of its negative part."""
     positive, negative_part = (scalar(x, side, 0.0, "float32") for side in ("maximum", "minimum"))
-    return pair(floor(positive), ceil(negative_part), "add", dtype or x.dtype)
+    return pair(floor(positive), ceil(negative_part), "add", dtype_or_that_of(x, dtype))
 
 
 def divide(x: Any, y: Any, dtype: Any = None) -> NkiTensor:
     """x / y as x * (1 / y): no engine divides, so a quotient may be off by a unit in its last place."""
+    one_is_a_tile(x, y)
     if not isinstance(y, NkiTensor):
-        return scalar(x, "multiply", 1 / y if y else math.copysign(math.inf, y), dtype or x.dtype)
+        is_number("y", y)
+        return scalar(x, "multiply", 1 / y if y else math.copysign(math.inf, y), dtype)
     inverse = new_tile(y, "float32")
     isa.reciprocal(dst=inverse, data=y)
     if isinstance(x, NkiTensor):
-        return pair(*aligned(x, inverse), "multiply", dtype or x.dtype)
-    return scalar(inverse, "multiply", x, dtype or y.dtype)
+        return pair(*aligned(x, inverse), "multiply", dtype_or_that_of(x, dtype))
+    return scalar(inverse, "multiply", x, dtype_or_that_of(y, dtype))
 
 
 def fmod(x: Any, y: Any, dtype: Any = None) -> NkiTensor:
@@ -149,7 +158,8 @@ def fmod(x: Any, y: Any, dtype: Any = None) -> NkiTensor:
 
     The quotient comes from a reciprocal, so the remainder of magnitudes is moved once into 0 to |y|.
     """
-    kind = dtype or (x if isinstance(x, NkiTensor) else y).dtype
+    one_is_a_tile(x, y)
+    result_dtype = dtype_or_that_of(x if isinstance(x, NkiTensor) else y, dtype)
     dividend, divisor = _tiles(x, y)
     size, step = (scalar(tile, "abs", None, "float32") for tile in (dividend, divisor))
     rest = pair(size, pair(floor(divide(size, step)), step, "multiply"), "subtract")
@@ -157,16 +167,17 @@ def fmod(x: Any, y: Any, dtype: Any = None) -> NkiTensor:
     rest = pair(rest, pair(pair(rest, step, "greater_equal"), step, "multiply"), "subtract")
     sign = new_tile(dividend, "float32")
     isa.activation(dst=sign, op=ACTIVATION_FUNCTIONS["sign"], data=dividend)
-    return pair(rest, sign, "multiply", kind)
+    return pair(rest, sign, "multiply", result_dtype)
 
 
 def mod(x: Any, y: Any, dtype: Any = None) -> NkiTensor:
     """The remainder of x / y with the sign of y: fmod, plus y where the signs differ."""
-    kind = dtype or (x if isinstance(x, NkiTensor) else y).dtype
+    one_is_a_tile(x, y)
+    result_dtype = dtype_or_that_of(x if isinstance(x, NkiTensor) else y, dtype)
     dividend, divisor = _tiles(x, y)
     rest = fmod(dividend, divisor, "float32")
     apart = scalar(pair(rest, divisor, "multiply"), "less", 0.0)
-    return pair(rest, pair(apart, divisor, "multiply"), "add", kind)
+    return pair(rest, pair(apart, divisor, "multiply"), "add", result_dtype)
 
 
 def sin(x: NkiTensor, dtype: Any = None) -> NkiTensor:
@@ -184,7 +195,8 @@ def cos(x: NkiTensor, dtype: Any = None) -> NkiTensor:
 
 def tan(x: NkiTensor, dtype: Any = None) -> NkiTensor:
     """tan(x) = sin(x) / cos(x)."""
-    return divide(sin(x, "float32"), cos(x, "float32"), dtype or x.dtype)
+    is_tensor("x", x)
+    return divide(sin(x, "float32"), cos(x, "float32"), dtype_or_that_of(x, dtype))
 
 
 def scalar(x: NkiTensor, operator: str, number: Any, dtype: Any = None) -> NkiTensor:
@@ -227,7 +239,8 @@ def _whole(x: NkiTensor, wrong_side: str, correct: str, dtype: Any) -> NkiTensor
     )
     result = copy(x, "float32")
     isa.tensor_copy_predicated(dst=result, src=moved, predicate=small)
-    return result if (dtype or x.dtype) == "float32" else copy(result, dtype or x.dtype)
+    result_dtype = dtype_or_that_of(x, dtype)
+    return result if result_dtype == "float32" else copy(result, result_dtype)
 
 
 def _sine(x: NkiTensor, quarter: float, dtype: Any) -> NkiTensor:

@@ -9,10 +9,12 @@ from __future__ import annotations
 from math import prod as product
 from typing import Any
 
+from simulate.isa.rules import is_tensor
 from simulate.memory import NkiTensor
 from simulate.nki import isa
+from simulate.nki.arguments import dtype_or_that_of, norm_counts_values
 from simulate.nki.operators import new_tile, pair, scalar
-from simulate.numerics import ACTIVATION_FUNCTIONS, ALU_OPERATORS
+from simulate.numerics import ACTIVATION_FUNCTIONS, ALU_OPERATORS, as_dtype
 
 
 def sum(x: NkiTensor, axis: Any, dtype: Any = None, keepdims: bool = False) -> NkiTensor:
@@ -43,14 +45,14 @@ def all(x: NkiTensor, axis: Any, dtype: Any = None) -> NkiTensor:
 def mean(x: NkiTensor, axis: Any, dtype: Any = None, keepdims: bool = False) -> NkiTensor:
     """The mean over trailing free dims: the float32 sum times 1 / n."""
     total = _reduce(x, "add", axis, "float32", keepdims)
-    return scalar(total, "multiply", 1 / (x.size // total.size), dtype or x.dtype)
+    return scalar(total, "multiply", 1 / (x.size // total.size), dtype_or_that_of(x, dtype))
 
 
 def var(x: NkiTensor, axis: Any, dtype: Any = None, keepdims: bool = False) -> NkiTensor:
     """The population variance over trailing free dims, in float32; dims are kept, whatever `keepdims` says."""
     center = mean(x, axis, "float32", True)
     away = _with(x, center, "subtract", "float32")
-    return mean(pair(away, away, "multiply", "float32"), axis, dtype or x.dtype, True)
+    return mean(pair(away, away, "multiply", "float32"), axis, dtype_or_that_of(x, dtype), True)
 
 
 def softmax(x: NkiTensor, axis: Any = -1, dtype: Any = None) -> NkiTensor:
@@ -60,7 +62,7 @@ def softmax(x: NkiTensor, axis: Any = -1, dtype: Any = None) -> NkiTensor:
     isa.activation(dst=powers, op=ACTIVATION_FUNCTIONS["exp"], data=away)
     total = _reduce(powers, "add", axis, "float32", True)
     isa.reciprocal(dst=total, data=total)
-    return _with(powers, total, "multiply", dtype or x.dtype)
+    return _with(powers, total, "multiply", dtype_or_that_of(x, dtype))
 
 
 def rms_norm(
@@ -76,12 +78,14 @@ def rms_norm(
 
     Where epsilon goes is not documented; it is added under the root, as in the models that use this norm.
     """
-    kind = compute_dtype or "float32"
-    scale = _reduce(pair(x, x, "multiply", kind), "add", axis, kind, True)
+    norm_counts_values(n)
+    is_tensor("w", w)
+    wide = "float32" if compute_dtype is None else as_dtype(compute_dtype)
+    scale = _reduce(pair(x, x, "multiply", wide), "add", axis, wide, True)
     multiply, add = ALU_OPERATORS["multiply"], ALU_OPERATORS["add"]
     isa.tensor_scalar(dst=scale, data=scale, op0=multiply, operand0=1 / n, op1=add, operand1=epsilon)
     isa.activation(dst=scale, op=ACTIVATION_FUNCTIONS["rsqrt"], data=scale)
-    return pair(_with(x, scale, "multiply", kind), w, "multiply", dtype or x.dtype)
+    return pair(_with(x, scale, "multiply", wide), w, "multiply", dtype_or_that_of(x, dtype))
 
 
 def _axes(x: NkiTensor, axis: Any) -> set[int]:
@@ -91,6 +95,7 @@ def _axes(x: NkiTensor, axis: Any) -> set[int]:
 
 
 def _reduce(x: NkiTensor, operator: str, axis: Any, dtype: Any, keepdims: bool) -> NkiTensor:
+    is_tensor("x", x)
     axes = _axes(x, axis)
     kept = [1 if dim in axes else extent for dim, extent in enumerate(x.shape)]
     if not keepdims:

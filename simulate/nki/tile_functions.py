@@ -10,12 +10,23 @@ from typing import Any
 import numpy as np
 
 from simulate.errors import InvalidArgument, RuleViolation, Unsupported, rule
+from simulate.isa.rules import is_flag, is_tensor, lies_in
 from simulate.memory import MemoryRegion, NkiTensor, Storage
 from simulate.nki import isa
+from simulate.nki.arguments import (
+    constant_has_a_supported_dtype,
+    constants_of_cores_agree,
+    dtype_or_that_of,
+    judge,
+    lies_in_hbm,
+    moving_columns_within_limit,
+    selects_between_tiles,
+)
 from simulate.nki.operators import new_tile, repeated_partition, same_shape
 from simulate.numerics import ALU_OPERATORS, as_dtype, cast
 from simulate.run import current_core
 from simulate.run.location import kernel_line
+from simulate.run.machine import as_shape
 from simulate.run.stream import Block, Constant, Stream
 
 _SBUF, _PSUM = MemoryRegion.sbuf, MemoryRegion.psum
@@ -24,7 +35,9 @@ _SBUF, _PSUM = MemoryRegion.sbuf, MemoryRegion.psum
 def where(condition: NkiTensor, x: Any, y: Any, dtype: Any = None) -> NkiTensor:
     """x where the condition tile is not zero, else y; x and y are tiles or numbers."""
     tiles = [value for value in (x, y) if isinstance(value, NkiTensor)]
-    kind = dtype or (tiles[0].dtype if tiles else condition.dtype)
+    is_tensor("condition", condition)
+    judge("where", (selects_between_tiles, condition, x, y))
+    kind = dtype_or_that_of(tiles[0] if tiles else condition, dtype)
     for tile in tiles:
         same_shape(condition, tile)
     chosen = new_tile(condition, "uint8")
@@ -44,7 +57,7 @@ def dropout(x: NkiTensor, rate: Any, dtype: Any = None) -> NkiTensor:
     """x with elements replaced by zero with probability `rate`, not scaled."""
     result = new_tile(x)
     isa.dropout(dst=result, data=x, prob=rate)
-    return _cast(result, dtype or x.dtype)
+    return _cast(result, dtype_or_that_of(x, dtype))
 
 
 def random_seed(seed: NkiTensor) -> None:
@@ -75,7 +88,9 @@ def broadcast_to(x: NkiTensor, shape: Sequence[int], dtype: Any = None) -> NkiTe
 
     A single partition is repeated by nc_stream_shuffle, a quadrant at a time.
     """
-    sizes, kind = tuple(shape), as_dtype(dtype or x.dtype)
+    is_tensor("x", x)
+    lies_in("x", x, _SBUF, _PSUM)
+    sizes, kind = as_shape(shape), dtype_or_that_of(x, dtype)
     repeatable(x, sizes)
     if sizes == x.shape:
         return _cast(x, kind)
@@ -92,6 +107,7 @@ def broadcast_to(x: NkiTensor, shape: Sequence[int], dtype: Any = None) -> NkiTe
 
 def transpose(x: NkiTensor, dtype: Any = None) -> NkiTensor:
     """A 2D SBUF tile with partitions and free dim swapped, in PSUM, on the Tensor engine."""
+    is_tensor("x", x)
     core = current_core()
     shape = (x.shape[-1], x.shape[0])
     turned = core.allocate(shape, x.dtype, _PSUM)
@@ -105,6 +121,9 @@ def transpose(x: NkiTensor, dtype: Any = None) -> NkiTensor:
 
 def matmul(x: NkiTensor, y: NkiTensor, transpose_x: bool = False) -> NkiTensor:
     """x @ y in PSUM; x is (M, K), or (K, M) with `transpose_x`, which saves the transpose."""
+    is_tensor("x", x)
+    is_tensor("y", y)
+    judge("matmul", (is_flag, "transpose_x", transpose_x), (moving_columns_within_limit, y))
     stationary = x
     if not transpose_x:
         stationary = new_tile(x, None, (x.shape[-1], x.shape[0]))
@@ -136,9 +155,11 @@ def _in_order(stream: Stream, block: Block) -> Iterator[None]:
 
 def load_transpose2d(src: NkiTensor, dtype: Any = None) -> NkiTensor:
     """A 2D HBM tensor, transposed on its way into a new SBUF tile."""
+    is_tensor("src", src)
+    judge("load_transpose2d", lies_in_hbm("src", src))
     tile = current_core().allocate((src.shape[-1], src.shape[0]), src.dtype)
     isa.dma_transpose(dst=tile, src=src)
-    return _cast(tile, dtype or src.dtype)
+    return _cast(tile, dtype_or_that_of(src, dtype))
 
 
 def gather_flattened(data: NkiTensor, indices: NkiTensor, axis: int = 0, dtype: Any = None) -> NkiTensor:
@@ -148,10 +169,12 @@ def gather_flattened(data: NkiTensor, indices: NkiTensor, axis: int = 0, dtype: 
     """
     if axis != 0:
         raise Unsupported("NKW-UNSUPPORTED", f"nl.gather_flattened(axis={axis!r}): only axis=0 is documented")
+    is_tensor("data", data)
+    is_tensor("indices", indices)
     result = new_tile(data, None, indices.shape)
     numbers = indices.view("uint32") if indices.dtype == "int32" else indices
     isa.nc_n_gather(dst=result, data=data, indices=numbers)
-    return _cast(result, dtype or data.dtype)
+    return _cast(result, dtype_or_that_of(data, dtype))
 
 
 def shared_constant(constant: Any) -> NkiTensor:
@@ -159,6 +182,12 @@ def shared_constant(constant: Any) -> NkiTensor:
     core = current_core()
     array = _array(constant)
     dtype = as_dtype(array.dtype)
+    index = core.take_constant()
+    judge(
+        "shared_constant",
+        (constant_has_a_supported_dtype, dtype),
+        (constants_of_cores_agree, core.rank, core.number, index, array),
+    )
     kept = core.stored(dtype)
     shape = array.shape or (1,)
     held = np.empty(0, np.uint8) if core.dry else np.array(cast(np.ascontiguousarray(array), dtype, kept))

@@ -13,7 +13,8 @@ import numpy as np
 
 from simulate.errors import InvalidArgument, NkwError, RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa.plan import Plan, State
+from simulate.isa.plan import Plan, State, name_is_text
+from simulate.isa.rules import violations
 from simulate.level import NEWEST, Level, Rules
 from simulate.lines import assigned
 from simulate.memory import MemoryRegion, NkiTensor, Storage, views
@@ -46,6 +47,7 @@ class Rank:
     `trips` are the trip counts of a dry launch, `loops` those of the device loops that were reached, by their line.
     `values` are the numbers that a dry launch knows. `config` is the compile configuration of the kernel, and whether
     nested kernels may have another one. `tolerated` are the broken rules that the launch's rules do not refuse.
+    `constants` are the arrays of nl.shared_constant by their index, each with the core that gave it first.
     `judged` are the codes and kernel lines of undocumented arguments that the rules of the launch tolerate.
     """
 
@@ -54,6 +56,7 @@ class Rank:
     logical_core_size: int
     tensors: TensorTable = field(default_factory=TensorTable)
     shared: list[NkiTensor] = field(default_factory=list)
+    constants: dict[int, tuple[int, np.ndarray]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     reorders_loops: bool = False
     level: Level = NEWEST
@@ -126,6 +129,7 @@ class NeuronCore:
         self._state: dict[State, np.ndarray] = {}
         self._defined: dict[State, Validity] = {}
         self._shared_taken = 0
+        self._constants_taken = 0
 
     def state(self, which: State) -> np.ndarray:
         """A register file of the core, or the state of a random generator."""
@@ -159,6 +163,9 @@ class NeuronCore:
         """
         try:
             sizes, element = self._checked(shape, dtype, buffer, address)
+            if not isinstance(name, str):
+                self._tolerate(name_is_text, name)
+                name = "" if name is None else str(name)
         except RuleViolation as error:
             wanted = name or assigned(kernel_line())
             error.instruction = f"allocation of {wanted}" if wanted else "allocation"
@@ -174,7 +181,7 @@ class NeuronCore:
         element = self.stored(as_dtype(dtype))
         if element == "int64":
             self.rank.level.require("nl.int64")
-        sizes = _shape(shape)
+        sizes = as_shape(shape)
         is_region(buffer)
         if buffer.on_chip:
             # The tile of a register may have shape (1,) as well; on chip a tensor has two dims.
@@ -183,6 +190,8 @@ class NeuronCore:
             self.apply(tile_fits, sizes, element, buffer)
             if address is not None:
                 self.apply(address_fits, sizes, element, buffer, address)
+        elif address is not None:
+            self._tolerate(address_is_on_chip, buffer, address)
         return sizes, element
 
     def apply(self, rule_function: Callable[..., object], *facts: Any) -> None:
@@ -191,6 +200,16 @@ class NeuronCore:
             rule_function(self.hardware, *facts)
         except RuleViolation as error:
             self.rank.broken(error)
+
+    def _tolerate(self, rule_function: Callable[..., object], *facts: Any) -> None:
+        """Apply a rule about an undocumented argument of an allocation, as the launch's rules judge it."""
+        for violation in violations((rule_function, *facts)):
+            self.rank.broken(violation, "allocation")
+
+    def take_constant(self) -> int:
+        """Return the index of the core's next constant, counted from 0."""
+        index, self._constants_taken = self._constants_taken, self._constants_taken + 1
+        return index
 
     def allocate_register(self, frozen: bool = False, dtype: DType | None = None) -> VirtualRegister:
         """A register without a value, of 32 bits unless `dtype` is int64."""
@@ -279,7 +298,8 @@ def enter(core: NeuronCore | None) -> NeuronCore | None:
     return before
 
 
-def _shape(shape: Sequence[int] | int) -> tuple[int, ...]:
+def as_shape(shape: Sequence[int] | int) -> tuple[int, ...]:
+    """Return a shape as a tuple of sizes, 1 or more each. Raises InvalidArgument for any other value."""
     try:
         sizes = tuple(
             operator.index(size) for size in (shape if isinstance(shape, (tuple, list)) else (shape,))
@@ -366,6 +386,12 @@ def _place_that_fits(
     byte = min(max(wanted[1], 0), limit - needed) // step * step
     banks = f"; bank b starts at byte {step} * b, for b below {limit // step}" if step > 1 else ""
     return f"address=({partition}, {byte}){banks}"
+
+
+@rule("NKW-ADDRESS-HBM", hint="leave address out, or allocate in nl.sbuf or nl.psum")
+def address_is_on_chip(buffer: MemoryRegion, address: Any) -> None:
+    """address= is a partition and an offset inside it, so it places tiles in SBUF and PSUM only."""
+    raise RuleViolation(address_is_on_chip, f"address={address!r:.40} in {buffer.value}")
 
 
 @rule("NKW-SHARED-ALLOCATION")

@@ -138,16 +138,26 @@ RUN: dict[str, Setting] = {
     ),
     "NKW-DROPOUT-PROBABILITY": _call("nisa.dropout", "dst=T((128, 8)), data=T((128, 8))"),
     "NKW-DTYPE": _call("nl.ndarray", "shape=(128, 8)"),
+    "NKW-CONSTANT-DTYPE": Setting("mask = np.zeros((2, 2), np.int8)\n{}"),
+    "NKW-CONSTANT-SHARED": Setting("tables = np.arange(4, dtype=np.int32).reshape(2, 2)\n{}", cores=2),
+    "NKW-DEVICE-PRINT": Setting("sums = nl.zeros((8, 8), nl.float32, nl.psum)\n{}"),
+    "NKW-DS": Setting("t = T((8, 8))\n{}"),
+    "NKW-EXPAND-AXIS": Setting("t = T((128, 8))\n{}"),
     "NKW-ELEMENT-OPERATOR": _call("nisa.tensor_tensor", _TENSOR),
     "NKW-ELEMENTS-AGREE": _call("nisa.tensor_tensor", "dst=T((128, 512)), op=nl.add"),
     "NKW-ENUM": _call("nisa.dma_copy", _DMA),
+    "NKW-RANGE": Setting("{}"),
+    "NKW-RMS-COUNT": Setting("t = T((128, 8))\n{}"),
+    "NKW-WHERE-TILES": Setting("t = T((128, 8))\n{}"),
     "NKW-FILL": Setting("shape = (128, 8)\n{}"),
     "NKW-FLOAT32-RANGE": _scalar(),
     "NKW-FUNCTION-RANGE": Setting(
         "positions = T((128, 8), value=9.0)\ny = T((128, 8))\n"
         "call(nisa.activation, dict(dst=y), op=nl.sin, data=positions)\n# {}"
     ),
+    "NKW-LOOP-BOUND": Setting(_BODY + "{}"),
     "NKW-LOOP-CONDITION": Setting(_REGISTER + "body = lambda i: i\n{}"),
+    "NKW-LOOP-FUNCTION": Setting(_BODY + "{}"),
     "NKW-LOOP-STEP": Setting(_BODY + "{}"),
     "NKW-MATMUL-ACCUMULATE": Setting(
         f"sums = dict({_MATMUL})\nnisa.nc_matmul(**sums)\ncall(nisa.nc_matmul, sums, {{}})"
@@ -164,6 +174,9 @@ RUN: dict[str, Setting] = {
     ),
     "NKW-MATMUL-STATIONARY": _call("nisa.nc_matmul", _MATMUL),
     "NKW-MUTATION": Setting("tile = T((8, 8))\n{}"),
+    "NKW-NL-MATMUL-COLUMNS": Setting("a, b = T((128, 64)), T((128, 1024))\n{}", "trn3"),
+    "NKW-NL-MEMORY": Setting("t = T((8, 8))\n{}"),
+    "NKW-NL-OPERANDS": Setting("t = T((8, 8))\n{}"),
     "NKW-NL-SHAPES": Setting("a, row = T((128, 8)), T((128, 1))\n{}"),
     "NKW-NUMBER": _scalar(),
     "NKW-ONE-DYNAMIC": Setting("x = H((8, 8))\na = b = T((1, 1), nl.int32)\n{}"),

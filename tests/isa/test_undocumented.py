@@ -201,17 +201,115 @@ def prepared_transpose(x, wrong):
     return _stored(tile)
 
 
+def load_of_a_tile(x, wrong):
+    tile = nl.load(x)
+    return _stored(nl.load(tile) if wrong else nl.copy(tile))
+
+
+def store_of_hbm(x, wrong):
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    nl.store(out, x if wrong else nl.load(x))
+    return out
+
+
+def transposing_load_of_a_tile(x, wrong):
+    return _stored(nl.load_transpose2d(nl.load(x) if wrong else x))
+
+
+def chosen_number(x, wrong):
+    tile = nl.load(x)
+    return _stored(nl.where(tile, tile, 7.0 if wrong else nl.full(x.shape, 7.0, nl.float32)))
+
+
+def integer_condition(x, wrong):
+    tile = nl.load(x)
+    return _stored(nl.where(nl.copy(tile, nl.int32) if wrong else tile, tile, nl.zeros(x.shape, nl.float32)))
+
+
+def wide_matmul(x, wrong):
+    y = nl.full((128, 513), 0.5, nl.float32)
+    if wrong:
+        return _stored(nl.matmul(nl.load(x), y, transpose_x=True))
+    out = nl.ndarray((8, 513), nl.float32)
+    for columns in (nl.ds(0, 512), nl.ds(512, 1)):
+        nisa.tensor_copy(dst=out[:, columns], src=nl.matmul(nl.load(x), y[:, columns], transpose_x=True))
+    return _stored(out)
+
+
+def transposed_by_a_number(x, wrong):
+    tile = nl.load(x)
+    return _stored(nl.matmul(tile, tile, transpose_x=1 if wrong else True))
+
+
+def printed_sums(x, wrong):
+    tile = nl.load(x)
+    sums = nl.matmul(tile, tile, transpose_x=True)
+    nl.device_print("sums", sums if wrong else nl.copy(sums))
+    return _stored(sums)
+
+
+def printed_under_a_number(x, wrong):
+    tile = nl.load(x)
+    nl.device_print(7 if wrong else "7", tile)
+    return _stored(tile)
+
+
+def printed_number(x, wrong):
+    tile = nl.load(x)
+    nl.device_print("seven", 7 if wrong else tile)
+    return _stored(tile)
+
+
+def constant_of_booleans(x, wrong):
+    ones = np.ones((8, 8), bool)
+    return _stored(nl.load(nl.shared_constant(ones if wrong else ones.astype(np.uint8)), dtype=nl.uint8))
+
+
+def constant_of_each_core(x, wrong):
+    core = nl.program_id(0)
+    constant = nl.shared_constant(np.full((8, 8), core if wrong else 0, np.float32))
+    out = nl.ndarray((16, 8), nl.float32, buffer=nl.shared_hbm)
+    rows = nl.add(nl.load(constant), 0.0 if wrong else float(core))
+    nisa.dma_copy(dst=out[nl.ds(8 * core, 8)], src=rows)
+    return out
+
+
+def placed_in_hbm(x, wrong):
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm, address=(0, 0) if wrong else None)
+    nisa.dma_copy(dst=out, src=nl.load(x))
+    return out
+
+
+def allocation_named_by_a_number(x, wrong):
+    tile = nl.ndarray(x.shape, x.dtype, name=7 if wrong else "seven")
+    nisa.dma_copy(dst=tile, src=x)
+    return _stored(tile)
+
+
+TWO_CORES = (barrier_on_a_tile, constant_of_each_core)
 CASES: list[tuple[str, Kernel, str]] = [
+    ("NKW-ADDRESS-HBM", placed_in_hbm, "trn2"),
+    ("NKW-CONSTANT-DTYPE", constant_of_booleans, "trn2"),
+    ("NKW-CONSTANT-SHARED", constant_of_each_core, "trn2"),
+    ("NKW-DEVICE-PRINT", printed_number, "trn2"),
+    ("NKW-DEVICE-PRINT", printed_sums, "trn2"),
+    ("NKW-DEVICE-PRINT", printed_under_a_number, "trn2"),
     ("NKW-DMA-ENGINE", engine_without_hwdge, "trn2"),
     ("NKW-DMA-ROWS", prepared_rows, "trn2"),
     ("NKW-DMA-TRANSPOSE-NONE", prepared_transpose, "trn2"),
     ("NKW-BARRIER-DATA", barrier_on_a_tile, "trn2"),
     ("NKW-DMA-COMPUTE-ADDRESS", address_at_run_time, "trn2"),
     ("NKW-FLAG", flag, "trn2"),
+    ("NKW-FLAG", transposed_by_a_number, "trn2"),
     ("NKW-MATMUL-ONEZERO", onezero, "trn2"),
     ("NKW-MATMUL-PERF-MODE-NAME", perf_mode, "trn2"),
     ("NKW-METADATA-DISPLACEMENTS", placed_chunks, "trn2"),
+    ("NKW-NAME-TEXT", allocation_named_by_a_number, "trn2"),
     ("NKW-NAME-TEXT", name, "trn2"),
+    ("NKW-NL-MATMUL-COLUMNS", wide_matmul, "trn3"),
+    ("NKW-NL-MEMORY", load_of_a_tile, "trn2"),
+    ("NKW-NL-MEMORY", store_of_hbm, "trn2"),
+    ("NKW-NL-MEMORY", transposing_load_of_a_tile, "trn2"),
     ("NKW-RANDOM-ENGINE", random_engine, "trn2"),
     ("NKW-REDUCE-AXIS-NEGATIVE", negative_axis, "trn2"),
     ("NKW-REGISTER-INITIAL", register_of_a_tensor, "trn2"),
@@ -221,12 +319,14 @@ CASES: list[tuple[str, Kernel, str]] = [
     ("NKW-SEARCH-VALUES", values_in_four_dims, "trn2"),
     ("NKW-TENSOR-SCALAR-COLUMN", narrow_column, "trn2"),
     ("NKW-TENSOR-SCALAR-INDIRECT", indirect_address, "trn3"),
+    ("NKW-WHERE-TILES", chosen_number, "trn2"),
+    ("NKW-WHERE-TILES", integer_condition, "trn2"),
 ]
-IDS = [code for code, _, _ in CASES]
+IDS = [f"{code}-{kernel.__name__}" for code, kernel, _ in CASES]
 
 
 def _launch(kernel: Kernel, target: str, wrong: bool, rules: str):
-    cores = 2 if kernel is barrier_on_a_tile else 1
+    cores = 2 if kernel in TWO_CORES else 1
     world = World(target, logical_core_size=cores, rules=rules)
     return world.launch(kernel, [((X.copy(), wrong), {})])
 
@@ -261,7 +361,7 @@ def test_a_sentence_that_public_kernels_break_is_a_warning_on_the_chip(
 
 
 def test_every_rule_about_undocumented_arguments_is_tried() -> None:
-    assert set(IDS) == UNDOCUMENTED | WARNED
+    assert {code for code, _, _ in CASES} == UNDOCUMENTED | WARNED
 
 
 @pytest.mark.parametrize("target", TARGETS)

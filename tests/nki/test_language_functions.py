@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 import pytest
 
 import simulate
 from simulate.errors import InvalidArgument, RuleViolation, Unsupported
-from simulate.hardware import hardware
 from simulate.nki import collectives as ncc
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
+from simulate.run.launcher import ToleratedRule
 
 TARGETS = ("trn1", "trn2", "trn3")
 UNIT = 2.0**-23  # one unit in the last place of float32, relative
 
 
-def run(function, *arrays, target="trn2"):
+def run(function, *arrays, target="trn2", rules="chip"):
     """The results of `function` on arrays loaded to SBUF, brought back to HBM."""
 
     def kernel(*given):
@@ -26,7 +27,7 @@ def run(function, *arrays, target="trn2"):
         outs = [out_of(r) for r in (results if isinstance(results, tuple) else (results,))]
         return outs[0] if len(outs) == 1 else outs
 
-    return simulate.launch(kernel, [(arrays, {})], hardware(target)).outputs[0]
+    return simulate.World(target, rules=rules).launch(kernel, [(arrays, {})]).outputs[0]
 
 
 def out_of(tile):
@@ -228,7 +229,9 @@ def test_where_takes_tiles_and_numbers():
         (lambda c, a, b: nl.where(c, 2.0, 3.0), np.where(condition, 2, 3)),
         (lambda c, a, b: nl.where(c, a, b, dtype=nl.int8), np.rint(np.where(condition, x, y))),
     ):
-        assert np.array_equal(run(call, condition, x, y), expected)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ToleratedRule)
+            assert np.array_equal(run(call, condition, x, y, rules="simulator"), expected)
 
 
 def test_broadcast_to_repeats_dims_of_size_one():
@@ -352,3 +355,106 @@ def test_ranks_are_told_apart_by_registers():
     world = simulate.World("trn2", ranks=3)
     results = world.launch(kernel, [((normal((1, 1)),), {})] * 3).outputs
     assert [r.tolist()[0] for r in results] == [[0, 0, 2, 1, 0], [1, 1, 0, 2, 1], [2, 2, 1, 0, 2]]
+
+
+# -- arguments that no instruction checks
+
+
+def counted(tile, numbers):
+    return nl.add(tile, float(len(list(numbers))))
+
+
+REFUSED = [
+    ("NKW-NL-OPERANDS", lambda t: nl.add(1.0, 2.0), lambda t: nl.add(1.0, t)),
+    ("NKW-NL-OPERANDS", lambda t: nl.divide(1.0, 2.0), lambda t: nl.divide(1.0, t)),
+    ("NKW-NL-OPERANDS", lambda t: nl.mod(1.0, 2.0), lambda t: nl.mod(1.0, t)),
+    ("NKW-NUMBER", lambda t: nl.divide(t, "2"), lambda t: nl.divide(t, 2.0)),
+    ("NKW-OPERAND", lambda t: nl.exp(1.0), lambda t: nl.exp(t)),
+    ("NKW-OPERAND", lambda t: nl.tan(1.0), lambda t: nl.tan(t)),
+    ("NKW-OPERAND", lambda t: nl.sum(1.0, axis=1), lambda t: nl.sum(t, axis=1)),
+    ("NKW-OPERAND", lambda t: nl.softmax(1.0), lambda t: nl.softmax(t)),
+    ("NKW-OPERAND", lambda t: nl.transpose(1.0), lambda t: nl.transpose(t)),
+    ("NKW-OPERAND", lambda t: nl.matmul(t, 1.0), lambda t: nl.matmul(t, t)),
+    ("NKW-OPERAND", lambda t: nl.zeros_like(4), lambda t: nl.zeros_like(t)),
+    ("NKW-OPERAND", lambda t: nl.load(np.ones((8, 8))), lambda t: nl.copy(t)),
+    ("NKW-OPERAND", lambda t: nl.shared_identity_matrix(8, dst=8), lambda t: nl.shared_identity_matrix(8)),
+    ("NKW-DTYPE", lambda t: nl.exp(t, dtype=0), lambda t: nl.exp(t, dtype=None)),
+    ("NKW-DTYPE", lambda t: nl.floor(t, dtype=""), lambda t: nl.floor(t, dtype=nl.int32)),
+    ("NKW-SHAPE", lambda t: nl.broadcast_to(t, 2.5), lambda t: nl.broadcast_to(t, [8, 8])),
+    ("NKW-EXPAND-AXIS", lambda t: nl.expand_dims(t, 3), lambda t: nl.expand_dims(t, 2)),
+    ("NKW-EXPAND-AXIS", lambda t: nl.expand_dims(t, -4), lambda t: nl.expand_dims(t, -2)),
+    ("NKW-EXPAND-AXIS", lambda t: nl.expand_dims(t, 1.0), lambda t: nl.expand_dims(t, 1)),
+    ("NKW-RMS-COUNT", lambda t: nl.rms_norm(t, t, 1, n=0), lambda t: nl.rms_norm(t, t, 1, n=1)),
+    ("NKW-RMS-COUNT", lambda t: nl.rms_norm(t, t, 1, n="8"), lambda t: nl.rms_norm(t, t, 1, n=8)),
+    ("NKW-DS", lambda t: t[:, nl.ds(2, 0)], lambda t: t[:, nl.ds(2, 1)]),
+    ("NKW-DS", lambda t: t[:, nl.ds(0.0, 1)], lambda t: t[:, nl.ds(0, 8)]),
+    (
+        "NKW-RANGE",
+        lambda t: counted(t, nl.affine_range(2.5)),
+        lambda t: counted(t, nl.affine_range(2)),
+    ),
+    (
+        "NKW-RANGE",
+        lambda t: counted(t, nl.static_range(0, 2, 0)),
+        lambda t: counted(t, nl.static_range(0, 2, 1)),
+    ),
+    (
+        "NKW-RANGE",
+        lambda t: counted(t, nl.sequential_range("2")),
+        lambda t: counted(t, nl.sequential_range(2)),
+    ),
+    (
+        "NKW-LOOP-BOUND",
+        lambda t: nl.fori_loop(0, 2.5, print),
+        lambda t: nl.fori_loop(0, 2, lambda i: None) or t,
+    ),
+    ("NKW-LOOP-BOUND", lambda t: list(nl.dynamic_range(t)), lambda t: counted(t, nl.dynamic_range(1))),
+    (
+        "NKW-LOOP-STEP",
+        lambda t: nl.fori_loop(0, 2, print, 0.5),
+        lambda t: nl.fori_loop(0, 2, lambda i: None, 1) or t,
+    ),
+    ("NKW-LOOP-FUNCTION", lambda t: nl.fori_loop(0, 2, None), lambda t: nl.fori_loop(0, 0, print) or t),
+    (
+        "NKW-LOOP-FUNCTION",
+        lambda t: nl.while_loop(nisa.register_alloc(1), 3),
+        lambda t: nl.while_loop(nisa.register_alloc(0), print) or t,
+    ),
+]
+
+
+@pytest.mark.parametrize(("code", "wrong", "right"), REFUSED)
+def test_an_argument_of_another_type_or_range_is_refused(code, wrong, right):
+    x = np.abs(normal((8, 8))) + 1
+    assert run(right, x).size
+    with pytest.raises((RuleViolation, InvalidArgument), match=rf"^\[{code}\]"):
+        run(wrong, x)
+
+
+def test_a_slice_counted_from_the_end_reaches_the_last_element():
+    x = normal((4, 8))
+    for start, size in ((-2, 2), (-2, 1), (-8, 8), (6, 2)):
+        last = x[:, start:][:, :size]
+        assert np.array_equal(run(lambda t, s=start, n=size: nl.copy(t[:, nl.ds(s, n)]), x), last)
+
+
+def test_broadcast_to_reads_tiles_on_chip():
+    def kernel(x):
+        return nl.broadcast_to(x, x.shape)
+
+    with pytest.raises(RuleViolation, match="NKW-BUFFER"):
+        simulate.launch(kernel, [((normal((4, 8)),), {})])
+
+
+def test_zeros_like_makes_an_sbuf_tile_and_empty_like_keeps_the_memory():
+    def kernel(x):
+        sums = nl.zeros((4, 8), nl.float32, nl.psum)
+        buffers.extend(nl.zeros_like(t).buffer for t in (x, sums))
+        buffers.append(nl.zeros_like(x, buffer=nl.psum).buffer)
+        buffers.extend(nl.empty_like(t).buffer for t in (x, sums))
+        return out_of(nl.zeros_like(x))
+
+    buffers = []
+    result = simulate.launch(kernel, [((normal((4, 8)),), {})]).outputs[0]
+    assert buffers == [nl.sbuf, nl.sbuf, nl.psum, nl.private_hbm, nl.psum]
+    assert not result.any()

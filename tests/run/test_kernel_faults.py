@@ -106,7 +106,10 @@ CASES = [
         "NkiTensor.broadcast() got an unexpected keyword argument 'axis'; did you mean dim=?",
     ),
     ("nl.load()", "load() missing 1 required positional argument: 'src'"),
-    ("nl.load(5)", "load: 'int' object has no attribute 'shape'"),
+    (
+        "nl.fori_loop(0, 4, lambda: None)",
+        "fori_loop: kernel.<locals>.<lambda>() takes 0 positional arguments but 1 was given",
+    ),
 ]
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from tests.contract.documented.table import Row, expand, read_table
 
 SEED = 31
-_OF_TYPES = expand(("NKW-FLAG", "NKW-NAME-TEXT", "NKW-ENUM", "number"))
+_OF_TYPES = expand(("NKW-DTYPE", "NKW-FLAG", "NKW-NAME-TEXT", "NKW-ENUM", "number"))
 
 
 def draw_rows(count: int, seed: int = SEED) -> list[Row]:

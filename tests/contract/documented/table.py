@@ -1,4 +1,4 @@
-"""The documented sentences of every argument of `nki.isa` and `nki.collectives`, with the rules that hold them."""
+"""The documented sentences of every argument of `nki.isa`, `nki.collectives` and `nki.language`, with their rules."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ else:
     import tomli as tomllib
 
 FOLDER = Path(__file__).parent
-MODULES = ("isa", "collectives")
+MODULES = ("isa", "collectives", "language")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One argument of one instruction; `free` says why no sentence limits it, where `rules` is empty."""
+    """One argument of one instruction or function; `free` says why no sentence limits it, where `rules` is empty."""
 
     module: str
     instruction: str
@@ -36,10 +36,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Page:
-    """The sentences of one instruction that name no argument, and the rules that hold them."""
+    """The sentences of an instruction that name no argument, and the rules that hold them.
+
+    `functions` are the names that the page describes: the instruction, or functions with the same sentences.
+    """
 
     module: str
     instruction: str
+    functions: tuple[str, ...]
     source: str
     sentences: tuple[str, ...]
     codes: frozenset[str]
@@ -69,11 +73,13 @@ def read_table() -> tuple[tuple[Page, ...], tuple[Row, ...]]:
     for module in MODULES:
         for path in sorted((FOLDER / module).glob("*.toml")):
             content = read_toml(path)
+            functions = tuple(content.get("functions", (path.stem,)))
             arguments = {name: row for name, row in content.items() if isinstance(row, dict)}
             pages.append(
                 Page(
                     module,
                     path.stem,
+                    functions,
                     content["source"],
                     tuple(content["page"]),
                     expand(tuple(content["page_rules"])),
@@ -81,5 +87,6 @@ def read_table() -> tuple[tuple[Page, ...], tuple[Row, ...]]:
             )
             for name, row in arguments.items():
                 rules, free = tuple(row.get("rules", ())), row.get("free", "")
-                rows.append(Row(module, path.stem, name, tuple(row["documented"]), rules, free))
+                documented = tuple(row["documented"])
+                rows += [Row(module, function, name, documented, rules, free) for function in functions]
     return tuple(pages), tuple(rows)
