@@ -15,7 +15,7 @@ from simulate.errors import InvalidArgument, NoVerdict
 from simulate.files import STDOUT, OutputFile, Outputs, json_document
 from simulate.kernel_by_name import names_a_kernel
 from simulate.memory.storage import Storage
-from simulate.process import memory_bytes
+from simulate.process import memory_bytes, positive_seconds
 from simulate.run.launch import Launch, LaunchRequest
 from simulate.run.machine import NeuronCore
 from simulate.run.observers import Observer, observing
@@ -163,17 +163,6 @@ def _without_verdict(options: argparse.Namespace, reason: str) -> int:
         return 2
     error(f"no verdict on {what}: {reason}")
     return NO_VERDICT
-
-
-def positive_seconds(text: str) -> float:
-    """Return the number of seconds that an option gives. Raises ArgumentTypeError for a number that is not positive."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < 1e7:
-        raise argparse.ArgumentTypeError(f"{text!r:.40} is no number of seconds; give more than 0")
-    return seconds
 
 
 def _bytes(text: str) -> int:

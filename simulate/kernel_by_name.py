@@ -19,8 +19,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from simulate.errors import InvalidArgument, NkwError, NoVerdict
-from simulate.files import MOST_SOURCE_BYTES, imported_files, read_text
+from simulate.errors import LONGEST_PATH, InvalidArgument, NkwError, NoVerdict, shown
+from simulate.files import MOST_SOURCE_BYTES, imported_files, is_file, read_text
 from simulate.hardware import Hardware
 from simulate.isa.book import CallError
 from simulate.isa.replica_group import ReplicaGroup
@@ -85,7 +85,7 @@ def files_read(options: argparse.Namespace) -> list[str]:
 
 def names_a_kernel(words: str) -> bool:
     """Whether words have the form FILE.py:KERNEL or MODULE:KERNEL, and are not the path of a file."""
-    return _NAMED.fullmatch(words) is not None and not Path(words).is_file()
+    return _NAMED.fullmatch(words) is not None and not is_file(words)
 
 
 class InstructionCount(Observer):
@@ -258,8 +258,8 @@ def callable_named(words: str) -> Callable[..., Any]:
         raise InvalidArgument("NKW-KERNEL-NAME", f"{words:.60} is neither FILE.py:NAME nor MODULE:NAME")
     place, name = match["place"], match["name"]
     if place.endswith(".py"):
-        if not Path(place).is_file():
-            raise InvalidArgument("NKW-KERNEL-NAME", f"{place} is not a file")
+        if not is_file(place):
+            raise InvalidArgument("NKW-KERNEL-NAME", f"{shown(place, LONGEST_PATH)} is not a file")
         with typed_import(place):
             found = runpy.run_path(place, run_name=Path(place).stem).get(name)
     else:
@@ -270,7 +270,10 @@ def callable_named(words: str) -> Callable[..., Any]:
             if not isinstance(failed.__cause__, ImportError):
                 raise
             error = failed.__cause__
-            raise InvalidArgument("NKW-KERNEL-NAME", f"{place} is not a module: {error}") from None
+            reason = shown(str(error), LONGEST_PATH)
+            raise InvalidArgument(
+                "NKW-KERNEL-NAME", f"{shown(place, LONGEST_PATH)} is not a module: {reason}"
+            ) from None
     if not callable(found):
         raise InvalidArgument("NKW-KERNEL-NAME", f"{place} has no kernel {name}")
     return found  # type: ignore[no-any-return]

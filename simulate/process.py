@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import sys
@@ -20,6 +21,24 @@ INTERRUPTED, TERMINATED = 130, 143
 # OpenBLAS, which numpy multiplies with, lets idle threads spin for 2**26 cycles: on busy cores, or between the small
 # products of a simulated kernel, they take the time of the thread that works. It reads the variable when it is loaded.
 _SPIN_VARIABLE, _LEAST_SPIN = "OPENBLAS_THREAD_TIMEOUT", "4"
+
+
+SECONDS_MAX = 1e7
+"""The longest time limit of an option, 116 days."""
+
+
+def positive_seconds(text: str) -> float:
+    """Return the number of seconds that an option gives.
+
+    Raises argparse.ArgumentTypeError for other text, and for a number that is not above 0 and below SECONDS_MAX.
+    """
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < SECONDS_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r:.40} is no number of seconds; give more than 0")
+    return seconds
 
 
 class Terminated(KeyboardInterrupt):

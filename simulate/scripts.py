@@ -17,13 +17,14 @@ from simulate.tracebacks import print_of_the_user
 
 def run_script(options: argparse.Namespace, raises: bool = False) -> int:
     """Run the script; an NkwError of its kernels is printed, or passed on with `raises`."""
-    from simulate.errors import NkwError
+    from simulate.errors import LONGEST_PATH, NkwError, shown
+    from simulate.files import is_file
     from simulate.kernel_by_name import folder_of, importing_from
     from simulate.run.exits import UserExit
 
     script = Path(options.script)
-    if not script.is_file():
-        error(f"{script} is not a file")
+    if not is_file(script):
+        error(f"{shown(str(script), LONGEST_PATH)} is not a file")
         return 2
     if not bound(options):
         return 2

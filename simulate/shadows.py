@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from simulate.errors import InvalidArgument
-from simulate.files import MOST_SOURCE_BYTES, read_text
+from simulate.files import MOST_SOURCE_BYTES, is_file, read_text
 
 _PACKAGES = ("simulate", "model", "nki_kernels")
 _ROOT = Path(__file__).resolve().parents[1]
@@ -24,8 +24,8 @@ def check_names(words: str, folder: Path) -> None:
     """
     here = Path.cwd()
     folders = [folder, *([here] if not {"", str(here)}.isdisjoint(sys.path) else [])]
-    place = Path(words) if Path(words).is_file() else Path(words.rpartition(":")[0])
-    names = set(_imported(place)) if place.is_file() else {str(place).split(".")[0]}
+    place = Path(words) if is_file(words) else Path(words.rpartition(":")[0])
+    names = set(_imported(place)) if is_file(place) else {str(place).split(".")[0]}
     seen = {place.resolve()}
     while names:
         name = names.pop()
@@ -45,7 +45,7 @@ def check_names(words: str, folder: Path) -> None:
 def _found(name: str, folders: Sequence[Path]) -> Path | None:
     """The module or package of that name in the first folder that has one; of the two, Python prefers the package."""
     places = (file for folder in folders for file in (folder / name / "__init__.py", folder / f"{name}.py"))
-    return next((file for file in places if file.is_file()), None)
+    return next((file for file in places if is_file(file)), None)
 
 
 def _imported(file: Path) -> Iterator[str]:

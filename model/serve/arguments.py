@@ -13,6 +13,7 @@ from model.engine_options import add_engine
 from model.serve.calls import TOOL_CALL_PARSERS
 from model.shipped import model_path
 from simulate.errors import shown
+from simulate.process import positive_seconds
 
 _ORIGIN = re.compile(
     r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?:\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::(?P<port>[1-9]\d{0,4}))?"
@@ -137,7 +138,7 @@ def add_arguments(parser: argparse.ArgumentParser, model: Path) -> None:
     add(
         "--mask-timeout",
         metavar="S",
-        type=_seconds,
+        type=positive_seconds,
         default=1.0,
         help="seconds for the mask of one token; a mask that takes longer ends its request (default: %(default)g)",
     )
@@ -179,15 +180,4 @@ def _two_or_more(text: str) -> int:
     number = count(text)
     if number < 2:
         raise argparse.ArgumentTypeError(f"{text} is not at least 2: one long job would stop all others")
-    return number
-
-
-def _seconds(text: str) -> float:
-    """Read a number of seconds above 0."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < 2**20:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return number

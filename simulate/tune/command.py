@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from simulate.child import ending_after, is_child, user_output
 from simulate.errors import InvalidArgument, NkwError, NoVerdict
 from simulate.files import Outputs, json_document
-from simulate.isolated import NO_VERDICT, positive_seconds, without_verdict
+from simulate.isolated import NO_VERDICT, without_verdict
 from simulate.kernel_by_name import files_read, names_a_kernel
-from simulate.process import remembering_interrupts
+from simulate.process import positive_seconds, remembering_interrupts
 from simulate.profile.numbers import us
 from simulate.profile.profile import profile
 from simulate.run.launch import Launch

@@ -219,3 +219,27 @@ def test_options_of_replay_are_refused_beside_a_kernel_by_name(
     assert err.startswith(
         f"error: [NKW-REPLAY-OPTION] {option} is about launches that a script repeats, and "
     )
+
+
+LONG = "a" * 5000
+
+
+@pytest.mark.parametrize("command", ["run", "check", "time", "memory"])
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (LONG, "is not a file"),
+        (f"{LONG}.py", "is not a file"),
+        (f"{LONG}.py:kernel", "is not a file"),
+        (f"folder/{LONG}/kernel.py:kernel", "is not a file"),
+        (f"{LONG}:kernel", "is not a module: No module named"),
+    ],
+    ids=["script", "Python file", "kernel of a file", "kernel in a folder", "kernel of a module"],
+)
+def test_a_name_that_is_too_long_gets_one_sentence(
+    capfd: Capture, command: str, words: str, reason: str
+) -> None:
+    assert main([command, words, "f32[8,8]"]) == 2
+    (refused,) = [line for line in capfd.readouterr().err.splitlines() if not line.startswith("target ")]
+    assert refused.startswith("error: ") and reason in refused and " … " in refused
+    assert len(refused) < 600
