@@ -39,6 +39,11 @@ class Service:
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
 
+    def drain(self) -> None:
+        """Take no further requests; cancel chat templates and grammars, whose requests have not begun."""
+        self.draining = True
+        self.texts.drain()
+
     def check_model(self, name: str | None) -> None:
         """ApiError for another model than the one that is served."""
         if name not in (None, self.model):

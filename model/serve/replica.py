@@ -33,6 +33,8 @@ KEY_SALT_HEADER = b"x-nkw-key-salt"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0  # seconds before a replica is started again; each time twice as many
 _LONG_LIVED = 60.0  # seconds after which an end is not taken for one more of the same
 _END_SECONDS = 10
+_DRAIN = b"drain"
+"""The message of a router that takes no further requests."""
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -93,6 +95,12 @@ class Replica:
                     LOG.error("replica %d does not start: %s", self.number, error)
             self.restarts += 1
 
+    def drain(self) -> None:
+        """Let the process take no further requests and cancel grammars; nothing where no process answers."""
+        if self.up and self._pipe is not None:
+            with suppress(OSError):  # the process has just ended
+                self._pipe.send_bytes(_DRAIN)
+
     async def stop(self) -> None:
         """End the process after its step; at once where it still starts, or where that takes too long."""
         if self._pipe is None or self._process is None:
@@ -145,7 +153,7 @@ async def _answer(options: argparse.Namespace, engine: Engine, path: str, pipe: 
             cache = engine.scheduler.cache
             with suppress(OSError):  # the router has gone, which the next line notices
                 pipe.send_bytes(json.dumps({"positions": cache.positions}).encode())
-            gone = asyncio.ensure_future(_received(pipe))
+            gone = asyncio.ensure_future(_follow_router(pipe, service.drain))
             failed = asyncio.ensure_future(service.engine.wait_until_failed())
             await asyncio.wait({serving, gone, failed}, return_when=asyncio.FIRST_COMPLETED)
             if failed.done():  # clients get their errors first
@@ -156,6 +164,15 @@ async def _answer(options: argparse.Namespace, engine: Engine, path: str, pipe: 
     if gone.done():
         shutil.rmtree(Path(path).parent, ignore_errors=True)  # a router that was killed could not
     os._exit(not gone.done())  # nobody is left to be answered
+
+
+async def _follow_router(pipe: Connection, drain: Callable[[], None]) -> None:
+    """Call `drain` when the router says that it drains; return when the router has gone."""
+    with suppress(EOFError, OSError):
+        while True:
+            message = await _received(pipe)
+            assert message == _DRAIN
+            drain()
 
 
 def _with_key_salt(app: ASGIApp) -> ASGIApp:

@@ -57,8 +57,10 @@ class Router:
         }
 
     def drain(self) -> None:
-        """Take no further requests for texts."""
+        """Take no further requests for texts, and let the replicas cancel what has not begun."""
         self._draining = True
+        for replica in self._replicas:
+            replica.drain()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, whose body comes whole."""

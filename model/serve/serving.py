@@ -46,12 +46,7 @@ async def serve(
 ) -> None:
     """Serve until the server is told to end; `server_made` gets it before it starts."""
     async with answering(options, engine) as (app, service):
-
-        def drains() -> None:
-            service.draining = True
-            service.texts.drain()
-
-        server = server_for(app, options, keys, bound, drains)
+        server = server_for(app, options, keys, bound, service.drain)
         server_made(server)
         await server.serve()
 

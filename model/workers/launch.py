@@ -116,6 +116,8 @@ class SingleWorker:
         self._frames = FrameReader()
 
     def __del__(self) -> None:
+        # Python prints an exception of __del__ and ignores it. While the interpreter ends, modules that stop() uses may
+        # be gone, and the process may have ended already; the supervisor ends by itself when its socket is closed.
         with suppress(Exception):
             self.stop()
 
