@@ -193,8 +193,11 @@ def _run(options: argparse.Namespace) -> int:
     from simulate.kernel_by_name import files_read, names_a_kernel
     from simulate.run import Launch, recorded
     from simulate.run.launch_text import report, summary
+    from simulate.run.observers import observing
+    from simulate.run.output_warnings import OutputWarnings
 
     by_name = names_a_kernel(options.script)
+    outputs = OutputWarnings(options.script)
     try:
         _take_replay_options(options, by_name)
     except InvalidArgument as useless:
@@ -210,8 +213,11 @@ def _run(options: argparse.Namespace) -> int:
         ):
             status = 2
             try:
-                status = run_script_or_kernel(options, computes=True)
+                with observing(outputs):
+                    status = run_script_or_kernel(options, computes=True)
             finally:
+                if outputs.texts:
+                    terminal.show_lines("\n".join(outputs.texts), sys.stderr)
                 if launches or not by_name or status == 1:
                     contents["launches"] = [summary(each) for each in launches]
             if by_name and status == 0:

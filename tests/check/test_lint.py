@@ -131,7 +131,31 @@ def writes_counter(i):
     nisa.register_move(i, 0)
 """
 
+SOFTMAX = """
+@nki.jit
+def k(x, scores, largest):
+    e, s, out = nl.load(x), nl.load(x), nl.ndarray((4, 4), dtype=nl.float32, buffer=nl.shared_hbm)
+    nisa.activation(dst=e, op=nl.exp, data=scores{})
+    {}
+    nisa.reciprocal(dst=s, data=s)
+    nisa.tensor_scalar(dst=e, data=e, op0=nl.multiply, operand0=s)
+    nisa.dma_copy(dst=out, src=e)
+    return out
+"""
+SUM = "nisa.tensor_reduce(dst=s, op=nl.add, data=e, axis=1)"
+
 WHOLE = [
+    ("NKI048", SOFTMAX.format("", SUM), SOFTMAX.format(", bias=largest", SUM)),
+    (
+        "NKI048",
+        SOFTMAX.format(", reduce_op=nl.add, reduce_res=s", "pass"),
+        SOFTMAX.format("", "nisa.tensor_scalar(dst=s, data=e, op0=nl.add, operand0=1.0)"),
+    ),
+    (
+        "NKI048",
+        SOFTMAX.format(", bias=None, scale=0.5", SUM),
+        SOFTMAX.format("", "nisa.max8(dst=s, src=x)\n    " + SUM),
+    ),
     (
         "NKI002",
         "@nki.jit\ndef k(x, *, a=1):\n    return nl.load(x)\n",

@@ -1,6 +1,6 @@
 """`lint`: Python that runs in a simulation and that the NKI compiler refuses, found in the source without running it.
 
-The rules are those of the language guide and the release notes, by their ids NKI001 to NKI042. Some of them need
+The rules are those of the language guide and the release notes, by their ids NKI001 to NKI048. Some of them need
 shapes, values or the launch and are left to the simulator. Only functions that use `nki.language` or `nki.isa` are
 looked at; references and test code are plain Python.
 """

@@ -70,7 +70,7 @@ def lint_rule(
 
 def load_rules() -> None:
     """Import the rule files, which register themselves."""
-    for name in ("calls", "interface", "loops", "names", "python", "state", "tiles", "values"):
+    for name in ("calls", "interface", "loops", "names", "overflow", "python", "state", "tiles", "values"):
         importlib.import_module(f"simulate.check.lint.{name}")
 
 

@@ -1,0 +1,70 @@
+"""A lint rule about softmax: exp of scores whose maximum is not subtracted overflows."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from simulate.check.findings import Severity
+from simulate.check.lint.rules import Spot, lint_rule
+from simulate.check.lint.source import Scope, Source, argument, base_of
+from simulate.isa import INSTRUCTIONS
+from simulate.isa.book import documented_signature
+
+_BOUNDS = frozenset(
+    "nl.maximum nl.max nl.minimum nl.min nl.subtract nl.negative nisa.max8 nisa.range_select nl.softmax".split()
+)
+"""Names with which a function can bound the argument of exp; the rule is silent where one of them occurs."""
+_INVERSES = frozenset({"nl.divide", "nl.reciprocal", "nisa.reciprocal"})
+
+
+@lint_rule("NKI048", Severity.warning)
+def softmax_subtracts_its_maximum(source: Source, scope: Scope) -> Iterator[Spot]:
+    """A softmax subtracts the largest score of a row before exp, which is infinite above 88.7."""
+    names = {name for _, name in source.attributes(scope)}
+    if names & _BOUNDS or not names & _INVERSES:
+        return
+    summed = {name for call, called in source.calls(scope) for name in _summed_by(source, call, called)}
+    for call, name in source.calls(scope):
+        if name not in ("nisa.activation", "nisa.activation_reduce"):
+            continue
+        if _operator_of(source, call) != "nl.exp" or _has_bias(call, name):
+            continue
+        if _name_of(argument(call, 0, "dst")) in summed:
+            yield Spot(
+                call,
+                f"exp of {ast.unparse(argument(call, 2, 'data') or call)} is summed and divided by",
+                "nisa.tensor_reduce(op=nl.maximum, negate=True) of the row, as bias= of the activation",
+            )
+
+
+def _summed_by(source: Source, call: ast.Call, name: str) -> Iterator[str]:
+    """Yield the name of the tile whose elements a call adds up."""
+    if name == "nisa.tensor_reduce" and _operator_of(source, call) == "nl.add":
+        yield _name_of(argument(call, 2, "data"))
+    elif name == "nl.sum":
+        yield _name_of(argument(call, 0, "x"))
+    elif name == "nisa.activation_reduce" or (
+        name == "nisa.activation" and argument(call, 5, "reduce_op") is not None
+    ):
+        yield _name_of(argument(call, 0, "dst"))
+
+
+def _operator_of(source: Source, call: ast.Call) -> str:
+    """Return the name of an instruction's operator, an empty text for any other expression."""
+    operator = argument(call, 1, "op")
+    return "" if operator is None else source.name_of(operator)
+
+
+def _has_bias(call: ast.Call, name: str) -> bool:
+    """Return whether a call has a bias, or keywords that the source does not tell."""
+    parameters = documented_signature(INSTRUCTIONS[name.removeprefix("nisa.")]).parameters
+    bias = argument(call, [*parameters].index("bias"), "bias")
+    given = bias is not None and not (isinstance(bias, ast.Constant) and bias.value is None)
+    return given or any(keyword.arg is None for keyword in call.keywords)
+
+
+def _name_of(node: ast.expr | None) -> str:
+    """Return the variable that an expression is a part of, or an empty text."""
+    base = base_of(node)
+    return base.id if isinstance(base, ast.Name) else ""

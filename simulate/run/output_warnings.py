@@ -1,0 +1,70 @@
+"""What `run` says of outputs that are not finite; `check` finds the instruction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from simulate.memory import NkiTensor, Storage
+from simulate.numerics.quiet import quiet
+from simulate.run.launch import Launch, LaunchRequest, Observer
+from simulate.run.machine import Mode, NeuronCore
+
+
+class OutputWarnings(Observer):
+    """Warns of outputs with NaN or +infinity where all arguments of the launch were finite, once for each kernel.
+
+    A negative infinity may be a mask that a kernel returns on purpose. Replays have no tensors to look at.
+    """
+
+    def __init__(self, script: str) -> None:
+        self.texts: list[str] = []
+        self._script = script
+        self._kernels: set[str] = set()
+        self._has_finite_arguments = False
+
+    def began(
+        self, request: LaunchRequest, cores: Sequence[NeuronCore], inputs: Sequence[Sequence[Storage]]
+    ) -> None:
+        """Note whether all arguments are finite, before the kernel may write to one of them."""
+        self._has_finite_arguments = request.mode is not Mode.dry and all(
+            np.isfinite(_values(NkiTensor.over(storage.shape, storage.dtype, storage))).all()
+            for storages in inputs
+            for storage in storages
+        )
+
+    def ended(self, launch: Launch, returned: Sequence[Any]) -> None:
+        """Keep a warning for the first output that is not finite."""
+        if not self._has_finite_arguments or launch.mode is Mode.replay or launch.kernel in self._kernels:
+            return
+        for tensor in _tensors_of(returned):
+            values = _values(tensor)
+            nan, infinite = int(np.isnan(values).sum()), int(np.isposinf(values).sum())
+            if nan or infinite:
+                self._kernels.add(launch.kernel)
+                self.texts.append(
+                    f"warning: {tensor.storage.name or 'an output'} {tensor.shape} {tensor.dtype} of "
+                    f"{launch.kernel} contains {nan} NaN and {infinite} infinite elements, and all arguments are "
+                    f"finite; nkw check {self._script} names the instruction, such as an exp that overflows"
+                )
+                return
+
+
+@quiet
+def _values(tensor: NkiTensor) -> np.ndarray:
+    """Return the values of a tensor as float32; of dtypes without NaN and infinities none."""
+    dtype = tensor.dtype
+    if not dtype.is_float or dtype.is_packed or dtype == "float8_e8m0fnu":
+        return np.empty(0, np.float32)
+    return np.asarray(tensor.array, np.float32)
+
+
+def _tensors_of(value: Any) -> Iterator[NkiTensor]:
+    """Yield the tensors in what the kernels of all ranks returned."""
+    if isinstance(value, NkiTensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _tensors_of(part)
