@@ -226,7 +226,7 @@ def make_engine(args: EngineArgs) -> Engine:
         EngineLimits(config.eos_token_ids, config.vocab_size, parts.length, args.seed, config.spectrum),
         time.monotonic,
         parts.speculation.proposer(config, args, parts.pools, parts.buckets, parts.length),
-        Grammars.of_tokenizer(tokenizer, config.vocab_size, config.eos_token_ids, args.grammar_limits),
+        Grammars.from_tokenizer(tokenizer, config.vocab_size, config.eos_token_ids, args.grammar_limits),
         isolates=args.backend != "neuron",  # torchrun starts other processes, which have computed the step
     )
 

@@ -30,9 +30,9 @@ class ChildLimits:
     memory_bytes: int | None = None
 
 
-def become_spawned_child(act: Callable[[], int], given: str) -> NoReturn:
+def become_spawned_child(act: Callable[[], int], arguments: str) -> NoReturn:
     """Run a command as the child that `run_in_child` started as a new interpreter."""
-    writers, token, memory_bytes = json.loads(given)
+    writers, token, memory_bytes = json.loads(arguments)
     limits = ChildLimits(None, memory_bytes)
     become_child(act, [(-1, writer) for writer in writers], bytes.fromhex(token), limits)
 
@@ -117,7 +117,7 @@ def _limit_memory(most: int | None) -> int | None:
     if most is None:
         return None
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    allowed = [each for each in (most, hard) if each != resource.RLIM_INFINITY and each >= 0]
+    allowed = [limit for limit in (most, hard) if limit != resource.RLIM_INFINITY and limit >= 0]
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_AS, (min(allowed, default=resource.RLIM_INFINITY), hard))
     return soft

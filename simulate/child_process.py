@@ -60,9 +60,11 @@ def run_in_child(
         import subprocess  # takes some milliseconds
 
         writers = [writer for _, writer in pipes]
-        given = json.dumps([writers, token.hex(), limits.memory_bytes])
+        encoded_limits = json.dumps([writers, token.hex(), limits.memory_bytes])
         started = subprocess.Popen(
-            [sys.executable, "-c", again[0], given, *again[1:]], pass_fds=writers, start_new_session=captures
+            [sys.executable, "-c", again[0], encoded_limits, *again[1:]],
+            pass_fds=writers,
+            start_new_session=captures,
         )
         process = started.pid
     for _, writer in pipes:
@@ -87,7 +89,7 @@ class _Awaited:
         self._status: int | None = None  # as os.waitpid returns it
         self._stopped: KeyboardInterrupt | None = None
         self._began = time.monotonic()
-        self._told: float | None = None  # when the child was told to end because of the time limit
+        self._terminated_at: float | None = None  # when SIGTERM was sent because of the time limit
         self._kill_at: float | None = None
         self._pipes = selectors.DefaultSelector()
         shown_on = (None, sys.stderr if out_to_err else sys.stdout, sys.stderr)
@@ -111,7 +113,7 @@ class _Awaited:
             if record is not None and record.where:
                 self._stopped.args = (record.where,)
             raise self._interrupted(record) from None
-        if self._told is not None:
+        if self._terminated_at is not None:
             last = f"; {record.where}" if record is not None and record.where else ""
             ended = ChildEnded(
                 f"it reached the time limit of {self._limits.seconds:g} s (--time-limit){last}"
@@ -156,8 +158,8 @@ class _Awaited:
             self._send(signal.SIGKILL)
         if self._status is not None or self._limits.seconds is None or self._stopped is not None:
             return
-        if self._told is None and now - self._began > self._limits.seconds:
-            self._told = now
+        if self._terminated_at is None and now - self._began > self._limits.seconds:
+            self._terminated_at = now
             self._send(signal.SIGTERM)  # the child answers with the last instruction
             self._kill_at = now + _GRACE_SECONDS
 
@@ -166,30 +168,30 @@ class _Awaited:
         for key, _ in self._pipes.select(seconds):
             while True:
                 try:
-                    part = os.read(key.fd, _CHUNK)
+                    data = os.read(key.fd, _CHUNK)
                 except BlockingIOError:
                     break
-                if not part:
+                if not data:
                     self._pipes.unregister(key.fd)
                     os.close(key.fd)
                     break
                 if key.data is None:
-                    self._data += part
+                    self._data += data
                 else:
-                    self._show(part, key.data)
+                    self._show(data, key.data)
                     break  # the other pipes have their turn
 
-    def _show(self, part: bytes, stream: IO[str]) -> None:
+    def _show(self, data: bytes, stream: IO[str]) -> None:
         """Print output of the kernel, up to the limit."""
-        kept = part[: SHOWN_BYTES - self._shown]
-        self._shown += len(kept)
-        self._dropped += len(part) - len(kept)
-        if not kept:
+        visible = data[: SHOWN_BYTES - self._shown]
+        self._shown += len(visible)
+        self._dropped += len(data) - len(visible)
+        if not visible:
             return
         if hasattr(stream, "buffer"):
-            stream.buffer.write(kept)
+            stream.buffer.write(visible)
         else:
-            stream.write(kept.decode(errors="replace"))
+            stream.write(visible.decode(errors="replace"))
         stream.flush()
 
     def _reap(self, seconds: float) -> None:

@@ -55,7 +55,7 @@ def rows() -> Iterator[Row]:
     slowest, reference = max(disturbed.gaps), max(alone.gaps)
     yield Row(work, "the same without hostile clients", 1e3 * slowest, "ms", slowest / reference)
     work = f"server: median time between tokens of {STREAMS} streams beside hostile clients"
-    median, reference = (sorted(each.gaps)[len(each.gaps) // 2] for each in (disturbed, alone))
+    median, reference = (sorted(streams.gaps)[len(streams.gaps) // 2] for streams in (disturbed, alone))
     yield Row(work, "the same without hostile clients", 1e3 * median, "ms", median / reference)
 
 

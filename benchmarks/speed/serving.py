@@ -34,10 +34,10 @@ def rows() -> Iterator[Row]:
         samples = [
             (_measure_first_token(connection), seconds(first_token_of_engine)) for _ in range(_REQUESTS)
         ]
-    over_http, of_engine = (median(column) for column in zip(*samples))
+    over_http, without_http = (median(column) for column in zip(*samples))
     yield Row("server: GET /v1/models on a kept connection", "", 1e3 * latency, "ms")
     work = f"server: time to first token over HTTP, {len(_PROMPT)} tokens of prompt"
-    yield Row(work, "the engine without HTTP", 1e3 * over_http, "ms", over_http / of_engine)
+    yield Row(work, "the engine without HTTP", 1e3 * over_http, "ms", over_http / without_http)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from model.engine.isolation import Isolation
 from model.engine.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
 from model.engine.params import SamplingParams
 from model.engine.request import Request
-from model.engine.sampler import Choice, TokenSampler, choose, logprobs, whole
+from model.engine.sampler import Choice, TokenSampler, choose, logprobs, require_logits
 from model.engine.scheduler import Batch, Chunk
 from model.engine.speculation import Acceptance, Proposer, Rows, Steps
 from model.engine.speech import Speech, TokenRule, spectrum_error
@@ -81,7 +81,7 @@ class Engine:
         self._model = model
         self._tokenizer = tokenizer
         self._clock = clock
-        self.grammars = grammars or Grammars.of_tokenizer(tokenizer, limits.vocab_size, limits.end_tokens)
+        self.grammars = grammars or Grammars.from_tokenizer(tokenizer, limits.vocab_size, limits.end_tokens)
         self._groups: dict[str, PromptGroup] = {}
         self._sequences: dict[Request, Continuation] = {}
         self._numbers = count()
@@ -335,7 +335,9 @@ class Engine:
                 for answer in answers[request][len(known) - 1 - chunk.start :]:
                     if len(known) < request.prompt_tokens and np.isfinite(answer.largest):
                         token = request.tokens[len(known)]
-                        known.append(logprobs(whole(answer.logits), token, count, self._tokenizer.decode))
+                        known.append(
+                            logprobs(require_logits(answer.logits), token, count, self._tokenizer.decode)
+                        )
             except BaseException as error:
                 group.blame(error)
 

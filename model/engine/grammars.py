@@ -102,7 +102,7 @@ class Grammars:
         self._worker: SingleWorker | None = None
 
     @classmethod
-    def of_tokenizer(
+    def from_tokenizer(
         cls, tokenizer: Tokenizer, size: int, end_tokens: Sequence[int], limits: GrammarLimits | None = None
     ) -> Grammars:
         """Return the grammars of a folder's tokenizer, with the default limits if none are given."""
@@ -130,9 +130,9 @@ class Grammars:
 
         Raises ModelError for a form that cannot be compiled, or not within the limits, and GrammarsFull.
         """
-        found = self.find(params)
-        if found is not None:
-            return found
+        cached = self.find(params)
+        if cached is not None:
+            return cached
         with self._lock:
             self._worker = self._worker or SingleWorker(self.source)
         text, size_bytes = self._worker.run("grammar", [params.form], self.limits.job)

@@ -50,7 +50,7 @@ class Isolation:
         self._all: Sequence[Suspect] = ()
         self._runs_to_the_end = False
         self._changed = False
-        self.found = 0
+        self.faults = 0
         self.succeeded = False
 
     @property
@@ -74,7 +74,7 @@ class Isolation:
             remaining = [suspect for suspect in self._trials.pop() if suspect not in suspects]
             self._trials += [remaining] if remaining else []
         else:
-            self._all, self.found, self.succeeded = suspects, 0, False
+            self._all, self.faults, self.succeeded = suspects, 0, False
             doubtful = [suspect for suspect in suspects if suspect.unexplained >= MOST_UNEXPLAINED]
             self._runs_to_the_end = len(doubtful) > 1
         for request, chunk in batch.chunks.items():
@@ -83,7 +83,7 @@ class Isolation:
         self._changed = True
         self._withdraw(self._live)
         if len(suspects) == 1:
-            self.found += 1
+            self.faults += 1
             return suspects[0]
         middle = len(suspects) // 2
         self._trials += [suspects[middle:], suspects[:middle]]
@@ -112,14 +112,16 @@ class Isolation:
         self._resume(self._live)
         self._withdrawn.clear()
         self._targets.clear()
-        if not self.found:
+        if not self.faults:
             for suspect in self._all:
                 suspect.unexplained += 1
         self._all = ()
 
     def _has_passed(self, trial: Sequence[Suspect]) -> bool:
         running = [request for request, owner in self._live.items() if owner.suspect in trial]
-        return not running if self._runs_to_the_end else not any(each in self._targets for each in running)
+        return (
+            not running if self._runs_to_the_end else not any(request in self._targets for request in running)
+        )
 
     def _withdraw(self, requests: Iterable[Request]) -> None:
         for request in requests:

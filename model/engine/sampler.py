@@ -1,4 +1,4 @@
-"""What one continuation asks of each draw, and the choices that follow from the draws of a step.
+"""The parameters of every draw of a continuation, and the choice of tokens from the draws of a step.
 
 Random numbers are numpy's Philox, one for each token, so a seed gives the same numbers on every machine and however
 requests are batched.
@@ -23,7 +23,7 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(frozen=True)
 class Logprob:
-    """The logarithm of a token's probability, its place among all tokens, from 1, and its text."""
+    """The logarithm of a token's probability, the token's rank among all tokens, counted from 1, and its text."""
 
     logprob: float
     rank: int
@@ -32,14 +32,17 @@ class Logprob:
 
 @dataclass(frozen=True)
 class Choice:
-    """A token, and where asked for the logarithms of probabilities by token id: its own and those of the likeliest."""
+    """A chosen token; `logprobs` by token id has this token and the likeliest ones, None where not asked for."""
 
     token: int
     logprobs: dict[int, Logprob] | None
 
 
 class TokenSampler:
-    """The draws of one continuation; `ends` are tokens that end it, and `seed` decides its random numbers."""
+    """The parameters of the draws of one continuation, in the order of its tokens.
+
+    `ends` are the token ids that end the continuation; `seed` decides its random numbers.
+    """
 
     def __init__(
         self,
@@ -59,8 +62,8 @@ class TokenSampler:
         self._chosen = 0
         penalties = (params.presence_penalty, params.frequency_penalty, params.repetition_penalty)
         self._counts = None if penalties == (0, 0, 1) else np.zeros(size, np.float32)
-        self._prompt_counts = None if self._counts is None else _counted(prompt, size)
-        self._fixed_bias = self._given_bias()
+        self._prompt_counts = None if self._counts is None else _count_tokens(prompt, size)
+        self._fixed_bias = self._bias_of_params()
         self._limits = _limits(params, size)
 
     @property
@@ -73,28 +76,29 @@ class TokenSampler:
         return self._constraint is None or self._constraint.is_ready(now)
 
     def rows(self, drafts: Sequence[int] = ()) -> list[SampleRow]:
-        """The draw of the next token, and of the one behind each of some drafts, up to one that ends or breaks a form.
+        """Return the parameters of the draw of the next token, and of the token after each draft token.
 
-        Raises ModelError where no token is left for the first of them.
+        The rows end at a draft token that the constraint forbids, or after which the text is complete. Raises
+        ModelError where no token may be drawn for the first row.
         """
         rows = [self._row((), self._constraint)]
         rule = (
             None if self._constraint is None or not drafts or self.complete else self._constraint.for_drafts()
         )
-        for place, draft in enumerate(drafts, 1):
+        for num_accepted, draft in enumerate(drafts, 1):
             bias = rows[-1].bias
             if bias is not None and not np.isfinite(bias[draft]):
                 break
             if rule is not None and (self.complete or not rule.accept(draft) or rule.complete):
                 break
             try:
-                rows.append(self._row(drafts[:place], rule))
-            except ModelError:  # where no token may follow a draft, that is said when it was chosen
+                rows.append(self._row(drafts[:num_accepted], rule))
+            except ModelError:  # raised again for the first row, if the draft token is chosen
                 break
         return rows
 
     def take(self, token: int) -> None:
-        """The token of the next draw was chosen."""
+        """Record that a token was chosen in the next draw."""
         self._numbers.pop(0)
         self._chosen += 1
         if self._counts is not None:
@@ -103,15 +107,15 @@ class TokenSampler:
             self._constraint.accept(token)
 
     def _row(self, drafts: Sequence[int], rule: TokenRule | None) -> SampleRow:
-        params, place = self._params, len(drafts)
-        while len(self._numbers) <= place:
+        params, position = self._params, len(drafts)
+        while len(self._numbers) <= position:
             self._numbers.append(float(self._generator.random(dtype=np.float32)))
         return SampleRow(
-            self._numbers[place],
+            self._numbers[position],
             *self._limits,
-            self._bias(place, rule),
+            self._bias(position, rule),
             self._prompt_counts,
-            None if self._counts is None else self._counts + _counted(drafts, self._size),
+            None if self._counts is None else self._counts + _count_tokens(drafts, self._size),
             params.repetition_penalty,
             params.presence_penalty,
             params.frequency_penalty,
@@ -119,7 +123,7 @@ class TokenSampler:
             None if rule is None else rule.by_logits,
         )
 
-    def _given_bias(self) -> np.ndarray | None:
+    def _bias_of_params(self) -> np.ndarray | None:
         params = self._params
         if not params.logit_bias and params.allowed_token_ids is None:
             return None
@@ -132,7 +136,10 @@ class TokenSampler:
         return bias
 
     def _bias(self, drafts: int, rule: TokenRule | None) -> np.ndarray | None:
-        """What is added to the logits behind so many drafts, which `rule` has followed."""
+        """Return what is added to the logits after `drafts` draft tokens, [vocabulary] float32; None for nothing.
+
+        NaN forbids a token. `rule` has accepted the draft tokens.
+        """
         masks_ends = bool(self._ends) and self._chosen + drafts < self._params.min_tokens
         if self._fixed_bias is None and rule is None and not masks_ends:
             return None
@@ -157,11 +164,11 @@ def choose(draws: Sequence[tuple[SampleRow, StepOutput]], decode: Decode) -> Seq
         tokens = dict(zip(on_host, _drawn_tokens([draws[index] for index in on_host])))
     except BaseException as error:
         contain(error)
-        for index in on_host:  # a row draws alone what it draws among others
+        for index in on_host:  # a row draws the same token alone and in a batch
             try:
                 (tokens[index],) = _drawn_tokens([draws[index]])
-            except BaseException as of_row:
-                tokens[index] = contain(of_row)
+            except BaseException as row_error:
+                tokens[index] = contain(row_error)
     choices: list[Choice | BaseException] = []
     for index, (row, answer) in enumerate(draws):
         try:
@@ -175,7 +182,7 @@ def _drawn_tokens(draws: Sequence[tuple[SampleRow, StepOutput]]) -> list[int]:
     """Return the tokens that rows draw on the host."""
     if not draws:
         return []
-    scores = np.stack([_masked(row, whole(answer.logits)) for row, answer in draws])
+    scores = np.stack([_masked(row, require_logits(answer.logits)) for row, answer in draws])
     tokens: list[int] = draw(scores, [row for row, _ in draws]).tolist()
     return tokens
 
@@ -186,48 +193,51 @@ def _choice(row: SampleRow, answer: StepOutput, token: int | BaseException | Non
     if not np.isfinite(largest):
         raise ModelError(f"the model's largest logit is {largest}; its weights are too large or not finite")
     if answer.drawn is not None:
-        found = None if row.logprobs is None else _logprobs_of(answer.drawn, row.logprobs, decode)
-        return Choice(answer.drawn.token, found)
+        likeliest = None if row.logprobs is None else _device_logprobs(answer.drawn, row.logprobs, decode)
+        return Choice(answer.drawn.token, likeliest)
     if not isinstance(token, int):
         assert token is not None, "the host has drawn no token"
         raise token
     return Choice(
-        token, None if row.logprobs is None else logprobs(whole(answer.logits), token, row.logprobs, decode)
+        token,
+        None
+        if row.logprobs is None
+        else logprobs(require_logits(answer.logits), token, row.logprobs, decode),
     )
 
 
-def _logprobs_of(drawn: Drawn, count: int, decode: Decode) -> dict[int, Logprob]:
-    """As `logprobs`, of the candidates that the device found; the drawn one is among them."""
-    found = dict(zip(drawn.ids.tolist(), drawn.logprobs.tolist()))
-    wanted = dict.fromkeys([drawn.token, *drawn.ids[:count].tolist()])
-    ranks = {each: int((drawn.logprobs > np.float32(found[each])).sum()) + 1 for each in wanted}
-    return {each: Logprob(found[each], ranks[each], decode([each])) for each in wanted}
+def _device_logprobs(drawn: Drawn, count: int, decode: Decode) -> dict[int, Logprob]:
+    """Return what `logprobs` returns, from the device's candidates, which include the drawn token."""
+    candidates = dict(zip(drawn.ids.tolist(), drawn.logprobs.tolist()))
+    tokens = dict.fromkeys([drawn.token, *drawn.ids[:count].tolist()])
+    ranks = {token: int((drawn.logprobs > np.float32(candidates[token])).sum()) + 1 for token in tokens}
+    return {token: Logprob(candidates[token], ranks[token], decode([token])) for token in tokens}
 
 
 def logprobs(logits: np.ndarray, token: int, count: int, decode: Decode) -> dict[int, Logprob]:
-    """The logarithms of probabilities of a token and the `count` likeliest ones, from logits [vocabulary]."""
+    """Return the log-probabilities of a token and of the `count` likeliest ones, from logits [vocabulary]."""
     wide = logits.astype(np.float64)
-    shares = wide - wide.max()
-    shares -= np.log(np.exp(shares).sum())
-    best = np.argsort(-shares, kind="stable")[:count]
-    wanted = dict.fromkeys([token, *map(int, best)])
-    ranks = {each: int((shares > shares[each]).sum()) + 1 for each in wanted}
-    return {each: Logprob(float(shares[each]), ranks[each], decode([each])) for each in wanted}
+    log_softmax = wide - wide.max()
+    log_softmax -= np.log(np.exp(log_softmax).sum())
+    likeliest = np.argsort(-log_softmax, kind="stable")[:count]
+    tokens = dict.fromkeys([token, *map(int, likeliest)])
+    ranks = {index: int((log_softmax > log_softmax[index]).sum()) + 1 for index in tokens}
+    return {index: Logprob(float(log_softmax[index]), ranks[index], decode([index])) for index in tokens}
 
 
 def _masked(row: SampleRow, logits: np.ndarray) -> np.ndarray:
-    """Logits without the tokens that a rule forbids by the logits that the row would draw from."""
+    """Return the logits, with -inf for tokens that the rule forbids after it has seen the biased logits."""
     if row.by_logits is None:
         return logits
-    changed = logits.astype(np.float32)
+    biased = logits.astype(np.float32)
     if row.bias is not None:
-        changed = np.where(np.isnan(row.bias), np.float32(-np.inf), changed + row.bias)
-    row.by_logits(changed)
-    return np.where(np.isneginf(changed), changed, logits)
+        biased = np.where(np.isnan(row.bias), np.float32(-np.inf), biased + row.bias)
+    row.by_logits(biased)
+    return np.where(np.isneginf(biased), biased, logits)
 
 
-def whole(logits: np.ndarray | None) -> np.ndarray:
-    """The logits of the whole vocabulary."""
+def require_logits(logits: np.ndarray | None) -> np.ndarray:
+    """Return the logits of all tokens, which a step has where the device draws no token."""
     assert logits is not None, "a step without logits"
     return logits
 
@@ -245,6 +255,6 @@ def _limits(params: SamplingParams, size: int) -> tuple[float, int, float, float
     return float(temperature), top_k, float(np.float32(params.top_p)), float(np.float32(params.min_p))
 
 
-def _counted(tokens: Sequence[int], size: int) -> np.ndarray:
-    """How often each token is among some, [vocabulary] float32."""
+def _count_tokens(tokens: Sequence[int], size: int) -> np.ndarray:
+    """Return the number of occurrences of every token id, [vocabulary] float32."""
     return np.bincount(np.asarray(tokens, np.int64), minlength=size).astype(np.float32)

@@ -88,8 +88,8 @@ class Gate:
         finally:
             method = scope["method"] if scope["method"] in _METHODS else "other"
             path = getattr(scope.get("route"), "path", "unknown path")
-            said = status or "no answer"
-            LOG.info("%s %s %s %.3f s %s", method, path, said, time.monotonic() - begun, request_id)
+            outcome = status or "no answer"
+            LOG.info("%s %s %s %.3f s %s", method, path, outcome, time.monotonic() - begun, request_id)
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Admission:
             await refuse(error, send)
         else:
             if body is not None:
-                await self.app(scope, _again(body, receive), send)
+                await self.app(scope, _replay_body(body, receive), send)
 
     def _check_key(self, scope: Scope) -> None:
         headers = [value for name, value in scope["headers"] if name == b"authorization"]
@@ -134,7 +134,7 @@ class Admission:
         scope.setdefault("state", {})[KEY_SALT] = salt or ""
 
     async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes | None:
-        """The whole body; None where the client left before it was there."""
+        """Return the body; None where the client left before its end. Raises ApiError for a late or too large one."""
         size = headers.get(b"content-length", b"0")
         if size.isdigit() and int(size[:20]) > self.most_bytes:
             raise self._too_large()
@@ -178,15 +178,15 @@ async def refuse(error: ApiError, send: Send) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
-    """What gives a body that was read, and then what follows it."""
-    given = False
+def _replay_body(body: bytes, receive: Receive) -> Receive:
+    """Return a channel that first gives the body that was read, and then what `receive` gives."""
+    is_replayed = False
 
     async def next_message() -> Message:
-        nonlocal given
-        if given:
+        nonlocal is_replayed
+        if is_replayed:
             return await receive()
-        given = True
+        is_replayed = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     return next_message

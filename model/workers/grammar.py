@@ -113,7 +113,7 @@ def grammar_text(form: Mapping[str, Any]) -> str:
         elif name == "grammar":
             text = matchers.grammar_from_lark(lark_from_gbnf(value) if "::=" in value else value)
         elif name == "choice":
-            text = matchers.grammar_from_lark(f"start: {' | '.join(json.dumps(each) for each in value)}")
+            text = matchers.grammar_from_lark(f"start: {' | '.join(json.dumps(choice) for choice in value)}")
         else:
             schema = {"type": "object"} if name == "json_object" else value
             text = schema if isinstance(schema, str) else json.dumps(schema)

@@ -45,11 +45,11 @@ class JobLimits:
 
     def error(self, outcome: str, reason: str) -> ModelError:
         """Return the error of a job whose process ended with an outcome other than done and refused."""
-        said = {
+        excess = {
             "time": f"takes more than {self.cpu_seconds} seconds of CPU time",
             "memory": f"takes more than {self.memory_bytes >> 20} MiB of memory",
         }.get(outcome, f"ends its process ({reason})")
-        return ModelError(f"{self.subject} {said}{self.advice}", "NKW-MODEL-LIMIT")
+        return ModelError(f"{self.subject} {excess}{self.advice}", "NKW-MODEL-LIMIT")
 
 
 def start_process(source: TaskSource) -> tuple[subprocess.Popen[bytes], socket.socket]:

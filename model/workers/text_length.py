@@ -66,7 +66,7 @@ def _sequence(step: dict[str, Any] | None, name: str) -> Sequence[dict[str, Any]
         return []
     if step["type"] != "Sequence":
         return [step]
-    return [inner for each in step[name] for inner in _sequence(each, name)]
+    return [inner for nested in step[name] for inner in _sequence(nested, name)]
 
 
 def _shrinking(normalizers: Iterable[dict[str, Any]]) -> int | None:

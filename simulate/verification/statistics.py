@@ -78,7 +78,7 @@ def roundings_of(streams: Sequence[Stream]) -> list[Rounding] | None:
 
     Returns None where floats are rounded to 8 bits or to integers: the model of relative errors does not hold there.
     """
-    found: list[Rounding] = []
+    roundings: list[Rounding] = []
     for stream in streams:
         dtypes = [as_dtype(record.dtype) for record in stream.tensors]
         last = _sources_of_stores(stream)
@@ -105,8 +105,10 @@ def roundings_of(streams: Sequence[Stream]) -> list[Rounding] | None:
             sizes = {box: max(1, (box[2] - box[1]) * (box[4] - box[3]) // dtype.itemsize) for box in boxes}
             values = sum(sizes.values())
             times = sum(sizes[box] * count for box, count in boxes.items()) / values
-            found.append(Rounding(roundoff(dtype), 1 if is_constant else values, times, is_constant, is_last))
-    return found
+            roundings.append(
+                Rounding(roundoff(dtype), 1 if is_constant else values, times, is_constant, is_last)
+            )
+    return roundings
 
 
 def _sources_of_stores(stream: Stream) -> set[int]:
@@ -154,14 +156,14 @@ def statistic(
     Returns:
         None where too few finite elements differ from 0.
     """
-    truth = np.stack([each.astype(np.float64) for each in truths])
-    output = np.stack([each.astype(np.float64) for each in outputs])
+    truth = np.stack([array.astype(np.float64) for array in truths])
+    output = np.stack([array.astype(np.float64) for array in outputs])
     is_narrow = outputs[0].dtype.itemsize == 2
     with np.errstate(invalid="ignore", over="ignore"):
         rounded = truth.astype(outputs[0].dtype).astype(np.float64) if is_narrow else truth
         error, difference = output - truth, output - rounded
     finite = np.isfinite(error) & np.isfinite(difference)
-    truth, error, difference = (np.where(finite, each, 0.0) for each in (truth, error, difference))
+    truth, error, difference = (np.where(finite, array, 0.0) for array in (truth, error, difference))
     elements = int(np.count_nonzero(truth))
     if elements < _LEAST_ELEMENTS:
         return None
@@ -173,10 +175,15 @@ def statistic(
     slope = float((weights * difference * truth).sum()) / scale
     rms = math.sqrt(float(np.square(error).sum()) / np.count_nonzero(finite))
 
-    inner = [each for each in roundings if not each.is_last]
-    squares = [(1.0 if each.is_last else gain) ** 2 * each.times * each.roundoff**2 / 3 for each in roundings]
-    second_order = sum(gain**2 * each.times * each.roundoff**2 / 3 for each in inner)
-    constants = sum(gain * each.times * each.roundoff for each in roundings if each.is_constant)
+    inner = [rounding for rounding in roundings if not rounding.is_last]
+    squares = [
+        (1.0 if rounding.is_last else gain) ** 2 * rounding.times * rounding.roundoff**2 / 3
+        for rounding in roundings
+    ]
+    second_order = sum(gain**2 * rounding.times * rounding.roundoff**2 / 3 for rounding in inner)
+    constants = sum(
+        gain * rounding.times * rounding.roundoff for rounding in roundings if rounding.is_constant
+    )
     summed = gain * _FLOAT32 * math.sqrt(2 * contraction)
     biased = gain * _FLOAT32 * (chain + _FUNCTION_ROUNDINGS)
     before_last = math.sqrt(second_order) + summed + biased
@@ -199,8 +206,8 @@ def _correlated(scores: np.ndarray, scale: float) -> float:
     Sums over one index are independent of each other where intermediate values are shared along the other axes. They
     are not centred, so that G sums give at least the slope over sqrt(G).
     """
-    found = [float(np.square(scores).sum())]
+    variances = [float(np.square(scores).sum())]
     for axis in range(1, scores.ndim):
-        others = tuple(each for each in range(1, scores.ndim) if each != axis)
-        found.append(float(np.square(scores.sum(axis=others)).sum()))
-    return math.sqrt(max(found)) / scale
+        others = tuple(other for other in range(1, scores.ndim) if other != axis)
+        variances.append(float(np.square(scores.sum(axis=others)).sum()))
+    return math.sqrt(max(variances)) / scale

@@ -16,7 +16,7 @@ from model.compiled.graphs import EncoderGraph
 from model.device import SimulatedDevice
 from model.engine import Batch, Request, Scheduler, SchedulerOptions
 from model.engine.buckets import Buckets
-from model.engine.sampler import whole
+from model.engine.sampler import require_logits
 from model.engine.speech import Speech
 from model.engine_args import EngineArgs, engine_parts, make_engine
 from model.errors import ModelError
@@ -71,7 +71,7 @@ def logits_of_requests(
         most = max(most, len(scheduler.running))
         fed = {}
         for request, (output,) in model.step(batch).items():
-            rows[request].append(whole(output.logits))
+            rows[request].append(require_logits(output.logits))
             fed[request] = IDS[len(request.tokens) : len(request.tokens) + 1]
         scheduler.finish(batch, fed)
         for request, token in fed.items():
@@ -233,7 +233,7 @@ def test_rules_of_an_engine_are_those_of_a_run(times: Timestamps | None) -> None
             found = np.where(own.allowed(), logits, -np.inf).astype(np.float32)
             if own.by_logits is not None:
                 own.by_logits(found)
-            assert np.array_equal(found, whole(expected.logits))
+            assert np.array_equal(found, require_logits(expected.logits))
             assert (own.by_logits is None) is (times is None)
             token = expected.likeliest
             allowed = own.allowed()[11]
