@@ -237,6 +237,8 @@ class Effects:
     """Whether it writes sums of products to PSUM, which later matmuls may go on adding to."""
     copies: bool = False
     """Whether it is a DMA that brings elements over in their order; one onto itself orders accesses of its tensor."""
+    transposes: bool = False
+    """Whether it is a DMA that transposes its elements."""
     unique_rows: bool = False
     """Whether the caller promises that no run-time row number repeats."""
     is_idle_exponential: bool = False

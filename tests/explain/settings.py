@@ -261,6 +261,10 @@ RUN: dict[str, Setting] = {
     "NKW-AFFINE-CARRIED": Setting(
         "kept = nl.ndarray((128, 8), nl.float32)\npart = T((128, 8))\n{}\nnisa.tensor_copy(dst=part, src=kept)"
     ),
+    "NKW-DMA-PARTITIONS": Setting("{}"),
+    "NKW-DMA-TRANSPOSE-STRIDE": Setting("{}"),
+    "NKW-PARTITION-STEP-ZERO": Setting("{}"),
+    "NKW-PSUM-HALF-START": Setting("bank = nl.ndarray((16, 8), nl.bfloat16, nl.psum)\n{}"),
     "NKW-COMPILE-CONFIG": Setting("f = lambda x: x\n{}"),
     "NKW-EXPONENTIAL-IDLE": Setting("x, y, z = T((8, 8)), T((8, 8)), T((8, 8))\n{}", "trn3"),
     "NKW-GATHER-COUNT": _call("nisa.local_gather", _GATHER),

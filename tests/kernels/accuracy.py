@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import simulate
+from simulate.check import Finding, examine, fails_a_check
 from simulate.replay import ReplayCache, ReplayOptions
 
 TARGETS = ("trn1", "trn2", "trn3")
@@ -29,6 +30,12 @@ ORDERS = 9
 
 _FAR = 16
 _FRACTION_BITS = {"float64": 52, "float32": 23, "bfloat16": 7, "float16": 10, "float8_e4m3": 3}
+
+
+def find_faults(launching: Callable[[], object], orders: int = 0, seeds: int = 0) -> list[Finding]:
+    """Return the findings that make a check fail about all launches that a call makes; see `examine`."""
+    found = examine(launching, orders, seeds)
+    return [finding for finding in found if fails_a_check(finding, tolerant=False)]
 
 
 def last_place(dtype: np.dtype, magnitude: float) -> float:

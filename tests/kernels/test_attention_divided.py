@@ -11,9 +11,17 @@ from nki.collectives import ReplicaGroup
 
 import nki_kernels as kernels
 import simulate
-from simulate.check import examine
 from simulate.replay import ReplayCache, ReplayOptions
-from tests.kernels.accuracy import compare, compare_all, copied, in_float64, normal, run, summed_in_order
+from tests.kernels.accuracy import (
+    compare,
+    compare_all,
+    copied,
+    find_faults,
+    in_float64,
+    normal,
+    run,
+    summed_in_order,
+)
 from tests.kernels.divided import check_divided, divided
 from tests.kernels.test_attention_block_decode import arguments as block_arguments
 from tests.kernels.test_attention_decode import batch, in_pages, tables
@@ -95,7 +103,7 @@ def test_two_cores_do_a_block_as_one(sizes: tuple[int, ...], dtype: type) -> Non
 )
 def test_sixty_four_schedules_of_two_cores_agree(kernel: Any, arguments: tuple[Any, ...]) -> None:
     """And no core reads or writes what the other one writes, without a barrier between."""
-    assert examine(lambda: on_two_cores(kernel, arguments), seeds=SEEDS) == []
+    assert find_faults(lambda: on_two_cores(kernel, arguments), seeds=SEEDS) == []
 
 
 def check_ranks(
@@ -167,7 +175,7 @@ def test_schedules_of_ranks_agree_and_one_program_serves_all_positions() -> None
         shares = divided(batch(firsts, 4, 1, 16, 304), 2)
         return world.launch(kernels.attention_decode, [(each, {}) for each in shares], mode=mode)
 
-    assert examine(lambda: launched([5, 200]), seeds=8) == []
+    assert find_faults(lambda: launched([5, 200]), seeds=8) == []
     assert len({stream.text() for firsts in ([5, 200], [0, 303]) for stream in launched(firsts).streams}) == 1
     launched([5, 200], simulate.Mode.replay)
     replayed, eager = launched([0, 303], simulate.Mode.replay), launched([0, 303])

@@ -10,8 +10,7 @@ import pytest
 
 import nki_kernels as kernels
 import simulate
-from simulate.check import examine
-from tests.kernels.accuracy import TARGETS, as_tuple, compare, copied, in_float64, normal, run
+from tests.kernels.accuracy import TARGETS, as_tuple, compare, copied, find_faults, in_float64, normal, run
 
 BF16 = ml_dtypes.bfloat16
 MIXED = (kernels.attention_mixed, kernels.attention_mixed_reference)
@@ -152,7 +151,7 @@ def test_on_two_cores(heads: tuple[int, int], sequences: tuple[int, ...]) -> Non
     given = mixed(sequences, heads=heads)
     done: list[Any] = []
     world = simulate.World("trn2", 1, 2)
-    found = examine(
+    found = find_faults(
         lambda: done.append(world.launch(kernels.attention_mixed, [(copied(given), {})])), seeds=4
     )
     assert found == []

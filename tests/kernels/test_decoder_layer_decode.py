@@ -11,11 +11,10 @@ from nki.collectives import ReplicaGroup
 
 import nki_kernels as kernels
 import simulate
-from simulate.check import examine
 from simulate.hardware import hardware
 from simulate.replay import ReplayCache
 from simulate.timing import Reading, schedule
-from tests.kernels.accuracy import TARGETS, as_tuple, check, compare_all, copied, normal, run
+from tests.kernels.accuracy import TARGETS, as_tuple, check, compare_all, copied, find_faults, normal, run
 
 BF16 = ml_dtypes.bfloat16
 DEPTH = 32
@@ -157,7 +156,7 @@ def test_ranks_compute_what_one_does(dtype: type) -> None:
         )
     world, outputs = simulate.World("trn2", ranks=2), []
     shards = [(tuple(np.copy(a) if isinstance(a, np.ndarray) else a for a in p.values()), {}) for p in parts]
-    found = examine(
+    found = find_faults(
         lambda: outputs.extend(world.launch(kernels.decoder_layer_decode, copies(shards)).outputs), orders=2
     )
     assert found == []

@@ -13,8 +13,7 @@ from nki.collectives import ReplicaGroup
 import nki_kernels as kernels
 import simulate
 from nki_kernels.precision import erf_reference
-from simulate.check import examine
-from tests.kernels.accuracy import check, compare_all, normal, run
+from tests.kernels.accuracy import check, compare_all, find_faults, normal, run
 
 BF16 = ml_dtypes.bfloat16
 EPS = 1e-5
@@ -185,7 +184,7 @@ def over_ranks(kernel: Any, arguments: list[tuple[Any, ...]], target: str = "trn
     """What a kernel returns on every rank, without findings."""
     world = simulate.World(target, ranks=len(arguments))
     outputs: list[np.ndarray] = []
-    found = examine(
+    found = find_faults(
         lambda: outputs.extend(world.launch(kernel, [(each, {}) for each in arguments]).outputs), orders=2
     )
     assert found == []
@@ -260,7 +259,7 @@ def test_no_finding_in_groups_of_rows(target: str) -> None:
         ):
             simulate.World(target).launch(kernel, [(arguments, {})])
 
-    assert examine(launches) == []
+    assert find_faults(launches) == []
 
 
 @pytest.mark.parametrize("target", ["trn2", "trn3"])

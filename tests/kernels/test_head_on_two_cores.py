@@ -11,8 +11,7 @@ from nki.collectives import ReplicaGroup
 
 import nki_kernels as kernels
 import simulate
-from simulate.check import examine
-from tests.kernels.accuracy import as_tuple, normal, whole_numbers
+from tests.kernels.accuracy import as_tuple, find_faults, normal, whole_numbers
 
 BF16 = ml_dtypes.bfloat16
 SCHEDULES = 64
@@ -24,7 +23,7 @@ def on_cores(kernel: Any, cores: int, *ranks: tuple[Any, ...]) -> list[tuple[np.
     done: list[simulate.Launch] = []
     given = [(arguments, {}) for arguments in ranks]
     seeds = SCHEDULES if cores > 1 else 0
-    assert examine(lambda: done.append(world.launch(kernel, given)), seeds=seeds) == []
+    assert find_faults(lambda: done.append(world.launch(kernel, given)), seeds=seeds) == []
     return [as_tuple(output) for output in done[0].outputs]
 
 

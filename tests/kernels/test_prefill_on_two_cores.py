@@ -10,9 +10,8 @@ import pytest
 
 import nki_kernels as kernels
 import simulate
-from simulate.check import examine
 from simulate.timing import Reading, dependences, schedule
-from tests.kernels.accuracy import compare, copied, in_float64
+from tests.kernels.accuracy import compare, copied, find_faults, in_float64
 from tests.kernels.test_attention_prefill import arguments, continued, options
 
 BF16 = ml_dtypes.bfloat16
@@ -26,7 +25,7 @@ def on_two(given: tuple[Any, ...], schedules: int = 0, target: str = "trn2") -> 
     world = simulate.World(target, 1, 2)
     done: list[simulate.Launch] = []
     call = [(copied(given), {})]
-    found = examine(lambda: done.append(world.launch(kernels.attention_prefill, call)), seeds=schedules)
+    found = find_faults(lambda: done.append(world.launch(kernels.attention_prefill, call)), seeds=schedules)
     assert found == []
     o, *caches = done[0].outputs[0]
     truth = kernels.attention_prefill_reference(*(in_float64(each) for each in given))

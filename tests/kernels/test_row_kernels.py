@@ -10,9 +10,8 @@ from nki.collectives import ReplicaGroup
 
 import nki_kernels as kernels
 import simulate
-from simulate.check import examine
 from simulate.errors import OutOfBounds
-from tests.kernels.accuracy import ODD_SIZES, TARGETS, check, compare, compare_all, normal, run
+from tests.kernels.accuracy import ODD_SIZES, TARGETS, check, compare, compare_all, find_faults, normal, run
 
 BF16 = ml_dtypes.bfloat16
 EPS = 1e-5
@@ -72,7 +71,7 @@ def test_embedding_of_a_table_that_ranks_divide(
         arguments.append(((own, part.copy(), out, *rest, group), {}))
     outputs: list[np.ndarray] = []
     world = simulate.World(target, ranks=ranks)
-    assert examine(lambda: outputs.extend(world.launch(kernels.embedding, arguments).outputs)) == []
+    assert find_faults(lambda: outputs.extend(world.launch(kernels.embedding, arguments).outputs)) == []
     for each in outputs:
         compare_all([each], kernels.embedding_reference, (ids, table, out, *rest))
 
@@ -168,7 +167,7 @@ def test_rmsnorm_of_rows_that_the_ranks_hold_in_parts(
     arguments = [((*own, *options), {}) for own in zip(*held)]
     outputs: list[np.ndarray] = []
     world = simulate.World("trn2", ranks=ranks)
-    found = examine(lambda: outputs.extend(world.launch(kernels.rmsnorm, arguments).outputs), orders=2)
+    found = find_faults(lambda: outputs.extend(world.launch(kernels.rmsnorm, arguments).outputs), orders=2)
     assert found == []
     wide = kernels.rmsnorm_reference(x.astype(np.float64), weight.astype(np.float64), EPS)
     plain = kernels.rmsnorm_reference(x, weight, EPS)

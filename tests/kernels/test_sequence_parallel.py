@@ -11,8 +11,7 @@ from nki.collectives import ReplicaGroup
 
 import nki_kernels as kernels
 import simulate
-from simulate.check import examine
-from tests.kernels.accuracy import compare_all, normal
+from tests.kernels.accuracy import compare_all, find_faults, normal
 
 BF16 = ml_dtypes.bfloat16
 EPS = 1e-5
@@ -37,7 +36,7 @@ def launched(kernel: Any, arguments: list[tuple[Any, ...]], cores: int = 1, seed
     world = simulate.World("trn2", ranks=len(arguments), logical_core_size=cores)
     outputs: list[Any] = []
     run = [(each, {}) for each in arguments]
-    assert examine(lambda: outputs.extend(world.launch(kernel, run).outputs), seeds=seeds) == []
+    assert find_faults(lambda: outputs.extend(world.launch(kernel, run).outputs), seeds=seeds) == []
     return outputs
 
 

@@ -10,9 +10,8 @@ import pytest
 
 import nki_kernels as kernels
 import simulate
-from simulate.check import examine
 from tests.kernels import test_attention_prefill as prompts
-from tests.kernels.accuracy import TARGETS, as_tuple, check, compare_all, copied, normal, run
+from tests.kernels.accuracy import TARGETS, as_tuple, check, compare_all, copied, find_faults, normal, run
 from tests.kernels.divided import divided
 from tests.kernels.test_attention_decode import DECODE, batch, in_pages, tables
 from tests.kernels.test_attention_prefill import PREFILL, continued, options
@@ -46,7 +45,7 @@ def silent(
     own = copied(given)
     done: list[Any] = []
     world = simulate.World(target, 1, cores)
-    found = examine(lambda: done.append(world.launch(pair[0], [(own, {})])), seeds=seeds)
+    found = find_faults(lambda: done.append(world.launch(pair[0], [(own, {})])), seeds=seeds)
     assert found == []
     compare_all(as_tuple(done[0].outputs[0]), pair[1], given)
     for cache, before in zip(own[3:5], given[3:5]):

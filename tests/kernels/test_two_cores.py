@@ -12,9 +12,8 @@ from nki.collectives import ReplicaGroup
 
 import nki_kernels as kernels
 import simulate
-from simulate.check import examine
 from simulate.timing import Reading, dependences, schedule
-from tests.kernels.accuracy import as_tuple, compare_all, copied, normal
+from tests.kernels.accuracy import as_tuple, compare_all, copied, find_faults, normal
 
 BF16 = ml_dtypes.bfloat16
 EPS = 1e-5
@@ -105,7 +104,7 @@ def test_64_schedules_of_the_cores_agree_without_findings() -> None:
         (kernels.output_projection, [output(130, 24, 40, np.float32)]),
         (kernels.mlp, parts),
     ):
-        assert examine(lambda kernel=kernel, ranks=ranks: on_two(kernel, ranks), orders=2, seeds=64) == []
+        assert find_faults(lambda kernel=kernel, ranks=ranks: on_two(kernel, ranks), orders=2, seeds=64) == []
 
 
 def busy_on_products(launch: Any) -> Mapping[str, float]:

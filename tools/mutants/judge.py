@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import simulate
-from simulate.check import Finding, Severity, detect, gathered
+from simulate.check import Finding, Severity, detect, fails_a_check, gathered
 from simulate.check.outputs import UNUSED
 from simulate.errors import NkwError
 from simulate.lines import PACKAGE
@@ -86,7 +86,7 @@ def launched(case: Case) -> tuple[Outputs, list[Any]]:
         finding
         for launch, evidence in seen.launches
         for finding in detect(launch, evidence)
-        if not _is_unread(finding, case)
+        if fails_a_check(finding, tolerant=False) and not _is_unread(finding, case)
     ]
     return [as_tuple(output) for output in done.outputs], findings
 

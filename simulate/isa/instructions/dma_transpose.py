@@ -12,13 +12,14 @@ from simulate.isa import dma_costs, propagation, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import DgeMode, Engine, OobMode
 from simulate.isa.instructions.dma_copy import priority_on_chip
-from simulate.isa.plan import Domain, Masked, Plan
+from simulate.isa.plan import Domain, Effects, Masked, Plan
 from simulate.isa.shapes import contiguous_bytes
 from simulate.memory import Dynamic, MemoryRegion, NkiTensor
 
 _AXES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
 _BLOCK = 16
 _LAST_DIM_MAX = 128
+_EFFECTS = Effects(transposes=True)
 
 
 @instruction
@@ -98,6 +99,7 @@ def dma_transpose(
         propagate=propagation.moved if len(reads) == 1 else None,
         skip_out_of_range=oob_mode is OobMode.skip,
         undocumented=rules.violations((no_prepared_transpose, dge_mode)),
+        effects=_EFFECTS,
     )
 
 

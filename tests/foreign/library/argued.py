@@ -71,6 +71,13 @@ ARGUED = (
         "about overlap that is lost.",
     ),
     Argued(
+        "NKW-DMA-TRANSPOSE-STRIDE",
+        "bytes apart",
+        "",
+        "Weights of a norm and indices of tokens are transposed into rows of 8 bytes. Users report that the compiler "
+        "refuses rows that are no multiple of 32 bytes apart; the vendor's kernels show that small ones compile.",
+    ),
+    Argued(
         "NKW-OUTPUT-INPUT",
         "returns its input dummy_out",
         "core/utils/tensor_view",

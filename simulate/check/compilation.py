@@ -1,0 +1,143 @@
+"""`compilation`: operands that the simulator and the reference take, and that users report as refused by the compiler.
+
+The reports name no document, so each detector keeps to the reported form. Views with run-time addresses are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from simulate.check.evidence import Evidence
+from simulate.check.findings import Finding, FindingKind, Severity, found, kind, touch
+from simulate.isa.template import Template
+from simulate.memory import MemoryRegion
+from simulate.run import Launch
+from simulate.run.stream import Stream
+
+PARTITIONS = kind(
+    "NKW-DMA-PARTITIONS",
+    Severity.warning,
+    "A DMA between two tiles in SBUF reads as many partitions as it writes (public reports).",
+    is_expected=True,
+)
+HALF_START = kind(
+    "NKW-PSUM-HALF-START",
+    Severity.warning,
+    "A result of a 16-bit dtype in PSUM starts at a multiple of 4 bytes in its partition (public reports).",
+    is_expected=True,
+)
+ROW_STRIDE = kind(
+    "NKW-DMA-TRANSPOSE-STRIDE",
+    Severity.warning,
+    "The rows of a DMA transpose's destination are a multiple of 32 bytes apart (public reports).",
+    is_expected=True,
+)
+STEP_ZERO = kind(
+    "NKW-PARTITION-STEP-ZERO",
+    Severity.warning,
+    "The partition step of a view on chip is the row's size, also where the view has one row (public reports).",
+)
+
+_PSUM_START_BYTES, _TRANSPOSE_STRIDE_BYTES = 4, 32
+
+_Seen = tuple[int, str, str]
+"""The index of an operand, what is wrong with it, and what to do."""
+
+
+def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
+    """Return one finding for each line and rule, core by core."""
+    findings: list[Finding] = []
+    for stream in launch.streams:
+        for what, look in _RULES:
+            findings += _broken(stream, what, look)
+    return findings
+
+
+def _broken(
+    stream: Stream, what: FindingKind, look: Callable[[Template], Iterator[_Seen]]
+) -> Iterator[Finding]:
+    """Yield a finding for the first event of each line whose template breaks a rule."""
+    seen = [next(look(template), None) for template in stream.templates]
+    if not any(seen):
+        return
+    said: set[int] = set()
+    for event, number in enumerate(stream.template_ids):
+        broken, line = seen[number], stream.line_ids[event]
+        if broken is None or line in said:
+            continue
+        said.add(line)
+        operand, words, hint = broken
+        instruction = stream.event(event)
+        access = stream.accesses(event)[operand]
+        name = stream.tensors[access.tensor].name
+        yield found(
+            what,
+            f"{instruction.op} {words.format(name=name)} (public reports: the compiler refuses it)",
+            instruction.where,
+            (touch(stream, event, access),),
+            hint=hint,
+        )
+
+
+def _different_partitions(template: Template) -> Iterator[_Seen]:
+    """Yield the destination of a copy between tiles in SBUF that differ in their number of partitions."""
+    if not template.plan.effects.copies:
+        return
+    source, target = (template.operands[places[0]] for places in (template.reads, template.writes))
+    if source.buffer is target.buffer is MemoryRegion.sbuf and source.shape[0] != target.shape[0]:
+        yield (
+            template.writes[0],
+            f"spreads {source.shape[0]} partitions of SBUF over {target.shape[0]} of {{name}}",
+            "one DMA for each partition, or copy by way of a tensor in nl.private_hbm",
+        )
+
+
+def _half_start(template: Template) -> Iterator[_Seen]:
+    """Yield the results of 2-byte dtypes in PSUM that start between two multiples of 4 bytes."""
+    for place in template.writes:
+        target = template.operands[place]
+        if target.buffer is MemoryRegion.psum and target.dtype.itemsize == 2 and target.dynamic is None:
+            first = target.layout.rows[2]
+            if first % _PSUM_START_BYTES:
+                yield (
+                    place,
+                    f"writes {target.dtype} to {{name}} from byte {first} of its partitions on",
+                    "start every slot at an even element, for example with one padding column",
+                )
+
+
+def _row_stride(template: Template) -> Iterator[_Seen]:
+    """Yield the destination of a DMA transpose whose rows are no multiple of 32 bytes apart.
+
+    One element in each row is no transpose: a row of HBM is spread over partitions, as the vendor's kernels do.
+    """
+    if not template.plan.effects.transposes:
+        return
+    target = template.operands[template.writes[0]]
+    stride = target.strides[0] * target.dtype.itemsize
+    if min(target.shape[0], target.size // target.shape[0]) > 1 and stride % _TRANSPOSE_STRIDE_BYTES:
+        yield (
+            template.writes[0],
+            f"writes rows to {{name}} that are {stride} bytes apart",
+            f"pad the tile's free size to a multiple of {_TRANSPOSE_STRIDE_BYTES} bytes, and slice it",
+        )
+
+
+def _step_zero(template: Template) -> Iterator[_Seen]:
+    """Yield operands on chip that are one row with a partition step of 0."""
+    for place in (*template.reads, *template.writes):
+        view = template.operands[place]
+        if view.buffer.on_chip and view.dynamic is None and view.shape[0] == 1 and view.strides[0] == 0:
+            yield (
+                place,
+                "takes a view of {name} whose partition step is 0",
+                "slice the tile, or make the first step of .ap the size of a row",
+            )
+
+
+_RULES: tuple[tuple[FindingKind, Callable[[Template], Iterator[_Seen]]], ...] = (
+    (PARTITIONS, _different_partitions),
+    (HALF_START, _half_start),
+    (ROW_STRIDE, _row_stride),
+    (STEP_ZERO, _step_zero),
+)
