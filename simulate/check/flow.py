@@ -14,12 +14,16 @@ from simulate.run.stream import ACCUMULATE, READ, Access, Stream
 
 ON_CHIP = (MemoryRegion.sbuf, MemoryRegion.psum)
 
+Source = tuple[int, str, int]
+"""A line, an instruction, and the place of a result among its operands: equal for all rounds of a loop."""
+
 
 @dataclass(slots=True)
 class Write:
     """A write that nothing has read so far: its event and operand, and the box that no later write covers."""
 
     event: int
+    place: int  # of the result among the operands of the template
     access: Access
     left: Box
     is_read: bool = False
@@ -33,8 +37,8 @@ class Flow:
     overwritten: list[tuple[Write, int, Access]] = field(default_factory=list)
     unread_writes: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     """By event, the number of its writes that nothing reads: overwritten before, or there to the end."""
-    read_sources: set[tuple[int, str]] = field(default_factory=set)
-    """Lines and instructions of which some event writes what another event reads."""
+    read_sources: set[Source] = field(default_factory=set)
+    """The sources of results of which some event writes what another event reads."""
 
 
 def follow(stream: Stream, accesses: list[tuple[Access, ...]]) -> Flow:
@@ -54,7 +58,7 @@ def follow(stream: Stream, accesses: list[tuple[Access, ...]]) -> Flow:
                     if box is None or meets(box, write.left):
                         write.is_read = True
                         flow.producers[event].add(write.event)
-                        flow.read_sources.add(source_of(stream, write.event))
+                        flow.read_sources.add(source_of(stream, write.event, write.place))
         covers = template.direct and event not in stream.masked
         for place in template.writes:
             access, box = operands[place], boxes[place]
@@ -66,7 +70,7 @@ def follow(stream: Stream, accesses: list[tuple[Access, ...]]) -> Flow:
             if exact is not None:
                 current[access.tensor] = _remaining(flow, current[access.tensor], exact, event, access)
             if box is not None:
-                current[access.tensor].append(Write(event, access, box))
+                current[access.tensor].append(Write(event, place, access, box))
     for writes in current.values():
         for write in writes:
             flow.unread_writes[write.event] += not write.is_read
@@ -141,9 +145,9 @@ def find_live(stream: Stream, accesses: list[tuple[Access, ...]], flow: Flow) ->
     return live
 
 
-def source_of(stream: Stream, event: int) -> tuple[int, str]:
-    """Return the line and the instruction of an event: its equals are the same instruction in other rounds."""
-    return stream.line_ids[event], stream.template(event).op
+def source_of(stream: Stream, event: int, place: int) -> Source:
+    """Return the source of a result of an event."""
+    return stream.line_ids[event], stream.template(event).op, place
 
 
 def is_move(template: Template) -> bool:

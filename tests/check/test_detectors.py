@@ -367,13 +367,13 @@ def test_explicit_addresses_that_are_used_in_turn_are_compared_with_their_neighb
     def kernel(x: Any, sick: bool) -> Any:
         out = nl.ndarray((2, 4), dtype=nl.float32, buffer=nl.shared_hbm)
         tile = None
-        for turn in range(200):
+        for turn in range(201):
             before, tile = (
                 tile,
                 nl.ndarray((2, 4), dtype=nl.float32, buffer=nl.sbuf, address=(0, turn % 2 * 16)),
             )
             nisa.dma_copy(dst=tile, src=x)
-            if turn == 150 and sick:
+            if turn == 200 and sick:
                 other = nl.ndarray((2, 4), dtype=nl.float32, buffer=nl.sbuf, address=(0, 16), name="intruder")
                 nisa.memset(other, value=0)
                 nisa.tensor_tensor(dst=tile, data1=before, data2=other, op=nl.add)

@@ -7,6 +7,8 @@ import nki.language as nl
 import numpy as np
 import pytest
 
+import simulate
+from simulate.check import detect, gathered
 from tests.check.launched import codes
 from tests.faults.data import copied_out, ramp
 
@@ -244,3 +246,68 @@ def test_integers_that_become_infinite_are_reported_and_end_no_check(counts: lis
 
     expected = ["NKW-NONFINITE"] if 0 in counts else []
     assert codes(kernel, np.array(counts, np.int32).reshape(4, 1)) == expected
+
+
+@pytest.mark.parametrize(
+    ("unread", "expected"),
+    [
+        ("constant", []),
+        ("number", []),
+        ("copy", []),
+        ("same source", []),
+        ("update", []),
+        ("product", ["NKW-RESULT-UNUSED"]),
+    ],
+)
+def test_what_may_stay_unread(unread: str, expected: list[str]) -> None:
+    """Variants and last rounds leave constants, single numbers, copies, second loads and updates in place unread."""
+
+    def kernel(x):
+        tile, other = nl.load(x), nl.ndarray((4, 8), dtype=nl.float32)
+        if unread == "constant":
+            nisa.tensor_scalar(dst=other, data=nl.zeros((4, 8), dtype=nl.float32), op0=nl.add, operand0=1.0)
+        elif unread == "number":
+            number = nl.ndarray((1, 1), dtype=nl.float32)
+            nisa.tensor_scalar(dst=number, data=tile[0:1, 0:1], op0=nl.add, operand0=1.0)
+        elif unread == "copy":
+            nisa.tensor_copy(dst=nl.ndarray((4, 4), dtype=nl.float32), src=tile[:, 0:4])
+        elif unread == "same source":
+            nisa.dma_copy(dst=other, src=x)
+        elif unread == "update":
+            total = nl.zeros((4, 8), dtype=nl.float32)
+            for _ in range(2):
+                nisa.tensor_tensor(dst=other, data1=total, data2=tile, op=nl.subtract)
+                nisa.tensor_tensor(dst=total, data1=total, data2=tile, op=nl.add)
+                nisa.tensor_tensor(dst=tile, data1=other, data2=tile, op=nl.add)
+        else:
+            nisa.tensor_tensor(dst=other, data1=tile, data2=tile, op=nl.multiply)
+        return copied_out(tile)
+
+    assert codes(kernel, ramp(4, 8)) == expected
+
+
+def test_the_main_result_beside_a_sum_may_stay_unread() -> None:
+    def kernel(x):
+        squares, sums = nl.ndarray((4, 8), dtype=nl.float32), nl.ndarray((4, 1), dtype=nl.float32)
+        nisa.activation_reduce(dst=squares, op=nl.square, data=nl.load(x), reduce_op=nl.add, reduce_res=sums)
+        return copied_out(sums)
+
+    assert codes(kernel, ramp(4, 8)) == []
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_scratch_that_another_rank_reads_is_silent(ranks: int) -> None:
+    """A line that stores to scratch memory counts as read where some rank reads what it stored there."""
+
+    def kernel(x, reads):
+        scratch = nl.ndarray((4, 8), dtype=nl.float32, buffer=nl.private_hbm)
+        tile = nl.load(x)
+        nisa.dma_copy(dst=scratch, src=tile)
+        return copied_out(nl.load(scratch) if reads else tile)
+
+    with gathered() as seen:
+        simulate.World("trn2", ranks, 1).launch(
+            kernel, [((ramp(4, 8), rank == 1), {}) for rank in range(ranks)]
+        )
+    ((launch, evidence),) = seen.launches
+    assert [each.code for each in detect(launch, evidence)] == ["NKW-RESULT-UNUSED"] * (ranks == 1)

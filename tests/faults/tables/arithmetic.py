@@ -203,8 +203,6 @@ def seeded_in_each_round(seed, sick):
         if sick or number == 0:
             nisa.set_rng_seed(src_seeds=value)  # blamed
         nisa.rng(dst=noise[:, number])
-    spare = nl.ndarray((4, 2, 8), dtype=nl.uint32, buffer=nl.private_hbm, name="spare")
-    nisa.dma_copy(dst=spare, src=noise)
     return copied_out(value)
 
 
@@ -222,8 +220,6 @@ def one_seed_for_two_cores(seed, sick):
     nisa.set_rng_seed(src_seeds=used)  # blamed
     noise = nl.ndarray((4, 8), dtype=nl.uint32)
     nisa.rng(dst=noise)
-    spare = nl.ndarray((4, 8), dtype=nl.uint32, buffer=nl.private_hbm, name="spare")
-    nisa.dma_copy(dst=spare, src=noise)
     out = nl.ndarray((2, 1), dtype=nl.uint32, buffer=nl.shared_hbm, name="out")
     nisa.dma_copy(dst=out[core : core + 1], src=value)
     return out

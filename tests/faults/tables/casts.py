@@ -164,14 +164,18 @@ def divided_twice(x, sick):
     return copied_out(out)
 
 
-@fault("NKW-FP8-OVERFLOW", ramp(8, 16), answer=lambda x: (x * np.float32(8)).astype(FP8))
+@fault(
+    "NKW-FP8-OVERFLOW",
+    ramp(8, 16),
+    answer=lambda x: ((x * np.float32(8)).astype(FP8), (x * np.float32(8)).sum(1, keepdims=True)),
+)
 def overflow_beside_a_sum(x, sick):
     """The instruction that casts to fp8 also sums rows in the accumulator registers."""
     out, total = nl.ndarray((8, 16), dtype=nl.float8_e4m3), nl.ndarray((8, 1), dtype=nl.float32)
     nisa.activation_reduce(  # blamed
         dst=out, op=nl.copy, data=nl.load(x), reduce_op=nl.add, reduce_res=total, scale=16.0 if sick else 8.0
     )
-    return copied_out(out)
+    return copied_out(out), copied_out(total)
 
 
 @fault(

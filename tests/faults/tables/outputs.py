@@ -61,11 +61,13 @@ def half_written(x, sick):
 
 @fault("NKW-OUTPUT-INPUT", ramp(8, 4), answer=lambda x: x + x)
 def input_returned(x, sick):  # blamed
-    """The kernel returns its input instead of the result."""
-    tile = nl.load(x)
-    out = nl.ndarray((8, 4), dtype=nl.float32, buffer=nl.private_hbm if sick else nl.shared_hbm)
-    nisa.dma_copy(dst=out, src=nl.add(tile, tile))
-    return x if sick else out
+    """The kernel returns its input instead of the result, of which only the zeros at its start are left."""
+    tile = nl.zeros((8, 4), dtype=nl.float32)
+    if sick:
+        return x
+    nisa.dma_copy(dst=tile, src=x)
+    nisa.tensor_tensor(dst=tile, data1=tile, data2=tile, op=nl.add)
+    return copied_out(tile)
 
 
 @fault("NKW-OUTPUT-UNWRITTEN", ramp(8, 4), answer=lambda x: x)

@@ -78,6 +78,12 @@ ARGUED = (
         "refuses rows that are no multiple of 32 bytes apart; the vendor's kernels show that small ones compile.",
     ),
     Argued(
+        "NKW-RESULT-UNUSED",
+        "nothing reads expert_affinities_topk_sb",
+        "core/router_topk",
+        "The kernel scales the affinities of the chosen experts in every variant; some variants return others.",
+    ),
+    Argued(
         "NKW-OUTPUT-INPUT",
         "returns its input dummy_out",
         "core/utils/tensor_view",
