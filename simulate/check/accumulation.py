@@ -19,6 +19,11 @@ REOPENED = kind(
     Severity.warning,
     "A PSUM tile is reset before its next sum; accumulate=None never resets a tile that was read.",
 )
+OPEN = kind(
+    "NKW-PSUM-OPEN",
+    Severity.warning,
+    "A sum in PSUM is read after the last matmul has added to it, not between its matmuls.",
+)
 
 
 def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
@@ -27,6 +32,7 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
     for stream in launch.streams:
         automatic = evidence.of(stream).automatic
         findings += _psum(stream, evidence.of(stream).accesses, launch.hardware, automatic)
+        findings += _read_between(stream, evidence.of(stream).accesses, automatic)
     return findings
 
 
@@ -57,6 +63,52 @@ def _psum(
                 history = tiles[access.tensor] = {a: i for a, i in history.items() if not _covers(access, a)}
             history[access] = index
     return findings
+
+
+def _read_between(stream: Stream, accesses: list[tuple[Access, ...]], automatic: set[int]) -> list[Finding]:
+    """Return a finding for each line that reads a sum which a matmul adds to afterwards and something reads again.
+
+    A sum that nothing reads again is NKW-PSUM-UNREAD, and one with accumulate=None is NKW-PSUM-REOPENED.
+    """
+    findings: list[Finding] = []
+    said: set[int] = set()
+    reads: dict[int, list[tuple[int, Access]]] = {}  # by tensor, since its last overwriting
+    reopened: dict[
+        int, list[tuple[tuple[int, Access], tuple[int, Access]]]
+    ] = {}  # by tensor: a read, an addition
+    for event, operands in enumerate(accesses):
+        for access in operands:
+            tensor = access.tensor
+            if stream.tensors[tensor].buffer is not MemoryRegion.psum:
+                continue
+            if access.kind == WRITE:
+                reads[tensor] = [each for each in reads.get(tensor, ()) if not _meet(each[1], access)]
+                reopened[tensor] = [
+                    each for each in reopened.get(tensor, ()) if not _meet(each[1][1], access)
+                ]
+            elif access.kind == ACCUMULATE and event not in automatic:
+                earlier = [each for each in reads.get(tensor, ()) if _meet(each[1], access)]
+                reopened.setdefault(tensor, []).extend((each, (event, access)) for each in earlier[-1:])
+            elif access.kind == READ:
+                for read, addition in reopened.pop(tensor, ()):
+                    line = stream.line_ids[read[0]]
+                    if line not in said and _meet(addition[1], access):
+                        said.add(line)
+                        findings.append(_open(stream, read, addition))
+                reads[tensor] = [each for each in reads.get(tensor, ()) if each[1] != access]
+                reads[tensor].append((event, access))
+    return findings
+
+
+def _open(stream: Stream, read: tuple[int, Access], addition: tuple[int, Access]) -> Finding:
+    reading, record = stream.event(read[0]), stream.tensors[read[1].tensor]
+    return found(
+        OPEN,
+        f"{reading.op} reads {record.name} {record.shape} of PSUM before {stream.event(addition[0]).op} adds to it",
+        reading.where,
+        (touch(stream, *read), touch(stream, *addition)),
+        hint="read the sum after its last matmul, or give every sum a tile of its own",
+    )
 
 
 def _accumulation(

@@ -33,6 +33,11 @@ REOPENED = kind(
     Severity.warning,
     "Accumulator registers whose sum was read out and used are reset before the next sum.",
 )
+UNREAD = kind(
+    "NKW-REGISTERS-UNREAD",
+    Severity.warning,
+    "A sum in accumulator registers is read out before a reset or an idle instruction discards it.",
+)
 UNSEEDED = kind(
     "NKW-RANDOM-UNSEEDED",
     Severity.warning,
@@ -50,6 +55,8 @@ class _File:
     setter: np.ndarray
     spoiler: np.ndarray
     operator: str = ""
+    unread: dict[int, Registers] = field(default_factory=dict)
+    """The uses whose sum nothing has read out so far, by event, oldest first."""
     results: dict[int, int] = field(default_factory=dict)  # tensors that hold what was read out: event
 
 
@@ -83,11 +90,19 @@ def _registers(
         file = files.setdefault(
             stream.engines[event], _File(np.full(partitions, _NEVER), np.full(partitions, _NEVER))
         )
-        finding = _judged(stream, event, use, file, waiting)
+        finding = _judged(stream, event, use, file, waiting) or _discarded(stream, event, use, file)
         if finding is not None and stream.line_ids[event] not in lines:
             lines.add(stream.line_ids[event])
             findings.append(finding)
         _after(stream, event, use, file, waiting)
+    for file in files.values():
+        last = next(reversed(file.unread), _NEVER)
+        if (
+            last != _NEVER
+            and file.unread[last].command is ReduceCmd.reduce
+            and stream.line_ids[last] not in lines
+        ):
+            findings.append(_lost(stream, last, None))
     return findings
 
 
@@ -147,8 +162,54 @@ def _judged(
     return None
 
 
+def _discarded(stream: Stream, event: int, use: Registers, file: _File) -> Finding | None:
+    """Return a finding if a use discards a sum of several instructions, or a sum that a loop was meant to continue.
+
+    One reset_reduce alone is no sum: an exponential takes it so that the registers stay defined. It counts where the
+    next reset_reduce has its line or one of its operands, and reads the registers out.
+    """
+    idles = use.command is ReduceCmd.idle and Engine(stream.engines[event]) is Engine.vector
+    if not file.unread or not (use.command in _RESETS or idles):
+        return None
+    last, before = next(reversed(file.unread.items()))
+    is_sum = before.command is ReduceCmd.reduce
+    if not is_sum and use.read_out and use.command is not ReduceCmd.reset and use.operator == before.operator:
+        shared = {access.tensor for access in stream.accesses(last) if access.kind == READ}
+        is_sum = stream.line_ids[last] == stream.line_ids[event] or any(
+            access.kind == READ and access.tensor in shared for access in stream.accesses(event)
+        )
+    return _lost(stream, last, event) if is_sum and before.rows <= use.rows else None
+
+
+def _lost(stream: Stream, last: int, event: int | None) -> Finding:
+    """Return the finding for a sum that an event discards, or that the kernel never reads out."""
+    name = Engine(stream.engines[last]).name
+    what = f"{stream.op_names[stream.ops[last]]} accumulates in the {name} registers"
+    if event is None:
+        return found(
+            UNREAD,
+            f"{what}, and nothing reads the sum out",
+            stream.event(last).where,
+            (touch(stream, last, _result(stream, last)),),
+            hint="reduce_res=… in the last instruction of the sum",
+        )
+    by = stream.op_names[stream.ops[event]]
+    return found(
+        UNREAD,
+        f"{what}, and {by} discards the sum before anything reads it out",
+        stream.event(event).where,
+        (touch(stream, last, _result(stream, last)), touch(stream, event, _result(stream, event))),
+        hint="reduce_cmd=nisa.reduce_cmd.reduce to continue the sum, or read it out before by reduce_res=…",
+    )
+
+
 def _after(stream: Stream, event: int, use: Registers, file: _File, waiting: dict[int, int]) -> None:
     rows = slice(0, use.rows)
+    idles = use.command is ReduceCmd.idle and Engine(stream.engines[event]) is Engine.vector
+    if idles or use.command in _RESETS or use.read_out:
+        file.unread.clear()
+    if not (use.read_out or use.in_result or use.command in (ReduceCmd.idle, ReduceCmd.reset)):
+        file.unread[event] = use
     if use.command is ReduceCmd.idle and Engine(stream.engines[event]) is Engine.vector:
         file.spoiler[rows] = event
         return

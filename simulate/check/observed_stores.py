@@ -12,7 +12,6 @@ from simulate.run.execute import flat
 from simulate.run.machine import Issue, NeuronCore
 
 _NONE = -1
-_SHARE = 0.2  # of the elements of a store; blocks that overlap on purpose repeat a smaller border
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +84,6 @@ class Stores:
         if not changed.any() or (old[changed] == old[changed].flat[0]).all():
             return  # equal bits, or a constant that was stored to be overwritten
         count = int(changed.sum())
-        if count < _SHARE * tile.size:
-            return  # the border of a block, which the next block computes with its neighbours
         first = int(earlier[changed].flat[0])
         if first in self._partly_read:
             return

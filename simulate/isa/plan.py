@@ -185,6 +185,8 @@ class Registers:
     operator: str
     rows: int
     read_out: bool
+    in_result: bool = False
+    """Whether the last element of each row of the result is the register: a scan."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ def tensor_scalar_cumulative(
         cost=costs.vector(hardware, src.free_size, "vector_scan_cycles_per_element"),
         name=name,
         state=State.vector_accumulator,
-        registers=Registers(reduce_cmd, scan_operator.name, dst.shape[0], False),
+        registers=Registers(reduce_cmd, scan_operator.name, dst.shape[0], False, in_result=True),
         propagate=propagation.within_partitions,
         effects=JOINS_COLUMNS,
     )

@@ -180,3 +180,56 @@ def wider_than_started(a, b, sick):
     nisa.nc_matmul(dst=sums[:, 0:columns], stationary=left, moving=right[:, 0:columns], accumulate=False)
     nisa.nc_matmul(dst=sums, stationary=left, moving=right, accumulate=True)  # blamed
     return copied_out(sums)
+
+
+def _sums(a, b):
+    return np.einsum("kpm,kpn->mn", a, b)
+
+
+@fault("NKW-PSUM-OPEN", ramp(2, 5, 4) % 5, ramp(2, 5, 6) % 5, answer=lambda a, b: _sums(a, b) * 2)
+def copied_out_in_each_round(a, b, sick):
+    """The partial sums of each round are added up; the second contains the first."""
+    sums = nl.ndarray((4, 6), dtype=nl.float32, buffer=nl.psum)
+    total = nl.zeros((4, 6), dtype=nl.float32)
+    for k in range(2):
+        nisa.nc_matmul(dst=sums, stationary=nl.load(a[k]), moving=nl.load(b[k]), accumulate=k > 0)
+        if sick or k == 1:
+            nisa.tensor_tensor(dst=total, data1=total, data2=sums, op=nl.add)  # blamed
+    if not sick:
+        nisa.tensor_tensor(dst=total, data1=total, data2=sums, op=nl.add)
+    return copied_out(total)
+
+
+@fault(
+    "NKW-PSUM-OPEN",
+    ramp(2, 5, 4) % 5,
+    ramp(2, 5, 6) % 5,
+    answer=lambda a, b: _sums(a, b) - _sums(a, b).max(1)[:, None],
+)
+def maximum_before_the_last_matmul(a, b, sick):
+    """The row maximum is taken of the first block's sums, and subtracted from all."""
+    sums, most = nl.ndarray((4, 6), dtype=nl.float32, buffer=nl.psum), nl.ndarray((4, 1), dtype=nl.float32)
+    left, right = [nl.load(a[k]) for k in range(2)], [nl.load(b[k]) for k in range(2)]
+    nisa.nc_matmul(dst=sums, stationary=left[0], moving=right[0], accumulate=False)
+    if not sick:
+        nisa.nc_matmul(dst=sums, stationary=left[1], moving=right[1], accumulate=True)
+    nisa.tensor_reduce(dst=most, data=sums, op=nl.maximum, axis=1)  # blamed
+    if sick:
+        nisa.nc_matmul(dst=sums, stationary=left[1], moving=right[1], accumulate=True)
+    out = nl.ndarray((4, 6), dtype=nl.float32)
+    nisa.tensor_scalar(dst=out, data=sums, op0=nl.subtract, operand0=most)
+    return copied_out(out)
+
+
+@fault("NKW-PSUM-OPEN", ramp(3, 5, 4) % 5, ramp(5, 6) % 5, answer=lambda a, b: np.einsum("kpm,pn->kmn", a, b))
+def products_of_rounds_in_one_slot(a, b, sick):
+    """Three products go to one slot of a PSUM tile, each onto the one before, and each is stored."""
+    out = nl.ndarray((3, 4, 6), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
+    right, bank = nl.load(b), nl.ndarray((4, 3, 6), dtype=nl.float32, buffer=nl.psum)
+    for k in range(3):
+        slot = bank[:, 0 if sick else k]
+        nisa.nc_matmul(dst=slot, stationary=nl.load(a[k]), moving=right, accumulate=sick and k > 0)
+        result = nl.ndarray((4, 6), dtype=nl.float32)
+        nisa.tensor_copy(dst=result, src=slot)  # blamed
+        nisa.dma_copy(dst=out[k], src=result)
+    return out

@@ -197,3 +197,90 @@ def unseeded_dropout(x, seed, sick):
     nisa.dropout(dst=dropped, data=tile, prob=1.0)  # blamed
     nisa.tensor_tensor(dst=dropped, data1=dropped, data2=tile, op=nl.add)
     return copied_out(dropped)
+
+
+@fault("NKW-REGISTERS-UNREAD", ramp(4, 16), answer=lambda x: x.sum(axis=1, keepdims=True))
+def each_block_resets_the_sum(x, sick):
+    """Each block of columns resets the Scalar registers, so that only the last one is summed."""
+    tile, sums = nl.load(x), nl.ndarray((4, 1), dtype=nl.float32)
+    for block in range(4):
+        first = sick or block == 0
+        nisa.activation(  # blamed
+            dst=nl.ndarray((4, 4), dtype=nl.float32),
+            op=nl.relu,
+            data=tile[:, block * 4 : block * 4 + 4],
+            reduce_op=nl.add,
+            reduce_cmd=nisa.reduce_cmd.reset_reduce if first else nisa.reduce_cmd.reduce,
+            reduce_res=sums if block == 3 else None,
+        )
+    return copied_out(sums)
+
+
+@fault("NKW-REGISTERS-UNREAD", ramp(2, 4, 8), answer=lambda x: x.sum(axis=2).T)
+def next_row_reset_before_the_sum_is_read(x, sick):
+    """The sums of two halves are complete when the first half of the next matrix resets the registers."""
+    sums = nl.ndarray((4, 2), dtype=nl.float32)
+    if sick:
+        nisa.memset(dst=sums, value=0.0)
+    for matrix in range(2):
+        tile = nl.load(x[matrix])
+        first, second = nl.ndarray((4, 4), dtype=nl.float32), nl.ndarray((4, 4), dtype=nl.float32)
+        nisa.activation(  # blamed
+            dst=first,
+            op=nl.copy,
+            data=tile[:, 0:4],
+            reduce_op=nl.add,
+            reduce_cmd=nisa.reduce_cmd.reset_reduce,
+        )
+        nisa.activation(
+            dst=second,
+            op=nl.copy,
+            data=tile[:, 4:8],
+            reduce_op=nl.add,
+            reduce_cmd=nisa.reduce_cmd.reduce,
+            reduce_res=None if sick and matrix == 0 else sums[:, matrix : matrix + 1],
+        )
+    return copied_out(sums)
+
+
+@fault("NKW-REGISTERS-UNREAD", ramp(4, 12), answer=lambda x: x.max(axis=1, keepdims=True))
+def maxima_of_blocks_reset_on_vector(x, sick):
+    """The Vector engine starts the maximum anew in the second block; the third one continues and reads it out."""
+    tile, most = nl.load(x), nl.ndarray((4, 1), dtype=nl.float32)
+    for block in range(3):
+        columns = tile[:, block * 4 : block * 4 + 4]
+        restart = block == 0 or (sick and block == 2)
+        nisa.tensor_scalar_reduce(  # blamed
+            dst=nl.ndarray((4, 4), dtype=nl.float32),
+            data=columns,
+            op0=nl.add,
+            operand0=0.0,
+            reduce_op=nl.maximum,
+            reduce_cmd=nisa.reduce_cmd.reset_reduce if restart else nisa.reduce_cmd.reduce,
+            reduce_res=most if block == 2 else None,
+        )
+    return copied_out(most)
+
+
+@fault("NKW-REGISTERS-UNREAD", ramp(4, 8), answer=lambda x: x.sum(axis=1, keepdims=True) + x)
+def sum_never_read_out(x, sick):
+    """The last instruction of a sum names no tile for it, and the first column is added in its place."""
+    tile, sums = nl.load(x), nl.ndarray((4, 1), dtype=nl.float32)
+    copy = nl.ndarray((4, 8), dtype=nl.float32)
+    nisa.activation(
+        dst=copy[:, 0:4],
+        op=nl.copy,
+        data=tile[:, 0:4],
+        reduce_op=nl.add,
+        reduce_cmd=nisa.reduce_cmd.reset_reduce,
+    )
+    nisa.activation(  # blamed
+        dst=copy[:, 4:8],
+        op=nl.copy,
+        data=tile[:, 4:8],
+        reduce_op=nl.add,
+        reduce_cmd=nisa.reduce_cmd.reduce,
+        reduce_res=None if sick else sums,
+    )
+    nisa.tensor_scalar(dst=copy, data=copy, op0=nl.add, operand0=tile[:, 0:1] if sick else sums)
+    return copied_out(copy)

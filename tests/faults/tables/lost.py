@@ -191,3 +191,40 @@ def changed_after_the_store(x, sick):
     if not sick:
         nisa.dma_copy(dst=out, src=tile)
     return out
+
+
+@fault("NKW-STORE-LOST", ramp(64, 4), answer=lambda x: 2 * x[0:63])
+def stores_that_share_one_row(x, sick):
+    """Blocks of 32 rows are stored 31 rows apart. Healthy, the second one is loaded 31 rows apart as well."""
+    out = nl.ndarray((63, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
+    for first in (0, 31):
+        start = 32 if sick and first else first
+        tile = nl.load(x[start : start + 32])
+        nisa.tensor_tensor(dst=tile, data1=tile, data2=tile, op=nl.add)
+        nisa.dma_copy(dst=out[first : first + 32], src=tile)  # blamed
+    return out
+
+
+@fault("NKW-STORE-LOST", ramp(96, 4), answer=lambda x: x[0:92] + 1)
+def stores_that_share_two_rows(x, sick):
+    """Three blocks of 32 rows go to an output of 92 rows, 30 rows apart."""
+    out = nl.ndarray((92, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
+    for block in range(3):
+        first = block * 30
+        start = block * 32 if sick else first
+        tile = nl.load(x[start : start + 32])
+        nisa.activation(dst=tile, op=nl.copy, data=tile, bias=1.0)
+        nisa.dma_copy(dst=out[first : first + 32], src=tile)  # blamed
+    return out
+
+
+@fault("NKW-STORE-LOST", ramp(8, 64), answer=lambda x: 3 * x[:, 0:60])
+def stores_that_share_four_columns(x, sick):
+    """Blocks of 32 columns overlap by 4, and the second one contains the columns behind its place."""
+    out = nl.ndarray((8, 60), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
+    tile = nl.load(x)
+    nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=3.0)
+    nisa.dma_copy(dst=out[:, 0:32], src=tile[:, 0:32])
+    start = 32 if sick else 28
+    nisa.dma_copy(dst=out[:, 28:60], src=tile[:, start : start + 32])  # blamed
+    return out
