@@ -58,6 +58,14 @@ def is_file(path: Named) -> bool:
         return False
 
 
+def is_folder(path: Named) -> bool:
+    """Return whether a path names a folder; False also for a name that the system refuses as too long."""
+    try:
+        return Path(path).is_dir()
+    except OSError:
+        return False
+
+
 def read_text(path: Named, most_bytes: int = MOST_TEXT_BYTES) -> str:
     """The text of a regular UTF-8 file. Raises OSError, also for a longer file, and UnicodeDecodeError."""
     with opened(path) as file:

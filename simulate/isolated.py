@@ -27,6 +27,8 @@ DEFAULT_SECONDS = 3600.0
 """The time limit without a terminal; the longest command on a kernel of ours takes some minutes."""
 _ALWAYS = ("verify", "tune", "bundle", "calibrate")
 _WITH_A_KERNEL = ("run", "time", "memory", "check")
+_JUDGES_SCRIPTS = ("memory", "check")
+"""Commands whose status 0 is a verdict on a script; a script that ends the process leaves none."""
 _LIMITS = {"time_limit": "--time-limit", "memory_limit": "--memory-limit"}
 _UNITS = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
@@ -50,11 +52,11 @@ def add_limits(command: argparse.ArgumentParser) -> None:
 
 
 def runs_in_child(options: argparse.Namespace) -> bool:
-    """Return whether a command executes a kernel by name and the system has child processes with pipes (POSIX)."""
+    """Return whether a command judges code of the user and the system has child processes with pipes (POSIX)."""
     if os.name != "posix":
         return False
     by_name = options.command in _WITH_A_KERNEL and names_a_kernel(options.script)
-    return by_name or options.command in _ALWAYS
+    return by_name or options.command in (*_ALWAYS, *_JUDGES_SCRIPTS)
 
 
 def check_limits(options: argparse.Namespace) -> None:
@@ -79,9 +81,12 @@ def without_verdict(failed: NoVerdict) -> int:
 def run_isolated(options: argparse.Namespace, again: Sequence[str]) -> int:
     """Run the command of `options` in a child, print and write what it returns; returns the exit status.
 
+    A script has no limits, and its output is not captured.
+
     `again` is the code and the arguments with which a new interpreter runs the same command.
     """
-    on_terminal = set_limits(options)
+    is_script = options.command in _JUDGES_SCRIPTS and not names_a_kernel(options.script)
+    captures = not is_script and not set_limits(options)
     seconds = None if options.command == "tune" else options.time_limit  # `tune` limits its candidates
     limits = ChildLimits(seconds, options.memory_limit)
     try:
@@ -89,7 +94,7 @@ def run_isolated(options: argparse.Namespace, again: Sequence[str]) -> int:
             lambda: act_in_child(options),
             again,
             limits,
-            captures=not on_terminal,
+            captures=captures,
             out_to_err=options.json == STDOUT,
         )
     except ChildEnded as ended:

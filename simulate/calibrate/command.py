@@ -18,7 +18,7 @@ from simulate.calibrate.measurement import Measurement
 from simulate.calibrate.report import document, parts
 from simulate.child import user_output
 from simulate.errors import InvalidArgument, NkwError
-from simulate.files import OutputFile, Outputs, imported_files, json_document
+from simulate.files import OutputFile, Outputs, imported_files, is_folder, json_document
 from simulate.hardware import use_overlay
 from simulate.isolated import add_limits
 from simulate.options import add_hardware, add_json
@@ -77,8 +77,8 @@ def calibrate_command(options: argparse.Namespace) -> int:
 
 def _inputs(options: argparse.Namespace) -> list[str]:
     """The files that the command reads."""
-    folders = [each for each in options.results if each.is_dir()]
-    read = [each / name for each in folders for name in ("bundle.json", "result/result.json")]
+    folders = [path for path in options.results if is_folder(path)]
+    read = [folder / name for folder in folders for name in ("bundle.json", "result/result.json")]
     overlay = os.environ.get(HARDWARE_VARIABLE)
     return [*map(str, [*options.results, *read]), *([overlay] if overlay else [])]
 

@@ -10,8 +10,8 @@ from typing import Any
 from simulate.bundle.entries import DEVICE, FAMILY, HOST, Entry, Skipped, entries_of
 from simulate.bundle.result import load
 from simulate.calibrate.measurement import Measurement, predictor
-from simulate.errors import InvalidArgument, NkwError, shown
-from simulate.files import read_text
+from simulate.errors import LONGEST_PATH, InvalidArgument, NkwError, shown
+from simulate.files import is_folder, read_text
 from simulate.hardware import hardware
 from simulate.kernel_by_name import importing_from
 from simulate.run.environment import check_logical_core
@@ -26,7 +26,7 @@ def measurements(place: Path, reading: Reading) -> tuple[list[Measurement], list
 
     Raises InvalidArgument for a folder or a file that holds neither.
     """
-    if place.is_dir():
+    if is_folder(place):
         folder = place.resolve()
         if folder.name == "result" and not (folder / "bundle.json").exists():
             folder = folder.parent
@@ -52,7 +52,8 @@ def _read(place: Path) -> list[Any]:
     try:
         content = json.loads(read_text(place))
     except (OSError, UnicodeDecodeError) as error:
-        raise _refused(f"{place} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        name = shown(str(place), LONGEST_PATH)
+        raise _refused(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     except (ValueError, RecursionError) as error:
         raise _refused(f"{place} is no JSON: {error}") from None
     if not isinstance(content, list):

@@ -10,6 +10,8 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from math import prod
 from typing import Any
 
 import ml_dtypes
@@ -85,7 +87,7 @@ class ArrivalMessage:
 
     def encode(self) -> str:
         """Return the JSON text. Raises InvalidArgument for a dtype that no other process can read."""
-        shapes = [[list(map(int, shape)), _dtype_name(dtype)] for shape, dtype in self.shapes]
+        shapes = _encode_shapes(self.shapes)
         where = [self.where.file, self.where.line, self.where.function]
         return json.dumps([dict(self.terms), where, shapes])
 
@@ -102,6 +104,35 @@ class ArrivalMessage:
                 Location(_text(file), _whole(line, 0), _text(function)),
                 [_shape(shape) for shape in _items(shapes)],
             )
+
+
+@dataclass(frozen=True)
+class ArraysMessage:
+    """Shapes and dtypes of arrays, whose bytes follow one after another."""
+
+    shapes: Sequence[Shape]
+
+    def encode(self) -> str:
+        """Return the JSON text. Raises InvalidArgument for a dtype that no other process can read."""
+        return json.dumps(_encode_shapes(self.shapes))
+
+    @classmethod
+    def decode(cls, content: bytes, rank: int) -> ArraysMessage:
+        """Read a rank's message. Raises NkwError for anything else."""
+        with _Reading(rank):
+            return cls([_shape(shape) for shape in _items(json.loads(content))])
+
+    def split(self, content: bytes, rank: int) -> list[np.ndarray]:
+        """Return the arrays whose bytes follow the message. Raises NkwError for fewer or more bytes."""
+        sizes = [prod(shape) * dtype.itemsize for shape, dtype in self.shapes]
+        with _Reading(rank):
+            if sum(sizes) != len(content):
+                raise ValueError
+        ends = accumulate(sizes)
+        return [
+            np.frombuffer(content[end - size : end], dtype).reshape(shape)
+            for (shape, dtype), size, end in zip(self.shapes, sizes, ends)
+        ]
 
 
 class _Reading:
@@ -165,6 +196,10 @@ def _shape(value: Any) -> Shape:
         return shape, np.dtype(name)
     except TypeError:
         raise ValueError from None
+
+
+def _encode_shapes(shapes: Sequence[Shape]) -> list[Any]:
+    return [[list(map(int, shape)), _dtype_name(dtype)] for shape, dtype in shapes]
 
 
 def _dtype_name(dtype: np.dtype) -> str:

@@ -15,6 +15,7 @@ from simulate.check import Finding, detect, fails_a_check, finding_of, gathered,
 from simulate.errors import NkwError
 from simulate.level import Rules
 from simulate.run import Launch, recorded
+from simulate.run.exits import typed_exits
 from simulate.testing.artifacts import write_artifacts
 from simulate.testing.compare import Comparison, Mismatch, compare
 from simulate.world import World
@@ -93,7 +94,8 @@ class KernelChecker:
         codes of findings that are accepted; with NKI_RULES=simulator all warnings are. The other options set the
         tolerance, see `tolerance`.
 
-        Raises KernelFailure; on the simulator its folder has the report, streams, memory maps and a trace.
+        Raises KernelFailure; on the simulator its folder has the report, streams, memory maps and a trace. Raises
+        UserExit where the reference ends the program.
         """
         run = self._neuron if self.backend == "neuron" else self._simulated
         outputs, launches, findings = run(kernel, [copy.deepcopy(given) for given in arguments], cores)
@@ -106,7 +108,10 @@ class KernelChecker:
         ]
         if wrong:
             raise self._failure(text(wrong).rstrip(), wrong, launches)
-        truths = list(reference([tuple(map(_widened, given)) for given in copy.deepcopy(list(arguments))]))
+        with typed_exits("the reference"):
+            truths = list(
+                reference([tuple(map(_widened, given)) for given in copy.deepcopy(list(arguments))])
+            )
         pairs = [
             (f"rank {rank} output {number}", np.asarray(output), np.asarray(truth))
             for rank, (got, wanted) in enumerate(zip(outputs, truths, strict=True))

@@ -243,3 +243,11 @@ def test_a_name_that_is_too_long_gets_one_sentence(
     (refused,) = [line for line in capfd.readouterr().err.splitlines() if not line.startswith("target ")]
     assert refused.startswith("error: ") and reason in refused and " … " in refused
     assert len(refused) < 600
+
+
+@pytest.mark.parametrize("words", [LONG, f"{LONG}.json"])
+def test_a_result_whose_name_is_too_long_gets_one_sentence(capfd: Capture, words: str) -> None:
+    assert main(["calibrate", words]) == 2
+    (refused,) = capfd.readouterr().err.splitlines()
+    assert refused.startswith("error: ") and "cannot be read: File name too long" in refused
+    assert len(refused) < 600

@@ -222,6 +222,35 @@ def test_calibrate_has_no_result_if_a_measured_kernel_ends_the_process(tmp_path:
     assert json.loads(done.stdout)["outcome"] == "none"
 
 
+SCRIPT = """
+import os, sys
+import nki
+import numpy as np
+from k import copied, leaves
+print("printed by the script")
+{}
+"""
+
+
+@pytest.mark.parametrize("command", ["check", "memory"])
+@pytest.mark.parametrize("line", ["os._exit(0)", "nki.simulate(leaves)(np.zeros((8, 32), np.float32))"])
+def test_a_script_that_ends_the_process_is_no_pass(command: str, line: str, tmp_path: Path, ran: Ran) -> None:
+    (tmp_path / "s.py").write_text(SCRIPT.format(line))
+    done = ran(command, "--json", "out.json", "s.py")
+    assert done.returncode == 3
+    assert "error: no verdict on s.py: the process exited with status 0 before its verdict" in done.stderr
+    told = json.loads((tmp_path / "out.json").read_text())
+    assert (told["outcome"], set(told) & {"launches", "findings"}) == ("none", set())
+
+
+@pytest.mark.parametrize("command", ["check", "memory"])
+def test_a_script_that_returns_has_its_verdict(command: str, tmp_path: Path, ran: Ran) -> None:
+    (tmp_path / "s.py").write_text(SCRIPT.format("nki.simulate(copied)(np.zeros((8, 32), np.float32))"))
+    done = ran(command, "--json", "out.json", "s.py")
+    assert done.returncode == 0 and "printed by the script" in done.stdout + done.stderr
+    assert json.loads((tmp_path / "out.json").read_text())["outcome"] == "complete"
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
@@ -231,7 +260,7 @@ def test_calibrate_has_no_result_if_a_measured_kernel_ends_the_process(tmp_path:
         (["prints", "--reference", "k.py:leaving_reference"], "exited with status 0 before its verdict"),
         (
             ["hangs", "--time-limit", "1"],
-            "it reached the time limit of 1 s (--time-limit); hangs has issued 2",
+            "it reached the time limit of 1 s (--time-limit)",
         ),
         (["allocates", "--memory-limit", "512M"], "MemoryError"),
         (["closes_descriptors"], "exited with status 1 before its verdict"),

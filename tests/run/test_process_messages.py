@@ -14,7 +14,7 @@ import pytest
 
 from simulate.errors import InvalidArgument, Location, NkwError
 from simulate.isa.plan import Rendezvous
-from simulate.run.messages import ArrivalMessage, ProcessMessage, StateMessage
+from simulate.run.messages import ArraysMessage, ArrivalMessage, ProcessMessage, StateMessage
 from simulate.run.processes import Processes
 
 WHERE = ["kernel.py", 3, "kernel"]
@@ -22,6 +22,7 @@ MESSAGES: dict[Any, Any] = {
     ProcessMessage: ["host", 1],
     StateMessage: [1, "waits", "all_reduce at kernel.py:3", [["1/1/place/0", "1/1/place/2"], []]],
     ArrivalMessage: [{"operation": "all_reduce"}, WHERE, [[[2, 3], "<f4"], [[], "bfloat16"]]],
+    ArraysMessage: [[[2, 3], "<f4"], [[], "bfloat16"]],
 }
 WRONG: list[tuple[Any, Any]] = [
     (ProcessMessage, ["host"]),
@@ -38,6 +39,8 @@ WRONG: list[tuple[Any, Any]] = [
     (StateMessage, [1, "waits", "", [["1/1/place/-1"]]]),
     (StateMessage, [1, "waits", "", ["1/1/place/0"]]),
     (ArrivalMessage, [{"operation": 3}, WHERE, []]),
+    (ArraysMessage, [[[2, -3], "<f4"]]),
+    (ArraysMessage, [[[2], "|O8"]]),
     (ArrivalMessage, [["operation"], WHERE, []]),
     (ArrivalMessage, [{}, ["kernel.py", "3", "kernel"], []]),
     (ArrivalMessage, [{}, WHERE, [[[-1], "<f4"]]]),
@@ -115,3 +118,42 @@ def test_a_pickle_in_the_store_runs_no_code(tmp_path: Path, key: str) -> None:
     with pytest.raises(NkwError, match="the message of rank 1 cannot be read"):
         ranks[0].wait([arrival])
     assert not marker.exists()
+
+
+def test_arrays_are_split_at_their_ends_and_other_lengths_are_refused() -> None:
+    arrays = [
+        np.arange(6, dtype=np.float32).reshape(2, 3),
+        np.zeros((0, 4), np.int32),
+        np.ones(5, ml_dtypes.bfloat16),
+    ]
+    message = ArraysMessage([(array.shape, array.dtype) for array in arrays])
+    content = b"".join(array.tobytes() for array in arrays)
+    received = ArraysMessage.decode(message.encode().encode(), 1).split(content, 1)
+    assert [(array.dtype, array.shape) for array in received] == [
+        (array.dtype, array.shape) for array in arrays
+    ]
+    assert all(np.array_equal(one, two) for one, two in zip(received, arrays))
+    for wrong in (content[:-1], content + b"\0"):
+        with pytest.raises(NkwError, match="the message of rank 1 cannot be read"):
+            message.split(wrong, 1)
+
+
+def test_no_source_of_the_product_reads_pickles_of_others() -> None:
+    """The one pickle travels over a socket pair between a server and its own child."""
+    calls = (
+        "pickle",
+        "all_gather_object",
+        "broadcast_object",
+        "scatter_object",
+        "gather_object",
+        "torch.load(",
+    )
+    root = Path(__file__).resolve().parents[2]
+    users = {
+        path.relative_to(root).as_posix()
+        for folder in ("simulate", "model", "nkw", "nki_kernels")
+        for path in (root / folder).rglob("*.py")
+        if any(call in path.read_text().replace("allow_pickle=False", "") for call in calls)
+    }
+    explained = {"simulate/run/messages.py", "simulate/bundle/reading.py", "simulate/hardware/record.py"}
+    assert users - explained == {"model/serve/child.py", "model/device/neuron/host_group.py"}

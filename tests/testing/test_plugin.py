@@ -206,6 +206,25 @@ def test_past_the_end(check_kernel):
     assert len(list((pytester.path / "kept").iterdir())) == 2
 
 
+@pytest.mark.parametrize("who", ["kernel", "reference"])
+def test_a_kernel_or_reference_that_ends_the_program_fails_its_test_alone(suite, who: str) -> None:
+    tests = """
+import sys
+
+def leaves(x):
+    sys.exit(0)
+
+def test_leaves(check_kernel):
+    check_kernel({}, X)
+
+def test_doubled(check_kernel):
+    check_kernel(doubled, reference, X)
+"""
+    done = suite(tests.format("nki.jit(leaves), reference" if who == "kernel" else "doubled, leaves"))
+    done.assert_outcomes(failed=1, passed=1)
+    done.stdout.fnmatch_lines(["*NKW-EXIT*called sys.exit(0) before it returned*"])
+
+
 def test_check_all_tries_other_orders(suite) -> None:
     tests = """
 @nki.jit

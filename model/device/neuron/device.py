@@ -15,6 +15,7 @@ import numpy as np
 
 from model.device.binding import bind_neuron, kernel_named, nki_dtype, replica_group_of
 from model.device.neuron.framework import Named, Torch
+from model.device.neuron.host_group import gather_arrays
 from model.device.neuron.installed import Framework, installed_software
 from model.device.neuron.native import NativeTorch
 from model.device.neuron.tensors import to_numpy, to_torch
@@ -81,14 +82,10 @@ class NeuronDevice:
 
     def gather(self, arrays: Sequence[Any]) -> list[np.ndarray]:
         """The arrays of all ranks, in the memory of this host."""
-        own = [to_numpy(self._torch.fetch(each)) for each in arrays]
+        local = [to_numpy(self._torch.fetch(array)) for array in arrays]
         if self._host_group is None:
-            return own
-        import torch.distributed as dist
-
-        every: list[Any] = [None] * self.ranks
-        dist.all_gather_object(every, own, group=self._host_group)
-        return [array for of_rank in every for array in of_rank]
+            return local
+        return gather_arrays(local, self.ranks, self._host_group)
 
 
 def cache_variables(framework: Framework, folder: str) -> Mapping[str, str]:

@@ -1,0 +1,45 @@
+"""Arrays that the processes of all ranks exchange, through the memory of their hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from simulate.run.messages import ArraysMessage
+
+
+def gather_arrays(arrays: Sequence[np.ndarray], ranks: int, group: Any) -> list[np.ndarray]:
+    """Return the arrays of all ranks, in the order of the ranks; every rank calls this with its own.
+
+    Shapes and dtypes travel as JSON and values as bytes: `all_gather_object` would run code that a message contains.
+
+    Args:
+        group: a process group of torch.distributed whose backend gathers tensors of the host, such as gloo.
+
+    Raises:
+        NkwError: a rank sent something else.
+    """
+    message = ArraysMessage([(array.shape, array.dtype) for array in arrays]).encode().encode()
+    values = b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
+    messages, contents = _gather_bytes(message, ranks, group), _gather_bytes(values, ranks, group)
+    return [
+        array
+        for rank in range(ranks)
+        for array in ArraysMessage.decode(messages[rank], rank).split(contents[rank], rank)
+    ]
+
+
+def _gather_bytes(content: bytes, ranks: int, group: Any) -> list[bytes]:
+    """Return the bytes of all ranks, which may be of different lengths."""
+    import torch
+    import torch.distributed as dist
+
+    lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(ranks)]
+    dist.all_gather(lengths, torch.tensor([len(content)]), group=group)
+    longest = max(int(length) for length in lengths)
+    padded = torch.frombuffer(bytearray(content.ljust(max(1, longest), b"\0")), dtype=torch.uint8)
+    gathered = [torch.empty_like(padded) for _ in range(ranks)]
+    dist.all_gather(gathered, padded, group=group)
+    return [tensor.numpy()[: int(length)].tobytes() for tensor, length in zip(gathered, lengths)]
