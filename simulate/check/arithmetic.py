@@ -18,6 +18,11 @@ ABSORBED = kind(
     Severity.warning,
     "A running sum has a dtype whose spacing is smaller than what is added to it.",
 )
+LONG = kind(
+    "NKW-SUM-NARROW",
+    Severity.warning,
+    "A running sum of 32 or more terms is kept in float32; in 16 bits each addition is rounded.",
+)
 SHIFT = kind(
     "NKW-SHIFT-SIGN",
     Severity.warning,
@@ -50,9 +55,12 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
     findings: list[Finding] = []
     for stream in launch.streams:
         seen = evidence.of(stream).arithmetic
+        absorbed = {stream.line_ids[note.event] for note in seen.absorbed}
+        long_sums = [note for note in seen.long_sums if stream.line_ids[note.event] not in absorbed]
         results = (
             (IDENTITY, seen.wrong_identity, "fill it with -inf, inf or 1, or copy the first block to it"),
             (ABSORBED, seen.absorbed, "keep the running sum in float32, and cast it once"),
+            (LONG, long_sums, "keep the running sum in float32, and cast it once"),
             (
                 SHIFT,
                 seen.logical_shifts,

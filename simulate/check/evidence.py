@@ -177,7 +177,7 @@ class Evidence:
         """Observe the values that an instruction is about to read."""
         known = self.of(core.stream)
         event = len(core.stream)
-        known.leftovers.before(event, issue, operands)
+        known.leftovers.before(event, kernel_line(), issue, operands)
         if not core.dry:
             known.values.before(event, issue, operands)
             known.stores.before(core, issue)

@@ -17,6 +17,7 @@ from simulate.check.notes import Note
 from simulate.isa import propagation
 from simulate.isa.plan import Domain, Plan, RandomUse
 from simulate.memory import NkiTensor
+from simulate.memory.layout import Layout
 from simulate.numerics.quiet import quiet
 from simulate.run.machine import Issue
 
@@ -24,6 +25,7 @@ _FEW_ELEMENTS = 8  # of fewer, no share is taken
 _MOST = (
     0.875  # the share of sums that do not change; beside large elements of random data about a half do not
 )
+_LONG_SUM = 32  # additions, each rounded to 16 bits: the errors may add up to 16 units in the last place
 _SMALL = 2**24  # larger integers are bit patterns, hashes or random numbers
 _NEARLY = 1e-3  # a quotient this close to an integer is meant to be that integer
 
@@ -34,6 +36,7 @@ class Arithmetic:
 
     wrong_identity: list[Note] = field(default_factory=list)
     absorbed: list[Note] = field(default_factory=list)
+    long_sums: list[Note] = field(default_factory=list)
     logical_shifts: list[Note] = field(default_factory=list)
     inverted_masks: list[Note] = field(default_factory=list)
     rounded_indices: list[Note] = field(default_factory=list)
@@ -41,17 +44,21 @@ class Arithmetic:
     repeated_seeds: list[Note] = field(default_factory=list)
     seeds: dict[int, tuple[int, int]] = field(default_factory=dict)
     """By digest of a seed: the event that set it and its tensor, where something was drawn since."""
+    _additions: dict[int, dict[Layout, int]] = field(default_factory=dict)
+    """By tensor and view: additions in place to 16 bits, since another instruction last read or wrote the tensor."""
     _zeros: set[int] = field(default_factory=set)  # tiles that a memset filled with zeros
     _rounded_up: dict[int, Note] = field(default_factory=dict)
     _written_as: dict[int, set[str]] = field(default_factory=dict)
     _pending_seed: tuple[int, int, int] | None = None
     _kept: list[np.ndarray] | None = None
     _starts_at_zero: tuple[bool, ...] = ()
+    _adds: bool = False  # whether the running instruction was counted among `_additions`
 
     def before(self, event: int, issue: Issue, operands: Sequence[Any]) -> None:
         """Keep operands that the result overwrites; observe how bytes and indices are used."""
         plan, reads, writes = issue
         self._kept = None
+        self._adds = False
         if len(operands) != len(reads) or plan.rendezvous is not None:
             return
         written = {tile.storage.serial for tile in writes}
@@ -136,7 +143,15 @@ class Arithmetic:
             exact = np.asarray(plan.compute(*values)[0]).reshape(tile.shape)
             if start and not old.any():
                 self._identity(event, tile, other, exact)
+                if (
+                    in_place
+                    and tile.dtype.itemsize == 2
+                    and tile.dtype.is_float
+                    and np.array_equal(exact, other)
+                ):
+                    self._count_addition(event, tile, bool(other.any()))
             elif in_place and np.array_equal(exact, old + other):
+                self._count_addition(event, tile, bool(other.any()))
                 lost = (tile.array.astype(np.float32) == old) & (other != 0)
                 added = int((other != 0).sum())
                 if added >= _FEW_ELEMENTS and int(lost.sum()) > _MOST * added:
@@ -146,6 +161,15 @@ class Arithmetic:
                     seen += f"{float(old[lost].flat[0]):g} + {float(other[lost].flat[0]):g}"
                     self.absorbed.append(Note(event, tile.storage.serial, seen))
             return
+
+    def _count_addition(self, event: int, tile: NkiTensor, changes: bool) -> None:
+        """Count an addition in place to a 16-bit tile, and note the one that makes the sum a long one."""
+        self._adds = True
+        counts = self._additions.setdefault(tile.storage.serial, {})
+        counts[tile.layout] = counts.get(tile.layout, 0) + changes
+        if changes and counts[tile.layout] == _LONG_SUM:
+            seen = f"{_LONG_SUM} additions one after the other are each rounded to {tile.dtype}"
+            self.long_sums.append(Note(event, tile.storage.serial, seen))
 
     def _identity(self, event: int, tile: NkiTensor, other: np.ndarray, exact: np.ndarray) -> None:
         name = ""
@@ -201,6 +225,9 @@ class Arithmetic:
             self.reinterpreted.append(Note(event, tile.storage.serial, seen))
 
     def _follow(self, plan: Plan, reads: Sequence[NkiTensor], writes: Sequence[NkiTensor]) -> None:
+        if self._additions and not self._adds:
+            for tile in (*reads, *writes):
+                self._additions.pop(tile.storage.serial, None)
         for tile in writes:
             serial = tile.storage.serial
             if (

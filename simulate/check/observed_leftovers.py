@@ -50,18 +50,28 @@ class Leftovers:
     _fills: dict[int, dict[tuple[Any, ...], tuple[int, Box]]] = field(default_factory=dict)
     """By tensor and by line or source: the last fill, and the box of it that no other write has covered."""
     _kept: dict[int, list[Leftover]] = field(default_factory=dict)  # by tensor
+    _readers: dict[int, dict[tuple[Line, Box], int]] = field(default_factory=dict)
+    """By tensor, and by line and box: the last event that read it."""
     _carried: list[tuple[int, Leftover]] = field(default_factory=list)  # of the running instruction
 
-    def before(self, event: int, issue: Issue, operands: Sequence[Any]) -> None:
+    def before(self, event: int, line: Line, issue: Issue, operands: Sequence[Any]) -> None:
         """Observe which leftovers an instruction reads, and where it carries them."""
         self._carried.clear()
-        if not self._kept:
-            return
         plan, reads, writes = issue
         for number, tile in enumerate(reads):
-            box = _enclosing(tile)
-            for leftover in self._kept.get(tile.storage.serial, ()):
-                if box is None or not meets(box, leftover.box) or _is_new(box, leftover):
+            box, serial = _enclosing(tile), tile.storage.serial
+            if box is None:
+                continue
+            last = -1
+            if serial in self._fills:
+                readers = self._readers.setdefault(serial, {})
+                last = readers.get((line, box), -1)
+                readers[line, box] = event
+            for leftover in self._kept.get(serial, ()):
+                if not meets(box, leftover.box):
+                    continue
+                # Old bytes alone are meant to stay, unless this line has read them already in an earlier round.
+                if _is_behind(box, leftover) and last < leftover.old[0]:
                     continue
                 if self._is_joined(plan, writes, number, leftover, reads, operands):
                     self.reads.append(StaleRead(event, tile.storage.serial, leftover))
@@ -179,7 +189,7 @@ def _enclosing(tile: NkiTensor) -> Box | None:
     return tile.layout.boxes[1] if tile.dynamic is None else None
 
 
-def _is_new(box: Box, leftover: Leftover) -> bool:
+def _is_behind(box: Box, leftover: Leftover) -> bool:
     """Return whether a read begins behind the new fill, so that it reads old bytes alone."""
     return box[leftover.axis][0] >= leftover.box[leftover.axis][0]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from simulate.check.evidence import Evidence
 from simulate.check.findings import Finding, Severity, found, kind, touch
 from simulate.check.footprint import Footprint
-from simulate.check.observed_leftovers import StaleRead
+from simulate.check.observed_leftovers import Leftover, StaleRead
 from simulate.memory import MemoryRegion
 from simulate.run import Launch
 from simulate.run.stream import ACCUMULATE, READ, WRITE, Access, Stream
@@ -138,17 +138,13 @@ def _left_over(stream: Stream, reads: list[StaleRead]) -> list[Finding]:
     findings = []
     lines: set[int] = set()
     for stale in reads:
-        if stream.line_ids[stale.event] in lines:
+        if stream.line_ids[stale.event] in lines or _is_ring(stream, stale.leftover):
             continue
         lines.add(stream.line_ids[stale.event])
         reading, record = stream.event(stale.event), stream.tensors[stale.tensor]
         access = next(each for each in reading.accesses if each.tensor == stale.tensor and each.kind == READ)
         fills = [
-            touch(
-                stream,
-                event,
-                next(a for a in stream.accesses(event) if a.tensor == tensor and a.kind != READ),
-            )
+            touch(stream, event, _written(stream, event, tensor))
             for event, tensor in (stale.leftover.old, stale.leftover.new)
         ]
         filled = stale.leftover.new[1] == stale.tensor
@@ -164,6 +160,25 @@ def _left_over(stream: Stream, reads: list[StaleRead]) -> list[Finding]:
             )
         )
     return findings
+
+
+def _is_ring(stream: Stream, leftover: Leftover) -> bool:
+    """Return whether the line of the new fill goes on where that fill ends: it replaces the oldest slot of a ring."""
+    event, tensor = leftover.new
+    new = _written(stream, event, tensor)
+    for later in range(event + 1, len(stream)):
+        if stream.line_ids[later] != stream.line_ids[event]:
+            continue
+        access = next((a for a in stream.accesses(later) if a.tensor == tensor and a.kind != READ), None)
+        if access is not None and (
+            access.first_row == new.end_row if leftover.axis == 0 else access.first_byte == new.end_byte
+        ):
+            return True
+    return False
+
+
+def _written(stream: Stream, event: int, tensor: int) -> Access:
+    return next(a for a in stream.accesses(event) if a.tensor == tensor and a.kind != READ)
 
 
 def _meet(one: Access, other: Access) -> bool:

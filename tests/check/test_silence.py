@@ -311,3 +311,46 @@ def test_scratch_that_another_rank_reads_is_silent(ranks: int) -> None:
         )
     ((launch, evidence),) = seen.launches
     assert [each.code for each in detect(launch, evidence)] == ["NKW-RESULT-UNUSED"] * (ranks == 1)
+
+
+@pytest.mark.parametrize(
+    ("terms", "expected"), [(31, []), (32, ["NKW-SUM-NARROW"]), (33, ["NKW-SUM-NARROW"])]
+)
+@pytest.mark.parametrize("is_residual", [False, True])
+def test_a_long_sum_in_16_bits_that_nothing_reads_in_between(
+    terms: int, expected: list[str], is_residual: bool
+) -> None:
+    """A residual is read between its additions and stays in 16 bits."""
+
+    def kernel(x):
+        total, tile = nl.zeros((4, 8), dtype=nl.bfloat16), nl.load(x)
+        for _ in range(terms):
+            nisa.tensor_tensor(dst=total, data1=total, data2=tile, op=nl.add)
+            if is_residual:
+                nisa.activation(dst=tile, op=nl.copy, data=total, scale=0.5)
+        return copied_out(total)
+
+    assert codes(kernel, ramp(4, 8) % 2) == ([] if is_residual else expected)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_ring_of_the_last_blocks_is_no_stale_data(axis: int) -> None:
+    """The tile is filled once; then each round replaces the oldest block, and all four are summed."""
+
+    def kernel(x):
+        out = nl.ndarray((3, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
+        ring = nl.ndarray((4, 4), dtype=nl.float32)
+        nisa.dma_copy(dst=ring, src=x[0:4] if axis == 0 else x[0:4].permute((1, 0)))
+        for block in range(3):
+            sums = nl.ndarray((1, 4) if axis == 0 else (4, 1), dtype=nl.float32)
+            if axis == 0:
+                nisa.dma_copy(dst=ring[block : block + 1], src=x[4 + block : 5 + block])
+                nisa.tensor_partition_reduce(dst=sums, op=nl.add, data=ring)
+            else:
+                nisa.dma_copy(dst=ring[:, block : block + 1], src=x[4 + block : 5 + block].permute((1, 0)))
+                nisa.tensor_reduce(dst=sums, data=ring, op=nl.add, axis=1)
+            target = out[block : block + 1]
+            nisa.dma_copy(dst=target if axis == 0 else target.permute((1, 0)), src=sums)
+        return out
+
+    assert codes(kernel, ramp(7, 4)) == []

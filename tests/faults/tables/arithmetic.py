@@ -223,3 +223,50 @@ def one_seed_for_two_cores(seed, sick):
     out = nl.ndarray((2, 1), dtype=nl.uint32, buffer=nl.shared_hbm, name="out")
     nisa.dma_copy(dst=out[core : core + 1], src=value)
     return out
+
+
+def _powers(*shape):
+    """Powers of two, whose float32 sums are exact."""
+    return np.float32(2) ** (ramp(*shape) % 4)
+
+
+@fault("NKW-SUM-NARROW", _powers(33, 4, 8), answer=lambda x: x.sum(0))
+def blocks_summed_in_bfloat16(x, sick):
+    """Thirty-three blocks are added to a bfloat16 tile. Healthy, the tile is float32."""
+    total, out = (
+        nl.zeros((4, 8), dtype=nl.bfloat16 if sick else nl.float32),
+        nl.ndarray((4, 8), dtype=nl.float32),
+    )
+    for block in range(33):
+        tile = nl.load(x[block])
+        nisa.tensor_tensor(dst=total, data1=total, data2=tile, op=nl.add)  # blamed
+    nisa.tensor_copy(dst=out, src=total)
+    return copied_out(out)
+
+
+@fault("NKW-SUM-NARROW", _powers(4, 320), answer=lambda x: x.reshape(4, 40, 8).sum(1))
+def columns_summed_in_float16(x, sick):
+    """Forty blocks of columns of one tile are added to a float16 tile that starts with the first one."""
+    tile, out = nl.load(x), nl.ndarray((4, 8), dtype=nl.float32)
+    total = nl.ndarray((4, 8), dtype=nl.float16 if sick else nl.float32)
+    nisa.tensor_copy(dst=total, src=tile[:, 0:8])
+    for block in range(1, 40):
+        part = tile[:, block * 8 : block * 8 + 8]
+        nisa.tensor_tensor(dst=total, data1=part, data2=total, op=nl.add)  # blamed
+    nisa.tensor_copy(dst=out, src=total)
+    return copied_out(out)
+
+
+@fault("NKW-SUM-NARROW", _powers(2, 34, 4), answer=lambda x: x.sum(1))
+def sums_of_two_rows_in_bfloat16(x, sick):
+    """Each row of the output is a bfloat16 sum of 34 rows."""
+    out = nl.ndarray((2, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
+    for row in range(2):
+        total = nl.zeros((1, 4), dtype=nl.bfloat16 if sick else nl.float32)
+        for term in range(34):
+            tile = nl.load(x[row, term : term + 1])
+            nisa.tensor_tensor(dst=total, data1=total, data2=tile, op=nl.add)  # blamed
+        wide = nl.ndarray((1, 4), dtype=nl.float32)
+        nisa.tensor_copy(dst=wide, src=total)
+        nisa.dma_copy(dst=out[row : row + 1], src=wide)
+    return out

@@ -91,3 +91,46 @@ def columns_of_a_product(a, sick):
             dst=most[:, block : block + 1], data=sums[:, 0:used], op=nl.maximum, axis=1
         )
     return copied_out(most)
+
+
+@fault("NKW-STALE", ramp(24, 4), answer=lambda a: a[0:24])
+def second_half_of_a_short_block(a, sick):
+    """Blocks of 16 rows are stored in halves of 8; the last block has 8 rows, and its second half is old."""
+    out = nl.ndarray((32 if sick else 24, 4), dtype=nl.float32, buffer=nl.shared_hbm, name="out")
+    tile = nl.ndarray((16, 4), dtype=nl.float32)
+    for first in (0, 16):
+        rows = min(16, 24 - first)
+        nisa.dma_copy(dst=tile[0:rows], src=a[first : first + rows])
+        for half in range(2 if sick or rows == 16 else 1):
+            start = half * 8
+            nisa.dma_copy(dst=out[first + start : first + start + 8], src=tile[start : start + 8])  # blamed
+    return out
+
+
+@fault("NKW-STALE", ramp(4, 12), answer=lambda a: a[:, 0:4] + a[:, 4:8] + a[:, 8:12])
+def right_half_of_the_columns_before(a, sick):
+    """The sums of 4 columns each are taken from both halves of a tile that was filled by half."""
+    tile, total = nl.ndarray((4, 8), dtype=nl.float32), nl.zeros((4, 4), dtype=nl.float32)
+    part = nl.ndarray((4, 4), dtype=nl.float32)
+    for first in (0, 8):
+        columns = min(8, 12 - first)
+        nisa.dma_copy(dst=tile[:, 0:columns], src=a[:, first : first + columns])
+        for half in range(2 if sick or columns == 8 else 1):
+            taken = tile[:, half * 4 : half * 4 + 4].reshape((4, 4, 1))
+            nisa.tensor_reduce(dst=part, data=taken, op=nl.add, axis=2)  # blamed
+            nisa.tensor_tensor(dst=total, data1=total, data2=part, op=nl.add)
+    return copied_out(total)
+
+
+@fault("NKW-STALE", ramp(96, 4), answer=lambda a: a.sum(0, keepdims=True))
+def sum_of_rows_that_were_not_filled(a, sick):
+    """Both halves of a tile of 64 rows are summed in both rounds; the second block has 32 rows."""
+    tile, total = nl.ndarray((64, 4), dtype=nl.float32), nl.zeros((1, 4), dtype=nl.float32)
+    part = nl.ndarray((1, 4), dtype=nl.float32)
+    for first in (0, 64):
+        rows = min(64, 96 - first)
+        nisa.dma_copy(dst=tile[0:rows], src=a[first : first + rows])
+        for start in (0, 32) if sick or rows == 64 else (0,):
+            nisa.tensor_partition_reduce(dst=part, op=nl.add, data=tile[start : start + 32])  # blamed
+            nisa.tensor_tensor(dst=total, data1=total, data2=part, op=nl.add)
+    return copied_out(total)

@@ -80,7 +80,7 @@ ARGUED = (
     Argued(
         "NKW-RESULT-UNUSED",
         "nothing reads expert_affinities_topk_sb",
-        "core/router_topk",
+        "core/",
         "The kernel scales the affinities of the chosen experts in every variant; some variants return others.",
     ),
     Argued(
