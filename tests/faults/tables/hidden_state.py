@@ -284,3 +284,54 @@ def sum_never_read_out(x, sick):
     )
     nisa.tensor_scalar(dst=copy, data=copy, op0=nl.add, operand0=tile[:, 0:1] if sick else sums)
     return copied_out(copy)
+
+
+@fault(
+    "NKW-REGISTERS-REOPENED",
+    ramp(4, 16),
+    answer=lambda x: x[:, 0:8].sum(1, keepdims=True) - x[:, 8:].sum(1, keepdims=True),
+)
+def second_half_onto_the_first_sum(x, sick):
+    """The sum of the first half is used, and that of the second half begins with it."""
+    tile, copy = nl.load(x), nl.ndarray((4, 16), dtype=nl.float32)
+    sums = [nl.ndarray((4, 1), dtype=nl.float32) for _ in range(2)]
+    negated = nl.ndarray((4, 1), dtype=nl.float32)
+    command = nisa.reduce_cmd.reset_reduce
+    for half in range(2):
+        columns = slice(half * 8, half * 8 + 8)
+        nisa.activation(  # blamed
+            dst=copy[:, columns],
+            op=nl.copy,
+            data=tile[:, columns],
+            reduce_op=nl.add,
+            reduce_res=sums[half],
+            reduce_cmd=command,
+        )
+        if half == 0:
+            nisa.tensor_scalar(dst=negated, data=sums[0], op0=nl.multiply, operand0=-1.0)
+            command = nisa.reduce_cmd.reduce if sick else command
+    out = nl.ndarray((4, 1), dtype=nl.float32)
+    nisa.scalar_tensor_tensor(
+        dst=out, data=sums[1], op0=nl.multiply, operand0=-1.0, op1=nl.subtract, operand1=negated
+    )
+    return copied_out(out)
+
+
+@fault("NKW-REGISTERS-REOPENED", ramp(3, 4, 8), answer=lambda x: x.max(2).T + 1)
+def maxima_of_matrices_carried_on(x, sick):
+    """The maximum of each matrix is read out and used, and the Vector registers are reset for the first one only."""
+    out = nl.ndarray((4, 3), dtype=nl.float32)
+    for matrix in range(3):
+        most, copy = nl.ndarray((4, 1), dtype=nl.float32), nl.ndarray((4, 8), dtype=nl.float32)
+        continues = sick and matrix > 0
+        nisa.tensor_scalar_reduce(  # blamed
+            dst=copy,
+            data=nl.load(x[matrix]),
+            op0=nl.add,
+            operand0=1.0,
+            reduce_op=nl.maximum,
+            reduce_res=most,
+            reduce_cmd=nisa.reduce_cmd.reduce if continues else nisa.reduce_cmd.reset_reduce,
+        )
+        nisa.tensor_copy(dst=out[:, matrix : matrix + 1], src=most)
+    return copied_out(out)
