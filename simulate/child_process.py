@@ -215,7 +215,7 @@ class _Awaited:
     def _stop(self, stopped: KeyboardInterrupt) -> None:
         """Pass an interrupt or a termination on to the child; a second one kills the child.
 
-        A terminal sends an interrupt to parent and child alike where they share it.
+        A terminal sends an interrupt to parent and child alike, so it is passed on only where stdin is no terminal.
         """
         if self._stopped is not None:
             self._send(signal.SIGKILL)
@@ -224,7 +224,7 @@ class _Awaited:
         if isinstance(stopped, Terminated):
             self._send(signal.SIGTERM)
             self._kill_at = time.monotonic() + 2 * _GRACE_SECONDS
-        elif self._captures:
+        elif not sys.stdin.isatty():
             self._send(signal.SIGINT)
 
     def _how_it_ended(self) -> str:

@@ -113,15 +113,21 @@ def routing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., An
             routed.port = port
             bound.set()
 
+        errors: list[Exception] = []
+
         def run() -> None:
             server_made = lambda server: setattr(routed, "server", server)  # noqa: E731
-            asyncio.run(
-                serve_replicas(options_of("--model", str(folder), *words), [], listening, server_made)
-            )
+            try:
+                asyncio.run(
+                    serve_replicas(options_of("--model", str(folder), *words), [], listening, server_made)
+                )
+            except Exception as error:
+                errors.append(error)
+                bound.set()
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
-        bound.wait()
+        assert bound.wait(60) and not errors, errors
         try:
             yield routed
         finally:
