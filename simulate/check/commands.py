@@ -28,7 +28,7 @@ from simulate.check.findings import from_error
 from simulate.check.formats import plain
 from simulate.check.lint import findings_in, lint_launched, source_of
 from simulate.child import user_output
-from simulate.errors import InvalidArgument, NkwError, NoVerdict
+from simulate.errors import InvalidArgument, NkwError, NoVerdict, one_line
 from simulate.files import Outputs, imported_files, json_document
 from simulate.isolated import NO_VERDICT
 from simulate.kernel_by_name import files_read, nothing_launched
@@ -146,7 +146,7 @@ def _run(
         raise
     except BaseException as error:
         print_of_the_user(error)
-        return 0, type(error).__name__
+        return 0, one_line(error).removesuffix(": ")
     return 0, ""
 
 

@@ -158,7 +158,7 @@ def test_check_tells_its_own_failure_from_the_script_s(
     ("source", "status", "said"),
     [
         ("raise GeneratorExit", 3, "error: it.py failed before its end: GeneratorExit\n"),
-        ("raise BaseException('x')", 3, "error: it.py failed before its end: BaseException\n"),
+        ("raise BaseException('x')", 3, "error: it.py failed before its end: BaseException: x\n"),
         ("import sys\nsys.stdout.close()", 2, "error: no kernel was launched\n"),
         ("import sys\nsys.__stdout__.close()", 2, "error: no kernel was launched\n"),
         ("import os\nos.close(1)", 2, "error: no kernel was launched\n"),
@@ -188,7 +188,9 @@ def test_a_script_that_does_not_parse_shows_no_frames(simulate: Any, folder: Pat
 
 
 @pytest.mark.parametrize(("rows", "reported"), [(4, "0 warnings"), (3, "NKW-OUTPUT-PARTIAL")])
-@pytest.mark.parametrize(("end", "said"), [("1 / 0", "ZeroDivisionError"), ("exit(7)", "it exited with 7")])
+@pytest.mark.parametrize(
+    ("end", "said"), [("1 / 0", "ZeroDivisionError: division by zero"), ("exit(7)", "it exited with 7")]
+)
 def test_launches_before_a_script_fails_are_reported(
     simulate: Any, folder: Path, rows: int, reported: str, end: str, said: str
 ) -> None:

@@ -210,6 +210,18 @@ def test_bfloat16_activations_are_predicted_to_be_faster_and_take_less_sbuf(
     assert narrow["sbuf_bytes"] < wide["sbuf_bytes"]
 
 
+def test_generate_simulates_trn2_unless_told_otherwise_and_the_demo_shows_trn1(
+    tiny, capsys, monkeypatch
+) -> None:
+    monkeypatch.delenv("NEURON_PLATFORM_TARGET_OVERRIDE", raising=False)
+    assert main(["generate", "--model", tiny, "--prompt", "ab", "--max-new-tokens", "2"]) == 0
+    assert any(line.startswith("trn2: busiest engine") for line in capsys.readouterr().out.splitlines())
+    recipe = (
+        (Path(__file__).parents[2] / "Makefile").read_text().partition("\ndemo: ")[2].partition("\n\n")[0]
+    )
+    assert "nkw generate --target trn1 " in recipe
+
+
 def test_default_model_is_the_shipped_one(capsys) -> None:
     assert PRETRAINED.name == "pretrained"
     assert main(["generate", "--backend", "numpy", "--max-new-tokens", "8"]) == 0
