@@ -28,21 +28,6 @@ TEST_FOLDERS = {
     "model/engine": ["tests/engine", "tests/serve", "tests/traffic"],
     "model/serve": ["tests/serve"],
 }
-_COPIED = (
-    *(
-        "simulate",
-        "nki_kernels",
-        "model",
-        "nkw",
-        "tests",
-        "tools",
-        "benchmarks",
-        "docs",
-        "notebooks",
-        "deploy",
-    ),
-    *("pyproject.toml", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "constraints.txt"),
-)
 _SECONDS = 900
 """Time limit of one mutant: a mutant that makes a test hang is noticed by it."""
 _MOST_TESTS = 400
@@ -102,6 +87,17 @@ def judge_mutant(mutant: HostMutant, record: CoverageRecord, folder: Path) -> Fa
         return Fate(mutant.key, mutant.line, None, f"{len(recorded)} tests execute the line")
     finally:
         file.write_text(original, encoding="utf-8")
+
+
+def copy_project(folder: Path) -> None:
+    """Copy the files that git knows or does not ignore, so that every test finds what it reads."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        source, target = ROOT / name, folder / name
+        if source.is_file():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target)
 
 
 def _run_tests(selection: list[str], folder: Path) -> tuple[str | None, str]:
@@ -167,10 +163,7 @@ def main() -> int:
     fates = []
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "project"
-        folder.mkdir()
-        for name in _COPIED:
-            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
-            copy(ROOT / name, folder / name)
+        copy_project(folder)
         for mutant in drawn:
             fate = judge_mutant(mutant, record, folder)
             fates.append(fate)

@@ -1,0 +1,118 @@
+"""Digests of the launch lists of models: kernels, arguments by parameter name, results, least work."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+import nki_kernels
+from model.decoder import Decoder
+from model.errors import ModelError
+from model.families import compose, load_config
+from model.launch_list import copies_of, launches_of
+from model.layers.launch import Decoding, Draws, Launch, Phase, StepShape, table_length
+from model.layers.paged import STATES
+from model.shipped import SHIPPED
+from tests.model.tiny_families import TINY, write_tiny
+from tests.model.whisper_folders import write_whisper
+
+FLOAT32, BFLOAT16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
+_PAGES = {"pages": 9, "block_size": 16, "slots": 5}
+
+
+def launch_digests() -> Iterator[tuple[str, str]]:
+    """Yield the name and the digest of every launch list: all models, ranks and kinds of steps."""
+    for model, decoder in _decoders():
+        windows = sorted({window for layer in decoder.layers if (window := getattr(layer, "window", None))})
+        for name, step in _steps(tuple((window, 7) for window in windows)):
+            yield f"launches {model}: {name}", _digest(decoder, step)
+
+
+def _decoders() -> Iterator[tuple[str, Decoder]]:
+    with tempfile.TemporaryDirectory() as scratch:
+        folders = {name: Path(folder) for name, folder in SHIPPED.items()}
+        for name in TINY:
+            folders[name] = write_tiny(Path(scratch) / name.replace(" ", "-"), name)
+        folders["whisper"] = write_whisper(Path(scratch) / "whisper")
+        for name, folder in folders.items():
+            yield name, compose(load_config(folder, of_speech=None))
+
+
+def _steps(window_pages: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, StepShape]]:
+    """Yield the name and the shape of each kind of step, over several ranks and dtypes."""
+    base = StepShape(Phase.decode, 2, 2, 128, 64, 1, FLOAT32, FLOAT32, padded=True)
+    paged = replace(base, cache_length=table_length(64, 16), window_pages=window_pages, **_PAGES)
+    prompt = {"phase": Phase.prefill, "tokens": 24, "sequences": 2}
+    kinds = {
+        "decode": base,
+        "prefill": replace(base, **prompt),
+        "prefill of one, unpadded": replace(base, phase=Phase.prefill, tokens=9, sequences=1, padded=False),
+        "cut rows": replace(base, phase=Phase.prefill, tokens=24, sequences=1, cuts_sequence=True),
+        "paged decode": paged,
+        "paged drafts": replace(paged, tokens=6),
+        "paged draws": replace(paged, draws=Draws(8), candidates=8),
+        "paged draws of all": replace(paged, draws=Draws(8, whole=True), candidates=8),
+        "paged prefill": replace(paged, **prompt),
+        "paged prefill behind a prefix": replace(paged, **prompt, prefix=32),
+        "paged scores": replace(paged, **prompt, scores=True),
+        "mixed": replace(paged, **{**prompt, "tokens": 27}, prefix=16, decoding=Decoding(3, 1, 128)),
+    }
+    for name, step in kinds.items():
+        for ranks, expert_ranks in ((1, 1), (2, 1), (4, 1), (2, 2)):
+            for dtypes in ((FLOAT32, FLOAT32), (BFLOAT16, BFLOAT16)):
+                for rank in {0, ranks - 1}:
+                    shape = replace(
+                        step,
+                        ranks=ranks,
+                        expert_ranks=expert_ranks,
+                        rank=rank,
+                        activations=dtypes[0],
+                        weights=dtypes[1],
+                    )
+                    yield f"{name}, rank {rank} of {ranks}, ep {expert_ranks}, {dtypes[0].name}", shape
+
+
+def _digest(decoder: Decoder, step: StepShape) -> str:
+    """Return the number of launches and a hash of them, or the first line of a refusal."""
+    try:
+        launches = [launch for section in decoder.sections for launch in launches_of(section, step)]
+        if step.block_size:
+            kinds = [None, STATES, *(window for window, _ in step.window_pages)]
+            launches += [launch for kind in kinds for launch in copies_of(decoder.layers, step, 3, kind)]
+        if decoder.encoder is not None and step.phase is Phase.prefill:
+            launches += [launch for layer in decoder.encoder.layers for launch in layer.launches(step)]
+        text = "\n".join(map(describe, launches))
+    except (AssertionError, ModelError, ValueError, ZeroDivisionError) as error:
+        return f"refused: {type(error).__name__} {str(error).splitlines()[:1]}"
+    return f"{len(launches)} {hashlib.sha256(text.encode()).hexdigest()[:24]}"
+
+
+def describe(launch: Launch) -> str:
+    """Return a launch as one line, with all arguments by the names of the kernel's parameters."""
+    arguments = ", ".join(f"{name}={value!r}" for name, value in sorted(by_name(launch).items()))
+    parts = "".join(f"; {describe(part)}" for part in launch.parts)
+    scalars = (launch.rows, launch.label, launch.growth.value, launch.window, launch.repeat)
+    return f"{launch.kernel}({arguments}) -> {launch.results} {launch.work} {scalars}{parts}"
+
+
+def by_name(launch: Launch) -> Mapping[str, Any]:
+    """Return the arguments of a launch by parameter name, defaults included."""
+    kernel = getattr(nki_kernels, launch.kernel)
+    signature = inspect.signature(getattr(kernel, "func", kernel))
+    arguments: Any = launch.arguments
+    is_mapping = isinstance(arguments, Mapping)
+    bound = signature.bind(**arguments) if is_mapping else signature.bind(*_as_tuple(arguments))
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def _as_tuple(arguments: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(arguments)
