@@ -29,7 +29,7 @@ from simulate.bundle.manifest import (
 from simulate.bundle.reading import DTYPES, refused
 from simulate.bundle.run import LANGUAGE
 from simulate.bundle.sources import Sources, collect, module_of
-from simulate.check import findings_of, gathered
+from simulate.check import fails_a_check, findings_of, gathered
 from simulate.errors import NkwError
 from simulate.hardware import Hardware
 from simulate.kernel_by_name import call_of, callable_named, launch_on
@@ -109,7 +109,9 @@ class Program:
         self.written = [_argument_of(each, kernel, own) for each in self.outputs]
         self.predicted = predicted(launch, file.parents[self.module.count(".")])
         self.instructions = instructions(launch.streams)
-        self.findings = tuple(sorted({each.code for each in findings_of(seen)}))
+        # Warnings that right kernels get as well blame no kernel for a wrong result.
+        failing = [finding for finding in findings_of(seen) if fails_a_check(finding, tolerant=False)]
+        self.findings = tuple(sorted({finding.code for finding in failing}))
         self._streams, self._chain = launch.streams, longest_chain(launch.streams)
         self._contractions: Sequence[int] | None = None
 

@@ -255,7 +255,8 @@ class NonFinite:
 
 def _placed(plan: Plan, cause: _Operand, tile: NkiTensor) -> _Operand | None:
     """Return an operand with the result's shape, or None where elements of the two do not correspond."""
-    if plan.propagate in (propagation.moved, propagation.transposed):
+    moves = plan.propagate in (propagation.moved, propagation.transposed) or plan.effects.transposes
+    if moves and len(plan.reads) == 1:
         return _Operand(*(_moved(plan, each, tile) for each in (cause.nan, cause.infinite, cause.origins)))
     copies = plan.domain is Domain.bits and cause.nan.size == tile.size
     if plan.propagate is not propagation.elementwise and not plan.effects.copies and not copies:

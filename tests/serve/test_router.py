@@ -17,6 +17,7 @@ import pytest
 
 pytest.importorskip("openai", reason="openai is an extra of development (dev)")
 
+from model import tokenizer
 from model.engine import Engine
 from model.serve import replica
 from model.serve.replicas import serve_replicas
@@ -158,6 +159,8 @@ def routing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., An
     monkeypatch.setattr(replica.os, "_exit", exits)
     monkeypatch.setattr(replica, "log_to_stderr", lambda *_: None)
     monkeypatch.setattr(replica, "_FIRST_PAUSE", 0.0)
+    # Replicas are threads here, and a trial would fork a process of many threads.
+    monkeypatch.setattr(tokenizer, "trial", lambda *_: True)
     return serving
 
 

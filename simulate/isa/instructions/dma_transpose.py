@@ -8,7 +8,7 @@ import numpy as np
 
 from simulate.errors import RuleViolation, rule
 from simulate.hardware import Hardware
-from simulate.isa import dma_costs, propagation, rules
+from simulate.isa import dma_costs, rules
 from simulate.isa.book import instruction
 from simulate.isa.enums import DgeMode, Engine, OobMode
 from simulate.isa.instructions.dma_copy import priority_on_chip
@@ -96,7 +96,6 @@ def dma_transpose(
         cost=cost,
         name=name,
         trigger=trigger,
-        propagate=propagation.moved if len(reads) == 1 else None,
         skip_out_of_range=oob_mode is OobMode.skip,
         undocumented=rules.violations((no_prepared_transpose, dge_mode)),
         effects=_EFFECTS,
