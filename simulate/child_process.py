@@ -60,9 +60,9 @@ def run_in_child(
         import subprocess  # takes some milliseconds
 
         writers = [writer for _, writer in pipes]
-        encoded_limits = json.dumps([writers, token.hex(), limits.memory_bytes])
+        arguments = json.dumps([writers, token.hex(), limits.memory_bytes])
         started = subprocess.Popen(
-            [sys.executable, "-c", again[0], encoded_limits, *again[1:]],
+            [sys.executable, "-c", again[0], arguments, *again[1:]],
             pass_fds=writers,
             start_new_session=captures,
         )

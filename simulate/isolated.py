@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from simulate.child import ERR, Record, leave_if_copied
 from simulate.child_entry import ChildLimits
@@ -81,12 +82,10 @@ def without_verdict(failed: NoVerdict) -> int:
 def run_isolated(options: argparse.Namespace, again: Sequence[str]) -> int:
     """Run the command of `options` in a child, print and write what it returns; returns the exit status.
 
-    A script has no limits, and its output is not captured.
-
-    `again` is the code and the arguments with which a new interpreter runs the same command.
+    A script has no limits, and its output is not captured. `again` is the code and the arguments with which a new
+    interpreter runs the same command.
     """
-    is_script = options.command in _JUDGES_SCRIPTS and not names_a_kernel(options.script)
-    captures = not is_script and not set_limits(options)
+    captures = not _is_script(options) and not set_limits(options)
     seconds = None if options.command == "tune" else options.time_limit  # `tune` limits its candidates
     limits = ChildLimits(seconds, options.memory_limit)
     try:
@@ -130,9 +129,13 @@ class _EndsCopies(Observer):
         leave_if_copied()
 
 
+def _is_script(options: argparse.Namespace) -> bool:
+    return options.command in _JUDGES_SCRIPTS and not names_a_kernel(options.script)
+
+
 def act_in_child(options: argparse.Namespace) -> int:
-    """Run a command in its child process; returns the exit status."""
-    with observing(_EndsCopies()):
+    """Run a command in its child process; returns the exit status. Copies that a script forks may launch kernels."""
+    with nullcontext() if _is_script(options) else observing(_EndsCopies()):
         status: int = options.act(options)
     return status
 

@@ -243,6 +243,23 @@ def test_a_script_that_ends_the_process_is_no_pass(command: str, line: str, tmp_
     assert (told["outcome"], set(told) & {"launches", "findings"}) == ("none", set())
 
 
+FORKS = """
+import multiprocessing
+x = np.zeros((8, 32), np.float32)
+with multiprocessing.get_context("fork").Pool(1) as pool:
+    assert pool.apply(nki.simulate(copied), (x,)).shape == (8, 32)
+nki.simulate(copied)(x)
+"""
+
+
+@pytest.mark.parametrize("command", ["check", "memory"])
+def test_processes_that_a_script_forks_launch_kernels(command: str, tmp_path: Path, ran: Ran) -> None:
+    (tmp_path / "s.py").write_text(SCRIPT.format(FORKS))
+    done = ran(command, "--json", "out.json", "s.py")
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads((tmp_path / "out.json").read_text())["launches"]) == 1
+
+
 @pytest.mark.parametrize("command", ["check", "memory"])
 def test_a_script_that_returns_has_its_verdict(command: str, tmp_path: Path, ran: Ran) -> None:
     (tmp_path / "s.py").write_text(SCRIPT.format("nki.simulate(copied)(np.zeros((8, 32), np.float32))"))
