@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 import simulate
-from simulate.check import Finding, examine, fails_a_check
+from simulate.check import Finding, examine
 from simulate.replay import ReplayCache, ReplayOptions
 
 TARGETS = ("trn1", "trn2", "trn3")
@@ -32,10 +32,14 @@ _FAR = 16
 _FRACTION_BITS = {"float64": 52, "float32": 23, "bfloat16": 7, "float16": 10, "float8_e4m3": 3}
 
 
+REPORTED_REFUSALS = frozenset({"NKW-DMA-PARTITIONS", "NKW-DMA-TRANSPOSE-STRIDE", "NKW-PSUM-HALF-START"})
+"""Warnings that rest on public reports alone and that kernels of this package get at some sizes; see docs/checks.md."""
+
+
 def find_faults(launching: Callable[[], object], orders: int = 0, seeds: int = 0) -> list[Finding]:
-    """Return the findings that make a check fail about all launches that a call makes; see `examine`."""
-    found = examine(launching, orders, seeds)
-    return [finding for finding in found if fails_a_check(finding, tolerant=False)]
+    """Return all findings but REPORTED_REFUSALS about all launches that a call makes; see `examine`."""
+    findings = examine(launching, orders, seeds)
+    return [finding for finding in findings if finding.code not in REPORTED_REFUSALS]
 
 
 def last_place(dtype: np.dtype, magnitude: float) -> float:
