@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -107,12 +107,6 @@ def by_name(launch: Launch) -> Mapping[str, Any]:
     """Return the arguments of a launch by parameter name, defaults included."""
     kernel = getattr(nki_kernels, launch.kernel)
     signature = inspect.signature(getattr(kernel, "func", kernel))
-    arguments: Any = launch.arguments
-    is_mapping = isinstance(arguments, Mapping)
-    bound = signature.bind(**arguments) if is_mapping else signature.bind(*_as_tuple(arguments))
+    bound = signature.bind(*launch.arguments)
     bound.apply_defaults()
     return bound.arguments
-
-
-def _as_tuple(arguments: Iterable[Any]) -> tuple[Any, ...]:
-    return tuple(arguments)
