@@ -71,7 +71,7 @@ def _read_between(stream: Stream, accesses: list[tuple[Access, ...]], automatic:
     A sum that nothing reads again is NKW-PSUM-UNREAD, and one with accumulate=None is NKW-PSUM-REOPENED.
     """
     findings: list[Finding] = []
-    said: set[int] = set()
+    reported_lines: set[int] = set()
     reads: dict[int, list[tuple[int, Access]]] = {}  # by tensor, since its last overwriting
     reopened: dict[
         int, list[tuple[tuple[int, Access], tuple[int, Access]]]
@@ -82,20 +82,20 @@ def _read_between(stream: Stream, accesses: list[tuple[Access, ...]], automatic:
             if stream.tensors[tensor].buffer is not MemoryRegion.psum:
                 continue
             if access.kind == WRITE:
-                reads[tensor] = [each for each in reads.get(tensor, ()) if not _meet(each[1], access)]
+                reads[tensor] = [read for read in reads.get(tensor, ()) if not _meet(read[1], access)]
                 reopened[tensor] = [
-                    each for each in reopened.get(tensor, ()) if not _meet(each[1][1], access)
+                    pair for pair in reopened.get(tensor, ()) if not _meet(pair[1][1], access)
                 ]
             elif access.kind == ACCUMULATE and event not in automatic:
-                earlier = [each for each in reads.get(tensor, ()) if _meet(each[1], access)]
-                reopened.setdefault(tensor, []).extend((each, (event, access)) for each in earlier[-1:])
+                earlier = [read for read in reads.get(tensor, ()) if _meet(read[1], access)]
+                reopened.setdefault(tensor, []).extend((read, (event, access)) for read in earlier[-1:])
             elif access.kind == READ:
                 for read, addition in reopened.pop(tensor, ()):
                     line = stream.line_ids[read[0]]
-                    if line not in said and _meet(addition[1], access):
-                        said.add(line)
+                    if line not in reported_lines and _meet(addition[1], access):
+                        reported_lines.add(line)
                         findings.append(_open(stream, read, addition))
-                reads[tensor] = [each for each in reads.get(tensor, ()) if each[1] != access]
+                reads[tensor] = [read for read in reads.get(tensor, ()) if read[1] != access]
                 reads[tensor].append((event, access))
     return findings
 

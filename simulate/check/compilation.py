@@ -40,7 +40,7 @@ STEP_ZERO = kind(
 
 _PSUM_START_BYTES, _TRANSPOSE_STRIDE_BYTES = 4, 32
 
-_Seen = tuple[int, str, str]
+_RefusedOperand = tuple[int, str, str]
 """The index of an operand, what is wrong with it, and what to do."""
 
 
@@ -48,42 +48,42 @@ def detect(launch: Launch, evidence: Evidence) -> list[Finding]:
     """Return one finding for each line and rule, core by core."""
     findings: list[Finding] = []
     for stream in launch.streams:
-        for what, look in _RULES:
-            findings += _broken(stream, what, look)
+        for rule, find_operands in _RULES:
+            findings += _broken(stream, rule, find_operands)
     return findings
 
 
 def _broken(
-    stream: Stream, what: FindingKind, look: Callable[[Template], Iterator[_Seen]]
+    stream: Stream, rule: FindingKind, find_operands: Callable[[Template], Iterator[_RefusedOperand]]
 ) -> Iterator[Finding]:
     """Yield a finding for the first event of each line whose template breaks a rule."""
-    seen = [next(look(template), None) for template in stream.templates]
-    if not any(seen):
+    operands = [next(find_operands(template), None) for template in stream.templates]
+    if not any(operands):
         return
-    said: set[int] = set()
-    for event, number in enumerate(stream.template_ids):
-        broken, line = seen[number], stream.line_ids[event]
-        if broken is None or line in said:
+    reported_lines: set[int] = set()
+    for event, template in enumerate(stream.template_ids):
+        refused, line = operands[template], stream.line_ids[event]
+        if refused is None or line in reported_lines:
             continue
-        said.add(line)
-        operand, words, hint = broken
+        reported_lines.add(line)
+        operand, problem, hint = refused
         instruction = stream.event(event)
         access = stream.accesses(event)[operand]
         name = stream.tensors[access.tensor].name
         yield found(
-            what,
-            f"{instruction.op} {words.format(name=name)} (public reports: the compiler refuses it)",
+            rule,
+            f"{instruction.op} {problem.format(name=name)} (public reports: the compiler refuses it)",
             instruction.where,
             (touch(stream, event, access),),
             hint=hint,
         )
 
 
-def _different_partitions(template: Template) -> Iterator[_Seen]:
+def _different_partitions(template: Template) -> Iterator[_RefusedOperand]:
     """Yield the destination of a copy between tiles in SBUF that differ in their number of partitions."""
     if not template.plan.effects.copies:
         return
-    source, target = (template.operands[places[0]] for places in (template.reads, template.writes))
+    source, target = (template.operands[operands[0]] for operands in (template.reads, template.writes))
     if source.buffer is target.buffer is MemoryRegion.sbuf and source.shape[0] != target.shape[0]:
         yield (
             template.writes[0],
@@ -92,21 +92,21 @@ def _different_partitions(template: Template) -> Iterator[_Seen]:
         )
 
 
-def _half_start(template: Template) -> Iterator[_Seen]:
+def _half_start(template: Template) -> Iterator[_RefusedOperand]:
     """Yield the results of 2-byte dtypes in PSUM that start between two multiples of 4 bytes."""
-    for place in template.writes:
-        target = template.operands[place]
+    for index in template.writes:
+        target = template.operands[index]
         if target.buffer is MemoryRegion.psum and target.dtype.itemsize == 2 and target.dynamic is None:
             first = target.layout.rows[2]
             if first % _PSUM_START_BYTES:
                 yield (
-                    place,
+                    index,
                     f"writes {target.dtype} to {{name}} from byte {first} of its partitions on",
                     "start every slot at an even element, for example with one padding column",
                 )
 
 
-def _row_stride(template: Template) -> Iterator[_Seen]:
+def _row_stride(template: Template) -> Iterator[_RefusedOperand]:
     """Yield the destination of a DMA transpose whose rows are no multiple of 32 bytes apart.
 
     One element in each row is no transpose: a row of HBM is spread over partitions, as the vendor's kernels do.
@@ -123,19 +123,19 @@ def _row_stride(template: Template) -> Iterator[_Seen]:
         )
 
 
-def _step_zero(template: Template) -> Iterator[_Seen]:
+def _step_zero(template: Template) -> Iterator[_RefusedOperand]:
     """Yield operands on chip that are one row with a partition step of 0."""
-    for place in (*template.reads, *template.writes):
-        view = template.operands[place]
+    for index in (*template.reads, *template.writes):
+        view = template.operands[index]
         if view.buffer.on_chip and view.dynamic is None and view.shape[0] == 1 and view.strides[0] == 0:
             yield (
-                place,
+                index,
                 "takes a view of {name} whose partition step is 0",
                 "slice the tile, or make the first step of .ap the size of a row",
             )
 
 
-_RULES: tuple[tuple[FindingKind, Callable[[Template], Iterator[_Seen]]], ...] = (
+_RULES: tuple[tuple[FindingKind, Callable[[Template], Iterator[_RefusedOperand]]], ...] = (
     (PARTITIONS, _different_partitions),
     (HALF_START, _half_start),
     (ROW_STRIDE, _row_stride),

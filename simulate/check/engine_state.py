@@ -184,19 +184,19 @@ def _discarded(stream: Stream, event: int, use: Registers, file: _File) -> Findi
 def _lost(stream: Stream, last: int, event: int | None) -> Finding:
     """Return the finding for a sum that an event discards, or that the kernel never reads out."""
     name = Engine(stream.engines[last]).name
-    what = f"{stream.op_names[stream.ops[last]]} accumulates in the {name} registers"
+    accumulation = f"{stream.op_names[stream.ops[last]]} accumulates in the {name} registers"
     if event is None:
         return found(
             UNREAD,
-            f"{what}, and nothing reads the sum out",
+            f"{accumulation}, and nothing reads the sum out",
             stream.event(last).where,
             (touch(stream, last, _result(stream, last)),),
             hint="reduce_res=… in the last instruction of the sum",
         )
-    by = stream.op_names[stream.ops[event]]
+    discarding = stream.op_names[stream.ops[event]]
     return found(
         UNREAD,
-        f"{what}, and {by} discards the sum before anything reads it out",
+        f"{accumulation}, and {discarding} discards the sum before anything reads it out",
         stream.event(event).where,
         (touch(stream, last, _result(stream, last)), touch(stream, event, _result(stream, event))),
         hint="reduce_cmd=nisa.reduce_cmd.reduce to continue the sum, or read it out before by reduce_res=…",

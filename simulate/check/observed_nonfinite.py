@@ -257,7 +257,7 @@ def _placed(plan: Plan, cause: _Operand, tile: NkiTensor) -> _Operand | None:
     """Return an operand with the result's shape, or None where elements of the two do not correspond."""
     moves = plan.propagate in (propagation.moved, propagation.transposed) or plan.effects.transposes
     if moves and len(plan.reads) == 1:
-        return _Operand(*(_moved(plan, each, tile) for each in (cause.nan, cause.infinite, cause.origins)))
+        return _Operand(*(_moved(plan, array, tile) for array in (cause.nan, cause.infinite, cause.origins)))
     copies = plan.domain is Domain.bits and cause.nan.size == tile.size
     if plan.propagate is not propagation.elementwise and not plan.effects.copies and not copies:
         return None
@@ -270,14 +270,14 @@ def _placed(plan: Plan, cause: _Operand, tile: NkiTensor) -> _Operand | None:
     return _Operand(*(np.broadcast_to(each, tile.shape) for each in parts))
 
 
-def _moved(plan: Plan, part: np.ndarray, tile: NkiTensor) -> np.ndarray:
+def _moved(plan: Plan, array: np.ndarray, tile: NkiTensor) -> np.ndarray:
     """Return one array of an `_Operand` as an instruction that only moves elements moves them."""
     if plan.propagate is propagation.transposed:
-        return flat(part).T.reshape(tile.shape)
-    (result,) = plan.compute(part)
+        return flat(array).T.reshape(tile.shape)
+    (result,) = plan.compute(array)
     if isinstance(result, Masked):
-        nothing = _FINITE if part.dtype == np.int32 else False
-        result = np.where(result.chosen, result.values, nothing)
+        fill = _FINITE if array.dtype == np.int32 else False
+        result = np.where(result.chosen, result.values, fill)
     return np.asarray(result).reshape(tile.shape)
 
 

@@ -36,7 +36,7 @@ class Stores:
     _old: dict[int, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     """Of the running store, by tensor: the events that stored its elements, and their bits."""
     _partly_read: set[int] = field(default_factory=set)
-    """Stores to scratch memory of which something read a part: they store whole rows, and a part of each is used."""
+    """Stores to private HBM that an instruction has read in part: they store whole rows and use a part of each row."""
 
     def before(self, core: NeuronCore, issue: Issue) -> None:
         """Keep what a store is about to overwrite; note what an instruction reads."""

@@ -60,8 +60,8 @@ def _has_bias(call: ast.Call, name: str) -> bool:
     """Return whether a call has a bias, or keywords that the source does not tell."""
     parameters = documented_signature(INSTRUCTIONS[name.removeprefix("nisa.")]).parameters
     bias = argument(call, [*parameters].index("bias"), "bias")
-    given = bias is not None and not (isinstance(bias, ast.Constant) and bias.value is None)
-    return given or any(keyword.arg is None for keyword in call.keywords)
+    has_value = bias is not None and not (isinstance(bias, ast.Constant) and bias.value is None)
+    return has_value or any(keyword.arg is None for keyword in call.keywords)
 
 
 def _name_of(node: ast.expr | None) -> str:
