@@ -107,6 +107,37 @@ def identity(size, dtype):
     return result
 
 
+def aligned_tile(shape, dtype):
+    """Return an SBUF tile whose partitions are a multiple of 32 bytes apart.
+
+    Users report that the compiler refuses a DMA transpose into a tile with another distance.
+    """
+    elements = 1
+    for size in shape[1:]:
+        elements *= size
+    multiple = 8 if dtype == nl.float32 else 16
+    padded = blocks(elements, multiple) * multiple
+    if padded == elements:
+        return nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
+    tile = nl.ndarray((shape[0], padded), dtype=dtype, buffer=nl.sbuf)
+    return tile[:, 0:elements].reshape_dim(1, shape[1:])
+
+
+def psum_slots(height, slots, columns, dtype):
+    """Return a PSUM tile [height, slots, columns] whose slots start at a multiple of 4 bytes.
+
+    Users report that the compiler refuses a result of 16 bits that starts elsewhere, so that slots with an odd number
+    of such columns are one column apart.
+    """
+    tile = nl.ndarray((height, slots, slot_width(columns, dtype)), dtype=dtype, buffer=nl.psum)
+    return tile[:, :, 0:columns]
+
+
+def slot_width(columns, dtype):
+    """Return the columns that a slot of `psum_slots` takes."""
+    return columns if dtype == nl.float32 else columns + columns % 2
+
+
 def transpose_into(result, first_block, first_row, tile):
     """Write a tile [rows, n] as blocks [width, ., rows] of `result` [width, blocks, all rows], from the given corner.
 
@@ -115,11 +146,11 @@ def transpose_into(result, first_block, first_row, tile):
     rows, columns = tile.shape
     width = result.shape[0]
     full = columns // width
-    per_bank = BANK // rows
+    per_bank = BANK // slot_width(rows, tile.dtype)
     end_row = first_row + rows
     for first in range(0, full, per_bank):
         count = min(per_bank, full - first)
-        bank = nl.ndarray((width, count, rows), dtype=tile.dtype, buffer=nl.psum)
+        bank = psum_slots(width, count, rows, tile.dtype)
         for i in range(count):
             start = (first + i) * width
             nisa.nc_transpose(dst=bank[:, i, :], data=tile[:, start : start + width])

@@ -8,7 +8,7 @@ import nki.language as nl
 from nki_kernels.delta.chunks import LENGTH_EPS
 from nki_kernels.delta.output import gated_norm
 from nki_kernels.dma import COMPILER, transfer
-from nki_kernels.tiles import BANK, PARTITIONS, load, load_repeated, ranges
+from nki_kernels.tiles import BANK, PARTITIONS, load, load_repeated, psum_slots, ranges
 
 FACTORS = 5
 """Numbers of a token and head, see `Factors.finish`."""
@@ -153,7 +153,7 @@ def turn(rows, width):
     """
     sequences, heads = rows.shape[0], rows.shape[1] // width
     if nisa.get_nc_version() != nisa.nc_version.gen2:
-        bank = nl.ndarray((width, heads, sequences), dtype=rows.dtype, buffer=nl.psum)
+        bank = psum_slots(width, heads, sequences, rows.dtype)
         for head in range(heads):
             nisa.nc_transpose(dst=bank[:, head, :], data=rows[:, head * width : (head + 1) * width])
         return bank

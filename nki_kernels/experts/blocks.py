@@ -13,7 +13,7 @@ from nki_kernels.experts.places import expert_of_blocks
 from nki_kernels.experts.products import add_down, gated, groups, products
 from nki_kernels.experts.weights import load_chunk, load_down, load_numbers, rows_at
 from nki_kernels.projection.rows import BANK_BYTES, in_block, spread_into
-from nki_kernels.tiles import PARTITIONS, blocks, cast, ranges
+from nki_kernels.tiles import PARTITIONS, blocks, cast, psum_slots, ranges, slot_width
 
 
 def begun(job, gathered, loaded):
@@ -194,13 +194,14 @@ def spread_few_into(result, rows, identity):
     """
     count, hidden = rows.shape
     number = blocks(hidden)
+    per_bank = BANK_BYTES // 2 // slot_width(count, rows.dtype)
     first = 0
     while first < number:
         used = in_block(hidden, first, True)
         end = first + 1
-        while end < min(number, first + BANK_BYTES // 2 // count) and in_block(hidden, end, True) == used:
+        while end < min(number, first + per_bank) and in_block(hidden, end, True) == used:
             end += 1
-        bank = nl.ndarray((used, end - first, count), dtype=rows.dtype, buffer=nl.psum)
+        bank = psum_slots(used, end - first, count, rows.dtype)
         for block in range(first, end):
             nisa.nc_matmul(
                 dst=bank[:, block - first, :],

@@ -10,7 +10,7 @@ import nki.language as nl
 
 from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.latent.sizes import heights
-from nki_kernels.tiles import BANK, PARTITIONS, cast, ranges
+from nki_kernels.tiles import BANK, PARTITIONS, cast, psum_slots, ranges
 
 GROUP_ELEMENTS = 8192
 """Elements per partition of the weights of a group of heads."""
@@ -82,7 +82,7 @@ def transpose_turned(result, tile, own, sizes):
         src=own.expand_dim(1).broadcast(1, heads),
         engine=nisa.engine.gpsimd,
     )
-    bank = nl.ndarray((height, heads, tokens), dtype=tile.dtype, buffer=nl.psum)
+    bank = psum_slots(height, heads, tokens, tile.dtype)
     for head in range(heads):
         nisa.nc_transpose(dst=bank[:, head, :], data=rows[:, head, :])
     nisa.tensor_copy(dst=result, src=bank.permute((0, 2, 1)))
@@ -91,7 +91,7 @@ def transpose_turned(result, tile, own, sizes):
 def transposed_plain(tile, sizes):
     """The plain parts of queries: [plain, head, token]."""
     tokens, heads, _ = tile.shape
-    bank = nl.ndarray((sizes.plain, heads, tokens), dtype=tile.dtype, buffer=nl.psum)
+    bank = psum_slots(sizes.plain, heads, tokens, tile.dtype)
     for head in range(heads):
         nisa.nc_transpose(dst=bank[:, head, :], data=tile[:, head, sizes.rope : sizes.rope + sizes.plain])
     result = nl.ndarray(bank.shape, dtype=tile.dtype, buffer=nl.sbuf)

@@ -14,7 +14,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.prefill.cores import query_head
-from nki_kernels.tiles import PARTITIONS, blocks
+from nki_kernels.tiles import PARTITIONS, aligned_tile, blocks
 
 LOADED_BLOCKS = 8
 """Blocks of keys or values that one DMA brings: 256 KiB of a head of 128 dims in bfloat16."""
@@ -52,7 +52,7 @@ def load_queries(case, queries):
     source = case.q[first : first + queries.count, start : start + case.group * case.depth]
     source = source.reshape_dim(1, (case.group, case.depth))
     shape = (case.part_depth, case.group, case.parts, queries.count)
-    queries.tile = nl.ndarray(shape, dtype=case.dtype, buffer=nl.sbuf)
+    queries.tile = aligned_tile(shape, case.dtype)
     for part, end, height in case.pieces:
         columns = source[:, :, part * case.part_depth : part * case.part_depth + (end - part) * height]
         nisa.dma_transpose(

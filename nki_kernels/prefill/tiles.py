@@ -20,7 +20,7 @@ from nki_kernels.prefill.cores import query_head
 from nki_kernels.prefill.masks import identity
 from nki_kernels.prefill.plan import mask_of_keys
 from nki_kernels.prefill.slopes import add_slopes
-from nki_kernels.tiles import BANK, PARTITIONS, blocks, ranges
+from nki_kernels.tiles import BANK, PARTITIONS, aligned_tile, blocks, ranges
 
 SHIFT_PARTS = 3
 """Numbers whose sum is the shift of a row."""
@@ -155,7 +155,7 @@ def exponents(case, span, start, end):
         scale=case.exp_scale,
     )
     count = blocks(end - start)
-    by_key = nl.ndarray((PARTITIONS, count, span.rows), dtype=case.dtype, buffer=nl.sbuf)
+    by_key = aligned_tile((PARTITIONS, count, span.rows), case.dtype)
     full = (end - start) // PARTITIONS
     if full > 0:
         source = weights[:, 0 : full * PARTITIONS].reshape_dim(1, (full, PARTITIONS))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.tiles import BANK, load
+from nki_kernels.tiles import BANK, load, psum_slots, slot_width
 
 SCRATCH_ELEMENTS = 2048
 """Elements per partition of the tile for squares, of which only the sum is used."""
@@ -128,12 +128,12 @@ def transpose_rows(result, first_row, tile, vector_share=0):
     width = result.shape[0]
     full = columns // width
     itemsize = 4 if tile.dtype == nl.float32 else 2
-    per_bank = BANK_BYTES // itemsize // rows
+    per_bank = BANK_BYTES // itemsize // slot_width(rows, tile.dtype)
     end_row = first_row + rows
     copies = 0
     for first in range(0, full, per_bank):
         count = min(per_bank, full - first)
-        bank = nl.ndarray((width, count, rows), dtype=tile.dtype, buffer=nl.psum)
+        bank = psum_slots(width, count, rows, tile.dtype)
         for i in range(count):
             start = (first + i) * width
             nisa.nc_transpose(dst=bank[:, i, :], data=tile[:, start : start + width])

@@ -12,7 +12,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.projection.rows import in_block
-from nki_kernels.tiles import PARTITIONS
+from nki_kernels.tiles import PARTITIONS, aligned_tile
 
 PART_ELEMENTS = 4096
 """Elements per partition that one DMA brings: 1 MiB in bfloat16, which moves at the full rate."""
@@ -35,8 +35,8 @@ def parts(count, columns, first, most=PART_ELEMENTS):
 
 
 def block_tile(depth, count, columns, dtype):
-    """An empty tile for `count` blocks of a matrix [depth, columns]."""
-    return nl.ndarray((min(depth, PARTITIONS), count, columns), dtype=dtype, buffer=nl.sbuf)
+    """Return an empty tile for `count` blocks of a matrix [depth, columns], into which a DMA may transpose."""
+    return aligned_tile((min(depth, PARTITIONS), count, columns), dtype)
 
 
 def load_part(result, matrix, start):

@@ -11,7 +11,7 @@ import nki.language as nl
 
 from nki_kernels.dma import transfer
 from nki_kernels.projection.normalised_rows import normalise, statistics, transpose_rows
-from nki_kernels.tiles import PARTITIONS, blocks
+from nki_kernels.tiles import PARTITIONS, aligned_tile, blocks
 
 LOAD_COLUMNS = 2048
 """Columns of one load of a row tile: 512 KiB in bfloat16."""
@@ -109,8 +109,8 @@ def transpose_tiles(x_blocks, tiles, first_row):
 
 
 def blocks_tile(columns, rows, dtype):
-    """A tile for `rows` transposed rows of so many columns: [k in block, block, row]."""
-    return nl.ndarray((min(columns, PARTITIONS), blocks(columns), rows), dtype=dtype, buffer=nl.sbuf)
+    """Return a tile [k in block, block, row] for rows of so many columns, into which a DMA may transpose."""
+    return aligned_tile((min(columns, PARTITIONS), blocks(columns), rows), dtype)
 
 
 def starts(size, width):

@@ -16,7 +16,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import SCALAR, STATIC, transfer
-from nki_kernels.tiles import PARTITIONS, blocks, cast, ranges
+from nki_kernels.tiles import PARTITIONS, blocks, cast, psum_slots, ranges, slot_width
 
 SQUARED_BLOCKS = 16
 """Blocks whose squares are added on the Vector engine, while the Scalar engine squares the next ones."""
@@ -216,14 +216,14 @@ def spread_into(result, rows, runs, weight=None, bias=None, shared=False):
     """
     count, depth = rows.shape
     number = blocks(depth)
-    per_bank = BANK_BYTES // (4 if rows.dtype == nl.float32 else 2) // count
+    per_bank = BANK_BYTES // (4 if rows.dtype == nl.float32 else 2) // slot_width(count, rows.dtype)
     first = banks = 0
     while first < number:
         used = in_block(depth, first, runs)
         end = first + 1
         while end < min(number, first + per_bank) and in_block(depth, end, runs) == used:
             end += 1
-        bank = nl.ndarray((used, end - first, count), dtype=rows.dtype, buffer=nl.psum)
+        bank = psum_slots(used, end - first, count, rows.dtype)
         for block in range(first, end):
             piece = (
                 rows[:, block:depth:number]

@@ -32,8 +32,8 @@ _FAR = 16
 _FRACTION_BITS = {"float64": 52, "float32": 23, "bfloat16": 7, "float16": 10, "float8_e4m3": 3}
 
 
-REPORTED_REFUSALS = frozenset({"NKW-DMA-PARTITIONS", "NKW-DMA-TRANSPOSE-STRIDE", "NKW-PSUM-HALF-START"})
-"""Warnings that rest on public reports alone and that kernels of this package get at some sizes; see docs/checks.md."""
+REPORTED_REFUSALS = frozenset({"NKW-DMA-PARTITIONS"})
+"""Codes of warnings that rest on public reports alone and that kernels of this package get; see docs/checks.md."""
 
 
 def find_faults(launching: Callable[[], object], orders: int = 0, seeds: int = 0) -> list[Finding]:
