@@ -398,3 +398,29 @@ def test_the_index_of_a_value_that_is_not_found_is_no_loss() -> None:
         return out
 
     assert codes(kernel, np.arange(64, dtype=np.uint32).reshape(8, 8)) == []
+
+
+@pytest.mark.parametrize(("vanishing", "expected"), [(7, []), (8, []), (9, ["NKW-FP8-UNDERFLOW"])])
+def test_more_than_half_of_the_elements_vanish_before_a_cast_to_fp8_is_reported(
+    vanishing: int, expected: list[str]
+) -> None:
+    def kernel(x):
+        small = nl.ndarray((1, 16), dtype=nl.float8_e4m3)
+        nisa.tensor_copy(dst=small, src=nl.load(x))
+        return copied_out(small)
+
+    x = np.full((1, 16), 0.1, np.float32)
+    x[0, :vanishing] = 2.0**-20
+    assert codes(kernel, x) == expected
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(1e30, ["NKW-NONFINITE"]), (1.0, [])])
+def test_an_infinity_of_the_input_explains_its_own_element_alone(factor: float, expected: list[str]) -> None:
+    def kernel(x):
+        tile, squares = nl.load(x), nl.ndarray((4, 4), dtype=nl.float32)
+        nisa.tensor_tensor(dst=squares, data1=tile, data2=tile, op=nl.multiply)
+        return copied_out(squares)
+
+    x = np.ones((4, 4), np.float32)
+    x[0, 0], x[2, 1] = np.inf, factor
+    assert codes(kernel, x) == expected

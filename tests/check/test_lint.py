@@ -406,6 +406,13 @@ def test_tiles_that_something_may_have_written_are_left_alone(text: str) -> None
     assert "NKI040" not in codes(body)
 
 
+def test_a_tile_that_is_only_read_in_a_loop_is_reported() -> None:
+    body = BODY.format(
+        "u = nl.ndarray((128, 8), dtype=nl.float32)\n    for k in range(2):\n        nisa.tensor_copy(dst=t, src=u)"
+    )
+    assert "NKI040" in codes(body)
+
+
 @pytest.mark.parametrize(
     "guarded",
     [

@@ -154,3 +154,18 @@ def test_scales_of_8_bit_data_that_differ_in_a_contraction(
 def test_weights_per_input_channel_of_wider_data_are_silent() -> None:
     weights = np.ones((8, 4), np.float32)
     assert codes(contracted, weights, COLUMN, np.ones((8, 6), np.float32), "multiply") == []
+
+
+@pytest.mark.parametrize("scaled_side", ["stationary", "moving"])
+def test_a_contraction_names_the_scaled_operand_on_either_side(scaled_side: str) -> None:
+    def kernel(weights, scales, x):
+        scaled, plain = nl.ndarray(weights.shape, dtype=nl.float32, name="wide"), nl.load(x)
+        nisa.tensor_scalar(dst=scaled, data=nl.load(weights), op0=nl.multiply, operand0=nl.load(scales))
+        stationary, moving = (scaled, plain) if scaled_side == "stationary" else (plain, scaled)
+        sums = nl.ndarray((stationary.shape[1], moving.shape[1]), dtype=nl.float32, buffer=nl.psum)
+        nisa.nc_matmul(dst=sums, stationary=stationary, moving=moving)
+        return copied_out(sums)
+
+    weights = (np.arange(32).reshape(8, 4) % 5).astype(np.int8)
+    (found,) = findings(kernel, weights, COLUMN, np.ones((8, 6), np.float32))
+    assert [(each.verb, each.tensor) for each in found.touches] == [("writes", "wide"), ("reads", "wide")]

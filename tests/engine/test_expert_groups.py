@@ -242,3 +242,16 @@ def test_the_server_shows_the_load_of_every_group() -> None:
         assert [float(line.split()[-1]) for line in lines] == choices and min(choices) > 0
         assert ['group="0"' in lines[0], 'group="1"' in lines[1]] == [True, True]
         assert metric(served, "nkw_steps_total") == 2
+
+
+def test_the_largest_prompts_of_all_groups_are_the_last_part() -> None:
+    """Tokens that decode are computed beside the last part of the prompts."""
+    batches = (Batch(), Batch())
+    for group, number, tokens in ((0, 0, 10), (0, 1, 250), (1, 2, 240)):
+        request = Request(str(number), [1] * (tokens + 1), 1, group=group)
+        batches[group].chunks[request] = Chunk(request, 0, tokens, chooses=False)
+    parts = Buckets((1, 2, 4), (16, 256), (256, 512), mixes=False).parts(*batches)
+    assert [[[chunk.count for chunk in chunks] for chunks in part.groups] for part in parts] == [
+        [[10], []],
+        [[250], [240]],
+    ]

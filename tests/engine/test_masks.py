@@ -175,6 +175,20 @@ def test_a_matcher_is_left_alone_while_its_mask_is_computed(clocked: Clocked, me
         assert constraint.for_drafts()._matcher.taken == [3]
 
 
+def test_masks_that_take_too_long_leave_threads_for_others() -> None:
+    """There are two threads for masks."""
+    clocked = Clocked(GrammarLimits(mask_seconds=0.05))
+    for _ in range(2):
+        slow = clocked.grammars.constraint(clocked.grammar("1"))
+        assert slow.accept(3)
+        with pytest.raises(ModelError, match=r"a mask takes more than 0\.05 seconds"):
+            slow.allowed()
+    clocked.grammars.limits = GrammarLimits(mask_seconds=60)
+    other = clocked.grammars.constraint(clocked.grammar("99"))
+    assert other.accept(3) and other.allowed().all()
+    clocked.compiler.gate.set()
+
+
 def forms(count: int) -> list[StructuredOutputsParams]:
     """Some different forms."""
     return [StructuredOutputsParams(regex=str(number)) for number in range(count)]

@@ -4,8 +4,8 @@
     python -m tools.host_mutants --sample 60 --seed 1 --coverage .coverage
 
 Each mutant is written to a copy of the project, where the tests that execute its lines run until one fails. Tests that
-start the command in another process are not in the coverage record, so a mutant that no recorded test notices also
-meets the whole test folders of its package. pytest-cov is needed (`pip install pytest-cov`).
+start the command in another process are not in the coverage record: with `--folders`, a mutant that no recorded test
+notices also meets the whole test folders of its package. pytest-cov is needed (`pip install pytest-cov`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import pytest
+
 from tools.host_mutants.operators import HostMutant, draw_sample, generate_mutants
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +31,9 @@ TEST_FOLDERS = {
     "model/serve": ["tests/serve"],
 }
 _SECONDS = 900
-"""Time limit of one mutant: a mutant that makes a test hang is noticed by it."""
+"""Time limit of the recorded tests of one mutant: a mutant that makes a test hang is noticed by it."""
+_FOLDER_SECONDS = 7200
+"""Time limit of whole test folders."""
 _MOST_TESTS = 400
 """Recorded tests that are tried before the folders."""
 
@@ -72,16 +76,20 @@ class CoverageRecord:
         return sorted(tests, key=lambda test: (size[test], test))
 
 
-def judge_mutant(mutant: HostMutant, record: CoverageRecord, folder: Path) -> Fate:
-    """Run the tests of one mutant in a copy of the project below `folder` until one fails."""
+def judge_mutant(mutant: HostMutant, record: CoverageRecord, folder: Path, with_folders: bool) -> Fate:
+    """Run the tests of one mutant in a copy of the project below `folder` until one fails.
+
+    with_folders adds the test folders of the mutant's package to the recorded tests that execute its lines.
+    """
     file = folder / mutant.path
     original = file.read_text(encoding="utf-8")
     file.write_text(mutant.source, encoding="utf-8")
     try:
         recorded = record.tests_of(mutant)[:_MOST_TESTS]
         package = next(name for name in TEST_FOLDERS if mutant.path.startswith(name))
-        for selection in (recorded, TEST_FOLDERS[package]):
-            noticed, detail = _run_tests(selection, folder) if selection else (None, "")
+        folders = TEST_FOLDERS[package] if with_folders else []
+        for selection, seconds in ((recorded, _SECONDS), (folders, _FOLDER_SECONDS)):
+            noticed, detail = _run_tests(selection, folder, seconds) if selection else (None, "")
             if noticed:
                 return Fate(mutant.key, mutant.line, noticed, detail)
         return Fate(mutant.key, mutant.line, None, f"{len(recorded)} tests execute the line")
@@ -100,7 +108,7 @@ def copy_project(folder: Path) -> None:
             shutil.copy2(source, target)
 
 
-def _run_tests(selection: list[str], folder: Path) -> tuple[str | None, str]:
+def _run_tests(selection: list[str], folder: Path, seconds: float) -> tuple[str | None, str]:
     command = [
         sys.executable,
         "-m",
@@ -129,13 +137,15 @@ def _run_tests(selection: list[str], folder: Path) -> tuple[str | None, str]:
         start_new_session=True,
     )
     try:
-        output, _ = process.communicate(timeout=_SECONDS)
+        output, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, 9)
         process.wait()
-        return "time limit", f"{_SECONDS} s"
+        return "time limit", f"{seconds} s"
     if process.returncode == 0:
         return None, ""
+    if process.returncode == pytest.ExitCode.USAGE_ERROR:
+        raise SystemExit(f"the coverage record is older than the tests: {output.splitlines()[-1]}")
     failed = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
     return "test", (failed or output.splitlines()[-1:] or [""])[0][:160]
 
@@ -149,13 +159,19 @@ def main() -> int:
     parser.add_argument(
         "--part", default="1/1", metavar="K/N", help="only every N-th mutant, from the K-th on"
     )
-    parser.add_argument("--only", default="", help="only drawn mutants whose key contains this text")
+    parser.add_argument(
+        "--folders", action="store_true", help="also run the test folders of the mutant's package"
+    )
+    parser.add_argument(
+        "--only", action="append", help="only drawn mutants whose key contains this text; may be repeated"
+    )
     parser.add_argument("--list", action="store_true", help="print the drawn mutants and end")
     parser.add_argument("--json", type=Path, help="write the fate of every mutant")
     options = parser.parse_args()
     first, step = map(int, options.part.split("/"))
     drawn = draw_sample(generate_mutants(ROOT, list(TEST_FOLDERS)), options.sample, options.seed)
-    drawn = [mutant for mutant in drawn[first - 1 :: step] if options.only in mutant.key]
+    texts = options.only or [""]
+    drawn = [mutant for mutant in drawn[first - 1 :: step] if any(text in mutant.key for text in texts)]
     if options.list:
         print(*(f"{mutant.key}  (line {mutant.line})" for mutant in drawn), sep="\n")
         return 0
@@ -165,7 +181,7 @@ def main() -> int:
         folder = Path(scratch) / "project"
         copy_project(folder)
         for mutant in drawn:
-            fate = judge_mutant(mutant, record, folder)
+            fate = judge_mutant(mutant, record, folder, options.folders)
             fates.append(fate)
             print(f"{fate.noticed or 'SURVIVED'}: {fate.key} (line {fate.line}) {fate.detail}", flush=True)
     noticed = sum(fate.noticed is not None for fate in fates)

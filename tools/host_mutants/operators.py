@@ -7,6 +7,7 @@ import copy
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import zip_longest
 from pathlib import Path
 
@@ -187,7 +188,12 @@ def _replace_lines(source: str, node: Located, changed: ast.AST | None) -> str |
         tree = ast.parse(mutated)
     except (SyntaxError, ValueError):
         return None
-    return mutated if ast.dump(tree) != ast.dump(ast.parse(source)) else None
+    return mutated if ast.dump(tree) != _syntax(source) else None
+
+
+@lru_cache(maxsize=1)
+def _syntax(source: str) -> str:
+    return ast.dump(ast.parse(source))
 
 
 def _shorten(text: str) -> str:

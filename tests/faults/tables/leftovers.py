@@ -134,3 +134,21 @@ def sum_of_rows_that_were_not_filled(a, sick):
             nisa.tensor_partition_reduce(dst=part, op=nl.add, data=tile[start : start + 32])  # blamed
             nisa.tensor_tensor(dst=total, data1=total, data2=part, op=nl.add)
     return copied_out(total)
+
+
+@fault("NKW-STALE", ramp(48, 4), ramp(48, 4), answer=lambda a, b: a.T @ b)
+def upper_half_of_the_partitions(a, b, sick):
+    """The operands of a product begin at partition 32, and the last block fills 16 of their 32 rows."""
+    left, right = nl.zeros((64, 4), dtype=nl.float32), nl.zeros((64, 4), dtype=nl.float32)
+    sums = nl.ndarray((4, 4), dtype=nl.float32, buffer=nl.psum)
+    for first in (0, 32):
+        rows = min(32, 48 - first)
+        if rows < 32 and not sick:
+            nisa.memset(left[32:64], value=0.0)
+            nisa.memset(right[32:64], value=0.0)
+        nisa.dma_copy(dst=left[32 : 32 + rows], src=a[first : first + rows])
+        nisa.dma_copy(dst=right[32 : 32 + rows], src=b[first : first + rows])
+        nisa.nc_matmul(  # blamed
+            dst=sums, stationary=left[32:64], moving=right[32:64], accumulate=first > 0
+        )
+    return copied_out(sums)
