@@ -270,7 +270,7 @@ def test_auto_is_the_dtype_that_the_config_names(small, tmp_path, capsys, argume
     assert document(tmp_path, capsys, small, *arguments)["dtype"] == dtype
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_ranks_left_open_are_the_fewest_that_hold_the_batch() -> None:
     model = load_model(CONFIGS / "mixtral-8x7b.json")
     plan = make_plan(model, Request(instance="trn2.48xlarge"))

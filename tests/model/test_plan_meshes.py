@@ -80,7 +80,7 @@ def test_a_mesh_holds_a_batch_to_the_last_sequence() -> None:
     assert [each is not None for each in fits] == [True, True, False]
 
 
-@pytest.mark.parametrize("batch", [1, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("batch", [1, pytest.param(64, marks=pytest.mark.deep)])
 def test_deepseek_v3_fits_the_ultraserver_on_a_mesh_of_more_than_tensor_parallel_ranks(batch: int) -> None:
     counts = model("deepseek-v3")
     capacity = chip("trn2").hbm_bytes_per_core
@@ -95,7 +95,7 @@ def test_deepseek_v3_fits_the_ultraserver_on_a_mesh_of_more_than_tensor_parallel
     assert rates == sorted(rates, reverse=True) and rates[0] > 0 == rates[-1]
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_plan_without_room_keeps_to_tensor_parallel_ranks() -> None:
     plan = make_plan(model("deepseek-v3"), Request(instance="trn1.32xlarge"))
     assert (plan.tp, plan.mesh.shape, plan.holds_weights) == (32, MeshShape(32), False)

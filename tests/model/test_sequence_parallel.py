@@ -101,7 +101,7 @@ def test_a_prompt_may_fill_the_context_beside_its_padding(write_model) -> None:
     assert np.abs(own.logits - wanted.logits).max() <= allowed(config, weights, ids)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_plan_predicts_cut_rows_of_experts_and_latents() -> None:
     """A rank normalises and routes its rows only; the experts and attention are those of all rows.
 

@@ -55,7 +55,9 @@ def check_story(folder: Path, prompt: str, device: SimulatedDevice, tokens: int 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize(
+    "prompt", [PROMPTS[0], *(pytest.param(prompt, marks=pytest.mark.deep) for prompt in PROMPTS[1:])]
+)
 def test_the_default_model_tells_the_references_story(
     default_model: Path, prompt: str, simulated: Devices
 ) -> None:

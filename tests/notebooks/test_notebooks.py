@@ -13,14 +13,22 @@ import pytest
 from tools.notebooks import FOLDER, ROOT, executed, main, printed
 
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+QUICK = "2-prefill-and-decode"
+"""The notebook that `make test` runs too; `make deep` runs all of them."""
 
 
 def test_there_are_notebooks() -> None:
-    assert NOTEBOOKS
+    assert QUICK in [path.stem for path in NOTEBOOKS]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=[] if path.stem == QUICK else pytest.mark.deep)
+        for path in NOTEBOOKS
+    ],
+)
 def test_prints_what_is_stored(path: Path) -> None:
     stored = nbformat.read(path, as_version=4)
     assert printed(executed(path)) == printed(stored), "run: make notebooks"

@@ -257,10 +257,13 @@ def most_saved(done: Profile, after: Profile, chosen: Callable[[int], bool]) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("count", [12, pytest.param(60, marks=pytest.mark.deep)])
 @pytest.mark.parametrize("reading", Reading)
-def test_the_paths_of_random_streams_keep_to_their_terms_and_to_what_halving_saves(reading: Reading) -> None:
+def test_the_paths_of_random_streams_keep_to_their_terms_and_to_what_halving_saves(
+    reading: Reading, count: int
+) -> None:
     generator = np.random.default_rng(7)
-    for seed in range(60):
+    for seed in range(count):
         streams: Sequence[Stream] = random_streams(seed, 40, 1 + seed % 3, queues=1 + seed % 4 % 3)
         chip = EXACT
         if seed % 4 == 3:

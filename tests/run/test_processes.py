@@ -250,7 +250,7 @@ def test_gather_takes_arrays_of_any_size(said: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize(
-    "mesh", [["--tp", "2", "--dp", "2"], pytest.param(["--pp", "2", "--tp", "2"], marks=pytest.mark.slow)]
+    "mesh", [["--tp", "2", "--dp", "2"], pytest.param(["--pp", "2", "--tp", "2"], marks=pytest.mark.deep)]
 )
 def test_generation_of_a_mesh_is_that_of_one_process(mesh: list[str]) -> None:
     prompts = ["--prompt", "Once upon a time", "--prompt", "The red key"]

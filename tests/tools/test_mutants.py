@@ -57,7 +57,7 @@ def test_references_and_guards_are_left_alone() -> None:
     assert "expect_tokens" in touched  # begins loads: only its name looks like a guard's
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_sample_dies_and_what_breaks_a_rule_is_caught_without_numbers() -> None:
     results = run(sampled(EVERYTHING, 40, seed=0))
     died, alive = mortality(results)
@@ -71,7 +71,7 @@ def test_a_sample_dies_and_what_breaks_a_rule_is_caught_without_numbers() -> Non
     assert "| all | 40 |" in table(results)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_each_fate_has_its_mutant() -> None:
     known = fates(
         "embedding.embedding bound: range(0, tokens, PARTITIONS): tokens - 1",
@@ -91,7 +91,7 @@ def test_each_fate_has_its_mutant() -> None:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_the_cases_run_every_line_of_the_kernels() -> None:
     seen: set[tuple[str, int]] = set()
 
@@ -153,7 +153,7 @@ def test_a_dtype_is_never_exchanged_for_itself() -> None:
     assert [old for old, new in changes if old.endswith(f"nl.{new}")] == []
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_every_pattern_of_an_equivalent_speaks_of_a_mutant() -> None:
     for patterns in EQUIVALENTS.values():
         for pattern in patterns:
@@ -239,7 +239,7 @@ def test_calls_are_equal_only_where_the_data_cannot_tell(ours: str, theirs: str,
     assert same_calls({0: [book[x] for x in ours]}, {0: [book[x] for x in theirs]}) == word
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_process_that_holds_much_address_space_still_judges(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit of memory counts from what the process has: test workers that have loaded torch map gigabytes."""
     held = mmap.mmap(-1, 4 << 30)  # mapped, never touched

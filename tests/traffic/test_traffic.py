@@ -204,7 +204,7 @@ def test_a_trace_is_served_at_its_times_and_at_a_rate(small: str, capsys: Any, t
     assert "40 requests, 3 users, 0 s between" in printed(capsys, *words, "--users", "3")
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_conversations_come_at_random_and_a_request_alone_comes_at_once(
     small: str, capsys: Any, tmp_path: Path
 ) -> None:
