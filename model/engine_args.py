@@ -302,7 +302,7 @@ def _paged_model(
     checkpoint = open_checkpoint(folder, config)
     mesh = _mesh(config, args)
     device = _device(args, mesh.ranks)
-    own = list(dict.fromkeys(map(mesh.shard, device.own)))
+    own = list(dict.fromkeys(map(mesh.shard, device.local_ranks)))
     weights = shard_weights(config, checkpoint, mesh.tensor, own, checkpoint.let_go, args.dtype)
     return PagedModel(config, weights, device, pools, buckets, slots=slots, mesh=mesh)
 

@@ -91,9 +91,16 @@ class KernelModel:
         # Rows behind the longest prompt take positions that later tokens write again, within every table.
         last = min(self._cache_length, self._limit) - 1
         positions = np.tile(np.minimum(np.arange(length), last), (rows, 1))
-        ends = np.arange(rows) % of_group * length + lengths - 1
-        given = {"ids": ids, "positions": positions, "ends": ends, "starts": 0 * lengths, "counts": lengths}
-        return self._step(Phase.prefill, min(lengths) < length, **given)
+        last_tokens = np.arange(rows) % of_group * length + lengths - 1
+        return self._step(
+            Phase.prefill,
+            min(lengths) < length,
+            ids=ids,
+            positions=positions,
+            logits_indices=last_tokens,
+            starts=0 * lengths,
+            counts=lengths,
+        )
 
     def decode(self, tokens: Sequence[int | None], positions: Sequence[int]) -> list[StepOutput]:
         """Append a token to each sequence at its position; an ended one gets a token that nothing reads."""

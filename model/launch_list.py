@@ -20,7 +20,7 @@ def copies_of(layers: Iterable[Layer], shape: StepShape, copies: int, kind: Kind
     """The launches that copy so many pages of one kind, or slots."""
     name = of_kind("copy_sources", shape, kind)
     launches = (launch for layer in layers for launch in layer.copy_launches(shape, copies))
-    return [each for each in launches if name in (getattr(value, "name", None) for value in each.arguments)]
+    return [launch for launch in launches if name in {value.name for value in launch.values}]
 
 
 def copy_sizes(copies: int) -> list[int]:

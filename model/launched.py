@@ -1,11 +1,11 @@
-"""A model's launches on a device: the arrays that its ranks hold, and steps that walk the launch list."""
+"""A model on a device: the arrays that its ranks hold, and the steps that run its launch list on them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from model.families import compose
 from model.launch_list import copies_of, copy_sizes, launches_of
 from model.layers.cross_attention import LAST_OF_WINDOW
 from model.layers.experts import EXPERT_IDS
-from model.layers.launch import Phase, StepShape, Value
+from model.layers.launch import Launch, Phase, StepShape, Value
 from model.layers.layer import Constant, Layer
 from model.layers.paged import OF_KIND, Kind, of_kind, spare
 from model.layers.recurrent import OF_SEQUENCE
@@ -30,22 +30,23 @@ from model.sampling import Drawn, StepOutput
 from model.stages import send, sent, stages_of
 from model.weights import RankWeights
 
-GIVEN = (
-    *("features", "ids", "own_positions", "rope_rows", "ends"),
+STEP_INPUTS = (
+    *("features", "ids", "own_positions", "rope_rows", "logits_indices"),
     *(*OF_SEQUENCE, *OF_KIND, LAST_OF_WINDOW, *NUMBERS, *COLUMNS),
 )
-"""The arrays that come with a step."""
+"""The names of the arrays that the host computes for each step. Those of `OF_KIND` come once per cache group."""
 
 Progress = Callable[[int, int], None]
-"""Called with the layers done, and their number, before the first and after each one."""
+"""Called with the number of layers done and the number of all, before the first layer and after each one."""
 
 
 class LaunchedModel:
-    """What the ranks of this process hold, and the steps of the model.
+    """The model on the ranks of this process: weights, constants and states on the device, and the steps.
 
-    `weights` are the shards of these ranks, each once; the groups of `mesh` share them. `shape` is the largest step,
-    whose states and constants are held; `purpose` says in an error what the states are for. `kept` steps stay bound.
-    `expert_load` counts which experts tokens choose.
+    `weights` has one entry for each distinct shard of these ranks; data-parallel groups of `mesh` share them.
+    `largest_step` decides the sizes of states and constants. `purpose` names the states in an error about memory.
+    `max_bound_steps` is how many step shapes keep their bound launches. `expert_load` counts which experts tokens
+    choose.
     """
 
     def __init__(
@@ -53,260 +54,297 @@ class LaunchedModel:
         config: ModelConfig,
         weights: Sequence[RankWeights],
         device: Device,
-        shape: StepShape,
+        largest_step: StepShape,
         mesh: Mesh,
         purpose: str,
         progress: Progress = lambda done, layers: None,
-        kept: int = 2,
+        max_bound_steps: int = 2,
         expert_load: ExpertLoad | None = None,
     ) -> None:
         self._mesh = mesh
-        self._shape = shape
+        self._largest_step = largest_step
         self._device = device
         self._progress = progress
         self._decoder = compose(config)
-        self._vocabulary = config.vocab_size
+        self._vocab_size = config.vocab_size
         self._expert_load = expert_load
-        shards = {each.shard: each for each in weights}
-        own = [shards[mesh.shard(rank)] for rank in device.own]
-        stages = stages_of(self._decoder, mesh.pipeline, shape)
+        stages = stages_of(self._decoder, mesh.pipeline, largest_step)
         assert self._decoder.encoder is None or len(stages) == 1, "an encoder beside several stages"
-        self._stages = [_Stage.of(sections, shape, self._decoder.encoder) for sections in stages]
-        of_ranks = [self._stages[mesh.stage_of(rank)] for rank in device.own]
-        check_memory(sum(each.state_bytes for each in of_ranks), f"{purpose} on {len(own)} ranks")
-        self._held: list[Arrays] = []
-        for stage, rank in zip(of_ranks, own):
-            stage.held.append({name: device.hold(each) for name, each in stage.arrays(rank).items()})
-            self._held.append(stage.held[-1])
-        states = {each.name for stage in self._stages for each in stage.states}
-        self._binder = Binder(device, mesh, states)
-        self._launches = lru_cache(maxsize=kept)(self._list)
-        self._copies = lru_cache(maxsize=None)(self._list_copies)
+        self._stages = [_Stage.of(sections, largest_step, self._decoder.encoder) for sections in stages]
+        rank_stages = [self._stages[mesh.stage_of(rank)] for rank in device.local_ranks]
+        state_bytes = sum(stage.state_bytes for stage in rank_stages)
+        check_memory(state_bytes, f"{purpose} on {len(rank_stages)} ranks")
+        shard_weights = {rank_weights.shard: rank_weights for rank_weights in weights}
+        self._rank_arrays: list[Arrays] = []
+        for rank, stage in zip(device.local_ranks, rank_stages):
+            host_arrays = stage.weights_and_constants(shard_weights[mesh.shard(rank)])
+            arrays = {name: device.hold(array) for name, array in host_arrays.items()}
+            stage.rank_arrays.append(arrays)
+            self._rank_arrays.append(arrays)
+        state_names = {state.name for stage in self._stages for state in stage.states}
+        self._binder = Binder(device, mesh, state_names)
+        self._bound_step = lru_cache(maxsize=max_bound_steps)(self._bind_step)
+        self._bound_copies = lru_cache(maxsize=None)(self._bind_copies)
         self.clear()
-        self._encoding = self._list_encoder(shape)
+        encoder_launches = self._encoder_launches()
+        encoder_results = {result for launch in encoder_launches for result in launch.results}
+        self._lasting_names = state_names | encoder_results
+        inputs_and_lasting = {*STEP_INPUTS, *self._lasting_names}
+        self._bound_encoder = [
+            self._binder.bind(launch, inputs_and_lasting, self._rank_arrays) for launch in encoder_launches
+        ]
 
     def clear(self) -> None:
         """Set all states to zero."""
         for stage in self._stages:
-            for arrays in stage.held:
-                arrays.update(
-                    {each.name: self._device.hold(np.zeros(each.shape, each.dtype)) for each in stage.states}
-                )
+            for arrays in stage.rank_arrays:
+                zeros = {state.name: np.zeros(state.shape, state.dtype) for state in stage.states}
+                arrays.update({name: self._device.hold(array) for name, array in zeros.items()})
 
-    def copy_pages(self, pages: Sequence[Mapping[int, int]], kind: Kind) -> None:
-        """Give pages or slots of every group, by their number, the contents of others, in order, in every layer.
+    def copy_pages(self, group_copies: Sequence[Mapping[int, int]], cache_group: Kind) -> None:
+        """Copy pages or slots of one cache group in every layer that has them.
 
-        The last one, of padding, is copied onto itself where a launch makes more copies.
+        `group_copies` maps, for each data-parallel group, the number of a destination to that of its source. Copies
+        are made in order, some at a time; a launch that has room for more copies the padding page onto itself.
         """
-        left, last = [list(own.items()) for own in pages], spare(self._shape, kind)
-        names = [of_kind(name, self._shape, kind) for name in ("copy_destinations", "copy_sources")]
-        for size in copy_sizes(max(map(len, left))):
-            padded = np.array([own[:size] + [(last, last)] * (size - len(own)) for own in left], np.int32)
-            left = [own[size:] for own in left]
-            for rank, arrays in zip(self._device.own, self._held):
-                of_group = padded[self._mesh.group_of(rank)]
-                arrays.update(
-                    {name: self._device.hold(of_group[:, place, None]) for place, name in enumerate(names)}
-                )
-            self._run(self._copies(size, kind))
+        pending = [list(copies.items()) for copies in group_copies]
+        padding_page = spare(self._largest_step, cache_group)
+        destinations_name, sources_name = (
+            of_kind(name, self._largest_step, cache_group) for name in ("copy_destinations", "copy_sources")
+        )
+        for size in copy_sizes(max(map(len, pending))):
+            padded = [
+                copies[:size] + [(padding_page, padding_page)] * (size - len(copies)) for copies in pending
+            ]
+            pending = [copies[size:] for copies in pending]
+            pairs = np.array(padded, np.int32)  # [groups, size, 2]
+            for rank, arrays in zip(self._device.local_ranks, self._rank_arrays):
+                destinations, sources = np.split(pairs[self._mesh.group_of(rank)], 2, axis=1)
+                arrays[destinations_name] = self._device.hold(destinations)
+                arrays[sources_name] = self._device.hold(sources)
+            self._run(self._bound_copies(size, cache_group))
             self._device.end_graph()
 
     def encode(self, features: np.ndarray) -> None:
-        """Run the encoder on log-mel spectra, [groups, sequences, bands, columns]; the next prompts attend to them."""
-        kind = self._shape.activations
-        for rank, arrays in zip(self._device.own, self._held):
-            arrays["features"] = self._device.hold(features[self._mesh.group_of(rank)].astype(kind))
-        self._run(self._encoding)
+        """Run the encoder on log-mel spectra [groups, sequences, bands, columns]; the next prompts attend to them."""
+        for rank, arrays in zip(self._device.local_ranks, self._rank_arrays):
+            group_features = features[self._mesh.group_of(rank)].astype(self._largest_step.activations)
+            arrays["features"] = self._device.hold(group_features)
+        self._run(self._bound_encoder)
         self._device.end_graph()
 
     def step(
-        self, shape: StepShape, given: Mapping[str, np.ndarray], logits: bool = True
+        self, shape: StepShape, inputs: Mapping[str, np.ndarray], logits: bool = True
     ) -> list[StepOutput]:
-        """One step; `given` has an array for every group of the mesh. What follows the sequences, group after group.
+        """Run one step; returns one output for each row of the head, data-parallel group after group.
 
-        Without `logits` those of the whole vocabulary stay on the device.
+        `inputs` has the arrays of the step by name; their first axis is the data-parallel group. With `logits` an
+        output has those of the whole vocabulary; without, they stay on the device.
         """
-        for rank, arrays in zip(self._device.own, self._held):
-            arrays.update({name: each[self._mesh.group_of(rank)] for name, each in given.items()})
-            own = (
-                self._mesh.own_rows(rank, shape.tokens)
-                if shape.phase is Phase.prefill
-                else slice(shape.tokens)
-            )
-            arrays.update(ids=arrays["ids"][own], own_positions=arrays["positions"][own])
-            if "ends" in given:
-                arrays["ends"] = _within(arrays["ends"], own)
-            for name in COLUMNS:
-                if name in given:
-                    part = vocabulary_span(self._vocabulary, self._mesh.shard(rank))
-                    arrays[name] = np.ascontiguousarray(arrays[name][:, part])
-            arrays.update({name: self._device.hold(arrays[name]) for name in (*given, "own_positions")})
-        embedding, *blocks, head = self._launches(shape)
+        for rank, arrays in zip(self._device.local_ranks, self._rank_arrays):
+            rank_inputs = self._rank_inputs(rank, shape, inputs)
+            arrays.update({name: self._device.hold(array) for name, array in rank_inputs.items()})
+        embedding, *blocks, head = self._bound_step(shape)
         self._run(embedding)
         self._progress(0, len(blocks))
-        chosen: list[list[Any]] = []
+        expert_ids: list[list[Any]] = []
         for done, block in enumerate(blocks, 1):
             self._run(block)
-            chosen += [[own[EXPERT_IDS] for own in each.held] for each in block if EXPERT_IDS in each.results]
+            expert_ids += [
+                [arrays[EXPERT_IDS] for arrays in launch.rank_arrays]
+                for launch in block
+                if EXPERT_IDS in launch.results
+            ]
             self._progress(done, len(blocks))
         if shape.scores:
-            outputs = self._scored(shape.tokens, head)
+            outputs = self._score_all_tokens(shape.tokens, head)
         else:
             self._run(head)
             self._device.end_graph()
-            outputs = self._outputs(logits, shape.draws is not None)
-        self._note_load(chosen, shape.sequence_ranks)
+            outputs = self._outputs(logits, draws=shape.draws is not None)
+        self._note_load(expert_ids, shape.sequence_ranks)
         return outputs
 
-    def _note_load(self, chosen: Sequence[Sequence[Any]], sequence_ranks: int) -> None:
-        """Count which experts the tokens of each block chose, given by its ranks in this process.
+    def _rank_inputs(
+        self, rank: int, shape: StepShape, inputs: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """The inputs of one rank: those of its group, of which it takes its own rows and its part of the vocabulary.
 
-        So many ranks of a group cut its rows.
+        `ids` and `own_positions` are [rows of the rank, 1], `positions` stay those of all rows of the group.
+        """
+        group = self._mesh.group_of(rank)
+        rank_inputs = {name: array[group] for name, array in inputs.items()}
+        rows = slice(shape.tokens)
+        if shape.phase is Phase.prefill:
+            rows = self._mesh.own_rows(rank, shape.tokens)
+        rank_inputs["ids"] = rank_inputs["ids"][rows]
+        rank_inputs["own_positions"] = rank_inputs["positions"][rows]
+        if "logits_indices" in rank_inputs:
+            rank_inputs["logits_indices"] = _indices_in_rows(rank_inputs["logits_indices"], rows)
+        vocabulary = vocabulary_span(self._vocab_size, self._mesh.shard(rank))
+        for name in COLUMNS:
+            if name in rank_inputs:
+                rank_inputs[name] = np.ascontiguousarray(rank_inputs[name][:, vocabulary])
+        return rank_inputs
+
+    def _note_load(self, expert_ids: Sequence[Sequence[Any]], sequence_ranks: int) -> None:
+        """Count the experts that tokens chose; `expert_ids` has the array of each local rank, block by block.
+
+        The first `sequence_ranks` ranks of a group have its rows, each some of them.
         """
         if self._expert_load is None:
             return
-        for own in chosen:
-            of_stage = [ids for ids in self._device.gather(own) if ids.size]  # other stages have none
-            firsts = range(0, len(of_stage), self._mesh.tensor)
-            self._expert_load.note(
-                [np.concatenate(of_stage[first : first + sequence_ranks]) for first in firsts]
-            )
+        for block_ids in expert_ids:
+            # Ranks of other pipeline stages have none.
+            gathered = [ids for ids in self._device.gather(block_ids) if ids.size]
+            first_ranks = range(0, len(gathered), self._mesh.tensor)
+            group_ids = [np.concatenate(gathered[first : first + sequence_ranks]) for first in first_ranks]
+            self._expert_load.note(group_ids)
 
-    def _scored(self, tokens: int, head: Sequence[BoundLaunch]) -> list[StepOutput]:
-        """What follows each token of each group, for as many at a time as the head takes."""
-        rows = min(tokens, len(self._held[0]["ends"]))
-        of_groups: list[list[StepOutput]] = [[] for _ in range(self._mesh.data)]
-        states = [arrays["x"] for arrays in self._held]
+    def _score_all_tokens(self, tokens: int, head: Sequence[BoundLaunch]) -> list[StepOutput]:
+        """One output for each of the `tokens` rows of each group; the head takes as many at a time as it can."""
+        rows = min(tokens, len(self._rank_arrays[0]["logits_indices"]))
+        group_outputs: list[list[StepOutput]] = [[] for _ in range(self._mesh.data)]
+        # The head replaces x with the rows that it takes.
+        hidden_states = [arrays["x"] for arrays in self._rank_arrays]
         for first in range(0, tokens, rows):
-            places = np.minimum(np.arange(first, first + rows, dtype=np.int32), tokens - 1)
-            for arrays, x in zip(self._held, states):
-                arrays.update(x=x, ends=self._device.hold(places[:, None]))
+            indices = np.minimum(np.arange(first, first + rows, dtype=np.int32), tokens - 1)
+            for arrays, x in zip(self._rank_arrays, hidden_states):
+                arrays.update(x=x, logits_indices=self._device.hold(indices[:, None]))
             self._run(head)
             self._device.end_graph()
-            found = self._outputs(logits=True, draws=False)
-            for group, outputs in enumerate(of_groups):
-                outputs += found[group * rows : (group + 1) * rows]
-        return [output for outputs in of_groups for output in outputs[:tokens]]
+            head_outputs = self._outputs(logits=True, draws=False)
+            for group, outputs in enumerate(group_outputs):
+                outputs += head_outputs[group * rows : (group + 1) * rows]
+        return [output for outputs in group_outputs for output in outputs[:tokens]]
 
     def _outputs(self, logits: bool, draws: bool) -> list[StepOutput]:
-        """What the head found for every row."""
+        """The outputs of the head for every row: logits, candidates and draws, as far as they are asked for."""
 
         def gathered(name: str) -> list[np.ndarray]:
-            own = [arrays[name] for arrays in self._stages[-1].held]
-            return self._device.gather(own)[-self._mesh.stage_ranks :]
+            """An array of each rank of the last stage."""
+            local = [arrays[name] for arrays in self._stages[-1].rank_arrays]
+            return self._device.gather(local)[-self._mesh.stage_ranks :]
 
-        found = [gathered(name) for name in ("values", "tokens", *(RESULTS if draws else ()))]
-        whole = gathered("logits") if logits else []
+        names = ("values", "tokens", *(RESULTS if draws else ()))
+        rank_results = [gathered(name) for name in names]
+        rank_logits = gathered("logits") if logits else []
         outputs = []
-        # All ranks of a group have its candidates and draws.
+        # All tensor-parallel ranks of a group have its candidates and draws; each has the logits of its own tokens.
         for first in range(0, self._mesh.stage_ranks, self._mesh.tensor):
-            values, ids, *drawn = (each[first] for each in found)
-            scores = np.concatenate(whole[first : first + self._mesh.tensor], axis=1) if logits else None
+            values, ids, *drawn = (results[first] for results in rank_results)
+            group_logits = (
+                np.concatenate(rank_logits[first : first + self._mesh.tensor], axis=1) if logits else None
+            )
             for row in range(len(values)):
                 outputs.append(
                     StepOutput(
-                        None if scores is None else scores[row],
+                        None if group_logits is None else group_logits[row],
                         values[row],
                         ids[row],
-                        _drawn(*(each[row] for each in drawn)) if draws else None,
+                        _drawn(*(result[row] for result in drawn)) if draws else None,
                     )
                 )
         return outputs
 
     def _run(self, launches: Sequence[BoundLaunch]) -> None:
-        for each in launches:
-            each.run(self._device)
+        for launch in launches:
+            launch.run(self._device)
 
-    def _list(self, shape: StepShape) -> list[list[BoundLaunch]]:
-        """The launches of a step, by the parts of the model, with what stays the same from step to step bound."""
-        of_stages = [[launches_of(part, shape) for part in stage.sections] for stage in self._stages]
-        launches = [launch for lists in of_stages for part in lists for launch in part]
+    def _bind_step(self, shape: StepShape) -> list[list[BoundLaunch]]:
+        """The launches of a step, section by section: embedding, blocks, head.
+
+        A value that passes to the next pipeline stage is sent by the last section before it.
+        """
+        stage_lists = [[launches_of(section, shape) for section in stage.sections] for stage in self._stages]
+        launches = list(chain.from_iterable(chain.from_iterable(stage_lists)))
         for launch in launches:
             assert launch.repeat == 1 or shape.scores, (
                 f"{launch.kernel}: {launch.repeat} launches of other sequences"
             )
-        results = (name for launch in launches for name in launch.results)
-        kinds = (of_kind(name, shape, window) for name in OF_KIND for window, _ in shape.window_pages)
-        changing = {*GIVEN, *kinds, *results, *self._left}
-        bound_lists = [
-            [self._binder.bind(launch, changing, stage.held) for launch in part]
-            for stage, lists in zip(self._stages, of_stages)
-            for part in lists
+        results = {result for launch in launches for result in launch.results}
+        window_inputs = {of_kind(name, shape, window) for name in OF_KIND for window, _ in shape.window_pages}
+        changing = {*STEP_INPUTS, *window_inputs, *results, *self._lasting_names}
+        bound_sections = [
+            [self._binder.bind(launch, changing, stage.rank_arrays) for launch in section]
+            for stage, sections in zip(self._stages, stage_lists)
+            for section in sections
         ]
-        for number, (own, peer) in enumerate(pairwise(self._stages), 1):
-            before, after = (
-                [section for stage in stages for section in stage.sections]
-                for stages in (self._stages[:number], self._stages[number:])
-            )
-            held = [*own.held, *peer.held]
-            passed = [
-                self._binder.bind_send(send(value), held, number) for value in sent(before, after, shape)
+        for number, (stage, next_stage) in enumerate(pairwise(self._stages), 1):
+            before = [section for earlier in self._stages[:number] for section in earlier.sections]
+            after = [section for later in self._stages[number:] for section in later.sections]
+            rank_arrays = [*stage.rank_arrays, *next_stage.rank_arrays]
+            bound_sections[len(before) - 1] += [
+                self._binder.bind_send(send(value), rank_arrays, number)
+                for value in sent(before, after, shape)
             ]
-            bound_lists[len(before) - 1] += passed
-        return bound_lists
+        return bound_sections
 
-    def _list_encoder(self, shape: StepShape) -> list[BoundLaunch]:
-        """The launches of the encoder, if any; notes what it and other steps leave behind for later ones, by name."""
+    def _encoder_launches(self) -> list[Launch]:
+        """The launches of the encoder; none of a model without one."""
         encoder = self._decoder.encoder
-        parts = (
-            [] if encoder is None else [launches_of(part, encoder.step(shape)) for part in encoder.sections]
-        )
-        launches = [launch for part in parts for launch in part]
-        self._left = {each.name for stage in self._stages for each in stage.states}
-        self._left.update(name for launch in launches for name in launch.results)
-        return [self._binder.bind(each, {*GIVEN, *self._left}, self._held) for each in launches]
+        if encoder is None:
+            return []
+        step = encoder.step(self._largest_step)
+        return [launch for section in encoder.sections for launch in launches_of(section, step)]
 
-    def _list_copies(self, copies: int, kind: Kind) -> list[BoundLaunch]:
-        """The launches that copy so many pages or slots."""
-        launches = copies_of(self._decoder.layers, self._shape, copies, kind)
-        changing = {each.name for own in launches for each in own.arguments if isinstance(each, Value)}
-        return [self._binder.bind(launch, changing, self._held) for launch in launches]
+    def _bind_copies(self, copies: int, cache_group: Kind) -> list[BoundLaunch]:
+        """The launches that copy so many pages or slots of a cache group."""
+        launches = copies_of(self._decoder.layers, self._largest_step, copies, cache_group)
+        changing = {value.name for launch in launches for value in launch.values}
+        return [self._binder.bind(launch, changing, self._rank_arrays) for launch in launches]
 
 
 @dataclass(frozen=True)
 class _Stage:
-    """A stage of the pipeline: its layers, the states and constants of each of its ranks, and what these hold.
+    """One stage of the pipeline: its layers, and the arrays of those of its ranks that are in this process.
 
-    `layers` are those of its sections, and of an encoder.
+    `layers` are those of its `sections`, and of an encoder. `constants` compute the arrays that are neither weights
+    nor states.
     """
 
     sections: tuple[BlockLayers, ...]
     layers: list[Layer]
     states: list[Value]
-    makers: dict[str, Constant]
-    held: list[Arrays]
+    constants: dict[str, Constant]
+    rank_arrays: list[Arrays]
 
     @classmethod
     def of(cls, sections: tuple[BlockLayers, ...], step: StepShape, encoder: EncoderLayers | None) -> _Stage:
-        """The stage of these layers, which no rank holds yet."""
-        steps = [(layer, step) for section in sections for layer in section]
+        """The stage of these sections; no rank has arrays of it yet."""
+        layer_steps = [(layer, step) for section in sections for layer in section]
         if encoder is not None:
-            steps += [(layer, encoder.step(step)) for layer in encoder.layers]
-        makers: dict[str, Constant] = {}
-        for layer, own in steps:
-            for name, make in layer.constants(own).items():
-                assert makers.setdefault(name, make) == make, f"two arrays are called {name}"
-        states = {state.name: state for layer, own in steps for state in layer.states(own)}
-        return cls(sections, [layer for layer, _ in steps], list(states.values()), makers, [])
+            layer_steps += [(layer, encoder.step(step)) for layer in encoder.layers]
+        constants: dict[str, Constant] = {}
+        states: dict[str, Value] = {}
+        for layer, layer_step in layer_steps:
+            for name, constant in layer.constants(layer_step).items():
+                assert constants.setdefault(name, constant) == constant, f"two arrays are called {name}"
+            states.update({state.name: state for state in layer.states(layer_step)})
+        return cls(sections, [layer for layer, _ in layer_steps], list(states.values()), constants, [])
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of the states of a rank."""
-        return sum(each.nbytes for each in self.states)
+        """Bytes of the states of one rank."""
+        return sum(state.nbytes for state in self.states)
 
-    def arrays(self, rank: RankWeights) -> Arrays:
-        """The weights and constants of one of its ranks, given those of a rank that holds all layers."""
+    def weights_and_constants(self, rank_weights: RankWeights) -> Arrays:
+        """The weights and constants of one rank of the stage; `rank_weights` has the weights of all layers."""
         weights = (weight for layer in self.layers for weight in layer.weights)
-        own = {each.name: rank.arrays[each.name] for each in weights}
-        return {**own, **{name: make(rank.shard) for name, make in self.makers.items()}}
+        arrays: Arrays = {weight.name: rank_weights.arrays[weight.name] for weight in weights}
+        return arrays | {name: constant(rank_weights.shard) for name, constant in self.constants.items()}
 
 
 def _drawn(token: np.ndarray, logprob: np.ndarray, ids: np.ndarray, logprobs: np.ndarray) -> Drawn:
+    """The draw in one row of the results of the kernel `sample`."""
     return Drawn(int(token[0]), float(logprob[0]), ids, logprobs)
 
 
-def _within(rows: np.ndarray, own: slice) -> np.ndarray:
-    """The numbers of rows among a rank's own ones; how many it has for a row that is not among them."""
-    first, last, _ = own.indices(own.stop)
-    numbers = rows - first
-    return np.where((numbers >= 0) & (numbers < last - first), numbers, last - first).astype(np.int32)
+def _indices_in_rows(indices: np.ndarray, rows: slice) -> np.ndarray:
+    """Indices of rows of a group as indices among the `rows` of one rank, int32.
+
+    An index of a row that the rank does not hold becomes the number of rows of the rank.
+    """
+    first, last, _ = rows.indices(rows.stop)
+    local = indices - first
+    return np.where((local >= 0) & (local < last - first), local, last - first).astype(np.int32)

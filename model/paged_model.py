@@ -1,4 +1,14 @@
-"""Steps of the engine, computed with kernels on a device: requests of any lengths, with states in pages and slots."""
+"""The model runner of the engine: it computes batches of requests whose keys and values are in pages.
+
+A step goes through four records, each made of the one before it:
+
+    Batch        the scheduler's decision: a chunk of tokens of each request (vLLM: SchedulerOutput)
+    Part         chunks that are launched together, in the rounded sizes of a PartShape (vLLM: a padded batch)
+    StepShape    these sizes and those of the model: what the launch list is computed from
+    StepInputs   the arrays of the step: ids, positions, slots, block tables, logits indices
+
+Sizes are rounded up to buckets, so there is padding. Tokens of padding are written to a page that nobody reads.
+"""
 
 from __future__ import annotations
 
@@ -9,30 +19,31 @@ import numpy as np
 
 from model.bound_launch import Device
 from model.config import ModelConfig
-from model.engine import Batch, Chunk, Request
+from model.engine import Batch, Request
 from model.engine.buckets import MOST_ROWS, Buckets, BucketUse, Part, PartShape
 from model.engine.speculation import NO_ROWS, Rows
 from model.expert_load import ExpertLoad
 from model.families import compose
 from model.launched import LaunchedModel
-from model.layers import paged
-from model.layers.cross_attention import LAST_OF_WINDOW
-from model.layers.launch import Decoding, Draws, Phase, StepShape
+from model.layers.launch import Draws, Phase, StepShape
 from model.layers.paged import STATES, Kind
 from model.layers.sample import DRAWS, arguments_of, served
 from model.mesh import Mesh
 from model.sampling import SampleRow, StepOutput
 from model.state import PagePool, SlotPool
+from model.step_inputs import StepInputs
 from model.weights import RankWeights
 
 
 class PagedModel:
-    """A model whose sequences hold pages of `pools`, up to the largest of `buckets.context` positions each.
+    """A model that computes the engine's batches on a device.
 
-    A layer with a window uses the pool of that window if there is one, and the pool without a window otherwise. Each
-    pool has one page more on the device, where padding writes. Recurrent layers have their states in `slots`, with one
-    more as well; so have windows of speech, which are encoded with their prompts. `candidates` are as in KernelModel.
-    Each group of `mesh` has as many pages and slots, and computes the requests that are given to it.
+    `pools` has the pool of pages of each cache group. Layers that see all positions are one group. The layers of a
+    window are another one where it has pages of its own. `slots` are the recurrent states of sequences, or their
+    encoded windows of speech. On the device each pool has one more page, and `slots` one more slot, for padding.
+
+    `buckets` are the sizes that steps are rounded up to. `candidates` are as in KernelModel. Each data-parallel group
+    of `mesh` holds as many pages and slots, and computes its own requests.
     """
 
     def __init__(
@@ -46,198 +57,159 @@ class PagedModel:
         slots: SlotPool | None = None,
         mesh: Mesh | None = None,
     ) -> None:
-        """ModelError for too little memory."""
-        self._mesh = mesh = mesh or Mesh(device.ranks)
+        """ModelError where the machine has too little memory for pages and slots."""
         assert config.longest_short is None, (
             "pages are shared by sequences of all lengths: see ModelConfig.of_length"
         )
-        buckets, first = buckets_of(config, buckets), weights[0]
-        self.use = BucketUse(buckets, ExpertLoad.of(config, mesh))
-        self._buckets = buckets
+        self._mesh = mesh = mesh or Mesh(device.ranks)
+        self._buckets = buckets_of(config, buckets)
+        self.use = BucketUse(self._buckets, ExpertLoad.of(config, mesh))
         self._pools = [pools] if isinstance(pools, PagePool) else list(pools)
         self._slots = slots
-        self._kinds: list[Kind] = [pool.window for pool in self._pools] + ([STATES] if slots else [])
-        self._block = (slots or self._pools[0]).block_size
-        dtypes = first.dtype, first.arrays[next(iter(first.arrays))].dtype
-        self._largest = largest_step(config, mesh, dtypes, self._pools, slots, buckets, candidates)
-        self._positions = self._largest.context
-        count = sum(pool.count for pool in self._pools)
-        purpose = f"{count:,} pages of {self._block} positions" if count else ""
-        if slots:
-            what = "windows" if config.cross_positions else "states"
-            purpose += f"{' and ' if count else ''}{slots.count:,} slots of {what}"
-        self._vocabulary, self._window = config.vocab_size, config.cross_positions
-        self._spectrum = config.spectrum
-        kept = 4 * (1 + len(DRAWS)) * len(buckets.sequences) * len(buckets.context)
+        self._cache_groups: list[Kind] = [pool.window for pool in self._pools] + ([STATES] if slots else [])
+        self._vocab_size = config.vocab_size
+        self._has_encoder, self._spectrum_shape = config.cross_positions > 0, config.spectrum
+        any_weight = next(iter(weights[0].arrays.values()))
+        dtypes = (weights[0].dtype, any_weight.dtype)
+        self._largest_step = largest_step(config, mesh, dtypes, self._pools, slots, self._buckets, candidates)
+        self._inputs = StepInputs(self._largest_step.context, self._pools, slots, config.cross_positions)
+        draw_variants = 1 + len(DRAWS)
         self._model = LaunchedModel(
-            *(config, weights, device, self._largest, mesh, purpose), kept=kept, expert_load=self.use.experts
+            config,
+            weights,
+            device,
+            self._largest_step,
+            mesh,
+            self._memory_purpose(),
+            max_bound_steps=4 * draw_variants * len(buckets.sequences) * len(buckets.context),
+            expert_load=self.use.experts,
         )
 
-    def step(self, batch: Batch, rows: Rows = NO_ROWS) -> dict[Request, list[StepOutput]]:
-        """Compute a batch; says what follows the last token of each request that chooses, and each of its drafts.
+    def _memory_purpose(self) -> str:
+        """What takes the memory of pages and slots, for an error that says that there is too little."""
+        pages = sum(pool.count for pool in self._pools)
+        purposes = [f"{pages:,} pages of {self._largest_step.block_size} positions"] if pages else []
+        if self._slots:
+            content = "windows" if self._has_encoder else "states"
+            purposes.append(f"{self._slots.count:,} slots of {content}")
+        return " and ".join(purposes)
 
-        The device draws for those of the `rows` that it can; what follows any other has logits. Chunks that score are
-        parts of their own, of whose tokens it says what follows each.
+    def step(self, batch: Batch, rows: Rows = NO_ROWS) -> dict[Request, list[StepOutput]]:
+        """Compute a batch; returns the outputs of each request that chooses a token or scores its tokens.
+
+        A request that chooses gets one output for its next token, and one more for each draft that is verified. A
+        request that scores gets one output for each token of its chunk. `rows` says how to draw: the device draws
+        where it can, and the outputs of all other rows have logits.
         """
-        of_groups = batch.groups(self._mesh.data)
-        for number, kind in enumerate(self._kinds):
-            copies = [
-                {new: old for (own, new), old in each.copies.items() if own == number} for each in of_groups
+        for number, cache_group in enumerate(self._cache_groups):
+            group_copies = [
+                {new: old for (pool_number, new), old in group.copies.items() if pool_number == number}
+                for group in batch.groups(self._mesh.data)
             ]
-            self._model.copy_pages(copies, kind)
+            self._model.copy_pages(group_copies, cache_group)
+        # A chunk that scores is launched alone: its head goes through all of its tokens.
+        scored = [Batch({chunk.request: chunk}) for chunk in batch.chunks.values() if chunk.scores]
+        others = {request: chunk for request, chunk in batch.chunks.items() if not chunk.scores}
         outputs: dict[Request, list[StepOutput]] = {}
-        scored = [chunk for chunk in batch.chunks.values() if chunk.scores]
-        others = Batch({each: chunk for each, chunk in batch.chunks.items() if not chunk.scores})
-        alone = [Batch({chunk.request: chunk}) for chunk in scored]
-        for each in (others, *alone):
-            for part in self._buckets.parts(*each.groups(self._mesh.data)):
+        for sub_batch in (Batch(others), *scored):
+            for part in self._buckets.parts(*sub_batch.groups(self._mesh.data)):
                 self.use.add(part)
-                outputs |= self._computed(part, rows)
+                outputs |= self._compute_part(part, rows)
         return outputs
 
-    def launch_padding(self, part: PartShape, draws: Draws | None) -> None:
-        """Launch a step of a shape without any request: its graph is compiled, and nothing that is read changes."""
-        nobody = ((),) * self._mesh.data
-        beside = None if part.beside is None else Part(part.beside, nobody)
-        arrays = self._given(Part(part, nobody, beside))
-        shape = replace(step_of(part, self._largest), draws=draws)
-        if self._window and not part.decodes:
-            self._encode(Part(part, nobody))
-        if draws is not None:
-            of_rows = arguments_of([None] * shape.head_rows, self._vocabulary, draws.whole)
-            arrays |= {name: each[None] for name, each in of_rows.items()}
-        self._model.step(shape, arrays)
-
-    def launch_copies(self, count: int, kind: Kind) -> None:
-        """Copy the first pages or slots of a kind onto themselves."""
-        self._model.copy_pages([{page: page for page in range(count)}] * self._mesh.data, kind)
-
-    def _computed(self, part: Part, rows: Rows) -> dict[Request, list[StepOutput]]:
-        scores = any(chunk.scores for chunk in part.chunks)
-        shape = step_of(part.shape, self._largest)
-        if scores and not part.shape.decodes:
-            shape = replace(shape, scores=True)
-        places = _places(part)
-        if self._window and not part.shape.decodes:
+    def launch_padding(self, shape: PartShape, draws: Draws | None) -> None:
+        """Launch a step of a shape without any request, so that its graph is compiled; no request's pages change."""
+        no_chunks = ((),) * self._mesh.data
+        beside = None if shape.beside is None else Part(shape.beside, no_chunks)
+        part = Part(shape, no_chunks, beside)
+        step = replace(step_of(shape, self._largest_step), draws=draws)
+        if self._has_encoder and not shape.decodes:
             self._encode(part)
-        of_group = shape.tokens if shape.scores else shape.head_rows
-        asked: list[SampleRow | None] = [None] * (self._mesh.data * of_group)
-        for request, own in places.items():
-            given = rows.get(request, ())
-            asked[own.start : own.start + len(given)] = given
-        draws, drawn = served(asked, self._vocabulary, self._largest.ranks)
-        host = asked != drawn or any(request not in rows for request in places)
-        arrays = self._given(part)
+        inputs = self._inputs.arrays(step, part)
         if draws is not None:
-            of_rows = arguments_of(drawn, self._vocabulary, draws.whole)
-            arrays |= {name: each.reshape(self._mesh.data, of_group, -1) for name, each in of_rows.items()}
-        if shape.scores:
-            arrays["ends"] = np.zeros((self._mesh.data, min(shape.tokens, MOST_ROWS), 1), np.int32)
-        found = self._model.step(replace(shape, draws=draws), arrays, logits=host)
+            inputs |= self._draw_inputs([None] * (self._mesh.data * step.head_rows), draws)
+        self._model.step(step, inputs)
+
+    def launch_copies(self, count: int, cache_group: Kind) -> None:
+        """Launch copies of the first `count` pages or slots of a cache group onto themselves."""
+        self._model.copy_pages([{page: page for page in range(count)}] * self._mesh.data, cache_group)
+
+    def _compute_part(self, part: Part, rows: Rows) -> dict[Request, list[StepOutput]]:
+        """Run the step of a part; returns its outputs by request."""
+        step = step_of(part.shape, self._largest_step)
+        if not part.shape.decodes and any(chunk.scores for chunk in part.chunks):
+            step = replace(step, scores=True)
+        if self._has_encoder and not part.shape.decodes:
+            self._encode(part)
+        inputs = self._inputs.arrays(step, part)
+        if step.scores:
+            # The model itself goes through all rows, this many at a time.
+            rows_at_once = min(step.tokens, MOST_ROWS)
+            inputs["logits_indices"] = np.zeros((self._mesh.data, rows_at_once, 1), np.int32)
+
+        output_rows = _output_rows(part)
+        group_rows = step.tokens if step.scores else step.head_rows
+        wanted_draws: list[SampleRow | None] = [None] * (self._mesh.data * group_rows)
+        for request, request_rows in output_rows.items():
+            sample_rows = rows.get(request, ())
+            first = request_rows.start
+            wanted_draws[first : first + len(sample_rows)] = sample_rows
+        draws, device_draws = served(wanted_draws, self._vocab_size, self._largest_step.ranks)
+        if draws is not None:
+            inputs |= self._draw_inputs(device_draws, draws)
+        host_draws = wanted_draws != device_draws or any(request not in rows for request in output_rows)
+
+        outputs = self._model.step(replace(step, draws=draws), inputs, logits=host_draws)
         return {
-            request: [found[at] if drawn[at] else replace(found[at], drawn=None) for at in own]
-            for request, own in places.items()
+            request: [
+                outputs[row] if device_draws[row] is not None else replace(outputs[row], drawn=None)
+                for row in request_rows
+            ]
+            for request, request_rows in output_rows.items()
         }
 
     def _encode(self, part: Part) -> None:
-        """Run the encoder on the window of the one prompt of a part, or of nobody's."""
-        assert self._spectrum is not None, "no encoder"
-        spectra = [each.request.speech.features for each in part.chunks if each.request.speech is not None]
-        features = spectra[0] if spectra else np.zeros(self._spectrum, np.float32)
+        """Run the encoder on the window of speech of the one prompt of a part; on silence where there is no prompt."""
+        assert self._spectrum_shape is not None, "no encoder"
+        speeches = [chunk.request.speech for chunk in part.chunks if chunk.request.speech is not None]
+        features = speeches[0].features if speeches else np.zeros(self._spectrum_shape, np.float32)
         self._model.encode(features[None, None])
 
-    def _given(self, part: Part) -> dict[str, np.ndarray]:
-        """The arrays of a part, with an axis for the groups of ranks before them."""
-        of_groups = [self._of_group(part, group) for group in range(self._mesh.data)]
-        return {name: np.stack([each[name] for each in of_groups]) for name in of_groups[0]}
-
-    def _of_group(self, part: Part, group: int) -> dict[str, np.ndarray]:
-        """The arrays of a group."""
-        columns, tables = self._of_sequences(part, group)
-        if part.beside is not None:
-            first, of_decoding = self._of_sequences(part.beside, group)
-            columns["ends"] = columns["ends"] + part.beside.shape.rows
-            columns = {name: np.concatenate([first[name], own]) for name, own in columns.items()}
-            prompts = {name.replace("block_tables", "prompt_tables"): own for name, own in tables.items()}
-            tables = of_decoding | prompts
-        return {name: own.astype(np.int32).reshape(-1, 1) for name, own in columns.items()} | tables
-
-    def _of_sequences(self, part: Part, group: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """The arrays of a group's chunks of one kind: columns of numbers for their rows, and tables."""
-        own, chunks = part.shape.alone, part.groups[group]
-        ids = np.zeros((own.sequences, own.tokens), np.int32)
-        starts, counts = np.zeros((own.sequences, 1), np.int32), np.ones((own.sequences, 1), np.int32)
-        for row, chunk in enumerate(chunks):
-            ids[row, : chunk.count] = chunk.tokens
-            starts[row], counts[row] = chunk.start, chunk.count
-        counts[len(chunks) :] = 0
-        positions = starts + np.arange(own.tokens, dtype=np.int32)
-        ends = np.arange(own.sequences) * own.tokens + np.maximum(counts[:, 0], 1) - 1
-        if own.decodes:
-            ends = np.arange(own.rows)
-        given = {"ids": ids, "positions": np.minimum(positions, self._positions - 1), "ends": ends}
-        if self._slots is not None:
-            slots = np.full(own.sequences, self._slots.count)
-            slots[: len(chunks)] = [chunk.request.slot for chunk in chunks]
-            given |= {"state_slots": slots, "starts": starts, "counts": counts}
-        if self._window:
-            given[LAST_OF_WINDOW] = np.full(own.sequences, self._window - 1)
-        tables: dict[str, np.ndarray] = {}
-        for kind in range(len(self._pools)):
-            name, table, columns = self._of_kind(kind, own, chunks, positions, counts)
-            tables[name] = table
-            given = columns | given
-        return {name: each.reshape(-1) for name, each in given.items()}, tables
-
-    def _of_kind(
-        self,
-        kind: int,
-        shape: PartShape,
-        chunks: Sequence[Chunk],
-        positions: np.ndarray,
-        counts: np.ndarray,
-    ) -> tuple[str, np.ndarray, dict[str, np.ndarray]]:
-        """The tables of pages of one kind with their name; tokens' slots, and positions in the tables."""
-        pool, step, block = self._pools[kind], step_of(shape, self._largest), self._block
-        spare = pool.count
-        blocks = step.of_window(pool.window).cache_length // block
-        tables, firsts = np.full((len(positions), blocks), spare, np.int32), np.zeros_like(counts)
-        for row, chunk in enumerate(chunks):
-            table, end = chunk.request.tables[kind], pool.pages_of(chunk.start + chunk.count)
-            used = table.pages[: end - table.first]
-            firsts[row], tables[row, : len(used)] = table.first, used
-        places = positions // block - firsts
-        pages = np.take_along_axis(tables, np.clip(places, 0, blocks - 1), axis=1)
-        is_written = (np.arange(positions.shape[1]) < counts) & (places >= 0)
-        own_slots = np.where(is_written, pages, spare) * block + positions % block
-        own_positions = np.minimum(positions - firsts * block, blocks * block - 1)
-        table_name, slots, places_name = (
-            paged.of_kind(name, step, pool.window) for name in ("block_tables", "slots", "positions")
-        )
-        return table_name, tables, {slots: own_slots, places_name: own_positions}
+    def _draw_inputs(self, sample_rows: Sequence[SampleRow | None], draws: Draws) -> dict[str, np.ndarray]:
+        """The arguments of the kernel `sample` by name, [groups, rows of a group, 1 or vocabulary] each."""
+        arrays = arguments_of(sample_rows, self._vocab_size, draws.whole)
+        group_rows = len(sample_rows) // self._mesh.data
+        return {
+            name: array.reshape(self._mesh.data, group_rows, array.shape[-1])
+            for name, array in arrays.items()
+        }
 
 
-def _places(part: Part) -> dict[Request, range]:
-    """The rows of the head's outputs, group after group, that are of each request which gets some."""
-    found: dict[Request, range] = {}
-    first = 0
+def _output_rows(part: Part) -> dict[Request, range]:
+    """The rows of the head's outputs that belong to each request which gets outputs.
+
+    Rows are numbered through all groups. In a group the rows of sequences that decode beside prompts come first.
+    """
+    output_rows: dict[Request, range] = {}
+    first_row = 0
     for group in range(len(part.groups)):
-        for own in (part,) if part.beside is None else (part.beside, part):
-            shape, chunks = own.shape.alone, own.groups[group]
-            scores = any(chunk.scores for chunk in own.chunks)
-            of_each = shape.tokens if shape.decodes or scores else 1
-            for number, chunk in enumerate(chunks):
-                at, count = first + number * of_each, chunk.count if chunk.scores else 1 + chunk.verified
+        for sub_part in (part,) if part.beside is None else (part.beside, part):
+            shape = sub_part.shape.alone
+            scores = any(chunk.scores for chunk in sub_part.chunks)
+            rows_per_sequence = shape.tokens if shape.decodes or scores else 1
+            for sequence, chunk in enumerate(sub_part.groups[group]):
                 if chunk.chooses or chunk.scores:
-                    found[chunk.request] = range(at, at + count)
-            first += shape.sequences * of_each
-    return found
+                    count = chunk.count if chunk.scores else 1 + chunk.verified
+                    first = first_row + sequence * rows_per_sequence
+                    output_rows[chunk.request] = range(first, first + count)
+            first_row += shape.sequences * rows_per_sequence
+    return output_rows
 
 
 def buckets_of(config: ModelConfig, buckets: Buckets) -> Buckets:
-    """Buckets for a model: sequences decode beside prompts only where all of its layers take both."""
-    mixes, takes_speech = buckets.mixes and compose(config).mixes, config.cross_positions > 0
-    return replace(buckets, mixes=mixes, takes_speech=takes_speech)
+    """The buckets for a model: sequences decode beside prompts only where all of its layers take such steps."""
+    mixes = buckets.mixes and compose(config).mixes
+    return replace(buckets, mixes=mixes, takes_speech=config.cross_positions > 0)
 
 
 def largest_step(
@@ -249,7 +221,7 @@ def largest_step(
     buckets: Buckets,
     candidates: int = 1,
 ) -> StepShape:
-    """The step whose states and constants a model holds; `dtypes` are those of activations and of weights."""
+    """The step that decides the sizes of states and constants; `dtypes` are those of activations and of weights."""
     activations, weights = dtypes
     return StepShape(
         Phase.decode,
@@ -270,15 +242,14 @@ def largest_step(
     )
 
 
-def step_of(part: PartShape, paged: StepShape) -> StepShape:
-    """The step that computes a part, of a model with the pages of another step."""
-    beside = part.beside
+def step_of(shape: PartShape, model_step: StepShape) -> StepShape:
+    """The step that computes a part of this shape; ranks, dtypes, pages and slots are those of `model_step`."""
     return replace(
-        paged,
-        phase=Phase.decode if part.decodes else Phase.prefill,
-        tokens=part.rows,
-        sequences=part.sequences,
-        cache_length=part.context,
-        prefix=part.prefix,
-        decoding=None if beside is None else Decoding(beside.sequences, beside.tokens, beside.context),
+        model_step,
+        phase=Phase.decode if shape.decodes else Phase.prefill,
+        tokens=shape.rows,
+        sequences=shape.sequences,
+        cache_length=shape.context,
+        prefix=shape.prefix,
+        decoding=None if shape.beside is None else step_of(shape.beside, model_step),
     )

@@ -15,7 +15,7 @@ import numpy as np
 
 from model.decoder import BlockLayers, Decoder
 from model.errors import ModelError
-from model.layers.launch import PARTITIONS, Axis, Launch, Phase, StepShape, Value, copied
+from model.layers.launch import PARTITIONS, Argument, Axis, Launch, Phase, StepShape, Value, copied
 from model.layers.layer import Layer
 from model.mesh import Mesh
 
@@ -64,15 +64,16 @@ def _passed(before: Iterable[Launch], after: Iterable[Launch]) -> list[Value]:
     returned = {name for launch in before for name in launch.results}
     found: dict[str, Value] = {}
     for launch in after:
-        values = (each for each in launch.arguments if isinstance(each, Value))
-        found.update({each.name: found.get(each.name, each) for each in values if each.name in returned})
+        read = (value for value in launch.values if value.name in returned)
+        found.update({value.name: found.get(value.name, value) for value in read})
         returned.difference_update(launch.results)
     return list(found.values())
 
 
 def send(value: Value) -> Launch:
     """The launch that passes a value on."""
-    return Launch(SEND, (value, Axis.pipeline), (value.name,), copied(value), value.shape[0])
+    arguments: dict[str, Argument] = {"x": value, "source_target_pairs": Axis.pipeline}
+    return Launch(SEND, arguments, (value.name,), copied(value), value.shape[0])
 
 
 def divided(costs: Sequence[int], parts: int, cuts: Collection[int]) -> list[range]:

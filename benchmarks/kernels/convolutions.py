@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from benchmarks.kernels.works import BFLOAT16, Work
-from model.layers.launch import Launch, LeastWork, Value
+from model.layers.launch import Argument, Launch, LeastWork, Value
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,24 @@ def convolution_works() -> Iterator[Work]:
         least = LeastWork(
             operations, x.nbytes + w.nbytes + bias.nbytes + BFLOAT16.itemsize * pixels * each.outputs
         )
-        steps = ((each.stride,) * 2, (each.padding,) * 2)
-        launch = Launch("conv2d", (x, w, bias, *steps), ("y",), least, pixels)
+        arguments: dict[str, Argument] = {
+            "x": x,
+            "w": w,
+            "bias": bias,
+            "stride": (each.stride,) * 2,
+            "padding": (each.padding,) * 2,
+        }
+        launch = Launch("conv2d", arguments, ("y",), least, pixels)
         yield Work(f"convolution, {each.name}", None, 0, least, (launch,))
     for kernel, each in POOLINGS:
         x = _value("x", each.images, each.channels, each.size, each.size)
         written = BFLOAT16.itemsize * each.images * each.channels * each.results**2
         least = LeastWork(0.0, float(x.nbytes + written))
-        launch = Launch(
-            kernel, (x, *((size,) * 2 for size in (each.window, each.stride, each.padding))), ("y",), least, 1
-        )
+        arguments = {
+            "x": x,
+            "window": (each.window,) * 2,
+            "stride": (each.stride,) * 2,
+            "padding": (each.padding,) * 2,
+        }
+        launch = Launch(kernel, arguments, ("y",), least, 1)
         yield Work(f"{kernel.replace('_', ' ')}, {each.name}", None, 0, least, (launch,))

@@ -15,6 +15,7 @@ import numpy as np
 import nki_kernels
 import simulate
 from benchmarks.kernels.works import Work
+from model.device.binding import in_order
 from model.layers.launch import Argument, Axis, Launch, Value
 from model.plan.roofline import Bound, core
 from simulate.profile.traffic import traffic
@@ -119,7 +120,7 @@ class Bench:
         return Floor(1e6 * max(compute_s, memory_s) / self._cores, bound)
 
     def _launched(self, launch: Launch) -> LaunchTimes:
-        arguments = tuple(map(stand_in, launch.arguments))
+        arguments = stand_ins(launch)
         key = (
             launch.kernel,
             *((each.shape, str(each.dtype)) if isinstance(each, np.ndarray) else each for each in arguments),
@@ -151,6 +152,12 @@ def launch_times(done: simulate.Launch) -> LaunchTimes:
         engine = track.partition("core ")[2].partition(" ")[2] or track
         busy[engine] = max(busy[engine], time_ns / 1e3)
     return LaunchTimes({each: line.length_ns / 1e3 for each, line in lines.items()}, busy)
+
+
+def stand_ins(launch: Launch) -> tuple[Any, ...]:
+    """The arguments of a launch for a dry run, in the order of the kernel's signature."""
+    arguments = {parameter: stand_in(argument) for parameter, argument in launch.arguments.items()}
+    return in_order(launch.kernel, arguments)
 
 
 def stand_in(argument: Argument) -> Any:

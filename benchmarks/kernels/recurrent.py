@@ -9,7 +9,7 @@ output (scans). What chunks compute besides is not in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -40,66 +40,79 @@ def _value(name: str, *sizes: int, dtype: Any = BFLOAT16) -> Value:
     return Value(name, sizes, np.dtype(dtype))
 
 
-def _places(sequences: int) -> tuple[Value, ...]:
-    return tuple(_value(name, sequences, 1, dtype=np.int32) for name in ("slots", "starts", "counts"))
+def _sequence_arguments(sequences: int) -> dict[str, Value]:
+    names = {"state_slots": "slots", "starts": "starts", "counts": "counts"}
+    return {parameter: _value(name, sequences, 1, dtype=np.int32) for parameter, name in names.items()}
 
 
-def _work(name: str, kernel: str, rows: int, operations: float, arguments: tuple[Argument, ...]) -> Work:
-    """A launch that reads its arguments once and writes y, as large as the first of them says, and its states."""
-    values = [each for each in arguments if isinstance(each, Value)]
-    moved = sum(each.nbytes for each in values)
-    moved += sum(each.nbytes for each in values if each.name == "state")
-    own = tuple(each for each in arguments if not (isinstance(each, Value) and each.name == "y"))
+def _work(
+    name: str, kernel: str, operations: float, arguments: Mapping[str, Argument], result: Value
+) -> Work:
+    """A launch that reads its arguments once, and writes its `result` and its states."""
+    values = [argument for argument in arguments.values() if isinstance(argument, Value)]
+    moved = result.nbytes + sum(value.nbytes for value in values)
+    moved += sum(value.nbytes for value in values if value.name == "state")
     least = LeastWork(operations, float(moved))
-    return Work(name, None, 0, least, (Launch(kernel, own, ("y", "state"), least, rows),))
+    launch = Launch(kernel, arguments, (result.name, "state"), least, result.shape[0])
+    return Work(name, None, 0, least, (launch,))
 
 
 def _gated_delta(name: str, sequences: int, tokens: int, key_heads: int, heads: int) -> Work:
     rows, size = sequences * tokens, 128
     state = _value("state", sequences, heads, size, size, dtype=np.float32)
-    arguments: tuple[Argument, ...] = (
-        _value("qkv", rows, (2 * key_heads + heads) * size),
-        _value("gates", rows, heads * (size + 2)),
-        *(_value("a_log", 1, heads), _value("dt_bias", 1, heads), _value("norm", 1, size)),
-        state,
-        *_places(sequences),
-        key_heads,
-        1e-6,
-        _value("y", rows, heads * size),
-    )
+    arguments: dict[str, Argument] = {
+        "qkv": _value("qkv", rows, (2 * key_heads + heads) * size),
+        "gates": _value("gates", rows, heads * (size + 2)),
+        "a_log": _value("a_log", 1, heads),
+        "dt_bias": _value("dt_bias", 1, heads),
+        "norm_weight": _value("norm", 1, size),
+        "states": state,
+        **_sequence_arguments(sequences),
+        "key_heads": key_heads,
+        "eps": 1e-6,
+    }
     kernel = "gated_delta" if tokens > 1 else "gated_delta_step"
-    return _work(name, kernel, rows, 6.0 * rows * heads * size * size, arguments)
+    y = _value("y", rows, heads * size)
+    return _work(name, kernel, 6.0 * rows * heads * size * size, arguments, y)
 
 
 def _duality(name: str, sequences: int, tokens: int, heads: int, depth: int, states: int) -> Work:
     rows, inner = sequences * tokens, heads * depth
-    arguments: tuple[Argument, ...] = (
-        *(_value("u", rows, inner + 2 * states), _value("steps", rows, heads)),
-        *(_value(each, 1, heads) for each in ("dt_bias", "a_log", "d")),
-        *(_value("gate", rows, inner), _value("state", sequences, states, inner, dtype=np.float32)),
-        *(*_places(sequences), _value("y", rows, inner)),
-    )
-    return _work(name, "ssd", rows, 6.0 * rows * inner * states, arguments)
+    arguments: dict[str, Argument] = {
+        "u": _value("u", rows, inner + 2 * states),
+        "steps": _value("steps", rows, heads),
+        **{parameter: _value(parameter, 1, heads) for parameter in ("dt_bias", "a_log", "d")},
+        "gate": _value("gate", rows, inner),
+        "state": _value("state", sequences, states, inner, dtype=np.float32),
+        **_sequence_arguments(sequences),
+    }
+    return _work(name, "ssd", 6.0 * rows * inner * states, arguments, _value("y", rows, inner))
 
 
 def _scan(name: str, sequences: int, tokens: int, channels: int, states: int, rank: int) -> Work:
     rows = sequences * tokens
-    arguments: tuple[Argument, ...] = (
-        *(_value("u", rows, channels), _value("projected", rows, rank + 2 * states)),
-        *(_value("w_dt", rank, channels), _value("dt_bias", 1, channels)),
-        *(_value("a_log", channels, states), _value("d", 1, channels), _value("gate", rows, channels)),
-        *(_value("state", sequences, channels, states, dtype=np.float32), *_places(sequences)),
-        _value("y", rows, channels),
-    )
-    return _work(
-        name, "selective_scan", rows, 2.0 * rows * channels * rank + 6.0 * rows * channels * states, arguments
-    )
+    arguments: dict[str, Argument] = {
+        "u": _value("u", rows, channels),
+        "projected": _value("projected", rows, rank + 2 * states),
+        "w_dt": _value("w_dt", rank, channels),
+        "dt_bias": _value("dt_bias", 1, channels),
+        "a_log": _value("a_log", channels, states),
+        "d": _value("d", 1, channels),
+        "gate": _value("gate", rows, channels),
+        "state": _value("state", sequences, channels, states, dtype=np.float32),
+        **_sequence_arguments(sequences),
+    }
+    operations = 2.0 * rows * channels * rank + 6.0 * rows * channels * states
+    return _work(name, "selective_scan", operations, arguments, _value("y", rows, channels))
 
 
 def _convolution(name: str, sequences: int, tokens: int, channels: int, taps: int) -> Work:
     rows = sequences * tokens
-    arguments: tuple[Argument, ...] = (
-        *(_value("x", rows, channels), _value("weight", taps, channels), _value("bias", 1, channels)),
-        *(_value("state", sequences, taps - 1, channels), *_places(sequences), _value("y", rows, channels)),
-    )
-    return _work(name, "causal_conv1d", rows, 2.0 * rows * channels * taps, arguments)
+    arguments: dict[str, Argument] = {
+        "x": _value("x", rows, channels),
+        "weight": _value("weight", taps, channels),
+        "bias": _value("bias", 1, channels),
+        "state": _value("state", sequences, taps - 1, channels),
+        **_sequence_arguments(sequences),
+    }
+    return _work(name, "causal_conv1d", 2.0 * rows * channels * taps, arguments, _value("y", rows, channels))

@@ -33,31 +33,24 @@ def speech_works() -> Iterator[Work]:
 def _work(name: str, sequences: int, tokens: int) -> Work:
     rows, width = sequences * tokens, HEADS * DEPTH
     q = _value("q", rows, width)
-    caches = _value("keys", ROWS, HEADS, DEPTH, POSITIONS), _value("values", ROWS, HEADS, POSITIONS, DEPTH)
-    scale, held = DEPTH**-0.5, _value("rows", sequences, 1, dtype=INT32)
     window_bytes = 2 * sequences * POSITIONS * width * BFLOAT16.itemsize
-    arguments: tuple[Argument, ...]
+    arguments: dict[str, Argument] = {
+        "q": q,
+        "k": None,
+        "v": None,
+        "k_cache": _value("keys", ROWS, HEADS, DEPTH, POSITIONS),
+        "v_cache": _value("values", ROWS, HEADS, POSITIONS, DEPTH),
+        "scale": DEPTH**-0.5,
+        "num_kv_heads": HEADS,
+        "cache_rows": _value("rows", sequences, 1, dtype=INT32),
+    }
     if tokens > 1:
-        new = (_value(each, sequences * POSITIONS, width) for each in ("new_keys", "new_values"))
-        arguments = (q, *new, *caches, scale, HEADS, None, 0, *(None,) * 5, False, None, held)
+        arguments["k"] = _value("new_keys", sequences * POSITIONS, width)
+        arguments["v"] = _value("new_values", sequences * POSITIONS, width)
+        arguments["causal"] = False
         kernel, passes = "attention_prefill", 2
     else:
-        last = _value("last", sequences, 1, dtype=INT32)
-        arguments = (
-            q,
-            None,
-            None,
-            *caches,
-            last,
-            scale,
-            HEADS,
-            *(None,) * 4,
-            1e-6,
-            *(None,) * 7,
-            1,
-            None,
-            held,
-        )
+        arguments["positions"] = _value("last", sequences, 1, dtype=INT32)
         kernel, passes = "attention_decode", 1
     least = LeastWork(4.0 * rows * width * POSITIONS, float(2 * q.nbytes + passes * window_bytes))
     return Work(name, None, 0, least, (Launch(kernel, arguments, ("o",), least, rows),))

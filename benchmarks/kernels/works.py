@@ -19,7 +19,7 @@ from model.config.mixers import GroupedAttention, Positions
 from model.config.parts import Block, Mlp, Norms
 from model.families import compose
 from model.layers.joint import joined
-from model.layers.launch import Launch, LeastWork, Phase, StepShape, Value
+from model.layers.launch import Argument, Launch, LeastWork, Phase, StepShape, Value
 from model.rope import RopeParameters
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -130,7 +130,7 @@ def divided_works() -> Iterator[Work]:
 def _matmul(size: int, transposed: bool) -> Work:
     a, b = (Value(name, (size, size), BFLOAT16) for name in "ab")
     least = LeastWork(2.0 * size**3, 3.0 * size * size * BFLOAT16.itemsize)
-    launch = Launch("matmul", (a, b, int(transposed)), ("c",), least, size)
+    launch = Launch("matmul", {"a": a, "b": b, "a_transposed": int(transposed)}, ("c",), least, size)
     return Work("matmul aT.b" if transposed else "matmul a.b", None, size, least, (launch,))
 
 
@@ -138,11 +138,14 @@ def _convolution(name: str, channels: int, outputs: int, stride: int) -> Work:
     """A window of 3 over the 3,000 columns of a window of speech; with stride 2 to rows, plus a table of positions."""
     places, sizes = 3000 // stride, ((1, channels, 3000), (3, channels, outputs), (1, outputs))
     x, w, bias = (Value(each, size, BFLOAT16) for each, size in zip(("x", "w", "bias"), sizes))
-    table = [Value("positions", (places, outputs), BFLOAT16)] if stride == 2 else []
-    moved = sum(each.nbytes for each in (x, w, bias, *table)) + _moved(places * outputs)
+    arguments: dict[str, Argument] = {"x": x, "w": w, "bias": bias}
+    if stride == 2:
+        arguments |= {"as_rows": 1, "added": Value("positions", (places, outputs), BFLOAT16)}
+    read = [argument for argument in arguments.values() if isinstance(argument, Value)]
+    moved = sum(value.nbytes for value in read) + _moved(places * outputs)
     least = LeastWork(2.0 * places * 3 * channels * outputs, moved)
-    rest = (1, *table) if table else ()
-    launch = Launch("conv1d", (x, w, bias, stride, 1, "gelu", *rest), ("y",), least, places)
+    arguments |= {"stride": stride, "padding": 1, "activation": "gelu"}
+    launch = Launch("conv1d", arguments, ("y",), least, places)
     return Work(name, None, 0, least, (launch,))
 
 
@@ -262,21 +265,37 @@ def _alone(shape: RankShape, sequences: int, positions: int) -> tuple[Launch, La
     def value(name: str, *sizes: int, dtype: Any = BFLOAT16) -> Value:
         return Value(name, sizes, np.dtype(dtype))
 
-    x, norm = value("x", sequences, hidden), value("norm", 1, hidden)
-    w_qkv, w_o = value("w_qkv", hidden, queries + 2 * keys), value("w_o", queries, hidden)
-    q, k, v = (value(name, sequences, size) for name, size in (("q", queries), ("k", keys), ("v", keys)))
-    caches = (
-        value("keys", sequences, shape.kv_heads, HEAD_SIZE, positions),
-        value("values", sequences, shape.kv_heads, positions, HEAD_SIZE),
-    )
-    tables = [value(name, positions, HEAD_SIZE // 2, dtype=np.float32) for name in ("cos", "sin")]
-    at = value("positions", sequences, 1, dtype=np.int32)
-    attended = (q, k, v, *caches, at, HEAD_SIZE**-0.5, shape.kv_heads, *tables)
+    x = value("x", sequences, hidden)
+    project: dict[str, Argument] = {
+        "x": x,
+        "norm_weight": value("norm", 1, hidden),
+        "w_qkv": value("w_qkv", hidden, queries + 2 * keys),
+        "eps": 1e-5,
+        "q_size": queries,
+        "kv_size": keys,
+    }
+    attend: dict[str, Argument] = {
+        "q": value("q", sequences, queries),
+        "k": value("k", sequences, keys),
+        "v": value("v", sequences, keys),
+        "k_cache": value("keys", sequences, shape.kv_heads, HEAD_SIZE, positions),
+        "v_cache": value("values", sequences, shape.kv_heads, positions, HEAD_SIZE),
+        "positions": value("positions", sequences, 1, dtype=np.int32),
+        "scale": HEAD_SIZE**-0.5,
+        "num_kv_heads": shape.kv_heads,
+        "cos": value("cos", positions, HEAD_SIZE // 2, dtype=np.float32),
+        "sin": value("sin", positions, HEAD_SIZE // 2, dtype=np.float32),
+    }
+    finish: dict[str, Argument] = {
+        "o": value("o", sequences, queries),
+        "w_o": value("w_o", queries, hidden),
+        "residual": x,
+    }
     no_work = LeastWork(0.0, 0.0)
     return (
-        Launch("qkv_projection", (x, norm, w_qkv, 1e-5, queries, keys), ("q", "k", "v"), no_work, sequences),
-        Launch("attention_decode", attended, ("o", "keys", "values"), no_work, sequences),
-        Launch("output_projection", (value("o", sequences, queries), w_o, x), ("x",), no_work, sequences),
+        Launch("qkv_projection", project, ("q", "k", "v"), no_work, sequences),
+        Launch("attention_decode", attend, ("o", "keys", "values"), no_work, sequences),
+        Launch("output_projection", finish, ("x",), no_work, sequences),
     )
 
 

@@ -22,6 +22,7 @@ from benchmarks.speed.measure import Row
 from model.cache import bucket_length
 from model.config import ModelConfig
 from model.device import DryDevice
+from model.device.binding import in_order
 from model.families import compose, read_config
 from model.launch_list import launches_of
 from model.layers.launch import Launch, Phase, StepShape
@@ -83,12 +84,17 @@ def _launches(config: ModelConfig, tokens: int) -> list[Launch]:
 def _calls(config: ModelConfig, tokens: int) -> list[Call]:
     """The launches of one layer on one rank without its sums over ranks, and one such sum on all ranks."""
     one, ranks = DryDevice(TARGET, 1), DryDevice(TARGET, RANKS)
-    calls: list[Call] = [
-        (launch.kernel, [tuple(stand_in(each, one, Mesh(RANKS)) for each in launch.arguments)])
-        for launch in _launches(config, tokens)
-    ]
+    calls: list[Call] = [(launch.kernel, [_stand_ins(launch, one)]) for launch in _launches(config, tokens)]
     partial = np.broadcast_to(np.zeros((), np.float32), (tokens, config.hidden_size))
     return [*calls, ("all_reduce", [(partial, ranks.replica_group)] * RANKS)]
+
+
+def _stand_ins(launch: Launch, device: DryDevice) -> tuple[Any, ...]:
+    """The arguments of a launch for a dry run, in the order of the kernel's signature."""
+    arguments = {
+        parameter: stand_in(argument, device, Mesh(RANKS)) for parameter, argument in launch.arguments.items()
+    }
+    return in_order(launch.kernel, arguments)
 
 
 def _layer(config: ModelConfig, tokens: int) -> None:

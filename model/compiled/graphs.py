@@ -156,8 +156,12 @@ def graph_key(graph: Graph, environment: Environment, source_digest: Callable[[s
     `source_digest` tells the sources of a kernel. The result depends on the arguments alone.
     """
     launches = [
-        [each.kernel, [repr(argument) for argument in each.arguments], list(each.results)]
-        for each in graph.launches
+        [
+            launch.kernel,
+            {parameter: repr(argument) for parameter, argument in launch.arguments.items()},
+            list(launch.results),
+        ]
+        for launch in graph.launches
     ]
     kernels = sorted({each.kernel for each in graph.launches})
     told = {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import simulate
@@ -57,6 +59,50 @@ def kernel_named(name: str) -> Any:
     return getattr(nki_kernels, name)
 
 
-def by_rank(arguments: Sequence[tuple[Any, ...]]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """The arguments of every rank, as the simulator takes them."""
-    return [(tuple(each), {}) for each in arguments]
+@cache
+def _parameters(kernel: str) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a kernel of `nki_kernels` by name, in the order of its signature."""
+    function = kernel_named(kernel)
+    return inspect.signature(getattr(function, "func", function)).parameters
+
+
+@cache
+def _defaults(kernel: str, names: tuple[str, ...]) -> tuple[tuple[str, Any], ...]:
+    """Return all parameters of a kernel with their defaults, for a launch with arguments of these names.
+
+    Raises:
+        ModelError: the kernel has no parameter of one of the names, or a parameter without a default is missing.
+    """
+    parameters = _parameters(kernel)
+    required = (
+        name for name, parameter in parameters.items() if parameter.default is inspect.Parameter.empty
+    )
+    wrong = [f"no parameter {name}" for name in names if name not in parameters]
+    wrong += [f"no argument for {name}" for name in required if name not in names]
+    if wrong:
+        raise ModelError(f"{kernel}: {', '.join(wrong)}", "NKW-MODEL-KERNEL")
+    return tuple((name, parameter.default) for name, parameter in parameters.items())
+
+
+def in_order(kernel: str, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the arguments of a kernel in the order of its signature, with the defaults of those left out.
+
+    A launch that leaves out a default equals one that gives it: both have one replay, one plan and one operator.
+
+    Raises:
+        ModelError: the arguments do not fit the signature; the message names the kernel and the parameters.
+    """
+    return tuple([arguments.get(name, default) for name, default in _defaults(kernel, tuple(arguments))])
+
+
+def parameter_indices(kernel: str, names: Sequence[str | None]) -> tuple[int | None, ...]:
+    """Return the indices of parameters in the signature of a kernel; None for a name that is None."""
+    indices = {name: index for index, name in enumerate(_parameters(kernel))}
+    return tuple(None if name is None else indices[name] for name in names)
+
+
+def by_rank(
+    kernel: str, arguments: Sequence[Mapping[str, Any]]
+) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Return the arguments of every rank as the simulator takes them: all positional."""
+    return [(in_order(kernel, rank_arguments), {}) for rank_arguments in arguments]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from model.device.binding import checked, kernel_named
+from model.device.binding import checked, in_order, kernel_named, parameter_indices
 from model.device.simulated import SimulatedDevice
 from model.errors import ModelError
 from simulate.bundle.cases import Cases, Written
@@ -76,15 +76,15 @@ class BundlingDevice(SimulatedDevice):
         self._running = done
 
     def run(
-        self, kernel: str, arguments: Sequence[tuple[Any, ...]], written: Sequence[int | None] = ()
+        self, kernel: str, arguments: Sequence[Mapping[str, Any]], written: Sequence[str | None] = ()
     ) -> list[Any]:
         """Launch a kernel; keep it first, as it comes, where it belongs to the layer."""
         if self._running == self._layer:
             self._numbers[self.phase] += 1
             name = f"{self.phase}-{self._numbers[self.phase]}-{kernel}"
-            function, (own,) = plain(kernel_named(kernel)), arguments
+            function, args = plain(kernel_named(kernel)), in_order(kernel, arguments[0])
             words = f"nki_kernels:{kernel}"
-            checked(lambda: self._cases.add_launch(function, words, own, name, self._chip, self._operands))
+            checked(lambda: self._cases.add_launch(function, words, args, name, self._chip, self._operands))
         return super().run(kernel, arguments, written)
 
     def write(self, folder: Path, weights: Weights | None) -> Written:
@@ -129,20 +129,20 @@ class GenerationDevice(SimulatedDevice):
         self._steps.append(Step(*self._place, case, values, tokens, token, text, margin))
 
     def run(
-        self, kernel: str, arguments: Sequence[tuple[Any, ...]], written: Sequence[int | None] = ()
+        self, kernel: str, arguments: Sequence[Mapping[str, Any]], written: Sequence[str | None] = ()
     ) -> list[Any]:
         """Launch a kernel and keep the launch."""
         prompt, number = self._place
         name = f"p{prompt + 1}-t{number + 1}-{self._cases.part.replace(' ', '-')}-{kernel}"
         self._names[name] += 1
         name += f"-{self._names[name]}" if self._names[name] > 1 else ""
-        function, (own,) = plain(kernel_named(kernel)), arguments
-        words = f"nki_kernels:{kernel}"
+        function, args = plain(kernel_named(kernel)), in_order(kernel, arguments[0])
+        words, places = f"nki_kernels:{kernel}", parameter_indices(kernel, written)
 
         def launch() -> Any:
             return super(GenerationDevice, self).run(kernel, arguments, written)[0]
 
-        return [checked(lambda: self._cases.launched(function, words, own, written, name, launch))]
+        return [checked(lambda: self._cases.launched(function, words, args, places, name, launch))]
 
     def write(self, folder: Path, weights: Weights, prompts: tuple[Prompt, ...]) -> Written:
         """Write the bundle, with the recipes of the operands that launches are given.

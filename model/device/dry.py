@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
@@ -61,7 +61,7 @@ class DryDevice:
     def __init__(self, target: str, ranks: int, one_for_all: bool = False) -> None:
         bind_simulator()
         self.ranks = ranks
-        self.own = range(1 if one_for_all else ranks)
+        self.local_ranks = range(1 if one_for_all else ranks)
         self._others = EqualRanks(ranks) if one_for_all and ranks > 1 else None
         self._target, self._hardware = target, checked(lambda: simulate.World(target, ranks)).hardware
         self._launches: dict[tuple[Any, ...], TimedLaunch] = {}
@@ -81,12 +81,13 @@ class DryDevice:
         return array
 
     def run(
-        self, kernel: str, arguments: Sequence[tuple[Any, ...]], written: Sequence[int | None] = ()
+        self, kernel: str, arguments: Sequence[Mapping[str, Any]], written: Sequence[str | None] = ()
     ) -> list[Any]:
         """Plan a kernel on the ranks whose arguments these are; returns zeros with the shapes and dtypes of results."""
-        key = (kernel, *(_signature(each) for rank in arguments for each in rank))
+        given = by_rank(kernel, arguments)
+        key = (kernel, *(_signature(argument) for of_rank, _ in given for argument in of_rank))
         if key not in self._launches:
-            self._launches[key] = checked(lambda: self._planned(kernel, arguments), kernel)
+            self._launches[key] = checked(lambda: self._planned(kernel, given), kernel)
         self._sequence.append(self._launches[key])
         return self._launches[key].launch.outputs
 
@@ -97,10 +98,10 @@ class DryDevice:
         """The arrays of the ranks of a stage that are planned."""
         return [np.asarray(each) for each in arrays]
 
-    def _planned(self, kernel: str, arguments: Sequence[tuple[Any, ...]]) -> TimedLaunch:
-        function, given = kernel_named(kernel), by_rank(arguments)
+    def _planned(self, kernel: str, given: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> TimedLaunch:
+        function = kernel_named(kernel)
         if self._others is None:
-            world = simulate.World(self._target, len(arguments))
+            world = simulate.World(self._target, len(given))
             return TimedLaunch.of(world.launch(function, given, simulate.Mode.dry, trips=0))
         plain = getattr(function, "func", function)
         return TimedLaunch.of(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -48,7 +48,7 @@ class SimulatedDevice:
         asked = checked(ReplayOptions.from_environment)
         self._world.replay = replace(asked, exact=asked.exact or exact, verify=asked.verify or verify)
         self._target, self._worlds = target, dict[int, simulate.World]()
-        self.own = range(self._world.rank, self._world.rank + self._world.ranks)
+        self.local_ranks = range(self._world.rank, self._world.rank + self._world.ranks)
         if self._world.size != ranks:
             raise ModelError(
                 f"torchrun started {self._world.size} processes for {ranks} ranks; "
@@ -73,7 +73,7 @@ class SimulatedDevice:
         return array
 
     def run(
-        self, kernel: str, arguments: Sequence[tuple[Any, ...]], written: Sequence[int | None] = ()
+        self, kernel: str, arguments: Sequence[Mapping[str, Any]], written: Sequence[str | None] = ()
     ) -> list[Any]:
         """Launch a kernel on the ranks whose arguments these are; returns each rank's outputs.
 
@@ -83,7 +83,8 @@ class SimulatedDevice:
             self._world.skip()
             return []
         function, world = kernel_named(kernel), self._world_of(len(arguments))
-        done = checked(lambda: world.launch(function, by_rank(arguments), self._mode), kernel)
+        given = by_rank(kernel, arguments)
+        done = checked(lambda: world.launch(function, given, self._mode), kernel)
         return done.outputs  # type: ignore[no-any-return]
 
     def end_graph(self) -> None:

@@ -113,28 +113,37 @@ class Attention(AttentionHeads):
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Projection, attention, output; a decode step is one launch where that is possible."""
         if step.phase is Phase.prefill:
-            both = self._prefill(step) if step.decoding is None else self._beside(step)
-            return [*self._project(step), both, *self._finish(step)]
+            decoding = step.decoding
+            attend = self._prefill(step) if decoding is None else self._mixed(step, decoding)
+            return [*self._project(step), attend, *self._finish(step)]
         if self._is_one_launch:
             return [self._decode_block(step, sequences, repeat) for sequences, repeat in chunks(step)]
-        attend = [self._decode(step, sequences, repeat) for sequences, repeat in chunks(step)]
-        return [*self._project(step), *attend, *self._finish(step)]
+        attends = [self._decode(step, sequences, repeat) for sequences, repeat in chunks(step)]
+        return [*self._project(step), *attends, *self._finish(step)]
 
     def _window(self, length: int) -> int | None:
         """The window, where it is shorter than `length` positions."""
         window = self.heads.window
         return window if window is not None and window < length else None
 
-    def _masks(self, step: StepShape, rows: int) -> tuple[Argument, ...]:
-        """Window, soft cap and sinks of a decode step; positions in the sequence, where others count from a page on."""
+    def _score_arguments(self, step: StepShape, window: int | None) -> dict[str, Argument]:
+        """The arguments that change the scores: window, soft cap, and the sinks [1, heads of a rank]."""
+        return {"window": window, "softcap": self.heads.softcap, "sinks": value_of(self._sinks, step)}
+
+    def _decode_arguments(self, step: StepShape, rows: int) -> dict[str, Argument]:
+        """What both decode kernels take of pages and scores.
+
+        `rope_positions` are the positions in the sequence, where `positions` count from the first page of a window.
+        """
         window = self.heads.window
-        masks = (
-            self._window(step.of_window(window).cache_length),
-            self.heads.softcap,
-            value_of(self._sinks, step),
-        )
-        at = paged.positions(step, None, rows)
-        return masks if paged.positions(step, window, rows) == at else (*masks, at)
+        arguments: dict[str, Argument] = {
+            **paged.page_arguments(step, window, rows),
+            **self._score_arguments(step, self._window(step.of_window(window).cache_length)),
+        }
+        in_sequence = paged.positions(step, None, rows)
+        if paged.positions(step, window, rows) != in_sequence:
+            arguments["rope_positions"] = in_sequence
+        return arguments
 
     def _prefill(self, step: StepShape) -> Launch:
         tokens, end = step.tokens, step.prefix + step.tokens // step.sequences
@@ -147,13 +156,23 @@ class Attention(AttentionHeads):
             tokens * (2 * q.shape[1] + passes * k.shape[1]) + 2 * step.sequences * held.prefix * k.shape[1]
         )
         window = self._window(held.prefix + tokens // step.sequences)
-        at = paged.positions(step, self.heads.window, tokens) if step.prefix else None
-        cached = self._kv_heads(step), at, held.prefix, *paged.places(step, self.heads.window, tokens)
-        masks: tuple[Argument, ...] = (window, self.heads.softcap, value_of(self._sinks, step))
-        masks += () if self.heads.causal else (False,)
+        arguments: dict[str, Argument] = {
+            "q": q,
+            **self._new(k, v),
+            "k_cache": keys,
+            "v_cache": values,
+            "scale": self.heads.score_scale,
+            "num_kv_heads": self._kv_heads(step),
+            "prefix": held.prefix,
+            **paged.page_arguments(step, self.heads.window, tokens),
+            **self._score_arguments(step, window),
+            "causal": self.heads.causal,
+        }
+        if step.prefix:
+            arguments["positions"] = paged.positions(step, self.heads.window, tokens)
         return Launch(
             "attention_prefill",
-            (q, *self._new(k, v), keys, values, self.heads.score_scale, *cached, *masks),
+            arguments,
             self._attends_into(keys, values),
             LeastWork(4.0 * q.shape[1] * pairs, float(step.activations.itemsize * elements)),
             tokens,
@@ -161,30 +180,30 @@ class Attention(AttentionHeads):
             window=window,
         )
 
-    def _beside(self, step: StepShape) -> Launch:
-        """Attention of what decodes, then of the prompts."""
-        prompts, decoded = self._prefill(step.prompts), step.decoded
+    def _mixed(self, step: StepShape, decoding: StepShape) -> Launch:
+        """Attention of the sequences that decode, whose rows come first, and of the prompts."""
+        prompts = self._prefill(step.prompts)
         q, k, v = self._projected(step)
         keys, values = self._caches(step)
-        at = paged.positions(step, self.heads.window, step.tokens)
-        places = paged.mixed_places(step, self.heads.window)
-        length = decoded.of_window(self.heads.window).cache_length
+        length = decoding.of_window(self.heads.window).cache_length
         held = step.of_window(self.heads.window).prefix
         window = self._window(max(length, held + step.new_tokens))
-        operations, moved = self._attended(decoded, decoded.sequences)
+        operations, moved = self._attended(decoding, decoding.sequences)
         return Launch(
             "attention_mixed",
-            (
-                *(q, *self._new(k, v), keys, values, at, self.heads.score_scale, decoded.tokens),
-                *(
-                    self._kv_heads(step),
-                    *places,
-                    held,
-                    window,
-                    self.heads.softcap,
-                    value_of(self._sinks, step),
-                ),
-            ),
+            {
+                "q": q,
+                **self._new(k, v),
+                "k_cache": keys,
+                "v_cache": values,
+                "positions": paged.positions(step, self.heads.window, step.tokens),
+                "scale": self.heads.score_scale,
+                "decoding": decoding.tokens,
+                "num_kv_heads": self._kv_heads(step),
+                **paged.mixed_page_arguments(step, decoding, self.heads.window),
+                "prefix": held,
+                **self._score_arguments(step, window),
+            },
             prompts.results,
             LeastWork(prompts.work.operations + operations, prompts.work.bytes + moved),
             step.tokens,
@@ -192,9 +211,9 @@ class Attention(AttentionHeads):
             window=prompts.window,
         )
 
-    def _new(self, k: Value, v: Value) -> tuple[Value | None, Value | None]:
-        """Keys and values that attention writes to the cache."""
-        return (k, v) if self.owner is None else (None, None)
+    def _new(self, k: Value, v: Value) -> dict[str, Value | None]:
+        """The keys and values that attention writes to the cache; None where the layer reads another one's cache."""
+        return {"k": k, "v": v} if self.owner is None else {"k": None, "v": None}
 
     def _attends_into(self, keys: Value, values: Value) -> tuple[str, ...]:
         """What a launch of attention returns."""
@@ -205,15 +224,23 @@ class Attention(AttentionHeads):
         rows = sequences * step.new_tokens
         q, k, v = (each.last(rows) if rows < step.tokens else each for each in self._projected(step))
         keys, values = self._caches(replace(step, sequences=sequences))
-        at = paged.positions(step, self.heads.window, rows)
-        tables = self._tables(step) if self._rotates_in_attention(step) else (None, None)
-        slots, block_tables = paged.places(step, self.heads.window, rows)
-        places = slots if self.owner is None else None, block_tables
-        options = (None, None, 0.0, *places, *self._masks(step, rows))
-        attended = (q, *self._new(k, v), keys, values, at)
+        arguments: dict[str, Argument] = {
+            "q": q,
+            **self._new(k, v),
+            "k_cache": keys,
+            "v_cache": values,
+            "positions": paged.positions(step, self.heads.window, rows),
+            "scale": self.heads.score_scale,
+            "num_kv_heads": self._kv_heads(step),
+            **self._decode_arguments(step, rows),
+        }
+        if self._rotates_in_attention(step):
+            arguments |= self._rotation_arguments(step)
+        if self.owner is not None:  # nothing is written to the cache
+            arguments.pop("slots", None)
         return Launch(
             "attention_decode",
-            (*attended, self.heads.score_scale, self._kv_heads(step), *tables, *options),
+            arguments,
             self._attends_into(keys, values),
             LeastWork(*self._attended(step, sequences)),
             rows,
@@ -234,18 +261,29 @@ class Attention(AttentionHeads):
         x = x.last(rows) if rows < step.tokens else x
         q, k, _ = self._projected(step)
         keys, values = self._caches(replace(step, sequences=sequences))
-        at = paged.positions(step, self.heads.window, rows)
         w_qkv, w_o = self.w_qkv.value(step), self.w_o.value(step)
         attended, moved = self._attended(step, sequences)
         products = product(rows, w_qkv, w_o, moved_bytes=moved)
-        options = (*paged.places(step, self.heads.window, rows), *self._masks(step, rows))
         return Launch(
             "attention_block_decode",
-            (
-                *(x, self.norm.weight.value(step), w_qkv, self.norm.eps, q.shape[1], k.shape[1]),
-                *(keys, values, at, self.heads.score_scale, w_o, self._kv_heads(step), *self._tables(step)),
-                *(*self._head_weights(step), Axis.tensor, *options),
-            ),
+            {
+                "x": x,
+                "norm_weight": self.norm.weight.value(step),
+                "w_qkv": w_qkv,
+                "eps": self.norm.eps,
+                "q_size": q.shape[1],
+                "kv_size": k.shape[1],
+                "k_cache": keys,
+                "v_cache": values,
+                "positions": paged.positions(step, self.heads.window, rows),
+                "scale": self.heads.score_scale,
+                "w_o": w_o,
+                "num_kv_heads": self._kv_heads(step),
+                **self._rotation_arguments(step),
+                **self._head_norm_arguments(step),
+                "replica_group": Axis.tensor,
+                **self._decode_arguments(step, rows),
+            },
             ("x", keys.name, values.name),
             LeastWork(products.operations + attended, products.bytes),
             rows,

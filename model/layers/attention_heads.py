@@ -30,6 +30,7 @@ from model.layers.launch import (
     StepShape,
     Value,
     copied,
+    gathered_rows,
     product,
 )
 from model.layers.layer import Constant
@@ -161,58 +162,84 @@ class AttentionHeads:
         q, k, _ = self._projected(step)
         x = Value("x", (step.own_rows, self.hidden), step.activations)
         at = Value("positions" if self._rotates_by_position else "rope_rows", (step.tokens, 1), INT32)
-        w_qkv, b_qkv = self.w_qkv.value(step), value_of(self.b_qkv, step)
-        cos, sin = (None, None) if self._whole_norms else self._tables(step)
-        norms = [None, None] if self._whole_norms else self._head_weights(step)
+        w_qkv = self.w_qkv.value(step)
         first = self.norm or next(iter(self.head_norms), None)
-        eps, offset = (first.eps, first.offset) if first else (0.0, 0.0)
-        arguments: tuple[Argument, ...] = (
-            *(x, self.norm.weight.value(step) if self.norm else None, w_qkv, eps, q.shape[1]),
-            *(0 if self.owner else k.shape[1], b_qkv, None if cos is None else at, cos, sin),
-            *(self.heads.head_dim, *norms, bias_of(self.norm, step), offset),
-            *((Axis.tensor, step.sequence_ranks) if step.sequence_ranks > 1 else (None, 1)),
-            *(self.heads.value_norm, *((q.shape[1],) if self.heads.output_gate else ())),
-        )
+        arguments: dict[str, Argument] = {
+            "x": x,
+            "norm_weight": None if self.norm is None else self.norm.weight.value(step),
+            "w_qkv": w_qkv,
+            "eps": 0.0 if first is None else first.eps,
+            "q_size": q.shape[1],
+            "kv_size": 0 if self.owner else k.shape[1],
+            "bias": value_of(self.b_qkv, step),
+            "head_dim": self.heads.head_dim,
+            "norm_bias": bias_of(self.norm, step),
+            "v_norm": self.heads.value_norm,
+            **gathered_rows(step),
+        }
+        if first is not None:
+            arguments["norm_offset"] = first.offset
+        if not self._whole_norms:
+            arguments |= self._head_norm_arguments(step)
+            if self.heads.positions is not None:
+                arguments |= {"positions": at, **self._rotation_arguments(step)}
+        if self.heads.output_gate:
+            arguments["gate_size"] = q.shape[1]
         work, names = product(step.tokens, w_qkv), ("q", "k", "v", "gate")[: len(self.projections.inputs)]
         launches = [Launch("qkv_projection", arguments, names, work, step.tokens)]
         if not self._whole_norms:
             return launches
         for norm, each, label in zip(self.head_norms, (q, k), ("queries", "keys")):
             launches.append(norm.launch(step, each, each.name, label, None))
-        cos, sin = self._tables(step)
-        if cos is not None and not self._rotates_in_attention(step):
-            for each, label in ((q, "queries"), (k, "keys")):
-                turn = (each, at, cos, sin, each.shape[1] // self.heads.head_dim)
-                launches.append(Launch("rope", turn, (each.name,), copied(each), step.tokens, label))
+        if self.heads.positions is not None and not self._rotates_in_attention(step):
+            for rotated, label in ((q, "queries"), (k, "keys")):
+                turn: dict[str, Argument] = {
+                    "x": rotated,
+                    "positions": at,
+                    **self._rotation_arguments(step),
+                    "heads": rotated.shape[1] // self.heads.head_dim,
+                }
+                launches.append(Launch("rope", turn, (rotated.name,), copied(rotated), step.tokens, label))
         return launches
 
     def _rotates_in_attention(self, step: StepShape) -> bool:
         """Whether `attention_decode` rotates queries and keys, which were normalised whole before."""
         return self._whole_norms and self._rotates_by_position and step.phase is Phase.decode
 
-    def _head_weights(self, step: StepShape) -> list[Value | None]:
-        own: list[Value | None] = [norm.weight.value(step) for norm in self.head_norms]
-        return own + [None] * (2 - len(own))
+    def _head_norm_arguments(self, step: StepShape) -> dict[str, Value]:
+        """The arguments `q_norm` and `k_norm`, [1, head_dim] each, where heads are normalised."""
+        return {
+            parameter: norm.weight.value(step)
+            for parameter, norm in zip(("q_norm", "k_norm"), self.head_norms)
+        }
+
+    def _rotation_arguments(self, step: StepShape) -> dict[str, Value]:
+        """The arguments `cos` and `sin`, [positions, half of what is rotated of a head], where heads are rotated."""
+        return {
+            parameter: table
+            for parameter, table in zip(("cos", "sin"), self._tables(step))
+            if table is not None
+        }
 
     def _finish(self, step: StepShape) -> list[Launch]:
         """The output projection, plus the residual; with a norm between them, where there is one."""
         x = Value("x", (step.own_rows, self.hidden), step.activations)
         q, _, _ = self._projected(step)
         o, w_o, rows = Value("o", q.shape, step.activations), self.w_o.value(step), step.tokens
-        finish: tuple[Argument, ...] = (Axis.tensor, value_of(self.b_o, step))
-        if step.sequence_ranks > 1 or self.heads.output_gate:
-            finish += (step.sequence_ranks,)
-        if self.heads.output_gate:
-            finish += (self._gate(step),)
-        if self.after is None:
-            added = (o, w_o, x, *finish)
-            return [Launch("output_projection", added, ("x",), product(rows, w_o), rows)]
-        y = Value("attended", x.shape, x.dtype)
-        alone = (o, w_o, None, *finish)
-        return [
-            Launch("output_projection", alone, (y.name,), product(rows, w_o), rows),
-            self.after.launch(step, y, "x", "after attention", x),
-        ]
+        result = x if self.after is None else Value("attended", x.shape, x.dtype)
+        arguments: dict[str, Argument] = {
+            "o": o,
+            "w_o": w_o,
+            "residual": x if self.after is None else None,
+            "replica_group": Axis.tensor,
+            "bias": value_of(self.b_o, step),
+            "sequence_ranks": step.sequence_ranks,
+            "gate": self._gate(step),
+        }
+        launches = [Launch("output_projection", arguments, (result.name,), product(rows, w_o), rows)]
+        if self.after is not None:
+            launches.append(self.after.launch(step, result, "x", "after attention", x))
+        return launches
 
     def _projected(self, step: StepShape) -> tuple[Value, Value, Value]:
         own = self.heads.layout(step.ranks)

@@ -38,7 +38,7 @@ from model.layers.launch import (
 from model.layers.layer import Constant, Stateless, States
 from model.layers.norm import Norm, bias_of
 from model.layers.projection import Projection
-from model.layers.recurrent import places
+from model.layers.recurrent import sequence_arguments
 from model.layers.shard import ROW, Shard, by_kv_heads, by_query_heads, query_span
 from model.layers.softmax import mixed_values
 from model.layers.weight import Weight, value_of
@@ -98,7 +98,7 @@ class CrossAttention:
 
     def _rows(self, step: StepShape) -> Value | None:
         """The rows of both caches that hold the windows of a step's sequences; None where they are in order."""
-        return places(step)[0] if step.slots else None
+        return sequence_arguments(step)["state_slots"] if step.slots else None
 
     def states(self, step: StepShape) -> Sequence[Value]:
         """Keys and values of a rank's heads."""
@@ -134,11 +134,17 @@ class CrossAttention:
 
     def _project(self, step: StepShape, x: Value, norm: Norm, part: str, result: str, label: str) -> Launch:
         """One projection of normalised rows."""
-        weight, bias = self._matrix(part).value(step), value_of(self._bias(part), step)
-        arguments: tuple[Argument, ...] = (
-            *(x, norm.weight.value(step), weight, norm.eps, weight.shape[1], 0, bias),
-            *(None, None, None, None, None, None, bias_of(norm, step)),
-        )
+        weight = self._matrix(part).value(step)
+        arguments: dict[str, Argument] = {
+            "x": x,
+            "norm_weight": norm.weight.value(step),
+            "w_qkv": weight,
+            "eps": norm.eps,
+            "q_size": weight.shape[1],
+            "kv_size": 0,
+            "bias": value_of(self._bias(part), step),
+            "norm_bias": bias_of(norm, step),
+        }
         return Launch("qkv_projection", arguments, (result,), product(x.shape[0], weight), x.shape[0], label)
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
@@ -151,8 +157,13 @@ class CrossAttention:
             attend = [self._prefill(step, queries)]
         else:
             attend = [self._decode(step, queries, *each) for each in chunks(step)]
-        o = replace(queries, name="o")
-        finish: tuple[Argument, ...] = (o, w_o, x, Axis.tensor, value_of(self._bias("o"), step))
+        finish: dict[str, Argument] = {
+            "o": replace(queries, name="o"),
+            "w_o": w_o,
+            "residual": x,
+            "replica_group": Axis.tensor,
+            "bias": value_of(self._bias("o"), step),
+        }
         work, label = product(step.tokens, w_o), "of the encoder"
         return [project, *attend, Launch("output_projection", finish, ("x",), work, step.tokens, label)]
 
@@ -165,13 +176,22 @@ class CrossAttention:
 
     def _prefill(self, step: StepShape, queries: Value) -> Launch:
         """Attention of a prompt, which stores the encoder's keys and values."""
-        caches, own = self._caches(step), self.heads
-        heads = own.layout(step.ranks).kv_heads_of_rank
-        given = (queries, *self._new(step), *caches, own.score_scale, heads)
+        new_keys, new_values = self._new(step)
+        keys, values = self._caches(step)
         return Launch(
             "attention_prefill",
-            (*given, None, 0, None, None, None, None, None, False, None, self._rows(step)),
-            ("o", *(each.name for each in caches)),
+            {
+                "q": queries,
+                "k": new_keys,
+                "v": new_values,
+                "k_cache": keys,
+                "v_cache": values,
+                "scale": self.heads.score_scale,
+                "num_kv_heads": self.heads.layout(step.ranks).kv_heads_of_rank,
+                "causal": False,
+                "cache_rows": self._rows(step),
+            },
+            ("o", keys.name, values.name),
             self._attended(step, queries, step.sequences, 2),
             step.tokens,
             "to the encoder",
@@ -181,21 +201,28 @@ class CrossAttention:
     def _decode(self, step: StepShape, queries: Value, sequences: int, repeat: int) -> Launch:
         """Attention of the new tokens of some sequences."""
         rows = sequences * step.new_tokens
-        own = queries if rows == step.tokens else queries.last(rows)
-        caches = self._caches(replace(step, sequences=sequences))
-        held_in = self._rows(step)
+        queries = queries if rows == step.tokens else queries.last(rows)
+        keys, values = self._caches(replace(step, sequences=sequences))
+        cache_rows = self._rows(step)
         last = Value(LAST_OF_WINDOW, (step.sequences, 1), INT32)
-        last = last if sequences == step.sequences else last.last(sequences)
-        heads = self.heads.layout(step.ranks).kv_heads_of_rank
-        rows_of: tuple[Argument, ...] = ()
-        if held_in is not None:
-            held_in = held_in if sequences == step.sequences else held_in.last(sequences)
-            rows_of = (None, None, None, None, 1e-6, *(None,) * 7, 1, None, held_in)
+        if sequences < step.sequences:
+            last = last.last(sequences)
+            cache_rows = None if cache_rows is None else cache_rows.last(sequences)
         return Launch(
             "attention_decode",
-            (own, None, None, *caches, last, self.heads.score_scale, heads, *rows_of),
+            {
+                "q": queries,
+                "k": None,
+                "v": None,
+                "k_cache": keys,
+                "v_cache": values,
+                "positions": last,
+                "scale": self.heads.score_scale,
+                "num_kv_heads": self.heads.layout(step.ranks).kv_heads_of_rank,
+                "cache_rows": cache_rows,
+            },
             ("o",),
-            self._attended(step, own, sequences, 1),
+            self._attended(step, queries, sequences, 1),
             rows,
             "to the encoder",
             repeat=repeat,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from model.layers.arithmetic import Arithmetic, Span
-from model.layers.launch import INT32, Launch, StepShape, Value, copied
+from model.layers.launch import INT32, Argument, Launch, StepShape, Value, copied
 from model.layers.layer import Stateless, States
 from model.layers.shard import Whole
 from model.layers.weight import Tensor, Weight
@@ -53,10 +53,15 @@ class Embedding(Stateless):
         """One kernel, for the rank's own rows."""
         ids = Value("ids", (step.own_rows, 1), INT32)
         x = Value("x", (step.own_rows, self.hidden), step.activations)
-        own: tuple[Value | None, Value | None] = (None, None)
+        arguments: dict[str, Argument] = {
+            "ids": ids,
+            "table": self.table.value(step),
+            "dtype": step.activations,
+            "scale": self.scale,
+        }
         if self.position_table is not None:
-            own = Value("own_positions", ids.shape, INT32), self.position_table.value(step)
-        arguments = (ids, self.table.value(step), step.activations, self.scale, *own)
+            arguments["positions"] = Value("own_positions", ids.shape, INT32)
+            arguments["position_table"] = self.position_table.value(step)
         return (Launch("embedding", arguments, ("x",), copied(x), step.own_rows),)
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:

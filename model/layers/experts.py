@@ -31,7 +31,7 @@ from model.layers.mlp import FeedForward, activated
 from model.layers.norm import Norm
 from model.layers.projection import Projection
 from model.layers.shard import COLUMN_PARALLEL, ROW, ROW_PARALLEL, TRANSPOSED, Shard, even_span
-from model.layers.weight import StackedRow, StackedWeight, Tensor, Weight
+from model.layers.weight import StackedRow, StackedWeight, Tensor, Weight, value_of
 from model.precision import FLOAT32
 
 DECODED_TOKENS = 128
@@ -151,21 +151,29 @@ class RoutedExperts(Stateless):
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """The norm and router, the shared experts, the chosen experts."""
-        tokens, chosen = step.own_rows, self.routing.per_token
+        tokens = step.own_rows
         x = Value("x", (tokens, self.hidden), step.activations)
-        router = {
-            name: None if each is None else each.value(step) for name, each in self._router_weights.items()
-        }
-        matrix, bias = router["w_router"], router["b_router"]
+        router = {name: value_of(weight, step) for name, weight in self._router_weights.items()}
+        matrix = router["w_router"]
         assert matrix is not None
-        norm = (self.norm.weight.value(step), matrix, self.norm.eps)
-        own = self.routing
-        choice = (router["b_choice"], own.groups, own.top_groups, own.scale, self.norm.offset)
-        first: tuple[Argument, ...] = (x, *norm, chosen, own.renormalise, own.scoring, bias)
-        first += choice if choice != (None, 1, 1, 1.0, 0.0) else ()
+        arguments: dict[str, Argument] = {
+            "x": x,
+            "norm_weight": self.norm.weight.value(step),
+            "w_router": matrix,
+            "eps": self.norm.eps,
+            "top_k": self.routing.per_token,
+            "renormalise": self.routing.renormalise,
+            "scoring": self.routing.scoring,
+            "bias": router["b_router"],
+            "choice_bias": router["b_choice"],
+            "groups": self.routing.groups,
+            "top_groups": self.routing.top_groups,
+            "scale": self.routing.scale,
+            "norm_offset": self.norm.offset,
+        }
         chosen_rows = self._chosen_rows(step, tokens)
         names = tuple(each.name for each in chosen_rows)
-        route = Launch("router", first, names, product(tokens, matrix), tokens)
+        route = Launch("router", arguments, names, product(tokens, matrix), tokens)
         shared = () if self._shared_block is None else self._shared_block.launches(step)
         return (route, *shared, *self._exchanged(step, x, chosen_rows))
 
@@ -196,13 +204,31 @@ class RoutedExperts(Stateless):
                 LeastWork(0.0, 2.0 * sum(each.nbytes for each in received)),
                 LeastWork(0.0, 2.0 * results.nbytes),
             )
-            biases: tuple[Argument, ...] = ()
-            if axis is Axis.tensor and down is not None:  # each rank would add them to its part of the sum
-                biases = (*chosen[1:], down.value(step), step.expert_ranks > 1)
             names = tuple(each.name for each in received)
-            dispatched = (*chosen, first, own, axis, ranks)
+            rows, weights, ids = chosen
+            dispatched: dict[str, Argument] = {
+                "n": rows,
+                "weights": weights,
+                "ids": ids,
+                "first": first,
+                "experts": own,
+                "replica_group": axis,
+                "ranks": ranks,
+            }
             before.append(Launch("experts_dispatch", dispatched, names, sizes[0], step.own_rows, label))
-            combined = (results, residual, axis, ranks, *biases)
+            combined: dict[str, Argument] = {
+                "results": results,
+                "x": residual,
+                "replica_group": axis,
+                "ranks": ranks,
+            }
+            if axis is Axis.tensor and down is not None:  # each rank would add them to its part of the sum
+                combined |= {
+                    "weights": weights,
+                    "ids": ids,
+                    "b_down": down.value(step),
+                    "absent": step.expert_ranks > 1,
+                }
             after.insert(0, Launch("experts_combine", combined, (result,), sizes[1], step.own_rows, label))
             chosen, residual, result = received, None, results.name
         return [*before, self.of_rows(step, chosen[0].shape[0]), *after]
@@ -213,13 +239,25 @@ class RoutedExperts(Stateless):
         name = "whole_" if cut else "all_" if divided else ""
         chosen = self._chosen_rows(step, rows, name)
         x = None if name else Value("x", chosen[0].shape, step.activations)
-        matrices = [each.value(step) for each in self._matrices]
-        gate, up, down = (None if each is None else each.value(step) for each in self._biases)
-        arguments: tuple[Argument, ...] = (
-            *(x, *chosen, *matrices, None if cut else Axis.tensor, self.routing.activation),
-            *(gate, up, None if cut else down),
-            *((True,) if divided else ()),
-        )
+        matrices = [weight.value(step) for weight in self._matrices]
+        w_gate, w_up, w_down = matrices
+        b_gate, b_up, b_down = (value_of(bias, step) for bias in self._biases)
+        given_rows, weights, ids = chosen
+        arguments: dict[str, Argument] = {
+            "x": x,
+            "n": given_rows,
+            "weights": weights,
+            "ids": ids,
+            "w_gate": w_gate,
+            "w_up": w_up,
+            "w_down": w_down,
+            "activation": self.routing.activation,
+            "b_gate": b_gate,
+            "b_up": b_up,
+            "absent": divided,
+        }
+        if not cut:  # else experts_combine adds up the sums of the ranks, and the bias once
+            arguments |= {"replica_group": Axis.tensor, "b_down": b_down}
         kernel = "experts_decode" if rows <= DECODED_TOKENS else "experts_prefill"
         choices = rows // step.expert_ranks * self.routing.per_token
         held = matrices[0].shape[0]

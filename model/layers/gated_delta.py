@@ -26,13 +26,14 @@ from model.layers.launch import (
     Phase,
     StepShape,
     Value,
+    gathered_rows,
     product,
 )
 from model.layers.layer import Constant, States
 from model.layers.mlp import activated
 from model.layers.norm import Norm
 from model.layers.projection import Projection
-from model.layers.recurrent import Convolution, copied, places, slots
+from model.layers.recurrent import Convolution, copied, sequence_arguments, slots
 from model.layers.shard import by_query_heads, query_span
 from model.layers.weight import Tensor, Weight
 
@@ -113,13 +114,23 @@ class DeltaHeads:
         x = Value("x", (step.own_rows, self.hidden), step.activations)
         inner = Value("inner", (tokens, w_in.shape[1]), step.activations)
         y = Value("scanned", (tokens, w_out.shape[0]), step.activations)
-        ranks = (step.sequence_ranks,) if step.sequence_ranks > 1 else ()
-        gathered: tuple[Argument, ...] = (Axis.tensor, *ranks) if ranks else ()
-        enter: tuple[Argument, ...] = (
-            *(x, self.norm.weight.value(step), w_in, self.norm.eps, w_in.shape[1], 0),
-            *(*[None] * 8, self.norm.offset, *gathered),
-        )
-        leave: tuple[Argument, ...] = (y, w_out, x, Axis.tensor, None, *ranks)
+        enter: dict[str, Argument] = {
+            "x": x,
+            "norm_weight": self.norm.weight.value(step),
+            "w_qkv": w_in,
+            "eps": self.norm.eps,
+            "q_size": w_in.shape[1],
+            "kv_size": 0,
+            "norm_offset": self.norm.offset,
+            **gathered_rows(step),
+        }
+        leave: dict[str, Argument] = {
+            "o": y,
+            "w_o": w_out,
+            "residual": x,
+            "replica_group": Axis.tensor,
+            "sequence_ranks": step.sequence_ranks,
+        }
         return (
             Launch("qkv_projection", enter, (inner.name,), product(tokens, w_in), tokens),
             self.convolution.launch(step, inner, "u"),
@@ -139,14 +150,25 @@ class DeltaHeads:
             inner = inner.last(tokens)
         own, state = self.part, self._state(step)
         u = Value("u", (tokens, self.convolution.state(step).shape[2]), step.activations)
-        vectors = [each.value(step) for each in (*self._of_heads, self.inner_norm.weight)]
+        a_log, dt_bias = (weight.value(step) for weight in self._of_heads)
         elements = state.shape[1] * own.key_dim * own.value_dim
         kept = 2 * FLOAT32.itemsize * step.sequences * elements
         one_each = step.phase is Phase.decode and step.new_tokens == 1
         key_heads = state.shape[1] * own.key_heads // own.heads
         return Launch(
             "gated_delta_step" if one_each else "gated_delta",
-            (u, inner, *vectors, state, *places(step), key_heads, self.inner_norm.eps, u.shape[1]),
+            {
+                "qkv": u,
+                "gates": inner,
+                "a_log": a_log,
+                "dt_bias": dt_bias,
+                "norm_weight": self.inner_norm.weight.value(step),
+                "states": state,
+                **sequence_arguments(step),
+                "key_heads": key_heads,
+                "eps": self.inner_norm.eps,
+                "first": u.shape[1],
+            },
             (y.name, state.name),
             LeastWork(6.0 * tokens * elements, float(inner.nbytes + y.nbytes + kept)),
             tokens,

@@ -78,34 +78,49 @@ class Head(Stateless):
             pieces = -(-step.tokens // rows)
             return [
                 replace(each, repeat=pieces)
-                for each in (self._ends(step, rows), *self._launches(step, rows, 1))
+                for each in (self._pick_rows(step, rows), *self._launches(step, rows, 1))
             ]
         whole, rest = divmod(step.head_rows, _ROWS)
         chunks = [(rows, repeat) for rows, repeat in ((_ROWS, whole), (rest, 1)) if rows and repeat]
         launches = [launch for rows, repeat in chunks for launch in self._launches(step, rows, repeat)]
         if step.phase is Phase.prefill and (step.sequences > 1 or step.padded or step.sequence_ranks > 1):
-            return [self._ends(step, step.head_rows), *launches]
+            return [self._pick_rows(step, step.head_rows), *launches]
         return launches
 
-    def _ends(self, step: StepShape, rows: int) -> Launch:
-        """The rows of x at `ends`, [rows, 1] int32, which the embedding's kernel gathers, from all ranks' rows."""
+    def _pick_rows(self, step: StepShape, rows: int) -> Launch:
+        """The rows of x at `logits_indices` [rows, 1], gathered from all ranks' rows by the kernel `embedding`."""
         x = Value("x", (step.own_rows, self.hidden), step.activations)
         picked = copied(Value("x", (rows, self.hidden), step.activations))
-        arguments: tuple[Argument, ...] = (Value("ends", (rows, 1), INT32), x, step.activations)
+        arguments: dict[str, Argument] = {
+            "ids": Value("logits_indices", (rows, 1), INT32),
+            "table": x,
+            "dtype": step.activations,
+        }
         if step.sequence_ranks > 1:
-            arguments += (1.0, None, None, Axis.tensor)
+            arguments["replica_group"] = Axis.tensor
         growth = Growth.sequences
         return Launch("embedding", arguments, ("x",), picked, rows, label="last rows", growth=growth)
 
     def _launches(self, step: StepShape, rows: int, repeat: int) -> Sequence[Launch]:
         x = Value("x", (step.tokens, self.hidden), step.activations).last(rows)
-        norm, w_head = self.norm.weight.value(step), self.w_head.value(step)
+        w_head = self.w_head.value(step)
         first = Value(f"{self.name}.first_token", (1, 1), INT32)
         draws = step.draws
         wanted = step.candidates if draws is None or draws.whole else draws.candidates
-        candidates = candidates_held(wanted, self.vocabulary, step.ranks)
-        finish = (self.softcap, bias_of(self.norm, step), self.norm.offset, self.scale)
-        arguments = (x, norm, w_head, self.norm.eps, candidates, first, Axis.tensor, step.ranks, *finish)
+        arguments: dict[str, Argument] = {
+            "x": x,
+            "norm_weight": self.norm.weight.value(step),
+            "w_head": w_head,
+            "eps": self.norm.eps,
+            "top_k": candidates_held(wanted, self.vocabulary, step.ranks),
+            "vocab_offset": first,
+            "replica_group": Axis.tensor,
+            "num_ranks": step.ranks,
+            "softcap": self.softcap,
+            "norm_bias": bias_of(self.norm, step),
+            "norm_offset": self.norm.offset,
+            "scale": self.scale,
+        }
         work, growth = product(rows, w_head), Growth.sequences
         launch = Launch("lm_head", arguments, HEAD_RESULTS, work, rows, growth=growth, repeat=repeat)
         return (

@@ -1,7 +1,8 @@
-"""Launches of neighbouring layers that one kernel does in less time than two.
+"""The join of a decode step's attention with the MLP after it: one launch of `decoder_layer_decode` for the two.
 
-A layer lists its own launches. `joined` goes through those of a decoder layer and puts one in the place of two where a
-kernel takes both: it starts once, and the weights of the second part arrive while the first one runs.
+Each layer lists its own launches and knows nothing of its neighbours. `joined` goes through the launches of one
+decoder layer and replaces a pair that one kernel can compute. The joint kernel starts once, and it loads the weights
+of the MLP while attention still runs.
 """
 
 from __future__ import annotations
@@ -10,45 +11,62 @@ from collections.abc import Iterable
 
 from model.layers.launch import Launch, LeastWork
 
-_REQUIRED = 11
-"""Arguments of attention_block_decode up to w_o; the MLP's weights follow them in decoder_layer_decode."""
+_MLP_PARAMETERS = {
+    "norm_weight": "mlp_norm_weight",
+    **{name: name for name in ("w_gate", "w_up", "w_down", "activation", "b_gate", "b_up", "b_down")},
+}
+"""The parameters of `mlp` that `decoder_layer_decode` has too, and their names there."""
 
-_OPTIONAL = 12
-"""Arguments of decoder_layer_decode between the weights of the MLP and what else it takes: from num_kv_heads on."""
+_MLP_FIXED = {
+    "norm_bias": None,
+    "norm_offset": 0.0,
+    "residual": True,
+    "sequence_ranks": 1,
+    "row_gate": None,
+}
+"""The parameters of `mlp` that `decoder_layer_decode` lacks, and the argument that it computes with."""
 
 
 def joined(launches: Iterable[Launch]) -> list[Launch]:
-    """The launches of a decoder layer: a decode step's attention and the MLP behind it are one where that is possible.
+    """The launches of a decoder layer, with attention and MLP joined where `decoder_layer_decode` takes both.
 
-    The joint launch keeps the two as its parts.
+    A joint launch keeps the two launches that it replaces as its `parts`.
     """
     result: list[Launch] = []
     for launch in launches:
-        if result and _are_a_layer(result[-1], launch):
-            result[-1] = _layer(result[-1], launch)
+        if result and _can_join(result[-1], launch):
+            result[-1] = _join(result[-1], launch)
         else:
             result.append(launch)
     return result
 
 
-def _are_a_layer(first: Launch, second: Launch) -> bool:
-    """Whether decoder_layer_decode takes both: the same rows, plain RMSNorms with one eps before them, none after."""
-    if (first.kernel, second.kernel) != ("attention_block_decode", "mlp"):
+def _can_join(attention: Launch, mlp: Launch) -> bool:
+    """Whether the two are an attention block and an MLP over the same rows that the joint kernel computes.
+
+    It takes a norm before each of the two, with one eps for both. It takes nothing else that `_MLP_FIXED` excludes.
+    """
+    if (attention.kernel, mlp.kernel) != ("attention_block_decode", "mlp") or attention.rows != mlp.rows:
         return False
-    norm, eps = second.arguments[1], second.arguments[5]
-    norm_bias, norm_offset, residual = second.arguments[11:14]
-    is_plain = norm is not None and norm_bias is None and norm_offset == 0.0 and residual is True
-    return is_plain and eps == first.arguments[3] and first.rows == second.rows
+    has_norm = mlp.arguments["norm_weight"] is not None
+    has_same_eps = mlp.arguments["eps"] == attention.arguments["eps"]
+    return (
+        has_norm
+        and has_same_eps
+        and all(mlp.arguments.get(name, value) == value for name, value in _MLP_FIXED.items())
+    )
 
 
-def _layer(first: Launch, second: Launch) -> Launch:
-    optional = first.arguments[_REQUIRED:]
-    optional += (None,) * (_OPTIONAL - len(optional))
+def _join(attention: Launch, mlp: Launch) -> Launch:
+    """One launch with all arguments of the attention block, and those of the MLP under their names in the kernel."""
+    mlp_arguments = {
+        parameter: mlp.arguments[name] for name, parameter in _MLP_PARAMETERS.items() if name in mlp.arguments
+    }
     return Launch(
         "decoder_layer_decode",
-        (*first.arguments[:_REQUIRED], *second.arguments[1:5], *optional, *second.arguments[7:11]),
-        first.results,
-        LeastWork(first.work.operations + second.work.operations, first.work.bytes + second.work.bytes),
-        first.rows,
-        parts=(first, second),
+        {**attention.arguments, **mlp_arguments},
+        attention.results,
+        LeastWork(attention.work.operations + mlp.work.operations, attention.work.bytes + mlp.work.bytes),
+        attention.rows,
+        parts=(attention, mlp),
     )

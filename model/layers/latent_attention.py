@@ -42,6 +42,7 @@ from model.layers.launch import (
     Phase,
     StepShape,
     Value,
+    gathered_rows,
     product,
 )
 from model.layers.layer import Constant, States
@@ -207,16 +208,22 @@ class LatentMixer:
         """Queries, rotated, and the latents and keys of the tokens."""
         x = Value("x", (step.own_rows, self.hidden), step.activations)
         at = Value("positions", (step.tokens, 1), INT32)
-        turned = (at, *self._tables(step), self.heads.query_dim)
+        cos, sin = self._tables(step)
+        rotation: dict[str, Argument] = {
+            "positions": at,
+            "cos": cos,
+            "sin": sin,
+            "head_dim": self.heads.query_dim,
+        }
         source, normed, launches = x, self.norm, []
         first = self.w_query_latent
         if first is not None and self.query_norm is not None:
             latent = Value("query_latent", (step.own_rows, self.heads.query_rank), step.activations)
-            launches.append(self._projected(step, (x, self.norm), first, latent, "latents of queries"))
+            launches.append(self._projected(step, (x, self.norm), first, latent, "latents of queries", {}))
             source, normed = latent, self.query_norm
         queries = self._queries(step)
-        launches.append(self._projected(step, (source, normed), self.w_query, queries, "queries", *turned))
-        launches.append(self._projected(step, (x, self.norm), self.w_latent, self._rows(step), "latents"))
+        launches.append(self._projected(step, (source, normed), self.w_query, queries, "queries", rotation))
+        launches.append(self._projected(step, (x, self.norm), self.w_latent, self._rows(step), "latents", {}))
         return launches
 
     @staticmethod
@@ -226,34 +233,38 @@ class LatentMixer:
         weight: Weight,
         result: Value,
         label: str,
-        *turned: Argument,
+        rotation: Mapping[str, Argument],
     ) -> Launch:
-        """A product of normalised rows; `turned` are positions, tables and the size of heads to rotate.
+        """A product of normalised rows; `rotation` are the arguments that rotate heads: positions, tables, size.
 
         Rows that ranks cut are gathered, unless the result is cut as well.
         """
         source, norm = normed
         matrix, rows = weight.value(step), result.shape[0]
-        given: tuple[Argument, ...] = (
-            source,
-            norm.weight.value(step),
-            matrix,
-            norm.eps,
-            result.shape[1],
-            0,
-            None,
-        )
+        arguments: dict[str, Argument] = {
+            "x": source,
+            "norm_weight": norm.weight.value(step),
+            "w_qkv": matrix,
+            "eps": norm.eps,
+            "q_size": result.shape[1],
+            "kv_size": 0,
+            **rotation,
+        }
         if rows > source.shape[0]:
-            gathered = (None, None, None, 0.0, Axis.tensor, step.sequence_ranks)
-            given += (*(turned or (None, None, None, None)), *gathered)
-        else:
-            given += turned
-        return Launch("qkv_projection", given, (result.name,), product(rows, matrix), rows, label)
+            arguments |= gathered_rows(step)
+        return Launch("qkv_projection", arguments, (result.name,), product(rows, matrix), rows, label)
 
-    def _normed_rows(self, step: StepShape) -> tuple[Argument, ...]:
+    def _latent_arguments(self, step: StepShape) -> dict[str, Argument]:
         """What both kernels take to normalise, rotate and expand rows."""
-        expand = (self.w_keys.value(step), self.w_values.value(step))
-        return (self.latent_norm.weight.value(step), self.latent_norm.eps, *self._tables(step), *expand)
+        cos, sin = self._tables(step)
+        return {
+            "norm_weight": self.latent_norm.weight.value(step),
+            "eps": self.latent_norm.eps,
+            "cos": cos,
+            "sin": sin,
+            "w_uk": self.w_keys.value(step),
+            "w_uv": self.w_values.value(step),
+        }
 
     def _prefill(self, step: StepShape) -> list[Launch]:
         """Keys and values of the tokens and of a prefix, and attention of the tokens with them."""
@@ -270,23 +281,37 @@ class LatentMixer:
         pairs = step.sequences * (end * (end + 1) - step.prefix * (step.prefix + 1)) // 2
         each = heads * (own.query_dim + own.value_dim)
         attended = size * each * (expanded + step.tokens)
+        attend: dict[str, Argument] = {
+            "q": self._queries(step),
+            "k": None,
+            "v": None,
+            "k_cache": keys,
+            "v_cache": values,
+            "scale": own.score_scale,
+            "num_kv_heads": heads,
+            "prefix": step.prefix,
+        }
+        if step.prefix:
+            attend["positions"] = at
         return [
             Launch(
                 "latent_keys_values",
-                (
-                    *(self._rows(step), rows, at, *self._normed_rows(step), heads, step.prefix),
-                    *paged.places(step, None, step.tokens),
-                ),
+                {
+                    "kv": self._rows(step),
+                    "cache": rows,
+                    "positions": at,
+                    **self._latent_arguments(step),
+                    "heads": heads,
+                    "prefix": step.prefix,
+                    **paged.page_arguments(step, None, step.tokens),
+                },
                 (keys.name, values.name, rows.name),
                 product(expanded, *matrices, moved_bytes=float(size * each * expanded)),
                 step.tokens,
             ),
             Launch(
                 "attention_prefill",
-                (
-                    *(self._queries(step), None, None, keys, values, own.score_scale, heads),
-                    *(at if step.prefix else None, step.prefix),
-                ),
+                attend,
                 ("o",),
                 LeastWork(2.0 * each * pairs, float(attended)),
                 step.tokens,
@@ -302,7 +327,6 @@ class LatentMixer:
             for each in (self._queries(step), self._rows(step))
         )
         (rows,) = self.states(replace(step, sequences=sequences))
-        at = paged.positions(step, None, tokens)
         seen = sequences * step.cache_length
         heads = self._own_heads(step)
         matrices = [each.value(step) for each in (self.w_keys, self.w_values)]
@@ -312,10 +336,15 @@ class LatentMixer:
         scored = 2.0 * step.new_tokens * seen * heads * (own.row_width + own.latent_rank)
         return Launch(
             "latent_attention_decode",
-            (
-                *(q, kv, rows, at, own.score_scale, *self._normed_rows(step)),
-                *paged.places(step, None, tokens),
-            ),
+            {
+                "q": q,
+                "kv": kv,
+                "cache": rows,
+                "positions": paged.positions(step, None, tokens),
+                "scale": own.score_scale,
+                **self._latent_arguments(step),
+                **paged.page_arguments(step, None, tokens),
+            },
             ("o", rows.name),
             LeastWork(projections.operations + scored, projections.bytes),
             tokens,
@@ -326,10 +355,14 @@ class LatentMixer:
         """The output projection, plus the residual."""
         x = Value("x", (step.own_rows, self.hidden), step.activations)
         w_o = self.w_o.value(step)
-        given: tuple[Argument, ...] = (self._outputs(step), w_o, x, Axis.tensor)
-        if step.sequence_ranks > 1:
-            given += (None, step.sequence_ranks)
-        return Launch("output_projection", given, ("x",), product(step.tokens, w_o), step.tokens)
+        arguments: dict[str, Argument] = {
+            "o": self._outputs(step),
+            "w_o": w_o,
+            "residual": x,
+            "replica_group": Axis.tensor,
+            "sequence_ranks": step.sequence_ranks,
+        }
+        return Launch("output_projection", arguments, ("x",), product(step.tokens, w_o), step.tokens)
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """The naive form: keys and values of every head are expanded from the rows of all positions."""

@@ -7,6 +7,7 @@ those of the first rank, and the last rank's part of the vocabulary may be small
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from math import prod
@@ -75,10 +76,10 @@ class Growth(Enum):
 
 @dataclass(frozen=True)
 class Draws:
-    """What the next tokens are drawn from: the likeliest `candidates`, as the head finds them.
+    """One variant of the draw on the device: next tokens are drawn from the likeliest `candidates`.
 
-    With `whole` they are found again in the `whole` vocabulary, whose logits are changed first; and log-probabilities
-    are of all of it.
+    The candidates are those that the head picked out. With `whole` the kernel changes the logits of the whole
+    vocabulary first and picks out candidates again. Its log-probabilities are then of the whole vocabulary.
     """
 
     candidates: int
@@ -86,38 +87,30 @@ class Draws:
 
 
 @dataclass(frozen=True)
-class Decoding:
-    """What decodes beside the prompts of a step: sequences, new tokens of each, and positions that its tables name."""
-
-    sequences: int
-    new_tokens: int
-    cache_length: int
-
-    @property
-    def rows(self) -> int:
-        """Tokens of all sequences."""
-        return self.sequences * self.new_tokens
-
-
-@dataclass(frozen=True)
 class StepShape:
-    """The numbers that decide the shapes of a step: tokens of all sequences, ranks, dtypes.
+    """The sizes of a step: all that the shapes of its launches depend on. Launches have the shapes of `rank`.
 
-    A state has room for `cache_length` positions, of which a sequence fills at most `context`. `activations` is the
-    dtype of activations and states, `weights` that of the weights. The head picks `candidates` of the likeliest tokens.
-    Experts are divided whole over `expert_ranks`.
-    Prompts are `padded` where some of them, perhaps of another rank, is longer. With `cuts_sequence` the ranks cut
-    the tokens of prompts among them (sequence parallelism). Launches have the shapes of `rank`.
+        tokens               rows of the step: the tokens of all sequences, padding included
+        sequences            sequences of the step, which have equally many rows
+        cache_length         positions that a cache holds of a sequence, or that a block table names
+        context              positions that a sequence fills at most
+        ranks, expert_ranks  tensor-parallel ranks; groups of them that divide the routed experts
+        activations          dtype of activations and states
+        weights              dtype of weights
+        candidates           how many of the likeliest tokens the head picks out
+        padded               whether prompts are padded to the longest one, which another rank may have
+        cuts_sequence        whether ranks cut the rows of prompts among them (sequence parallelism)
+        block_size           positions of a page; 0 where states are not in pages
+        pages                pages of each layer that has no pages for its window
+        window_pages         the windows whose layers have pages of their own, and how many
+        prefix               cached positions of each sequence that a prefill step reads
+        slots                recurrent states of a layer; 0 where there is one for each sequence
+        draws                how the step draws next tokens; None where it does not
+        scores               whether the head takes all rows of a prefill step, and not only the last of each sequence
+        decoding             the step of the sequences that decode beside the prompts of a prefill step, if any
 
-    Where there is a `block_size`, states are pages of so many positions, and tables of pages name the `cache_length`
-    positions of each sequence; a prefill step reads `prefix` of them, which were computed before it. Layers have
-    `pages` pages; those with a window among `window_pages` have as many as stand beside it there. Recurrent layers have
-    `slots` states, of which those of the step's sequences are read and written; with 0 there is one of each sequence.
-    Where there are `draws`, the step also draws the next tokens. Where it `scores`, the head computes what follows each
-    token of a prefill step, up to 128 at a time, not only the last one of each sequence.
-
-    Where some sequences decode beside the prompts of a prefill step on pages, the first rows are those of `decoding`;
-    `tokens` counts them too, and `sequences`, `cache_length` and `prefix` are those of the prompts.
+    The rows of `decoding` come before those of the prompts, and `tokens` counts both. `sequences`, `cache_length` and
+    `prefix` are those of the prompts.
     """
 
     phase: Phase
@@ -138,7 +131,7 @@ class StepShape:
     window_pages: WindowPages = ()
     draws: Draws | None = None
     scores: bool = False
-    decoding: Decoding | None = None
+    decoding: StepShape | None = None
     expert_ranks: int = 1
     slots: int = 0
 
@@ -182,30 +175,16 @@ class StepShape:
     @property
     def prompts(self) -> StepShape:
         """This step without the sequences that decode beside its prompts."""
-        own = self.decoding
-        return self if own is None else replace(self, tokens=self.tokens - own.rows, decoding=None)
-
-    @property
-    def decoded(self) -> StepShape:
-        """The sequences that decode beside the prompts, as a step of their own."""
-        own = self.decoding
-        assert own is not None, "nothing decodes beside the prompts"
-        return replace(
-            self,
-            phase=Phase.decode,
-            tokens=own.rows,
-            sequences=own.sequences,
-            cache_length=own.cache_length,
-            prefix=0,
-            decoding=None,
-        )
+        if self.decoding is None:
+            return self
+        return replace(self, tokens=self.tokens - self.decoding.tokens, decoding=None)
 
     @property
     def head_rows(self) -> int:
-        """Rows of which the head says what follows, where it does not for all in turn: new tokens, ends of prompts."""
+        """Rows that the head takes where it does not score all: each new token, and the last one of each prompt."""
         if self.phase is Phase.decode:
             return self.tokens
-        return self.sequences + (0 if self.decoding is None else self.decoding.rows)
+        return self.sequences + (0 if self.decoding is None else self.decoding.tokens)
 
     @property
     def shard(self) -> Shard:
@@ -224,17 +203,23 @@ class View(Enum):
 class Value:
     """An array that a launch reads or returns, on one rank, by its shape as the launch sees it.
 
-    A step binds it by its name: weights, states and constants of a layer, activations, and what comes with the step:
-    the `ids` and `own_positions` of the rank's own rows, [own rows, 1] int32; `positions` of all, [tokens, 1] int32;
-    the rows that the head takes, `ends`, [head rows, 1] int32, where prompts end, or all in turn where the step scores:
-    numbers among own rows, and their count where another rank holds the row; and `rope_rows`, the rows of tables of
-    rotations, [tokens, 1] int32, for models whose long sequences have other rotations. Where states are pages, `slots`,
-    [tokens, 1] int32, are the page and the place in it that take each token, and `block_tables`, [sequences, blocks]
-    int32, the pages of each sequence; beside sequences that decode, `prompt_tables` are those of the prompts. Layers
-    with pages of their window have slots, tables and positions of their own (`of_window`), which count from a table's
-    first page on. Recurrent layers read of each sequence, [sequences, 1] int32, the slot of its states, `state_slots`,
-    its first new position, `starts`, and how many of its tokens are no padding, `counts`. Where the step draws, the
-    arguments of `sample` for each row, by its names.
+    A step binds it by its name to a weight, a state, a constant, an activation, or an input of the step. The inputs of
+    a step are int32 arrays, and float32 ones for `sample`. vLLM's name is in brackets where it differs.
+
+        ids, own_positions  [rows of the rank, 1]  token ids and positions of the rows that the rank holds
+        positions           [tokens, 1]            positions of all rows
+        rope_rows           [tokens, 1]            rows of the rotation tables, where long sequences have others
+        logits_indices      [head rows, 1]         the rows that the head takes, as numbers among those of the rank;
+                                                   the number of its rows where another rank holds the row
+        slots               [tokens, 1]            where in the pages each new token is written (slot_mapping)
+        block_tables        [sequences, blocks]    the pages of each sequence (block_table)
+        prompt_tables       [prompts, blocks]      the pages of the prompts, where sequences decode beside them
+        state_slots         [sequences, 1]         the slot of each sequence's recurrent states
+        starts              [sequences, 1]         the position of its first new token (num_computed_tokens)
+        counts              [sequences, 1]         how many tokens are no padding (num_scheduled_tokens)
+
+    Layers that have pages for their window have slots, tables and positions of their own. These positions count from
+    the first page of the table (`StepShape.of_window`). A step that draws also has the arguments of `sample`.
     """
 
     name: str
@@ -269,15 +254,18 @@ class LeastWork:
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch: a kernel of `nki_kernels`, its arguments in order, and the names under which it returns values.
+    """One call of a kernel of `nki_kernels`: its arguments by parameter name, and the names of its results.
 
-    `rows` are what it works on at a time, `repeat` how often a step launches it with other rows. Beyond `window` rows,
-    where there is one, work that grows with the square of the rows grows with the rows. `parts` are launches
-    that do the same one after another, where there are such.
+    The device binds `arguments` by the kernel's signature. A parameter that has a default may be left out.
+    `results` are the names under which the step keeps what the kernel returns, in the kernel's order.
+
+    One launch works on `rows` rows, and a step repeats it `repeat` times with other rows. `growth` says how its time
+    follows the size of the step. With a `window`, quadratic growth becomes linear beyond that many rows. `parts` are
+    the launches that this one replaces, if any.
     """
 
     kernel: str
-    arguments: tuple[Argument, ...]
+    arguments: Mapping[str, Argument]
     results: tuple[str, ...]
     work: LeastWork
     rows: int
@@ -288,9 +276,21 @@ class Launch:
     parts: tuple[Launch, ...] = ()
 
     @property
+    def values(self) -> Sequence[Value]:
+        """The arrays among the arguments."""
+        return [argument for argument in self.arguments.values() if isinstance(argument, Value)]
+
+    @property
     def title(self) -> str:
         """The kernel, with what tells it from other launches of it in one layer."""
         return f"{self.kernel}, {self.label}" if self.label else self.kernel
+
+
+def gathered_rows(step: StepShape) -> dict[str, Argument]:
+    """The arguments of `qkv_projection` that gather the rows which ranks hold in parts; none where each holds all."""
+    if step.sequence_ranks == 1:
+        return {}
+    return {"replica_group": Axis.tensor, "sequence_ranks": step.sequence_ranks}
 
 
 def product(rows: int, *weights: Value, moved_bytes: float = 0.0) -> LeastWork:

@@ -1,8 +1,10 @@
-"""The feed-forward block, gated or plain, one kernel with the norm before it and the sum over the ranks.
+"""The feed-forward block, gated or plain: one kernel with the norm before it and the sum over the ranks.
 
-    x + down(activation(gate(norm(x))) * up(norm(x)))
+    gated   x + down(activation(gate(norm(x))) * up(norm(x)))
+    plain   x + down(activation(up(norm(x))))
 
-A norm after it is a launch of its own, which adds x. Where rows are cut over the ranks, each has its own rows of x.
+The ranks divide the width of the block: each computes a part of the sum of `down`, and `mlp` adds the parts up. A norm
+after the block is a launch of its own, which also adds x. With sequence parallelism each rank holds its own rows of x.
 """
 
 from __future__ import annotations
@@ -18,16 +20,17 @@ from model.layers.launch import Argument, Axis, Launch, StepShape, Value, produc
 from model.layers.layer import Stateless, States
 from model.layers.norm import Norm, Scale, bias_of, scaled_sum
 from model.layers.projection import Projection
-from model.layers.shard import COLUMN_PARALLEL, ROW, ROW_PARALLEL, TRANSPOSED, Cut, even_span
-from model.layers.weight import Weight
+from model.layers.shard import COLUMN_PARALLEL, ROW, ROW_PARALLEL, TRANSPOSED, even_span
+from model.layers.weight import Weight, value_of
 
 
 @dataclass(frozen=True)
 class FeedForward(Stateless):
-    """Without a gate the block is plain. A width that the ranks do not divide is padded with zeros.
+    """A feed-forward block over rows [tokens, `hidden`]; without a `gate` projection it is plain.
 
-    `scale` multiplies the sum of a norm after it and the residual. The sigmoid of a `row_gate`, one
-    number for each row, multiplies the sum of the ranks.
+    A width that the number of ranks does not divide is padded with zeros. `norm` is applied before the block, `after`
+    to its result. `scale` multiplies the sum of `after` and the residual. `row_gate` [1, hidden] gives one number for
+    each row, whose sigmoid multiplies the sum over the ranks.
     """
 
     name: str
@@ -41,63 +44,73 @@ class FeedForward(Stateless):
     scale: Scale | None = None
     row_gate: Projection | None = None
 
-    def _parts(self) -> dict[str, Weight | None]:
-        """The arrays of the projections by their names in the kernel: [hidden, width], [width, hidden], rows."""
-        given: tuple[tuple[str, Projection | None, Cut, Cut], ...] = (
+    def _projection_weights(self) -> dict[str, Weight]:
+        """The matrices and biases on one rank, by their parameter names of the kernel `mlp`.
+
+        `w_gate` and `w_up` are [hidden, width of the rank], `w_down` is [width of the rank, hidden]. `b_gate` and
+        `b_up` are rows [1, width of the rank], `b_down` is [1, hidden]. What the block lacks is left out.
+        """
+        weights: dict[str, Weight] = {}
+        for suffix, projection, matrix_cut, bias_cut in (
             ("gate", self.gate, COLUMN_PARALLEL, COLUMN_PARALLEL),
             ("up", self.up, COLUMN_PARALLEL, COLUMN_PARALLEL),
             ("down", self.down, ROW_PARALLEL, ROW),
-        )
-        parts: dict[str, Weight | None] = {}
-        for name, own, cut, bias_cut in given:
-            parts[f"w_{name}"] = parts[f"b_{name}"] = None
-            if own is not None:
-                parts[f"w_{name}"] = Weight(f"{self.name}.w_{name}", (own.weight(cut),))
-            if own is not None and own.bias is not None:
-                parts[f"b_{name}"] = Weight(f"{self.name}.b_{name}", (own.bias_row(bias_cut),))
-        return parts
+        ):
+            if projection is None:
+                continue
+            weights[f"w_{suffix}"] = Weight(f"{self.name}.w_{suffix}", (projection.weight(matrix_cut),))
+            if projection.bias is not None:
+                weights[f"b_{suffix}"] = Weight(f"{self.name}.b_{suffix}", (projection.bias_row(bias_cut),))
+        return weights
 
     @property
-    def _row_gate(self) -> Weight | None:
-        """[hidden, 1], on every rank."""
-        own = self.row_gate
-        return None if own is None else Weight(f"{self.name}.w_row_gate", (own.weight(TRANSPOSED),))
+    def _row_gate_weight(self) -> Weight | None:
+        """[hidden, 1], the same on every rank."""
+        if self.row_gate is None:
+            return None
+        return Weight(f"{self.name}.w_row_gate", (self.row_gate.weight(TRANSPOSED),))
 
     @property
     def weights(self) -> Sequence[Weight]:
-        """The norms, the projections and their biases."""
-        norms = [each for each in (self.norm, self.after) if each is not None]
-        return (
-            *(weight for norm in norms for weight in norm.weights),
-            *(each for each in self._parts().values() if each is not None),
-            *(() if self.scale is None else (self.scale.weight,)),
-            *(() if self._row_gate is None else (self._row_gate,)),
-        )
+        """The norms, the projections with their biases, the scale and the row gate; what the block lacks is absent."""
+        norms = [norm for norm in (self.norm, self.after) if norm is not None]
+        weights = [weight for norm in norms for weight in norm.weights]
+        weights += self._projection_weights().values()
+        if self.scale is not None:
+            weights.append(self.scale.weight)
+        if self._row_gate_weight is not None:
+            weights.append(self._row_gate_weight)
+        return weights
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """One kernel, whose partial sums are added up over the ranks, and the norm after it."""
+        """One launch of `mlp`, and one of the norm after it where there is one."""
         x = Value("x", (step.own_rows, self.hidden), step.activations)
-        parts = {name: None if each is None else each.value(step) for name, each in self._parts().items()}
-        matrices = [each for name, each in parts.items() if name.startswith("w_") and each is not None]
-        before = self.norm or self.after
-        arguments: tuple[Argument, ...] = (
-            *(x, None if self.norm is None else self.norm.weight.value(step)),
-            *(parts["w_gate"], parts["w_up"], parts["w_down"]),
-            *(0.0 if before is None else before.eps, Axis.tensor, self.activation),
-            *(parts["b_gate"], parts["b_up"], parts["b_down"], bias_of(self.norm, step)),
-            *(0.0 if self.norm is None else self.norm.offset, self.after is None),
-            *((step.sequence_ranks,) if step.sequence_ranks > 1 or self._row_gate else ()),
-            *(() if self._row_gate is None else (self._row_gate.value(step),)),
-        )
-        result = "x" if self.after is None else "mlp"
-        launches = [Launch("mlp", arguments, (result,), product(step.tokens, *matrices), step.tokens)]
+        projections = {name: weight.value(step) for name, weight in self._projection_weights().items()}
+        nearest_norm = self.norm or self.after
+        arguments: dict[str, Argument] = {
+            "x": x,
+            "norm_weight": None if self.norm is None else self.norm.weight.value(step),
+            "w_gate": None,
+            **projections,
+            "eps": 0.0 if nearest_norm is None else nearest_norm.eps,
+            "replica_group": Axis.tensor,
+            "activation": self.activation,
+            "residual": self.after is None,
+            "sequence_ranks": step.sequence_ranks,
+            "row_gate": value_of(self._row_gate_weight, step),
+        }
+        if self.norm is not None:
+            arguments |= {"norm_bias": bias_of(self.norm, step), "norm_offset": self.norm.offset}
+        result = x if self.after is None else Value("mlp", x.shape, x.dtype)
+        matrices = [value for name, value in projections.items() if name.startswith("w_")]
+        work = product(step.tokens, *matrices)
+        launches = [Launch("mlp", arguments, (result.name,), work, step.tokens)]
         if self.after is not None:
-            y = Value(result, x.shape, x.dtype)
-            launches.append(self.after.launch(step, y, "x", "after the MLP", x, self.scale))
+            launches.append(self.after.launch(step, result, "x", "after the MLP", x, self.scale))
         return launches
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
-        """The gated product is rounded, and the sum with the residual."""
+        """The block in plain numpy, x [tokens, hidden]; the product before `down` and the result are rounded."""
         normed = x if self.norm is None else self.norm.reference(x, numpy)
         inner = numpy.product(normed, self.up)
         if self.gate is None:
@@ -113,16 +126,15 @@ class FeedForward(Stateless):
 
 
 def activated(x: np.ndarray, activation: str) -> np.ndarray:
-    """The activation of every element."""
-    with np.errstate(
-        over="ignore"
-    ):  # exp of a large negative value is inf, and the quotient 0 as it should be
+    """The activation of every element of x, by the activation's name."""
+    # exp of a large negative number overflows to inf, and the quotient is 0 as it should be.
+    with np.errstate(over="ignore"):
         return _ACTIVATIONS[activation](x)
 
 
 def _gelu(x: np.ndarray) -> np.ndarray:
-    terms = (math.erf(each) for each in (x.astype(np.float64) / math.sqrt(2)).ravel())
-    erf = np.fromiter(terms, np.float64, x.size).reshape(x.shape)
+    erf_values = (math.erf(element) for element in (x.astype(np.float64) / math.sqrt(2)).ravel())
+    erf = np.fromiter(erf_values, np.float64, x.size).reshape(x.shape)
     return (x * (1 + erf) / 2).astype(np.float32)
 
 

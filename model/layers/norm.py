@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from model.layers.arithmetic import Arithmetic
-from model.layers.launch import Axis, Launch, LeastWork, StepShape, Value
+from model.layers.launch import Argument, Axis, Launch, LeastWork, StepShape, Value
 from model.layers.shard import ROW, Cut, Divided
 from model.layers.weight import Tensor, Weight
 
@@ -60,10 +60,18 @@ class Norm:
     ) -> Launch:
         """The norm of `x` as a launch of its own, plus a residual, and that sum times a number of the checkpoint."""
         moved = x.nbytes * (2 if residual is None else 3)
-        own = self.cut
-        divided = (Axis.tensor, own.held(self.size, step.ranks)) if isinstance(own, Divided) else (None, None)
-        factor = () if scale is None else (scale.weight.value(step),)
-        arguments = (x, self.weight.value(step), self.eps, residual, self.offset, *divided, *factor)
+        arguments: dict[str, Argument] = {
+            "x": x,
+            "weight": self.weight.value(step),
+            "eps": self.eps,
+            "residual": residual,
+            "norm_offset": self.offset,
+        }
+        if isinstance(self.cut, Divided):
+            arguments["replica_group"] = Axis.tensor
+            arguments["row_elements"] = self.cut.held(self.size, step.ranks)
+        if scale is not None:
+            arguments["scale"] = scale.weight.value(step)
         return Launch("rmsnorm", arguments, (result,), LeastWork(0.0, float(moved)), x.shape[0], label)
 
     def reference(self, x: np.ndarray, numpy: Arithmetic) -> np.ndarray:

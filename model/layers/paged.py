@@ -47,30 +47,41 @@ def positions(step: StepShape, window: int | None, tokens: int) -> Value:
     return Value(of_kind("positions", step, window), (tokens, 1), INT32)
 
 
-def places(step: StepShape, window: int | None, tokens: int) -> tuple[Value | None, Value | None]:
-    """Where new tokens are written and the tables of their sequences; None and None where states are not pages."""
+def page_arguments(step: StepShape, window: int | None, tokens: int) -> dict[str, Value]:
+    """The arguments `slots` and `block_tables` of an attention kernel; none where states are not pages.
+
+    `slots` [tokens, 1] are where the new tokens are written, `block_tables` [sequences, blocks] the pages they read.
+    """
     if not step.block_size:
-        return None, None
-    slots, tables = (of_kind(name, step, window) for name in ("slots", "block_tables"))
-    shape = tokens // step.new_tokens, step.of_window(window).cache_length // step.block_size
-    return Value(slots, (tokens, 1), INT32), Value(tables, shape, INT32)
+        return {}
+    blocks = step.of_window(window).cache_length // step.block_size
+    shapes = {"slots": (tokens, 1), "block_tables": (tokens // step.new_tokens, blocks)}
+    return {
+        parameter: Value(of_kind(parameter, step, window), shape, INT32)
+        for parameter, shape in shapes.items()
+    }
 
 
-def mixed_places(step: StepShape, window: int | None) -> tuple[Value | None, Value | None, Value]:
-    """Where the new tokens of a step are written, and the tables of what decodes in it and of its prompts."""
-    slots, tables = places(step.decoded, window, step.decoded.tokens)
-    _, of_prompts = places(step.prompts, window, step.prompts.tokens)
-    assert slots is not None and of_prompts is not None, "sequences decode beside prompts on pages"
-    name = of_kind("prompt_tables", step, window)
-    return replace(slots, shape=(step.tokens, 1)), tables, replace(of_prompts, name=name)
+def mixed_page_arguments(step: StepShape, decoding: StepShape, window: int | None) -> dict[str, Value]:
+    """The same for sequences that decode beside prompts, with the `prompt_tables` of the prompts."""
+    assert step.block_size, "sequences decode beside prompts on pages"
+    decoded = page_arguments(decoding, window, decoding.tokens)
+    prompts = page_arguments(step.prompts, window, step.prompts.tokens)
+    return {
+        "slots": replace(decoded["slots"], shape=(step.tokens, 1)),
+        "block_tables": decoded["block_tables"],
+        "prompt_tables": replace(prompts["block_tables"], name=of_kind("prompt_tables", step, window)),
+    }
 
 
 def copy(step: StepShape, kind: Kind, caches: tuple[Value, Value | None], copies: int) -> Launch:
     """Copies of so many pages of keys and values, or of the one cache of a layer, or slots of two states."""
+    cache, other = caches
     held = [each for each in caches if each is not None]
-    ends = (
+    sources, destinations = (
         Value(of_kind(name, step, kind), (copies, 1), INT32) for name in ("copy_sources", "copy_destinations")
     )
+    arguments = {"cache": cache, "other": other, "sources": sources, "destinations": destinations}
     page_bytes = sum(each.nbytes for each in held) / held[0].shape[0]
     work = LeastWork(0.0, 2.0 * copies * page_bytes)
-    return Launch("copy_pages", (*caches, *ends), tuple(each.name for each in held), work, copies)
+    return Launch("copy_pages", arguments, tuple(each.name for each in held), work, copies)

@@ -67,19 +67,24 @@ class PerLayerInputs(Stateless):
         """Three kernels."""
         hidden, width = self.embedding.hidden, self.rows.hidden
         x, w = Value("x", (step.own_rows, hidden), step.activations), self._w.value(step)
-        norm = self.norm.weight.value(step)
         projected = Value(f"{self.name}.projected", (step.own_rows, width), step.activations)
-        arguments: tuple[Argument, ...] = (
-            *(x, None, w, self.norm.eps * hidden, width, 0, None),
-            *(None, None, None, self.norm.size, norm, None, None, 0.0),
-        )
+        arguments: dict[str, Argument] = {
+            "x": x,
+            "norm_weight": None,
+            "w_qkv": w,
+            "eps": self.norm.eps * hidden,
+            "q_size": width,
+            "kv_size": 0,
+            "head_dim": self.norm.size,
+            "q_norm": self.norm.weight.value(step),
+        }
         label = "inputs of the layers"
-        (own,) = self.rows.launches(step)
+        (lookup,) = self.rows.launches(step)
         added = replace(
-            own,
-            arguments=(*own.arguments, None, projected),
+            lookup,
+            arguments={**lookup.arguments, "added": projected},
             results=(self.name,),
-            work=LeastWork(0.0, own.work.bytes + projected.nbytes),
+            work=LeastWork(0.0, lookup.work.bytes + projected.nbytes),
             label=label,
         )
         project = Launch(
@@ -134,7 +139,14 @@ class GatedInput(Stateless):
         """One kernel, and the norm after it."""
         x = Value("x", (step.own_rows, self.hidden), step.activations)
         w_gate, w_output = self._w_gate.value(step), self._w_output.value(step)
-        arguments = (x, w_gate, self.inputs.value(step), w_output, self.inputs.first, self.activation)
+        arguments: dict[str, Argument] = {
+            "x": x,
+            "w_gate": w_gate,
+            "inputs": self.inputs.value(step),
+            "w_output": w_output,
+            "first": self.inputs.first,
+            "activation": self.activation,
+        }
         y = Value("gated_input", x.shape, x.dtype)
         work = product(step.own_rows, w_gate, w_output)
         return (

@@ -20,7 +20,7 @@ from model.layers.shard import Cut, Depthwise
 from model.layers.weight import Tensor, Weight
 
 OF_SEQUENCE = ("state_slots", "starts", "counts")
-"""What a step gives recurrent kernels of each sequence, in the order of their arguments."""
+"""What a step gives recurrent kernels of each sequence, by the names of their parameters."""
 
 
 def slots(step: StepShape) -> int:
@@ -28,9 +28,9 @@ def slots(step: StepShape) -> int:
     return step.slots or step.sequences
 
 
-def places(step: StepShape) -> tuple[Value, ...]:
-    """The arguments of a recurrent kernel that say where states are, and what of a step is no padding."""
-    return tuple(Value(name, (step.sequences, 1), INT32) for name in OF_SEQUENCE)
+def sequence_arguments(step: StepShape) -> dict[str, Value]:
+    """The arguments `state_slots`, `starts` and `counts` of a recurrent kernel, [sequences, 1] int32 each."""
+    return {name: Value(name, (step.sequences, 1), INT32) for name in OF_SEQUENCE}
 
 
 def copied(step: StepShape, states: Sequence[Value], copies: int) -> list[Launch]:
@@ -100,7 +100,15 @@ class Convolution:
         moved = 2 * step.tokens * own + 2 * step.sequences * (self.taps - 1) * own
         return Launch(
             "causal_conv1d",
-            (x, weight, bias, state, *places(step), first, self.activation),
+            {
+                "x": x,
+                "weight": weight,
+                "bias": bias,
+                "state": state,
+                **sequence_arguments(step),
+                "first": first,
+                "activation": self.activation,
+            },
             (result, state.name),
             LeastWork(2.0 * self.taps * step.tokens * own, float(size * moved + weight.nbytes)),
             step.tokens,

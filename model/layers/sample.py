@@ -38,10 +38,9 @@ as its weights do, `sample` as long again. Predicted on trn2 for 16 rows of 16,0
 COLUMNS = ("bias", "prompt_counts", "output_counts")
 """What `sample` is given for every token of the vocabulary."""
 
-NUMBERS = (
-    *("uniform", "temperature", "top_k", "top_p", "min_p"),
-    *("repetition", "presence", "frequency"),
-)
+LIMITS = ("uniform", "temperature", "top_k", "top_p", "min_p")
+PENALTIES = ("repetition", "presence", "frequency")
+NUMBERS = (*LIMITS, *PENALTIES)
 """What `sample` is given for every row."""
 
 RESULTS = ("drawn", "log_probs", "top_ids", "top_log_probs")
@@ -105,20 +104,19 @@ def sample_launch(step: StepShape, vocabulary: int, first_token: Value, rows: in
     draws = step.draws
     assert draws is not None
     keep = candidates_held(draws.candidates, vocabulary, step.ranks)
-    number = {name: Value(name, (rows, 1), FLOAT32) for name in NUMBERS}
-    limits = [number[name] for name in NUMBERS[:5]]
-    arguments: tuple[Argument, ...]
+    arguments: dict[str, Argument] = {name: Value(name, (rows, 1), FLOAT32) for name in LIMITS}
+    arguments["candidates"] = keep
     if draws.whole:
         own = vocabulary_span(vocabulary, step.shard)
         columns = (rows, own.stop - own.start)
-        adjusting = [Value(name, columns, FLOAT32) for name in COLUMNS]
-        adjusting += [number[name] for name in NUMBERS[5:]]
-        source = Value("logits", columns, FLOAT32)
-        arguments = (source, *limits, keep, None, *adjusting, first_token, Axis.tensor, step.ranks)
+        arguments["logits"] = Value("logits", columns, FLOAT32)
+        arguments |= {name: Value(name, columns, FLOAT32) for name in COLUMNS}
+        arguments |= {name: Value(name, (rows, 1), FLOAT32) for name in PENALTIES}
+        arguments |= {"vocab_offset": first_token, "replica_group": Axis.tensor, "num_ranks": step.ranks}
     else:
-        source, ids = Value("values", (rows, keep), FLOAT32), Value("tokens", (rows, keep), INT32)
-        arguments = (source, *limits, keep, ids)
-    moved = sum(each.nbytes for each in arguments if isinstance(each, Value))
+        arguments["logits"] = Value("values", (rows, keep), FLOAT32)
+        arguments["ids"] = Value("tokens", (rows, keep), INT32)
+    moved = sum(value.nbytes for value in arguments.values() if isinstance(value, Value))
     results = rows * (8 + 8 * keep)  # ids and log-probabilities of the draw and the candidates
     work = LeastWork(0.0, moved + results)
     return Launch("sample", arguments, RESULTS, work, rows, growth=Growth.sequences, repeat=repeat)

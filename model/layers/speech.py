@@ -65,23 +65,31 @@ class SpeechInput(Stateless):
         features = Value("features", (step.sequences, self.mel_bins, columns), kind)
         waves = Value("waves", (step.sequences, self.hidden, columns), kind)
         x = Value("x", (step.tokens, self.hidden), kind)
-        as_rows = (True, self._table.value(step))
         return (
-            self._launch(step, 0, features, waves, ()),
-            self._launch(step, 1, waves, x, as_rows),
+            self._launch(step, 0, features, waves),
+            self._launch(step, 1, waves, x, added=self._table.value(step)),
         )
 
     def _launch(
-        self, step: StepShape, number: int, source: Value, result: Value, rest: tuple[Argument, ...]
+        self, step: StepShape, number: int, source: Value, result: Value, added: Value | None = None
     ) -> Launch:
-        w, bias = self._weight(number).value(step), self._bias(number).value(step)
-        others = [each for each in (source, w, bias, result, *rest) if isinstance(each, Value)]
+        """One convolution; with `added` its result is rows, to which that table is added."""
+        arguments: dict[str, Argument] = {
+            "x": source,
+            "w": self._weight(number).value(step),
+            "bias": self._bias(number).value(step),
+            "stride": _STRIDES[number],
+            "padding": 1,
+            "activation": "gelu",
+        }
+        if added is not None:
+            arguments |= {"as_rows": True, "added": added}
+        read = [argument for argument in arguments.values() if isinstance(argument, Value)]
         places = step.tokens * 2 // _STRIDES[number]
         work = LeastWork(
             2.0 * places * TAPS_OF_BOTH * self._inputs(number) * self.hidden,
-            float(sum(each.nbytes for each in others)),
+            float(sum(value.nbytes for value in (*read, result))),
         )
-        arguments = (source, w, bias, _STRIDES[number], 1, "gelu", *rest)
         label = ("spectrum", "every second place")[number]
         return Launch("conv1d", arguments, (result.name,), work, step.tokens, label)
 

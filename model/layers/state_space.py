@@ -16,14 +16,24 @@ import numpy as np
 
 from model.config.mixers import StateSpace
 from model.layers.arithmetic import Arithmetic, Span
-from model.layers.launch import FLOAT32, Axis, Launch, LeastWork, StepShape, Value, product
+from model.layers.launch import (
+    FLOAT32,
+    Argument,
+    Axis,
+    Launch,
+    LeastWork,
+    StepShape,
+    Value,
+    gathered_rows,
+    product,
+)
 from model.layers.layer import Constant, States
 from model.layers.mlp import activated
 from model.layers.norm import Norm
 from model.layers.projection import Projection
-from model.layers.recurrent import Convolution, copied, places, slots
+from model.layers.recurrent import Convolution, copied, sequence_arguments, slots
 from model.layers.shard import COLUMN_PARALLEL, ROW, ROW_PARALLEL, ROWS_PARALLEL, even_span
-from model.layers.weight import Tensor, Weight
+from model.layers.weight import Tensor, Weight, value_of
 
 
 @dataclass(frozen=True)
@@ -66,17 +76,17 @@ class SelectiveStateSpace:
         return Weight(f"{self.name}.w_select", (self.selection.weight(ROW_PARALLEL),))
 
     @property
-    def _of_scan(self) -> tuple[Weight, ...]:
-        """What the scan takes of its channels, in the order of its arguments."""
+    def _of_scan(self) -> dict[str, Weight]:
+        """What the scan takes of its channels, by the names of its parameters."""
         own, tensors = self.part, self.tensors
         rates = Tensor(tensors.rates, (own.inner, own.state), ROWS_PARALLEL)
         skip = Tensor(tensors.skip, (own.inner,), COLUMN_PARALLEL)
-        return (
-            Weight(f"{self.name}.w_dt", (self.steps.weight(COLUMN_PARALLEL),)),
-            Weight(f"{self.name}.b_dt", (self.steps.bias_row(COLUMN_PARALLEL),)),
-            Weight(f"{self.name}.a_log", (rates,)),
-            Weight(f"{self.name}.d", (skip,)),
-        )
+        return {
+            "w_dt": Weight(f"{self.name}.w_dt", (self.steps.weight(COLUMN_PARALLEL),)),
+            "dt_bias": Weight(f"{self.name}.b_dt", (self.steps.bias_row(COLUMN_PARALLEL),)),
+            "a_log": Weight(f"{self.name}.a_log", (rates,)),
+            "d": Weight(f"{self.name}.d", (skip,)),
+        }
 
     @property
     def _w_out(self) -> Weight:
@@ -91,7 +101,8 @@ class SelectiveStateSpace:
     def weights(self) -> Sequence[Weight]:
         """The norm, the projections, the convolution, and what the scan takes."""
         biases = [each for each in (self._b_in, self._b_out) if each is not None]
-        own = (self._w_in, *self.convolution.weights, self._w_select, *self._of_scan, self._w_out)
+        scan = self._of_scan.values()
+        own = (self._w_in, *self.convolution.weights, self._w_select, *scan, self._w_out)
         return (*self.norm.weights, *own, *biases)
 
     def states(self, step: StepShape) -> tuple[Value, Value]:
@@ -119,37 +130,50 @@ class SelectiveStateSpace:
         y = Value("scanned", u.shape, u.dtype)
         w_select, w_out = self._w_select.value(step), self._w_out.value(step)
         selected = Value("selected", (tokens, w_select.shape[1]), step.activations)
-        b_out = None if self._b_out is None else self._b_out.value(step)
-        ranks = (step.sequence_ranks,) if step.sequence_ranks > 1 else ()
+        select: dict[str, Argument] = {
+            "o": u,
+            "w_o": w_select,
+            "residual": None,
+            "replica_group": Axis.tensor,
+        }
+        leave: dict[str, Argument] = {
+            "o": y,
+            "w_o": w_out,
+            "residual": x,
+            "replica_group": Axis.tensor,
+            "bias": value_of(self._b_out, step),
+            "sequence_ranks": step.sequence_ranks,
+        }
         return (
             self._enter(step, x, inner),
             self.convolution.launch(step, inner, u.name),
             Launch(
                 "output_projection",
-                (u, w_select, None, Axis.tensor),
+                select,
                 (selected.name,),
                 product(tokens, w_select),
                 tokens,
                 "selection",
             ),
             self._scan(step, u, selected, inner, y.name),
-            Launch(
-                "output_projection",
-                (y, w_out, x, Axis.tensor, b_out, *ranks),
-                ("x",),
-                product(tokens, w_out),
-                tokens,
-            ),
+            Launch("output_projection", leave, ("x",), product(tokens, w_out), tokens),
         )
 
     def _enter(self, step: StepShape, x: Value, inner: Value) -> Launch:
         """Channels and gates of the normalised rows, side by side."""
         w_in = self._w_in.value(step)
-        bias = None if self._b_in is None else self._b_in.value(step)
-        gathered = (*[None] * 7, 0.0, Axis.tensor, step.sequence_ranks) if step.sequence_ranks > 1 else ()
         return Launch(
             "qkv_projection",
-            (x, self.norm.weight.value(step), w_in, self.norm.eps, w_in.shape[1], 0, bias, *gathered),
+            {
+                "x": x,
+                "norm_weight": self.norm.weight.value(step),
+                "w_qkv": w_in,
+                "eps": self.norm.eps,
+                "q_size": w_in.shape[1],
+                "kv_size": 0,
+                "bias": value_of(self._b_in, step),
+                **gathered_rows(step),
+            },
             (inner.name,),
             product(step.tokens, w_in),
             step.tokens,
@@ -158,15 +182,23 @@ class SelectiveStateSpace:
     def _scan(self, step: StepShape, u: Value, selected: Value, gate: Value, result: str) -> Launch:
         """The scan of a rank's channels, whose gates lie behind them."""
         state = self._state(step)
-        weights = [each.value(step) for each in self._of_scan]
+        weights = {parameter: weight.value(step) for parameter, weight in self._of_scan.items()}
         channels, sequences = u.shape[1], step.sequences
         elements = channels * self.part.state
         kept = 2 * FLOAT32.itemsize * sequences * elements
-        moved = 3 * u.nbytes + selected.nbytes + sum(each.nbytes for each in weights) + kept
+        moved = 3 * u.nbytes + selected.nbytes + sum(value.nbytes for value in weights.values()) + kept
         operations = 2.0 * step.tokens * (channels * self.steps.inputs + 3 * elements)
         return Launch(
             "selective_scan",
-            (u, selected, *weights, gate, state, *places(step), channels),
+            {
+                "u": u,
+                "projected": selected,
+                **weights,
+                "gate": gate,
+                "state": state,
+                **sequence_arguments(step),
+                "gate_first": channels,
+            },
             (result, state.name),
             LeastWork(operations, float(moved)),
             step.tokens,

@@ -17,14 +17,24 @@ import numpy as np
 from model.config.heads import HeadLayout
 from model.config.mixers import StateSpaceHeads
 from model.layers.arithmetic import Arithmetic, Span
-from model.layers.launch import FLOAT32, Argument, Axis, Launch, LeastWork, StepShape, Value, product
+from model.layers.launch import (
+    FLOAT32,
+    Argument,
+    Axis,
+    Launch,
+    LeastWork,
+    StepShape,
+    Value,
+    gathered_rows,
+    product,
+)
 from model.layers.layer import Constant, States
 from model.layers.mlp import activated
 from model.layers.norm import Norm
 from model.layers.projection import Projection
-from model.layers.recurrent import Convolution, copied, places, slots
+from model.layers.recurrent import Convolution, copied, sequence_arguments, slots
 from model.layers.shard import ROW, Cut, by_kv_heads, by_query_heads, query_span
-from model.layers.weight import Tensor, Weight
+from model.layers.weight import Tensor, Weight, value_of
 
 
 @dataclass(frozen=True)
@@ -125,20 +135,24 @@ class ScannedHeads:
         inner = Value("inner", (tokens, w_in.shape[1]), step.activations)
         y = Value("scanned", (tokens, w_out.shape[0]), step.activations)
         normed = Value("normed", y.shape, y.dtype)
-        b_in, b_out = (None if own is None else own.value(step) for own in (self._b_in, self._b_out))
-        ranks = (step.sequence_ranks,) if step.sequence_ranks > 1 else ()
-        gathered: tuple[Argument, ...] = (*[None] * 7, 0.0, Axis.tensor, *ranks) if ranks else ()
-        enter: tuple[Argument, ...] = (
-            x,
-            self.norm.weight.value(step),
-            w_in,
-            self.norm.eps,
-            w_in.shape[1],
-            0,
-            b_in,
-            *gathered,
-        )
-        leave: tuple[Argument, ...] = (normed, w_out, x, Axis.tensor, b_out, *ranks)
+        enter: dict[str, Argument] = {
+            "x": x,
+            "norm_weight": self.norm.weight.value(step),
+            "w_qkv": w_in,
+            "eps": self.norm.eps,
+            "q_size": w_in.shape[1],
+            "kv_size": 0,
+            "bias": value_of(self._b_in, step),
+            **gathered_rows(step),
+        }
+        leave: dict[str, Argument] = {
+            "o": normed,
+            "w_o": w_out,
+            "residual": x,
+            "replica_group": Axis.tensor,
+            "bias": value_of(self._b_out, step),
+            "sequence_ranks": step.sequence_ranks,
+        }
         return (
             Launch("qkv_projection", enter, (inner.name,), product(tokens, w_in), tokens),
             self.convolution.launch(step, inner, "u", y.shape[1]),
@@ -152,15 +166,26 @@ class ScannedHeads:
         own, layout, state = self.part, self._layout(step), self._state(step)
         width = state.shape[2]
         u = Value("u", (step.tokens, width + 2 * layout.kv_heads_of_rank * own.state), step.activations)
-        vectors = [each.value(step) for each in self._of_heads]
+        dt_bias, a_log, d = (weight.value(step) for weight in self._of_heads)
         size, elements = step.activations.itemsize, width * own.state
         moved = size * step.tokens * (u.shape[1] + 2 * width + layout.heads_of_rank)
         kept = 2 * FLOAT32.itemsize * step.sequences * elements
-        limits: tuple[Argument, ...] = (width + u.shape[1], 0, own.least_step, own.most_step)
-        groups = layout.kv_heads_of_rank
         return Launch(
             "ssd",
-            (u, inner, *vectors, inner, state, *places(step), groups, *limits),
+            {
+                "u": u,
+                "steps": inner,
+                "dt_bias": dt_bias,
+                "a_log": a_log,
+                "d": d,
+                "gate": inner,
+                "state": state,
+                **sequence_arguments(step),
+                "groups": layout.kv_heads_of_rank,
+                "steps_first": width + u.shape[1],
+                "dt_least": own.least_step,
+                "dt_most": own.most_step,
+            },
             (result, state.name),
             LeastWork(6.0 * step.tokens * elements, float(moved + kept)),
             step.tokens,

@@ -92,7 +92,10 @@ class DryTimes:
 
     def launch(self, launch: Launch) -> Time:
         """One launch, without starting and ending the kernel."""
-        arguments = tuple(stand_in(each, self._device, self._mesh) for each in launch.arguments)
+        arguments = {
+            parameter: stand_in(argument, self._device, self._mesh)
+            for parameter, argument in launch.arguments.items()
+        }
         self._device.run(launch.kernel, [arguments])
         done = self._device.take_pass()
         self.overhead_ns = done.overhead_ns

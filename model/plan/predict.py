@@ -338,7 +338,7 @@ class Predictor:
         most, tokens = kernel_limit(launch.kernel, "MAX_TOKENS"), step.new_tokens
         if tokens > most:
             raise ModelError(f"{launch.kernel} takes at most {most} tokens, not {tokens}")
-        rows = 0 if step.decoding is None else step.decoding.rows
+        rows = 0 if step.decoding is None else step.decoding.tokens
 
         def prompts(count: int) -> Sized:
             """The launch of this title for so many prompts of a length."""

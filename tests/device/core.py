@@ -128,7 +128,8 @@ class Core:
             raise NotDocumented("a kernel with a replica group is launched before init_process_group")
         if self._computes is None:
             self._computes = SimulatedDevice(self._target, self.ranks, processes=self.ranks > 1)
-        (outputs,) = self._computes.run(kernel, [tuple(arguments)])
+        parameters = inspect.signature(kernel_named(kernel).func).parameters
+        (outputs,) = self._computes.run(kernel, [dict(zip(parameters, arguments))])
         return list(outputs) if isinstance(outputs, tuple) else [outputs]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 
 from model.checkpoint import open_checkpoint
 from model.device import SimulatedDevice
+from model.device.binding import parameter_indices
 from model.device.neuron import NeuronDevice
 from model.errors import ModelError
 from model.families import load_config
@@ -82,7 +83,7 @@ def test_a_kernel_has_an_operator_for_each_choice_of_other_values(on: Callable[.
     device = NeuronDevice(1)
     x, weight = np.ones((4, 8), np.float32), np.ones((1, 8), np.float32)
     for eps in (1e-6, 1e-5, 1e-6):
-        device.run("rmsnorm", [(x, weight, eps)], [None])
+        device.run("rmsnorm", [{"x": x, "weight": weight, "eps": eps}], [None])
     assert len(core.operators) == 2
     assert all(name.startswith("nki_workbench::rmsnorm_") for name in core.operators)
 
@@ -110,7 +111,7 @@ def test_a_dtype_that_cores_do_not_take_is_refused(on: Callable[..., Core], dtyp
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_process_has_one_rank(on: Callable[..., Core], framework: str) -> None:
     on(framework)
-    assert NeuronDevice(1).own == range(1)
+    assert NeuronDevice(1).local_ranks == range(1)
     with pytest.raises(ModelError, match="2 ranks, 1 process; start it with torchrun --nproc-per-node 2"):
         NeuronDevice(2)
 
@@ -118,26 +119,25 @@ def test_a_process_has_one_rank(on: Callable[..., Core], framework: str) -> None
 class Recorded(SimulatedDevice):
     """A device that keeps which argument each output is said to be, and which it is."""
 
-    def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]], written: Any = ()) -> list[Any]:
+    def run(self, kernel: str, arguments: Sequence[Mapping[str, Any]], written: Any = ()) -> list[Any]:
         outputs = super().run(kernel, arguments, written)
         found = outputs[0] if isinstance(outputs[0], tuple) else (outputs[0],)
-        own = arguments[0]
-        said.append((kernel, tuple(written), tuple(place_of(each, own) for each in found)))
+        said.append((kernel, tuple(written), tuple(name_of(output, arguments[0]) for output in found)))
         return outputs
 
 
-said: list[tuple[str, tuple[int | None, ...], tuple[int | None, ...]]] = []
+said: list[tuple[str, tuple[str | None, ...], tuple[str | None, ...]]] = []
 
 
-def place_of(output: Any, arguments: Sequence[Any]) -> int | None:
-    places = [place for place, each in enumerate(arguments) if each is output]
-    return places[0] if places else None
+def name_of(output: Any, arguments: Mapping[str, Any]) -> str | None:
+    return next((name for name, argument in arguments.items() if argument is output), None)
 
 
 def test_the_arguments_that_a_kernel_writes_to_are_known_before_it_runs(tiny: Path) -> None:
     said.clear()
     steps(tiny, Recorded("trn2", 1))
-    assert any(place is not None for _, _, found in said for place in found)
+    assert any(name is not None for _, _, found in said for name in found)
     for kernel, written, found in said:
         assert written == found, kernel
-        assert {place for place in found if place is not None} <= mutable_places(kernel)
+        places = parameter_indices(kernel, found)
+        assert {place for place in places if place is not None} <= mutable_places(kernel)

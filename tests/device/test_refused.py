@@ -15,13 +15,17 @@ from tests.device.core import Core, NotDocumented
 FRAMEWORKS = ("native", "xla")
 PAGES = np.arange(32, dtype=np.float32).reshape(4, 8)
 SOURCES, DESTINATIONS = np.array([[1]], np.int32), np.array([[2]], np.int32)
-COPIED = (0,)
+COPIED = ("cache",)
+
+
+def copy(pages: Any) -> dict[str, Any]:
+    return {"cache": pages, "other": None, "sources": SOURCES, "destinations": DESTINATIONS}
 
 
 def copied(device: NeuronDevice) -> tuple[Any, Any]:
     """Pages before and after the first of them is copied to the second, on the core."""
     pages = device.hold(PAGES)
-    (after,) = device.run("copy_pages", [(pages, None, SOURCES, DESTINATIONS)], COPIED)
+    (after,) = device.run("copy_pages", [copy(pages)], COPIED)
     return pages, after
 
 
@@ -43,7 +47,7 @@ def test_an_argument_written_to_but_not_listed_is_refused(on: Callable[..., Core
     on("native")
     device = NeuronDevice(1)
     with pytest.raises(NotDocumented, match=r"writes to argument_0, which mutates_args does not have"):
-        device.run("copy_pages", [(PAGES, None, SOURCES, DESTINATIONS)], (None,))
+        device.run("copy_pages", [copy(PAGES)], (None,))
     copied(device)
 
 
@@ -122,12 +126,12 @@ def test_a_read_in_the_midst_of_a_step_ends_its_graph(on: Callable[..., Core]) -
     core: Any = on("xla")
     device = NeuronDevice(1)
     x, weight = np.ones((4, 8), np.float32), np.ones((1, 8), np.float32)
-    (first,) = device.run("rmsnorm", [(x, weight, 1e-6)])
-    (second,) = device.run("rmsnorm", [(first, weight, 1e-6)])
+    (first,) = device.run("rmsnorm", [{"x": x, "weight": weight, "eps": 1e-6}])
+    (second,) = device.run("rmsnorm", [{"x": first, "weight": weight, "eps": 1e-6}])
     device.end_graph()
     device.gather([first, second])
     assert [len(graph) for graph in core.executed] == [2]
-    (third,) = device.run("rmsnorm", [(second, weight, 1e-6)])
+    (third,) = device.run("rmsnorm", [{"x": second, "weight": weight, "eps": 1e-6}])
     device.gather([third])
     assert [len(graph) for graph in core.executed] == [2, 1]
 

@@ -66,7 +66,7 @@ def test_a_floor_is_the_larger_of_operations_and_bytes_on_the_peaks() -> None:
 
 
 @nki.jit
-def rows_of_a(a, b, transposed):
+def rows_of_a(a, b, a_transposed=False, tuning=None):
     """The rows of `a`, of each core those of its part: all of them where there is one core."""
     y = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
     part = a.shape[0] // nl.num_programs()
@@ -76,7 +76,7 @@ def rows_of_a(a, b, transposed):
 
 
 @nki.jit
-def all_rows_of_a(a, b, transposed):
+def all_rows_of_a(a, b, a_transposed=False, tuning=None):
     """The rows of `a`, all of them on each core."""
     y = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
     nisa.dma_copy(dst=y[:, :], src=a[:, :])
@@ -84,7 +84,7 @@ def all_rows_of_a(a, b, transposed):
 
 
 @nki.jit
-def refusing(a, b, transposed):
+def refusing(a, b, a_transposed=False, tuning=None):
     """A kernel for one core."""
     assert nl.num_programs() == 1, "this kernel takes one core"
     return a

@@ -7,7 +7,7 @@ That a kernel rounds no more often than numpy would is what the tests of its acc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from model.cache import bucket_length
 from model.checkpoint import open_checkpoint
 from model.config import ModelConfig
 from model.device import SimulatedDevice
+from model.device.binding import in_order
 from model.families import load_config
 from model.kernel_model import KernelModel
 from model.reference import ReferenceModel
@@ -132,9 +133,9 @@ def test_prompts_of_more_keys_than_a_bank_holds(write_model, prompt) -> None:
 class Recording(SimulatedDevice):
     """A device that notes the dtypes of arrays that kernels are given and return."""
 
-    def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]], written: Any = ()) -> list[Any]:
+    def run(self, kernel: str, arguments: Sequence[Mapping[str, Any]], written: Any = ()) -> list[Any]:
         outputs = super().run(kernel, arguments, written)
-        given = [each for each in arguments[0] if isinstance(each, np.ndarray)]
+        given = [each for each in in_order(kernel, arguments[0]) if isinstance(each, np.ndarray)]
         returned = outputs[0] if isinstance(outputs[0], tuple) else outputs
         self.seen = {
             **getattr(self, "seen", {}),

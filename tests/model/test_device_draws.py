@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,6 +13,7 @@ import pytest
 
 from model.checkpoint import open_checkpoint
 from model.device import SimulatedDevice
+from model.device.binding import in_order
 from model.engine import Batch, Chunk, Request
 from model.engine.buckets import Buckets
 from model.engine.draw import draw
@@ -40,8 +41,8 @@ class Watched(SimulatedDevice):
         self.launched: list[tuple[str, int]] = []
         self.returned: list[tuple[int, ...]] = []
 
-    def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]], written: Any = ()) -> list[Any]:
-        self.launched.append((kernel, len(arguments[0])))
+    def run(self, kernel: str, arguments: Sequence[Mapping[str, Any]], written: Any = ()) -> list[Any]:
+        self.launched.append((kernel, len(in_order(kernel, arguments[0]))))
         return super().run(kernel, arguments, written)
 
     def gather(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
+import nki.language as nl
 import numpy as np
 import pytest
 
 import nki_kernels
 from model.checkpoint import open_checkpoint
 from model.device import DryDevice
+from model.device.binding import in_order, parameter_indices
+from model.errors import ModelError
 from model.families import compose, load_config
 from model.kernel_model import KernelModel
 from model.launch_list import launches_of
@@ -36,9 +40,9 @@ class Recorded(DryDevice):
 
     def __init__(self, target: str, ranks: int) -> None:
         super().__init__(target, ranks)
-        self.calls: list[tuple[str, Sequence[tuple[Any, ...]], list[Any]]] = []
+        self.calls: list[tuple[str, Sequence[Mapping[str, Any]], list[Any]]] = []
 
-    def run(self, kernel: str, arguments: Sequence[tuple[Any, ...]], written: Any = ()) -> list[Any]:
+    def run(self, kernel: str, arguments: Sequence[Mapping[str, Any]], written: Any = ()) -> list[Any]:
         outputs = super().run(kernel, arguments, written)
         self.calls.append((kernel, arguments, outputs))
         return outputs
@@ -79,8 +83,9 @@ def test_a_device_is_given_the_list_in_its_order_shapes_and_dtypes(
     assert [kernel for kernel, _, _ in case.device.calls] == [launch.kernel for launch in listed]
     for launch, (_, arguments, outputs) in zip(listed, case.device.calls):
         first, returned = arguments[0], outputs[0]
-        assert len(first) == len(launch.arguments)
-        for stated, given in zip(launch.arguments, first):
+        assert first.keys() == launch.arguments.keys()
+        for parameter, stated in launch.arguments.items():
+            given = first[parameter]
             if isinstance(stated, Value):
                 assert (launch.kernel, given.shape, given.dtype) == (
                     launch.kernel,
@@ -99,13 +104,18 @@ def test_what_a_launch_returns_is_what_later_launches_read(write_model, changes,
     case = loaded(write_model(**changes), ranks, cuts=cuts)
     decoder = compose(load_config(write_model(name="again", **changes)))
     step = StepShape(Phase.decode, 1, 1, 128, 64, ranks, FLOAT32, FLOAT32)
-    known = {"ids", "positions", *(["ends"] if cuts else []), *(weight.name for weight in decoder.weights)}
+    known = {
+        "ids",
+        "positions",
+        *(["logits_indices"] if cuts else []),
+        *(weight.name for weight in decoder.weights),
+    }
     for layer in decoder.layers:
         known |= {state.name for state in layer.states(step)} | set(layer.constants(step))
     for launches in case.launches.values():
         there = set(known)
         for launch in launches:
-            read = {each.name for each in launch.arguments if isinstance(each, Value)}
+            read = {value.name for value in launch.values}
             assert read <= there, f"{launch.kernel} reads {read - there}"
             there |= set(launch.results)
         assert {"logits", "values", "tokens"} <= there
@@ -161,10 +171,10 @@ def test_ranks_that_cut_the_sequence_hold_their_rows_of_a_prompt_and_decode_as_w
     whole, cut = (loaded(write_model(name=str(cuts)), 4, cuts=cuts).launches for cuts in (False, True))
     assert cut[Phase.decode] == whole[Phase.decode]
     rows = {
-        (each.name, each.shape[0])
+        (value.name, value.shape[0])
         for launch in cut[Phase.prefill][:-1]
-        for each in launch.arguments
-        if isinstance(each, Value) and each.name in ("ids", "x", "q", "o", "positions")
+        for value in launch.values
+        if value.name in ("ids", "x", "q", "o", "positions")
     }
     assert rows == {("ids", 3), ("x", 3), ("q", 12), ("o", 12), ("positions", 12)}
 
@@ -203,26 +213,36 @@ def test_a_joint_launch_is_its_parts_and_only_what_the_kernel_takes_is_joined(wr
     assert layer.results == block.results
     assert layer.work.operations == block.work.operations + mlp.work.operations
     assert layer.work.bytes == block.work.bytes + mlp.work.bytes
-    code = nki_kernels.decoder_layer_decode.func.__code__
-    given = dict(zip(code.co_varnames, layer.arguments))
-    for launch, of_layer in ((block, {}), (mlp, {"norm_weight": "mlp_norm_weight"})):
-        names = getattr(nki_kernels, launch.kernel).func.__code__.co_varnames
-        for name, argument in zip(names, launch.arguments):
-            if name not in ("norm_bias", "norm_offset", "residual"):
-                assert given[of_layer.get(name, name)] == argument
-    other_eps = (*mlp.arguments[:5], 1e-3, *mlp.arguments[6:])
-    with_bias = (*mlp.arguments[:11], mlp.arguments[1], 0.0, True)
-    with_offset = (*mlp.arguments[:12], 1.0, True)
-    without_residual = (*mlp.arguments[:13], False)
-    without_norm = (mlp.arguments[0], None, *mlp.arguments[2:])
-    for refused in (
-        *([block, replace(mlp, arguments=other)] for other in (other_eps, with_bias, with_offset)),
-        *([block, replace(mlp, arguments=other)] for other in (without_residual, without_norm)),
-        [block, replace(mlp, rows=4)],
-        [mlp, block],
+    parameters = inspect.signature(nki_kernels.decoder_layer_decode.func).parameters
+    assert layer.arguments.keys() <= parameters.keys()
+    for launch, in_layer in ((block, {}), (mlp, {"norm_weight": "mlp_norm_weight"})):
+        for name, argument in launch.arguments.items():
+            if name not in ("norm_bias", "norm_offset", "residual", "sequence_ranks", "row_gate"):
+                assert layer.arguments[in_layer.get(name, name)] == argument
+    weight = mlp.arguments["norm_weight"]
+    for changed in (
+        {"eps": 1e-3},
+        {"norm_bias": weight},
+        {"norm_offset": 1.0},
+        {"residual": False},
+        {"row_gate": weight},
+        {"norm_weight": None},
     ):
-        assert joined(refused) == refused
-    gelu = (*mlp.arguments[:7], "gelu", None, mlp.arguments[1], *mlp.arguments[10:])
+        launches = [block, replace(mlp, arguments={**mlp.arguments, **changed})]
+        assert joined(launches) == launches
+    for launches in ([block, replace(mlp, rows=4)], [mlp, block]):
+        assert joined(launches) == launches
+    gelu = {**mlp.arguments, "activation": "gelu", "b_up": weight}
     (layer,) = joined([block, replace(mlp, arguments=gelu)])
-    given = dict(zip(code.co_varnames, layer.arguments))
-    assert (given["activation"], given["b_up"], given["sinks"]) == ("gelu", mlp.arguments[1], None)
+    given = layer.arguments
+    assert (given["activation"], given["b_up"], given["sinks"]) == ("gelu", weight, None)
+
+
+def test_an_argument_is_bound_by_its_name_and_one_that_the_kernel_lacks_is_refused() -> None:
+    """What is left out has its default, so a launch that gives a default equals one that leaves it out."""
+    given = {"table": 2, "ids": 1, "scale": 3.0}
+    assert in_order("embedding", given) == (1, 2, nl.float32, 3.0, None, None, None, None)
+    assert in_order("embedding", {**given, "positions": None}) == in_order("embedding", given)
+    assert parameter_indices("embedding", ["table", None, "ids"]) == (1, None, 0)
+    with pytest.raises(ModelError, match=r"^embedding: no parameter tables, no argument for table$"):
+        in_order("embedding", {"ids": 1, "tables": 2})

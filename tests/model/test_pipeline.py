@@ -93,7 +93,7 @@ def test_a_stage_holds_its_own_layers_only(write_model) -> None:
     config, weights = load(write_model(num_hidden_layers=3))
     mesh = Mesh(2, pipeline=2)
     model = KernelModel(config, shard_weights(config, weights, 2), DryDevice("trn2", 4), 128, mesh=mesh)
-    held = model._model._held
+    held = model._model._rank_arrays
     decoder = compose(config)
     stages = stages_of(decoder, 2, STEP)
     assert sum(map(len, stages)) == len(decoder.sections) == 5

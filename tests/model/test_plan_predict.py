@@ -285,7 +285,7 @@ def test_batches_are_launched_at_few_sizes(tmp_path, monkeypatch) -> None:
 
     def noted(self, kernel, arguments):
         if kernel == "decoder_layer_decode":
-            launched.add(arguments[0][0].shape[0])
+            launched.add(arguments[0]["x"].shape[0])
         return run(self, kernel, arguments)
 
     monkeypatch.setattr(DryDevice, "run", noted)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import nki.isa as nisa
 import nki.language as nl
 import numpy as np
@@ -70,8 +72,9 @@ def test_operands_and_order_change_the_digest_of_a_stream(kernel) -> None:
 
 def test_a_launch_is_described_with_the_defaults_of_the_kernel() -> None:
     x, weight = (Value(name, shape, FLOAT32) for name, shape in (("x", (4, 8)), ("norm", (1, 8))))
-    short = Launch("rmsnorm", (x, weight, 1e-5), ("y",), LeastWork(0.0, 1.0), 4)
-    defaults = tuple(by_name(short).values())[3:]
-    assert defaults
-    assert describe(short) == describe(Launch("rmsnorm", (x, weight, 1e-5, *defaults), ("y",), short.work, 4))
-    assert describe(short) != describe(Launch("rmsnorm", (x, weight, 1e-6), ("y",), short.work, 4))
+    arguments = {"x": x, "weight": weight, "eps": 1e-5}
+    short = Launch("rmsnorm", arguments, ("y",), LeastWork(0.0, 1.0), 4)
+    complete = by_name(short)
+    assert list(complete)[:3] == list(arguments) and len(complete) > 3
+    assert describe(short) == describe(replace(short, arguments=complete))
+    assert describe(short) != describe(replace(short, arguments={**arguments, "eps": 1e-6}))

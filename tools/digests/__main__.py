@@ -3,7 +3,7 @@
     python -m tools.digests store FILE       before a change that must change neither
     python -m tools.digests compare FILE     after it; 1 where a digest differs
 
-Nothing is computed but plans. All launches take about ten minutes of one core.
+Nothing is computed but plans. All streams take about seven minutes of one core, all launch lists half a minute.
 """
 
 from __future__ import annotations

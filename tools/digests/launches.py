@@ -18,7 +18,7 @@ from model.decoder import Decoder
 from model.errors import ModelError
 from model.families import compose, load_config
 from model.launch_list import copies_of, launches_of
-from model.layers.launch import Decoding, Draws, Launch, Phase, StepShape, table_length
+from model.layers.launch import Draws, Launch, Phase, StepShape, table_length
 from model.layers.paged import STATES
 from model.shipped import SHIPPED
 from tests.model.tiny_families import TINY, write_tiny
@@ -51,6 +51,7 @@ def _steps(window_pages: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, Ste
     base = StepShape(Phase.decode, 2, 2, 128, 64, 1, FLOAT32, FLOAT32, padded=True)
     paged = replace(base, cache_length=table_length(64, 16), window_pages=window_pages, **_PAGES)
     prompt = {"phase": Phase.prefill, "tokens": 24, "sequences": 2}
+    decoding = replace(paged, tokens=3, sequences=3, cache_length=128)
     kinds = {
         "decode": base,
         "prefill": replace(base, **prompt),
@@ -63,20 +64,22 @@ def _steps(window_pages: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, Ste
         "paged prefill": replace(paged, **prompt),
         "paged prefill behind a prefix": replace(paged, **prompt, prefix=32),
         "paged scores": replace(paged, **prompt, scores=True),
-        "mixed": replace(paged, **{**prompt, "tokens": 27}, prefix=16, decoding=Decoding(3, 1, 128)),
+        "mixed": replace(paged, **{**prompt, "tokens": 27}, prefix=16, decoding=decoding),
     }
     for name, step in kinds.items():
         for ranks, expert_ranks in ((1, 1), (2, 1), (4, 1), (2, 2)):
             for dtypes in ((FLOAT32, FLOAT32), (BFLOAT16, BFLOAT16)):
                 for rank in {0, ranks - 1}:
-                    shape = replace(
-                        step,
-                        ranks=ranks,
-                        expert_ranks=expert_ranks,
-                        rank=rank,
-                        activations=dtypes[0],
-                        weights=dtypes[1],
-                    )
+                    changes = {
+                        "ranks": ranks,
+                        "expert_ranks": expert_ranks,
+                        "rank": rank,
+                        "activations": dtypes[0],
+                        "weights": dtypes[1],
+                    }
+                    shape = replace(step, **changes)
+                    if step.decoding is not None:
+                        shape = replace(shape, decoding=replace(step.decoding, **changes))
                     yield f"{name}, rank {rank} of {ranks}, ep {expert_ranks}, {dtypes[0].name}", shape
 
 
@@ -107,6 +110,6 @@ def by_name(launch: Launch) -> Mapping[str, Any]:
     """Return the arguments of a launch by parameter name, defaults included."""
     kernel = getattr(nki_kernels, launch.kernel)
     signature = inspect.signature(getattr(kernel, "func", kernel))
-    bound = signature.bind(*launch.arguments)
+    bound = signature.bind(**launch.arguments)
     bound.apply_defaults()
     return bound.arguments

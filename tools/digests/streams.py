@@ -10,7 +10,7 @@ from typing import Any
 import nki_kernels
 import simulate
 from benchmarks.kernels.__main__ import TABLES, works_of
-from benchmarks.kernels.measure import stand_in
+from benchmarks.kernels.measure import stand_ins
 from simulate.run.stream import Stream
 from tools.mutants.cases import cases
 from tools.timelines import TARGETS
@@ -22,7 +22,7 @@ def stream_digests() -> Iterator[tuple[str, str]]:
     for target, cores in TABLES:
         for work in works_of(cores):
             for index, launch in enumerate(work.launches):
-                kernel, arguments = launch.kernel, tuple(map(stand_in, launch.arguments))
+                kernel, arguments = launch.kernel, stand_ins(launch)
                 name = f"work {target}/{cores} {work.title} #{index} {kernel}"
                 yield name, _launch(kernel, target, cores, [arguments])
     for index, case in enumerate(cases()):

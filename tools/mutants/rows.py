@@ -9,7 +9,7 @@ from functools import cache
 import simulate
 from benchmarks.kernels import latent, routed
 from benchmarks.kernels.__main__ import works_of
-from benchmarks.kernels.measure import launch_times, shared, stand_in
+from benchmarks.kernels.measure import launch_times, shared, stand_ins
 from benchmarks.kernels.works import SHAPES
 from model.layers.launch import Launch
 
@@ -39,7 +39,8 @@ def printed_times(kernels: Collection[str]) -> Iterator[tuple[str, str]]:
         for number, launch in enumerate(_launches(target)):
             if launch.kernel in kernels:
                 kernel = getattr(sys.modules["nki_kernels"], launch.kernel)
-                arguments = tuple(map(stand_in, launch.arguments))
-                done = simulate.launch(kernel, [(arguments, {})], chip, mode=simulate.Mode.dry, trips=0)
+                done = simulate.launch(
+                    kernel, [(stand_ins(launch), {})], chip, mode=simulate.Mode.dry, trips=0
+                )
                 times = launch_times(done).times_us.values()
                 yield f"{launch.kernel} {target} row {number}", " ".join(f"{each:.1f}" for each in times)

@@ -13,7 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from model.device.binding import bind_neuron, kernel_named, nki_dtype, replica_group_of
+from model.device.binding import (
+    bind_neuron,
+    in_order,
+    kernel_named,
+    nki_dtype,
+    parameter_indices,
+    replica_group_of,
+)
 from model.device.neuron.framework import Named, Torch
 from model.device.neuron.host_group import gather_arrays
 from model.device.neuron.installed import Framework, installed_software
@@ -48,7 +55,7 @@ class NeuronDevice:
         self._host_group = _joined(self._torch) if ranks > 1 else None
         self._torch.open(int(os.environ.get("LOCAL_RANK", "0")) if ranks > 1 else 0)
         rank = rank_of_this_process() or 0
-        self.ranks, self.own = ranks, range(rank, rank + 1)
+        self.ranks, self.local_ranks = ranks, range(rank, rank + 1)
 
     def dtype(self, name: str) -> Named:
         """A dtype of `nki.language` as an argument."""
@@ -63,7 +70,7 @@ class NeuronDevice:
         return self._torch.place(to_torch(array))
 
     def run(
-        self, kernel: str, arguments: Sequence[tuple[Any, ...]], written: Sequence[int | None] = (None,)
+        self, kernel: str, arguments: Sequence[Mapping[str, Any]], written: Sequence[str | None] = (None,)
     ) -> list[Any]:
         """Launch a kernel with the arguments of this rank; what it returns stays on the core.
 
@@ -71,9 +78,13 @@ class NeuronDevice:
         """
         if not arguments:
             return []
-        (own,) = arguments
-        given = [self.hold(each) if isinstance(each, np.ndarray) else each for each in own]
-        outputs = self._torch.call(kernel, kernel_named(kernel), given, written)
+        (of_rank,) = arguments
+        given = [
+            self.hold(argument) if isinstance(argument, np.ndarray) else argument
+            for argument in in_order(kernel, of_rank)
+        ]
+        places = parameter_indices(kernel, written)
+        outputs = self._torch.call(kernel, kernel_named(kernel), given, places)
         return [outputs[0] if len(outputs) == 1 else tuple(outputs)]
 
     def end_graph(self) -> None:

@@ -1,0 +1,143 @@
+"""The input arrays of a step on pages, computed on the host from the chunks of tokens that the step computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from model.engine import Chunk
+from model.engine.buckets import Part
+from model.layers import paged
+from model.layers.cross_attention import LAST_OF_WINDOW
+from model.layers.launch import Phase, StepShape
+from model.state import PagePool, SlotPool
+
+Columns = dict[str, np.ndarray]
+"""Arrays by name with one number for each token or each sequence."""
+
+Tables = dict[str, np.ndarray]
+"""Block tables by name, [sequences, blocks] each."""
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """Computes the inputs of the steps of one model; `Value` says what each array is.
+
+    `context` is the number of positions that a sequence fills at most. `pools` has the pool of pages of each cache
+    group. `slots` are those of recurrent states or encoded windows, if the model has such. `encoder_positions` is the
+    number of positions of an encoder, or 0.
+    """
+
+    context: int
+    pools: Sequence[PagePool]
+    slots: SlotPool | None
+    encoder_positions: int
+
+    def arrays(self, step: StepShape, part: Part) -> dict[str, np.ndarray]:
+        """The inputs of the step that computes a part, by name, [groups, ...] each."""
+        groups = range(len(part.groups))
+        group_arrays = [self._group_arrays(step, part, group) for group in groups]
+        return {name: np.stack([arrays[name] for arrays in group_arrays]) for name in group_arrays[0]}
+
+    def _group_arrays(self, step: StepShape, part: Part, group: int) -> dict[str, np.ndarray]:
+        """The inputs of one data-parallel group. Rows of sequences that decode beside prompts come first."""
+        columns, tables = self._sequence_arrays(step.prompts, part.groups[group])
+        if step.decoding is not None and part.beside is not None:
+            decode_columns, decode_tables = self._sequence_arrays(step.decoding, part.beside.groups[group])
+            columns["logits_indices"] = columns["logits_indices"] + step.decoding.tokens
+            columns = {
+                name: np.concatenate([decode_columns[name], column]) for name, column in columns.items()
+            }
+            prompt_tables = {
+                name.replace("block_tables", "prompt_tables"): table for name, table in tables.items()
+            }
+            tables = decode_tables | prompt_tables
+        return {name: column.astype(np.int32).reshape(-1, 1) for name, column in columns.items()} | tables
+
+    def _sequence_arrays(self, step: StepShape, chunks: Sequence[Chunk]) -> tuple[Columns, Tables]:
+        """The inputs of a step that only decodes, or only computes prompts; `chunks` has one for each sequence.
+
+        There may be fewer chunks than sequences; the other sequences are padding.
+        """
+        ids = np.zeros((step.sequences, step.new_tokens), np.int32)
+        num_computed_tokens = np.zeros((step.sequences, 1), np.int32)
+        num_scheduled_tokens = np.zeros((step.sequences, 1), np.int32)
+        for row, chunk in enumerate(chunks):
+            ids[row, : chunk.count] = chunk.tokens
+            num_computed_tokens[row] = chunk.start
+            num_scheduled_tokens[row] = chunk.count
+        positions = num_computed_tokens + np.arange(step.new_tokens, dtype=np.int32)
+        columns = {
+            "ids": ids,
+            "positions": np.minimum(positions, self.context - 1),
+            "logits_indices": _logits_indices(step, num_scheduled_tokens),
+        }
+        if self.slots is not None:
+            state_slots = np.full(step.sequences, self.slots.count)
+            state_slots[: len(chunks)] = [chunk.request.slot for chunk in chunks]
+            columns |= {
+                "state_slots": state_slots,
+                "starts": num_computed_tokens,
+                "counts": num_scheduled_tokens,
+            }
+        if self.encoder_positions:
+            columns[LAST_OF_WINDOW] = np.full(step.sequences, self.encoder_positions - 1)
+        tables: Tables = {}
+        for number, pool in enumerate(self.pools):
+            block_table, first_blocks = self._block_table(step, number, chunks)
+            slot_mapping = _slot_mapping(block_table, first_blocks, positions, num_scheduled_tokens, pool)
+            tables[paged.of_kind("block_tables", step, pool.window)] = block_table
+            columns[paged.of_kind("slots", step, pool.window)] = slot_mapping
+            if pool.window is not None:
+                last_position = block_table.shape[1] * pool.block_size - 1
+                positions_in_table = np.minimum(positions - first_blocks * pool.block_size, last_position)
+                columns[paged.of_kind("positions", step, pool.window)] = positions_in_table
+        return {name: column.reshape(-1) for name, column in columns.items()}, tables
+
+    def _block_table(
+        self, step: StepShape, pool_number: int, chunks: Sequence[Chunk]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The block table [sequences, blocks] of one pool, and the first block of each sequence [sequences, 1].
+
+        The table of a windowed layer begins with the first block that the window reaches. Places without a page have
+        the page of padding.
+        """
+        pool = self.pools[pool_number]
+        blocks = step.of_window(pool.window).cache_length // pool.block_size
+        block_table = np.full((step.sequences, blocks), pool.count, np.int32)
+        first_blocks = np.zeros((step.sequences, 1), np.int32)
+        for row, chunk in enumerate(chunks):
+            table = chunk.request.tables[pool_number]
+            seq_len = chunk.start + chunk.count
+            pages = table.pages[: pool.pages_of(seq_len) - table.first]
+            block_table[row, : len(pages)] = pages
+            first_blocks[row] = table.first
+        return block_table, first_blocks
+
+
+def _logits_indices(step: StepShape, num_scheduled_tokens: np.ndarray) -> np.ndarray:
+    """The rows whose logits the step computes: all of a decode step, and the last one of each prompt."""
+    if step.phase is Phase.decode:
+        return np.arange(step.tokens)
+    last_tokens = np.maximum(num_scheduled_tokens[:, 0], 1) - 1
+    return np.arange(step.sequences) * step.new_tokens + last_tokens
+
+
+def _slot_mapping(
+    block_table: np.ndarray,
+    first_blocks: np.ndarray,
+    positions: np.ndarray,
+    num_scheduled_tokens: np.ndarray,
+    pool: PagePool,
+) -> np.ndarray:
+    """The slot that each token is written to, [sequences, tokens]: page * block size + place in the page.
+
+    `block_table` is [sequences, blocks], `positions` [sequences, tokens], `first_blocks` and `num_scheduled_tokens`
+    [sequences, 1]. Padding, and tokens before the first block of the table, are written to the page of padding.
+    """
+    blocks = positions // pool.block_size - first_blocks
+    pages = np.take_along_axis(block_table, np.clip(blocks, 0, block_table.shape[1] - 1), axis=1)
+    is_written = (np.arange(positions.shape[1]) < num_scheduled_tokens) & (blocks >= 0)
+    return np.where(is_written, pages, pool.count) * pool.block_size + positions % pool.block_size

@@ -1,0 +1,53 @@
+"""The input arrays of a step on pages: ids, positions, block tables, slots, logits indices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from model.engine import Chunk, Request
+from model.engine.buckets import Part, PartShape
+from model.layers.launch import Phase, StepShape
+from model.state import BlockTable, PagePool
+from model.step_inputs import StepInputs
+
+FLOAT32 = np.dtype(np.float32)
+PADDING_PAGE = 8
+INPUTS = StepInputs(context=64, pools=[PagePool(PADDING_PAGE, 4)], slots=None, encoder_positions=0)
+DECODE = StepShape(Phase.decode, 1, 1, 16, 64, 1, FLOAT32, FLOAT32, pages=PADDING_PAGE + 1, block_size=4)
+PROMPTS = replace(DECODE, phase=Phase.prefill, tokens=8, sequences=2, prefix=4)
+
+
+def prompt() -> Chunk:
+    """Three tokens after four cached ones, in the pages 5 and 2."""
+    request = Request("prompt", [11, 12, 13, 14, 15, 16, 17], 1, tables=[BlockTable(0, [5, 2])])
+    return Chunk(request, 4, 3, True)
+
+
+def listed(arrays: dict[str, np.ndarray]) -> dict[str, list[int]]:
+    return {name: array.ravel().tolist() for name, array in arrays.items()}
+
+
+def test_padding_is_written_to_the_page_that_nobody_reads() -> None:
+    """Two sequences of four tokens, of which the second one is padding."""
+    part = Part(PartShape(2, 4, 16, False, 4), ((prompt(),),))
+    assert listed(INPUTS.arrays(PROMPTS, part)) == {
+        "ids": [15, 16, 17, 0, 0, 0, 0, 0],
+        "positions": [4, 5, 6, 7, 0, 1, 2, 3],
+        "logits_indices": [2, 4],
+        "slots": [8, 9, 10, 35, 32, 33, 34, 35],
+        "block_tables": [5, 2, 8, 8, 8, 8, 8, 8],
+    }
+
+
+def test_rows_of_sequences_that_decode_come_before_those_of_prompts() -> None:
+    request = Request("decodes", [21, 22, 23], 4, tables=[BlockTable(0, [7])])
+    decoding = Part(PartShape(1, 1, 16, True), ((Chunk(request, 2, 1, True),),))
+    part = Part(PartShape(2, 4, 16, False, 4, decoding.shape), ((prompt(),),), decoding)
+    arrays = listed(INPUTS.arrays(replace(PROMPTS, tokens=9, decoding=DECODE), part))
+    assert arrays["ids"][:4] == [23, 15, 16, 17]
+    assert arrays["positions"][:4] == [2, 4, 5, 6]
+    assert arrays["logits_indices"] == [0, 3, 5]
+    assert arrays["slots"][:4] == [30, 8, 9, 10]
+    assert (arrays["block_tables"], arrays["prompt_tables"][:4]) == ([7, 8, 8, 8], [5, 2, 8, 8])
