@@ -50,6 +50,7 @@ from nki_kernels.attention_decode import check_rope_positions
 from nki_kernels.decode.feed_forward import feed_forward, prepare_feed_forward
 from nki_kernels.decode.hidden import hidden_fits
 from nki_kernels.mlp import activation_function, check_arguments, mlp, mlp_reference
+from nki_kernels.projection.feed_forward import Weights
 
 
 @nki.jit
@@ -90,7 +91,8 @@ def decoder_layer_decode(
     assert nl.num_programs() == 1, (
         "decoder_layer_decode takes one physical core; on two, launch attention_block_decode and mlp"
     )
-    check_arguments(x, mlp_norm_weight, w_gate, w_up, w_down, b_gate, b_up, b_down, None, 0.0)
+    weights = Weights(w_gate, w_up, w_down, b_gate, b_up, b_down)
+    check_arguments(x, weights, mlp_norm_weight, None, 0.0)
     tables, options = (cos, sin), (window, softcap, sinks)
     if not hidden_fits(x.shape[0], x.shape[1], x.dtype):
         between, k_cache, v_cache = attention_block_decode(
@@ -133,15 +135,8 @@ def decoder_layer_decode(
         )
         return y, k_cache, v_cache
     y = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
-    stage = prepare_feed_forward(
-        mlp_norm_weight,
-        (w_gate, w_up, w_down),
-        (b_gate, b_up, b_down),
-        activation_function(activation),
-        replica_group,
-        x.shape[0],
-        x.dtype,
-    )
+    function = activation_function(activation)
+    operands = prepare_feed_forward(mlp_norm_weight, weights, function, replica_group, x.shape[0], x.dtype)
     products = w_qkv, w_o, q_size, kv_size
     caches = k_cache, v_cache, slots, block_tables
     norms = q_norm, k_norm, eps
@@ -158,7 +153,7 @@ def decoder_layer_decode(
         options,
         replica_group,
     )
-    feed_forward(y, tile, stage, eps)
+    feed_forward(y, tile, operands, eps)
     return y, k_cache, v_cache
 
 

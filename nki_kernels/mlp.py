@@ -2,9 +2,9 @@
 
     n = norm(x);   y = x + sum over ranks of (activation(n @ w_gate + b_gate) * (n @ w_up + b_up)) @ w_down + b_down
 
-Without w_gate the block is plain: activation(n @ w_up + b_up) @ w_down. The norm is RMSNorm, LayerNorm if norm_bias is
-given, none without norm_weight; norm_offset is added to its weight (1.0 for Gemma). Without `residual`, x is not added.
-With a row_gate the sum over ranks is multiplied by sigmoid(n @ row_gate), one number for each row.
+Without w_gate the block is plain: activation(n @ w_up + b_up) @ w_down. The norm is RMSNorm, or LayerNorm if norm_bias
+is given; without norm_weight there is none. norm_offset is added to norm_weight (1.0 for Gemma). Without `residual`, x
+is not added. A row_gate multiplies each row of the sum over ranks by one number, sigmoid(n @ row_gate).
 
 Dimensions
     T   tokens; H hidden size; F this rank's part of the intermediate size.
@@ -25,29 +25,30 @@ Arguments
     returns y        [T, H] @ HBM, x's dtype, the same on every rank; of rows that are cut [T/N, H], as x
 
 Layout
-    Rows lie on the partitions for the norm, H for the first two products. Their weights are stationary and the rows
-    move. So F lies on the partitions of the results, as the last product takes it. The intermediate never goes to HBM.
+    The norm has rows on the partitions. The gate and up product has H on the partitions; its weights are stationary and
+    the rows move. Its result has F on the partitions, as the down product needs it, and never goes to HBM.
 
 Tiling
-    for each group of up to 512 rows, fewer if its rows, their transposes and the intermediate outgrow SBUF
-        chunks of columns of the product of the group before with w_down, see `residual_product`
-        between them units of F (256 columns for 512 rows): gate and up product, activation and gate from PSUM
-        rows of the next group are loaded and normalised meanwhile, and transposed after the last unit
-    Cut along the sequence, each rank normalises its rows and gathers those of all, group by group, and a reduce-scatter
-        takes the place of the all-reduce, see `sequence`.
-    Two cores of a logical core take half of the rows each. Up to 128 rows they take half of F, exchange their parts of
-        the intermediate, and take half of the columns of y.
-    A last block of 64 columns of F shares the array: gate beside up, and in the last product two row tiles.
+    row tile     up to 128 rows
+    row group    up to 4 row tiles, fewer if they, their transposes and the intermediate outgrow SBUF
+    unit         columns of the intermediate whose gate and up sums fill 4 PSUM banks: 256 for 512 rows
+    chunk        columns of y whose sums fill the other 4 PSUM banks: 512 for 512 rows
+    `run_row_groups` has the loop nest. If x is cut along the sequence, each rank normalises its rows and all-gathers
+    those of all ranks, group by group; a reduce-scatter replaces the all-reduce, see `sequence`.
+    Each of two cores computes half of the rows. Up to 128 rows, each computes half of F, sends its intermediate to the
+    other, and computes half of the columns of y.
+    A last block of 64 columns of F shares the PE array: gate and up are one stationary tile, and the down product
+    multiplies two row tiles at once.
 
 Limits
     H up to 8192, in bfloat16 without biases and offset of the norm up to 16384; F up to 16384. A row_gate comes
     without b_down.
 
 Cost
-    HBM: the three weights once for each group, the norm's weight and the biases once, x twice (once up to 128 rows), y
-    once. Over ranks: one all-reduce of y's size in x's dtype, from SBUF to SBUF in chunks; of rows that are cut one
-    all-gather, of which rows are written to HBM and read, and one reduce-scatter. Rounding to x's dtype: the
-    normalised rows, the intermediate, over ranks the partial product and the sum, and y.
+    HBM: the three weights once for each row group, the norm's weight and the biases once, x twice (once up to 128
+    rows), y once. Over ranks: one all-reduce of y's size in x's dtype, from SBUF to SBUF in chunks. If x is cut: one
+    all-gather of rows, which are written to HBM and read, and one reduce-scatter. Values are rounded to x's dtype after
+    the norm, after the gate, before and after the sum over ranks, and in y.
     Predicted on trn2 in bfloat16, of the floor: 95 % for T = 8192 (H = 4096, F = 1792), 85 % (H = 8192, F = 448);
     95 % for T = 1 and 91 % in decode. On two cores 86 to 92 % of half of the floor (H = 8192, F = 896). Bound: the
     Tensor engine from some hundred rows on, below it reading the weights. A sum over 2 ranks adds 4 % to T = 2048
@@ -60,28 +61,39 @@ import nki
 import nki.language as nl
 import numpy as np
 
-from nki_kernels.cores import divides_columns, own_columns, own_rows, part
+from nki_kernels.cores import from_other_core
 from nki_kernels.dma import STATIC
 from nki_kernels.matmul import MAX_CONTRACTION
 from nki_kernels.precision import erf_reference, widened, widened_or_zero
 from nki_kernels.projection.block_loads import load_cast
-from nki_kernels.projection.feed_forward import INNER_UNIT, pipeline, tiles_at_once
-from nki_kernels.projection.gated_product import bias_columns, in_both_halves
-from nki_kernels.projection.normalised_rows import SCRATCH_ELEMENTS, load_norm, on_every_row
-from nki_kernels.projection.residual_product import residual_product
-from nki_kernels.projection.row_groups import (
-    bytes_of,
-    own_height,
-    row_groups,
+from nki_kernels.projection.feed_forward import (
+    FeedForward,
+    Weights,
+    allocate_intermediate,
+    allocate_row_buffers,
+    append_row_scales,
+    chunk_starts,
+    core_share,
+    down_parts,
+    gated_product,
+    plan_prefetch,
+    prepare_first_group,
+    tiles_per_group,
+    unit_starts,
+    units_due,
 )
+from nki_kernels.projection.gated_product import gated_unit, tail_in_both_halves
+from nki_kernels.projection.normalised_rows import load_norm, on_every_row, row_scratch
+from nki_kernels.projection.residual_product import MovingWeight, ResidualProduct, product_chunk
+from nki_kernels.projection.row_groups import bytes_of, row_groups, row_tile_height, rows_per_rank
 from nki_kernels.projection.sequence import check_ranks, gathered_rows, whole_rows
-from nki_kernels.projection.sums import store_last_sums
-from nki_kernels.tiles import BANK, MAX_ROW_BYTES, PARTITIONS, expect_dims, expect_hidden
+from nki_kernels.projection.sums import RankSum
+from nki_kernels.tiles import MAX_ROW_BYTES, PARTITIONS, expect_dims, expect_hidden
 
-SUMS_AHEAD = 2
+SUMS_IN_FLIGHT = 2
 """Chunks whose sums over the ranks may be under way before the first of them is stored: beside groups of rows."""
 
-FEW_SUMS_AHEAD = 8
+FEW_ROWS_SUMS_IN_FLIGHT = 8
 """The same for up to 128 rows: a collective takes longer than a chunk."""
 
 
@@ -105,85 +117,112 @@ def mlp(
     row_gate=None,
 ):
     """The feed-forward block with its norm, its residual and the sum over ranks."""
-    check_arguments(x, norm_weight, w_gate, w_up, w_down, b_gate, b_up, b_down, norm_bias, norm_offset)
+    weights = Weights(w_gate, w_up, w_down, b_gate, b_up, b_down)
+    check_arguments(x, weights, norm_weight, norm_bias, norm_offset)
+    check_row_gate(x, row_gate, b_down)
     ranks = sequence_ranks
-    if row_gate is not None:
-        assert row_gate.shape == (x.shape[1], 1), f"row_gate is [{x.shape[1]}, 1], not {row_gate.shape}"
-        assert b_down is None, "row_gate comes without b_down"
-    owned, hidden = x.shape
-    tokens = ranks * owned
+    tokens, hidden, inner = ranks * x.shape[0], x.shape[1], w_up.shape[1]
     check_ranks(ranks, replica_group, tokens)
-    y = nl.ndarray((owned, hidden), dtype=x.dtype, buffer=nl.shared_hbm)
-    first, last = own_rows(owned, ranks)
-    x = x[first:last, :]
-    left, right = own_columns(tokens, w_up.shape[1], INNER_UNIT)
-    rows = min(last - first, PARTITIONS)
-    weights = [w_up[:, left:right]]
-    if w_gate is not None:
-        weights = [w_gate[:, left:right], w_up[:, left:right]]
-    exchanges = divides_columns(tokens)
-    stage = {
-        "x": x,
-        "ranks": ranks,
-        "norm": None,
-        "scratch": nl.ndarray((rows, min(hidden, SCRATCH_ELEMENTS)), dtype=x.dtype, buffer=nl.sbuf),
-        "weights": weights,
-        "biases": [
-            bias_columns(columns_of(b_gate, left, right)),
-            bias_columns(columns_of(b_up, left, right)),
-        ],
-        "function": activation_function(activation),
-        "inner": w_up.shape[1],
-        "columns": own_columns(tokens, hidden, BANK),
-        "exchanges": exchanges,
-        "runs": False,
-    }
-    held = 0
+    y = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    core = core_share(tokens, hidden, inner, ranks)
+    first_row, end_row = core.rows
+    first_column, end_column = core.columns
+    x = x[first_row:end_row, :]
+    tile_rows = min(x.shape[0], PARTITIONS)
+
+    # Operands that are loaded once.
+    function = activation_function(activation)
+    gated = gated_product(weights, core.inner_columns, function, in_runs=False)
+    norm, bias = None, None
+    resident_bytes = 0
     if norm_weight is not None:
-        stage["norm"] = load_norm(norm_weight, norm_bias, norm_offset, eps, rows, x.dtype)
-        held = bytes_of(stage["norm"][0]) + bytes_of(stage["norm"][1])
-    start, end = stage["columns"]
-    down = [w_down[left:right, start:end]]
-    if exchanges:
-        first_other, last_other = part(w_up.shape[1], INNER_UNIT, 1 - nl.program_id(0))
-        down.append(w_down[first_other:last_other, start:end])
-    after = None if b_down is None else on_every_row(b_down[:, start:end], rows, x.dtype, 0.0)
-    paired = in_both_halves(weights) and ranks * x.shape[0] > PARTITIONS
-    tiles = tiles_at_once(hidden, w_up.shape[1], x.dtype, held + bytes_of(after), ranks)
-    most = max(1, tiles) * own_height(ranks)
-    stage["rows"] = whole_rows(x)
+        scratch = row_scratch(tile_rows, hidden, x.dtype)
+        norm = load_norm(norm_weight, norm_bias, norm_offset, eps, scratch, x.dtype)
+        resident_bytes = bytes_of(norm.weight) + bytes_of(norm.bias)
+    if b_down is not None:
+        bias = on_every_row(b_down[:, first_column:end_column], tile_rows, x.dtype, 0.0)
+        resident_bytes += bytes_of(bias)
+
+    # Row groups. Rows of other ranks arrive normalised.
+    group_tiles = tiles_per_group(hidden, inner, x.dtype, resident_bytes, ranks)
+    group_rows = max(1, group_tiles) * rows_per_rank(ranks)
+    groups = row_groups(x.shape[0], group_rows)
+    rows = whole_rows(x)
     if ranks > 1:
-        stage["rows"] = gathered_rows(x, stage["norm"], stage["scratch"], ranks, replica_group, most)
-    job = residual_product(
-        y[first:last, start:end],
-        x[:, start:end] if residual else None,
-        down,
-        after,
-        replica_group,
-        ranks,
-        paired=paired,
-        ahead=SUMS_AHEAD if tokens > PARTITIONS else FEW_SUMS_AHEAD,
-    )
+        rows = gathered_rows(x, norm, ranks, replica_group, group_rows)
+        norm = None
+
+    # The down product, its sum over ranks, and the residual.
+    tail_twice = ranks * x.shape[0] > PARTITIONS and tail_in_both_halves(gated.weights)
+    down_weight = MovingWeight(down_parts(w_down, core), tail_in_both_halves=tail_twice)
+    in_flight = SUMS_IN_FLIGHT if tokens > PARTITIONS else FEW_ROWS_SUMS_IN_FLIGHT
+    rank_sum = RankSum(replica_group, ranks, in_flight, [])
+    y_share = y[first_row:end_row, first_column:end_column]
+    x_share = x[:, first_column:end_column] if residual else None
+    down = ResidualProduct(y_share, x_share, down_weight, bias, rank_sum)
+    gate_column = None
     if row_gate is not None:
-        stage["row_gate"] = load_cast(row_gate, x.dtype, STATIC)
-        job["factors"] = []
-    groups = row_groups(last - first, most)
-    if tiles > 0:
-        pipeline(stage, job, groups)
+        gate_column = load_cast(row_gate, x.dtype, STATIC)
+        down.row_scales = []
+
+    ffn = FeedForward(rows, norm, gated, down, core, gate_column, ranks, x.dtype)
+    if group_tiles > 0:
+        run_row_groups(ffn, groups)
     else:
-        for number in range(len(groups)):
-            pipeline(stage, job, groups[number : number + 1])
-    store_last_sums(job)
+        for group in groups:
+            run_row_groups(ffn, [group])
+    rank_sum.finish()
     return y
 
 
-def check_arguments(x, norm_weight, w_gate, w_up, w_down, b_gate, b_up, b_down, norm_bias, norm_offset):
+def run_row_groups(ffn, groups):
+    """Compute y for row groups in a software pipeline: each step works on three groups at once.
+
+    step    Tensor engine                                    the other engines and the DMA queues
+    first   transpose group 0                                load and normalise group 0
+    m       gate and up product of group m, in units;        activation of each unit
+            down product of group m - 1, in chunks between;  add the residual to each chunk; store, or sum over ranks
+            transpose group m + 1, once x is free            load group m + 1 in half of the units, then normalise it
+    last    down product of the last group                   the same of each chunk
+    """
+    gated, down, ranks = ffn.gated, ffn.down, ffn.ranks
+    buffers = allocate_row_buffers(ranks * groups[0].rows, gated.hidden, ffn.dtype, row_tile_height(ranks))
+    prepare_first_group(ffn, groups[0], buffers)
+    x, intermediate, intermediates = None, None, None
+    for m in range(len(groups) + 1):  # m: row group
+        units = unit_starts(ffn, groups, m)
+        chunks = chunk_starts(ffn, groups, m - 1)
+        prefetch = plan_prefetch(ffn, groups, m + 1, buffers, len(units))
+        if m < len(groups):
+            x = buffers.transposed[:, :, 0 : ranks * groups[m].rows]
+            append_row_scales(ffn, x)
+            intermediate = allocate_intermediate(ffn, x.shape[2])
+        issued = 0
+        for n in range(len(chunks) + 1):  # n: chunk of columns of y, group m - 1
+            due = units_due(n, len(chunks), len(units))
+            for u in range(issued, due):  # u: unit of columns of the intermediate, group m
+                prefetch.normalise_until(u, ffn.norm)
+                gated_unit(gated, intermediate, x, units[u], prefetch.loads_during(u))
+            issued = due
+            if issued == len(units):  # x is free: transpose a row tile of group m + 1 before each chunk
+                prefetch.normalise_until(issued, ffn.norm)
+                prefetch.transpose_next(1, buffers)
+            if n < len(chunks):
+                product_chunk(down, intermediates, groups[m - 1].first_row, chunks[n])
+        prefetch.transpose_next(len(prefetch.tiles), buffers)
+        intermediates = [intermediate]
+        if ffn.core.exchanges and m < len(groups):
+            intermediates.append(from_other_core(intermediate))
+
+
+def check_arguments(x, weights, norm_weight, norm_bias, norm_offset):
     """Refuse shapes that do not fit together, and sizes beyond the limits."""
+    w_gate, w_up, w_down = weights.w_gate, weights.w_up, weights.w_down
     expect_dims(2, x, "x [T, H]")
     expect_dims(2, w_up, "w_up [H, F]")
     hidden = x.shape[1]
     inner = w_up.shape[1]
-    wide_rows = norm_bias is not None or b_down is not None or norm_offset != 0.0
+    wide_rows = norm_bias is not None or weights.b_down is not None or norm_offset != 0.0
     expect_hidden(
         "mlp", x, hidden, MAX_ROW_BYTES // 2 if wide_rows and x.dtype != nl.float32 else MAX_ROW_BYTES
     )
@@ -196,17 +235,19 @@ def check_arguments(x, norm_weight, w_gate, w_up, w_down, b_gate, b_up, b_down, 
         assert w_gate.shape == w_up.shape, f"w_gate is {w_gate.shape}, w_up is {w_up.shape}"
     assert w_up.shape[0] == hidden, f"w_up has {w_up.shape[0]} rows for a hidden size of {hidden}"
     assert w_down.shape == (inner, hidden), f"w_down is [{inner}, {hidden}], not {w_down.shape}"
-    assert w_gate is not None or b_gate is None, "b_gate is given without w_gate"
+    assert w_gate is not None or weights.b_gate is None, "b_gate is given without w_gate"
     expect_row(norm_weight, hidden, "norm_weight")
-    expect_row(b_gate, inner, "b_gate")
-    expect_row(b_up, inner, "b_up")
-    expect_row(b_down, hidden, "b_down")
+    expect_row(weights.b_gate, inner, "b_gate")
+    expect_row(weights.b_up, inner, "b_up")
+    expect_row(weights.b_down, hidden, "b_down")
     expect_row(norm_bias, hidden, "norm_bias")
 
 
-def columns_of(row, left, right):
-    """Columns left … right of a row, if it is given."""
-    return None if row is None else row[:, left:right]
+def check_row_gate(x, row_gate, b_down):
+    """Refuse a row_gate of another shape than [H, 1], or with b_down."""
+    if row_gate is not None:
+        assert row_gate.shape == (x.shape[1], 1), f"row_gate is [{x.shape[1]}, 1], not {row_gate.shape}"
+        assert b_down is None, "row_gate comes without b_down"
 
 
 def expect_row(row, columns, name):

@@ -51,13 +51,20 @@ from nki_kernels.matmul import MAX_CONTRACTION
 from nki_kernels.precision import widened, widened_or_zero
 from nki_kernels.projection.normalised_rows import on_every_row
 from nki_kernels.projection.residual_product import (
+    MovingWeight,
+    ResidualProduct,
     chunk_width,
     product_chunk,
-    residual_product,
 )
-from nki_kernels.projection.row_groups import blocks_tile, item_bytes, of_ranks, own_height, transpose_tiles
+from nki_kernels.projection.row_groups import (
+    blocks_tile,
+    item_bytes,
+    rows_per_rank,
+    split_by_rank,
+    transpose_tiles,
+)
 from nki_kernels.projection.sequence import check_ranks
-from nki_kernels.projection.sums import store_last_sums
+from nki_kernels.projection.sums import RankSum
 from nki_kernels.tiles import (
     BANK,
     MAX_ROW_BYTES,
@@ -106,7 +113,7 @@ def output_projection(o, w_o, residual, replica_group=None, bias=None, sequence_
     if gate is not None:
         assert gate.shape == o.shape, f"gate is {o.shape}, as o is, not {gate.shape}"
         assert gate.dtype == o.dtype, f"gate is {gate.dtype}, o is {o.dtype}"
-        gate = of_ranks(gate, sequence_ranks)[:, first:last, :]
+        gate = split_by_rank(gate, sequence_ranks)[:, first:last, :]
     y = nl.ndarray((owned, hidden), dtype=o.dtype, buffer=nl.shared_hbm)
     left, right = own_columns(tokens, hidden, BANK)
     on_rows = None
@@ -114,7 +121,7 @@ def output_projection(o, w_o, residual, replica_group=None, bias=None, sequence_
         on_rows = on_every_row(bias[:, left:right], min(tokens, PARTITIONS), o.dtype, 0.0)
     project_rows(
         y[first:last, left:right],
-        (of_ranks(o, sequence_ranks)[:, first:last, :], gate),
+        (split_by_rank(o, sequence_ranks)[:, first:last, :], gate),
         w_o[:, left:right],
         None if residual is None else residual[first:last, left:right],
         on_rows,
@@ -132,16 +139,16 @@ def project_rows(y, source, w_o, residual, bias, replica_group):
     ranks, tokens, depth = o.shape
     hidden = w_o.shape[1]
     holds = blocks(depth) * hidden <= HELD_ELEMENTS
-    step = own_height(ranks) * (1 if holds else rows_at_once(depth) // PARTITIONS)
+    step = rows_per_rank(ranks) * (1 if holds else rows_at_once(depth) // PARTITIONS)
     groups = blocks(tokens, step)
     ahead = groups_ahead(depth, step * ranks, o.dtype, holds)
     loaded = []
     for group in range(min(ahead, groups)):
         loaded.append(load_group(source, group * step, min(tokens, (group + 1) * step)))
     following = transposed_group(loaded[0]) if ahead > 0 else None
-    held = [] if holds else None
-    sums = HELD_SUMS_AHEAD if holds else SUMS_AHEAD
-    job = residual_product(y, residual, [w_o], bias, replica_group, ranks, held, ahead=sums)
+    rank_sum = RankSum(replica_group, ranks, HELD_SUMS_AHEAD if holds else SUMS_AHEAD, [])
+    weight = MovingWeight([w_o], [] if holds else None)
+    product = ResidualProduct(y, residual, weight, bias, rank_sum)
     for group in range(groups):
         first = group * step
         current = following
@@ -151,10 +158,10 @@ def project_rows(y, source, w_o, residual, bias, replica_group):
         elif group + ahead < groups:
             loaded.append(load_group(source, next_load, min(tokens, next_load + step)))
         for column in range(0, hidden, chunk_width(current.shape[2], ranks)):
-            product_chunk(job, [current], first, column)
+            product_chunk(product, [current], first, column)
             if column == 0 and ahead > 0 and group + 1 < groups:
                 following = transposed_group(loaded[group + 1])
-    store_last_sums(job)
+    rank_sum.finish()
 
 
 def groups_ahead(depth, rows, dtype, holds):
@@ -170,7 +177,7 @@ def load_group(source, first, last):
     o, gate = source
     ranks, _, depth = o.shape
     tiles = []
-    for row, end in ranges(first, last, own_height(ranks)):
+    for row, end in ranges(first, last, rows_per_rank(ranks)):
         tile = nl.ndarray((ranks * (end - row), depth), dtype=o.dtype, buffer=nl.sbuf)
         transfer(tile, o[:, row:end, :], SCALAR)
         if gate is not None:

@@ -69,7 +69,7 @@ from nki_kernels.cores import own_columns, own_rows
 from nki_kernels.dma import COMPILER, transfer
 from nki_kernels.precision import widened
 from nki_kernels.projection.heads import finish
-from nki_kernels.projection.normalised_rows import SCRATCH_ELEMENTS, load_norm
+from nki_kernels.projection.normalised_rows import load_norm, row_scratch
 from nki_kernels.projection.normed import project
 from nki_kernels.projection.rows import constant, repeated_row
 from nki_kernels.projection.sequence import check_ranks, gathered_rows, places, whole_rows
@@ -174,12 +174,12 @@ def normalised_rows(x, norm, eps, ranks, replica_group):
     norm_weight, norm_bias, offset, _ = norm
     rows, hidden = x.shape
     height = min(rows, PARTITIONS)
-    scratch = nl.ndarray((height, min(hidden, SCRATCH_ELEMENTS)), dtype=x.dtype, buffer=nl.sbuf)
     loaded = None
     if norm_weight is not None:
-        loaded = load_norm(norm_weight, norm_bias, offset, eps, height, x.dtype)
+        scratch = row_scratch(height, hidden, x.dtype)
+        loaded = load_norm(norm_weight, norm_bias, offset, eps, scratch, x.dtype)
     piece = max(LEAST_OWN_ROWS, GATHERED_ROWS // ranks)
-    return gathered_rows(x, loaded, scratch, ranks, replica_group, piece)
+    return gathered_rows(x, loaded, ranks, replica_group, piece)
 
 
 def head_size(q_size, kv_size, tokens, positions, cos, sin, head_dim, q_norm, k_norm, v_norm):

@@ -43,11 +43,12 @@ import numpy as np
 from nki_kernels.precision import widened, widened_or_zero
 from nki_kernels.projection.hidden_rows import hidden_parts, load_normalised, load_part, part_of
 from nki_kernels.projection.normalised_rows import (
-    SCRATCH_ELEMENTS,
+    RowStatistics,
     load_norm,
     normalise,
     on_every_row,
-    sum_of,
+    row_scratch,
+    sum_rows,
 )
 from nki_kernels.tiles import PARTITIONS, expect_dims, load, ranges
 
@@ -83,8 +84,8 @@ def rmsnorm(
         return y
     rows = min(tokens, PARTITIONS)
     factor = None if scale is None else on_every_row(scale, rows, nl.float32, 0.0)
-    norm = load_norm(weight, None, norm_offset, eps, rows, weight.dtype)
-    scratch = nl.ndarray((rows, min(hidden, SCRATCH_ELEMENTS)), dtype=x.dtype, buffer=nl.sbuf)
+    scratch = row_scratch(rows, hidden, x.dtype)
+    norm = load_norm(weight, None, norm_offset, eps, scratch, weight.dtype)
     starts = ranges(0, tokens)
     sums = None
     if replica_group is not None:
@@ -97,12 +98,12 @@ def rmsnorm(
             ahead = operands(x, residual, starts[number + 1])
         root = nl.ndarray((last - first, 1), dtype=nl.float32, buffer=nl.sbuf)
         if sums is None:
-            sum_of(nl.square, tile, None, root, scratch)
+            sum_rows(root, nl.square, tile, None, scratch)
             squares = root
         else:
             squares = sums[0 : last - first, number : number + 1]
         mean = 1.0 / counted
-        nisa.activation(dst=root, op=nl.rsqrt, data=squares, scale=mean, bias=norm[2][0 : last - first, :])
+        nisa.activation(dst=root, op=nl.rsqrt, data=squares, scale=mean, bias=norm.eps[0 : last - first, :])
         nisa.dma_copy(dst=y[first:last, :], src=finished(tile, before, root, norm, factor))
     return y
 
@@ -145,12 +146,12 @@ def add_scaled(before, wide, factor):
 def finished(tile, before, root, norm, factor):
     """The normalised rows plus the residual, scaled, rounded once; in the tile, or in that of the residual."""
     if before is None:
-        normalise(tile, tile, (None, root), norm)
+        normalise(tile, tile, RowStatistics(None, root), norm)
         return tile
     wide = tile
     if tile.dtype != nl.float32:
         wide = nl.ndarray(tile.shape, dtype=nl.float32, buffer=nl.sbuf)
-    normalise(wide, tile, (None, root), norm)
+    normalise(wide, tile, RowStatistics(None, root), norm)
     add_scaled(before, wide, factor)
     return before
 
@@ -163,7 +164,7 @@ def sums_over_ranks(x, starts, scratch, replica_group):
     for number in range(len(starts)):
         first, last = starts[number]
         tile = load(x[first:last, :], x.dtype)
-        sum_of(nl.square, tile, None, own[0 : last - first, number : number + 1], scratch)
+        sum_rows(own[0 : last - first, number : number + 1], nl.square, tile, None, scratch)
     ncc.all_reduce(srcs=[own], dsts=[total], replica_group=replica_group, op=nl.add)
     return total
 

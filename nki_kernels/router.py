@@ -67,11 +67,11 @@ from nki_kernels.experts.choice import LEAST_SEARCHED, TINY, searched, sigmoid_c
 from nki_kernels.precision import widened, widened_or_zero
 from nki_kernels.projection.block_loads import load_cast
 from nki_kernels.projection.normalised_rows import (
-    SCRATCH_ELEMENTS,
     load_norm,
     normalise,
     on_every_row,
-    statistics,
+    row_scratch,
+    row_statistics,
     transpose_rows,
 )
 from nki_kernels.projection.products import add_products
@@ -116,12 +116,12 @@ def router(
     tiles = ranges(start, end)
     rows = min(end - start, PARTITIONS)
     ahead = load(x[tiles[0][0] : tiles[0][1], :], x.dtype)
-    norm = load_norm(norm_weight, None, norm_offset, eps, rows, norm_weight.dtype)
+    scratch = row_scratch(rows, hidden, x.dtype)
+    norm = load_norm(norm_weight, None, norm_offset, eps, scratch, norm_weight.dtype)
     exact = x.dtype == nl.bfloat16 and w_router.dtype == nl.bfloat16
     matrix = load_cast(w_router, nl.bfloat16 if exact else nl.float32, STATIC)
     added = [on_all(bias, rows), on_all(choice_bias, rows)]
     grouping = (groups, top_groups)
-    scratch = nl.ndarray((rows, min(hidden, SCRATCH_ELEMENTS)), dtype=x.dtype, buffer=nl.sbuf)
     apart = 1 if has_room(x, matrix) else 0
     # Of many tiles the Scalar engine copies all transposes.
     share = 0 if len(tiles) > 1 else vector_share()
@@ -134,7 +134,7 @@ def router(
             if step + 1 < len(tiles):
                 following = tiles[step + 1]
                 ahead = load(x[following[0] : following[1], :], x.dtype)
-            found.append(statistics(held[step], norm, scratch))
+            found.append(row_statistics(held[step], norm))
         number = step - apart
         if number >= 0 and number < len(tiles):
             first, last = tiles[number]

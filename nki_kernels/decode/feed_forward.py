@@ -1,65 +1,76 @@
 """The feed-forward block of a decode step, from hidden states in SBUF to rows in HBM, for kernels that do more.
 
-Hidden states lie in runs, see `hidden`. So they are the moving operand of the gated product as they are, once they are
-normalised, and its weights are loaded in runs too. The residual reaches the rows of the last product through HBM, while
-the gated product is computed.
+Hidden states have the layout "runs", see `hidden`. Once normalised, they are the moving operand of the gate and up
+product, whose weights are loaded in runs too. Meanwhile the residual goes through HBM to the layout of y's rows.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.decode.hidden import reciprocal_roots, store_hidden
 from nki_kernels.dma import SCALAR, transfer
-from nki_kernels.projection.feed_forward import overlap
-from nki_kernels.projection.gated_product import bias_columns
+from nki_kernels.projection.feed_forward import gated_product
+from nki_kernels.projection.gated_product import GatedProduct, gated_unit, unit_columns
 from nki_kernels.projection.normalised_rows import on_every_row
-from nki_kernels.projection.residual_product import residual_product
+from nki_kernels.projection.residual_product import (
+    MovingWeight,
+    ResidualProduct,
+    chunk_width,
+    product_chunk,
+)
+from nki_kernels.projection.row_groups import blocks_tile, starts
 from nki_kernels.projection.rows import column_of
-from nki_kernels.projection.sums import store_last_sums
+from nki_kernels.projection.sums import RankSum
 
-SUMS_AHEAD = 8
+SUMS_IN_FLIGHT = 8
 """Chunks whose sums over the ranks may be under way before the first of them is stored."""
 
 
-def prepare_feed_forward(norm_weight, weights, biases, function, replica_group, rows, dtype):
-    """What the block needs that depends on no hidden state: small loads, which a kernel triggers first.
+@dataclass
+class FeedForwardOperands(nl.NKIObject):
+    """What the block needs that depends on no hidden state.
 
-    weights, biases: those of gate, up and down.
+    norm_weight: [partition, C] in runs. w_down: [F, H] @ HBM. bias: [row, H] in SBUF, or None.
     """
-    w_gate, w_up, w_down = weights
-    b_gate, b_up, b_down = biases
-    return {
-        "weight": column_of(norm_weight, 0.0, True),
-        "norm": None,
-        "scratch": None,
-        "weights": [w_up] if w_gate is None else [w_gate, w_up],
-        "biases": [bias_columns(b_gate), bias_columns(b_up)],
-        "down": w_down,
-        "after": None if b_down is None else on_every_row(b_down, rows, dtype, 0.0),
-        "function": function,
-        "replica_group": replica_group,
-        "ranks": 1,
-        "exchanges": False,
-        "runs": True,
-    }
+
+    norm_weight: nl.NkiTensor
+    gated: GatedProduct
+    w_down: nl.NkiTensor
+    bias: nl.NkiTensor | None
+    replica_group: ncc.ReplicaGroup | None
 
 
-def feed_forward(y, tile, stage, eps):
-    """The block for hidden states in SBUF into rows y [T, H] of HBM, their sum over the ranks and residual included."""
+def prepare_feed_forward(norm_weight, weights, activation, replica_group, rows, dtype):
+    """Load the small operands of the block, which a kernel triggers first. weights: Weights of `feed_forward`."""
+    norm_column = column_of(norm_weight, 0.0, True)
+    gated = gated_product(weights, (0, weights.w_up.shape[1]), activation, in_runs=True)
+    bias = None if weights.b_down is None else on_every_row(weights.b_down, rows, dtype, 0.0)
+    return FeedForwardOperands(norm_column, gated, weights.w_down, bias, replica_group)
+
+
+def feed_forward(y, tile, operands, eps):
+    """Compute the block for hidden states in SBUF into rows y [T, H] of HBM, with residual and sum over the ranks."""
     rows, hidden = y.shape
-    between = nl.ndarray(y.shape, dtype=y.dtype, buffer=nl.shared_hbm)
-    stage["blocks"] = normalised_blocks(tile, stage["weight"], hidden, eps)
-    store_hidden(between, tile)
-    kept = nl.ndarray((rows, 1, hidden), dtype=y.dtype, buffer=nl.sbuf)
-    transfer(kept.reshape((rows, hidden)), between, SCALAR)
-    job = residual_product(y, None, [stage["down"]], stage["after"], stage["replica_group"], ahead=SUMS_AHEAD)
-    job["kept"] = kept
-    group = 0, rows
-    inner = overlap(stage, job, group, None, None, [], [])
-    overlap(stage, job, None, group, inner, [], [])
-    store_last_sums(job)
+    gated = operands.gated
+    residual = nl.ndarray(y.shape, dtype=y.dtype, buffer=nl.shared_hbm)
+    x = normalised_blocks(tile, operands.norm_weight, hidden, eps)
+    store_hidden(residual, tile)
+    residual_tile = nl.ndarray((rows, 1, hidden), dtype=y.dtype, buffer=nl.sbuf)
+    transfer(residual_tile.reshape((rows, hidden)), residual, SCALAR)
+    rank_sum = RankSum(operands.replica_group, 1, SUMS_IN_FLIGHT, [])
+    weight = MovingWeight([operands.w_down])
+    down = ResidualProduct(y, None, weight, operands.bias, rank_sum, residual_tile)
+    intermediate = blocks_tile(gated.inner, rows, x.dtype)
+    for column in starts(gated.inner, unit_columns(gated, rows)):
+        gated_unit(gated, intermediate, x, column, [])
+    for column in starts(hidden, chunk_width(rows)):
+        product_chunk(down, [intermediate], 0, column)
+    rank_sum.finish()
 
 
 def normalised_blocks(tile, weight, hidden, eps):

@@ -1,34 +1,33 @@
-"""Groups of rows on their way through a feed-forward block: the order in which `mlp` issues its parts.
-
-The product of the group before with w_down is computed in turns with those of this group with w_gate and w_up, while
-the rows of the next one are loaded and normalised. A stage is what all groups share; `mlp` makes it.
-"""
+"""The stages of `mlp`'s schedule: loads, norm and transposes of row groups, and the operands of both products."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.cores import from_other_core, part
+from nki_kernels.cores import divides_columns, own_columns, own_rows, part
 from nki_kernels.dma import STATIC
-from nki_kernels.projection.gated_product import columns_at_once, gated_columns
+from nki_kernels.projection.gated_product import GatedProduct, bias_columns, unit_columns
+from nki_kernels.projection.normalised_rows import Norm
 from nki_kernels.projection.products import add_products
-from nki_kernels.projection.residual_product import chunk_width, product_chunk
+from nki_kernels.projection.residual_product import ResidualProduct, chunk_width
 from nki_kernels.projection.row_groups import (
     blocks_tile,
     item_bytes,
-    load_all,
-    loads_of,
     normalise_tiles,
-    of_ranks,
-    own_height,
+    plan_loads,
+    row_tile_height,
     row_tiles,
-    share_of,
+    share,
+    split_by_rank,
     starts,
     transpose_tiles,
+    trigger_loads,
 )
-from nki_kernels.projection.sequence import rows_of
-from nki_kernels.tiles import PARTITIONS, blocks, ranges
+from nki_kernels.projection.sequence import RowSource, rows_of
+from nki_kernels.tiles import BANK, PARTITIONS, blocks, ranges
 
 INNER_UNIT = 64
 """Two cores divide the intermediate into whole units of so many columns: halves of a block share the array."""
@@ -40,143 +39,223 @@ STREAM_BYTES = 48 * 1024
 """Bytes per partition that a group leaves to weights, residuals and results on their way."""
 
 
-def pipeline(stage, job, groups):
-    """The block for groups of rows: each is loaded, normalised and transposed while those before it are multiplied."""
-    x, ranks = stage["x"], stage["ranks"]
-    hidden = x.shape[1]
-    most = ranks * groups[0][1]
-    height = ranks * own_height(ranks)
-    places = []
-    for _ in range(blocks(most, height)):
-        places.append(nl.ndarray((min(most, height), hidden), dtype=x.dtype, buffer=nl.sbuf))
-    stage["blocks"] = blocks_tile(hidden, most, x.dtype)
-    loaded = row_tiles(places, most, height)
-    load_all(loads_of(loaded, rows_of_group(stage, groups[0])), STATIC)
-    normalised = loaded
-    if ranks == 1 and job["residual"] is not None and keeps_rows(x, stage["weights"][0].shape[1]):
-        if stage["norm"] is not None:
-            normalised = [nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)]
-        start, end = stage["columns"]
-        job["kept"] = loaded[0][:, start:end].reshape((x.shape[0], 1, end - start))
-    if ranks == 1:
-        normalise_tiles(normalised, loaded, stage["norm"], stage["scratch"])
-    transpose_tiles(stage["blocks"], normalised, 0)
-    inner = None
-    for step in range(len(groups) + 1):
-        group = groups[step] if step < len(groups) else None
-        before = groups[step - 1] if step > 0 else None
-        waiting, loads = [], []
-        if step + 1 < len(groups):
-            following = groups[step + 1]
-            waiting = row_tiles(places, ranks * following[1], height)
-            loads = loads_of(waiting, rows_of_group(stage, following))
-        inner = overlap(stage, job, group, before, inner, waiting, loads)
+@dataclass
+class Weights(nl.NKIObject):
+    """w_gate, w_up [H, F], w_down [F, H] and biases [1, F], [1, F], [1, H] @ HBM; w_gate and biases may be None."""
+
+    w_gate: nl.NkiTensor | None
+    w_up: nl.NkiTensor
+    w_down: nl.NkiTensor
+    b_gate: nl.NkiTensor | None
+    b_up: nl.NkiTensor | None
+    b_down: nl.NkiTensor | None
 
 
-def rows_of_group(stage, group):
-    """The rows of a group in HBM, [rank, row, H]."""
-    ranks = stage["ranks"]
-    first, count = group
-    return of_ranks(rows_of(stage["rows"], ranks * first, ranks * (first + count)), ranks)
+@dataclass
+class CoreShare(nl.NKIObject):
+    """What this core computes. Two cores divide the rows; up to 128 rows they divide the columns of both products.
 
-
-def overlap(stage, job, group, before, before_parts, waiting, loads):
-    """Multiply one group with w_gate and w_up, and the one before it with w_down, in turns; returns its intermediate.
-
-    The intermediate has a part for each core that computes one. So loads, stores and the engines beside the Tensor
-    engine have work all the time. waiting: the row tiles of the next group, which are loaded by `loads` and normalised
-    meanwhile, and transposed after the last use of the blocks.
+    rows: (first, end) of x, of each rank. inner_columns, columns: (first, end) of the intermediate and of y.
+    exchanges: whether cores exchange their intermediates, in tiles of `exchanged_columns`.
     """
-    result = None
-    columns = []
-    ranks = stage["ranks"]
-    height = ranks * own_height(ranks)
-    chunks = [] if before is None else starts(job["y"].shape[1], chunk_width(ranks * before[1], ranks))
-    if group is not None:
-        rows = ranks * group[1]
-        inner = stage["weights"][0].shape[1]
-        if job["factors"] is not None:
-            x_blocks, hidden = stage["blocks"][:, :, 0:rows], stage["x"].shape[1]
-            gate_rows(job["factors"], x_blocks, stage["row_gate"], hidden, height)
-        result = inner_tile(inner, rows, stage)
-        columns = starts(inner, columns_at_once(stage["weights"], rows))
-    loading = max(1, len(columns) // 2)
-    done = 0
-    transposed = 0
-    for chunk in range(len(chunks) + 1):
-        while done < len(columns) and done * len(chunks) <= chunk * len(columns):
-            normalise_share(stage, waiting, done - loading, len(columns) - loading)
-            passing = share_of(loads, done, loading)
-            gated_columns(
-                result[:, 0 : blocks(inner), :],
-                stage["blocks"][:, :, 0:rows],
-                stage["weights"],
-                stage["biases"],
-                stage["function"],
-                columns[done],
-                passing,
-                stage["runs"],
-            )
-            done += 1
-        if done == len(columns) and chunk == 0 and loading == len(columns):
-            normalise_share(stage, waiting, 0, 1)
-        if done == len(columns) and transposed < len(waiting):
-            transpose_tiles(stage["blocks"], waiting[transposed : transposed + 1], transposed * height)
-            transposed += 1
-        if chunk < len(chunks):
-            product_chunk(job, before_parts, before[0], chunks[chunk])
-    transpose_tiles(stage["blocks"], waiting[transposed:], transposed * height)
-    if stage["exchanges"] and group is not None:
-        return [result, from_other_core(result)]
-    return [result]
+
+    rows: tuple
+    inner_columns: tuple
+    columns: tuple
+    exchanges: bool
+    exchanged_columns: int
 
 
-def gate_rows(factors, x, weight, hidden, height):
-    """Append sigmoid(x @ weight) of each row tile, of `height` rows, to `factors`, [rows, 1] float32.
+@dataclass
+class FeedForward(nl.NKIObject):
+    """What all row groups of one core share.
 
-    x [h in block, block, row] has `hidden` elements of each row, and so has weight [h in block, block, 1].
+    norm: None if rows need none. row_gate: [h in block, block, 1], or None. ranks: over which rows are cut.
     """
-    for first, last in ranges(0, x.shape[2], height):
-        bank = nl.ndarray((last - first, 1), dtype=nl.float32, buffer=nl.psum)
-        add_products([[bank]], x, [(first, last)], weight, [(0, 1)], 0, hidden)
-        factor = nl.ndarray(bank.shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.activation(dst=factor, op=nl.sigmoid, data=bank)
-        factors.append(factor)
+
+    rows: RowSource
+    norm: Norm | None
+    gated: GatedProduct
+    down: ResidualProduct
+    core: CoreShare
+    row_gate: nl.NkiTensor | None
+    ranks: int
+    dtype: object
 
 
-def inner_tile(inner, rows, stage):
-    """A tile for `inner` columns of the intermediate; cores exchange tiles of the larger part, all of them defined."""
-    if not stage["exchanges"]:
-        return blocks_tile(inner, rows, stage["blocks"].dtype)
-    first, last = part(stage["inner"], INNER_UNIT, 0)
-    result = blocks_tile(last - first, rows, stage["blocks"].dtype)
+@dataclass
+class RowBuffers(nl.NKIObject):
+    """SBUF that row groups use in turn: row tiles [row, H], and their transpose [h in block, block, row]."""
+
+    tiles: list
+    transposed: nl.NkiTensor
+    tile_height: int
+
+
+@dataclass
+class Prefetch(nl.NKIObject):
+    """The next row group, which is loaded and normalised while the units of the present group are multiplied.
+
+    tiles: its row tiles. loads: PlannedLoad, triggered during the first `load_units` units. The norm follows, before
+    the other `norm_units`. normalised, transposed: how many row tiles are so far.
+    """
+
+    tiles: list
+    loads: list
+    load_units: int
+    norm_units: int
+    normalised: int = 0
+    transposed: int = 0
+
+    def loads_during(self, unit):
+        """Return the loads to trigger during a unit."""
+        return share(self.loads, unit, self.load_units)
+
+    def normalise_until(self, unit, norm):
+        """Normalise the row tiles that are due before a unit. After the last unit, pass the number of units."""
+        shares = max(0, unit - self.load_units + 1)
+        due = min(len(self.tiles), len(self.tiles) * shares // self.norm_units)
+        tiles = self.tiles[self.normalised : due]
+        normalise_tiles(tiles, tiles, norm)
+        self.normalised = due
+
+    def transpose_next(self, count, buffers):
+        """Transpose the next `count` row tiles, as far as there are any."""
+        tiles = self.tiles[self.transposed : self.transposed + count]
+        transpose_tiles(buffers.transposed, tiles, self.transposed * buffers.tile_height)
+        self.transposed += len(tiles)
+
+
+def core_share(tokens, hidden, inner, ranks):
+    """Return the share of this core in an MLP of `tokens` rows, which are cut over so many ranks."""
+    exchanges = divides_columns(tokens)
+    return CoreShare(
+        own_rows(tokens // ranks, ranks),
+        own_columns(tokens, inner, INNER_UNIT),
+        own_columns(tokens, hidden, BANK),
+        exchanges,
+        part(inner, INNER_UNIT, 0)[1] if exchanges else 0,
+    )
+
+
+def allocate_row_buffers(rows, hidden, dtype, tile_height):
+    """Allocate the buffers of row groups of up to `rows` rows of `hidden` elements."""
+    tiles = []
+    for _ in range(blocks(rows, tile_height)):
+        tiles.append(nl.ndarray((min(rows, tile_height), hidden), dtype=dtype, buffer=nl.sbuf))
+    return RowBuffers(tiles, blocks_tile(hidden, rows, dtype), tile_height)
+
+
+def gated_product(weights, columns, activation, in_runs):
+    """Return the gate and up product for columns (first, end) of the intermediate; load their biases."""
+    first, end = columns
+    matrices = [weights.w_up[:, first:end]]
+    if weights.w_gate is not None:
+        matrices = [weights.w_gate[:, first:end], weights.w_up[:, first:end]]
+    b_gate = None if weights.b_gate is None else weights.b_gate[:, first:end]
+    b_up = None if weights.b_up is None else weights.b_up[:, first:end]
+    biases = [bias_columns(b_gate), bias_columns(b_up)]
+    return GatedProduct(matrices, biases, activation, in_runs, matrices[0].shape[0], end - first)
+
+
+def down_parts(w_down, core):
+    """Return w_down's rows for this core's intermediate and, if cores exchange theirs, for the other core's."""
+    columns = w_down[:, core.columns[0] : core.columns[1]]
+    parts = [columns[core.inner_columns[0] : core.inner_columns[1], :]]
+    if core.exchanges:
+        first, last = part(w_down.shape[0], INNER_UNIT, 1 - nl.program_id(0))
+        parts.append(columns[first:last, :])
+    return parts
+
+
+def unit_starts(ffn, groups, m):
+    """Return the first column of each unit of the gate and up product of row group m, if there is one."""
+    if m >= len(groups):
+        return []
+    return starts(ffn.gated.inner, unit_columns(ffn.gated, ffn.ranks * groups[m].rows))
+
+
+def chunk_starts(ffn, groups, m):
+    """Return the first column of each chunk of the down product of row group m, if there is one."""
+    if m < 0:
+        return []
+    return starts(ffn.down.y.shape[1], chunk_width(ffn.ranks * groups[m].rows, ffn.ranks))
+
+
+def units_due(chunk, chunks, units):
+    """Return how many units are issued before chunk `chunk` of `chunks`, so that both alternate evenly."""
+    return units if chunks == 0 else min(units, chunk * units // chunks + 1)
+
+
+def prepare_first_group(ffn, group, buffers):
+    """Load, normalise and transpose the first row group. Few rows also stay in SBUF, as the residual."""
+    tiles = row_tiles(buffers.tiles, ffn.ranks * group.rows, buffers.tile_height)
+    trigger_loads(plan_loads(tiles, rows_of_group(ffn, group)), STATIC)
+    normalised = tiles
+    if ffn.ranks == 1 and ffn.down.residual is not None and residual_fits(ffn):
+        if ffn.norm is not None:
+            normalised = [nl.ndarray(tiles[0].shape, dtype=ffn.dtype, buffer=nl.sbuf)]
+        first, end = ffn.core.columns
+        ffn.down.residual_tile = tiles[0][:, first:end].reshape((group.rows, 1, end - first))
+    normalise_tiles(normalised, tiles, ffn.norm)
+    transpose_tiles(buffers.transposed, normalised, 0)
+
+
+def plan_prefetch(ffn, groups, m, buffers, units):
+    """Plan the loads of row group m, if there is one, during `units` units of the group before."""
+    tiles, loads = [], []
+    if m < len(groups):
+        tiles = row_tiles(buffers.tiles, ffn.ranks * groups[m].rows, buffers.tile_height)
+        loads = plan_loads(tiles, rows_of_group(ffn, groups[m]))
+    load_units = max(1, units // 2)
+    return Prefetch(tiles, loads, load_units, max(1, units - load_units))
+
+
+def rows_of_group(ffn, group):
+    """Return the rows of a group in HBM, [rank, row, H]."""
+    first, end = group.first_row, group.first_row + group.rows
+    return split_by_rank(rows_of(ffn.rows, ffn.ranks * first, ffn.ranks * end), ffn.ranks)
+
+
+def append_row_scales(ffn, x):
+    """Append to the row scales of `down`, for each row tile of x, sigmoid(x @ row_gate): [row, 1] float32."""
+    if ffn.row_gate is None:
+        return
+    for first, end in ranges(0, x.shape[2], row_tile_height(ffn.ranks)):
+        bank = nl.ndarray((end - first, 1), dtype=nl.float32, buffer=nl.psum)
+        add_products([[bank]], x, [(first, end)], ffn.row_gate, [(0, 1)], 0, ffn.gated.hidden)
+        row_scale = nl.ndarray(bank.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.activation(dst=row_scale, op=nl.sigmoid, data=bank)
+        ffn.down.row_scales.append(row_scale)
+
+
+def allocate_intermediate(ffn, rows):
+    """Allocate this core's intermediate [f in block, block, row]. Cores exchange tiles of one size, padded with 0."""
+    inner, exchanged = ffn.gated.inner, ffn.core.exchanged_columns
+    if not ffn.core.exchanges:
+        return blocks_tile(inner, rows, ffn.dtype)
+    result = blocks_tile(exchanged, rows, ffn.dtype)
     full = inner // PARTITIONS
-    if full * PARTITIONS < last - first:
+    if full * PARTITIONS < exchanged:
         nisa.memset(dst=result[:, full:, :], value=0.0)
     return result
 
 
-def normalise_share(stage, tiles, number, count):
-    """Normalise share `number` of `count` of row tiles; there is none below 0, nor of rows that were gathered."""
-    if number >= 0 and stage["ranks"] == 1:
-        own = share_of(tiles, number, count)
-        normalise_tiles(own, own, stage["norm"], stage["scratch"])
+def tiles_per_group(hidden, inner, dtype, resident_bytes, ranks):
+    """Return the row tiles of the largest group that fits in SBUF beside `resident_bytes` per partition.
 
-
-def tiles_at_once(hidden, inner, dtype, held, ranks):
-    """Row tiles of a group: its rows, their transposes and two intermediates fit in SBUF beside `held` bytes.
-
-    0 if those of one row tile do not fit: then there is room for one intermediate, and no group overlaps another.
+    A group needs its row tiles, their transposes and two intermediates. The result is 0 if one row tile does not fit:
+    then there is room for one intermediate only, and groups do not overlap.
     """
     if ranks > 1:
-        held += 2 * item_bytes(dtype) * hidden  # own rows on their way to the others
-    each = item_bytes(dtype) * 2 * (blocks(hidden) + blocks(inner)) * PARTITIONS
-    room = nl.tile_size.sbuf_fmax_bytes - STREAM_BYTES - held
-    return min(GROUP_TILES, room // each)
+        resident_bytes += 2 * item_bytes(dtype) * hidden  # rows of this rank on their way to the others
+    tile_bytes = item_bytes(dtype) * 2 * (blocks(hidden) + blocks(inner)) * PARTITIONS
+    return min(GROUP_TILES, (nl.tile_size.sbuf_fmax_bytes - STREAM_BYTES - resident_bytes) // tile_bytes)
 
 
-def keeps_rows(x, inner):
-    """Whether the rows stay in SBUF for the residual beside the normalised rows: those of one row tile, if they fit."""
-    tokens, hidden = x.shape
-    needed = item_bytes(x.dtype) * (3 * hidden + (blocks(hidden) + blocks(inner)) * tokens)
-    return tokens <= PARTITIONS and needed + STREAM_BYTES <= nl.tile_size.sbuf_fmax_bytes
+def residual_fits(ffn):
+    """Return whether all rows are one row tile that fits into SBUF beside its normalised copy."""
+    rows, hidden = ffn.rows.all_rows.shape
+    elements = 3 * hidden + (blocks(hidden) + blocks(ffn.gated.inner)) * rows
+    used_bytes = item_bytes(ffn.dtype) * elements + STREAM_BYTES
+    return rows <= PARTITIONS and used_bytes <= nl.tile_size.sbuf_fmax_bytes

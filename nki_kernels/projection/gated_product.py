@@ -1,16 +1,20 @@
-"""The first half of a feed-forward block: activation(x @ w_gate) * (x @ w_up), or activation(x @ w_up).
+"""The first products of a feed-forward block: activation(x @ w_gate) * (x @ w_up), or activation(x @ w_up).
 
-The weights are stationary and the rows move. So the result comes out as blocks [f in block, block, row], the form in
-which the product with w_down takes it. A PSUM bank holds as many blocks of a result as fit, one for 512 rows.
+The weights are stationary and the rows of x move. So the result is [f in block, block, row], the form in which the
+product with w_down takes it. The columns of the intermediate are computed in units that fill half of the PSUM banks.
+A bank holds as many blocks of 128 columns as fit, one for 512 rows.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.dma import STATIC, transfer
+from nki_kernels.dma import STATIC
 from nki_kernels.projection.block_loads import load_cast_into
+from nki_kernels.projection.row_groups import trigger_loads
 from nki_kernels.projection.rows import in_block, load_runs_part
 from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks
 
@@ -21,176 +25,205 @@ PIECE_ELEMENTS = 1024
 """Elements per partition of one loaded piece of a weight, for each of gate and up: 256 KiB in bfloat16."""
 
 
-def columns_at_once(weights, rows):
-    """Columns of each weight whose sums take ACCUMULATOR_BANKS banks together, at most UNIT_COLUMNS."""
-    return min(UNIT_COLUMNS, ACCUMULATOR_BANKS // len(weights) * (BANK // rows) * PARTITIONS)
+@dataclass
+class GatedProduct(nl.NKIObject):
+    """What all units of the product share.
 
-
-def gated_columns(result, x, weights, biases, function, column, passing, runs=False):
-    """The blocks of the intermediate for columns_at_once columns from `column` on, and x [h in block, block, row].
-
-    runs: whether x lies in runs instead, see `rows`; then the weights are loaded in runs too.
-
-    weights: [gate, up], or [up] for a plain block. biases: those of gate and of up, see `bias_columns`. passing: (tile,
-    source) of other loads, which are triggered between those of the weights.
+    weights: [w_gate, w_up] or [w_up], each [hidden, inner] @ HBM. biases: those of gate and up, see `bias_columns`.
+    activation: of the Scalar engine. in_runs: whether x has the layout "runs" of `rows` instead of K blocks; then the
+    weights are loaded in runs too.
     """
-    rows = x.shape[2]
-    inner = weights[0].shape[1]
-    per_bank = BANK // rows
-    last = min(inner, column + columns_at_once(weights, rows))
-    packed = packed_columns(last - column) if len(weights) == 2 else 0
-    whole = last - packed
-    sums = banks_of(len(weights), whole - column, per_bank)
-    pair = None
-    if packed > 0:
-        pair = nl.ndarray((2 * packed, rows), dtype=nl.float32, buffer=nl.psum)
-    accumulate(sums, pair, x, weights, column, whole, last, per_bank, passing, runs)
-    for number in range(len(sums[0])):
-        first = column // PARTITIONS + number * per_bank
-        finish(result, sums, number, first, min(blocks(whole), first + per_bank), biases, function, inner)
-    if packed > 0:
-        finish_pair(result, pair, biases, function)
+
+    weights: list
+    biases: list
+    activation: object
+    in_runs: bool
+    hidden: int
+    inner: int
 
 
-def in_both_halves(weights):
-    """Whether the short last block of the intermediate lies in both halves of the partitions."""
-    inner = weights[0].shape[1]
-    return len(weights) == 2 and inner > PARTITIONS and packed_columns(inner) == PARTITIONS // 2
+@dataclass
+class GatedUnit(nl.NKIObject):
+    """The accumulators of one unit: columns first_column … end_column of the intermediate, for all rows of x.
+
+    banks: for each weight, PSUM tiles [f in block, block * row] for the first `full_width` columns of the unit.
+    packed_bank: [gate and up * f, row] for the others, a short last block whose sums share a bank, or None.
+    """
+
+    first_column: int
+    end_column: int
+    full_width: int
+    blocks_per_bank: int
+    banks: list
+    packed_bank: nl.NkiTensor | None
+
+
+def allocate_unit(product, first_column, rows):
+    """Allocate the accumulators of the unit that begins at `first_column`."""
+    end_column = min(product.inner, first_column + unit_columns(product, rows))
+    width = end_column - first_column
+    packed = packed_columns(width) if len(product.weights) == 2 else 0
+    full_width = width - packed
+    blocks_per_bank = BANK // rows
+    banks = []
+    for side in range(len(product.weights)):
+        banks.append([])
+        for _ in range(blocks(blocks(full_width), blocks_per_bank)):
+            banks[side].append(nl.ndarray((PARTITIONS, BANK), dtype=nl.float32, buffer=nl.psum))
+    packed_bank = None
+    if packed > 0:
+        packed_bank = nl.ndarray((2 * packed, rows), dtype=nl.float32, buffer=nl.psum)
+    return GatedUnit(first_column, end_column, full_width, blocks_per_bank, banks, packed_bank)
+
+
+def unit_columns(product, rows):
+    """Return the columns of a unit, whose accumulators take ACCUMULATOR_BANKS banks; at most UNIT_COLUMNS."""
+    banks_per_weight = ACCUMULATOR_BANKS // len(product.weights)
+    return min(UNIT_COLUMNS, banks_per_weight * (BANK // rows) * PARTITIONS)
 
 
 def packed_columns(width):
-    """Columns of a short last block if those of gate and up together make one stationary tile: 32, 64, or else 0.
+    """Return the columns of a short last block if gate and up make one stationary tile: 32, 64, or else 0.
 
-    Their sums lie on the partitions from 0 and from 32 or 64 on, where engines can begin.
+    The up half then begins at partition 32 or 64, where engines can begin.
     """
     short = width % PARTITIONS
     return short if short == PARTITIONS // 2 or short == PARTITIONS // 4 else 0
 
 
-def banks_of(sides, width, per_bank):
-    """For each weight the PSUM banks [f in block, per_bank * rows] of its product."""
-    banks = []
-    for side in range(sides):
-        banks.append([])
-        for _ in range(blocks(blocks(width), per_bank)):
-            banks[side].append(nl.ndarray((PARTITIONS, BANK), dtype=nl.float32, buffer=nl.psum))
-    return banks
+def tail_in_both_halves(weights):
+    """Return whether a last block of 64 columns of the intermediate is written to both halves of the partitions."""
+    inner = weights[0].shape[1]
+    return len(weights) == 2 and inner > PARTITIONS and packed_columns(inner) == PARTITIONS // 2
 
 
-def accumulate(sums, pair, x, weights, column, whole, last, per_bank, passing, runs):
-    """The product of x and columns of the weights: column … whole into `sums`, the rest up to `last` into `pair`."""
-    rows = x.shape[2]
-    hidden = weights[0].shape[0]
-    sides = len(weights)
-    width = last - column
-    end_column = whole - column
-    per_piece = max(1, PIECE_ELEMENTS // width)
-    passed = 0
-    for block in range(0, blocks(hidden), per_piece):
-        start = block * PARTITIONS
-        end = min(hidden, start + per_piece * PARTITIONS)
-        shape = (min(hidden, PARTITIONS), sides, blocks(end - start), width)
+def gated_unit(product, intermediate, x, first_column, planned_loads):
+    """Compute the unit of the intermediate [f in block, block, row] that begins at `first_column`.
+
+    x: [h in block, block, row]. planned_loads: loads for later work, which are triggered evenly between weight loads.
+    """
+    unit = allocate_unit(product, first_column, x.shape[2])
+    accumulate(unit, product, x, planned_loads)
+    for bank in range(len(unit.banks[0])):
+        activate_bank(intermediate, unit, bank, product)
+    if unit.packed_bank is not None:
+        activate_packed_bank(intermediate, unit.packed_bank, product)
+
+
+def accumulate(unit, product, x, planned_loads):
+    """Multiply x with the columns of a unit, piece by piece along the contraction."""
+    rows, hidden, width = x.shape[2], product.hidden, unit.end_column - unit.first_column
+    sides = len(product.weights)
+    blocks_per_piece = max(1, PIECE_ELEMENTS // width)
+    triggered = 0
+    for first_block in range(0, blocks(hidden), blocks_per_piece):
+        end_block = min(blocks(hidden), first_block + blocks_per_piece)
+        shape = (min(hidden, PARTITIONS), sides, end_block - first_block, width)
         piece = nl.ndarray(shape, dtype=x.dtype, buffer=nl.sbuf)
-        for side in range(sides):
-            if runs:
-                load_runs_part(piece[:, side, :, :], weights[side][:, column:last], block)
-            else:
-                load_cast_into(piece[:, side, :, :], weights[side][start:end, column:last], STATIC)
-        while passed < len(passing) and passed * hidden < len(passing) * end:
-            tile, source = passing[passed]
-            transfer(tile, source, STATIC)
-            passed += 1
-        for inside in range(piece.shape[2]):
-            used = in_block(hidden, block + inside, runs)
-            moving = x[0:used, block + inside, :]
-            following = block + inside > 0
-            for side in range(sides):
-                for first in range(0, end_column, PARTITIONS):
-                    columns = min(PARTITIONS, end_column - first)
-                    at = first // PARTITIONS
-                    place = at % per_bank * rows
+        load_piece(piece, unit, product, first_block)
+        loaded_rows = min(hidden, end_block * PARTITIONS)
+        due = blocks(len(planned_loads) * loaded_rows, hidden)  # as great a part of them as of the weights
+        trigger_loads(planned_loads[triggered:due], STATIC)
+        triggered = due
+        for k in range(first_block, end_block):  # k: K block
+            used = in_block(hidden, k, product.in_runs)
+            stationary = piece[0:used, :, k - first_block, :]
+            moving = x[0:used, k, :]
+            for side in range(sides):  # gate, up
+                for column in range(0, unit.full_width, PARTITIONS):
+                    end = min(unit.full_width, column + PARTITIONS)
+                    block = column // PARTITIONS
+                    bank = unit.banks[side][block // unit.blocks_per_bank]
+                    start = block % unit.blocks_per_bank * rows
                     nisa.nc_matmul(
-                        dst=sums[side][at // per_bank][0:columns, place : place + rows],
-                        stationary=piece[0:used, side, inside, first : first + columns],
+                        dst=bank[0 : end - column, start : start + rows],
+                        stationary=stationary[:, side, column:end],
                         moving=moving,
-                        accumulate=following,
+                        accumulate=k > 0,
                     )
-            if pair is not None:
+            if unit.packed_bank is not None:
                 nisa.nc_matmul(
-                    dst=pair,
-                    stationary=piece[0:used, :, inside, end_column:width],
+                    dst=unit.packed_bank,
+                    stationary=stationary[:, :, unit.full_width :],
                     moving=moving,
-                    accumulate=following,
+                    accumulate=k > 0,
                 )
 
 
-def finish(result, sums, number, first, last, biases, function, inner):
-    """Blocks first … last of the intermediate from bank `number` of each side: activation, and gate times up.
+def load_piece(piece, unit, product, first_block):
+    """Load a piece [h in block, weight, block, column] of the columns of a unit, from K block `first_block` on."""
+    start = first_block * PARTITIONS
+    end = min(product.hidden, start + piece.shape[2] * PARTITIONS)
+    for side in range(len(product.weights)):
+        columns = product.weights[side][:, unit.first_column : unit.end_column]
+        if product.in_runs:
+            load_runs_part(piece[:, side, :, :], columns, first_block)
+        else:
+            load_cast_into(piece[:, side, :, :], columns[start:end, :], STATIC)
+
+
+def activate_bank(intermediate, unit, bank, product):
+    """Finish the blocks of the intermediate in bank `bank` of each weight: activation, and gate times up.
 
     One instruction takes all full blocks if there is no bias, which differs from block to block.
     """
-    rows = result.shape[2]
-    together = inner // PARTITIONS if biases[0] is None and biases[1] is None else 0
+    rows, inner = intermediate.shape[2], product.inner
+    gate_bias, up_bias = product.biases
+    full = inner // PARTITIONS if gate_bias is None and up_bias is None else 0
+    first = unit.first_column // PARTITIONS + bank * unit.blocks_per_bank
+    last = min(blocks(unit.first_column + unit.full_width), first + unit.blocks_per_bank)
     block = first
     while block < last:
-        count = max(1, min(last, together) - block)
+        count = max(1, min(last, full) - block)
         used = min(PARTITIONS, inner - block * PARTITIONS)
-        start = (block - first) * rows
-        end = start + count * rows
-        gate = None
-        if len(sums) == 2:
+        columns = slice((block - first) * rows, (block - first + count) * rows)
+        dst = intermediate[0:used, block : block + count, :]
+        up = unit.banks[len(unit.banks) - 1][bank][0:used, columns]
+        if len(unit.banks) == 2:
             gate = nl.ndarray((used, count * rows), dtype=nl.float32, buffer=nl.sbuf)
-            activate(gate, sums[0][number][0:used, start:end], biases[0], 0, block, function)
-        up = sums[len(sums) - 1][number][0:used, start:end]
-        into = result[0:used, block : block + count, :]
-        if gate is None:
-            activate(into, up, biases[1], 0, block, function)
+            gate_sums = unit.banks[0][bank][0:used, columns]
+            bias = bias_of(gate_bias, 0, used, block)
+            nisa.activation(dst=gate, op=product.activation, data=gate_sums, bias=bias)
+            multiply(dst, up, bias_of(up_bias, 0, used, block), gate)
         else:
-            gated(into, up, gate, biases[1], 0, block)
+            nisa.activation(dst=dst, op=product.activation, data=up, bias=bias_of(up_bias, 0, used, block))
         block += count
 
 
-def finish_pair(result, pair, biases, function):
-    """The short last block, whose sums for gate and up share a bank: the up half, times the gate half moved there.
+def activate_packed_bank(intermediate, packed_bank, product):
+    """Finish a short last block whose gate and up sums share a bank; gate moves to the partitions of up.
 
-    A block of 64 rows is written to both halves of the partitions.
+    A block of 64 columns is written to both halves of the partitions.
     """
-    half = pair.shape[0] // 2
-    block = result.shape[1] - 1
-    gate = nl.ndarray(pair.shape, dtype=nl.float32, buffer=nl.sbuf)
-    own = gate[half : 2 * half, :]
-    activate(own, pair[0:half, :], biases[0], 0, block, function)
-    copies = 2 if result.shape[0] == 2 * half else 1
+    half = packed_bank.shape[0] // 2
+    block = product.inner // PARTITIONS
+    gate_bias, up_bias = product.biases
+    gate = nl.ndarray(packed_bank.shape, dtype=nl.float32, buffer=nl.sbuf)[half : 2 * half, :]
+    bias = bias_of(gate_bias, 0, half, block)
+    nisa.activation(dst=gate, op=product.activation, data=packed_bank[0:half, :], bias=bias)
+    copies = 2 if intermediate.shape[0] == 2 * half else 1
     for copy in range(copies):
-        into = result[copy * half : (copy + 1) * half, block, :]
-        gated(into, pair[half : 2 * half, :], own, biases[1], half, block)
+        dst = intermediate[copy * half : (copy + 1) * half, block, :]
+        multiply(dst, packed_bank[half : 2 * half, :], bias_of(up_bias, half, half, block), gate)
 
 
-def activate(dst, sums, bias, row, block, function):
-    """The function of sums plus the bias of a block, which lies on the partitions from `row` on."""
-    rows = sums.shape[0]
-    column = None if bias is None else bias[row : row + rows, block : block + 1]
-    nisa.activation(dst=dst, op=function, data=sums, bias=column)
+def bias_of(bias, first_partition, count, block):
+    """Return the column of a block in bias columns, on `count` partitions; None without a bias."""
+    return None if bias is None else bias[first_partition : first_partition + count, block : block + 1]
 
 
-def gated(dst, sums, gate, bias, row, block):
-    """(sums plus the bias of a block, which lies on the partitions from `row` on) times the gate."""
+def multiply(dst, sums, bias, gate):
+    """Compute dst = (sums + bias) * gate."""
     if bias is None:
         nisa.tensor_tensor(dst=dst, data1=sums, data2=gate, op=nl.multiply)
-        return
-    rows = sums.shape[0]
-    nisa.scalar_tensor_tensor(
-        dst=dst,
-        data=sums,
-        op0=nl.add,
-        operand0=bias[row : row + rows, block : block + 1],
-        op1=nl.multiply,
-        operand1=gate,
-    )
+    else:
+        nisa.scalar_tensor_tensor(
+            dst=dst, data=sums, op0=nl.add, operand0=bias, op1=nl.multiply, operand1=gate
+        )
 
 
 def bias_columns(bias):
-    """A bias [1, F] of HBM as float32 columns [f in block, block], or None; a packed block lies there twice."""
+    """Load a bias [1, F] as float32 columns [f in block, block], or None; a packed block of 32 or 64 is there twice."""
     if bias is None:
         return None
     columns = bias.shape[1]

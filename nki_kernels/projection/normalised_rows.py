@@ -1,10 +1,12 @@
-"""Rows that a norm has scaled, and their transposes: what every product of normalised rows begins with.
+"""RMSNorm and LayerNorm of row tiles, and the transpose that makes them an operand of a product.
 
-A row tile is [up to 128 rows, H]. The Scalar engine takes the statistics, the Vector engine scales. Then the Tensor
-engine transposes the rows into blocks [h in block, block, row], see `tiles`.
+A row tile is [row, H] with up to 128 rows. The Scalar engine reduces each row to its statistics. The Vector engine
+scales the row. The Tensor engine transposes the tile into K blocks [h in block, block, row], see `tiles`.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import nki.isa as nisa
 import nki.language as nl
@@ -12,25 +14,53 @@ import nki.language as nl
 from nki_kernels.tiles import BANK, load, psum_slots, slot_width
 
 SCRATCH_ELEMENTS = 2048
-"""Elements per partition of the tile for squares, of which only the sum is used."""
+"""Elements per partition of the scratch tile for the terms of a row sum."""
 
 BANK_BYTES = 4 * BANK
 
 
-def load_norm(norm_weight, norm_bias, norm_offset, eps, rows, dtype):
-    """What a norm needs on each of up to `rows` rows: weight + offset, bias or None, and eps as a column.
+@dataclass
+class Norm(nl.NKIObject):
+    """Operands of a norm in SBUF, repeated on every partition that a row tile uses.
 
-    A sum of weight and offset is kept in float32.
+    weight: [row, H], offset included. bias: [row, H] for LayerNorm, None for RMSNorm. eps: [row, 1] float32.
+    scratch: [row, SCRATCH_ELEMENTS or H], which row sums overwrite with their terms.
     """
+
+    weight: nl.NkiTensor
+    bias: nl.NkiTensor | None
+    eps: nl.NkiTensor
+    scratch: nl.NkiTensor
+
+
+@dataclass
+class RowStatistics(nl.NKIObject):
+    """Statistics of each row of a tile, [row, 1] float32: -mean, which RMSNorm lacks; and 1 / rms or 1 / std."""
+
+    negative_mean: nl.NkiTensor | None
+    rstd: nl.NkiTensor
+
+
+def row_scratch(rows, hidden, dtype):
+    """Allocate the scratch tile for the row sums of tiles of up to `rows` rows of `hidden` elements."""
+    return nl.ndarray((rows, min(hidden, SCRATCH_ELEMENTS)), dtype=dtype, buffer=nl.sbuf)
+
+
+def load_norm(norm_weight, norm_bias, norm_offset, eps, scratch, dtype):
+    """Load a norm's weight [1, H] and bias [1, H] or None, for row tiles of as many rows as `scratch` has.
+
+    With an offset, weight + offset is kept in float32; everything else in `dtype`.
+    """
+    rows = scratch.shape[0]
     weight = on_every_row(norm_weight, rows, dtype if norm_offset == 0.0 else nl.float32, norm_offset)
     bias = None if norm_bias is None else on_every_row(norm_bias, rows, dtype, 0.0)
-    epsilon = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=epsilon, value=eps)
-    return weight, bias, epsilon
+    eps_column = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=eps_column, value=eps)
+    return Norm(weight, bias, eps_column, scratch)
 
 
 def on_every_row(row, rows, dtype, offset):
-    """A row [1, n] of HBM plus a number, on each of `rows` partitions: its product with a column of ones."""
+    """Broadcast a row [1, n] of HBM, plus a constant, to `rows` partitions, by a product with a column of ones."""
     columns = row.shape[1]
     tile = load(row, row.dtype)
     result = nl.ndarray((rows, columns), dtype=dtype, buffer=nl.sbuf)
@@ -47,37 +77,32 @@ def on_every_row(row, rows, dtype, offset):
     return result
 
 
-def statistics(tile, norm, scratch):
-    """Of the rows of a tile [rows, H] the columns (minus the mean or None, 1 / root mean square).
-
-    A norm with a bias is LayerNorm, which subtracts the mean first.
-    """
+def row_statistics(tile, norm):
+    """Compute the statistics of each row of a tile [row, H] on the Scalar engine. LayerNorm subtracts the mean."""
     rows, columns = tile.shape
     sums = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-    scale = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-    center = None
-    if norm[1] is not None:
-        center = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-        sum_of(nl.copy, tile, None, sums, scratch)
-        nisa.tensor_scalar(dst=center, data=sums, op0=nl.multiply, operand0=-1.0 / columns)
-    sum_of(nl.square, tile, center, sums, scratch)
-    nisa.activation(dst=scale, op=nl.rsqrt, data=sums, scale=1.0 / columns, bias=norm[2][0:rows, :])
-    return center, scale
+    rstd = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    negative_mean = None
+    if norm.bias is not None:
+        negative_mean = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+        sum_rows(sums, nl.copy, tile, None, norm.scratch)
+        nisa.tensor_scalar(dst=negative_mean, data=sums, op0=nl.multiply, operand0=-1.0 / columns)
+    sum_rows(sums, nl.square, tile, negative_mean, norm.scratch)
+    nisa.activation(dst=rstd, op=nl.rsqrt, data=sums, scale=1.0 / columns, bias=norm.eps[0:rows, :])
+    return RowStatistics(negative_mean, rstd)
 
 
-def normalise(dst, tile, found, norm):
-    """dst = the rows of a tile, normalised by what `statistics` found; dst may be the tile. Rounds once."""
+def normalise(dst, tile, statistics, norm):
+    """Normalise the rows of a tile into dst, on the Vector engine, rounded once; dst may be the tile itself."""
     rows, columns = tile.shape
-    weight, bias = norm[0], norm[1]
-    center, scale = found
-    if bias is None:
+    if norm.bias is None:
         nisa.scalar_tensor_tensor(
             dst=dst,
             data=tile,
             op0=nl.multiply,
-            operand0=scale,
+            operand0=statistics.rstd,
             op1=nl.multiply,
-            operand1=weight[0:rows, :],
+            operand1=norm.weight[0:rows, :],
         )
         return
     for first in range(0, columns, SCRATCH_ELEMENTS):
@@ -87,73 +112,72 @@ def normalise(dst, tile, found, norm):
             dst=weighted,
             data=tile[:, first:last],
             op0=nl.add,
-            operand0=center,
+            operand0=statistics.negative_mean,
             op1=nl.multiply,
-            operand1=weight[0:rows, first:last],
+            operand1=norm.weight[0:rows, first:last],
         )
         nisa.scalar_tensor_tensor(
             dst=dst[:, first:last],
             data=weighted,
             op0=nl.multiply,
-            operand0=scale,
+            operand0=statistics.rstd,
             op1=nl.add,
-            operand1=bias[0:rows, first:last],
+            operand1=norm.bias[0:rows, first:last],
         )
 
 
-def sum_of(function, tile, center, sums, scratch):
-    """The sum over each row of function(element + center), in float32; `scratch` takes the terms."""
+def sum_rows(dst, op, tile, shift, scratch):
+    """Sum op(element + shift) over each row into dst [row, 1], in float32; the terms go to `scratch`."""
     rows, columns = tile.shape
     for first in range(0, columns, SCRATCH_ELEMENTS):
         last = min(columns, first + SCRATCH_ELEMENTS)
         command = nisa.reduce_cmd.reset_reduce if first == 0 else nisa.reduce_cmd.reduce
         nisa.activation(
             dst=scratch[0:rows, 0 : last - first],
-            op=function,
+            op=op,
             data=tile[:, first:last],
-            bias=center,
+            bias=shift,
             reduce_op=nl.add,
-            reduce_res=sums if last == columns else None,
+            reduce_res=dst if last == columns else None,
             reduce_cmd=command,
         )
 
 
 def transpose_rows(result, first_row, tile, vector_share=0):
-    """Write a tile [rows, n] as blocks into rows first_row … of `result` [h in block, block, row].
+    """Transpose a tile [row, n] into rows `first_row` … of the K blocks `result` [k in block, block, row].
 
-    As many transposes as fit share a PSUM bank. The Scalar engine copies the banks to SBUF; of every `vector_share`
-    of them the Vector engine copies one, none if that is 0.
+    As many transposes as fit share a PSUM bank, which one copy moves to SBUF; for `vector_share` see `copy_bank`.
     """
     rows, columns = tile.shape
     width = result.shape[0]
     full = columns // width
     itemsize = 4 if tile.dtype == nl.float32 else 2
-    per_bank = BANK_BYTES // itemsize // slot_width(rows, tile.dtype)
+    blocks_per_bank = BANK_BYTES // itemsize // slot_width(rows, tile.dtype)
     end_row = first_row + rows
     copies = 0
-    for first in range(0, full, per_bank):
-        count = min(per_bank, full - first)
+    for first in range(0, full, blocks_per_bank):
+        count = min(blocks_per_bank, full - first)
         bank = psum_slots(width, count, rows, tile.dtype)
         for i in range(count):
             start = (first + i) * width
             nisa.nc_transpose(dst=bank[:, i, :], data=tile[:, start : start + width])
-        to_sbuf(result[:, first : first + count, first_row:end_row], bank, copies, vector_share)
+        copy_bank(result[:, first : first + count, first_row:end_row], bank, copies, vector_share)
         copies += 1
     short = columns - full * width
     if short > 0:
         bank = nl.ndarray((short, rows), dtype=tile.dtype, buffer=nl.psum)
         nisa.nc_transpose(dst=bank, data=tile[:, full * width : columns])
-        to_sbuf(result[0:short, full, first_row:end_row], bank, copies, vector_share)
+        copy_bank(result[0:short, full, first_row:end_row], bank, copies, vector_share)
 
 
-def to_sbuf(dst, bank, number, vector_share, factor=None):
-    """Copy a PSUM bank to SBUF on the Vector engine if it is the first of `vector_share`, else on the Scalar engine.
+def copy_bank(dst, bank, index, vector_share, row_scale=None):
+    """Copy PSUM bank number `index` to SBUF, its rows times a float32 column `row_scale`, if there is one.
 
-    factor: a float32 column that multiplies its rows, or None.
+    The Vector engine copies every `vector_share`-th bank (0: none), the Scalar engine the others.
     """
-    if vector_share == 0 or number % vector_share != 0:
-        nisa.activation(dst=dst, op=nl.copy, data=bank, scale=1.0 if factor is None else factor)
-    elif factor is None:
+    if vector_share == 0 or index % vector_share != 0:
+        nisa.activation(dst=dst, op=nl.copy, data=bank, scale=1.0 if row_scale is None else row_scale)
+    elif row_scale is None:
         nisa.tensor_copy(dst=dst, src=bank)
     else:
-        nisa.tensor_scalar(dst=dst, data=bank, op0=nl.multiply, operand0=factor)
+        nisa.tensor_scalar(dst=dst, data=bank, op0=nl.multiply, operand0=row_scale)

@@ -62,7 +62,7 @@ ROUNDS = 3
 
 def project(rows, norm, w, columns, head, deliver, context):
     """Deliver norm(x) @ w for a range of columns; those of a panel are whole heads of `head`, if that is not 0."""
-    if rows["all"].shape[0] > PARTITIONS or transposes_multiply():
+    if rows.all_rows.shape[0] > PARTITIONS or transposes_multiply():
         project_many(rows, norm, w, columns, head, deliver, context)
     else:
         project_few(rows, norm, w, columns, head, deliver, context)
@@ -99,7 +99,7 @@ def even_panels(width, head, bank):
 def project_few(source, norm, w, columns, head, deliver, context):
     """The product of at most 128 rows, past which the weights stream."""
     norm_weight, norm_bias, offset, eps = norm
-    x = rows_of(source, 0, source["all"].shape[0])
+    x = rows_of(source, 0, source.all_rows.shape[0])
     tokens, hidden = x.shape
     rows = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)
     transfer(rows, x, SCALAR)  # so that the weights come first in their queue
@@ -127,7 +127,7 @@ def project_few(source, norm, w, columns, head, deliver, context):
 def project_many(source, norm, w, columns, head, deliver, context):
     """The product of any number of rows with weights that stay in SBUF."""
     norm_weight, norm_bias, offset, eps = norm
-    x = source["all"]
+    x = source.all_rows
     tokens, hidden = x.shape
     block_bytes = blocks(hidden) * (4 if x.dtype == nl.float32 else 2)
     weight = column_of(norm_weight, offset, False) if norm_weight is not None else None
@@ -143,7 +143,7 @@ def project_many(source, norm, w, columns, head, deliver, context):
         if bias is None:
             spare = OPERAND_BYTES - block_bytes * (right - left)
             together = max(1, min(LEAD_BANKS // len(panels), spare // (block_bytes * PARTITIONS) - 3))
-        if source["own"] is not None:
+        if source.gather is not None:
             together = min(together, GATHERED_TILES)
         lead = min(tokens, together * PARTITIONS)
         turns = [(0, lead)] + ranges(lead, tokens)

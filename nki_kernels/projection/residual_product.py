@@ -1,26 +1,26 @@
-"""The product of rows and a weight, plus a residual if any, summed over ranks: how output_projection and mlp both end.
+"""The last product of output_projection and mlp: rows times a weight, summed over ranks, plus the residual.
 
-    y[first …] = residual[first …] + sum over ranks of x @ weight
+    y[first …] = residual[first …] + sum over ranks of row_scale * (x @ weight) + bias
 
-Rows of the product may be multiplied by factors before the residual is added.
-With y cut over ranks (sequence parallelism) each has its own rows of y and of the residual: a row tile of x @ weight
-holds the same own rows of every rank, [rank, row], and a reduce-scatter takes the place of the all-reduce.
+x in SBUF, as K blocks [k in block, block, row], is stationary. The weight moves; it streams through SBUF or stays
+there. A chunk of columns accumulates in half of the PSUM banks while the chunk before is read out of the other half.
+Over several ranks a chunk is rounded to y's dtype and summed from SBUF to SBUF, see `sums`.
 
-x lies in SBUF as blocks [k in block, block, row]; the weight streams through, or stays in SBUF. A chunk of columns
-accumulates in half of the PSUM banks, while the chunk before is read out of the others. Over several ranks a chunk is
-rounded to y's dtype and summed from SBUF to SBUF, under the products of the next chunks; then the residual is added.
+If y is cut over the ranks (see `sequence`), a row tile of x has the same rows of every rank, [rank * row].
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import COMPILER, STATIC
 from nki_kernels.projection.block_loads import load_cast, load_cast_into, store_rows_from
-from nki_kernels.projection.normalised_rows import to_sbuf
-from nki_kernels.projection.row_groups import own_height
-from nki_kernels.projection.sums import load_residual, prepare_sum, start_sum, store_sum, sum_of_banks
+from nki_kernels.projection.normalised_rows import copy_bank
+from nki_kernels.projection.row_groups import row_tile_height, rows_per_rank
+from nki_kernels.projection.sums import OutputChunk, RankSum, load_residual, round_partial_sums
 from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks
 
 PIECE_ELEMENTS = 1024
@@ -33,195 +33,230 @@ VECTOR_SHARE = 2
 """The Vector engine reads out one of so many PSUM banks from gen3 on; 0: none."""
 
 
+@dataclass
+class MovingWeight(nl.NKIObject):
+    """The weight of a product, cut along K into parts [K, N] @ HBM, one for each part of x.
+
+    resident_tiles: the tiles so far of a weight of one part that stays in SBUF; None if the weight streams through.
+    tail_in_both_halves: whether a last K block of 64 rows is loaded to both partition halves, see `accumulate`.
+    """
+
+    parts: list
+    resident_tiles: list | None = None
+    tail_in_both_halves: bool = False
+
+
+@dataclass
+class ResidualProduct(nl.NKIObject):
+    """What all chunks of one product share.
+
+    y: [T, N] @ HBM. residual: the same, or None. bias: [row, N] in SBUF, or None.
+    residual_tile: [row, 1, N], if the residual is in SBUF already, else None.
+    row_scales: for each row tile so far a float32 column [row, 1] that multiplies its rows, or None.
+    """
+
+    y: nl.NkiTensor
+    residual: nl.NkiTensor | None
+    weight: MovingWeight
+    bias: nl.NkiTensor | None
+    rank_sum: RankSum
+    residual_tile: nl.NkiTensor | None = None
+    row_scales: list | None = None
+
+
+@dataclass
+class WeightPiece(nl.NKIObject):
+    """`rows` rows of a weight in SBUF, from K block `first_block` on.
+
+    tiles: [k in block, block, column], of equal width.
+    """
+
+    tiles: list
+    first_block: int
+    rows: int
+
+
+@dataclass
+class Accumulator(nl.NKIObject):
+    """A PSUM bank [row, up to 512 columns] of a chunk: its row tile, first row of x and first column of the chunk."""
+
+    bank: nl.NkiTensor
+    row_tile: int
+    first_row: int
+    first_column: int
+
+
 def chunk_width(rows, ranks=1):
-    """Columns of a chunk, so that all rows of a group accumulate in ACCUMULATOR_BANKS banks."""
-    return BANK * max(1, ACCUMULATOR_BANKS // blocks(rows, ranks * own_height(ranks)))
+    """Return the columns of a chunk whose `rows` rows accumulate in ACCUMULATOR_BANKS banks."""
+    return BANK * max(1, ACCUMULATOR_BANKS // blocks(rows, row_tile_height(ranks)))
 
 
-def residual_product(y, residual, weights, bias, replica_group, ranks=1, held=None, paired=False, ahead=1):
-    """What the chunks of one product share; `product_chunk` takes it.
+def product_chunk(product, x_parts, first_row, first_column):
+    """Compute the chunk of y that begins at `first_row` and `first_column`; store it or hand it to the rank sum.
 
-    residual: [T, H] in HBM, or None. weights: the parts of the weight, each some of its rows; one if it is `held`.
-    bias: [128, H] in SBUF, or None. ranks: over which the rows of y are cut. held: a list, empty at first, if the
-    weight is to stay in SBUF, else None. paired: see `accumulate`.
-    ahead: chunks, at least one, whose sums over the ranks may be under way before the first is stored. The entry
-    "kept" may be set to the residual in SBUF, as [row, 1, H], and "factors" to a list with a column for each row tile,
-    [rows, 1] float32, that multiplies its rows.
+    x_parts: for each part of the weight the stationary operand [k in block, block, row] of all rows of the chunk.
     """
-    return {
-        "y": y,
-        "residual": residual,
-        "weights": weights,
-        "bias": bias,
-        "replica_group": replica_group,
-        "ranks": ranks,
-        "ahead": ahead,
-        "held": held,
-        "kept": None,
-        "factors": None,
-        "paired": paired,
-        "sums": [],
-        "unstarted": None,
-    }
+    rank_sum, weight = product.rank_sum, product.weight
+    rows = x_parts[0].shape[2]
+    chunk = chunk_of(product, rows, first_row, first_column)
+    width = chunk.y.shape[1]
+    accumulators = allocate_accumulators(rows, width, row_tile_height(rank_sum.sequence_ranks))
+    for part in range(len(x_parts)):
+        x = x_parts[part]
+        k_blocks = blocks(weight.parts[part].shape[0])
+        blocks_per_piece = max(1, PIECE_ELEMENTS // width) if weight.resident_tiles is None else k_blocks
+        for k in range(0, k_blocks, blocks_per_piece):  # k: first K block of a piece
+            piece = load_piece(weight, part, k, blocks_per_piece, chunk.columns, x)
+            # After the first piece in the queue, so that no product waits for it. A sum over ranks loads it later.
+            if rank_sum.replica_group is None:
+                load_residual(chunk, rank_sum.sequence_ranks)
+            accumulate(accumulators, x, piece, part > 0, weight.tail_in_both_halves)
+    if rank_sum.replica_group is None:
+        shape = (min(rows, PARTITIONS), blocks(rows), width)
+        result = nl.ndarray(shape, dtype=product.y.dtype, buffer=nl.sbuf)
+        add_residual(result, accumulators, chunk)
+        store_rows_from(chunk.y, result, COMPILER)
+    else:
+        round_partial_sums(chunk, accumulators, rank_sum.sequence_ranks)
+        rank_sum.append(chunk)
 
 
-def product_chunk(job, parts, first, column):
-    """One chunk of columns, from `column` on, of rows first … of y, or of these rows of every rank.
-
-    parts: for each part of the weight what it is multiplied with, as [k in block, block, row].
-    """
-    y, replica_group = job["y"], job["replica_group"]
-    rows = parts[0].shape[2]
-    last = min(y.shape[1], column + chunk_width(rows, job["ranks"]))
-    width = last - column
-    ranks = job["ranks"]
-    end = first + rows // ranks
-    target = y[first:end, column:last]
-    height = ranks * own_height(ranks)
-    sums = banks_of(rows, width, height)
-    before = None if job["kept"] is None else job["kept"][:, :, column:last]
-    for number in range(len(parts)):
-        x, weight = parts[number], job["weights"][number]
-        depth = weight.shape[0]
-        per_piece = blocks(depth) if job["held"] is not None else max(1, PIECE_ELEMENTS // width)
-        for block in range(0, blocks(depth), per_piece):
-            last_row = min(depth, (block + per_piece) * PARTITIONS)
-            if job["held"] is None:
-                pieces = [load_piece(weight[:, column:last], block, last_row, x, job["paired"])]
-            else:
-                pieces = held_columns(job["held"], weight, column, last, x.dtype)
-            if before is None and job["residual"] is not None and replica_group is None:
-                before = load_residual(job, first, end, column, last)
-            rows_left = last_row - block * PARTITIONS
-            accumulate(sums, x, pieces, block, rows_left, number > 0, job["paired"], height)
-    bias = None if job["bias"] is None else job["bias"][:, column:last]
-    factors = None if job["factors"] is None else job["factors"][first // own_height(ranks) :]
-    if replica_group is None:
-        result = nl.ndarray((min(rows, PARTITIONS), blocks(rows), width), dtype=y.dtype, buffer=nl.sbuf)
-        plus_residual(result, sums, before, bias, factors)
-        store_rows_from(target, result, COMPILER)
-        return
-    shape = (height, blocks(rows, height), width)
-    partial, total = sum_of_banks(sums, shape, y.dtype, ranks, factors)
-    start_sum(job)
-    job["unstarted"] = partial, total, rows
-    job["sums"].append([total, before, bias, target, (first, end, column, last)])
-    prepare_sum(job, len(job["sums"]) - job["ahead"])
-    store_sum(job, len(job["sums"]) - 1 - job["ahead"])
+def chunk_of(product, rows, first_row, first_column):
+    """Return the chunk of y that begins at `first_row` and `first_column`, for `rows` rows of all ranks."""
+    ranks = product.rank_sum.sequence_ranks
+    end_row = first_row + rows // ranks
+    end_column = min(product.y.shape[1], first_column + chunk_width(rows, ranks))
+    residual, residual_tile = product.residual, product.residual_tile
+    row_scales = product.row_scales
+    return OutputChunk(
+        product.y[first_row:end_row, first_column:end_column],
+        (first_column, end_column),
+        None if residual is None else residual[first_row:end_row, first_column:end_column],
+        None if residual_tile is None else residual_tile[:, :, first_column:end_column],
+        None if product.bias is None else product.bias[:, first_column:end_column],
+        None if row_scales is None else row_scales[first_row // rows_per_rank(ranks) :],
+    )
 
 
-def load_piece(weight, block, end, x, paired):
-    """Rows of a weight [K, columns], from block `block` to row `end`, as blocks in x's dtype."""
-    depth, width = weight.shape
-    start = block * PARTITIONS
-    count = blocks(end - start)
-    piece = nl.ndarray((x.shape[0], count, width), dtype=x.dtype, buffer=nl.sbuf)
-    load_cast_into(piece, weight[start:end], STATIC)
-    if paired and end == depth:
+def allocate_accumulators(rows, width, height):
+    """Allocate the PSUM banks of a chunk: for each row tile, of up to `height` rows, one for every 512 columns."""
+    accumulators = []
+    for m in range(blocks(rows, height)):  # m: row tile
+        for column in range(0, width, BANK):
+            shape = (min(height, rows - m * height), min(BANK, width - column))
+            bank = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
+            accumulators.append(Accumulator(bank, m, m * height, column))
+    return accumulators
+
+
+def load_piece(weight, part, first_block, count, columns, x):
+    """Load `count` K blocks of columns (first, end) of a part of the weight, in x's dtype."""
+    matrix = weight.parts[part]
+    first, last = columns
+    start = first_block * PARTITIONS
+    end = min(matrix.shape[0], start + count * PARTITIONS)
+    if weight.resident_tiles is not None:
+        return WeightPiece(resident_columns(weight, first, last, x.dtype), first_block, end - start)
+    shape = (x.shape[0], blocks(end - start), last - first)
+    tile = nl.ndarray(shape, dtype=x.dtype, buffer=nl.sbuf)
+    load_cast_into(tile, matrix[start:end, first:last], STATIC)
+    if weight.tail_in_both_halves and end == matrix.shape[0]:
         half = PARTITIONS // 2
-        load_cast_into(piece[half:PARTITIONS, count - 1 :, :], weight[end - half : end], STATIC)
-    return piece
+        tail = tile[half:PARTITIONS, shape[1] - 1 :, :]
+        load_cast_into(tail, matrix[end - half : end, first:last], STATIC)
+    return WeightPiece([tile], first_block, end - start)
 
 
-def banks_of(rows, width, height):
-    """(PSUM tile of up to `height` rows and 512 columns, row tile, first column) for each bank of a chunk."""
-    banks = []
-    for tile in range(blocks(rows, height)):
-        count = min(height, rows - tile * height)
-        for start in range(0, width, BANK):
-            shape = (count, min(BANK, width - start))
-            banks.append((nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum), tile, start))
-    return banks
+def resident_columns(weight, first, last, dtype):
+    """Return the tiles of a resident weight that hold columns first … last; load those not in SBUF yet."""
+    matrix, tiles = weight.parts[0], weight.resident_tiles
+    width = BANK * max(1, min(ACCUMULATOR_BANKS, PIECE_ELEMENTS // (BANK * blocks(matrix.shape[0]))))
+    for start in range(len(tiles) * width, last, width):
+        end = min(matrix.shape[1], start + width)
+        tiles.append(load_cast(matrix[:, start:end], dtype, STATIC))
+    return tiles[first // width : blocks(last, width)]
 
 
-def held_columns(held, weight, column, last, dtype):
-    """The tiles with columns column … last of a weight; missing tiles are loaded and appended to `held`."""
-    depth = weight.shape[0]
-    width = BANK * max(1, min(ACCUMULATOR_BANKS, PIECE_ELEMENTS // (BANK * blocks(depth))))
-    for first in range(len(held) * width, last, width):
-        end = min(weight.shape[1], first + width)
-        held.append(load_cast(weight[:, first:end], dtype, STATIC))
-    return held[column // width : blocks(last, width)]
+def accumulate(accumulators, x, piece, add, tail_in_both_halves):
+    """Add the product of x and a piece of the weight to all accumulators of a chunk.
 
-
-def accumulate(sums, x, pieces, first_block, depth, begun, paired, height):
-    """Add the product of `depth` rows of the weight, those from `first_block` on, to all banks of a chunk.
-
-    begun: whether the banks hold the products of another part. paired: a last block of 64 rows lies in both halves of
-    the partitions, so that the array takes it for two banks at once, each in half of its rows.
+    add: whether the accumulators hold partial sums of another part of the weight. tail_in_both_halves: a last K block
+    of 64 rows is multiplied for two accumulators at once, each in half of the PE array's rows.
     """
-    each = pieces[0].shape[2]
+    full = piece.rows // PARTITIONS
+    tail_rows = piece.rows - full * PARTITIONS
+    tail_block = piece.first_block + full
     half = PARTITIONS // 2
-    full = depth // PARTITIONS
-    short = depth - full * PARTITIONS
-    for number in range(len(sums)):
-        bank, tile, first_column = sums[number]
-        count, columns = bank.shape
-        row = tile * height
-        piece = pieces[first_column // each]
-        start = first_column % each
-        for block in range(full):
+    for i in range(len(accumulators)):
+        stationary, moving = operands_of(accumulators[i], x, piece)
+        for k in range(full):  # k: K block of the piece
             nisa.nc_matmul(
-                dst=bank,
-                stationary=x[:, first_block + block, row : row + count],
-                moving=piece[:, block, start : start + columns],
-                accumulate=begun or first_block + block > 0,
+                dst=accumulators[i].bank,
+                stationary=stationary[:, piece.first_block + k, :],
+                moving=moving[:, k, :],
+                accumulate=add or piece.first_block + k > 0,
             )
-        last_block = first_block + full
-        if short > 0 and not paired:
+        if tail_rows > 0 and not tail_in_both_halves:
             nisa.nc_matmul(
-                dst=bank,
-                stationary=x[0:short, last_block, row : row + count],
-                moving=piece[0:short, full, start : start + columns],
-                accumulate=begun or last_block > 0,
+                dst=accumulators[i].bank,
+                stationary=stationary[0:tail_rows, tail_block, :],
+                moving=moving[0:tail_rows, full, :],
+                accumulate=add or tail_block > 0,
             )
-        if short > 0 and paired and (number % 2 == 1 or number + 1 == len(sums)):
-            for other in range(number - number % 2, number + 1):
-                bank, tile, first_column = sums[other]
-                count, columns = bank.shape
-                row = tile * height
-                start = first_column % each
-                at = half * (other % 2)
+        if tail_rows > 0 and tail_in_both_halves and (i % 2 == 1 or i + 1 == len(accumulators)):
+            for j in range(i - i % 2, i + 1):  # j: accumulator of a pair
+                stationary, moving = operands_of(accumulators[j], x, piece)
+                first = half * (j % 2)
                 nisa.nc_matmul(
-                    dst=bank,
-                    stationary=x[at : at + half, last_block, row : row + count],
-                    moving=piece[at : at + half, full, start : start + columns],
-                    accumulate=begun or last_block > 0,
-                    tile_position=(at, 0),
+                    dst=accumulators[j].bank,
+                    stationary=stationary[first : first + half, tail_block, :],
+                    moving=moving[first : first + half, full, :],
+                    accumulate=add or tail_block > 0,
+                    tile_position=(first, 0),
                     tile_size=(half, PARTITIONS),
                 )
 
 
-def plus_residual(result, sums, before, bias, factors):
-    """The banks of a chunk plus the residual and the bias, where there are any: [row in block, block, column].
+def operands_of(accumulator, x, piece):
+    """Return the operands of an accumulator: its rows of x, and its columns of a weight piece, with all K blocks."""
+    rows, columns = accumulator.bank.shape
+    tile_width = piece.tiles[0].shape[2]
+    tile = piece.tiles[accumulator.first_column // tile_width]
+    start = accumulator.first_column % tile_width
+    first_row = accumulator.first_row
+    return x[:, :, first_row : first_row + rows], tile[:, :, start : start + columns]
 
-    factors: see `sum_of_banks`.
 
-    The Vector engine adds one of VECTOR_SHARE banks, the last one included; the Scalar engine copies the others to SBUF
-    and GpSimd adds them. On gen2 these engines wait for each other at their ports, so the Vector engine adds all.
+def add_residual(result, accumulators, chunk):
+    """Add the residual and the bias, if there are any, to the accumulators: result [row in tile, row tile, column].
+
+    The Vector engine adds one of VECTOR_SHARE banks, the last one included. The Scalar engine copies the others to
+    SBUF, where GpSimd adds. On gen2 these engines wait for each other at their ports, so the Vector engine adds all.
     """
-    share = 1 if nisa.get_nc_version() == nisa.nc_version.gen2 else VECTOR_SHARE
-    for number in range(len(sums)):
-        bank, tile, start = sums[number]
-        count, columns = bank.shape
-        into = result[0:count, tile, start : start + columns]
-        factor = None if factors is None else factors[tile]
-        if before is None and bias is None:
-            to_sbuf(into, bank, len(sums) - 1 - number, share, factor)
+    vector_share = 1 if nisa.get_nc_version() == nisa.nc_version.gen2 else VECTOR_SHARE
+    for i in range(len(accumulators)):
+        bank = accumulators[i].bank
+        rows, columns = bank.shape
+        m, start = accumulators[i].row_tile, accumulators[i].first_column
+        from_last = len(accumulators) - 1 - i
+        dst = result[0:rows, m, start : start + columns]
+        row_scale = None if chunk.row_scales is None else chunk.row_scales[m]
+        if chunk.residual_tile is None and chunk.bias is None:
+            copy_bank(dst, bank, from_last, vector_share, row_scale)
             continue
-        own = bias[0:count, start : start + columns] if bias is not None else None
-        if before is not None:
-            residual = before[0:count, tile, start : start + columns]
-            if bias is not None:
-                nisa.tensor_tensor(dst=residual, data1=residual, data2=own, op=nl.add)
-            own = residual
-        if (len(sums) - 1 - number) % share != 0:
+        addend = None if chunk.bias is None else chunk.bias[0:rows, start : start + columns]
+        if chunk.residual_tile is not None:
+            residual = chunk.residual_tile[0:rows, m, start : start + columns]
+            if addend is not None:
+                nisa.tensor_tensor(dst=residual, data1=residual, data2=addend, op=nl.add)
+            addend = residual
+        if from_last % vector_share != 0:
             copied = nl.ndarray(bank.shape, dtype=nl.float32, buffer=nl.sbuf)
-            to_sbuf(copied, bank, number, 0, factor)
-            nisa.tensor_tensor(dst=into, data1=copied, data2=own, op=nl.add, engine=nisa.engine.gpsimd)
-        elif factor is None:
-            nisa.tensor_tensor(dst=into, data1=bank, data2=own, op=nl.add)
+            copy_bank(copied, bank, i, 0, row_scale)
+            nisa.tensor_tensor(dst=dst, data1=copied, data2=addend, op=nl.add, engine=nisa.engine.gpsimd)
+        elif row_scale is None:
+            nisa.tensor_tensor(dst=dst, data1=bank, data2=addend, op=nl.add)
         else:
             nisa.scalar_tensor_tensor(
-                dst=into, data=bank, op0=nl.multiply, operand0=factor, op1=nl.add, operand1=own
+                dst=dst, data=bank, op0=nl.multiply, operand0=row_scale, op1=nl.add, operand1=addend
             )

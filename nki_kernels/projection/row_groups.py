@@ -1,16 +1,18 @@
-"""Groups of rows on their way to a product: loaded, normalised and transposed while the product before is under way.
+"""Row groups: how activations are tiled along the sequence, loaded, normalised and transposed for a product.
 
-A group has up to four row tiles of 128 rows. Its tiles take the places of those of the group before in SBUF, and so do
-their transposes, once those of the group before were multiplied.
+A row tile is [row, H] with up to 128 rows. A row group has up to four row tiles, which share one pass over the weights.
+All groups use the same buffers: a row tile is free once it is transposed, its transpose once it is multiplied.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import transfer
-from nki_kernels.projection.normalised_rows import normalise, statistics, transpose_rows
+from nki_kernels.projection.normalised_rows import normalise, row_statistics, transpose_rows
 from nki_kernels.tiles import PARTITIONS, aligned_tile, blocks
 
 LOAD_COLUMNS = 2048
@@ -23,109 +25,127 @@ On gen2 the Scalar engine copies all: the two exclude each other on PSUM there, 
 """
 
 
-def own_height(ranks):
-    """Own rows of each rank in a row tile: all of its rows for one."""
+@dataclass
+class RowGroup(nl.NKIObject):
+    """`rows` rows from `first_row` on; if rows are cut over ranks, these rows of every rank."""
+
+    first_row: int
+    rows: int
+
+
+@dataclass
+class PlannedLoad(nl.NKIObject):
+    """A DMA from HBM to SBUF that is triggered later, between other loads of the same queue."""
+
+    dst: nl.NkiTensor
+    src: nl.NkiTensor
+
+
+def rows_per_rank(ranks):
+    """Return the rows of each rank in a full row tile if rows are cut over so many ranks."""
     return PARTITIONS // ranks
 
 
-def of_ranks(matrix, ranks):
-    """Rows [rank * row, columns] of HBM as [rank, row, columns]."""
+def row_tile_height(ranks):
+    """Return the rows of a full row tile if rows are cut over so many ranks: 126 for three, for instance."""
+    return ranks * rows_per_rank(ranks)
+
+
+def split_by_rank(matrix, ranks):
+    """View rows [rank * row, columns] of HBM as [rank, row, columns]."""
     return matrix.reshape_dim(0, (ranks, matrix.shape[0] // ranks))
 
 
-def row_groups(rows, most):
-    """(first row, rows) of each group of up to `most` rows."""
+def row_groups(rows, rows_per_group):
+    """Divide rows into groups of `rows_per_group`; the last one may be short."""
     groups = []
-    for first in range(0, rows, most):
-        groups.append((first, min(most, rows - first)))
+    for first in range(0, rows, rows_per_group):
+        groups.append(RowGroup(first, min(rows_per_group, rows - first)))
     return groups
 
 
-def row_tiles(places, rows, height):
-    """The tiles of `places` cut to `rows` rows, `height` of them in each tile but the last."""
+def row_tiles(buffers, rows, height):
+    """Return views of row tile buffers for `rows` rows, `height` of them in each tile but the last."""
     tiles = []
-    for number in range(blocks(rows, height)):
-        tiles.append(places[number][0 : min(height, rows - number * height), :])
+    for m in range(blocks(rows, height)):  # m: row tile
+        tiles.append(buffers[m][0 : min(height, rows - m * height), :])
     return tiles
 
 
-def loads_of(tiles, rows):
-    """(part of a tile, its source) for rows [rank, row, H] of HBM, in parts of up to LOAD_COLUMNS columns.
+def plan_loads(tiles, rows):
+    """Plan the loads of rows [rank, row, H] of HBM into row tiles, up to LOAD_COLUMNS columns each.
 
-    A tile holds the same rows of every rank, [rank, row].
+    A row tile [rank * row, H] holds the same rows of every rank.
     """
     ranks, _, hidden = rows.shape
     loads = []
     first = 0
-    for number in range(len(tiles)):
-        end = first + tiles[number].shape[0] // ranks
+    for tile in tiles:
+        end = first + tile.shape[0] // ranks
         for left in range(0, hidden, LOAD_COLUMNS):
             right = min(hidden, left + LOAD_COLUMNS)
-            loads.append((tiles[number][:, left:right], rows[:, first:end, left:right]))
+            loads.append(PlannedLoad(tile[:, left:right], rows[:, first:end, left:right]))
         first = end
     return loads
 
 
-def load_all(loads, queue):
-    """Trigger loads on a queue of `dma`."""
-    for number in range(len(loads)):
-        tile, source = loads[number]
-        transfer(tile, source, queue)
+def trigger_loads(loads, queue):
+    """Trigger planned loads on a queue of `dma`."""
+    for load in loads:
+        transfer(load.dst, load.src, queue)
 
 
-def share_of(items, number, count):
-    """Share `number` of `count` about equal shares of a list; nothing from share `count` on."""
-    return items[len(items) * number // count : len(items) * (number + 1) // count]
+def share(items, index, count):
+    """Return share `index` of `count` about equal shares of a list; an empty list from share `count` on."""
+    return items[len(items) * index // count : len(items) * (index + 1) // count]
 
 
-def normalise_tiles(results, tiles, norm, scratch):
-    """Normalise row tiles; the Scalar engine squares one tile while the Vector engine scales the one before.
+def normalise_tiles(results, tiles, norm):
+    """Normalise row tiles. The Scalar engine reduces tile m while the Vector engine scales tile m - 1.
 
     Without a norm nothing is done; the caller passes `tiles` as `results`.
     """
     if norm is None:
         return
-    found = []
-    for number in range(len(tiles)):
-        found.append(statistics(tiles[number], norm, scratch))
-        if number > 0:
-            normalise(results[number - 1], tiles[number - 1], found[number - 1], norm)
-    if len(tiles) > 0:
-        last = len(tiles) - 1
-        normalise(results[last], tiles[last], found[last], norm)
+    statistics = []
+    for m in range(len(tiles) + 1):  # m: row tile
+        if m < len(tiles):
+            statistics.append(row_statistics(tiles[m], norm))
+        if m > 0:
+            normalise(results[m - 1], tiles[m - 1], statistics[m - 1], norm)
 
 
 def vector_share():
-    """VECTOR_SHARE, or 0 on gen2: of how many PSUM banks the Vector engine copies one."""
+    """Return VECTOR_SHARE, or 0 on gen2: the Vector engine copies one of so many PSUM banks."""
     return 0 if nisa.get_nc_version() == nisa.nc_version.gen2 else VECTOR_SHARE
 
 
-def transpose_tiles(x_blocks, tiles, first_row):
-    """Row tiles of a group, whose first row is `first_row`, into its blocks [k in block, block, row]."""
+def transpose_tiles(transposed, tiles, first_row):
+    """Transpose row tiles of a group into rows `first_row` … of its K blocks [k in block, block, row]."""
     row = first_row
     for tile in tiles:
-        transpose_rows(x_blocks, row, tile, vector_share())
+        transpose_rows(transposed, row, tile, vector_share())
         row += tile.shape[0]
 
 
 def blocks_tile(columns, rows, dtype):
-    """Return a tile [k in block, block, row] for rows of so many columns, into which a DMA may transpose."""
+    """Allocate K blocks [k in block, block, row] for rows of so many columns, into which a DMA may transpose."""
     return aligned_tile((min(columns, PARTITIONS), blocks(columns), rows), dtype)
 
 
 def starts(size, width):
-    """0, width, 2 * width … below `size`."""
-    found = []
+    """Return 0, width, 2 * width … below `size`."""
+    result = []
     for start in range(0, size, width):
-        found.append(start)
-    return found
+        result.append(start)
+    return result
 
 
 def item_bytes(dtype):
-    """Bytes of an element."""
+    """Return the bytes of an element."""
     return 4 if dtype == nl.float32 else 2
 
 
 def bytes_of(tile):
-    """Bytes per partition of a tile [rows, columns], 0 for None."""
+    """Return the bytes per partition of a tile [row, column], 0 for None."""
     return 0 if tile is None else tile.shape[1] * item_bytes(tile.dtype)

@@ -2,20 +2,66 @@
 
 Each of N ranks owns R = T / N rows. A kernel that takes all rows normalises its own and gathers those of all ranks,
 piece by piece: a piece has the same own rows of every rank, [rank, row, H]. A kernel that ends in a sum over ranks
-computes row tiles that hold the same own rows of every rank, [rank, row], so that a reduce-scatter gives each its rows.
+computes row tiles with the same own rows of every rank, [rank, row]. A reduce-scatter then gives each rank its rows.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import nki.collectives as ncc
 import nki.language as nl
 
 from nki_kernels.dma import COMPILER, SCALAR, transfer
-from nki_kernels.projection.row_groups import load_all, loads_of, normalise_tiles, of_ranks
+from nki_kernels.projection.normalised_rows import Norm
+from nki_kernels.projection.row_groups import normalise_tiles, plan_loads, split_by_rank, trigger_loads
 from nki_kernels.tiles import PARTITIONS, ranges
 
 GATHERED_AHEAD = 2
 """Pieces that are gathered before the rows of an earlier one are used."""
+
+
+@dataclass
+class RowGather(nl.NKIObject):
+    """The all-gather of normalised rows, piece by piece.
+
+    own_rows: [R, H] @ HBM, those of this rank before the norm. staging: the same after it. norm: None if the rows need
+    none. pieces: (first, end) of own rows. normalised_pieces: the row tiles of each piece that was normalised.
+    gathered: how many pieces were gathered.
+    """
+
+    own_rows: nl.NkiTensor
+    staging: nl.NkiTensor
+    norm: Norm | None
+    ranks: int
+    replica_group: ncc.ReplicaGroup
+    pieces: list
+    normalised_pieces: list
+    gathered: int = 0
+
+    def gather_until(self, all_rows, end):
+        """Gather the pieces with rows below `end` into all_rows [rank * R, H] @ HBM, and GATHERED_AHEAD more.
+
+        A piece is normalised one piece before it is gathered, so that no engine that triggers a collective waits for a
+        norm.
+        """
+        needed = 0
+        while needed < len(self.pieces) and self.ranks * self.pieces[needed][0] < end:
+            needed += 1
+        while self.gathered < min(len(self.pieces), needed + GATHERED_AHEAD):
+            while len(self.normalised_pieces) < min(len(self.pieces), self.gathered + 2):
+                piece = self.pieces[len(self.normalised_pieces)]
+                self.normalised_pieces.append(normalise_piece(self.own_rows, piece, self.norm))
+            gather_piece(all_rows, self, self.pieces[self.gathered], self.normalised_pieces[self.gathered])
+            self.gathered += 1
+
+
+@dataclass
+class RowSource(nl.NKIObject):
+    """Rows [T, H] in HBM that a product reads, of every rank. gather: the RowGather that fills them, or None."""
+
+    all_rows: nl.NkiTensor
+    gather: RowGather | None
 
 
 def check_ranks(ranks, replica_group, tokens):
@@ -28,88 +74,64 @@ def check_ranks(ranks, replica_group, tokens):
 
 
 def whole_rows(x):
-    """Rows [T, H] that every rank has, as `rows_of` takes them."""
-    return {"all": x, "own": None}
+    """Return the source of rows [T, H] that every rank has."""
+    return RowSource(x, None)
 
 
-def gathered_rows(x, norm, scratch, ranks, replica_group, piece):
-    """All rows of which this rank has x [R, H], normalised, as `rows_of` takes them; pieces have `piece` own rows.
-
-    norm: as `load_norm` gives it, or None.
-    """
+def gathered_rows(x, norm, ranks, replica_group, piece_rows):
+    """Return the source of all rows if this rank has x [R, H], in pieces of `piece_rows` rows of each rank."""
     count, hidden = x.shape
-    return {
-        "all": nl.ndarray((ranks * count, hidden), dtype=x.dtype, buffer=nl.private_hbm, name="all_rows"),
-        "own": x,
-        "kept": nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name="own_rows"),
-        "norm": norm,
-        "scratch": scratch,
-        "ranks": ranks,
-        "group": replica_group,
-        "pieces": ranges(0, count, piece),
-        "normalised": [],
-        "gathered": 0,
-    }
+    all_rows = nl.ndarray((ranks * count, hidden), dtype=x.dtype, buffer=nl.private_hbm, name="all_rows")
+    staging = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.private_hbm, name="own_rows")
+    pieces = ranges(0, count, piece_rows)
+    return RowSource(all_rows, RowGather(x, staging, norm, ranks, replica_group, pieces, []))
 
 
-def rows_of(rows, first, end):
-    """Rows first … end in the order of pieces.
-
-    Pieces are gathered GATHERED_AHEAD before they are used, and normalised one before that: so no engine that triggers
-    a collective waits for a norm.
-    """
-    if rows["own"] is not None:
-        pieces = rows["pieces"]
-        needed = 0
-        while needed < len(pieces) and rows["ranks"] * pieces[needed][0] < end:
-            needed += 1
-        while rows["gathered"] < min(len(pieces), needed + GATHERED_AHEAD):
-            while len(rows["normalised"]) < min(len(pieces), rows["gathered"] + 2):
-                rows["normalised"].append(normalised_piece(rows, pieces[len(rows["normalised"])]))
-            gather_piece(rows, pieces[rows["gathered"]], rows["normalised"][rows["gathered"]])
-            rows["gathered"] += 1
-    return rows["all"][first:end, :]
+def rows_of(source, first, end):
+    """Return rows first … end of a source, in the order of pieces; gather the missing pieces."""
+    if source.gather is not None:
+        source.gather.gather_until(source.all_rows, end)
+    return source.all_rows[first:end, :]
 
 
-def normalised_piece(rows, piece):
-    """The row tiles of a piece of own rows (first, end), normalised."""
-    x = rows["own"]
+def normalise_piece(x, piece, norm):
+    """Load the row tiles of a piece (first, end) of x, and normalise them if there is a norm."""
+    first, last = piece
     tiles = []
-    for start, end in ranges(piece[0], piece[1]):
+    for start, end in ranges(first, last):
         tiles.append(nl.ndarray((end - start, x.shape[1]), dtype=x.dtype, buffer=nl.sbuf))
-    load_all(loads_of(tiles, of_ranks(x[piece[0] : piece[1], :], 1)), SCALAR)
-    if rows["norm"] is not None:
-        normalise_tiles(tiles, tiles, rows["norm"], rows["scratch"])
+    trigger_loads(plan_loads(tiles, split_by_rank(x[first:last, :], 1)), SCALAR)
+    normalise_tiles(tiles, tiles, norm)
     return tiles
 
 
-def gather_piece(rows, piece, tiles):
-    """Gather a piece of the own rows of all ranks, of which this rank has the row tiles."""
+def gather_piece(all_rows, gather, piece, tiles):
+    """Gather a piece (first, end), of which this rank has the row tiles, from all ranks."""
     first, last = piece
     start = first
     for tile in tiles:
         end = start + tile.shape[0]
-        transfer(rows["kept"][start:end, :], tile, COMPILER)
+        transfer(gather.staging[start:end, :], tile, COMPILER)
         start = end
     ncc.all_gather(
-        srcs=[rows["kept"][first:last, :]],
-        dsts=[rows["all"][rows["ranks"] * first : rows["ranks"] * last, :]],
-        replica_group=rows["group"],
+        srcs=[gather.staging[first:last, :]],
+        dsts=[all_rows[gather.ranks * first : gather.ranks * last, :]],
+        replica_group=gather.replica_group,
         collective_dim=0,
     )
 
 
-def places(rows, total, offset, first, count):
-    """Where rows first … first + count of `rows` lie: (their number within these, row of the sequence, how many).
+def places(source, total, offset, first, count):
+    """Map rows first … first + count of a source to the sequence: (index within these, row of the sequence, rows).
 
-    total: own rows of a rank, of which those of `rows` begin at `offset`.
+    total: rows of each rank, of which those of the source begin at `offset`.
     """
-    if rows["own"] is None:
+    if source.gather is None:
         return [(0, offset + first, count)]
-    ranks = rows["ranks"]
+    ranks = source.gather.ranks
     found = []
     done = 0
-    for start, end in rows["pieces"]:
+    for start, end in source.gather.pieces:
         height = end - start
         while done < count and first + done < ranks * end:
             rank = (first + done - ranks * start) // height

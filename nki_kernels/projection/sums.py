@@ -1,10 +1,12 @@
 """Sums over ranks of the chunks of a product, from SBUF to SBUF, while the next chunks are computed.
 
-A chunk that was summed gets the residual and the bias and is stored. A job is what `residual_product` gives; of rows
-that are cut over the ranks (see `sequence`) each rank gets its own.
+The rounded partial sums of a chunk enter an all-reduce. If y is cut over the ranks (see `sequence`), they enter a
+reduce-scatter, which gives each rank its rows. Later the residual and the bias are added, and the chunk is stored.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import nki.collectives as ncc
 import nki.isa as nisa
@@ -12,76 +14,131 @@ import nki.language as nl
 
 from nki_kernels.dma import COMPILER, STATIC
 from nki_kernels.projection.block_loads import load_rows_into, store_rows_from
-from nki_kernels.projection.normalised_rows import to_sbuf
-from nki_kernels.projection.row_groups import own_height
+from nki_kernels.projection.normalised_rows import copy_bank
+from nki_kernels.projection.row_groups import rows_per_rank
 from nki_kernels.tiles import blocks
 
 VECTOR_SHARE = 2
 """The Vector engine reads out one of so many PSUM banks that are summed."""
 
 
-def load_residual(job, first, end, column, last):
-    """A part of the residual, as [row in block, block, column]."""
-    height = min(end - first, own_height(job["ranks"]))
-    tile = nl.ndarray(
-        (height, blocks(end - first, height), last - column), dtype=job["y"].dtype, buffer=nl.sbuf
-    )
-    load_rows_into(tile, job["residual"][first:end, column:last], STATIC)
-    return tile
+@dataclass
+class OutputChunk(nl.NKIObject):
+    """Rows and columns of y, and what is added to their accumulators.
 
-
-def store_last_sums(job):
-    """Store the chunks whose sums over ranks are still under way."""
-    start_sum(job)
-    count = len(job["sums"])
-    for number in range(max(0, count - job["ahead"]), count):
-        prepare_sum(job, number)
-    for number in range(max(0, count - job["ahead"]), count):
-        store_sum(job, number)
-
-
-def sum_of_banks(sums, shape, dtype, ranks, factors):
-    """Copy the banks of a chunk to SBUF, for `start_sum`.
-
-    factors: a column for each row tile that multiplies its rows, or None.
-
-    Returns: the sum of this rank, and an empty tile for the sum over the ranks: all of the shape, or this rank's rows.
+    y: a view of y @ HBM. columns: (first, end) of the whole y. residual: the same rows and columns @ HBM, or None.
+    residual_tile: the residual in SBUF, [row in tile, row tile, column]; None if there is none, or until it is loaded.
+    bias: [row, column] in SBUF, or None. row_scales: for each row tile a float32 column that multiplies its rows, or
+    None. partial, total: this rank's sum, until the sum over the ranks is started, and that sum, in the layout of
+    residual_tile; None for one rank.
     """
-    height, tiles, width = shape
-    height = min(height, sums[0][0].shape[0])
-    partial = nl.ndarray((height, tiles, width), dtype=dtype, buffer=nl.sbuf)
-    total = nl.ndarray((height // ranks, tiles, width), dtype=dtype, buffer=nl.sbuf)
-    for number in range(len(sums)):
-        bank, tile, start = sums[number]
-        count, columns = bank.shape
-        factor = None if factors is None else factors[tile]
-        to_sbuf(partial[0:count, tile, start : start + columns], bank, number, VECTOR_SHARE, factor)
-    return partial, total
+
+    y: nl.NkiTensor
+    columns: tuple
+    residual: nl.NkiTensor | None
+    residual_tile: nl.NkiTensor | None
+    bias: nl.NkiTensor | None
+    row_scales: list | None
+    partial: nl.NkiTensor | None = None
+    total: nl.NkiTensor | None = None
 
 
-def start_sum(job):
-    """Start the sum over the ranks of the last chunk, if it has not started; a short row tile has its own collective.
+@dataclass
+class RankSum(nl.NKIObject):
+    """How a product is summed over ranks, and the queue of its chunks.
 
-    The collective waits for the chunk's product, and loads behind it in the queue would wait as well. So it starts
-    after the loads of the next chunk.
+    replica_group: None for one rank. sequence_ranks: over how many ranks the rows of y are cut; 1: not cut.
+    max_in_flight: how many sums, at least one, may be under way before the first chunk is stored.
+    chunks: all chunks so far. Of the first of them, the sums of `started` are started, `residuals` have their residual
+    and `stored` are stored.
     """
-    if job["unstarted"] is None:
+
+    replica_group: ncc.ReplicaGroup | None
+    sequence_ranks: int
+    max_in_flight: int
+    chunks: list
+    started: int = 0
+    residuals: int = 0
+    stored: int = 0
+
+    def append(self, chunk):
+        """Append a chunk that has its partial sums; start the sum of the chunk before, and store chunks that are due.
+
+        A collective waits for the product of its chunk, and loads after it in the queue would wait as well. So it
+        starts after the loads of the next chunk.
+        """
+        self.start_until(len(self.chunks))
+        self.chunks.append(chunk)
+        self.store_until(len(self.chunks) - self.max_in_flight)
+
+    def finish(self):
+        """Store all chunks."""
+        self.start_until(len(self.chunks))
+        self.store_until(len(self.chunks))
+
+    def start_until(self, count):
+        """Start the sums of the first `count` chunks."""
+        while self.started < count:
+            chunk = self.chunks[self.started]
+            start_sum(chunk, self.replica_group, self.sequence_ranks)
+            chunk.partial = None  # nothing reads it any more
+            self.started += 1
+
+    def store_until(self, count):
+        """Store the first `count` chunks. The residual of a chunk is loaded one chunk earlier."""
+        while self.residuals < min(len(self.chunks), count + 1):
+            load_residual(self.chunks[self.residuals], self.sequence_ranks)
+            self.residuals += 1
+        while self.stored < count:
+            store_sum(self.chunks[self.stored])
+            self.stored += 1
+
+
+def load_residual(chunk, ranks):
+    """Load the residual of a chunk, if there is one and it is not in SBUF yet."""
+    if chunk.residual is None or chunk.residual_tile is not None:
         return
-    partial, total, rows = job["unstarted"]
-    job["unstarted"] = None
-    replica_group, ranks = job["replica_group"], job["ranks"]
-    height, tiles, width = partial.shape
+    rows, columns = chunk.residual.shape
+    height = min(rows, rows_per_rank(ranks))
+    shape = (height, blocks(rows, height), columns)
+    chunk.residual_tile = nl.ndarray(shape, dtype=chunk.y.dtype, buffer=nl.sbuf)
+    load_rows_into(chunk.residual_tile, chunk.residual, STATIC)
+
+
+def round_partial_sums(chunk, accumulators, ranks):
+    """Copy the accumulators of a chunk to its `partial`, rounded to y's dtype, and allocate its `total`."""
+    height, tiles = accumulators[0].bank.shape[0], accumulators[len(accumulators) - 1].row_tile + 1
+    width = chunk.y.shape[1]
+    chunk.partial = nl.ndarray((height, tiles, width), dtype=chunk.y.dtype, buffer=nl.sbuf)
+    chunk.total = nl.ndarray((height // ranks, tiles, width), dtype=chunk.y.dtype, buffer=nl.sbuf)
+    for i in range(len(accumulators)):
+        bank, m = accumulators[i].bank, accumulators[i].row_tile
+        rows, columns = bank.shape
+        start = accumulators[i].first_column
+        row_scale = None if chunk.row_scales is None else chunk.row_scales[m]
+        copy_bank(chunk.partial[0:rows, m, start : start + columns], bank, i, VECTOR_SHARE, row_scale)
+
+
+def start_sum(chunk, replica_group, ranks):
+    """Start the sum of a chunk over the ranks; a short row tile has its own collective."""
+    height, tiles, _ = chunk.partial.shape
+    rows = ranks * chunk.y.shape[0]
     full = rows // height
-    if full > 0:
-        source = partial[:, 0:full, :].reshape((height, full * width))
-        collect(total[:, 0:full, :].reshape((height // ranks, full * width)), source, replica_group, ranks)
+    collect(flat(chunk.total[:, 0:full, :]), flat(chunk.partial[:, 0:full, :]), replica_group, ranks)
     if full < tiles:
-        count = rows - full * height
-        collect(total[0 : count // ranks, full, :], partial[0:count, full, :], replica_group, ranks)
+        short = rows - full * height
+        collect(
+            chunk.total[0 : short // ranks, full, :], chunk.partial[0:short, full, :], replica_group, ranks
+        )
+
+
+def flat(tile):
+    """View [row, row tile, column] as [row, row tile * column]."""
+    return tile.reshape((tile.shape[0], tile.shape[1] * tile.shape[2]))
 
 
 def collect(total, partial, replica_group, ranks):
-    """The sum of a tile over the ranks, or its rows that belong to this rank."""
+    """Sum a tile over the ranks into `total`, or the rows of it that belong to this rank."""
     if ranks == 1:
         ncc.all_reduce(srcs=[partial], dsts=[total], replica_group=replica_group, op=nl.add)
     else:
@@ -90,25 +147,14 @@ def collect(total, partial, replica_group, ranks):
         )
 
 
-def prepare_sum(job, number):
-    """Load the residual of a chunk, if there is one and it is not in SBUF."""
-    if number >= 0 and job["residual"] is not None and job["sums"][number][1] is None:
-        first, end, column, last = job["sums"][number][4]
-        job["sums"][number][1] = load_residual(job, first, end, column, last)
-
-
-def store_sum(job, number):
-    """Add the residual and the bias to a chunk that was summed over the ranks, and store it; none if below 0."""
-    if number < 0:
-        return
-    total, before, bias, target, _ = job["sums"][number]
-    rows = target.shape[0]
-    height = total.shape[0]
-    for tile in range(total.shape[1]):
-        count = min(height, rows - tile * height)
-        own = total[0:count, tile, :]
-        if bias is not None:
-            nisa.tensor_tensor(dst=own, data1=own, data2=bias[0:count, :], op=nl.add)
-        if before is not None:
-            nisa.tensor_tensor(dst=own, data1=own, data2=before[0:count, tile, :], op=nl.add)
-    store_rows_from(target, total, COMPILER)
+def store_sum(chunk):
+    """Add the residual and the bias to a chunk that was summed over the ranks, and store it."""
+    height, tiles, _ = chunk.total.shape
+    for m in range(tiles):  # m: row tile
+        rows = min(height, chunk.y.shape[0] - m * height)
+        total = chunk.total[0:rows, m, :]
+        if chunk.bias is not None:
+            nisa.tensor_tensor(dst=total, data1=total, data2=chunk.bias[0:rows, :], op=nl.add)
+        if chunk.residual_tile is not None:
+            nisa.tensor_tensor(dst=total, data1=total, data2=chunk.residual_tile[0:rows, m, :], op=nl.add)
+    store_rows_from(chunk.y, chunk.total, COMPILER)

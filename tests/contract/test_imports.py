@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # What a kernel file may import: it runs unchanged on the real package, which offers nki and numpy. `math` is evaluated
 # while a kernel is specialised; the language guide lists it.
-KERNEL_IMPORTS = frozenset({"__future__", "math", "nki", "nki_kernels", "numpy"})
+KERNEL_IMPORTS = frozenset({"__future__", "dataclasses", "math", "nki", "nki_kernels", "numpy"})
 # What `nki_kernels/__init__.py` imports as well: it binds the simulator and finds the kernel files.
 PACKAGE_IMPORTS = frozenset({"importlib", "pkgutil", "simulate", "simulate.bind"})
 

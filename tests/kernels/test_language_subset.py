@@ -12,7 +12,7 @@ import nki_kernels
 FOLDER = Path(nki_kernels.__file__).parent
 FILES = sorted(path for path in FOLDER.rglob("*.py") if path.name != "__init__.py")
 DEVICE = {"nisa", "nl", "ncc", "nki"}
-ALLOWED_IMPORTS = {"__future__", "nki", "nki_kernels", "numpy"}
+ALLOWED_IMPORTS = {"__future__", "dataclasses", "nki", "nki_kernels", "numpy"}
 FORBIDDEN_NODES = (
     ast.ListComp,
     ast.SetComp,
@@ -90,6 +90,65 @@ def functions(source: str) -> list[ast.FunctionDef]:
     return [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
 
 
+def classes(source: str) -> list[ast.ClassDef]:
+    return [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+
+
+def methods(node: ast.ClassDef) -> list[ast.FunctionDef]:
+    return [member for member in node.body if isinstance(member, ast.FunctionDef)]
+
+
+def stores(function: ast.FunctionDef) -> list[ast.Attribute]:
+    """The attributes that a function assigns to."""
+    return [
+        node
+        for node in ast.walk(function)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    ]
+
+
+def is_of_self(attribute: ast.Attribute) -> bool:
+    return isinstance(attribute.value, ast.Name) and attribute.value.id == "self"
+
+
+def fields(node: ast.ClassDef) -> dict[str, ast.expr | None]:
+    """The declared fields of a record, with their defaults."""
+    return {
+        member.target.id: member.value
+        for member in node.body
+        if isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name)
+    }
+
+
+def is_record(node: ast.ClassDef) -> bool:
+    return [ast.unparse(decorator) for decorator in node.decorator_list] == ["dataclass"]
+
+
+def counters(node: ast.ClassDef) -> set[str]:
+    """The fields of a record that begin at 0."""
+    return {
+        name for name, default in fields(node).items() if default is not None and ast.unparse(default) == "0"
+    }
+
+
+def class_offences(node: ast.ClassDef) -> list[str]:
+    """What a class has that the language subset lacks, or that is no declared field of a record."""
+    found = []
+    if [ast.unparse(base) for base in node.bases] != ["nl.NKIObject"] or node.keywords:
+        found.append(f"{node.lineno}: a base other than nl.NKIObject")
+    if node.decorator_list and not is_record(node):
+        found.append(f"{node.lineno}: a decorator other than @dataclass")
+    for method in methods(node):
+        found += offences(method)
+        if is_record(node):
+            found += [
+                f"{attribute.lineno}: {attribute.attr} is not declared"
+                for attribute in stores(method)
+                if is_of_self(attribute) and attribute.attr not in fields(node)
+            ]
+    return found
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_kernels_keep_to_the_language_subset(path: Path) -> None:
     if path.stem == "precision":
@@ -100,7 +159,24 @@ def test_kernels_keep_to_the_language_subset(path: Path) -> None:
         if runs_on_device(function)
         for line in offences(function)
     ]
+    found += [f"{path.name}:{line}" for node in classes(path.read_text()) for line in class_offences(node)]
     assert found == []
+
+
+def test_only_methods_advance_the_counters_of_a_record() -> None:
+    """No function of a file that names the record assigns to its counters."""
+    sources = [path.read_text() for path in FILES]
+    records = [node for source in sources for node in classes(source) if is_record(node) and counters(node)]
+    assert {"Prefetch", "RankSum", "RowGather"} <= {node.name for node in records}
+    for node in records:
+        assigned = {
+            attribute.attr
+            for source in sources
+            if node.name in source
+            for function in functions(source)
+            for attribute in stores(function)
+        }
+        assert counters(node) & assigned == set(), node.name
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -153,6 +229,36 @@ def test_the_check_is_silent_on_what_is_in() -> None:
         "    return tiles, len(tiles)\n"
     )
     assert offences(function) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "offence"),
+    [
+        ("class A(nl.NKIObject):\n    def f(self):\n        yield 1", "Yield"),
+        ("class A(B):\n    a: int", "a base other than nl.NKIObject"),
+        ("@dataclass(frozen=True)\nclass A(nl.NKIObject):\n    a: int", "a decorator other than @dataclass"),
+        (
+            "@dataclass\nclass A(nl.NKIObject):\n    a: int\n    def f(self):\n        self.b = 1",
+            "b is not declared",
+        ),
+    ],
+)
+def test_the_check_speaks_on_a_class_that_is_out(source: str, offence: str) -> None:
+    (node,) = classes(source)
+    assert [found.split(": ", 1)[1] for found in class_offences(node)] == [offence]
+
+
+def test_the_check_is_silent_on_a_record() -> None:
+    (node,) = classes(
+        "@dataclass\n"
+        "class A(nl.NKIObject):\n"
+        "    a: list\n"
+        "    b: int = 0\n"
+        "    def f(self):\n"
+        "        self.b += len(self.a)\n"
+    )
+    assert class_offences(node) == []
+    assert counters(node) == {"b"}
 
 
 def test_a_function_inside_is_the_body_of_a_device_loop_or_out() -> None:

@@ -15,7 +15,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     "the blocks overlap: some rows or columns are computed again, from the same operands, with the same result": (
         "*.* bound: range(0, tokens, PARTITIONS): PARTITIONS - 1",
         "decode.ranks.merge_ranks bound: range(0, sizes.tokens, together): together - 1",
-        "projection.row_groups.row_groups bound: range(0, rows, most): most - 1",
+        "projection.row_groups.row_groups bound: range(0, rows, rows_per_group): rows_per_group - 1",
         "tiles.transpose_into bound: range(0, full, per_bank): per_bank - 1",
     ),
     "the tile has partitions, or a block, that nobody touches; every operand is sliced to what was written": (
@@ -23,7 +23,6 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "prefill.keys.allocate tile size: (PARTITIONS, count, case.value_depth + 1): count + 1",
         "recurrent.selective_prompt.scan_prompts arithmetic: end - begin -> (end) + (begin)",
         "recurrent.ssd_shared.bring_in bound: upper of sizes.left:*: sizes.left + sizes.width + 1",
-        "mlp.mlp arithmetic: last - first -> (last) + (first)",
         "projection.gated_product.accumulate clamp: min(hidden, PARTITIONS) -> PARTITIONS",
     ),
     "a smaller tile, or fewer banks: the same sums in more instructions; only time differs": (
@@ -32,7 +31,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "gated_delta.head_ranges condition: if group <= HEADS -> False",
         "matmul.fitting condition: if dtype == nl.float32 -> True",
         "projection.gated_product.packed_columns arithmetic: PARTITIONS // 4 -> *",
-        "projection.residual_product.held_columns clamp: *",
+        "projection.residual_product.resident_columns clamp: *",
         "tiles.columns_at_once clamp: max(1, ACCUMULATOR_BANKS // blocks(rows)) -> 1",
         "tiles.constants tile size: ACCUMULATOR_BANKS = 4 - 1",
         "tiles.constants tile size: ACCUMULATOR_BANKS = 4 // 2",
