@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from model.device.binding import checked, in_order, kernel_named, parameter_indices
+from model.device.binding import checked, in_order, kernel_named
 from model.device.simulated import SimulatedDevice
 from model.errors import ModelError
 from simulate.bundle.cases import Cases, Written
@@ -137,12 +137,12 @@ class GenerationDevice(SimulatedDevice):
         self._names[name] += 1
         name += f"-{self._names[name]}" if self._names[name] > 1 else ""
         function, args = plain(kernel_named(kernel)), in_order(kernel, arguments[0])
-        words, places = f"nki_kernels:{kernel}", parameter_indices(kernel, written)
+        words = f"nki_kernels:{kernel}"
 
         def launch() -> Any:
             return super(GenerationDevice, self).run(kernel, arguments, written)[0]
 
-        return [checked(lambda: self._cases.launched(function, words, args, places, name, launch))]
+        return [checked(lambda: self._cases.launched(function, words, args, written, name, launch))]
 
     def write(self, folder: Path, weights: Weights, prompts: tuple[Prompt, ...]) -> Written:
         """Write the bundle, with the recipes of the operands that launches are given.

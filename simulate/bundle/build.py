@@ -213,34 +213,32 @@ def _arguments(
     kernel: Callable[..., Any], call: Call, name: str, operands: Mapping[int, str]
 ) -> tuple[tuple[Argument, ...], Arrays]:
     arguments, arrays = [], {}
-    for parameter, value, keyword in named_arguments(kernel, call):
+    for parameter, value in named_arguments(kernel, call):
         if id(value) in operands:
             operand = operands[id(value)]
-            arguments.append(Argument(parameter, WEIGHT, keyword, "", value.shape, value.dtype.name, operand))
+            arguments.append(Argument(parameter, WEIGHT, "", value.shape, value.dtype.name, operand))
         elif isinstance(value, np.ndarray):
             file = f"inputs/{name}/{parameter}.npy"
             arrays[file] = np.array(value, order="C")
-            arguments.append(Argument(parameter, ARRAY, keyword, file, value.shape, value.dtype.name))
+            arguments.append(Argument(parameter, ARRAY, file, value.shape, value.dtype.name))
         else:
-            arguments.append(plain_argument(parameter, value, keyword, name))
+            arguments.append(plain_argument(parameter, value, name))
     return tuple(arguments), arrays
 
 
-def named_arguments(kernel: Callable[..., Any], call: Call) -> list[tuple[str, Any, bool]]:
-    """The arguments of a call with their parameters, and whether they are given by name."""
-    parameters = list(inspect.signature(kernel).parameters)
-    named = [(parameters[place], value, False) for place, value in enumerate(call.args)]
-    return named + [(parameter, value, True) for parameter, value in call.keywords.items()]
+def named_arguments(kernel: Callable[..., Any], call: Call) -> list[tuple[str, Any]]:
+    """Return the arguments of a call with their parameters, first those by position."""
+    return [*zip(inspect.signature(kernel).parameters, call.args), *call.keywords.items()]
 
 
-def plain_argument(parameter: str, value: Any, keyword: bool, name: str) -> Argument:
+def plain_argument(parameter: str, value: Any, name: str) -> Argument:
     """An argument that is no array. Raises InvalidArgument for one that cannot travel."""
     if isinstance(value, DType):
-        return Argument(parameter, DTYPE, keyword, text=f"{LANGUAGE}{value!s}")
+        return Argument(parameter, DTYPE, text=f"{LANGUAGE}{value!s}")
     if isinstance(value, (type, np.dtype)):
-        return Argument(parameter, DTYPE, keyword, text=np.dtype(value).name)
+        return Argument(parameter, DTYPE, text=np.dtype(value).name)
     if isinstance(value, (bool, int, float, str, tuple, list, dict, type(None))):
-        return Argument(parameter, LITERAL, keyword, text=repr(value))
+        return Argument(parameter, LITERAL, text=repr(value))
     raise refused(f"the argument {parameter} of {name} is a {type(value).__name__}, which cannot travel")
 
 
@@ -269,7 +267,7 @@ def _outputs(program: Program, call: Call, name: str) -> tuple[tuple[Output, ...
 
 def _argument_of(output: np.ndarray, kernel: Callable[..., Any], call: Call) -> str:
     """The array argument that the kernel wrote to and returned as this output; empty for a new array."""
-    arrays = ((name, each) for name, each, _ in named_arguments(kernel, call) if isinstance(each, np.ndarray))
+    arrays = ((name, each) for name, each in named_arguments(kernel, call) if isinstance(each, np.ndarray))
     return next((name for name, each in arrays if np.shares_memory(output, each)), "")
 
 

@@ -97,30 +97,29 @@ class LaunchCases(Cases):
         kernel: Callable[..., Any],
         words: str,
         args: tuple[Any, ...],
-        written: Sequence[int | None],
+        written: Sequence[str | None],
         name: str,
         launch: Callable[[], Any],
     ) -> Any:
         """Launch with `launch`, and add the launch as a case; returns what it returns.
 
-        `written` has for each output the place of the argument that it is, with some of it written anew. Raises
+        `written` names for each output the argument that it is, with some of it written anew. Raises
         InvalidArgument for what cannot travel, and for a result that the kernel's reference contradicts.
         """
         call = Call(args, {})
         arguments = tuple(
-            self._argument(parameter, value, keyword, name)
-            for parameter, value, keyword in named_arguments(kernel, call)
+            self._argument(parameter, value, name) for parameter, value in named_arguments(kernel, call)
         )
         of_weights = {id(value) for value, each in zip(args, arguments) if each.kind == WEIGHT}
         before = call.mapped(lambda array, _: array if id(array) in of_weights else array.copy())
         first, program = self._program(kernel, words, before, name)
-        returned = launch()
+        returned, earlier = launch(), dict(named_arguments(kernel, before))
         outputs = results(returned)
         tolerances, why = program.tolerances(before, outputs, name)
         described = []
         for number, array in enumerate(outputs):
-            place = written[number] if number < len(written) else None
-            onto = None if place is None else (arguments[place].name, np.asarray(before.args[place]))
+            parameter = written[number] if number < len(written) else None
+            onto = None if parameter is None else (parameter, np.asarray(earlier[parameter]))
             described.append(self._output(array, number, name, onto, tolerances[number], why))
             self._origins.note(array, RESULT, name, number)
         case = replace(
@@ -143,21 +142,21 @@ class LaunchCases(Cases):
             self._programs[key] = name, program
         return self._programs[key]
 
-    def _argument(self, parameter: str, value: Any, keyword: bool, name: str) -> Argument:
+    def _argument(self, parameter: str, value: Any, name: str) -> Argument:
         if not isinstance(value, np.ndarray):
-            return plain_argument(parameter, value, keyword, name)
+            return plain_argument(parameter, value, name)
         shape, dtype = value.shape, value.dtype.name
         found = self._origins.of(value)
         if found is not None:
-            return Argument(parameter, found.kind, keyword, "", shape, dtype, found.text, found.output)
+            return Argument(parameter, found.kind, "", shape, dtype, found.text, found.output)
         if value.nbytes >= _LEAST_ZEROS_BYTES and not value.view(bits_of(value.dtype)).any():
-            return Argument(parameter, ZEROS, keyword, "", shape, dtype)
+            return Argument(parameter, ZEROS, "", shape, dtype)
         if value.nbytes > MOST_CASE_BYTES:
             raise refused(
                 f"the argument {parameter} of {name} has {value.nbytes:,} bytes, and is neither a weight nor what "
                 f"another launch returned; a bundle takes {MOST_CASE_BYTES:,} of such"
             )
-        return Argument(parameter, ARRAY, keyword, self._file(parameter, value), shape, dtype)
+        return Argument(parameter, ARRAY, self._file(parameter, value), shape, dtype)
 
     def _file(self, stem: str, array: np.ndarray) -> str:
         """The file that holds an array's values; equal arrays share one."""

@@ -138,8 +138,8 @@ def _confidence(times: Times, on_device: bool) -> str:
 
 
 def _word(argument: Argument) -> str:
-    """An argument as a command line has it."""
+    """Return an argument by name, as a command line has it."""
     text = argument.text
     if argument.kind in ARRAYS:
         text = f"{_SHORT[argument.dtype]}[{','.join(map(str, argument.shape))}]"
-    return f"{argument.name}={text}" if argument.keyword else text
+    return f"{argument.name}={text}"

@@ -11,7 +11,7 @@ from simulate.bundle.generation import Generation, Weights, generation_of, weigh
 from simulate.bundle.reading import DTYPES, Fields, read_json, refused
 from simulate.targets import TARGETS
 
-SCHEMA = 2
+SCHEMA = 3
 MANIFEST = "bundle.json"
 KERNELS, LAYER, MODEL = "kernels", "layer", "model"
 KINDS = (KERNELS, LAYER, MODEL)
@@ -26,14 +26,13 @@ ARRAYS = (ARRAY, WEIGHT, ZEROS, RESULT)
 class Argument:
     """An argument of a kernel: an array, a Python literal, or a dtype by its name.
 
-    name: the kernel's parameter. keyword: whether it is given by name. file: of an `array`. text: the literal, the
-    dtype, the name of an operand of weights, or the case that returned a `result`, whose number there is `output`; a
-    launch is given the last rows of a result that has more than `shape` says. Else they are empty.
+    name: the kernel's parameter, by which it is given. file: of an `array`. text: the literal, the dtype, the name of
+    an operand of weights, or the case that returned a `result`, whose number there is `output`; a launch is given the
+    last rows of a result that has more than `shape` says. Else they are empty.
     """
 
     name: str
     kind: str
-    keyword: bool = False
     file: str = ""
     shape: tuple[int, ...] = ()
     dtype: str = ""
@@ -198,11 +197,12 @@ class Bundle:
         return {case.name: case for case in self.cases}
 
     def as_json(self) -> dict[str, Any]:
-        """The manifest as plain values; what a case has in common with an earlier one stands there alone."""
+        """The manifest as plain values: arguments by the kernel's parameters; a case has nothing that `like` has."""
         values = {"schema": SCHEMA, **asdict(self)}
-        for each in values["cases"]:
-            if each["like"]:
-                del each["predicted"], each["instructions"]
+        for case in values["cases"]:
+            case["arguments"] = {argument.pop("name"): argument for argument in case["arguments"]}
+            if case["like"]:
+                del case["predicted"], case["instructions"]
         return values
 
 
@@ -268,7 +268,7 @@ def _expects(found: Fields) -> Expects:
 
 
 def _case(found: Fields, before: dict[str, Case]) -> Case:
-    like = found.text("like", "")
+    like, arguments = found.text("like", ""), found.fields("arguments")
     if like and like not in before:
         raise refused(f"{found.place}: it is like {like!r:.80}, which is no earlier case")
     instructions = before[like].instructions if like else _instructions(found.fields("instructions"))
@@ -279,7 +279,7 @@ def _case(found: Fields, before: dict[str, Case]) -> Case:
         found.text("function"),
         found.choice("imports", DIALECTS),
         found.count("lnc", 1),
-        tuple(_argument(each) for each in found.rows("arguments")),
+        tuple(_argument(str(name), arguments.fields(name)) for name in arguments.values),
         tuple(_output(each) for each in found.rows("outputs")),
         before[like].predicted if like else _predicted(found.fields("predicted")),
         instructions,
@@ -295,14 +295,13 @@ def _instructions(found: Fields) -> Instructions:
     return Instructions(found.count("count"), found.text("sha256"), ops)
 
 
-def _argument(found: Fields) -> Argument:
+def _argument(name: str, found: Fields) -> Argument:
     kind = found.choice("kind", (*ARRAYS, LITERAL, DTYPE))
-    name, keyword = found.text("name"), found.flag("keyword")
     if kind not in ARRAYS:
-        return Argument(name, kind, keyword, text=found.text("text"))
+        return Argument(name, kind, text=found.text("text"))
     dtype, file = found.choice("dtype", tuple(DTYPES)), found.text("file")
     text, output = found.text("text", ""), found.count("output")
-    return Argument(name, kind, keyword, file, found.shape("shape"), dtype, text, output)
+    return Argument(name, kind, file, found.shape("shape"), dtype, text, output)
 
 
 def _output(found: Fields) -> Output:

@@ -143,13 +143,6 @@ class Fields:
             raise self._wrong(name, f"one of {', '.join(known)}")
         return value
 
-    def flag(self, name: str) -> bool:
-        """A boolean."""
-        value = self.values.get(name)
-        if not isinstance(value, bool):
-            raise self._wrong(name, "true or false")
-        return value
-
     def number(self, name: str) -> float:
         """A finite number of at least 0."""
         value = self.values.get(name)

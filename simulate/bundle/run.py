@@ -226,21 +226,17 @@ def read_from(folder: Path, manifest: Json, weights: str | None) -> Read:
     return read
 
 
-def arguments_of(case: Json, read: Read, array: Callable[[Any, str], Any]) -> tuple[list[Any], Json]:
-    """The arguments by place and by name; `array` makes one of the bits and the dtype of an array."""
-    places, names = [], {}
-    for each in case["arguments"]:
-        if each["kind"] == "dtype":
-            value = dtype_argument(each["text"], case["imports"])
-        elif each["kind"] == "literal":
-            value = ast.literal_eval(each["text"])
+def arguments_of(case: Json, read: Read, array: Callable[[Any, str], Any]) -> Json:
+    """Return the arguments by the kernel's parameters; `array` makes one of the bits and the dtype of an array."""
+    arguments = {}
+    for name, argument in case["arguments"].items():
+        if argument["kind"] == "dtype":
+            arguments[name] = dtype_argument(argument["text"], case["imports"])
+        elif argument["kind"] == "literal":
+            arguments[name] = ast.literal_eval(argument["text"])
         else:
-            value = array(read(each), each["dtype"])
-        if each["keyword"]:
-            names[each["name"]] = value
-        else:
-            places.append(value)
-    return places, names
+            arguments[name] = array(read(argument), argument["dtype"])
+    return arguments
 
 
 def kernel_of(folder: Path, case: Json) -> Any:
@@ -267,7 +263,7 @@ def by_numpy(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
     """A function that launches the kernel on new copies of its numpy arguments (launcher nki)."""
     kernel = on_cores(kernel_of(folder, case), case)
     return lambda: kernel_call(
-        kernel, *arguments_of(case, read, lambda bits, dtype: bits.view(dtype_named(dtype)))
+        kernel, arguments_of(case, read, lambda bits, dtype: bits.view(dtype_named(dtype)))
     )
 
 
@@ -275,7 +271,7 @@ def by_baremetal(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
     """The same through neuronxcc.nki.baremetal."""
     kernel = importlib.import_module("neuronxcc.nki").baremetal(kernel_of(folder, case))
     return lambda: kernel_call(
-        kernel, *arguments_of(case, read, lambda bits, dtype: bits.view(dtype_named(dtype)))
+        kernel, arguments_of(case, read, lambda bits, dtype: bits.view(dtype_named(dtype)))
     )
 
 
@@ -285,8 +281,8 @@ def by_torch_xla(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
     kernel, device = on_cores(kernel_of(folder, case), case), xla.xla_device()
 
     def launch() -> Any:
-        places, names = arguments_of(case, read, lambda bits, dtype: to_torch(bits, dtype).to(device))
-        returned = kernel_call(kernel, places, names)
+        arguments = arguments_of(case, read, lambda bits, dtype: to_torch(bits, dtype).to(device))
+        returned = kernel_call(kernel, arguments)
         xla.mark_step()
         return returned
 
@@ -298,16 +294,14 @@ def by_torchneuron(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
     torch = importlib.import_module("torch")
     nki_op = importlib.import_module("torch_neuronx").nki_op
     kernel = on_cores(kernel_of(folder, case), case)
-    names = [each["name"] for each in arrays_of(case)]
-    by_place = [each["name"] for each in case["arguments"] if not each["keyword"]]
+    names = list(arrays_of(case))
     # Of a custom operator of torch: arguments that it writes to are named, and it returns new tensors only.
     written = [each.get("argument", "") for each in case["outputs"]]
     new = [place for place, argument in enumerate(written) if not argument]
     several = tuple.__class_getitem__(tuple(torch.Tensor for _ in new))
 
     def launch() -> Any:
-        places, named = arguments_of(case, read, lambda bits, dtype: to_torch(bits, dtype).to("neuron"))
-        given = dict(zip(by_place, places)) | named
+        given = arguments_of(case, read, lambda bits, dtype: to_torch(bits, dtype).to("neuron"))
         result = None if not new else torch.Tensor if len(new) == 1 else several
 
         def operator(*tensors: Any) -> Any:
@@ -330,9 +324,9 @@ def by_torchneuron(folder: Path, case: Json, read: Read) -> Callable[[], Any]:
     return launch
 
 
-def kernel_call(kernel: Any, places: list[Any], names: Json) -> Any:
+def kernel_call(kernel: Any, arguments: Json) -> Any:
     """One launch."""
-    return kernel(*places, **names)
+    return kernel(**arguments)
 
 
 def to_torch(bits: Any, dtype: str) -> Any:
@@ -458,7 +452,7 @@ def benchmarked(folder: Path, case: Json, read: Read, options: argparse.Namespac
     benchmark = importlib.import_module("neuronxcc.nki").benchmark
     kernel = benchmark(warmup=options.warmup, iters=options.repetitions)(kernel_of(folder, case))
     given = arguments_of(case, read, lambda bits, dtype: bits.view(dtype_named(dtype)))
-    kernel_call(kernel, *given)
+    kernel_call(kernel, given)
     latency = kernel.benchmark_result.nc_latency
     first, median = (1e3 * float(latency.get_latency_percentile(each)) for each in (25, 50))
     times: Json = {"warmup": options.warmup, "repetitions_ns": [], "clock": "device"}
@@ -472,8 +466,7 @@ def nrtpy_child(case: Json, read: Read, options: argparse.Namespace) -> int:
         nrtpy = importlib.import_module("nrtpy")
         model = nrtpy.NrtpyModel.load_from_neff(options.neff)
         names = list(model.input_tensors_info)
-        places, named = arguments_of({"arguments": arrays_of(case)}, read, lambda bits, _: bits)
-        by_name = dict(zip((each["name"] for each in arrays_of(case)), places)) | named
+        by_name = arguments_of({"arguments": arrays_of(case)}, read, lambda bits, _: bits)
         if set(names) != set(by_name):  # the compiler may name inputs by their order
             by_name = dict(zip(names, by_name.values()))
         inputs = {name: nrtpy.NrtpyTensor.from_numpy(value, name=name) for name, value in by_name.items()}
@@ -489,10 +482,10 @@ def nrtpy_child(case: Json, read: Read, options: argparse.Namespace) -> int:
     return 0
 
 
-def arrays_of(case: Json) -> list[Json]:
-    """The arguments of a case that are arrays, all by place."""
+def arrays_of(case: Json) -> Json:
+    """Return the arguments of a case that are arrays, by name."""
     plain = ("literal", "dtype")
-    return [{**each, "keyword": False} for each in case["arguments"] if each["kind"] not in plain]
+    return {name: each for name, each in case["arguments"].items() if each["kind"] not in plain}
 
 
 # -- all cases, in this process --------------------------------------------------------------------------------------

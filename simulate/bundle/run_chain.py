@@ -56,7 +56,7 @@ class Chain:
         self.own: dict[Place, Any] = {}
         self.differing: set[Place] = set()
         for number, case in enumerate(cases):
-            for each in case["arguments"]:
+            for each in case["arguments"].values():
                 if each["kind"] == "result":
                     self._last[each["text"], each["output"]] = number
 
@@ -114,7 +114,7 @@ class Chain:
         """Whether a launch's own arguments are the expected ones to the bit."""
         return not any(
             each["kind"] == "result" and (each["text"], each["output"]) in self.differing
-            for each in case["arguments"]
+            for each in case["arguments"].values()
         )
 
     def keep(self, case: Json, place: int, value: Any, differs: bool) -> None:
@@ -144,7 +144,7 @@ def bits_of(dtype: str) -> Any:
 
 def argument_of(case: Json, onto: Json) -> Json:
     """The argument that an output is written onto."""
-    found: Json = next(each for each in case["arguments"] if each["name"] == onto["argument"])
+    found: Json = case["arguments"][onto["argument"]]
     return found
 
 

@@ -87,7 +87,7 @@ class Runner:
             why = f"{case['kernel']} on such arguments ended {MOST_CRASHES} processes before"
             self._forgo(case)
             return {**run.skipped(case["name"], why), **MODEL_PART}
-        missing = [each["text"] for each in case["arguments"] if not self._chain.holds(each)]
+        missing = [each["text"] for each in case["arguments"].values() if not self._chain.holds(each)]
         if missing:
             why = f"what {missing[0]} should return did not travel, and what it returned is lost"
             self._forgo(case)
@@ -118,7 +118,7 @@ class Runner:
         if case["name"] in self._steps:
             result["token"] = chosen(self._steps[case["name"]], returned)
         carried = not all(each.right for each in judged) and result["inputs"] == "own"
-        if carried and all(map(self._chain.knows, case["arguments"])):
+        if carried and all(map(self._chain.knows, case["arguments"].values())):
             result.update(inputs="expected", drift=[min(each.error, MOST_DRIFT) for each in judged])
             again, _ = self._launched(case, self._chain.expected)
             judged = self._held(case, self._chain.expected, again, expected)

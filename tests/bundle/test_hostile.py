@@ -93,6 +93,13 @@ def changed(folder: Path, change: Callable[[Json], None]) -> str:
     return said(folder)
 
 
+def first_result(bundle: Json) -> Json:
+    """The first argument of the second case of a generation, which the first case returns."""
+    argument: Json = next(iter(bundle["cases"][1]["arguments"].values()))
+    assert argument["kind"] == "result"
+    return argument
+
+
 def output_of(result: Json) -> Json:
     found: Json = result["cases"][0]["outputs"][0]
     return found
@@ -391,8 +398,11 @@ def test_what_a_generation_brings_back_is_refused_or_compared(
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda bundle: bundle["cases"][1]["arguments"][0].update(text="p9"), "that no earlier case has"),
-        (lambda bundle: bundle["cases"][1]["arguments"][0].update(output=1), "that no earlier case has"),
+        (lambda bundle: bundle.update(schema=2), "has schema 2; this version reads schema 3"),
+        (lambda bundle: bundle["cases"][1].update(arguments=[]), "'arguments' is []; an object is wanted"),
+        (lambda bundle: bundle["cases"][1]["arguments"].update(x=1), "'x' is 1; an object is wanted"),
+        (lambda bundle: first_result(bundle).update(text="p9"), "that no earlier case has"),
+        (lambda bundle: first_result(bundle).update(output=1), "that no earlier case has"),
         (lambda bundle: bundle["cases"][-1].update(step=2), "is of a step that is not there"),
         (lambda bundle: bundle["cases"][-1].update(like="p9"), "it is like 'p9', which is no earlier case"),
         (lambda bundle: bundle["generated"]["steps"].pop(), "is of a step that is not there"),

@@ -144,8 +144,8 @@ def test_beta1_kernels_go_through_baremetal_and_benchmark(
         assert (warmup, iters) == (2, 9)
 
         def decorate(kernel: Any) -> Any:
-            def launch(*args: np.ndarray) -> None:
-                assert all(isinstance(each, np.ndarray) for each in args)
+            def launch(**arguments: np.ndarray) -> None:
+                assert {name: type(value) for name, value in arguments.items()} == {"a": np.ndarray}
 
             percentile = {25: 9.0, 50: 10.0}.__getitem__
             result = SimpleNamespace(nc_latency=SimpleNamespace(get_latency_percentile=percentile))

@@ -93,7 +93,7 @@ def test_a_measured_kernel_of_this_project_is_an_entry_that_fidelity_predicts(ca
         "id": f"matmul-{digest}",
         "family": "kernel",
         "kernel": entry["kernel"],
-        "shapes": "'bf16[64,64]' 'bf16[64,128]'",
+        "shapes": "'a=bf16[64,64]' 'b=bf16[64,128]'",
         "dtype": "bfloat16",
         "target": "trn2",
         "instance": "trn2.3xlarge",
