@@ -48,7 +48,7 @@ class KernelModel:
             context=min(cache_length, config.context),
             ranks=mesh.tensor,
             activations=first.dtype,
-            weights=first.arrays[next(iter(first.arrays))].dtype,
+            weights=first.dtypes,
             candidates=candidates,
             cuts_sequence=mesh.sequence,
             expert_ranks=mesh.expert,

@@ -25,7 +25,7 @@ from model.engine.speculation import NO_ROWS, Rows
 from model.expert_load import ExpertLoad
 from model.families import compose
 from model.launched import LaunchedModel
-from model.layers.launch import Draws, Phase, StepShape
+from model.layers.launch import Draws, Phase, StepShape, WeightDtypes
 from model.layers.paged import STATES, Kind
 from model.layers.sample import DRAWS, arguments_of, served
 from model.mesh import Mesh
@@ -69,9 +69,10 @@ class PagedModel:
         self._cache_groups: list[Kind] = [pool.window for pool in self._pools] + ([STATES] if slots else [])
         self._vocab_size = config.vocab_size
         self._has_encoder, self._spectrum_shape = config.cross_positions > 0, config.spectrum
-        any_weight = next(iter(weights[0].arrays.values()))
-        dtypes = (weights[0].dtype, any_weight.dtype)
-        self._largest_step = largest_step(config, mesh, dtypes, self._pools, slots, self._buckets, candidates)
+        first_rank = weights[0]
+        self._largest_step = largest_step(
+            config, mesh, first_rank.dtype, first_rank.dtypes, self._pools, slots, self._buckets, candidates
+        )
         self._inputs = StepInputs(self._largest_step.context, self._pools, slots, config.cross_positions)
         draw_variants = 1 + len(DRAWS)
         self._model = LaunchedModel(
@@ -215,14 +216,14 @@ def buckets_of(config: ModelConfig, buckets: Buckets) -> Buckets:
 def largest_step(
     config: ModelConfig,
     mesh: Mesh,
-    dtypes: tuple[np.dtype, np.dtype],
+    activations: np.dtype,
+    weights: WeightDtypes,
     pools: Sequence[PagePool],
     slots: SlotPool | None,
     buckets: Buckets,
     candidates: int = 1,
 ) -> StepShape:
-    """The step that decides the sizes of states and constants; `dtypes` are those of activations and of weights."""
-    activations, weights = dtypes
+    """Return the step that decides the sizes of states and constants."""
     return StepShape(
         Phase.decode,
         tokens=1,

@@ -7,21 +7,21 @@ softmax, rotations and the logits stay float32, as the engines compute them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 
 import ml_dtypes
 import numpy as np
 
 from model.config.parts import ModelConfig
 from model.errors import ModelError
-from model.fp8 import Scaled, sliced
+from model.formats import Weight
 
 FLOAT32 = np.dtype(np.float32)
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _NAMES = {"float32": FLOAT32, "bfloat16": BFLOAT16}
 
 
-def activation_dtype(asked: str, config: ModelConfig, weights: Mapping[str, np.ndarray]) -> np.dtype:
+def activation_dtype(asked: str, config: ModelConfig, weights: Mapping[str, Weight]) -> np.dtype:
     """The dtype that `asked` names: float32, bfloat16, or auto for the checkpoint's.
 
     The checkpoint's is what its config names, else that of its weights, as in transformers. A float16 one is run in
@@ -35,32 +35,12 @@ def activation_dtype(asked: str, config: ModelConfig, weights: Mapping[str, np.n
     return _NAMES[asked]
 
 
-class StoredWeights(Mapping[str, np.ndarray]):
-    """Weights in the dtype in which HBM holds them, each converted when it is read.
+def as_held(weight: Weight, activations: np.dtype, exact: bool = False) -> Weight:
+    """Return a checkpoint's weight in the dtype in which HBM holds it.
 
-    Beside float32 activations they keep the checkpoint's dtype, beside bfloat16 ones they are rounded to bfloat16. The
-    tensors `exact` are float32 beside any.
+    Beside float32 activations that is the checkpoint's dtype, beside bfloat16 ones bfloat16. An `exact` weight is
+    float32 beside any. A quantised weight stays in its stored tensors until NumPy widens it.
     """
-
-    def __init__(
-        self, weights: Mapping[str, np.ndarray], activations: np.dtype, exact: Collection[str] = ()
-    ) -> None:
-        self._weights = weights
-        self._activations = activations
-        self._exact = frozenset(exact)
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return np.asarray(self.sliced(name))
-
-    def sliced(self, name: str) -> np.ndarray | Scaled:
-        """A tensor of which a cut widens only what it takes, where it is quantised by scales."""
-        weight = sliced(self._weights, name)
-        if name in self._exact:
-            return weight.astype(FLOAT32, copy=False)
-        return weight if self._activations == FLOAT32 else weight.astype(self._activations, copy=False)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._weights)
-
-    def __len__(self) -> int:
-        return len(self._weights)
+    if exact:
+        return weight.astype(FLOAT32, copy=False)
+    return weight if activations == FLOAT32 else weight.astype(activations, copy=False)

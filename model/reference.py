@@ -15,9 +15,10 @@ import numpy as np
 
 from model.config import ModelConfig
 from model.families import compose
+from model.formats import Weight
 from model.layers.arithmetic import Arithmetic, Span
 from model.layers.layer import States
-from model.precision import StoredWeights, activation_dtype
+from model.precision import activation_dtype
 from model.sampling import StepOutput
 
 
@@ -31,15 +32,14 @@ class ReferenceModel:
     def __init__(
         self,
         config: ModelConfig,
-        weights: Mapping[str, np.ndarray],
+        weights: Mapping[str, Weight],
         dtype: str = "float32",
         widened_bytes: int = 2**30,
         ranks: int = 1,
     ) -> None:
         activations = activation_dtype(dtype, config, weights)
         self._decoder = compose(config)
-        stored = StoredWeights(weights, activations, self._decoder.exact)
-        self._numpy = Arithmetic(stored, activations, widened_bytes, ranks)
+        self._numpy = Arithmetic(weights, activations, widened_bytes, ranks, self._decoder.exact)
         self._sequences: list[_Sequence] = []
         self._encoded: list[States] = []
         self._longest_short = config.longest_short

@@ -15,7 +15,17 @@ import numpy as np
 
 from model.decoder import BlockLayers, Decoder
 from model.errors import ModelError
-from model.layers.launch import PARTITIONS, Argument, Axis, Launch, Phase, StepShape, Value, copied
+from model.layers.launch import (
+    PARTITIONS,
+    Argument,
+    Axis,
+    Launch,
+    Phase,
+    StepShape,
+    Value,
+    WeightDtypes,
+    copied,
+)
 from model.layers.layer import Layer
 from model.mesh import Mesh
 
@@ -127,7 +137,15 @@ def layers_of_stage(decoder: Decoder, mesh: Mesh, rank: int) -> list[Layer]:
         return list(decoder.all_layers)
     held = np.dtype(np.float32)
     step = StepShape(
-        Phase.prefill, 1, 1, PARTITIONS, PARTITIONS, mesh.tensor, held, held, expert_ranks=mesh.expert
+        Phase.prefill,
+        1,
+        1,
+        PARTITIONS,
+        PARTITIONS,
+        mesh.tensor,
+        held,
+        WeightDtypes(held),
+        expert_ranks=mesh.expert,
     )
     stages = stages_of(decoder, mesh.pipeline, step)
     return [layer for section in stages[mesh.stage_of(rank)] for layer in section]

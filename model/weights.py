@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -11,10 +12,12 @@ import numpy as np
 from model.config import ModelConfig
 from model.errors import ModelError, check_memory
 from model.families import compose
+from model.formats import Weight as StoredWeight
+from model.layers.launch import WeightDtypes
 from model.layers.layer import Layer
 from model.layers.shard import Shard
 from model.layers.weight import Weight
-from model.precision import StoredWeights, activation_dtype
+from model.precision import activation_dtype
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,11 @@ class RankWeights:
     shard: Shard
     dtype: np.dtype
     arrays: Mapping[str, np.ndarray]
+
+    @cached_property
+    def dtypes(self) -> WeightDtypes:
+        """The dtypes of the arrays."""
+        return WeightDtypes.from_names({name: array.dtype for name, array in self.arrays.items()})
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -42,7 +50,7 @@ def check_ranks(config: ModelConfig, ranks: int) -> None:
 
 def shard_weights(
     config: ModelConfig,
-    weights: Mapping[str, np.ndarray],
+    weights: Mapping[str, StoredWeight],
     ranks: int,
     own: Sequence[Shard] | None = None,
     taken: Callable[[], None] = lambda: None,
@@ -59,13 +67,15 @@ def shard_weights(
     check_ranks(config, ranks)
     activations = activation_dtype(dtype, config, weights)
     decoder = compose(config)
-    stored = StoredWeights(weights, activations, decoder.exact)
     shards = [Shard(rank, ranks) for rank in range(ranks)] if own is None else own
     held_layers = list(decoder.all_layers if layers is None else layers)
     distinct = {each.name: each for layer in held_layers for each in layer.weights}
-    sizes = [prod(each.shape(shard)) for each in distinct.values() for shard in shards]
-    itemsize = stored[next(iter(stored))].dtype.itemsize
-    check_memory(sum(sizes) * itemsize, f"the weights of {len(shards)} rank{'s' if len(shards) > 1 else ''}")
+    nbytes = (
+        prod(weight.shape(shard)) * weight.held_dtype(weights, activations).itemsize
+        for weight in distinct.values()
+        for shard in shards
+    )
+    check_memory(sum(nbytes), f"the weights of {len(shards)} rank{'s' if len(shards) > 1 else ''}")
     held: list[dict[str, np.ndarray]] = [{} for _ in shards]
     for layer in held_layers:
         for weight in layer.weights:
@@ -73,19 +83,26 @@ def shard_weights(
             for arrays, shard in zip(held, shards):
                 part = weight.part(shard)
                 if part not in parts:
-                    parts[part] = weight.take(stored, shard)
+                    parts[part] = weight.take(weights, shard, activations)
                 arrays[weight.name] = parts[part]
         taken()
     return tuple(RankWeights(shard, activations, arrays) for shard, arrays in zip(shards, held))
 
 
+def weight_dtypes(
+    weights: Iterable[Weight], checkpoint: Mapping[str, StoredWeight], activations: np.dtype
+) -> WeightDtypes:
+    """Return the dtypes that the arrays of weights will have, without reading the checkpoint's tensors."""
+    return WeightDtypes.from_names(
+        {weight.name: weight.held_dtype(checkpoint, activations) for weight in weights}
+    )
+
+
 def weights_of_all(config: ModelConfig, one: RankWeights) -> tuple[RankWeights, ...]:
     """Weights for dry runs of all ranks: right in shapes and dtypes, which `one` of them has, without memory."""
-    # The first array is the embedding, or a norm on later stages: both have the dtype of the checkpoint.
-    stored = next(iter(one.arrays.values())).dtype
 
     def alike(weight: Weight, shard: Shard) -> np.ndarray:
-        return np.broadcast_to(np.zeros((), weight.dtype(stored)), weight.shape(shard))
+        return np.broadcast_to(np.zeros((), weight.dtype(one.dtypes)), weight.shape(shard))
 
     weights = list(compose(config).weights)
     tensor, experts = one.shard.ranks, one.shard.expert_ranks

@@ -19,7 +19,7 @@ from model.config.mixers import GroupedAttention, Positions
 from model.config.parts import Block, Mlp, Norms
 from model.families import compose
 from model.layers.joint import joined
-from model.layers.launch import Argument, Launch, LeastWork, Phase, StepShape, Value
+from model.layers.launch import Argument, Launch, LeastWork, Phase, StepShape, Value, WeightDtypes
 from model.rope import RopeParameters
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -219,7 +219,9 @@ class _Parts:
 def step_of(phase: Phase, rows: int, positions: int, candidates: int = 1) -> StepShape:
     """A prompt of so many tokens, or a step of as many sequences, whose caches have `positions`."""
     sequences = 1 if phase is Phase.prefill else rows
-    return StepShape(phase, rows, sequences, positions, positions, 1, BFLOAT16, BFLOAT16, candidates)
+    return StepShape(
+        phase, rows, sequences, positions, positions, 1, BFLOAT16, WeightDtypes(BFLOAT16), candidates
+    )
 
 
 def _launches(shape: RankShape, step: StepShape) -> tuple[Launch, ...]:

@@ -25,7 +25,7 @@ from model.device import DryDevice
 from model.device.binding import in_order
 from model.families import compose, read_config
 from model.launch_list import launches_of
-from model.layers.launch import Launch, Phase, StepShape
+from model.layers.launch import Launch, Phase, StepShape, WeightDtypes
 from model.mesh import Mesh
 from model.plan.dry import DryTimes, stand_in
 from model.plan.predict import Predictor
@@ -77,7 +77,9 @@ def _config() -> ModelConfig:
 def _launches(config: ModelConfig, tokens: int) -> list[Launch]:
     """The launches of one layer."""
     phase, dtype = Phase.decode if tokens == 1 else Phase.prefill, np.dtype(ml_dtypes.bfloat16)
-    step = StepShape(phase, tokens, 1, bucket_length(CONTEXT, CONTEXT), CONTEXT, RANKS, dtype, dtype)
+    step = StepShape(
+        phase, tokens, 1, bucket_length(CONTEXT, CONTEXT), CONTEXT, RANKS, dtype, WeightDtypes(dtype)
+    )
     return launches_of(compose(config).blocks[0], step)
 
 

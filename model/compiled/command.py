@@ -28,9 +28,11 @@ from model.compiled.sources import source_digest
 from model.device.neuron import Framework, Software, cache_variables, installed_software
 from model.engine_args import EngineParts, args_of, engine_parts
 from model.errors import ModelError
+from model.families import compose
 from model.layers.paged import STATES, Kind
 from model.paged_model import buckets_of, largest_step
-from model.precision import StoredWeights, activation_dtype
+from model.precision import activation_dtype
+from model.weights import weight_dtypes
 from simulate.files import complete, read_text
 from simulate.terminal import show_lines
 
@@ -79,14 +81,13 @@ def compile_command(options: argparse.Namespace) -> int:
 
 
 def engine_graphs(parts: EngineParts) -> list[Graph]:
-    """Every graph of an engine; the weights are not read but for one's dtype."""
+    """Every graph of an engine; of the weights nothing is read but their dtypes."""
     config, args = parts.config, parts.args
     checkpoint = open_checkpoint(parts.folder, config)
     activations = activation_dtype(args.dtype, config, checkpoint)
-    stored = StoredWeights(checkpoint, activations)
-    dtypes = activations, stored[next(iter(stored))].dtype
+    weights = weight_dtypes(compose(config).weights, checkpoint, activations)
     buckets = buckets_of(config, parts.buckets)
-    largest = largest_step(config, parts.mesh, dtypes, parts.pools, parts.slots, buckets)
+    largest = largest_step(config, parts.mesh, activations, weights, parts.pools, parts.slots, buckets)
     return graphs_of(config, buckets, largest, _kinds(parts))
 
 

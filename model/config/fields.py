@@ -74,6 +74,16 @@ class Fields:
             raise self.error(name, f"{value!s:.60} is more than any machine holds; at most {most:,}")
         return value
 
+    def pair(self, name: str) -> tuple[int, int]:
+        """Two positive whole numbers, each at most the largest count."""
+        value = self.get(name, None)
+        whole = isinstance(value, list) and all(
+            type(number) is int and 0 < number <= MOST_COUNT for number in value
+        )
+        if not whole or len(value) != 2:
+            raise self.error(name, f"{value!r:.60} is not two positive whole numbers")
+        return value[0], value[1]
+
     def number(self, name: str, default: float | None = None, positive: bool = True) -> float:
         """A finite number, greater than 0 unless `positive` is False."""
         value = self._required(name, default)

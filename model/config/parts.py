@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from model.config.mixers import GatedDelta, GroupedAttention, LatentAttention, StateSpace, StateSpaceHeads
-from model.config.quantised import Quantisation
+from model.formats import Format
 
 SWIGLU_OAI = "swigluoai"
 """The activation of gpt-oss: gate * sigmoid(alpha * gate) * (up + 1), of a gate and an up that a limit bounds."""
@@ -142,8 +142,9 @@ class ModelConfig:
 
     `max_position_embeddings` is None where a sequence has no longest. `learned_positions` are the rows of a table of
     positions beside that of the tokens. Embeddings are multiplied by `embedding_scale`; logits by `logit_scale`, then
-    bounded by `logit_softcap`. `quantisation` says how the checkpoint's weights are quantised. `mtp_layers` is the
-    number of layers for multi-token prediction that a checkpoint may hold after the blocks, and that nothing reads.
+    bounded by `logit_softcap`. `weight_format` is the number format of the checkpoint's quantised weights.
+    `mtp_layers` is the number of layers for multi-token prediction that a checkpoint may hold after the blocks, and
+    that nothing reads.
     The registry adds `model_type`, `architecture` (empty where only plans are made) and `refusals`: the fields that
     describe what no layer of this package computes, each as an error says it.
     """
@@ -158,7 +159,7 @@ class ModelConfig:
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     dtype: str | None = None
-    quantisation: Quantisation | None = None
+    weight_format: Format | None = None
     mtp_layers: int = 0
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()

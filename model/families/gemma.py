@@ -12,7 +12,6 @@ from typing import Any
 from model.config.fields import Fields
 from model.config.mixers import GroupedAttention, HeadNorm, Positions
 from model.config.parts import Block, Encoder, ModelConfig
-from model.config.quantised import quantisation
 from model.config.reading import (
     attention,
     biases,
@@ -28,6 +27,7 @@ from model.config.reading import (
 from model.config.rotary import positions_of
 from model.decoder import Decoder
 from model.families import dense, names
+from model.formats import read_format
 
 NAMES = names.Names(
     after_attention="post_attention_layernorm",
@@ -81,7 +81,7 @@ def gemma3(fields: Fields) -> ModelConfig:
     projector = width * config.hidden_size + width
     encoder = Encoder("vision tower", tower + projector)
     return replace(
-        config, dtype=dtype(fields) or config.dtype, quantisation=quantisation(text), encoder=encoder
+        config, dtype=dtype(fields) or config.dtype, weight_format=read_format(text), encoder=encoder
     )
 
 

@@ -14,7 +14,6 @@ from typing import Any
 from model.config.fields import Fields
 from model.config.mixers import GroupedAttention, HeadNorm, Positions
 from model.config.parts import Block, Encoder, Experts, Mlp, ModelConfig, PerLayerInput
-from model.config.quantised import quantisation
 from model.config.reading import (
     MOST_HEAD_DIM,
     attention,
@@ -33,6 +32,7 @@ from model.config.rotary import positions_of
 from model.decoder import Decoder
 from model.families import dense, names
 from model.families.gemma import NAMES, cap
+from model.formats import read_format
 
 _NAMES = replace(
     NAMES,
@@ -109,7 +109,7 @@ def gemma4(fields: Fields) -> ModelConfig:
     return replace(
         config,
         dtype=dtype(fields) or config.dtype,
-        quantisation=quantisation(text),
+        weight_format=read_format(text),
         encoder=Encoder(what, sum(towers.values())) if named else None,
     )
 

@@ -12,22 +12,21 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 
 from model.config import Fields, ModelConfig
-from model.config.quantised import quantisation
 from model.decoder import Decoder
+from model.formats import read_format
 
 
 @dataclass(frozen=True)
 class Family:
     """A module, the function in it that reads a config, and the architecture whose checkpoints are generated from.
 
-    Weights quantised by the methods `widened` are read beside those that every family reads, and widened when they are
-    used.
+    formats are number formats of weights that the family reads beside the general ones.
     """
 
     module: str
     reader: str
     architecture: str = ""
-    widened: tuple[str, ...] = ()
+    formats: tuple[str, ...] = ()
 
 
 FAMILIES: dict[str, Family] = {
@@ -51,7 +50,7 @@ FAMILIES: dict[str, Family] = {
     "gpt2": Family("model.families.gpt2", "gpt2", "GPT2LMHeadModel"),
     "smollm3": Family("model.families.smollm", "smollm3", "SmolLM3ForCausalLM"),
     "granite": Family("model.families.granite", "granite", "GraniteForCausalLM"),
-    "gpt_oss": Family("model.families.gpt_oss", "gpt_oss", "GptOssForCausalLM", widened=("mxfp4",)),
+    "gpt_oss": Family("model.families.gpt_oss", "gpt_oss", "GptOssForCausalLM", formats=("mxfp4",)),
     "deepseek_v2": Family("model.families.deepseek", "deepseek_v2", "DeepseekV2ForCausalLM"),
     "deepseek_v3": Family("model.families.deepseek", "deepseek_v3", "DeepseekV3ForCausalLM"),
     "mamba": Family("model.families.mamba", "mamba", "MambaForCausalLM"),
@@ -65,7 +64,7 @@ def read(model_type: str, fields: Fields) -> ModelConfig:
     config: ModelConfig = getattr(_module(model_type), FAMILIES[model_type].reader)(fields)
     return replace(
         config,
-        quantisation=quantisation(fields, FAMILIES[model_type].widened) or config.quantisation,
+        weight_format=read_format(fields, FAMILIES[model_type].formats) or config.weight_format,
         model_type=model_type,
         architecture=FAMILIES[model_type].architecture,
         refusals=tuple(fields.refusals),

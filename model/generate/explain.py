@@ -13,9 +13,10 @@ import numpy as np
 
 from model.config import ModelConfig
 from model.families import compose
+from model.formats import Weight
 from model.layers.arithmetic import Arithmetic, Seen, Span
 from model.layers.layer import States
-from model.precision import StoredWeights, activation_dtype
+from model.precision import activation_dtype
 from model.tokenizer import Tokenizer
 from simulate.parts import Hanging, Part, table
 
@@ -84,7 +85,7 @@ class TokenPath:
 
 def token_path(
     config: ModelConfig,
-    weights: Mapping[str, np.ndarray],
+    weights: Mapping[str, Weight],
     tokenizer: Tokenizer,
     ids: Sequence[int],
     number: int,
@@ -93,7 +94,7 @@ def token_path(
     """The path to the new token `number`, which is the last of `ids`: prompt and new tokens up to this one."""
     activations = activation_dtype(dtype, config, weights)
     decoder, states = compose(config), States()
-    numpy = _Observer(StoredWeights(weights, activations, decoder.exact), activations, widened_bytes=2**30)
+    numpy = _Observer(weights, activations, widened_bytes=2**30, exact=decoder.exact)
     before = ids[:-1]
     span = Span(0, len(before))
     x = decoder.embedding.reference(np.asarray(before), span, states, numpy)

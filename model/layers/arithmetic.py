@@ -6,7 +6,7 @@ between engines.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -14,10 +14,10 @@ import numpy as np
 
 from model import rope
 from model.config.mixers import Positions
-from model.fp8 import sliced
+from model.formats import Weight
 from model.layers.projection import Projection
 from model.layers.shard import WHOLE, Shard
-from model.precision import FLOAT32
+from model.precision import FLOAT32, as_held
 from model.rope import RopeParameters
 
 
@@ -40,18 +40,28 @@ class Arithmetic:
     """Products and roundings of one model: `weights` whole and by their checkpoint names, activations of `dtype`.
 
     Weights of two bytes are widened once, when it is made, if all take at most `widened_bytes`, else at every use.
-    `ranks` are those over which sums are taken.
+    `ranks` are those over which sums are taken. The weights `exact` are not rounded to the dtype of activations.
     """
 
     def __init__(
-        self, weights: Mapping[str, np.ndarray], dtype: np.dtype, widened_bytes: int, ranks: int = 1
+        self,
+        weights: Mapping[str, Weight],
+        dtype: np.dtype,
+        widened_bytes: int,
+        ranks: int = 1,
+        exact: Collection[str] = (),
     ) -> None:
-        elements = sum(sliced(weights, name).size for name in weights)
-        small = elements * FLOAT32.itemsize <= widened_bytes
-        self._weights = {name: widened(each) for name, each in weights.items()} if small else weights
-        self._dtype = dtype
+        small = sum(weight.size for weight in weights.values()) * FLOAT32.itemsize <= widened_bytes
+        self._weights, self._exact, self._dtype = weights, exact, dtype
+        if small:
+            self._weights = {name: widened(self._held(name)) for name in weights}
+            self._exact = frozenset(weights)  # rounded already
         self._ranks = ranks
         self._tables: dict[tuple[RopeParameters, int, int, bool], tuple[np.ndarray, np.ndarray]] = {}
+
+    def _held(self, name: str) -> Weight:
+        """A weight in the dtype in which HBM holds it."""
+        return as_held(self._weights[name], self._dtype, name in self._exact)
 
     def observe(self, seen: Seen, *found: np.ndarray) -> None:
         """Called by layers with attention weights [heads, tokens, positions], or experts and weights [tokens, K]."""
@@ -62,11 +72,11 @@ class Arithmetic:
 
     def rows(self, name: str, ids: np.ndarray) -> np.ndarray:
         """Rows of a table."""
-        return widened(self._weights[name][ids])
+        return widened(np.asarray(self._held(name))[ids])
 
     def tensor(self, name: str) -> np.ndarray:
         """A whole tensor of the checkpoint, such as a number, [1]."""
-        return widened(self._weights[name])
+        return widened(self._held(name))
 
     def product(self, x: np.ndarray, projection: Projection) -> np.ndarray:
         """x [rows, in] times a projection [out, in], plus its bias."""
@@ -103,13 +113,13 @@ class Arithmetic:
         return total if self._ranks == 1 else self.rounded(total)
 
     def _matrix(self, projection: Projection) -> np.ndarray:
-        return widened(projection.weight(WHOLE).part(self._weights[projection.tensor]))
+        return widened(projection.weight(WHOLE).part(self._held(projection.tensor)))
 
     def bias(self, projection: Projection) -> np.ndarray | np.float32:
         """The bias of a projection, 0 where it has none."""
         if projection.bias is None:
             return np.float32(0)
-        return widened(projection.bias_row(WHOLE).part(self._weights[projection.bias]))
+        return widened(projection.bias_row(WHOLE).part(self._held(projection.bias)))
 
     def norm(
         self, x: np.ndarray, name: str | None, eps: float, bias: str | None = None, offset: float = 0.0
@@ -120,8 +130,8 @@ class Arithmetic:
         root = np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(eps))
         if name is None:
             return self.rounded(x / root)
-        normalised = x / root * (widened(self._weights[name]) + np.float32(offset))
-        return self.rounded(normalised if bias is None else normalised + widened(self._weights[bias]))
+        normalised = x / root * (widened(self._held(name)) + np.float32(offset))
+        return self.rounded(normalised if bias is None else normalised + widened(self._held(bias)))
 
     def rotated(self, heads: np.ndarray, positions: Positions, span: Span) -> np.ndarray:
         """Pairs (i, i + R/2) of the first R elements of [heads, tokens, head_dim] turned by their position; rounded.
@@ -142,6 +152,6 @@ class Arithmetic:
         return self.rounded(turned)
 
 
-def widened(tensor: np.ndarray) -> np.ndarray:
+def widened(tensor: Weight) -> np.ndarray:
     """An array in float32."""
     return np.asarray(tensor).astype(FLOAT32, copy=False)

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 
 import numpy as np
 
@@ -261,8 +262,9 @@ class RoutedExperts(Stateless):
         kernel = "experts_decode" if rows <= DECODED_TOKENS else "experts_prefill"
         choices = rows // step.expert_ranks * self.routing.per_token
         held = matrices[0].shape[0]
-        each = sum(matrix.nbytes for matrix in matrices) / held
-        work = LeastWork(choices * each / step.weights.itemsize * 2.0, min(choices, held) * each)
+        elements = sum(prod(matrix.shape) for matrix in matrices) / held
+        nbytes = sum(matrix.nbytes for matrix in matrices) / held
+        work = LeastWork(choices * elements * 2.0, min(choices, held) * nbytes)
         result = f"{name}expert_results" if name else "x"
         return Launch(kernel, arguments, (result,), work, rows, growth=Growth.experts)
 

@@ -7,9 +7,11 @@ those of the first rank, and the last rank's part of the vocabulary may be small
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -75,6 +77,29 @@ class Growth(Enum):
 
 
 @dataclass(frozen=True)
+class WeightDtypes:
+    """The dtypes of the arrays of weights: the default, but for the arrays that `others` names with theirs."""
+
+    default: np.dtype
+    others: frozenset[tuple[str, np.dtype]] = frozenset()
+
+    @classmethod
+    def from_names(cls, dtypes: Mapping[str, np.dtype]) -> WeightDtypes:
+        """Return the dtypes of named arrays; the default is the one that most of them have."""
+        counts = Counter(dtypes.values())
+        default = max(counts, key=lambda dtype: (counts[dtype], dtype.name))
+        return cls(default, frozenset((name, dtype) for name, dtype in dtypes.items() if dtype != default))
+
+    def of(self, name: str) -> np.dtype:
+        """Return the dtype of an array."""
+        return self._by_name.get(name, self.default)
+
+    @cached_property
+    def _by_name(self) -> dict[str, np.dtype]:
+        return dict(self.others)
+
+
+@dataclass(frozen=True)
 class Draws:
     """One variant of the draw on the device: next tokens are drawn from the likeliest `candidates`.
 
@@ -96,7 +121,7 @@ class StepShape:
         context              positions that a sequence fills at most
         ranks, expert_ranks  tensor-parallel ranks; groups of them that divide the routed experts
         activations          dtype of activations and states
-        weights              dtype of weights
+        weights              dtypes of weights
         candidates           how many of the likeliest tokens the head picks out
         padded               whether prompts are padded to the longest one, which another rank may have
         cuts_sequence        whether ranks cut the rows of prompts among them (sequence parallelism)
@@ -120,7 +145,7 @@ class StepShape:
     context: int
     ranks: int
     activations: np.dtype
-    weights: np.dtype
+    weights: WeightDtypes
     candidates: int = 1
     padded: bool = False
     cuts_sequence: bool = False

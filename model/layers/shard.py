@@ -24,6 +24,7 @@ from typing import Protocol
 import numpy as np
 
 from model.config.heads import HeadLayout
+from model.formats import Weight
 
 Shape = tuple[int, ...]
 
@@ -76,7 +77,7 @@ class Cut(Protocol):
     def shape(self, whole: Shape, shard: Shard) -> Shape:
         """Shape of what a rank holds of a tensor of shape `whole`."""
 
-    def take(self, tensor: np.ndarray, shard: Shard) -> np.ndarray:
+    def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
         """The part of a tensor that a rank holds, copied."""
 
 
@@ -87,7 +88,7 @@ class Whole:
         """The unchanged shape."""
         return whole
 
-    def take(self, tensor: np.ndarray, shard: Shard) -> np.ndarray:
+    def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
         """A copy."""
         return np.array(tensor)
 
@@ -99,7 +100,7 @@ class Row:
         """[1, n]."""
         return (1, *whole)
 
-    def take(self, tensor: np.ndarray, shard: Shard) -> np.ndarray:
+    def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
         """A copy."""
         return np.array(tensor).reshape(1, -1)
 
@@ -111,7 +112,7 @@ class Transposed:
         """[in, out]."""
         return whole[::-1]
 
-    def take(self, tensor: np.ndarray, shard: Shard) -> np.ndarray:
+    def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
         """The transpose, contiguous."""
         return _transposed(tensor, tensor.shape[::-1])
 
@@ -123,9 +124,9 @@ class Taps:
         """[taps, in, out]."""
         return whole[::-1]
 
-    def take(self, tensor: np.ndarray, shard: Shard) -> np.ndarray:
+    def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
         """A copy, contiguous."""
-        return np.ascontiguousarray(tensor.transpose(2, 1, 0))
+        return np.ascontiguousarray(np.asarray(tensor).transpose(2, 1, 0))
 
 
 @dataclass(frozen=True)
@@ -152,9 +153,9 @@ class Divided:
         spans = (self.span(size, Shard(rank, ranks)) for rank in range(ranks))
         return sum(own.stop - own.start for own in spans)
 
-    def take(self, tensor: np.ndarray, shard: Shard) -> np.ndarray:
+    def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
         """The part, transposed, contiguous."""
-        tensor = tensor if tensor.ndim == 2 else tensor[:, None]
+        tensor = tensor if tensor.ndim == 2 else np.asarray(tensor)[:, None]
         own = self.span(tensor.shape[self.axis], shard)
         return _transposed(tensor[own] if self.axis == 0 else tensor[:, own], self.shape(tensor.shape, shard))
 
@@ -170,7 +171,7 @@ class Rows:
         own = self.span(whole[0], Shard(0, shard.ranks))
         return (own.stop - own.start, *whole[1:])
 
-    def take(self, tensor: np.ndarray, shard: Shard) -> np.ndarray:
+    def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
         """The part, copied."""
         result = np.zeros(self.shape(tensor.shape, shard), tensor.dtype)
         own = tensor[self.span(len(tensor), shard)]
@@ -189,7 +190,7 @@ class Reordered:
         """That of the cut."""
         return self.cut.shape(whole, shard)
 
-    def take(self, tensor: np.ndarray, shard: Shard) -> np.ndarray:
+    def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
         """The part, whose outputs are in whole runs, reordered."""
         own = self.cut.take(tensor, shard)
         return own.reshape(len(own), -1, len(self.order))[:, :, list(self.order)].reshape(own.shape)
@@ -213,7 +214,7 @@ class HeadPart:
         outputs = (own.stop - own.start) * (self.part[1] - self.part[0])
         return (outputs, whole[1]) if self.rows else (whole[1], outputs)
 
-    def take(self, tensor: np.ndarray, shard: Shard) -> np.ndarray:
+    def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
         """The part, contiguous."""
         each, own_heads = len(tensor) // self.heads, self.span(self.heads, shard)
         of_rank = tensor[own_heads.start * each : own_heads.stop * each]
@@ -236,9 +237,9 @@ class Depthwise:
         """[taps, channels of a rank]."""
         return self.cut.shape((whole[0], whole[2]), shard)
 
-    def take(self, tensor: np.ndarray, shard: Shard) -> np.ndarray:
+    def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
         """The part, transposed, contiguous."""
-        return self.cut.take(tensor[:, 0, :], shard)
+        return self.cut.take(np.asarray(tensor)[:, 0, :], shard)
 
 
 WHOLE = Whole()
@@ -261,7 +262,7 @@ def by_kv_heads(heads: int, kv_heads: int) -> Cut:
     return Divided(0, partial(kv_span, heads, kv_heads), padded=True)
 
 
-def _transposed(weight: np.ndarray, shape: Shape) -> np.ndarray:
+def _transposed(weight: Weight, shape: Shape) -> np.ndarray:
     """[out, in] -> [in, out], contiguous, with zeros up to `shape`.
 
     Some rows at a time, because numpy's own order misses the caches.

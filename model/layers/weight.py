@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from model.fp8 import sliced
-from model.layers.launch import StepShape, Value
+from model.formats import Weight as StoredWeight
+from model.layers.launch import StepShape, Value, WeightDtypes
 from model.layers.shard import Cut, Reordered, Row, Shape, Shard, Transposed, Whole
-from model.precision import FLOAT32
+from model.precision import FLOAT32, as_held
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Tensor:
     transposed: bool = False
     exact: bool = False
 
-    def part(self, tensor: np.ndarray) -> np.ndarray:
+    def part(self, tensor: StoredWeight) -> StoredWeight:
         """The part of the checkpoint's tensor, [out, in] or [out]."""
         whole = tensor.T if self.transposed else tensor
         if self.outputs is None:
@@ -47,18 +47,16 @@ class Tensor:
             whole = (whole[0] // period * (end - first), *whole[1:])
         return self.cut.shape(whole, shard)
 
-    def take(self, weights: Mapping[str, np.ndarray], shard: Shard) -> np.ndarray:
-        """What a rank holds, copied from a checkpoint."""
-        return self.cut.take(self.part(sliced(weights, self.name)), shard)
+    def take(
+        self, weights: Mapping[str, StoredWeight], shard: Shard, activations: np.dtype = FLOAT32
+    ) -> np.ndarray:
+        """What a rank holds beside activations of a dtype, copied from a checkpoint."""
+        return self.cut.take(as_held(self.part(weights[self.name]), activations, self.exact), shard)
 
 
 @dataclass(frozen=True)
 class Zeros(Tensor):
-    """Zeros beside parts of other tensors; no checkpoint holds them."""
-
-    def take(self, weights: Mapping[str, np.ndarray], shard: Shard) -> np.ndarray:
-        """What a rank holds, in the dtype of the checkpoint."""
-        return np.zeros(self.rank_shape(shard), next(iter(weights.values())).dtype)
+    """Zeros beside parts of other tensors, whose dtype they take; no checkpoint holds them."""
 
 
 @dataclass(frozen=True)
@@ -83,14 +81,34 @@ class Weight:
         *rest, last = zip(*(each.rank_shape(shard) for each in self.tensors))
         return (*(size[0] for size in rest), sum(last))
 
-    def take(self, weights: Mapping[str, np.ndarray], shard: Shard) -> np.ndarray:
-        """The array of a rank, copied from a checkpoint."""
-        parts = [each.take(weights, shard) for each in self.tensors]
+    def take(
+        self, weights: Mapping[str, StoredWeight], shard: Shard, activations: np.dtype = FLOAT32
+    ) -> np.ndarray:
+        """The array of a rank, copied from a checkpoint; parts of several dtypes have the one that holds them all."""
+        stored = [
+            None if isinstance(tensor, Zeros) else tensor.take(weights, shard, activations)
+            for tensor in self.tensors
+        ]
+        dtype = np.result_type(*(part for part in stored if part is not None))
+        parts = [
+            np.zeros(tensor.rank_shape(shard), dtype) if part is None else part
+            for tensor, part in zip(self.tensors, stored)
+        ]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
-    def dtype(self, others: np.dtype) -> np.dtype:
-        """The array's dtype, where that of weights in general is `others`."""
-        return FLOAT32 if self.tensors[0].exact else others
+    def dtype(self, dtypes: WeightDtypes) -> np.dtype:
+        """The array's dtype among those of all weights."""
+        return FLOAT32 if self.tensors[0].exact else dtypes.of(self.name)
+
+    def held_dtype(self, weights: Mapping[str, StoredWeight], activations: np.dtype) -> np.dtype:
+        """The dtype of the array beside activations of a dtype, which holds all of the checkpoint's tensors."""
+        return np.result_type(
+            *(
+                as_held(weights[tensor.name], activations, tensor.exact).dtype
+                for tensor in self.tensors
+                if not isinstance(tensor, Zeros)
+            )
+        )
 
     def value(self, step: StepShape) -> Value:
         """The array as an argument of a launch."""
@@ -114,14 +132,16 @@ class StackedWeight(Weight):
         """The shape of the array on a rank."""
         return (len(self._own(shard)), *self.tensors[0].rank_shape(shard))
 
-    def take(self, weights: Mapping[str, np.ndarray], shard: Shard) -> np.ndarray:
+    def take(
+        self, weights: Mapping[str, StoredWeight], shard: Shard, activations: np.dtype = FLOAT32
+    ) -> np.ndarray:
         """The array of a rank, copied from a checkpoint, expert by expert."""
         tensors = self._own(shard)
-        first = tensors[0].take(weights, shard)
-        result = np.empty((len(tensors), *first.shape), first.dtype)
-        result[0] = first
-        for number, tensor in enumerate(tensors[1:], 1):
-            result[number] = tensor.take(weights, shard)
+        result = np.empty(
+            (len(tensors), *tensors[0].rank_shape(shard)), self.held_dtype(weights, activations)
+        )
+        for index, tensor in enumerate(tensors):
+            result[index] = tensor.take(weights, shard, activations)
         return result
 
 
@@ -133,9 +153,11 @@ class StackedRow(StackedWeight):
         """[experts, length] on a rank."""
         return (len(self._own(shard)), self.tensors[0].rank_shape(shard)[1])
 
-    def take(self, weights: Mapping[str, np.ndarray], shard: Shard) -> np.ndarray:
+    def take(
+        self, weights: Mapping[str, StoredWeight], shard: Shard, activations: np.dtype = FLOAT32
+    ) -> np.ndarray:
         """The matrix of a rank, copied from a checkpoint."""
-        return super().take(weights, shard)[:, 0]
+        return super().take(weights, shard, activations)[:, 0]
 
 
 def value_of(weight: Weight | None, step: StepShape) -> Value | None:

@@ -26,7 +26,7 @@ from model.families import compose
 from model.launch_list import copies_of, copy_sizes, launches_of
 from model.layers.cross_attention import CrossAttention
 from model.layers.experts import RoutedExperts
-from model.layers.launch import Growth, Launch, Phase, StepShape, WindowPages
+from model.layers.launch import Growth, Launch, Phase, StepShape, WeightDtypes, WindowPages
 from model.layers.paged import STATES, Kind
 from model.layers.sample import DRAWS
 from model.mesh import Mesh
@@ -131,7 +131,7 @@ class Predictor:
         held = np.dtype(np.float32 if dtype == "float32" else ml_dtypes.bfloat16)
         length = bucket_length(context, context, self._mesh.row_multiple)
         self._step = StepShape(
-            *(Phase.decode, 1, 1, length, context, ranks, held, held),
+            *(Phase.decode, 1, 1, length, context, ranks, held, WeightDtypes(held)),
             cuts_sequence=cuts_sequence,
             expert_ranks=expert,
         )

@@ -15,7 +15,7 @@ from model.errors import ModelError
 from model.families import compose, load_config
 from model.kernel_model import KernelModel
 from model.layers.latent_attention import LatentMixer
-from model.layers.launch import Phase, StepShape
+from model.layers.launch import Phase, StepShape, WeightDtypes
 from model.layers.shard import Shard
 from model.reference import ReferenceModel
 from model.weights import shard_weights
@@ -35,7 +35,7 @@ def mixer(folder: Path) -> LatentMixer:
 
 def step(config: Any, tokens: int, sequences: int, phase: Phase, ranks: int = 1, **changes: Any) -> StepShape:
     held = np.dtype(np.float32)
-    return StepShape(phase, tokens, sequences, 64, config.context, ranks, held, held, **changes)
+    return StepShape(phase, tokens, sequences, 64, config.context, ranks, held, WeightDtypes(held), **changes)
 
 
 def test_every_rank_holds_both_projections_of_its_heads(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from model.families import compose, load_config
 from model.kernel_model import KernelModel
 from model.launch_list import launches_of
 from model.layers.joint import joined
-from model.layers.launch import Launch, Phase, StepShape, Value, View
+from model.layers.launch import Launch, Phase, StepShape, Value, View, WeightDtypes
 from model.mesh import Mesh
 from model.weights import shard_weights
 from tests.model.shapes import SHARDED
@@ -63,7 +63,10 @@ def loaded(folder, ranks: int, dtype: str = "float32", cuts: bool = False) -> Lo
     held = weights[0].arrays["head.w_head"].dtype
     mesh = Mesh(ranks, sequence=cuts)
     tokens, dtypes = mesh.padded_length(PROMPT, 1), (weights[0].dtype, held)
-    step = StepShape(Phase.prefill, tokens, 1, 128, config.context, ranks, *dtypes, cuts_sequence=cuts)
+    step = StepShape(
+        *(Phase.prefill, tokens, 1, 128, config.context, ranks, dtypes[0], WeightDtypes(dtypes[1])),
+        cuts_sequence=cuts,
+    )
     lists = {
         each.phase: [launch for part in decoder.sections for launch in launches_of(part, each)]
         for each in (step, replace(step, phase=Phase.decode, tokens=1))
@@ -103,7 +106,7 @@ def test_what_a_launch_returns_is_what_later_launches_read(write_model, changes,
     """A name is read only after something returned it, or where it is a weight, a state, a constant or the step's."""
     case = loaded(write_model(**changes), ranks, cuts=cuts)
     decoder = compose(load_config(write_model(name="again", **changes)))
-    step = StepShape(Phase.decode, 1, 1, 128, 64, ranks, FLOAT32, FLOAT32)
+    step = StepShape(Phase.decode, 1, 1, 128, 64, ranks, FLOAT32, WeightDtypes(FLOAT32))
     known = {
         "ids",
         "positions",
@@ -145,7 +148,7 @@ def test_the_least_work_of_a_decode_step_is_every_weight_and_the_cache_once(writ
     """Of attention: w_qkv and w_o, both caches, and four operations for an element of a query and a position."""
     folder = write_model()
     decoder = compose(load_config(folder))
-    step = StepShape(Phase.decode, 3, 3, 128, 64, 1, FLOAT32, FLOAT32)
+    step = StepShape(Phase.decode, 3, 3, 128, 64, 1, FLOAT32, WeightDtypes(FLOAT32))
     layer = decoder.blocks[0][0]
     (launch,) = layer.launches(step)
     products = [prod(weight.shape(step.shard)) for weight in (layer.w_qkv, layer.w_o)]
@@ -194,7 +197,7 @@ def test_views_are_rows_from_the_end() -> None:
 def test_a_step_of_many_sequences_lists_rows_and_repeats(write_model, batch, chunks) -> None:
     """Up to 128 sequences a decoder layer is one launch; of more the MLP reads its weights once for all."""
     decoder = compose(load_config(write_model()))
-    step = StepShape(Phase.decode, batch, batch, 128, 64, 1, FLOAT32, FLOAT32)
+    step = StepShape(Phase.decode, batch, batch, 128, 64, 1, FLOAT32, WeightDtypes(FLOAT32))
     first, *others = launches_of(decoder.blocks[0], step)
     attend = [first, *others[:-1]]
     name = "decoder_layer_decode" if batch <= 128 else "attention_block_decode"
@@ -206,7 +209,7 @@ def test_a_step_of_many_sequences_lists_rows_and_repeats(write_model, batch, chu
 
 def test_a_joint_launch_is_its_parts_and_only_what_the_kernel_takes_is_joined(write_model) -> None:
     layers = compose(load_config(write_model())).blocks[0]
-    step = StepShape(Phase.decode, 3, 3, 128, 64, 2, FLOAT32, FLOAT32)
+    step = StepShape(Phase.decode, 3, 3, 128, 64, 2, FLOAT32, WeightDtypes(FLOAT32))
     block, mlp = [launch for layer in layers for launch in layer.launches(step)]
     (layer,) = joined([block, mlp])
     assert layer.parts == (block, mlp)

@@ -14,7 +14,7 @@ from model.errors import ModelError
 from model.families import compose
 from model.generate.micro_batches import micro_batch_sizes, of_micro_batches
 from model.kernel_model import KernelModel
-from model.layers.launch import Phase, StepShape
+from model.layers.launch import Phase, StepShape, WeightDtypes
 from model.mesh import Mesh
 from model.reference import ReferenceModel
 from model.stages import divided, layers_of_stage, sent, stages_of, whole_cuts
@@ -27,7 +27,7 @@ from tests.model.test_kernel_model import load
 from tests.model.tiny_families import write_tiny
 
 FLOAT32 = np.dtype(np.float32)
-STEP = StepShape(Phase.decode, 2, 2, 128, 128, 1, FLOAT32, FLOAT32)
+STEP = StepShape(Phase.decode, 2, 2, 128, 128, 1, FLOAT32, WeightDtypes(FLOAT32))
 
 
 def test_ranks_of_a_stage_follow_each_other() -> None:

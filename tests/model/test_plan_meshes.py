@@ -14,7 +14,7 @@ from model.device import DryDevice, PipelinedPass, chip, instance_named
 from model.errors import ModelError
 from model.families import compose, load_config
 from model.kernel_model import KernelModel
-from model.layers.launch import Phase, StepShape
+from model.layers.launch import Phase, StepShape, WeightDtypes
 from model.mesh import Mesh
 from model.plan.memory import MeshShape, footprint, smallest_tp
 from model.plan.meshes import Meshes
@@ -45,7 +45,7 @@ def test_a_rank_holds_the_weights_and_caches_of_its_stage(name: str, tp: int, pp
     """As the layers state them, tensor by tensor."""
     counts = model(name)
     found = meshes(name, "trn2.48xlarge").candidate(MeshShape(tp, pp))
-    step = StepShape(Phase.decode, 1, 1, 1024, 1024, tp, BFLOAT16, BFLOAT16)
+    step = StepShape(Phase.decode, 1, 1, 1024, 1024, tp, BFLOAT16, WeightDtypes(BFLOAT16))
     held = []
     for stage in stages_of(compose(counts.config), pp, step):
         layers = [layer for section in stage for layer in section]

@@ -15,7 +15,7 @@ from model.device import SimulatedDevice
 from model.errors import ModelError
 from model.families import compose, load_config
 from model.kernel_model import KernelModel
-from model.layers.launch import Growth, Phase, StepShape
+from model.layers.launch import Growth, Phase, StepShape, WeightDtypes
 from model.layers.shard import Shard
 from model.reference import ReferenceModel
 from model.weights import shard_weights
@@ -54,7 +54,7 @@ def test_a_long_prompt_equals_transformers(tmp_path: Path, ranks: int) -> None:
 def _step(config: Any, tokens: int, ranks: int = 1, **changes: Any) -> StepShape:
     phase = Phase.prefill if tokens > 1 else Phase.decode
     held = np.dtype(np.float32)
-    return StepShape(phase, tokens, 1, 256, config.context, ranks, held, held, **changes)
+    return StepShape(phase, tokens, 1, 256, config.context, ranks, held, WeightDtypes(held), **changes)
 
 
 def test_kernels_and_work_follow_the_tokens_of_a_step(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from model.decoder import Decoder
 from model.errors import ModelError
 from model.families import compose, load_config
 from model.launch_list import copies_of, launches_of
-from model.layers.launch import Draws, Launch, Phase, StepShape, table_length
+from model.layers.launch import Draws, Launch, Phase, StepShape, WeightDtypes, table_length
 from model.layers.paged import STATES
 from model.shipped import SHIPPED
 from tests.model.tiny_families import TINY, write_tiny
@@ -48,7 +48,7 @@ def _decoders() -> Iterator[tuple[str, Decoder]]:
 
 def _steps(window_pages: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, StepShape]]:
     """Yield the name and the shape of each kind of step, over several ranks and dtypes."""
-    base = StepShape(Phase.decode, 2, 2, 128, 64, 1, FLOAT32, FLOAT32, padded=True)
+    base = StepShape(Phase.decode, 2, 2, 128, 64, 1, FLOAT32, WeightDtypes(FLOAT32), padded=True)
     paged = replace(base, cache_length=table_length(64, 16), window_pages=window_pages, **_PAGES)
     prompt = {"phase": Phase.prefill, "tokens": 24, "sequences": 2}
     decoding = replace(paged, tokens=3, sequences=3, cache_length=128)
@@ -75,7 +75,7 @@ def _steps(window_pages: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, Ste
                         "expert_ranks": expert_ranks,
                         "rank": rank,
                         "activations": dtypes[0],
-                        "weights": dtypes[1],
+                        "weights": WeightDtypes(dtypes[1]),
                     }
                     shape = replace(step, **changes)
                     if step.decoding is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from model import fp8
 from model.checkpoint import open_checkpoint
 from model.cli import main
 from model.device import SimulatedDevice
 from model.errors import ModelError
-from model.families import compose, load_config, read_config
-from model.fp8 import ELEMENT, Block, Scaled
+from model.families import load_config, read_config
+from model.formats import QuantisedWeight, Scaled
+from model.formats.scaled import ELEMENT
 from model.kernel_model import KernelModel
-from model.precision import StoredWeights
+from model.layers.arithmetic import Arithmetic
 from model.reference import ReferenceModel
 from model.weights import shard_weights
 from tests.model.folders import byte_tokenizer
@@ -60,12 +60,20 @@ def scales_of(shape: tuple[int, int], seed: int) -> np.ndarray:
     return np.random.default_rng(seed).uniform(1e-3, 3e-3, shape).astype(np.float32)
 
 
+def weight_of(
+    elements: np.ndarray, scales: np.ndarray, format: Scaled, dtype: np.dtype = FLOAT32
+) -> QuantisedWeight:
+    """A weight in its stored tensors."""
+    tensors = {"elements": elements, "scales": scales}
+    return QuantisedWeight.from_tensors(format, tensors, elements.shape, dtype)
+
+
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16, np.dtype(np.float16)])
 def test_every_code_with_scales_of_every_size(dtype: np.dtype) -> None:
     """Powers of two keep products exact in float32, so that they are rounded once."""
     codes = np.broadcast_to(np.arange(256, dtype=np.uint8), (40, 256)).copy()
     scales = np.exp2(np.arange(-30, 10, dtype=np.float32))[:, None]
-    own = Scaled(codes.view(ELEMENT), scales, (1, 256), dtype).array()
+    own = np.asarray(weight_of(codes.view(ELEMENT), scales, Scaled("fp8", 1, None), dtype))
     exact = np.array([element(code) for code in range(256)]) * scales.astype(np.float64)
     with np.errstate(over="ignore"):
         wanted = exact.astype(np.float32).astype(dtype)
@@ -78,14 +86,14 @@ def test_every_code_with_scales_of_every_size(dtype: np.dtype) -> None:
 @pytest.mark.parametrize("shape", [(127, 129), (128, 128), (129, 127), (300, 260)])
 def test_blocks_at_the_ends_may_be_short(shape: tuple[int, int], sizes: tuple[int, int]) -> None:
     rows, columns = sizes
-    block = Block(rows, columns)
-    scales = scales_of(block.scales(shape), 3)
+    format = Scaled("fp8", rows, columns)
+    scales = scales_of(format.describe_tensors(shape)["scales"].shape, 3)
     elements = coded(shape, 4)
-    held = Scaled(elements, scales, block.sizes(shape), FLOAT32)
+    held = weight_of(elements, scales, format)
     wide = spread(scales, rows, columns, shape).astype(np.float32)
     wanted = elements.astype(np.float32) * wide
-    assert held.shape == shape == held.array().shape
-    assert np.array_equal(held.array(), wanted)
+    assert held.shape == shape == np.asarray(held).shape
+    assert np.array_equal(np.asarray(held), wanted)
     assert np.array_equal(np.asarray(held.T), wanted.T)
     assert np.array_equal(held.reshape(-1), wanted.reshape(-1))
     assert np.array_equal(np.asarray(held.astype(BFLOAT16)), wanted.astype(BFLOAT16))
@@ -106,15 +114,19 @@ def test_a_tensor_is_widened_as_transformers_does(kind: str) -> None:
     elements, scales = coded((384, 256), 6), scales_of((3, 2), 7)
     bits = torch.from_numpy(elements.view(np.uint8)).view(torch.float8_e4m3fn)
     wanted = Fp8Dequantize(None)._dequantize_one(bits, torch.from_numpy(scales), getattr(torch, kind))
-    own = Scaled(elements, scales, (128, 128), np.dtype(kind) if kind == "float32" else BFLOAT16)
-    assert np.array_equal(own.array().astype(np.float32), wanted.float().numpy())
+    own = weight_of(elements, scales, Scaled("fp8", 128, 128), FLOAT32 if kind == "float32" else BFLOAT16)
+    assert np.array_equal(np.asarray(own).astype(np.float32), wanted.float().numpy())
 
 
-SCHEMES: dict[str, tuple[dict[str, Any], Block, str]] = {
-    "blocks": ({"quant_method": "fp8", "weight_block_size": [16, 24], "fmt": "e4m3"}, Block(16, 24), "_scale_inv"),
+SCHEMES: dict[str, tuple[dict[str, Any], Scaled, str]] = {
+    "blocks": (
+        {"quant_method": "fp8", "weight_block_size": [16, 24], "fmt": "e4m3"},
+        Scaled("fp8", 16, 24),
+        "_scale_inv",
+    ),
     "a scale for each tensor": (
         {"quant_method": "fp8", "weight_block_size": None, "activation_scheme": "static"},
-        Block(None, None),
+        Scaled("fp8", None, None),
         "_scale",
     ),
     **{
@@ -133,7 +145,7 @@ SCHEMES: dict[str, tuple[dict[str, Any], Block, str]] = {
                     }
                 },
             },
-            Block(*block),
+            Scaled("compressed-tensors", *block),
             "_scale",
         )
         for strategy, structure, block in (
@@ -225,7 +237,7 @@ def test_every_family_holds_what_a_plain_folder_would(tmp_path: Path, name: str,
     config = load_config(tmp_path)
     checkpoint = open_checkpoint(tmp_path, config)
     wide = {
-        each: array for each, array in checkpoint.items() if each in plain
+        each: np.asarray(weight) for each, weight in checkpoint.items() if each in plain
     }  # those of stacks have other names
     assert all(same(array, plain[each]) for each, array in wide.items())
     assert any(each.dtype == ELEMENT for each in stored.values())
@@ -247,15 +259,15 @@ def test_ranks_widen_their_own_parts(
     write(tmp_path, name)
     config = load_config(tmp_path)
     checkpoint = open_checkpoint(tmp_path, config)
-    elements = sum(each.size for name in checkpoint if isinstance(each := checkpoint.sliced(name), Scaled))
+    elements = sum(weight.size for weight in checkpoint.values() if isinstance(weight, QuantisedWeight))
     counts: list[int] = []
-    values = fp8._values
+    widen = Scaled.widen
 
-    def counted(codes: np.ndarray, into: np.ndarray) -> np.ndarray:
-        counts.append(codes.size)
-        return values(codes, into)
+    def counted(self: Scaled, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+        counts.append(tensors["elements"].size)
+        return widen(self, tensors)
 
-    monkeypatch.setattr(fp8, "_values", counted)
+    monkeypatch.setattr(Scaled, "widen", counted)
     shard_weights(config, checkpoint, 2)
     assert 0 < elements <= sum(counts) <= most * elements
 
@@ -309,8 +321,10 @@ def test_the_bias_of_a_choice_stays_float32_beside_bfloat16(tmp_path: Path) -> N
     biases = {each: array.dtype for each, array in rank.arrays.items() if array.dtype != BFLOAT16}
     assert set(biases) == {f"layers.{layer}.experts.b_choice" for layer in (1, 2)}
     assert set(biases.values()) == {FLOAT32}
-    stored = StoredWeights(checkpoint, BFLOAT16, compose(config).exact)
-    assert same(stored[name], plain[name]) and stored[PROJECTION].dtype == BFLOAT16
+    numpy = Arithmetic(checkpoint, BFLOAT16, 0, exact={name})
+    assert same(numpy.tensor(name), plain[name])
+    rounded = np.asarray(checkpoint[PROJECTION]).astype(BFLOAT16).astype(np.float32)
+    assert same(numpy.tensor(PROJECTION), rounded)
 
 
 PROJECTION = "model.layers.1.self_attn.o_proj.weight"
@@ -430,11 +444,11 @@ def test_other_quantisations_are_refused(tmp_path: Path, own: dict[str, Any], sa
         load_config(tmp_path)
     path.write_text(json.dumps({**fields, "quantization_config": compressed()}))
     config = load_config(tmp_path)
-    assert config.quantisation is not None and config.quantisation.block == Block(1, None)
+    assert config.weight_format == Scaled("compressed-tensors", 1, None)
     most = {"quant_method": "fp8", "weight_block_size": [2**31 - 1, 1]}
     path.write_text(json.dumps({**fields, "quantization_config": most}))
     config = load_config(tmp_path)
-    assert config.quantisation is not None and config.quantisation.block == Block(2**31 - 1, 1)
+    assert config.weight_format == Scaled("fp8", 2**31 - 1, 1)
 
 
 def test_layers_of_multi_token_prediction_are_those_that_the_config_counts(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from model.checkpoint import open_checkpoint
 from model.device import SimulatedDevice
 from model.errors import ModelError
 from model.families import load_config, read_config
+from model.formats import Mx, QuantisedWeight
 from model.kernel_model import KernelModel
-from model.mxfp4 import Packed
 from model.reference import ReferenceModel
 from model.weights import shard_weights
 from tests.model.oracle import Oracle, random_model
@@ -36,14 +36,21 @@ def element(code: int) -> float:
     return sign * (mantissa / 2 if exponent == 0 else (1 + mantissa / 2) * 2.0 ** (exponent - 1))
 
 
+def weight_of(blocks: np.ndarray, scales: np.ndarray) -> QuantisedWeight:
+    """A weight [in, out] in its stored tensors."""
+    tensors = {"elements": blocks, "scales": scales}
+    shape = (len(scales), 32 * scales.shape[1])
+    return QuantisedWeight.from_tensors(Mx(), tensors, shape, np.dtype(ml_dtypes.bfloat16)).T
+
+
 def test_every_code_with_every_scale() -> None:
     """Each scale has two blocks that hold all 16 codes in both halves of a byte."""
     codes = np.array([(low, 15 - low) for low in range(16)], np.uint8)
     block = codes[:, 0] | codes[:, 1] << 4
     blocks = np.broadcast_to(block, (256, 1, 16)).copy()
     scales = np.arange(256, dtype=np.uint8)[:, None]
-    held = Packed(blocks, scales)
-    own = held.array()
+    held = weight_of(blocks, scales)
+    own = np.asarray(held)
     assert own.shape == held.shape == (32, 256) and own.dtype == ml_dtypes.bfloat16
     exact = np.array([element(int(code)) for code in codes.ravel()])
     for scale in range(255):
@@ -63,7 +70,7 @@ def test_a_tensor_is_widened_as_transformers_does() -> None:
     scales = random.integers(90, 160, (2, 300, 3), np.uint8)
     wanted = convert_moe_packed_tensors(torch.from_numpy(blocks), torch.from_numpy(scales))
     for own, *stored in zip(wanted.float().numpy(), blocks, scales):
-        assert np.array_equal(Packed(*stored).array().astype(np.float32), own)
+        assert np.array_equal(np.asarray(weight_of(*stored)).astype(np.float32), own)
 
 
 def packed_and_plain(shape: tuple[int, int, int], seed: int) -> tuple[np.ndarray, np.ndarray, Any]:
@@ -72,7 +79,7 @@ def packed_and_plain(shape: tuple[int, int, int], seed: int) -> tuple[np.ndarray
     random = np.random.default_rng(seed)
     blocks = random.integers(0, 256, (experts, outputs, inputs // 32, 16), np.uint8)
     scales = random.integers(121, 125, (experts, outputs, inputs // 32), np.uint8)
-    plain = [Packed(*each).array().astype(np.float32) for each in zip(blocks, scales)]
+    plain = [np.asarray(weight_of(*each)).astype(np.float32) for each in zip(blocks, scales)]
     return blocks, scales, torch.from_numpy(np.stack(plain))
 
 
@@ -124,7 +131,7 @@ def test_what_is_not_read_is_not_widened(tmp_path: Path) -> None:
     config = load_config(write(tmp_path))
     checkpoint = open_checkpoint(tmp_path, config)
     name = "model.layers.1.mlp.experts.down_proj[3]"
-    first, again = checkpoint[name], checkpoint[name]
+    first, again = np.asarray(checkpoint[name]), np.asarray(checkpoint[name])
     assert first.shape == (96, 64) and not np.shares_memory(first, again)
     plain = checkpoint["model.layers.1.mlp.router.weight"]
     assert np.shares_memory(plain, checkpoint["model.layers.1.mlp.router.weight"])
@@ -157,11 +164,17 @@ def bytes_elsewhere(tensors: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (without("_scales"), f"tensor {NAME} is missing"),
-        (without("_blocks"), f"tensor {NAME} is missing"),
-        (cut("_scales", slice(None), slice(191)), "blocks (4, 192, 2, 16) and scales (4, 191, 2) for 4"),
-        (cut("_blocks", slice(None), slice(None), slice(None), slice(8)), "blocks (4, 192, 2, 8) and scales"),
-        (words, f"{NAME} has blocks and scales of uint8 and float32, not of bytes"),
+        (without("_scales"), f"tensor {NAME}_scales is missing"),
+        (without("_blocks"), f"tensor {NAME}_blocks is missing"),
+        (
+            cut("_scales", slice(None), slice(191)),
+            f"{NAME}_scales has shape (191, 2); a weight (64, 192) has (192, 2)",
+        ),
+        (
+            cut("_blocks", slice(None), slice(None), slice(None), slice(8)),
+            f"{NAME}_blocks has shape (192, 2, 8)",
+        ),
+        (words, f"{NAME}_scales has dtype float32, not uint8"),
         (both, f"{NAME}_blocks is not a tensor of GptOssForCausalLM"),
         (bytes_elsewhere, "router.weight has dtype 'U8'; known are F32, F16, BF16"),
     ],
@@ -195,5 +208,4 @@ def test_other_methods_clamps_and_numbers_of_experts_are_refused(tmp_path: Path)
     with pytest.raises(ModelError, match="for 3 experts"):
         open_checkpoint(tmp_path, load_config(tmp_path))
     path.write_text(json.dumps({**fields, "swiglu_limit": 7.0, "swiglu_alpha": 1.702}))
-    quantised = load_config(tmp_path).quantisation
-    assert quantised is not None and quantised.method == "mxfp4"
+    assert load_config(tmp_path).weight_format == Mx()

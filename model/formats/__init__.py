@@ -1,0 +1,53 @@
+"""Number formats in which checkpoints store weights: one file for each, defined by `widen`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from model.formats.format import Format, QuantisedWeight, TensorSpec, Weight
+from model.formats.mx import Mx
+from model.formats.plain import Plain
+from model.formats.scaled import Scaled
+from simulate.errors import shown
+
+if TYPE_CHECKING:
+    from model.config.fields import Fields
+
+__all__ = [
+    "FORMATS",
+    "Format",
+    "Mx",
+    "Plain",
+    "QuantisedWeight",
+    "Scaled",
+    "TensorSpec",
+    "Weight",
+    "read_format",
+]
+
+FORMATS: dict[str, type[Format]] = {
+    "fp8": Scaled,
+    "compressed-tensors": Scaled,
+    "mxfp4": Mx,
+}
+"""The formats by `quant_method` of config.json."""
+
+_FIELD = "quantization_config"
+
+
+def read_format(fields: Fields, of_family: tuple[str, ...] = ()) -> Format | None:
+    """Return the format that `quantization_config` of a config.json describes; None without one.
+
+    A method that is not read becomes a refusal of `fields`. of_family are the methods that the model's family reads
+    beside the general ones. Raises ModelError for fields of other types.
+    """
+    if _FIELD not in fields:
+        return None
+    quantization_config = fields.table(_FIELD)
+    method = quantization_config.get("quant_method", "unnamed")
+    known = [name for name, format in FORMATS.items() if format.is_general or name in of_family]
+    if method not in known:
+        named = shown(str(method), 40)
+        fields.unsupported(_FIELD, f"weights quantised by {named}; {', '.join(known)} are widened, no others")
+        return None
+    return FORMATS[method].from_config(quantization_config)

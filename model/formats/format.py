@@ -1,0 +1,223 @@
+"""Stored number formats of weights: the interface of a format, and a weight that is still in its stored tensors."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, replace
+from math import lcm
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import numpy as np
+
+from model.errors import ModelError
+
+if TYPE_CHECKING:
+    from model.config.fields import Fields
+
+Shape = tuple[int, ...]
+ELEMENTS, SCALES = "elements", "scales"
+"""Names of the stored tensors of a weight; a format may have others beside them."""
+
+_ROWS_AT_ONCE = 256
+"""Rows that are widened together: 256 rows of 18,432 columns take 19 MB in float32."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A stored tensor of a weight: its shape, its dtype, and the block of the weight that one entry stands for.
+
+    An entry is an index pair of the first two axes. block is (rows, columns) of the weight [out, in]; blocks at the
+    ends are short where the weight is no multiple of them.
+    """
+
+    shape: Shape
+    dtype: np.dtype
+    block: tuple[int, int] = (1, 1)
+
+
+class Format(Protocol):
+    """How a weight [out, in] is stored: in one or several tensors, from which `widen` computes its numbers.
+
+    `is_general` formats are read in every model family, others where the family's row of the registry names them.
+    """
+
+    is_general: ClassVar[bool] = True
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The format as `quant_method` of config.json names it."""
+
+    @classmethod
+    @abstractmethod
+    def from_config(cls, quantization_config: Fields) -> Format | None:
+        """Return the format that `quantization_config` of config.json describes; None after noting a refusal.
+
+        Raises ModelError for fields of other types.
+        """
+
+    @abstractmethod
+    def describe_tensors(self, shape: Shape) -> dict[str, TensorSpec]:
+        """Return the stored tensors of a weight of a shape [out, in], by their names in the format."""
+
+    @abstractmethod
+    def from_checkpoint(
+        self, name: str, tensors: MutableMapping[str, np.ndarray], shape: Shape, dtype: np.dtype
+    ) -> QuantisedWeight | None:
+        """Take the tensors of a weight out of a checkpoint's tensors and return the weight.
+
+        Args:
+            name: the weight's name in the layers.
+            tensors: the checkpoint's tensors, mapped from its files.
+            shape: the weight's shape in the layers.
+            dtype: the dtype of the weights that are not quantised, to which this one is rounded once it is widened.
+
+        Returns None, and takes nothing, where the checkpoint stores the weight plainly or not at all.
+
+        Raises ModelError for tensors that are missing, or of another shape or dtype.
+        """
+
+    @abstractmethod
+    def widen(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return the numbers of a weight, float32 [out, in]. This is the definition of the format."""
+
+    @abstractmethod
+    def pack(self, array: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the stored tensors of float32 numbers [out, in], each rounded to the nearest that the format has."""
+
+    def shard(
+        self, tensors: Mapping[str, np.ndarray], shape: Shape, rows: range, columns: range
+    ) -> dict[str, np.ndarray]:
+        """Return the stored tensors of a part of a weight of a shape [out, in], without widening it.
+
+        Raises ModelError where a range begins inside a block and ends behind it, because a part's blocks begin with
+        the part.
+        """
+        return {
+            name: tensors[name][_entries(rows, spec.block[0]), _entries(columns, spec.block[1])]
+            for name, spec in self.describe_tensors(shape).items()
+        }
+
+
+@dataclass(frozen=True)
+class QuantisedWeight:
+    """A weight, or a part of one, in its stored tensors. NumPy widens it; a slice widens its own elements alone.
+
+    It has what cuts use of an array. Ranges of rows and columns are those of the whole weight [out, in], whose stored
+    tensors are `tensors`; where it `is_transposed` its shape is [in, out]. Widened, it is rounded once to `dtype`.
+    """
+
+    format: Format
+    tensors: Mapping[str, np.ndarray]
+    rows: range
+    columns: range
+    dtype: np.dtype
+    is_transposed: bool = False
+    whole: tuple[int, int] = (0, 0)
+
+    @classmethod
+    def from_tensors(
+        cls, format: Format, tensors: Mapping[str, np.ndarray], shape: Shape, dtype: np.dtype
+    ) -> QuantisedWeight:
+        """Return the weight of a shape [out, in]."""
+        rows, columns = shape
+        return cls(format, tensors, range(rows), range(columns), dtype, whole=(rows, columns))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[out, in], or [in, out] of a transposed weight."""
+        shape = len(self.rows), len(self.columns)
+        return shape[::-1] if self.is_transposed else shape
+
+    @property
+    def ndim(self) -> int:
+        """Two axes."""
+        return 2
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return len(self.rows) * len(self.columns)
+
+    @property
+    def T(self) -> QuantisedWeight:
+        """The transpose, still in its stored tensors."""
+        return replace(self, is_transposed=not self.is_transposed)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, key: slice | tuple[slice, slice]) -> QuantisedWeight:
+        slices = key if isinstance(key, tuple) else (key, slice(None))
+        rows, columns = slices[::-1] if self.is_transposed else slices
+        return replace(self, rows=self.rows[rows], columns=self.columns[columns])
+
+    def astype(self, dtype: Any, copy: bool = False) -> QuantisedWeight:
+        """Return the weight, which widened is rounded to another dtype and not to this one before."""
+        return replace(self, dtype=np.dtype(dtype))
+
+    def reshape(self, *shape: int) -> np.ndarray:
+        """Return the widened elements in another shape."""
+        return np.asarray(self).reshape(*shape)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        wide = self.widened()
+        return wide if dtype is None else wide.astype(dtype, copy=False)
+
+    def widened(self) -> np.ndarray:
+        """Return the numbers of the weight in its dtype; numbers that the dtype does not hold are infinite."""
+        result = np.empty((len(self.rows), len(self.columns)), self.dtype)
+        specs = self.format.describe_tensors(self.whole)
+        row_block, column_block = (lcm(*(spec.block[axis] for spec in specs.values())) for axis in (0, 1))
+        for rows in _runs(self.rows, specs[ELEMENTS].block[0], row_block, _ROWS_AT_ONCE):
+            for columns in _runs(self.columns, specs[ELEMENTS].block[1], column_block, self.whole[1]):
+                part = self.format.widen(self.format.shard(self.tensors, self.whole, rows, columns))
+                kept_rows, kept_columns = _common(rows, self.rows), _common(columns, self.columns)
+                with np.errstate(over="ignore"):
+                    result[_within(kept_rows, self.rows), _within(kept_columns, self.columns)] = part[
+                        _within(kept_rows, rows), _within(kept_columns, columns)
+                    ]
+        return result.T if self.is_transposed else result
+
+
+Weight = np.ndarray | QuantisedWeight
+"""A tensor of the layers: plain, or in the tensors of a format."""
+
+
+def _entries(part: range, block: int) -> slice:
+    """Return the entries along an axis that stand for a range of elements."""
+    if not part:
+        return slice(0, 0)
+    first, last = part.start // block, (part.stop - 1) // block
+    if part.start % block and first != last:
+        raise ModelError(
+            f"elements {part.start} to {part.stop} of a quantised weight begin inside a block of {block} elements; "
+            "a part of a weight begins with a block, or is inside one"
+        )
+    return slice(first, last + 1)
+
+
+def _runs(part: range, unit: int, block: int, most: int) -> Iterator[range]:
+    """Yield ranges that together cover `part`, each of about `most` elements at the most.
+
+    Each begins with a block or is inside one, and consists of whole units: elements of a unit are not told apart.
+    """
+    first, end = part.start - part.start % unit, part.stop + -part.stop % unit
+    most = max(unit, most - most % unit)
+    while first < end:
+        end_of_block = first - first % block + block
+        if first % block or most < block:
+            last = min(end, end_of_block, first + most)
+        else:
+            last = min(end, first + most // block * block)
+        yield range(first, last)
+        first = last
+
+
+def _common(one: range, other: range) -> range:
+    return range(max(one.start, other.start), min(one.stop, other.stop))
+
+
+def _within(part: range, whole: range) -> slice:
+    return slice(part.start - whole.start, part.stop - whole.start)

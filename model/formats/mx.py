@@ -1,0 +1,121 @@
+"""Weights in MXFP4 as checkpoints of gpt-oss store them: blocks of 32 elements of 4 bits that share a power of two.
+
+A weight [in, out] of an expert is stored as `…_blocks` [out, in / 32, 16], two elements in a byte, the lower bits
+first, and `…_scales` [out, in / 32], exponents with a bias of 127. bfloat16 holds every product exactly, but for those
+of 2^128 and more, which are infinite. Elements of a block whose scale is 255 are NaN (OCP Microscaling Formats, 1.0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, ClassVar
+
+import ml_dtypes
+import numpy as np
+
+from model.errors import ModelError
+from model.formats.format import ELEMENTS, SCALES, Format, QuantisedWeight, Shape, TensorSpec
+
+if TYPE_CHECKING:
+    from model.config.fields import Fields
+
+BLOCK = 32
+"""Elements that share a scale."""
+DTYPE = np.dtype(ml_dtypes.bfloat16)
+"""The dtype to which elements are widened."""
+
+_SUFFIXES = {ELEMENTS: "_blocks", SCALES: "_scales"}
+_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_BIAS, _NAN_SCALE = 127, 255
+_LARGEST_EXPONENT = 2
+"""Of an element: 6 is 1.5 * 2^2."""
+
+
+@dataclass(frozen=True)
+class Mx(Format):
+    """MXFP4. It is read for families whose experts are stored so, because other layouts have no convention."""
+
+    is_general: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        """mxfp4."""
+        return "mxfp4"
+
+    @classmethod
+    def from_config(cls, quantization_config: Fields) -> Mx | None:
+        """Return the format; it has no parameters."""
+        return cls()
+
+    def describe_tensors(self, shape: Shape) -> dict[str, TensorSpec]:
+        """Return the bytes [out, in / 32, 16] and the exponents [out, in / 32] of a weight [out, in]."""
+        blocks = shape[0], -(-shape[1] // BLOCK)
+        byte = np.dtype(np.uint8)
+        return {
+            ELEMENTS: TensorSpec((*blocks, BLOCK // 2), byte, (1, BLOCK)),
+            SCALES: TensorSpec(blocks, byte, (1, BLOCK)),
+        }
+
+    def from_checkpoint(
+        self, name: str, tensors: MutableMapping[str, np.ndarray], shape: Shape, dtype: np.dtype
+    ) -> QuantisedWeight | None:
+        """Take the blocks and scales of a weight [in, out]; None where the checkpoint has none of its name."""
+        names = {tensor: name + suffix for tensor, suffix in _SUFFIXES.items()}
+        if name in tensors or not any(each in tensors for each in names.values()):
+            return None
+        missing = [each for each in names.values() if each not in tensors]
+        if missing:
+            raise ModelError(f"tensor {missing[0]} is missing")
+        stored = {tensor: tensors.pop(each) for tensor, each in names.items()}
+        stored_shape = shape[::-1]
+        for tensor, spec in self.describe_tensors(stored_shape).items():
+            if stored[tensor].shape != spec.shape or shape[0] % BLOCK:
+                raise ModelError(
+                    f"{names[tensor]} has shape {stored[tensor].shape}; a weight {shape} has {spec.shape}"
+                )
+            if stored[tensor].dtype != spec.dtype:
+                raise ModelError(f"{names[tensor]} has dtype {stored[tensor].dtype}, not {spec.dtype}")
+        return QuantisedWeight.from_tensors(self, stored, stored_shape, DTYPE).T
+
+    def widen(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return each element times its block's power of two."""
+        scales = tensors[SCALES]
+        indices = scales[:, :, None].astype(np.uint16) << 8 | tensors[ELEMENTS]
+        return np.take(_pairs(), indices, axis=0).reshape(len(scales), -1)
+
+    def pack(self, array: np.ndarray) -> dict[str, np.ndarray]:
+        """Return elements and scales; a scale is the largest power of two that leaves no element above 2^3.
+
+        Elements above 6 become 6, as OCP Microscaling Formats 1.0 has it (6.3); ties go to the even code.
+        """
+        blocks = array.astype(np.float32).reshape(len(array), -1, BLOCK)
+        most = np.abs(blocks).max(axis=2)
+        exponents = np.where(most > 0, np.floor(np.log2(np.where(most > 0, most, 1))), -_BIAS)
+        exponents = np.clip(exponents - _LARGEST_EXPONENT, -_BIAS, _BIAS)
+        scaled = np.abs(blocks) / np.exp2(exponents)[:, :, None]
+        codes = _round_to_even_code(np.minimum(scaled, _MAGNITUDES[-1]))
+        codes |= np.signbit(blocks).astype(np.uint8) << 3
+        stored = codes[:, :, 0::2] | codes[:, :, 1::2] << 4
+        return {ELEMENTS: stored, SCALES: (exponents + _BIAS).astype(np.uint8)}
+
+
+def _round_to_even_code(magnitudes: np.ndarray) -> np.ndarray:
+    """Return the codes of the nearest magnitudes; halfway between two the even code."""
+    middles = np.add(_MAGNITUDES[1:], _MAGNITUDES[:-1]) / 2
+    below, above = (np.searchsorted(middles, magnitudes, side) for side in ("left", "right"))
+    return np.where(below % 2 == 0, below, above).astype(np.uint8)
+
+
+@lru_cache(maxsize=1)
+def _pairs() -> np.ndarray:
+    """Return the two elements of every byte with every scale, float32 [256 * scale + byte, 2]."""
+    half = np.array([*_MAGNITUDES, *(-magnitude for magnitude in _MAGNITUDES)], np.float32)
+    codes = np.arange(256)
+    elements = np.stack([half[codes & 15], half[codes >> 4]], axis=1)
+    exponents = np.arange(256, dtype=np.int32) - _BIAS
+    with np.errstate(over="ignore"):
+        pairs = np.ldexp(elements, exponents[:, None, None])
+    pairs[_NAN_SCALE] = np.nan
+    return pairs.reshape(-1, 2)

@@ -1,0 +1,49 @@
+"""Weights stored as the numbers that they are: float32, float16 or bfloat16."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from model.formats.format import ELEMENTS, Format, QuantisedWeight, Shape, TensorSpec
+
+if TYPE_CHECKING:
+    from model.config.fields import Fields
+
+
+@dataclass(frozen=True)
+class Plain(Format):
+    """One tensor of a dtype."""
+
+    dtype: np.dtype
+
+    @property
+    def name(self) -> str:
+        """The name of the dtype."""
+        return self.dtype.name
+
+    @classmethod
+    def from_config(cls, quantization_config: Fields) -> Format | None:
+        """Return None: `quantization_config` describes no plain weights."""
+        return None
+
+    def describe_tensors(self, shape: Shape) -> dict[str, TensorSpec]:
+        """Return the tensor itself."""
+        return {ELEMENTS: TensorSpec(shape, self.dtype)}
+
+    def from_checkpoint(
+        self, name: str, tensors: MutableMapping[str, np.ndarray], shape: Shape, dtype: np.dtype
+    ) -> QuantisedWeight | None:
+        """Return None: the checkpoint's tensor is the weight."""
+        return None
+
+    def widen(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return the tensor in float32."""
+        return tensors[ELEMENTS].astype(np.float32)
+
+    def pack(self, array: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the numbers rounded to the dtype."""
+        return {ELEMENTS: array.astype(self.dtype)}

@@ -1,0 +1,156 @@
+"""Weights of eight bits, float8_e4m3fn, with scales: of blocks of rows and columns, of rows, or one of the tensor.
+
+Element [i, j] of a weight [out, in] stands for element * scale[i // rows, j // columns], computed in float32.
+Checkpoints of `quant_method` fp8 (DeepSeek-V3, Qwen3-FP8) and compressed-tensors (vLLM) store weights so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+
+from model.errors import ModelError
+from model.formats.format import ELEMENTS, SCALES, Format, QuantisedWeight, Shape, TensorSpec
+from simulate.errors import shown
+
+if TYPE_CHECKING:
+    from model.config.fields import Fields
+
+ELEMENT = np.dtype(ml_dtypes.float8_e4m3fn)
+"""The dtype of the elements."""
+LARGEST = 448.0
+"""The largest number that an element has."""
+
+_SCALE_SUFFIXES = ("_scale_inv", "_scale")
+"""Of the names of scales: the first in the method `fp8`, the second in compressed-tensors. Both multiply."""
+_ACTIVATION_SUFFIXES = (".input_scale", ".activation_scale")
+"""Of scales of activations, which are left out: activations are not quantised."""
+_SCALE_DTYPES = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+_NUMBERS = np.arange(256, dtype=np.uint8).view(ELEMENT).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Scaled(Format):
+    """Elements of eight bits; `rows` by `columns` of them share a scale, all of an axis where the number is None."""
+
+    method: str
+    rows: int | None
+    columns: int | None
+
+    @property
+    def name(self) -> str:
+        """fp8 or compressed-tensors."""
+        return self.method
+
+    @classmethod
+    def from_config(cls, quantization_config: Fields) -> Scaled | None:
+        """Return the format of `weight_block_size`, or of the groups of compressed-tensors."""
+        if quantization_config.get("quant_method", None) == "compressed-tensors":
+            return _read_compressed(quantization_config)
+        encoding = quantization_config.get("fmt", "e4m3")
+        if encoding != "e4m3":
+            quantization_config.unsupported(
+                "fmt", f"{encoding!r:.60}; weights of eight bits are widened from e4m3"
+            )
+        if "weight_block_size" not in quantization_config:
+            return cls("fp8", None, None)
+        return cls("fp8", *quantization_config.pair("weight_block_size"))
+
+    def describe_tensors(self, shape: Shape) -> dict[str, TensorSpec]:
+        """Return the elements [out, in] and their scales [blocks of rows, blocks of columns]."""
+        rows, columns = block = self.rows or shape[0], self.columns or shape[1]
+        scales = -(-shape[0] // rows), -(-shape[1] // columns)
+        return {
+            ELEMENTS: TensorSpec(shape, ELEMENT),
+            SCALES: TensorSpec(scales, np.dtype(np.float32), block),
+        }
+
+    def from_checkpoint(
+        self, name: str, tensors: MutableMapping[str, np.ndarray], shape: Shape, dtype: np.dtype
+    ) -> QuantisedWeight | None:
+        """Take the elements and the scales of a weight; scales of activations are taken and dropped."""
+        elements = tensors.get(name)
+        if elements is None or elements.dtype != ELEMENT or elements.shape != shape or len(shape) != 2:
+            return None  # other shapes and dtypes are refused as those of any tensor
+        for suffix in _ACTIVATION_SUFFIXES:
+            tensors.pop(name.rpartition(".")[0] + suffix, None)
+        scale_names = [name + suffix for suffix in _SCALE_SUFFIXES if name + suffix in tensors]
+        if not scale_names:
+            missing = name + _SCALE_SUFFIXES[0]
+            raise ModelError(f"{name} has eight bits and no scales; tensor {missing} is missing")
+        scales = tensors.pop(scale_names[0])
+        spec = self.describe_tensors(shape)[SCALES]
+        if scales.shape != spec.shape and not (1 in spec.shape and prod(scales.shape) == prod(spec.shape)):
+            sizes = " by ".join(map(str, spec.block))
+            raise ModelError(
+                f"{scale_names[0]} has shape {scales.shape}; blocks of {sizes} in {shape} have {spec.shape}"
+            )
+        if scales.dtype not in _SCALE_DTYPES.values():
+            known = ", ".join(_SCALE_DTYPES)
+            raise ModelError(f"{scale_names[0]} has dtype {scales.dtype}; known are {known}")
+        stored = {ELEMENTS: tensors.pop(name), SCALES: scales.reshape(spec.shape).astype(spec.dtype)}
+        return QuantisedWeight.from_tensors(self, stored, shape, dtype)
+
+    def widen(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return each element times the scale of its block."""
+        elements, scales = tensors[ELEMENTS], tensors[SCALES]
+        wide = np.empty(elements.shape, np.float32)
+        # `clip` changes no code and lets numpy write in place: 3 times as fast as an index.
+        np.take(_NUMBERS, elements.view(np.uint8), out=wide, mode="clip")
+        height, width = elements.shape
+        rows, columns = self.describe_tensors(elements.shape)[SCALES].block
+        by_column = scales[:, np.arange(width) // columns]
+        for index, first in enumerate(range(0, height, rows)):
+            wide[first : first + rows] *= by_column[index]
+        return wide
+
+    def pack(self, array: np.ndarray) -> dict[str, np.ndarray]:
+        """Return elements whose largest magnitude in each block is 448, and their scales, 1 for blocks of zeros."""
+        specs = self.describe_tensors(array.shape)
+        rows, columns = specs[SCALES].block
+        scales = np.ones(specs[SCALES].shape, np.float32)
+        for row, column in np.ndindex(scales.shape):
+            block = array[row * rows : (row + 1) * rows, column * columns : (column + 1) * columns]
+            scales[row, column] = np.abs(block).max() / LARGEST or 1
+        wide = np.repeat(np.repeat(scales, rows, 0), columns, 1)[: array.shape[0], : array.shape[1]]
+        return {ELEMENTS: np.clip(array / wide, -LARGEST, LARGEST).astype(ELEMENT), SCALES: scales}
+
+
+def _read_compressed(fields: Fields) -> Scaled | None:
+    """Return the format that the weights of all groups have."""
+    groups = fields.table("config_groups")
+    formats = [_read_group(groups.table(name)) for name in groups.names]
+    if len(set(formats)) != 1:
+        named = shown(", ".join(groups.names) or "none", 60)
+        fields.unsupported("config_groups", f"{named}; groups whose weights are quantised alike are widened")
+        return None
+    if fields.get("kv_cache_scheme", None) is not None:
+        fields.unsupported("kv_cache_scheme", "caches have the dtype of activations")
+    return formats[0]
+
+
+def _read_group(group: Fields) -> Scaled | None:
+    """Return the format of a group's weights; a quantisation other than to e4m3 by multiplication is a refusal."""
+    weights = group.table("weights")
+    required: tuple[tuple[str, Any], ...] = (("type", "float"), ("num_bits", 8), ("symmetric", True))
+    for name, expected in required:
+        actual = weights.get(name, None)
+        if actual != expected:
+            weights.unsupported(name, f"{actual!r:.60}; weights are widened where it is {expected!r}")
+    strategy = weights.get("strategy", None)
+    blocks: dict[Any, tuple[int | None, int | None]] = {"tensor": (None, None), "channel": (1, None)}
+    if strategy == "block":
+        return Scaled("compressed-tensors", *weights.pair("block_structure"))
+    if strategy in blocks:
+        return Scaled("compressed-tensors", *blocks[strategy])
+    weights.unsupported("strategy", f"{strategy!r:.60}; known are tensor, channel, block")
+    return None
