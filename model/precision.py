@@ -35,12 +35,17 @@ def activation_dtype(asked: str, config: ModelConfig, weights: Mapping[str, Weig
     return _NAMES[asked]
 
 
-def as_held(weight: Weight, activations: np.dtype, exact: bool = False) -> Weight:
-    """Return a checkpoint's weight in the dtype in which HBM holds it.
+def held_dtype(stored: np.dtype, activations: np.dtype, exact: bool = False) -> np.dtype:
+    """Return the dtype in which HBM holds a weight that a checkpoint stores in a dtype.
 
     Beside float32 activations that is the checkpoint's dtype, beside bfloat16 ones bfloat16. An `exact` weight is
-    float32 beside any. A quantised weight stays in its stored tensors until NumPy widens it.
+    float32 beside any.
     """
     if exact:
-        return weight.astype(FLOAT32, copy=False)
-    return weight if activations == FLOAT32 else weight.astype(activations, copy=False)
+        return FLOAT32
+    return stored if activations == FLOAT32 else activations
+
+
+def as_held(weight: Weight, activations: np.dtype, exact: bool = False) -> Weight:
+    """Return a weight in the dtype of `held_dtype`; a quantised one stays in its stored tensors until it is widened."""
+    return weight.astype(held_dtype(weight.dtype, activations, exact), copy=False)

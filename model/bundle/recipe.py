@@ -7,7 +7,7 @@ in place of their values, and what comes out says where every element of the ope
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from math import prod
 
@@ -114,7 +114,8 @@ def _pieces(weight: Weight, sources: Mapping[str, _Source], held: RankWeights) -
         numbered[tensor.name] = np.arange(first, first + size, dtype=kind).reshape(tensor.shape)
         starts.append((first, tensor.name))
         first += size
-    taken = weight.take(numbered, held.shard)
+    integers = replace(weight, tensors=tuple(replace(tensor, exact=False) for tensor in weight.tensors))
+    taken = integers.take(numbered, held.shard)
     bounds = np.array([begin for begin, _ in starts], kind)
     pieces = []
     for at, shape, number, strides in boxes_of(taken, (0,) * taken.ndim, bounds):

@@ -10,7 +10,7 @@ import numpy as np
 from model.formats import Weight as StoredWeight
 from model.layers.launch import StepShape, Value, WeightDtypes
 from model.layers.shard import Cut, Reordered, Row, Shape, Shard, Transposed, Whole
-from model.precision import FLOAT32, as_held
+from model.precision import FLOAT32, as_held, held_dtype
 
 
 @dataclass(frozen=True)
@@ -85,14 +85,12 @@ class Weight:
         self, weights: Mapping[str, StoredWeight], shard: Shard, activations: np.dtype = FLOAT32
     ) -> np.ndarray:
         """The array of a rank, copied from a checkpoint; parts of several dtypes have the one that holds them all."""
-        stored = [
-            None if isinstance(tensor, Zeros) else tensor.take(weights, shard, activations)
-            for tensor in self.tensors
-        ]
-        dtype = np.result_type(*(part for part in stored if part is not None))
+        dtype = self.held_dtype(weights, activations)
         parts = [
-            np.zeros(tensor.rank_shape(shard), dtype) if part is None else part
-            for tensor, part in zip(self.tensors, stored)
+            np.zeros(tensor.rank_shape(shard), dtype)
+            if isinstance(tensor, Zeros)
+            else tensor.take(weights, shard, activations).astype(dtype, copy=False)
+            for tensor in self.tensors
         ]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
@@ -102,13 +100,12 @@ class Weight:
 
     def held_dtype(self, weights: Mapping[str, StoredWeight], activations: np.dtype) -> np.dtype:
         """The dtype of the array beside activations of a dtype, which holds all of the checkpoint's tensors."""
-        return np.result_type(
-            *(
-                as_held(weights[tensor.name], activations, tensor.exact).dtype
-                for tensor in self.tensors
-                if not isinstance(tensor, Zeros)
-            )
-        )
+        dtypes = {
+            held_dtype(weights[tensor.name].dtype, activations, tensor.exact)
+            for tensor in self.tensors
+            if not isinstance(tensor, Zeros)
+        }
+        return dtypes.pop() if len(dtypes) == 1 else FLOAT32
 
     def value(self, step: StepShape) -> Value:
         """The array as an argument of a launch."""

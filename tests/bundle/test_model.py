@@ -12,7 +12,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
-from tests.model.test_fp8 import SCHEMES, quantised
 
 from model.cli import main
 from model.shipped import PRETRAINED, model_path
@@ -22,6 +21,7 @@ from simulate.bundle.manifest import Bundle, load_bundle
 from simulate.bundle.values import Agreement
 from simulate.cli import main as simulator
 from tests.model.folders import write_folder
+from tests.model.test_scaled_weights import SCHEMES, quantised
 
 Make = Callable[..., Any]
 Compared = Callable[[Path], Comparison]

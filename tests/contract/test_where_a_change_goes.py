@@ -364,7 +364,130 @@ def test_its_kernels_generate_what_its_reference_does(tmp_path, byte_tokenizer, 
     )
 
 
-ADDITIONS = {"an instruction": INSTRUCTION, "a kernel": KERNEL, "a detector": DETECTOR}
+WEIGHT_FORMAT = Addition(
+    "toy_int8",
+    {
+        "model/formats/toy_int8.py": '''"""Integers of eight bits with a scale for each output channel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from model.errors import ModelError
+from model.formats.format import ELEMENTS, SCALES, Format, QuantisedWeight, Shape, TensorSpec
+
+if TYPE_CHECKING:
+    from model.config.fields import Fields
+
+INT8 = np.dtype(np.int8)
+
+
+@dataclass(frozen=True)
+class ToyInt8(Format):
+    """Element [i, j] stands for element * scale[i]."""
+
+    @property
+    def name(self) -> str:
+        """toy_int8."""
+        return "toy_int8"
+
+    @classmethod
+    def from_config(cls, quantization_config: Fields) -> ToyInt8:
+        """Return the format; it has no parameters."""
+        return cls()
+
+    def describe_tensors(self, shape: Shape) -> dict[str, TensorSpec]:
+        """Return the elements [out, in] and their scales [out, 1]."""
+        scales = TensorSpec((shape[0], 1), np.dtype(np.float32), (1, shape[1]))
+        return {ELEMENTS: TensorSpec(shape, INT8), SCALES: scales}
+
+    def from_checkpoint(
+        self, name: str, tensors: MutableMapping[str, np.ndarray], shape: Shape, dtype: np.dtype
+    ) -> QuantisedWeight | None:
+        """Take the elements and the scales of a weight."""
+        elements = tensors.get(name)
+        if elements is None or elements.dtype != INT8 or elements.shape != shape:
+            return None
+        if f"{name}_scale" not in tensors:
+            raise ModelError(f"tensor {name}_scale is missing")
+        stored = {ELEMENTS: tensors.pop(name), SCALES: tensors.pop(f"{name}_scale")}
+        return QuantisedWeight.from_tensors(self, stored, shape, dtype)
+
+    def widen(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return each element times the scale of its channel."""
+        return tensors[ELEMENTS].astype(np.float32) * tensors[SCALES]
+
+    def pack(self, array: np.ndarray) -> dict[str, np.ndarray]:
+        """Return elements whose largest magnitude in each channel is 127."""
+        scales = np.abs(array).max(axis=1, keepdims=True) / np.float32(127)
+        return {ELEMENTS: np.rint(array / scales).astype(INT8), SCALES: scales}
+''',
+        "tests/model/test_toy_int8.py": '''"""A model with such weights generates the tokens of its widened weights."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from model.checkpoint import open_checkpoint
+from model.cli import main
+from model.families import load_config
+from model.formats.toy_int8 import ToyInt8
+
+
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_it_generates_the_tokens_of_its_widened_weights(
+    write_model, byte_tokenizer, random_weights, capsys, ranks
+) -> None:
+    tokens = {}
+    for quantised in (True, False):
+        folder, format, tensors = write_model(name=str(quantised)), ToyInt8(), {}
+        for name, tensor in random_weights().items():
+            if not name.endswith("proj.weight"):
+                tensors[name] = tensor
+                continue
+            packed = format.pack(tensor)
+            stored = {name: packed["elements"], f"{name}_scale": packed["scales"]}
+            tensors |= stored if quantised else {name: format.widen(packed)}
+        safetensors.numpy.save_file(tensors, folder / "model.safetensors")
+        if quantised:
+            config = json.loads((folder / "config.json").read_text())
+            config["quantization_config"] = {"quant_method": "toy_int8"}
+            (folder / "config.json").write_text(json.dumps(config))
+            weights = open_checkpoint(folder, load_config(folder)).values()
+            assert any(not isinstance(weight, np.ndarray) for weight in weights)
+        byte_tokenizer().save(str(folder / "tokenizer.json"))
+        words = ["generate", "--model", str(folder), "--prompt", "ab", "--max-new-tokens", "4"]
+        assert main([*words, "--tp", ranks, "--json", str(folder / "out.json")]) == 0
+        assert "4 of 4 tokens equal to the numpy reference" in capsys.readouterr().out
+        tokens[quantised] = json.loads((folder / "out.json").read_text())["generations"][0]["generated_ids"]
+    assert tokens[True] == tokens[False]
+''',
+    },
+    checks=("tests/model/test_toy_int8.py",),
+    edits={
+        "model/formats/__init__.py": (
+            "from model.formats.scaled import Scaled\n",
+            "from model.formats.scaled import Scaled\nfrom model.formats.toy_int8 import ToyInt8\n",
+            '    "fp8": Scaled,\n',
+            '    "fp8": Scaled,\n    "toy_int8": ToyInt8,\n',
+        ),
+    },
+)
+
+ADDITIONS = {
+    "an instruction": INSTRUCTION,
+    "a kernel": KERNEL,
+    "a detector": DETECTOR,
+    "a weight format": WEIGHT_FORMAT,
+}
 """By row of the table; other rows join when they list every file that their additions touch."""
 if "`simulate/targets.py`" in ROWS["a chip"]:
     ADDITIONS["a chip"] = CHIP

@@ -10,7 +10,7 @@ import pytest
 
 from model.errors import ModelError
 from model.families import load_config
-from model.precision import StoredWeights, activation_dtype
+from model.precision import activation_dtype, as_held
 from model.weights import shard_weights
 
 BF16 = ml_dtypes.bfloat16
@@ -63,11 +63,10 @@ def test_weights_keep_their_dtype_beside_float32_and_are_rounded_beside_bfloat16
     random_weights, held, activations, kept
 ) -> None:
     weights = {name: each.astype(TYPES[held]) for name, each in random_weights().items()}
-    stored = StoredWeights(weights, np.dtype(TYPES[activations]))
-    assert list(stored) == list(weights) and len(stored) == len(weights)
-    for name, weight in weights.items():
-        assert stored[name].dtype == (weight.dtype if kept else BF16)
-        assert np.array_equal(stored[name], weight if kept else weight.astype(np.float32).astype(BF16))
+    for weight in weights.values():
+        stored = as_held(weight, np.dtype(TYPES[activations]))
+        assert stored.dtype == (weight.dtype if kept else BF16)
+        assert np.array_equal(stored, weight if kept else weight.astype(np.float32).astype(BF16))
 
 
 @pytest.mark.parametrize(
