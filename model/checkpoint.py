@@ -216,7 +216,10 @@ def _tensors_of(path: Path) -> tuple[dict[str, np.ndarray], mmap.mmap]:
             raise _error(f"{path}: {name} has dtype {dtype_name!r}; known are {', '.join(_DTYPES)}")
         dtype = (_DTYPES | _QUANTISED)[dtype_name]
         begin, end = end, end + prod(shape) * dtype.itemsize
-        tensors[name] = content[begin:end].view(dtype).reshape(shape)
+        try:
+            tensors[name] = content[begin:end].view(dtype).reshape(shape)
+        except ValueError:
+            raise _error(f"{path}: {name} has shape {shape}; NumPy has no arrays of so many axes") from None
     return tensors, mapped
 
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from model.formats.format import Format, QuantisedWeight, TensorSpec, Weight
+from model.formats.format import ConfigFields, Format, QuantisedWeight, TensorSpec, Weight
 from model.formats.mx import Mx
 from model.formats.plain import Plain
 from model.formats.scaled import Scaled
 from simulate.errors import shown
-
-if TYPE_CHECKING:
-    from model.config.fields import Fields
 
 __all__ = [
     "FORMATS",
@@ -35,7 +30,7 @@ FORMATS: dict[str, type[Format]] = {
 _FIELD = "quantization_config"
 
 
-def read_format(fields: Fields, of_family: tuple[str, ...] = ()) -> Format | None:
+def read_format(fields: ConfigFields, of_family: tuple[str, ...] = ()) -> Format | None:
     """Return the format that `quantization_config` of a config.json describes; None without one.
 
     A method that is not read becomes a refusal of `fields`. of_family are the methods that the model's family reads

@@ -6,14 +6,11 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from math import lcm
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from model.errors import ModelError
-
-if TYPE_CHECKING:
-    from model.config.fields import Fields
 
 Shape = tuple[int, ...]
 ELEMENTS, SCALES = "elements", "scales"
@@ -36,6 +33,28 @@ class TensorSpec:
     block: tuple[int, int] = (1, 1)
 
 
+class ConfigFields(Protocol):
+    """What a format reads `quantization_config` with: the fields of one JSON object (`model.config.Fields`)."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all fields."""
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def get(self, name: str, default: Any) -> Any:
+        """Return the value as it stands, the default where it is absent or null."""
+
+    def table(self, name: str) -> ConfigFields:
+        """Return the object in a field. Raises ModelError for another value."""
+
+    def pair(self, name: str) -> tuple[int, int]:
+        """Return two positive whole numbers. Raises ModelError for another value."""
+
+    def unsupported(self, name: str, what: str) -> None:
+        """Note that a field asks for what no format describes."""
+
+
 class Format(Protocol):
     """How a weight [out, in] is stored: in one or several tensors, from which `widen` computes its numbers.
 
@@ -51,7 +70,7 @@ class Format(Protocol):
 
     @classmethod
     @abstractmethod
-    def from_config(cls, quantization_config: Fields) -> Format | None:
+    def from_config(cls, quantization_config: ConfigFields) -> Format | None:
         """Return the format that `quantization_config` of config.json describes; None after noting a refusal.
 
         Raises ModelError for fields of other types.

@@ -10,16 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import ml_dtypes
 import numpy as np
 
 from model.errors import ModelError
-from model.formats.format import ELEMENTS, SCALES, Format, QuantisedWeight, Shape, TensorSpec
-
-if TYPE_CHECKING:
-    from model.config.fields import Fields
+from model.formats.format import ELEMENTS, SCALES, ConfigFields, Format, QuantisedWeight, Shape, TensorSpec
 
 BLOCK = 32
 """Elements that share a scale."""
@@ -45,7 +42,7 @@ class Mx(Format):
         return "mxfp4"
 
     @classmethod
-    def from_config(cls, quantization_config: Fields) -> Mx | None:
+    def from_config(cls, quantization_config: ConfigFields) -> Mx | None:
         """Return the format; it has no parameters."""
         return cls()
 

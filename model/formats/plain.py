@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from model.formats.format import ELEMENTS, Format, QuantisedWeight, Shape, TensorSpec
-
-if TYPE_CHECKING:
-    from model.config.fields import Fields
+from model.formats.format import ELEMENTS, ConfigFields, Format, QuantisedWeight, Shape, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -26,7 +22,7 @@ class Plain(Format):
         return self.dtype.name
 
     @classmethod
-    def from_config(cls, quantization_config: Fields) -> Format | None:
+    def from_config(cls, quantization_config: ConfigFields) -> Format | None:
         """Return None: `quantization_config` describes no plain weights."""
         return None
 

@@ -9,17 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from model.errors import ModelError
-from model.formats.format import ELEMENTS, SCALES, Format, QuantisedWeight, Shape, TensorSpec
+from model.formats.format import ELEMENTS, SCALES, ConfigFields, Format, QuantisedWeight, Shape, TensorSpec
 from simulate.errors import shown
-
-if TYPE_CHECKING:
-    from model.config.fields import Fields
 
 ELEMENT = np.dtype(ml_dtypes.float8_e4m3fn)
 """The dtype of the elements."""
@@ -52,7 +49,7 @@ class Scaled(Format):
         return self.method
 
     @classmethod
-    def from_config(cls, quantization_config: Fields) -> Scaled | None:
+    def from_config(cls, quantization_config: ConfigFields) -> Scaled | None:
         """Return the format of `weight_block_size`, or of the groups of compressed-tensors."""
         if quantization_config.get("quant_method", None) == "compressed-tensors":
             return _read_compressed(quantization_config)
@@ -125,7 +122,7 @@ class Scaled(Format):
         return {ELEMENTS: np.clip(array / wide, -LARGEST, LARGEST).astype(ELEMENT), SCALES: scales}
 
 
-def _read_compressed(fields: Fields) -> Scaled | None:
+def _read_compressed(fields: ConfigFields) -> Scaled | None:
     """Return the format that the weights of all groups have."""
     groups = fields.table("config_groups")
     formats = [_read_group(groups.table(name)) for name in groups.names]
@@ -138,7 +135,7 @@ def _read_compressed(fields: Fields) -> Scaled | None:
     return formats[0]
 
 
-def _read_group(group: Fields) -> Scaled | None:
+def _read_group(group: ConfigFields) -> Scaled | None:
     """Return the format of a group's weights; a quantisation other than to e4m3 by multiplication is a refusal."""
     weights = group.table("weights")
     required: tuple[tuple[str, Any], ...] = (("type", "float"), ("num_bits", 8), ("symmetric", True))

@@ -16,14 +16,16 @@ An MLP width that the ranks do not divide is padded with zeros: silu(0) * 0 is 0
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
 import numpy as np
 
 from model.config.heads import HeadLayout
+from model.errors import ModelError
 from model.formats import Weight
 
 Shape = tuple[int, ...]
@@ -71,66 +73,134 @@ def kv_span(heads: int, kv_heads: int, size: int, shard: Shard) -> slice:
     return slice(own.start * size // kv_heads, own.stop * size // kv_heads)
 
 
+@dataclass(frozen=True)
+class Selection:
+    """The part of a weight [out, in] that a rank holds, and its layout.
+
+    `outputs` and `inputs` are indices of the weight in the order of the result, zeros follow them up to `shape`: [in,
+    out] where the result `is_transposed`, else [out, in].
+    """
+
+    outputs: range | tuple[int, ...]
+    inputs: range
+    shape: Shape
+    is_transposed: bool = True
+
+    def take(self, weight: Weight) -> np.ndarray:
+        """Return a copy of the part; a quantised weight is widened, its other parts are not."""
+        part = weight if weight.ndim == 2 else np.asarray(weight)[:, None]
+        part = part[:, self.inputs.start : self.inputs.stop]
+        if isinstance(self.outputs, range):
+            part = part[self.outputs.start : self.outputs.stop]
+        elif self.outputs:
+            first = min(self.outputs)
+            part = np.asarray(part[first : max(self.outputs) + 1])[np.subtract(self.outputs, first)]
+        else:
+            part = part[:0]
+        if self.is_transposed:
+            return _transposed(part, self.shape)
+        if part.shape == self.shape:
+            return np.array(part)
+        result = np.zeros(self.shape, part.dtype)
+        result[: part.shape[0], : part.shape[1]] = part
+        return result
+
+    def of_entries(self, block: tuple[int, int]) -> Selection:
+        """Return the same part of a stored tensor, whose entries stand for blocks (rows, columns) of the weight.
+
+        Raises ModelError where the part does not consist of whole blocks, unless it is inside one.
+        """
+        rows, columns = block
+        outputs = self.outputs if rows == 1 else _entries(self.outputs, rows)
+        inputs = _entries(self.inputs, columns)
+        sizes = self.shape[::-1] if self.is_transposed else self.shape
+        shape = (-(-sizes[0] // rows), -(-sizes[1] // columns))
+        return Selection(outputs, inputs, shape[::-1] if self.is_transposed else shape, self.is_transposed)
+
+
+def _entries(part: range | tuple[int, ...], block: int) -> range:
+    """Return the entries that stand for elements, a block each."""
+    if not part:
+        return range(0)
+    first, last = part[0] // block, part[-1] // block
+    whole = range(part[0], part[-1] + 1)
+    if tuple(part) != tuple(whole) or (part[0] % block and first != last):
+        raise ModelError(f"a rank's part of a weight does not consist of whole blocks of {block} elements")
+    return range(first, last + 1)
+
+
 class Cut(Protocol):
     """The part of a checkpoint's tensor that one rank holds, and its layout."""
 
     def shape(self, whole: Shape, shard: Shard) -> Shape:
-        """Shape of what a rank holds of a tensor of shape `whole`."""
+        """Return the shape of what a rank holds of a tensor of shape `whole`."""
 
     def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
-        """The part of a tensor that a rank holds, copied."""
+        """Return a copy of the part of a tensor that a rank holds."""
 
 
-class Whole:
+class MatrixCut(Cut, Protocol):
+    """A cut of a weight [out, in], or of a vector [out], which is taken as [out, 1]."""
+
+    @abstractmethod
+    def select(self, whole: Shape, shard: Shard) -> Selection:
+        """Return what a rank holds of a weight of shape `whole`."""
+
+    def shape(self, whole: Shape, shard: Shard) -> Shape:
+        """Return the shape of the selection."""
+        return self.select(whole, shard).shape
+
+    def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
+        """Return a copy of the selection."""
+        return self.select(tensor.shape, shard).take(tensor)
+
+
+class Whole(Cut):
     """The whole tensor, on every rank."""
 
     def shape(self, whole: Shape, shard: Shard) -> Shape:
-        """The unchanged shape."""
+        """Return the unchanged shape."""
         return whole
 
     def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
-        """A copy."""
+        """Return a copy."""
         return np.array(tensor)
 
 
-class Row:
+class Row(Cut):
     """A vector [n] as the row of a matrix [1, n], on every rank."""
 
     def shape(self, whole: Shape, shard: Shard) -> Shape:
-        """[1, n]."""
+        """Return [1, n]."""
         return (1, *whole)
 
     def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
-        """A copy."""
+        """Return a copy."""
         return np.array(tensor).reshape(1, -1)
 
 
-class Transposed:
-    """A whole projection [out, in], kept as [in, out], on every rank."""
-
-    def shape(self, whole: Shape, shard: Shard) -> Shape:
-        """[in, out]."""
-        return whole[::-1]
-
-    def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
-        """The transpose, contiguous."""
-        return _transposed(tensor, tensor.shape[::-1])
-
-
-class Taps:
+class Taps(Cut):
     """A convolution [out, in, taps], kept as [taps, in, out], on every rank."""
 
     def shape(self, whole: Shape, shard: Shard) -> Shape:
-        """[taps, in, out]."""
+        """Return [taps, in, out]."""
         return whole[::-1]
 
     def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
-        """A copy, contiguous."""
+        """Return a contiguous copy."""
         return np.ascontiguousarray(np.asarray(tensor).transpose(2, 1, 0))
 
 
+class Transposed(MatrixCut):
+    """A whole projection [out, in], kept as [in, out], on every rank."""
+
+    def select(self, whole: Shape, shard: Shard) -> Selection:
+        """Return the whole weight."""
+        return Selection(range(whole[0]), range(whole[1]), (whole[1], whole[0]))
+
+
 @dataclass(frozen=True)
-class Divided:
+class Divided(MatrixCut):
     """A part of a projection [out, in], kept as [in, out]; of a vector [out], such as a bias, kept as a row [1, out].
 
     `span` gives a rank's part of the divided axis, 0 for outputs and 1 for inputs. Where `padded`, every rank's part is
@@ -141,64 +211,58 @@ class Divided:
     span: Callable[[int, Shard], slice]
     padded: bool = False
 
-    def shape(self, whole: Shape, shard: Shard) -> Shape:
-        """[in, out], one of them divided."""
+    def select(self, whole: Shape, shard: Shard) -> Selection:
+        """Return the rank's part of one axis."""
         outputs, inputs = whole if len(whole) == 2 else (*whole, 1)
-        own = self.span((outputs, inputs)[self.axis], Shard(0, shard.ranks) if self.padded else shard)
-        length = own.stop - own.start
-        return (inputs, length) if self.axis == 0 else (length, outputs)
+        size = (outputs, inputs)[self.axis]
+        part = _range(self.span(size, shard))
+        length = len(_range(self.span(size, Shard(0, shard.ranks)))) if self.padded else len(part)
+        if self.axis == 0:
+            return Selection(part, range(inputs), (inputs, length))
+        return Selection(range(outputs), part, (length, outputs))
 
     def held(self, size: int, ranks: int) -> int:
-        """Elements of an axis of `size` that all ranks hold; copies count as often, padding does not."""
+        """Return the elements of an axis of `size` that all ranks hold; copies count as often, padding does not."""
         spans = (self.span(size, Shard(rank, ranks)) for rank in range(ranks))
-        return sum(own.stop - own.start for own in spans)
-
-    def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
-        """The part, transposed, contiguous."""
-        tensor = tensor if tensor.ndim == 2 else np.asarray(tensor)[:, None]
-        own = self.span(tensor.shape[self.axis], shard)
-        return _transposed(tensor[own] if self.axis == 0 else tensor[:, own], self.shape(tensor.shape, shard))
+        return sum(span.stop - span.start for span in spans)
 
 
 @dataclass(frozen=True)
-class Rows:
+class Rows(Cut):
     """A rank's part of the rows of a tensor [rows, n], kept as [rows, n]; filled up with zeros to the first one's."""
 
     span: Callable[[int, Shard], slice]
 
     def shape(self, whole: Shape, shard: Shard) -> Shape:
-        """[rows of every rank, n]."""
-        own = self.span(whole[0], Shard(0, shard.ranks))
-        return (own.stop - own.start, *whole[1:])
+        """Return [rows of every rank, n]."""
+        return (len(_range(self.span(whole[0], Shard(0, shard.ranks)))), *whole[1:])
 
     def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
-        """The part, copied."""
+        """Return a copy of the part."""
         result = np.zeros(self.shape(tensor.shape, shard), tensor.dtype)
-        own = tensor[self.span(len(tensor), shard)]
-        result[: len(own)] = own
+        part = tensor[self.span(len(tensor), shard)]
+        result[: len(part)] = part
         return result
 
 
 @dataclass(frozen=True)
-class Reordered:
+class Reordered(MatrixCut):
     """A cut of a projection whose outputs come in another order in each run of as many as `order` names."""
 
-    cut: Cut
+    cut: MatrixCut
     order: tuple[int, ...]
 
-    def shape(self, whole: Shape, shard: Shard) -> Shape:
-        """That of the cut."""
-        return self.cut.shape(whole, shard)
-
-    def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
-        """The part, whose outputs are in whole runs, reordered."""
-        own = self.cut.take(tensor, shard)
-        return own.reshape(len(own), -1, len(self.order))[:, :, list(self.order)].reshape(own.shape)
+    def select(self, whole: Shape, shard: Shard) -> Selection:
+        """Return the part, whose outputs are in whole runs, reordered."""
+        selection = self.cut.select(whole, shard)
+        runs = np.reshape(selection.outputs, (-1, len(self.order)))
+        outputs = runs[:, list(self.order)].ravel()
+        return replace(selection, outputs=tuple(outputs.tolist()))
 
 
 @dataclass(frozen=True)
-class HeadPart:
-    """Of each of a rank's heads of a projection [heads * each, in] the outputs `part`: kept so, or as [in, out].
+class HeadPart(MatrixCut):
+    """Of each of a rank's heads of a projection [heads * n, in] the outputs `part`: kept so, or as [in, out].
 
     `span` gives a rank's heads. Every rank's part is as long as the first one's, filled up with zeros.
     """
@@ -208,37 +272,28 @@ class HeadPart:
     part: tuple[int, int]
     rows: bool
 
-    def shape(self, whole: Shape, shard: Shard) -> Shape:
-        """[out, in] or [in, out] of a rank's heads."""
-        own = self.span(self.heads, Shard(0, shard.ranks))
-        outputs = (own.stop - own.start) * (self.part[1] - self.part[0])
-        return (outputs, whole[1]) if self.rows else (whole[1], outputs)
-
-    def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
-        """The part, contiguous."""
-        each, own_heads = len(tensor) // self.heads, self.span(self.heads, shard)
-        of_rank = tensor[own_heads.start * each : own_heads.stop * each]
-        own = of_rank.reshape(-1, each, tensor.shape[1])[:, slice(*self.part)].reshape(-1, tensor.shape[1])
-        shape = self.shape(tensor.shape, shard)
-        if not self.rows:
-            return _transposed(own, shape)
-        result = np.zeros(shape, tensor.dtype)
-        result[: len(own)] = own
-        return result
+    def select(self, whole: Shape, shard: Shard) -> Selection:
+        """Return the part of each head of a rank."""
+        height, (first, end) = whole[0] // self.heads, self.part
+        heads = _range(self.span(self.heads, shard))
+        outputs = tuple(head * height + row for head in heads for row in range(first, end))
+        count = len(_range(self.span(self.heads, Shard(0, shard.ranks)))) * (end - first)
+        shape = (count, whole[1]) if self.rows else (whole[1], count)
+        return Selection(outputs, range(whole[1]), shape, is_transposed=not self.rows)
 
 
 @dataclass(frozen=True)
-class Depthwise:
+class Depthwise(Cut):
     """The weight of a convolution of every channel by itself, [channels, 1, taps], cut like [channels, taps]."""
 
     cut: Cut
 
     def shape(self, whole: Shape, shard: Shard) -> Shape:
-        """[taps, channels of a rank]."""
+        """Return [taps, channels of a rank]."""
         return self.cut.shape((whole[0], whole[2]), shard)
 
     def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
-        """The part, transposed, contiguous."""
+        """Return the part, transposed, contiguous."""
         return self.cut.take(np.asarray(tensor)[:, 0, :], shard)
 
 
@@ -252,14 +307,18 @@ ROWS_PARALLEL = Rows(even_span)
 VOCABULARY_PARALLEL = Divided(0, vocabulary_span)
 
 
-def by_query_heads(heads: int, kv_heads: int, axis: int = 0) -> Cut:
+def by_query_heads(heads: int, kv_heads: int, axis: int = 0) -> MatrixCut:
     """The cut of a projection into query heads; they are its outputs, or its inputs where `axis` is 1."""
     return Divided(axis, partial(query_span, heads, kv_heads), padded=True)
 
 
-def by_kv_heads(heads: int, kv_heads: int) -> Cut:
+def by_kv_heads(heads: int, kv_heads: int) -> MatrixCut:
     """The cut of a projection into key/value heads."""
     return Divided(0, partial(kv_span, heads, kv_heads), padded=True)
+
+
+def _range(part: slice) -> range:
+    return range(part.start, part.stop)
 
 
 def _transposed(weight: Weight, shape: Shape) -> np.ndarray:

@@ -373,15 +373,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from model.errors import ModelError
-from model.formats.format import ELEMENTS, SCALES, Format, QuantisedWeight, Shape, TensorSpec
-
-if TYPE_CHECKING:
-    from model.config.fields import Fields
+from model.formats.format import ELEMENTS, SCALES, ConfigFields, Format, QuantisedWeight, Shape, TensorSpec
 
 INT8 = np.dtype(np.int8)
 
@@ -396,7 +392,7 @@ class ToyInt8(Format):
         return "toy_int8"
 
     @classmethod
-    def from_config(cls, quantization_config: Fields) -> ToyInt8:
+    def from_config(cls, quantization_config: ConfigFields) -> ToyInt8:
         """Return the format; it has no parameters."""
         return cls()
 
