@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 
 import numpy as np
 
 from model.config import ModelConfig
+from model.device import kernel_parameters
 from model.errors import ModelError, check_memory
 from model.families import compose
+from model.formats import Format
 from model.formats import Weight as StoredWeight
 from model.layers.launch import WeightDtypes
 from model.layers.layer import Layer
@@ -22,16 +24,23 @@ from model.precision import activation_dtype
 
 @dataclass(frozen=True)
 class RankWeights:
-    """The weights of one rank by their names in the layers; `dtype` is that of activations and states."""
+    """The weights of one rank by their names in the layers; `dtype` is that of activations and states.
+
+    `formats` are those of the weights whose stored tensors kernels read: the arrays of such a weight have its name and
+    those of its tensors, such as `layers.0.mlp.w_up` and `layers.0.mlp.w_up_scales`.
+    """
 
     shard: Shard
     dtype: np.dtype
     arrays: Mapping[str, np.ndarray]
+    formats: Mapping[str, Format] = field(default_factory=dict)
 
     @cached_property
     def dtypes(self) -> WeightDtypes:
         """The dtypes of the arrays."""
-        return WeightDtypes.from_names({name: array.dtype for name, array in self.arrays.items()})
+        return WeightDtypes.from_names(
+            {name: array.dtype for name, array in self.arrays.items()}, self.formats
+        )
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -77,32 +86,57 @@ def shard_weights(
     )
     check_memory(sum(nbytes), f"the weights of {len(shards)} rank{'s' if len(shards) > 1 else ''}")
     held: list[dict[str, np.ndarray]] = [{} for _ in shards]
+    formats: dict[str, Format] = {}
     for layer in held_layers:
         for weight in layer.weights:
-            parts: dict[object, np.ndarray] = {}
+            format = weight.kernel_format(weights, kernel_parameters)
+            if format is not None:
+                formats[weight.name] = format
+            parts: dict[object, dict[str, np.ndarray]] = {}
             for arrays, shard in zip(held, shards):
                 part = weight.part(shard)
                 if part not in parts:
-                    parts[part] = weight.take(weights, shard, activations)
-                arrays[weight.name] = parts[part]
+                    parts[part] = _take(weight, weights, shard, activations, format)
+                arrays |= parts[part]
         taken()
-    return tuple(RankWeights(shard, activations, arrays) for shard, arrays in zip(shards, held))
+    return tuple(RankWeights(shard, activations, arrays, formats) for shard, arrays in zip(shards, held))
+
+
+def _take(
+    weight: Weight,
+    weights: Mapping[str, StoredWeight],
+    shard: Shard,
+    activations: np.dtype,
+    format: Format | None,
+) -> dict[str, np.ndarray]:
+    if format is None:
+        return {weight.name: weight.take(weights, shard, activations)}
+    return weight.take_stored(weights, shard, format)
 
 
 def weight_dtypes(
     weights: Iterable[Weight], checkpoint: Mapping[str, StoredWeight], activations: np.dtype
 ) -> WeightDtypes:
     """Return the dtypes that the arrays of weights will have, without reading the checkpoint's tensors."""
-    return WeightDtypes.from_names(
-        {weight.name: weight.held_dtype(checkpoint, activations) for weight in weights}
-    )
+    dtypes: dict[str, np.dtype] = {}
+    formats: dict[str, Format] = {}
+    for weight in weights:
+        format = weight.kernel_format(checkpoint, kernel_parameters)
+        if format is None:
+            dtypes[weight.name] = weight.held_dtype(checkpoint, activations)
+        else:
+            formats[weight.name] = format
+    return WeightDtypes.from_names(dtypes, formats)
 
 
 def weights_of_all(config: ModelConfig, one: RankWeights) -> tuple[RankWeights, ...]:
     """Weights for dry runs of all ranks: right in shapes and dtypes, which `one` of them has, without memory."""
 
-    def alike(weight: Weight, shard: Shard) -> np.ndarray:
-        return np.broadcast_to(np.zeros((), weight.dtype(one.dtypes)), weight.shape(shard))
+    def alike(weight: Weight, shard: Shard) -> dict[str, np.ndarray]:
+        described = weight.describe(shard, one.dtypes)
+        return {
+            name: np.broadcast_to(np.zeros((), dtype), shape) for name, (shape, dtype) in described.items()
+        }
 
     weights = list(compose(config).weights)
     tensor, experts = one.shard.ranks, one.shard.expert_ranks
@@ -111,7 +145,8 @@ def weights_of_all(config: ModelConfig, one: RankWeights) -> tuple[RankWeights, 
         RankWeights(
             shard,
             one.dtype,
-            {each.name: alike(each, shard) for each in weights},
+            {name: array for weight in weights for name, array in alike(weight, shard).items()},
+            one.formats,
         )
         for shard in shards
     )

@@ -51,6 +51,7 @@ from nki_kernels.decode.feed_forward import feed_forward, prepare_feed_forward
 from nki_kernels.decode.hidden import hidden_fits
 from nki_kernels.mlp import activation_function, check_arguments, mlp, mlp_reference
 from nki_kernels.projection.feed_forward import Weights
+from nki_kernels.weights import WeightMatrix, matrix_or_none
 
 
 @nki.jit
@@ -91,7 +92,8 @@ def decoder_layer_decode(
     assert nl.num_programs() == 1, (
         "decoder_layer_decode takes one physical core; on two, launch attention_block_decode and mlp"
     )
-    weights = Weights(w_gate, w_up, w_down, b_gate, b_up, b_down)
+    matrices = (matrix_or_none(w_gate), WeightMatrix(w_up), WeightMatrix(w_down))
+    weights = Weights(matrices[0], matrices[1], matrices[2], b_gate, b_up, b_down)
     check_arguments(x, weights, mlp_norm_weight, None, 0.0)
     tables, options = (cos, sin), (window, softcap, sinks)
     if not hidden_fits(x.shape[0], x.shape[1], x.dtype):

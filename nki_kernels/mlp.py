@@ -65,7 +65,6 @@ from nki_kernels.cores import from_other_core
 from nki_kernels.dma import STATIC
 from nki_kernels.matmul import MAX_CONTRACTION
 from nki_kernels.precision import erf_reference, widened, widened_or_zero
-from nki_kernels.projection.block_loads import load_cast
 from nki_kernels.projection.feed_forward import (
     FeedForward,
     Weights,
@@ -89,6 +88,7 @@ from nki_kernels.projection.row_groups import bytes_of, row_groups, row_tile_hei
 from nki_kernels.projection.sequence import check_ranks, gathered_rows, whole_rows
 from nki_kernels.projection.sums import RankSum
 from nki_kernels.tiles import MAX_ROW_BYTES, PARTITIONS, expect_dims, expect_hidden
+from nki_kernels.weights import WeightMatrix, load_blocks, matrix_or_none
 
 SUMS_IN_FLIGHT = 2
 """Chunks whose sums over the ranks may be under way before the first of them is stored: beside groups of rows."""
@@ -117,7 +117,8 @@ def mlp(
     row_gate=None,
 ):
     """The feed-forward block with its norm, its residual and the sum over ranks."""
-    weights = Weights(w_gate, w_up, w_down, b_gate, b_up, b_down)
+    matrices = (matrix_or_none(w_gate), WeightMatrix(w_up), WeightMatrix(w_down))
+    weights = Weights(matrices[0], matrices[1], matrices[2], b_gate, b_up, b_down)
     check_arguments(x, weights, norm_weight, norm_bias, norm_offset)
     check_row_gate(x, row_gate, b_down)
     ranks = sequence_ranks
@@ -154,7 +155,7 @@ def mlp(
 
     # The down product, its sum over ranks, and the residual.
     tail_twice = ranks * x.shape[0] > PARTITIONS and tail_in_both_halves(gated.weights)
-    down_weight = MovingWeight(down_parts(w_down, core), tail_in_both_halves=tail_twice)
+    down_weight = MovingWeight(down_parts(weights.w_down, core), tail_in_both_halves=tail_twice)
     in_flight = SUMS_IN_FLIGHT if tokens > PARTITIONS else FEW_ROWS_SUMS_IN_FLIGHT
     rank_sum = RankSum(replica_group, ranks, in_flight, [])
     y_share = y[first_row:end_row, first_column:end_column]
@@ -162,7 +163,7 @@ def mlp(
     down = ResidualProduct(y_share, x_share, down_weight, bias, rank_sum)
     gate_column = None
     if row_gate is not None:
-        gate_column = load_cast(row_gate, x.dtype, STATIC)
+        gate_column = load_blocks(WeightMatrix(row_gate), x.dtype, STATIC)
         down.row_scales = []
 
     ffn = FeedForward(rows, norm, gated, down, core, gate_column, ranks, x.dtype)
@@ -217,7 +218,8 @@ def run_row_groups(ffn, groups):
 
 def check_arguments(x, weights, norm_weight, norm_bias, norm_offset):
     """Refuse shapes that do not fit together, and sizes beyond the limits."""
-    w_gate, w_up, w_down = weights.w_gate, weights.w_up, weights.w_down
+    w_gate = None if weights.w_gate is None else weights.w_gate.elements
+    w_up, w_down = weights.w_up.elements, weights.w_down.elements
     expect_dims(2, x, "x [T, H]")
     expect_dims(2, w_up, "w_up [H, F]")
     hidden = x.shape[1]

@@ -75,6 +75,7 @@ from nki_kernels.tiles import (
     ranges,
     rows_at_once,
 )
+from nki_kernels.weights import WeightMatrix
 
 HELD_ELEMENTS = 16384
 """Elements per partition of the largest w_o that stays in SBUF: 32 KiB in bfloat16."""
@@ -147,7 +148,7 @@ def project_rows(y, source, w_o, residual, bias, replica_group):
         loaded.append(load_group(source, group * step, min(tokens, (group + 1) * step)))
     following = transposed_group(loaded[0]) if ahead > 0 else None
     rank_sum = RankSum(replica_group, ranks, HELD_SUMS_AHEAD if holds else SUMS_AHEAD, [])
-    weight = MovingWeight([w_o], [] if holds else None)
+    weight = MovingWeight([WeightMatrix(w_o)], [] if holds else None)
     product = ResidualProduct(y, residual, weight, bias, rank_sum)
     for group in range(groups):
         first = group * step

@@ -43,10 +43,10 @@ from nki_kernels.cores import divides_columns, own_rows
 from nki_kernels.dma import STATIC
 from nki_kernels.mlp import activation_function, activation_reference
 from nki_kernels.precision import widened
-from nki_kernels.projection.block_loads import load_cast
 from nki_kernels.projection.products import add_products, empty_sums, read_out
 from nki_kernels.projection.row_groups import blocks_tile, item_bytes, transpose_tiles
 from nki_kernels.tiles import BANK, blocks, expect_dims, load, ranges
+from nki_kernels.weights import WeightMatrix, load_blocks
 
 MAX_HIDDEN = 8192
 
@@ -69,8 +69,8 @@ def per_layer_input(x, w_gate, inputs, w_output, first=0, activation="gelu_tanh"
     tiles = ranges(start, end)
     own = inputs[:, first : first + width]
     ahead = load_rows(x, own, tiles[0])
-    gate = load_cast(w_gate, x.dtype, STATIC)
-    output = load_cast(w_output, x.dtype, STATIC)
+    gate = load_blocks(WeightMatrix(w_gate), x.dtype, STATIC)
+    output = load_blocks(WeightMatrix(w_output), x.dtype, STATIC)
     function = activation_function(activation)
     waiting, gated = None, None
     for number in range(len(tiles) + 2):

@@ -65,7 +65,6 @@ from nki_kernels.cores import divides_columns, own_rows
 from nki_kernels.dma import STATIC
 from nki_kernels.experts.choice import LEAST_SEARCHED, TINY, searched, sigmoid_choice, softmax_choice
 from nki_kernels.precision import widened, widened_or_zero
-from nki_kernels.projection.block_loads import load_cast
 from nki_kernels.projection.normalised_rows import (
     load_norm,
     normalise,
@@ -77,6 +76,7 @@ from nki_kernels.projection.normalised_rows import (
 from nki_kernels.projection.products import add_products
 from nki_kernels.projection.row_groups import blocks_tile, item_bytes, vector_share
 from nki_kernels.tiles import BANK, PARTITIONS, expect_dims, load, ranges
+from nki_kernels.weights import WeightMatrix, load_blocks
 
 MAX_HIDDEN = 8192
 
@@ -119,7 +119,7 @@ def router(
     scratch = row_scratch(rows, hidden, x.dtype)
     norm = load_norm(norm_weight, None, norm_offset, eps, scratch, norm_weight.dtype)
     exact = x.dtype == nl.bfloat16 and w_router.dtype == nl.bfloat16
-    matrix = load_cast(w_router, nl.bfloat16 if exact else nl.float32, STATIC)
+    matrix = load_blocks(WeightMatrix(w_router), nl.bfloat16 if exact else nl.float32, STATIC)
     added = [on_all(bias, rows), on_all(choice_bias, rows)]
     grouping = (groups, top_groups)
     apart = 1 if has_room(x, matrix) else 0

@@ -14,6 +14,7 @@ from model.device.chips import (
     collective_ns,
     instance_named,
     kernel_limit,
+    kernel_parameters,
     use_overlay,
 )
 from model.device.dry import DryDevice
@@ -38,6 +39,7 @@ __all__ = [
     "collective_ns",
     "instance_named",
     "kernel_limit",
+    "kernel_parameters",
     "page_style",
     "rank_of_this_process",
     "scheduled",

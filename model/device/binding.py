@@ -60,7 +60,7 @@ def kernel_named(name: str) -> Any:
 
 
 @cache
-def _parameters(kernel: str) -> Mapping[str, inspect.Parameter]:
+def parameters_of(kernel: str) -> Mapping[str, inspect.Parameter]:
     """Return the parameters of a kernel of `nki_kernels` by name, in the order of its signature."""
     function = kernel_named(kernel)
     return inspect.signature(getattr(function, "func", function)).parameters
@@ -73,7 +73,7 @@ def _defaults(kernel: str, names: tuple[str, ...]) -> tuple[tuple[str, Any], ...
     Raises:
         ModelError: the kernel has no parameter of one of the names, or a parameter without a default is missing.
     """
-    parameters = _parameters(kernel)
+    parameters = parameters_of(kernel)
     required = (
         name for name, parameter in parameters.items() if parameter.default is inspect.Parameter.empty
     )
@@ -97,7 +97,7 @@ def in_order(kernel: str, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def parameter_indices(kernel: str, names: Sequence[str | None]) -> tuple[int | None, ...]:
     """Return the indices of parameters in the signature of a kernel; None for a name that is None."""
-    indices = {name: index for index, name in enumerate(_parameters(kernel))}
+    indices = {name: index for index, name in enumerate(parameters_of(kernel))}
     return tuple(None if name is None else indices[name] for name in names)
 
 

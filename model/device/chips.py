@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Collection
 
-from model.device.binding import bind_simulator, checked
+from model.device.binding import bind_simulator, checked, parameters_of
 from simulate.files import Named
 from simulate.hardware import INSTANCES as INSTANCES
 from simulate.hardware import Hardware as Hardware
@@ -35,6 +36,11 @@ def kernel_limit(kernel: str, name: str) -> int:
     bind_simulator()
     limit: int = getattr(importlib.import_module(f"nki_kernels.{kernel}"), name)
     return limit
+
+
+def kernel_parameters(kernel: str) -> Collection[str]:
+    """Return the names of a kernel's parameters."""
+    return parameters_of(kernel).keys()
 
 
 def collective_ns(chip: Hardware, ranks: int, payload_bytes: int, all_reduces: bool = False) -> float:

@@ -59,9 +59,13 @@ class Format(Protocol):
     """How a weight [out, in] is stored: in one or several tensors, from which `widen` computes its numbers.
 
     `is_general` formats are read in every model family, others where the family's row of the registry names them.
+    `kernel_tensors` are the stored tensors, elements first, that a kernel reads where it has parameters for them: for a
+    parameter `w_up` they are `w_up`, `w_up_scales` and so on. Other kernels get the widened weight, as all kernels do
+    where the tuple is empty.
     """
 
     is_general: ClassVar[bool] = True
+    kernel_tensors: ClassVar[tuple[str, ...]] = ()
 
     @property
     @abstractmethod
@@ -179,6 +183,10 @@ class QuantisedWeight:
     def reshape(self, *shape: int) -> np.ndarray:
         """Return the widened elements in another shape."""
         return np.asarray(self).reshape(*shape)
+
+    def stored(self) -> dict[str, np.ndarray]:
+        """Return the stored tensors of the part. Raises ModelError where the part begins inside a block."""
+        return self.format.shard(self.tensors, self.whole, self.rows, self.columns)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         wide = self.widened()

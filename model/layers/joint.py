@@ -17,6 +17,9 @@ _MLP_PARAMETERS = {
 }
 """The parameters of `mlp` that `decoder_layer_decode` has too, and their names there."""
 
+_SHARED_PARAMETERS = ("x", "eps", "replica_group")
+"""The parameters that attention and MLP have in common."""
+
 _MLP_FIXED = {
     "norm_bias": None,
     "norm_offset": 0.0,
@@ -48,6 +51,8 @@ def _can_join(attention: Launch, mlp: Launch) -> bool:
     """
     if (attention.kernel, mlp.kernel) != ("attention_block_decode", "mlp") or attention.rows != mlp.rows:
         return False
+    if not mlp.arguments.keys() <= {*_SHARED_PARAMETERS, *_MLP_PARAMETERS, *_MLP_FIXED}:
+        return False  # the joint kernel has no parameter for it, such as the scales of a quantised weight
     has_norm = mlp.arguments["norm_weight"] is not None
     has_same_eps = mlp.arguments["eps"] == attention.arguments["eps"]
     return (

@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from model.formats import Format
 from model.layers.shard import Shape, Shard
 from model.state import blocks_before
 
@@ -78,25 +80,40 @@ class Growth(Enum):
 
 @dataclass(frozen=True)
 class WeightDtypes:
-    """The dtypes of the arrays of weights: the default, but for the arrays that `others` names with theirs."""
+    """The dtypes of the arrays of weights: the default, but for the arrays that `others` names with theirs.
+
+    `formats` are those of the weights that kernels read in their stored tensors, by the names of the weights.
+    """
 
     default: np.dtype
     others: frozenset[tuple[str, np.dtype]] = frozenset()
+    formats: frozenset[tuple[str, Format]] = frozenset()
 
     @classmethod
-    def from_names(cls, dtypes: Mapping[str, np.dtype]) -> WeightDtypes:
+    def from_names(
+        cls, dtypes: Mapping[str, np.dtype], formats: Mapping[str, Format] = MappingProxyType({})
+    ) -> WeightDtypes:
         """Return the dtypes of named arrays; the default is the one that most of them have."""
         counts = Counter(dtypes.values())
         default = max(counts, key=lambda dtype: (counts[dtype], dtype.name))
-        return cls(default, frozenset((name, dtype) for name, dtype in dtypes.items() if dtype != default))
+        others = frozenset((name, dtype) for name, dtype in dtypes.items() if dtype != default)
+        return cls(default, others, frozenset(formats.items()))
 
     def of(self, name: str) -> np.dtype:
         """Return the dtype of an array."""
         return self._by_name.get(name, self.default)
 
+    def format_of(self, weight: str) -> Format | None:
+        """Return the format in which a kernel reads a weight; None of a plain one."""
+        return self._formats.get(weight)
+
     @cached_property
     def _by_name(self) -> dict[str, np.dtype]:
         return dict(self.others)
+
+    @cached_property
+    def _formats(self) -> dict[str, Format]:
+        return dict(self.formats)
 
 
 @dataclass(frozen=True)

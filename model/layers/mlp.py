@@ -58,7 +58,9 @@ class FeedForward(Stateless):
         ):
             if projection is None:
                 continue
-            weights[f"w_{suffix}"] = Weight(f"{self.name}.w_{suffix}", (projection.weight(matrix_cut),))
+            parameter = f"w_{suffix}"
+            tensors = (projection.weight(matrix_cut),)
+            weights[parameter] = Weight(f"{self.name}.{parameter}", tensors, reader=("mlp", parameter))
             if projection.bias is not None:
                 weights[f"b_{suffix}"] = Weight(f"{self.name}.b_{suffix}", (projection.bias_row(bias_cut),))
         return weights
@@ -85,7 +87,9 @@ class FeedForward(Stateless):
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """One launch of `mlp`, and one of the norm after it where there is one."""
         x = Value("x", (step.own_rows, self.hidden), step.activations)
-        projections = {name: weight.value(step) for name, weight in self._projection_weights().items()}
+        projections: dict[str, Value] = {}
+        for name, weight in self._projection_weights().items():
+            projections |= weight.arguments(name, step)
         nearest_norm = self.norm or self.after
         arguments: dict[str, Argument] = {
             "x": x,
@@ -102,7 +106,7 @@ class FeedForward(Stateless):
         if self.norm is not None:
             arguments |= {"norm_bias": bias_of(self.norm, step), "norm_offset": self.norm.offset}
         result = x if self.after is None else Value("mlp", x.shape, x.dtype)
-        matrices = [value for name, value in projections.items() if name.startswith("w_")]
+        matrices = [projections[name] for name in ("w_gate", "w_up", "w_down") if name in projections]
         work = product(step.tokens, *matrices)
         launches = [Launch("mlp", arguments, (result.name,), work, step.tokens)]
         if self.after is not None:

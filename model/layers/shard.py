@@ -139,7 +139,7 @@ class Cut(Protocol):
         """Return a copy of the part of a tensor that a rank holds."""
 
 
-class MatrixCut(Cut, Protocol):
+class MatrixCut(Cut):
     """A cut of a weight [out, in], or of a vector [out], which is taken as [out, 1]."""
 
     @abstractmethod

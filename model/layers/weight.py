@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from model.formats import Format, QuantisedWeight
 from model.formats import Weight as StoredWeight
+from model.formats.format import ELEMENTS
 from model.layers.launch import StepShape, Value, WeightDtypes
-from model.layers.shard import Cut, Reordered, Row, Shape, Shard, Transposed, Whole
+from model.layers.shard import Cut, MatrixCut, Reordered, Row, Shape, Shard, Transposed, Whole
 from model.precision import FLOAT32, as_held, held_dtype
 
 
@@ -39,13 +41,18 @@ class Tensor:
         rest = whole.shape[1:]
         return whole.reshape(-1, period, *rest)[:, first:end].reshape(-1, *rest)
 
+    @property
+    def part_shape(self) -> Shape:
+        """The shape of the part of the checkpoint's tensor, [out, in] or [out]."""
+        whole = self.shape[::-1] if self.transposed else self.shape
+        if self.outputs is None:
+            return whole
+        first, end, period = self.outputs
+        return (whole[0] // period * (end - first), *whole[1:])
+
     def rank_shape(self, shard: Shard) -> Shape:
         """The shape of what a rank holds."""
-        whole = self.shape[::-1] if self.transposed else self.shape
-        if self.outputs is not None:
-            first, end, period = self.outputs
-            whole = (whole[0] // period * (end - first), *whole[1:])
-        return self.cut.shape(whole, shard)
+        return self.cut.shape(self.part_shape, shard)
 
     def take(
         self, weights: Mapping[str, StoredWeight], shard: Shard, activations: np.dtype = FLOAT32
@@ -59,12 +66,21 @@ class Zeros(Tensor):
     """Zeros beside parts of other tensors, whose dtype they take; no checkpoint holds them."""
 
 
+KernelParameters = Callable[[str], Collection[str]]
+"""The parameter names of a kernel, by its name."""
+
+
 @dataclass(frozen=True)
 class Weight:
-    """An array of weights that one rank holds: parts of one or several tensors, side by side."""
+    """An array of weights that one rank holds: parts of one or several tensors, side by side.
+
+    `reader` is the kernel that reads it, and the parameter: a quantised weight goes there in its stored tensors if the
+    kernel has a parameter for each of them. Without a reader it is widened when it is loaded.
+    """
 
     name: str
     tensors: tuple[Tensor, ...]
+    reader: tuple[str, str] | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -78,8 +94,7 @@ class Weight:
 
     def shape(self, shard: Shard) -> Shape:
         """The shape of the array on a rank."""
-        *rest, last = zip(*(each.rank_shape(shard) for each in self.tensors))
-        return (*(size[0] for size in rest), sum(last))
+        return _side_by_side([tensor.rank_shape(shard) for tensor in self.tensors])
 
     def take(
         self, weights: Mapping[str, StoredWeight], shard: Shard, activations: np.dtype = FLOAT32
@@ -94,6 +109,44 @@ class Weight:
         ]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
+    def kernel_format(
+        self, weights: Mapping[str, StoredWeight], parameters: KernelParameters
+    ) -> Format | None:
+        """Return the format whose stored tensors the kernel reads; None where it reads a plain or widened weight.
+
+        All tensors of the weight have to have the format, and cuts that select outputs and inputs.
+        """
+        if self.reader is None:
+            return None
+        formats: set[Format | None] = set()
+        for tensor in self.tensors:
+            part = None if isinstance(tensor, Zeros) else tensor.part(weights[tensor.name])
+            is_kept = isinstance(part, QuantisedWeight) and isinstance(tensor.cut, MatrixCut)
+            formats.add(part.format if is_kept and isinstance(part, QuantisedWeight) else None)
+        format = formats.pop() if len(formats) == 1 else None
+        if format is None or not format.kernel_tensors:
+            return None
+        kernel, parameter = self.reader
+        names = {parameter + suffix for suffix in map(_suffix, format.kernel_tensors)}
+        return format if names <= set(parameters(kernel)) else None
+
+    def take_stored(
+        self, weights: Mapping[str, StoredWeight], shard: Shard, format: Format
+    ) -> dict[str, np.ndarray]:
+        """Return the arrays of a rank by name: the stored tensors that the kernel reads, cut without widening."""
+        parts: dict[str, list[np.ndarray]] = {name: [] for name in format.kernel_tensors}
+        for tensor in self.tensors:
+            part, cut = tensor.part(weights[tensor.name]), tensor.cut
+            assert isinstance(part, QuantisedWeight) and isinstance(cut, MatrixCut)
+            selection, stored = cut.select(part.shape, shard), part.stored()
+            for name, spec in format.describe_tensors(part.shape).items():
+                if name in parts:
+                    parts[name].append(selection.of_entries(spec.block).take(stored[name]))
+        return {
+            self.name + _suffix(name): arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=1)
+            for name, arrays in parts.items()
+        }
+
     def dtype(self, dtypes: WeightDtypes) -> np.dtype:
         """The array's dtype among those of all weights."""
         return FLOAT32 if self.tensors[0].exact else dtypes.of(self.name)
@@ -107,9 +160,42 @@ class Weight:
         }
         return dtypes.pop() if len(dtypes) == 1 else FLOAT32
 
+    def describe(self, shard: Shard, dtypes: WeightDtypes) -> dict[str, tuple[Shape, np.dtype]]:
+        """Return the shapes and dtypes of the arrays on a rank, by their names."""
+        format = dtypes.format_of(self.name)
+        if format is None:
+            return {self.name: (self.shape(shard), self.dtype(dtypes))}
+        arrays = {}
+        for name in format.kernel_tensors:
+            shapes = []
+            for tensor in self.tensors:
+                assert isinstance(tensor.cut, MatrixCut)
+                spec = format.describe_tensors(tensor.part_shape)[name]
+                shapes.append(tensor.cut.select(tensor.part_shape, shard).of_entries(spec.block).shape)
+            arrays[self.name + _suffix(name)] = (_side_by_side(shapes), spec.dtype)
+        return arrays
+
     def value(self, step: StepShape) -> Value:
-        """The array as an argument of a launch."""
+        """The array as an argument of a launch, of a weight that the kernel reads plain or widened."""
         return Value(self.name, self.shape(step.shard), self.dtype(step.weights))
+
+    def arguments(self, parameter: str, step: StepShape) -> dict[str, Value]:
+        """Return the arrays as arguments of a launch: the parameter, and where the kernel reads them `…_scales` etc."""
+        described = self.describe(step.shard, step.weights)
+        return {
+            name.replace(self.name, parameter, 1): Value(name, shape, dtype)
+            for name, (shape, dtype) in described.items()
+        }
+
+
+def _side_by_side(shapes: Sequence[Shape]) -> Shape:
+    *first_sizes, widths = zip(*shapes)
+    return (*(sizes[0] for sizes in first_sizes), sum(widths))
+
+
+def _suffix(stored_tensor: str) -> str:
+    """Return what the names of a stored tensor's array and parameter have behind those of the elements."""
+    return "" if stored_tensor == ELEMENTS else f"_{stored_tensor}"
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from nki_kernels.projection.residual_product import (
 from nki_kernels.projection.row_groups import blocks_tile, starts
 from nki_kernels.projection.rows import column_of
 from nki_kernels.projection.sums import RankSum
+from nki_kernels.weights import WeightMatrix
 
 SUMS_IN_FLIGHT = 8
 """Chunks whose sums over the ranks may be under way before the first of them is stored."""
@@ -35,12 +36,12 @@ SUMS_IN_FLIGHT = 8
 class FeedForwardOperands(nl.NKIObject):
     """What the block needs that depends on no hidden state.
 
-    norm_weight: [partition, C] in runs. w_down: [F, H] @ HBM. bias: [row, H] in SBUF, or None.
+    norm_weight: [partition, C] in runs. w_down: [F, H]. bias: [row, H] in SBUF, or None.
     """
 
     norm_weight: nl.NkiTensor
     gated: GatedProduct
-    w_down: nl.NkiTensor
+    w_down: WeightMatrix
     bias: nl.NkiTensor | None
     replica_group: ncc.ReplicaGroup | None
 
@@ -48,7 +49,7 @@ class FeedForwardOperands(nl.NKIObject):
 def prepare_feed_forward(norm_weight, weights, activation, replica_group, rows, dtype):
     """Load the small operands of the block, which a kernel triggers first. weights: Weights of `feed_forward`."""
     norm_column = column_of(norm_weight, 0.0, True)
-    gated = gated_product(weights, (0, weights.w_up.shape[1]), activation, in_runs=True)
+    gated = gated_product(weights, (0, weights.w_up.elements.shape[1]), activation, in_runs=True)
     bias = None if weights.b_down is None else on_every_row(weights.b_down, rows, dtype, 0.0)
     return FeedForwardOperands(norm_column, gated, weights.w_down, bias, replica_group)
 

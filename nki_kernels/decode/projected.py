@@ -10,8 +10,9 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.projection.products import block_tile, parts
-from nki_kernels.projection.rows import in_block, load_runs_part
+from nki_kernels.projection.rows import in_block
 from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, ranges
+from nki_kernels.weights import WeightMatrix, load_runs_into
 
 
 class Projected(nl.NKIObject):
@@ -60,7 +61,7 @@ def project(rows, w_qkv, sizes, scales):
         width = columns[1] - columns[0]
         for start, stop in parts(blocks(hidden), width, 1):
             part = block_tile(hidden, stop - start, width, sizes.dtype)
-            load_runs_part(part, w_qkv[:, columns[0] : columns[1]], start)
+            load_runs_into(part, WeightMatrix(w_qkv[:, columns[0] : columns[1]]), start)
             add_heads(sums, part, rows, start, hidden, sizes)
             values = part[:, :, width - (right - left) : width]
             add_values(banks, values, panels, rows, start, hidden)

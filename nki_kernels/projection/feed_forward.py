@@ -28,6 +28,7 @@ from nki_kernels.projection.row_groups import (
 )
 from nki_kernels.projection.sequence import RowSource, rows_of
 from nki_kernels.tiles import BANK, PARTITIONS, blocks, ranges
+from nki_kernels.weights import WeightMatrix, weight_columns
 
 INNER_UNIT = 64
 """Two cores divide the intermediate into whole units of so many columns: halves of a block share the array."""
@@ -43,9 +44,9 @@ STREAM_BYTES = 48 * 1024
 class Weights(nl.NKIObject):
     """w_gate, w_up [H, F], w_down [F, H] and biases [1, F], [1, F], [1, H] @ HBM; w_gate and biases may be None."""
 
-    w_gate: nl.NkiTensor | None
-    w_up: nl.NkiTensor
-    w_down: nl.NkiTensor
+    w_gate: WeightMatrix | None
+    w_up: WeightMatrix
+    w_down: WeightMatrix
     b_gate: nl.NkiTensor | None
     b_up: nl.NkiTensor | None
     b_down: nl.NkiTensor | None
@@ -149,22 +150,21 @@ def allocate_row_buffers(rows, hidden, dtype, tile_height):
 def gated_product(weights, columns, activation, in_runs):
     """Return the gate and up product for columns (first, end) of the intermediate; load their biases."""
     first, end = columns
-    matrices = [weights.w_up[:, first:end]]
+    matrices = [weight_columns(weights.w_up, first, end)]
     if weights.w_gate is not None:
-        matrices = [weights.w_gate[:, first:end], weights.w_up[:, first:end]]
+        matrices = [weight_columns(weights.w_gate, first, end), weight_columns(weights.w_up, first, end)]
     b_gate = None if weights.b_gate is None else weights.b_gate[:, first:end]
     b_up = None if weights.b_up is None else weights.b_up[:, first:end]
     biases = [bias_columns(b_gate), bias_columns(b_up)]
-    return GatedProduct(matrices, biases, activation, in_runs, matrices[0].shape[0], end - first)
+    return GatedProduct(matrices, biases, activation, in_runs, weights.w_up.elements.shape[0], end - first)
 
 
 def down_parts(w_down, core):
     """Return w_down's rows for this core's intermediate and, if cores exchange theirs, for the other core's."""
-    columns = w_down[:, core.columns[0] : core.columns[1]]
-    parts = [columns[core.inner_columns[0] : core.inner_columns[1], :]]
+    parts = [w_down.part(core.inner_columns, core.columns)]
     if core.exchanges:
-        first, last = part(w_down.shape[0], INNER_UNIT, 1 - nl.program_id(0))
-        parts.append(columns[first:last, :])
+        rows_of_other = part(w_down.elements.shape[0], INNER_UNIT, 1 - nl.program_id(0))
+        parts.append(w_down.part(rows_of_other, core.columns))
     return parts
 
 

@@ -13,10 +13,10 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import STATIC
-from nki_kernels.projection.block_loads import load_cast_into
 from nki_kernels.projection.row_groups import trigger_loads
-from nki_kernels.projection.rows import in_block, load_runs_part
+from nki_kernels.projection.rows import in_block
 from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks
+from nki_kernels.weights import load_blocks_into, load_runs_into, weight_columns
 
 UNIT_COLUMNS = 2048
 """The most columns of each weight that are multiplied at a time."""
@@ -29,7 +29,7 @@ PIECE_ELEMENTS = 1024
 class GatedProduct(nl.NKIObject):
     """What all units of the product share.
 
-    weights: [w_gate, w_up] or [w_up], each [hidden, inner] @ HBM. biases: those of gate and up, see `bias_columns`.
+    weights: the WeightMatrix [hidden, inner] of gate and up, or of up alone. biases: those of both, see `bias_columns`.
     activation: of the Scalar engine. in_runs: whether x has the layout "runs" of `rows` instead of K blocks; then the
     weights are loaded in runs too.
     """
@@ -93,7 +93,7 @@ def packed_columns(width):
 
 def tail_in_both_halves(weights):
     """Return whether a last block of 64 columns of the intermediate is written to both halves of the partitions."""
-    inner = weights[0].shape[1]
+    inner = weights[0].elements.shape[1]
     return len(weights) == 2 and inner > PARTITIONS and packed_columns(inner) == PARTITIONS // 2
 
 
@@ -155,11 +155,11 @@ def load_piece(piece, unit, product, first_block):
     start = first_block * PARTITIONS
     end = min(product.hidden, start + piece.shape[2] * PARTITIONS)
     for side in range(len(product.weights)):
-        columns = product.weights[side][:, unit.first_column : unit.end_column]
+        weight, columns = product.weights[side], (unit.first_column, unit.end_column)
         if product.in_runs:
-            load_runs_part(piece[:, side, :, :], columns, first_block)
+            load_runs_into(piece[:, side, :, :], weight_columns(weight, columns[0], columns[1]), first_block)
         else:
-            load_cast_into(piece[:, side, :, :], columns[start:end, :], STATIC)
+            load_blocks_into(piece[:, side, :, :], weight.part((start, end), columns), STATIC)
 
 
 def activate_bank(intermediate, unit, bank, product):

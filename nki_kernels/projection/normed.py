@@ -32,7 +32,6 @@ from nki_kernels.projection.rows import (
     in_block,
     inverse_rms,
     inverse_root,
-    load_runs_part,
     spread,
     squared,
     standardise,
@@ -40,6 +39,7 @@ from nki_kernels.projection.rows import (
 )
 from nki_kernels.projection.sequence import rows_of
 from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, load, ranges
+from nki_kernels.weights import WeightMatrix, load_runs_into
 
 RESIDENT_BYTES = 65536
 """Bytes per partition of the weight that stay in SBUF."""
@@ -119,7 +119,7 @@ def project_few(source, norm, w, columns, head, deliver, context):
         sums = empty_sums(tiles, panels)
         for start, end in parts(blocks(hidden), right - left, 1):
             part = block_tile(hidden, end - start, right - left, x.dtype)
-            load_runs_part(part, w[:, left:right], start)
+            load_runs_into(part, WeightMatrix(w[:, left:right]), start)
             add_products(sums, stationary, tiles, part, panels, start, hidden, True)
         deliver(context, 0, left, right, sums[0], panels, scale)
 

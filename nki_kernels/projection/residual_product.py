@@ -17,11 +17,12 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import COMPILER, STATIC
-from nki_kernels.projection.block_loads import load_cast, load_cast_into, store_rows_from
+from nki_kernels.projection.block_loads import store_rows_from
 from nki_kernels.projection.normalised_rows import copy_bank
 from nki_kernels.projection.row_groups import row_tile_height, rows_per_rank
 from nki_kernels.projection.sums import OutputChunk, RankSum, load_residual, round_partial_sums
 from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks
+from nki_kernels.weights import load_blocks, load_blocks_into, weight_columns
 
 PIECE_ELEMENTS = 1024
 """Elements per partition of one loaded piece of the weight: 256 KiB in bfloat16.
@@ -35,7 +36,7 @@ VECTOR_SHARE = 2
 
 @dataclass
 class MovingWeight(nl.NKIObject):
-    """The weight of a product, cut along K into parts [K, N] @ HBM, one for each part of x.
+    """The weight of a product, cut along K into parts: a WeightMatrix [K, N] for each part of x.
 
     resident_tiles: the tiles so far of a weight of one part that stays in SBUF; None if the weight streams through.
     tail_in_both_halves: whether a last K block of 64 rows is loaded to both partition halves, see `accumulate`.
@@ -103,7 +104,7 @@ def product_chunk(product, x_parts, first_row, first_column):
     accumulators = allocate_accumulators(rows, width, row_tile_height(rank_sum.sequence_ranks))
     for part in range(len(x_parts)):
         x = x_parts[part]
-        k_blocks = blocks(weight.parts[part].shape[0])
+        k_blocks = blocks(weight.parts[part].elements.shape[0])
         blocks_per_piece = max(1, PIECE_ELEMENTS // width) if weight.resident_tiles is None else k_blocks
         for k in range(0, k_blocks, blocks_per_piece):  # k: first K block of a piece
             piece = load_piece(weight, part, k, blocks_per_piece, chunk.columns, x)
@@ -154,26 +155,28 @@ def load_piece(weight, part, first_block, count, columns, x):
     matrix = weight.parts[part]
     first, last = columns
     start = first_block * PARTITIONS
-    end = min(matrix.shape[0], start + count * PARTITIONS)
+    depth = matrix.elements.shape[0]
+    end = min(depth, start + count * PARTITIONS)
     if weight.resident_tiles is not None:
         return WeightPiece(resident_columns(weight, first, last, x.dtype), first_block, end - start)
     shape = (x.shape[0], blocks(end - start), last - first)
     tile = nl.ndarray(shape, dtype=x.dtype, buffer=nl.sbuf)
-    load_cast_into(tile, matrix[start:end, first:last], STATIC)
-    if weight.tail_in_both_halves and end == matrix.shape[0]:
+    load_blocks_into(tile, matrix.part((start, end), columns), STATIC)
+    if weight.tail_in_both_halves and end == depth:
         half = PARTITIONS // 2
         tail = tile[half:PARTITIONS, shape[1] - 1 :, :]
-        load_cast_into(tail, matrix[end - half : end, first:last], STATIC)
+        load_blocks_into(tail, matrix.part((end - half, end), columns), STATIC)
     return WeightPiece([tile], first_block, end - start)
 
 
 def resident_columns(weight, first, last, dtype):
     """Return the tiles of a resident weight that hold columns first … last; load those not in SBUF yet."""
     matrix, tiles = weight.parts[0], weight.resident_tiles
-    width = BANK * max(1, min(ACCUMULATOR_BANKS, PIECE_ELEMENTS // (BANK * blocks(matrix.shape[0]))))
+    depth, all_columns = matrix.elements.shape
+    width = BANK * max(1, min(ACCUMULATOR_BANKS, PIECE_ELEMENTS // (BANK * blocks(depth))))
     for start in range(len(tiles) * width, last, width):
-        end = min(matrix.shape[1], start + width)
-        tiles.append(load_cast(matrix[:, start:end], dtype, STATIC))
+        end = min(all_columns, start + width)
+        tiles.append(load_blocks(weight_columns(matrix, start, end), dtype, STATIC))
     return tiles[first // width : blocks(last, width)]
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.dma import SCALAR, STATIC, transfer
+from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.tiles import PARTITIONS, blocks, cast, psum_slots, ranges, slot_width
 
 SQUARED_BLOCKS = 16
@@ -70,31 +70,6 @@ def load_runs(result, row):
         nisa.dma_copy(dst=result[full : full + 1, 0 : depth - full * count], src=row[:, full * count : depth])
     source = row[:, 0 : full * count].reshape((full, count))
     transfer(result[0:full, :], source, SCALAR)
-
-
-def load_runs_part(result, matrix, start):
-    """Blocks of a matrix [K, columns] of HBM in runs, from block `start` on, into all blocks of `result`.
-
-    They are cast if need be. What the last partition lacks stays undefined: no product reads it.
-    """
-    depth = matrix.shape[0]
-    count = blocks(depth)
-    end = start + result.shape[1]
-    raw = result
-    if matrix.dtype != result.dtype:
-        raw = nl.ndarray(result.shape, dtype=matrix.dtype, buffer=nl.sbuf)
-    full = depth // count
-    source = matrix[0 : full * count, :].reshape_dim(0, (full, count))
-    transfer(raw[0:full, :, :], source[:, start:end, :], STATIC)
-    last = min(end, depth - full * count)
-    if last > start:
-        first = full * count + start
-        target = raw[full : full + 1, 0 : last - start, :]
-        transfer(target, matrix[first : first + last - start, :], STATIC)
-    if matrix.dtype != result.dtype:
-        for block in range(start, end):
-            used = in_block(depth, block, True)
-            nisa.tensor_copy(dst=result[0:used, block - start, :], src=raw[0:used, block - start, :])
 
 
 def inverse_rms(rows, eps):

@@ -6,12 +6,12 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import STATIC
-from nki_kernels.projection.block_loads import load_cast
 from nki_kernels.projection.normalised_rows import transpose_rows
 from nki_kernels.projection.products import add_products
 from nki_kernels.projection.row_groups import blocks_tile
 from nki_kernels.recurrent.selective_feed import block_diagonals
 from nki_kernels.tiles import MASKED, PARTITIONS, blocks, load, ranges
+from nki_kernels.weights import WeightMatrix, load_blocks
 
 
 class Slots(nl.NKIObject):
@@ -67,7 +67,7 @@ def activated(gates, rows):
 def decay_rates(a_log, own):
     """-exp(a_log) of own channels, [c in tile, tile, state] in float32."""
     begin, end = own
-    tile = load_cast(a_log[begin:end, :], nl.float32, STATIC)
+    tile = load_blocks(WeightMatrix(a_log[begin:end, :]), nl.float32, STATIC)
     rates = nl.ndarray(tile.shape, dtype=nl.float32, buffer=nl.sbuf)
     for part in used_parts(end - begin):
         nisa.activation(dst=rates[part], op=nl.exp, data=tile[part])

@@ -12,7 +12,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import COMPILER, STATIC
-from nki_kernels.projection.block_loads import load_cast, load_rows_into, store_rows_from
+from nki_kernels.projection.block_loads import load_rows_into, store_rows_from
 from nki_kernels.projection.normalised_rows import transpose_rows
 from nki_kernels.projection.products import transpose_part
 from nki_kernels.projection.row_groups import blocks_tile, item_bytes
@@ -37,6 +37,7 @@ from nki_kernels.recurrent.selective_parts import (
 )
 from nki_kernels.recurrent.slots import load_row, product_dtype, row, slots_or_none
 from nki_kernels.tiles import BANK, PARTITIONS, identity, load, ranges
+from nki_kernels.weights import WeightMatrix, load_blocks
 
 LEAD = 8
 """Decays that are computed ahead of the scans, while the Scalar engine prepares units."""
@@ -70,7 +71,7 @@ def scan_prompts(y, given, state, places, sequences, own):
     states = a_log.shape[1]
     weights = {
         "rank": w_dt.shape[0],
-        "w_dt": load_cast(w_dt[:, begin:end], product_dtype(u, w_dt), STATIC),
+        "w_dt": load_blocks(WeightMatrix(w_dt[:, begin:end]), product_dtype(u, w_dt), STATIC),
         "dt_bias": columns_of((dt_bias,), own, nl.float32),
         "d": columns_of((d,), own, u.dtype),
         "rates": decay_rates(a_log, own),

@@ -15,7 +15,6 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import SCALAR, SYNC, transfer
-from nki_kernels.projection.block_loads import load_cast
 from nki_kernels.projection.products import add_products
 from nki_kernels.projection.row_groups import blocks_tile
 from nki_kernels.recurrent.selective_spread import (
@@ -34,6 +33,7 @@ from nki_kernels.recurrent.selective_spread import (
 )
 from nki_kernels.recurrent.slots import product_dtype, row, slots_or_none
 from nki_kernels.tiles import BANK, PARTITIONS, blocks, load, ranges
+from nki_kernels.weights import WeightMatrix, load_blocks
 
 STATES = 5120
 """Elements of the states on a partition that one DMA stores: 20 KiB."""
@@ -71,7 +71,7 @@ def step_of(y, given, state, places, slots, box):
     states, rank = a_log.shape[1], w_dt.shape[0]
     dtype = product_dtype(u, w_dt)
     panels = panels_of(box, blocks(rank) * (4 if dtype == nl.float32 else 2))
-    matrix = load_cast(w_dt[:, panels[0][0] : panels[0][1]], dtype, SCALAR)
+    matrix = load_blocks(WeightMatrix(w_dt[:, panels[0][0] : panels[0][1]]), dtype, SCALAR)
     low = load(projected[box.start : box.start + box.count, 0:rank], dtype)
     counts = of_tokens(places[2], box, 0, 1)
     bias = of_all(dt_bias, box, 1, (0, box.width))
@@ -145,7 +145,7 @@ def time_steps(low, w_dt, matrix, panels, bias, counts, box):
     rows = nl.ndarray((sequences, end - start), dtype=nl.float32, buffer=nl.sbuf)
     for left, right in panels:
         if left > start:
-            matrix = load_cast(w_dt[:, left:right], low.dtype, SCALAR)
+            matrix = load_blocks(WeightMatrix(w_dt[:, left:right]), low.dtype, SCALAR)
         for first, last in ranges(left, right, BANK):
             bank = nl.ndarray((sequences, last - first), dtype=nl.float32, buffer=nl.psum)
             add_products([[bank]], across, [(0, sequences)], matrix, [(first - left, last - left)], 0, rank)

@@ -111,7 +111,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     ),
     "the DMA casts in place of the engine: values are rounded once as well": (
         "experts.blocks.finish condition: if targets is None -> True",
-        "projection.block_loads.load_cast_into dtype: tile.shape dtype=matrix.dtype -> nl.bfloat16",
+        "weights.load_blocks_into dtype: tile.shape dtype=elements.dtype -> nl.bfloat16",
     ),
     "one more tile passes the first stage, and no other": (
         "router.router arithmetic: step < len(tiles) -> step <= len(tiles)",

@@ -1,0 +1,101 @@
+"""Loads of weights from HBM to SBUF: one function for each layout, and one step that converts elements.
+
+A weight [K, N] is loaded in blocks of its rows, [k in block, block, column], or in runs: partition p holds the rows
+p * blocks … (p + 1) * blocks - 1, as the hidden states of a decode step lie (see `projection.rows`).
+
+A quantised weight would have its scales in the record `WeightMatrix` beside its elements, and `convert` would apply
+them; kernels pass the record on and know neither.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.dma import STATIC, transfer
+from nki_kernels.projection.block_loads import load_rows_into
+from nki_kernels.projection.rows import in_block
+from nki_kernels.tiles import PARTITIONS, blocks
+
+
+@dataclass
+class WeightMatrix(nl.NKIObject):
+    """A weight [K, N] @ HBM, or a part of one."""
+
+    elements: nl.NkiTensor
+
+    def part(self, rows, columns):
+        """Return the part of rows (first, end) and columns (first, end)."""
+        return WeightMatrix(self.elements[rows[0] : rows[1], columns[0] : columns[1]])
+
+
+def weight_columns(weight, first, end):
+    """Return columns first … end of a weight, or None for None."""
+    return None if weight is None else weight.part((0, weight.elements.shape[0]), (first, end))
+
+
+def matrix_or_none(elements):
+    """Return a plain weight as a record, or None for None."""
+    return None if elements is None else WeightMatrix(elements)
+
+
+def is_plain(weight, dtype):
+    """Return whether the elements of a weight are the numbers that products of a dtype take."""
+    return weight.elements.dtype == dtype
+
+
+def convert(dst, elements, weight):
+    """Write loaded elements [p, block, column] or [p, column] of a weight as numbers of dst's dtype."""
+    nisa.tensor_copy(dst=dst, src=elements)
+
+
+def load_blocks(weight, dtype, queue):
+    """Load a weight in blocks: return a tile [k in block, block, column] of a dtype."""
+    depth, columns = weight.elements.shape
+    result = nl.ndarray((min(PARTITIONS, depth), blocks(depth), columns), dtype=dtype, buffer=nl.sbuf)
+    load_blocks_into(result, weight, queue)
+    return result
+
+
+def load_blocks_into(tile, weight, queue):
+    """Load a weight into a tile [k in block, block, column], in the tile's dtype."""
+    elements = weight.elements
+    if is_plain(weight, tile.dtype):
+        load_rows_into(tile, elements, queue)
+        return
+    raw = nl.ndarray(tile.shape, dtype=elements.dtype, buffer=nl.sbuf)
+    load_rows_into(raw, elements, queue)
+    full = elements.shape[0] // PARTITIONS
+    if full > 0:
+        convert(tile[:, 0:full, :], raw[:, 0:full, :], weight)
+    short = elements.shape[0] - full * PARTITIONS
+    if short > 0:
+        convert(tile[0:short, full, :], raw[0:short, full, :], weight)
+
+
+def load_runs_into(tile, weight, first_block):
+    """Load a weight in runs, from block `first_block` on, into all blocks of a tile [partition, block, column].
+
+    Rows that the last partition lacks stay undefined: no product reads them.
+    """
+    elements = weight.elements
+    depth = elements.shape[0]
+    count = blocks(depth)
+    end_block = first_block + tile.shape[1]
+    raw = tile
+    if not is_plain(weight, tile.dtype):
+        raw = nl.ndarray(tile.shape, dtype=elements.dtype, buffer=nl.sbuf)
+    full = depth // count
+    source = elements[0 : full * count, :].reshape_dim(0, (full, count))
+    transfer(raw[0:full, :, :], source[:, first_block:end_block, :], STATIC)
+    last = min(end_block, depth - full * count)
+    if last > first_block:
+        first_row = full * count + first_block
+        rows = elements[first_row : first_row + last - first_block, :]
+        transfer(raw[full : full + 1, 0 : last - first_block, :], rows, STATIC)
+    if not is_plain(weight, tile.dtype):
+        for block in range(first_block, end_block):
+            used = in_block(depth, block, True)
+            convert(tile[0:used, block - first_block, :], raw[0:used, block - first_block, :], weight)
