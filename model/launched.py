@@ -330,8 +330,10 @@ class _Stage:
 
     def weights_and_constants(self, rank_weights: RankWeights) -> Arrays:
         """The weights and constants of one rank of the stage; `rank_weights` has the weights of all layers."""
-        weights = (weight for layer in self.layers for weight in layer.weights)
-        arrays: Arrays = {weight.name: rank_weights.arrays[weight.name] for weight in weights}
+        arrays: Arrays = {}
+        for layer in self.layers:
+            for weight in layer.weights:
+                arrays |= rank_weights.of(weight)
         return arrays | {name: constant(rank_weights.shard) for name, constant in self.constants.items()}
 
 

@@ -35,6 +35,10 @@ class RankWeights:
     arrays: Mapping[str, np.ndarray]
     formats: Mapping[str, Format] = field(default_factory=dict)
 
+    def of(self, weight: Weight) -> dict[str, np.ndarray]:
+        """Return the arrays of a weight by name."""
+        return {name: self.arrays[name] for name in weight.describe(self.shard, self.dtypes)}
+
     @cached_property
     def dtypes(self) -> WeightDtypes:
         """The dtypes of the arrays."""

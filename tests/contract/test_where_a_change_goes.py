@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -478,11 +478,103 @@ def test_it_generates_the_tokens_of_its_widened_weights(
     },
 )
 
+_FORMAT = "model/formats/toy_int8.py"
+_FORMAT_TEST = "tests/model/test_toy_int8.py"
+READ_BY_KERNELS = replace(
+    WEIGHT_FORMAT,
+    files={
+        _FORMAT: WEIGHT_FORMAT.files[_FORMAT]
+        .replace(
+            '    """Element [i, j] stands for element * scale[i]."""\n',
+            '    """Element [i, j] stands for element * scale[i]."""\n\n'
+            "    kernel_tensors: ClassVar[tuple[str, ...]] = (ELEMENTS, SCALES)\n",
+        )
+        .replace(
+            "from dataclasses import dataclass\n",
+            "from dataclasses import dataclass\nfrom typing import ClassVar\n",
+        ),
+        _FORMAT_TEST: WEIGHT_FORMAT.files[_FORMAT_TEST]
+        .replace("import json\n", "import dataclasses\nimport json\n")
+        .replace("import ToyInt8\n", "import ToyInt8\nfrom model.weights import shard_weights\n")
+        + '''
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_ranks_hold_the_elements_and_the_scales(write_model, random_weights, ranks) -> None:
+    """Together they stand for the weights that ranks of a widened model hold; three ranks divide no size."""
+    folder, format, tensors, widened = write_model(), ToyInt8(), {}, {}
+    for name, tensor in random_weights().items():
+        packed = format.pack(tensor) if "proj" in name else {"elements": tensor}
+        tensors |= {name: packed["elements"]}
+        tensors |= {f"{name}_scale": packed["scales"]} if "scales" in packed else {}
+        widened[name] = format.widen(packed) if "scales" in packed else tensor
+    safetensors.numpy.save_file(tensors, folder / "model.safetensors")
+    plain = load_config(folder)
+    config = dataclasses.replace(plain, weight_format=format)
+    expected = shard_weights(plain, widened, ranks)
+    stored = shard_weights(config, open_checkpoint(folder, config), ranks)
+    for rank, others in zip(stored, expected):
+        for parameter in ("w_gate", "w_up", "w_down"):
+            name = f"layers.0.mlp.{parameter}"
+            elements, scales = rank.arrays[name], rank.arrays[f"{name}_scales"]
+            assert (elements.dtype, scales.dtype, len(scales)) == (np.int8, np.float32, 1)
+            assert np.array_equal(elements * scales, others.arrays[name])
+        assert np.array_equal(rank.arrays["head.w_head"], others.arrays["head.w_head"])
+''',
+    },
+    checks=(
+        _FORMAT_TEST,
+        "tests/kernels/test_language_subset.py",
+        "tests/contract/test_imports.py",
+        "tests/kernels/test_feed_forward.py",
+    ),
+    edits={
+        **WEIGHT_FORMAT.edits,
+        "nki_kernels/weights.py": (
+            "    elements: nl.NkiTensor\n",
+            "    elements: nl.NkiTensor\n    scales: nl.NkiTensor | None = None\n",
+            "        return WeightMatrix(self.elements[rows[0] : rows[1], columns[0] : columns[1]])\n",
+            "        scales = None if self.scales is None else self.scales[:, columns[0] : columns[1]]\n"
+            "        return WeightMatrix(self.elements[rows[0] : rows[1], columns[0] : columns[1]], scales)\n",
+            "    nisa.tensor_copy(dst=dst, src=elements)\n",
+            "    if weight.scales is None:\n"
+            "        nisa.tensor_copy(dst=dst, src=elements)\n"
+            "        return\n"
+            "    factors = load_repeated(weight.scales, dst.shape[0])\n"
+            "    if len(dst.shape) == 3:\n"
+            "        factors = factors.expand_dim(1).broadcast(1, dst.shape[1])\n"
+            "    nisa.tensor_tensor(dst=dst, data1=elements, data2=factors, op=nl.multiply)\n",
+            "import PARTITIONS, blocks\n",
+            "import PARTITIONS, blocks, load_repeated\n",
+        ),
+        "nki_kernels/mlp.py": (
+            "    row_gate=None,\n):\n",
+            "    row_gate=None,\n    w_gate_scales=None,\n    w_up_scales=None,\n    w_down_scales=None,\n):\n",
+            "    matrices = (matrix_or_none(w_gate), WeightMatrix(w_up), WeightMatrix(w_down))\n",
+            "    gate = None if w_gate is None else WeightMatrix(w_gate, w_gate_scales)\n"
+            "    matrices = (gate, WeightMatrix(w_up, w_up_scales), WeightMatrix(w_down, w_down_scales))\n",
+            "    row_gate: np.ndarray | None = None,\n) -> np.ndarray:\n",
+            "    row_gate: np.ndarray | None = None,\n"
+            "    w_gate_scales: np.ndarray | None = None,\n"
+            "    w_up_scales: np.ndarray | None = None,\n"
+            "    w_down_scales: np.ndarray | None = None,\n"
+            ") -> np.ndarray:\n",
+            "    normalised = widened(x)\n",
+            "    if w_up_scales is not None:\n"
+            "        w_up, w_down = w_up * w_up_scales, w_down * w_down_scales\n"
+            "        w_gate = None if w_gate is None else w_gate * w_gate_scales\n"
+            "    normalised = widened(x)\n",
+            "from nki_kernels.weights import WeightMatrix, load_blocks, matrix_or_none\n",
+            "from nki_kernels.weights import WeightMatrix, load_blocks\n",
+        ),
+    },
+)
+
 ADDITIONS = {
     "an instruction": INSTRUCTION,
     "a kernel": KERNEL,
     "a detector": DETECTOR,
     "a weight format": WEIGHT_FORMAT,
+    "a weight format that kernels read": READ_BY_KERNELS,
 }
 """By row of the table; other rows join when they list every file that their additions touch."""
 if "`simulate/targets.py`" in ROWS["a chip"]:
