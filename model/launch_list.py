@@ -19,8 +19,8 @@ def launches_of(part: BlockLayers, shape: StepShape) -> list[Launch]:
 def copies_of(layers: Iterable[Layer], shape: StepShape, copies: int, kind: Kind) -> list[Launch]:
     """The launches that copy so many pages of one kind, or slots."""
     name = of_kind("copy_sources", shape, kind)
-    launches = (launch for layer in layers for launch in layer.copy_launches(shape, copies))
-    return [launch for launch in launches if name in {value.name for value in launch.values}]
+    caches = (cache for layer in layers for cache in layer.caches(shape) if cache.is_copied)
+    return [cache.copy(copies) for cache in caches if of_kind("copy_sources", shape, cache.group) == name]
 
 
 def copy_sizes(copies: int) -> list[int]:

@@ -20,7 +20,7 @@ from model.launch_list import copies_of, copy_sizes, launches_of
 from model.layers.cross_attention import LAST_OF_WINDOW
 from model.layers.experts import EXPERT_IDS
 from model.layers.launch import Launch, Phase, StepShape, Value
-from model.layers.layer import Constant, Layer
+from model.layers.layer import Constant, Layer, states_of
 from model.layers.paged import OF_KIND, Kind, of_kind, spare
 from model.layers.recurrent import OF_SEQUENCE
 from model.layers.sample import COLUMNS, NUMBERS, RESULTS
@@ -320,7 +320,7 @@ class _Stage:
         for layer, layer_step in layer_steps:
             for name, constant in layer.constants(layer_step).items():
                 assert constants.setdefault(name, constant) == constant, f"two arrays are called {name}"
-            states.update({state.name: state for state in layer.states(layer_step)})
+            states.update({state.name: state for state in states_of(layer, layer_step)})
         return cls(sections, [layer for layer, _ in layer_steps], list(states.values()), constants, [])
 
     @property

@@ -26,7 +26,7 @@ from model.layers.launch import (
     WeightDtypes,
     copied,
 )
-from model.layers.layer import Layer
+from model.layers.layer import Layer, states_of
 from model.mesh import Mesh
 
 SEND = "send_receive"
@@ -53,7 +53,7 @@ def stages_of(decoder: Decoder, count: int, step: StepShape) -> list[tuple[Block
 def whole_cuts(decoder: Decoder, step: StepShape) -> list[int]:
     """The numbers of decoder layers after which a stage may end: no state is read on both sides."""
     blocks = decoder.blocks
-    states = {state.name for block in blocks for layer in block for state in layer.states(step)}
+    states = {state.name for block in blocks for layer in block for state in states_of(layer, step)}
     launches = [list(_launches((block,), step)) for block in blocks]
     return [
         count

@@ -22,9 +22,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from model.layers import paged
 from model.layers.arithmetic import Arithmetic, Span
 from model.layers.attention_heads import AttentionHeads
+from model.layers.cache import Cache, create_cache
 from model.layers.launch import (
     Argument,
     Axis,
@@ -74,30 +74,14 @@ class Attention(AttentionHeads):
         """The norms, both projections and their biases, and the sinks."""
         return (*super().weights, *(() if self._sinks is None else (self._sinks,)))
 
-    def states(self, step: StepShape) -> Sequence[Value]:
+    def caches(self, step: StepShape) -> Sequence[Cache]:
         """Keys and values of a rank's heads, by sequence or by page; none of a layer that reads those of another."""
-        return () if self.owner is not None else self._caches(step)
+        return () if self.owner is not None else (self._cache(step),)
 
-    def _caches(self, step: StepShape) -> tuple[Value, Value]:
+    def _cache(self, step: StepShape) -> Cache:
         """The keys and values that the layer reads. All layers of an encoder share one array, as none keeps its own."""
         name = self.owner or (self.name if self.heads.causal else ENCODED)
-        heads, dim = self._kv_heads(step), self.heads.head_dim
-        if step.block_size:
-            step = step.of_window(self.heads.window)
-            shape = (step.pages, step.block_size, heads, dim)
-            return Value(f"{name}.keys", shape, step.activations), Value(
-                f"{name}.values", shape, step.activations
-            )
-        return (
-            Value(f"{name}.keys", (step.sequences, heads, dim, step.cache_length), step.activations),
-            Value(f"{name}.values", (step.sequences, heads, step.cache_length, dim), step.activations),
-        )
-
-    def copy_launches(self, step: StepShape, copies: int) -> Sequence[Launch]:
-        """A kernel that copies pages of keys and values."""
-        if self.owner is not None:
-            return []
-        return [paged.copy(step, self.heads.window, self._caches(step), copies)]
+        return create_cache(name, self._kv_heads(step), self.heads.head_dim, step, self.heads.window)
 
     @property
     def _is_one_launch(self) -> bool:
@@ -130,25 +114,26 @@ class Attention(AttentionHeads):
         """The arguments that change the scores: window, soft cap, and the sinks [1, heads of a rank]."""
         return {"window": window, "softcap": self.heads.softcap, "sinks": value_of(self._sinks, step)}
 
-    def _decode_arguments(self, step: StepShape, rows: int) -> dict[str, Argument]:
-        """What both decode kernels take of pages and scores.
+    def _decode_arguments(self, step: StepShape) -> dict[str, Argument]:
+        """The arguments of both decode kernels that name the cache, positions in it, and what changes the scores.
 
         `rope_positions` are the positions in the sequence, where `positions` count from the first page of a window.
         """
-        window = self.heads.window
+        cache, length = self._cache(step), step.of_window(self.heads.window).cache_length
         arguments: dict[str, Argument] = {
-            **paged.page_arguments(step, window, rows),
-            **self._score_arguments(step, self._window(step.of_window(window).cache_length)),
+            **cache.arguments,
+            "positions": cache.positions,
+            **self._score_arguments(step, self._window(length)),
         }
-        in_sequence = paged.positions(step, None, rows)
-        if paged.positions(step, window, rows) != in_sequence:
+        in_sequence = replace(cache.positions, name="positions")
+        if cache.positions != in_sequence:
             arguments["rope_positions"] = in_sequence
         return arguments
 
     def _prefill(self, step: StepShape) -> Launch:
         tokens, end = step.tokens, step.prefix + step.tokens // step.sequences
         q, k, v = self._projected(step)
-        keys, values = self._caches(step)
+        cache = self._cache(step)
         held = step.of_window(self.heads.window)
         pairs = step.sequences * (self.heads.pairs(end) - self.heads.pairs(step.prefix))
         passes = 4 if self.owner is None else 2
@@ -159,21 +144,19 @@ class Attention(AttentionHeads):
         arguments: dict[str, Argument] = {
             "q": q,
             **self._new(k, v),
-            "k_cache": keys,
-            "v_cache": values,
+            **cache.arguments,
             "scale": self.heads.score_scale,
             "num_kv_heads": self._kv_heads(step),
             "prefix": held.prefix,
-            **paged.page_arguments(step, self.heads.window, tokens),
             **self._score_arguments(step, window),
             "causal": self.heads.causal,
         }
         if step.prefix:
-            arguments["positions"] = paged.positions(step, self.heads.window, tokens)
+            arguments["positions"] = cache.positions
         return Launch(
             "attention_prefill",
             arguments,
-            self._attends_into(keys, values),
+            self._results(cache),
             LeastWork(4.0 * q.shape[1] * pairs, float(step.activations.itemsize * elements)),
             tokens,
             growth=Growth.square,
@@ -184,7 +167,7 @@ class Attention(AttentionHeads):
         """Attention of the sequences that decode, whose rows come first, and of the prompts."""
         prompts = self._prefill(step.prompts)
         q, k, v = self._projected(step)
-        keys, values = self._caches(step)
+        cache = self._cache(step)
         length = decoding.of_window(self.heads.window).cache_length
         held = step.of_window(self.heads.window).prefix
         window = self._window(max(length, held + step.new_tokens))
@@ -194,13 +177,11 @@ class Attention(AttentionHeads):
             {
                 "q": q,
                 **self._new(k, v),
-                "k_cache": keys,
-                "v_cache": values,
-                "positions": paged.positions(step, self.heads.window, step.tokens),
+                **cache.arguments,
+                "positions": cache.positions,
                 "scale": self.heads.score_scale,
                 "decoding": decoding.tokens,
                 "num_kv_heads": self._kv_heads(step),
-                **paged.mixed_page_arguments(step, decoding, self.heads.window),
                 "prefix": held,
                 **self._score_arguments(step, window),
             },
@@ -215,24 +196,21 @@ class Attention(AttentionHeads):
         """The keys and values that attention writes to the cache; None where the layer reads another one's cache."""
         return {"k": k, "v": v} if self.owner is None else {"k": None, "v": None}
 
-    def _attends_into(self, keys: Value, values: Value) -> tuple[str, ...]:
-        """What a launch of attention returns."""
-        return ("o", keys.name, values.name) if self.owner is None else ("o",)
+    def _results(self, cache: Cache) -> tuple[str, ...]:
+        """The names of what a launch of attention returns."""
+        return ("o", *cache.names) if self.owner is None else ("o",)
 
     def _decode(self, step: StepShape, sequences: int, repeat: int) -> Launch:
         """Attention of the new tokens of some sequences."""
         rows = sequences * step.new_tokens
         q, k, v = (each.last(rows) if rows < step.tokens else each for each in self._projected(step))
-        keys, values = self._caches(replace(step, sequences=sequences))
+        part = replace(step, tokens=rows, sequences=sequences)
         arguments: dict[str, Argument] = {
             "q": q,
             **self._new(k, v),
-            "k_cache": keys,
-            "v_cache": values,
-            "positions": paged.positions(step, self.heads.window, rows),
             "scale": self.heads.score_scale,
             "num_kv_heads": self._kv_heads(step),
-            **self._decode_arguments(step, rows),
+            **self._decode_arguments(part),
         }
         if self._rotates_in_attention(step):
             arguments |= self._rotation_arguments(step)
@@ -241,7 +219,7 @@ class Attention(AttentionHeads):
         return Launch(
             "attention_decode",
             arguments,
-            self._attends_into(keys, values),
+            self._results(self._cache(part)),
             LeastWork(*self._attended(step, sequences)),
             rows,
             repeat=repeat,
@@ -260,7 +238,7 @@ class Attention(AttentionHeads):
         x = Value("x", (step.tokens, self.hidden), step.activations)
         x = x.last(rows) if rows < step.tokens else x
         q, k, _ = self._projected(step)
-        keys, values = self._caches(replace(step, sequences=sequences))
+        part = replace(step, tokens=rows, sequences=sequences)
         w_qkv, w_o = self.w_qkv.value(step), self.w_o.value(step)
         attended, moved = self._attended(step, sequences)
         products = product(rows, w_qkv, w_o, moved_bytes=moved)
@@ -273,18 +251,15 @@ class Attention(AttentionHeads):
                 "eps": self.norm.eps,
                 "q_size": q.shape[1],
                 "kv_size": k.shape[1],
-                "k_cache": keys,
-                "v_cache": values,
-                "positions": paged.positions(step, self.heads.window, rows),
                 "scale": self.heads.score_scale,
                 "w_o": w_o,
                 "num_kv_heads": self._kv_heads(step),
                 **self._rotation_arguments(step),
                 **self._head_norm_arguments(step),
                 "replica_group": Axis.tensor,
-                **self._decode_arguments(step, rows),
+                **self._decode_arguments(part),
             },
-            ("x", keys.name, values.name),
+            ("x", *self._cache(part).names),
             LeastWork(products.operations + attended, products.bytes),
             rows,
             repeat=repeat,

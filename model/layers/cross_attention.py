@@ -23,6 +23,7 @@ import numpy as np
 from model.config.mixers import GroupedAttention
 from model.layers.arithmetic import Arithmetic, Span
 from model.layers.attention import chunks
+from model.layers.cache import Cache, create_encoder_cache
 from model.layers.launch import (
     INT32,
     Argument,
@@ -38,7 +39,6 @@ from model.layers.launch import (
 from model.layers.layer import Constant, Stateless, States
 from model.layers.norm import Norm, bias_of
 from model.layers.projection import Projection
-from model.layers.recurrent import sequence_arguments
 from model.layers.shard import ROW, Shard, by_kv_heads, by_query_heads, query_span
 from model.layers.softmax import mixed_values
 from model.layers.weight import Weight, value_of
@@ -88,31 +88,19 @@ class CrossAttention:
         own = (each(part) for part in "qkvo" for each in (self._matrix, self._bias))
         return (*self.norm.weights, *(each for each in own if each is not None))
 
-    def _caches(self, step: StepShape) -> tuple[Value, Value]:
-        heads, depth = self.heads.layout(step.ranks).kv_heads_of_rank, self.heads.head_dim
-        of_window, length = (step.slots or step.sequences, heads), self.heads.cross_positions
-        return (
-            Value(f"{self.name}.keys", (*of_window, depth, length), step.activations),
-            Value(f"{self.name}.values", (*of_window, length, depth), step.activations),
-        )
+    def _cache(self, step: StepShape) -> Cache:
+        heads, positions = self.heads.layout(step.ranks).kv_heads_of_rank, self.heads.cross_positions
+        return create_encoder_cache(self.name, heads, self.heads.head_dim, positions, step)
 
-    def _rows(self, step: StepShape) -> Value | None:
-        """The rows of both caches that hold the windows of a step's sequences; None where they are in order."""
-        return sequence_arguments(step)["state_slots"] if step.slots else None
-
-    def states(self, step: StepShape) -> Sequence[Value]:
+    def caches(self, step: StepShape) -> Sequence[Cache]:
         """Keys and values of a rank's heads."""
-        return self._caches(step)
+        return (self._cache(step),)
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
         """The last position of every sequence's encoder, so that a decode step sees all."""
         return (
             {} if step.slots else {LAST_OF_WINDOW: LastPositions(step.sequences, self.heads.cross_positions)}
         )
-
-    def copy_launches(self, step: StepShape, copies: int) -> Sequence[Launch]:
-        """None: nobody writes to the slot of a window that several hold."""
-        return ()
 
     def encoded(self, step: StepShape, norm: Norm) -> Sequence[Launch]:
         """The kernels behind the encoder, whose rows `x` get its last norm: keys, and values."""
@@ -177,21 +165,19 @@ class CrossAttention:
     def _prefill(self, step: StepShape, queries: Value) -> Launch:
         """Attention of a prompt, which stores the encoder's keys and values."""
         new_keys, new_values = self._new(step)
-        keys, values = self._caches(step)
+        cache = self._cache(step)
         return Launch(
             "attention_prefill",
             {
                 "q": queries,
                 "k": new_keys,
                 "v": new_values,
-                "k_cache": keys,
-                "v_cache": values,
+                **cache.arguments,
                 "scale": self.heads.score_scale,
                 "num_kv_heads": self.heads.layout(step.ranks).kv_heads_of_rank,
                 "causal": False,
-                "cache_rows": self._rows(step),
             },
-            ("o", keys.name, values.name),
+            ("o", *cache.names),
             self._attended(step, queries, step.sequences, 2),
             step.tokens,
             "to the encoder",
@@ -202,24 +188,23 @@ class CrossAttention:
         """Attention of the new tokens of some sequences."""
         rows = sequences * step.new_tokens
         queries = queries if rows == step.tokens else queries.last(rows)
-        keys, values = self._caches(replace(step, sequences=sequences))
-        cache_rows = self._rows(step)
+        arguments = self._cache(replace(step, sequences=sequences)).arguments
         last = Value(LAST_OF_WINDOW, (step.sequences, 1), INT32)
         if sequences < step.sequences:
             last = last.last(sequences)
-            cache_rows = None if cache_rows is None else cache_rows.last(sequences)
+            cache_rows = arguments.get("cache_rows")
+            if isinstance(cache_rows, Value):
+                arguments["cache_rows"] = cache_rows.last(sequences)
         return Launch(
             "attention_decode",
             {
                 "q": queries,
                 "k": None,
                 "v": None,
-                "k_cache": keys,
-                "v_cache": values,
+                **arguments,
                 "positions": last,
                 "scale": self.heads.score_scale,
                 "num_kv_heads": self.heads.layout(step.ranks).kv_heads_of_rank,
-                "cache_rows": cache_rows,
             },
             ("o",),
             self._attended(step, queries, sequences, 1),

@@ -17,6 +17,7 @@ import numpy as np
 from model.config.mixers import GatedDelta
 from model.layers.arithmetic import Arithmetic, Span
 from model.layers.attention import chunks
+from model.layers.cache import Cache
 from model.layers.launch import (
     FLOAT32,
     Argument,
@@ -33,7 +34,7 @@ from model.layers.layer import Constant, States
 from model.layers.mlp import activated
 from model.layers.norm import Norm
 from model.layers.projection import Projection
-from model.layers.recurrent import Convolution, copied, sequence_arguments, slots
+from model.layers.recurrent import Convolution, create_state_cache, sequence_arguments, slots
 from model.layers.shard import by_query_heads, query_span
 from model.layers.weight import Tensor, Weight
 
@@ -90,19 +91,15 @@ class DeltaHeads:
         own = (self._w_in, *self.convolution.weights, *self._of_heads, self._w_out)
         return (*self.norm.weights, *own, *self.inner_norm.weights)
 
-    def states(self, step: StepShape) -> tuple[Value, Value]:
+    def caches(self, step: StepShape) -> Sequence[Cache]:
         """The last inputs of the convolution, and the state of every value head."""
-        return self.convolution.state(step), self._state(step)
+        return (create_state_cache(step, self.convolution.state(step), self._state(step)),)
 
     def _state(self, step: StepShape) -> Value:
         """[slots, a rank's value heads, elements of a key, of a value]."""
         own = self.part
         heads = self._w_out.shape(step.shard)[0] // own.value_dim
         return Value(f"{self.name}.state", (slots(step), heads, own.key_dim, own.value_dim), FLOAT32)
-
-    def copy_launches(self, step: StepShape, copies: int) -> Sequence[Launch]:
-        """A kernel that copies slots of both states."""
-        return copied(step, self.states(step), copies)
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
         """None."""

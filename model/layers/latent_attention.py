@@ -29,9 +29,9 @@ from typing import ClassVar
 import numpy as np
 
 from model.config.mixers import LatentAttention, Positions
-from model.layers import paged
 from model.layers.arithmetic import Arithmetic, Span
 from model.layers.attention_heads import RotaryTable
+from model.layers.cache import Cache, create_latent_cache
 from model.layers.launch import (
     INT32,
     Argument,
@@ -157,14 +157,13 @@ class LatentMixer:
             *(self.w_query, self.w_latent, self.w_keys, self.w_values, self.w_o),
         )
 
-    def states(self, step: StepShape) -> Sequence[Value]:
+    def caches(self, step: StepShape) -> Sequence[Cache]:
         """The rows of all positions, by sequence or by page."""
-        lengths = (step.pages, step.block_size) if step.block_size else (step.sequences, step.cache_length)
-        return (Value(f"{self.name}.rows", (*lengths, self.heads.row_width), step.activations),)
+        return (self._cache(step),)
 
-    def copy_launches(self, step: StepShape, copies: int) -> Sequence[Launch]:
-        """A kernel that copies pages of rows."""
-        return [paged.copy(step, None, (self.states(step)[0], None), copies)]
+    def _cache(self, step: StepShape) -> Cache:
+        """The cache of a step in which no sequences decode beside prompts, as this layer takes no others."""
+        return create_latent_cache(self.name, self.heads.row_width, replace(step, decoding=None))
 
     def _tables(self, step: StepShape) -> tuple[Value, Value]:
         own = self._positions
@@ -269,9 +268,8 @@ class LatentMixer:
     def _prefill(self, step: StepShape) -> list[Launch]:
         """Keys and values of the tokens and of a prefix, and attention of the tokens with them."""
         own, heads = self.heads, self._own_heads(step)
-        new, rows = step.new_tokens, self.states(step)[0]
+        new, cache = step.new_tokens, self._cache(step)
         end = step.prefix + new
-        at = Value("positions", (step.tokens, 1), INT32)
         matrices = [each.value(step) for each in (self.w_keys, self.w_values)]
         expanded = step.sequences * end
         held = (step.sequences, heads)
@@ -292,20 +290,19 @@ class LatentMixer:
             "prefix": step.prefix,
         }
         if step.prefix:
-            attend["positions"] = at
+            attend["positions"] = cache.positions
         return [
             Launch(
                 "latent_keys_values",
                 {
                     "kv": self._rows(step),
-                    "cache": rows,
-                    "positions": at,
+                    **cache.arguments,
+                    "positions": cache.positions,
                     **self._latent_arguments(step),
                     "heads": heads,
                     "prefix": step.prefix,
-                    **paged.page_arguments(step, None, step.tokens),
                 },
-                (keys.name, values.name, rows.name),
+                (keys.name, values.name, *cache.names),
                 product(expanded, *matrices, moved_bytes=float(size * each * expanded)),
                 step.tokens,
             ),
@@ -326,12 +323,12 @@ class LatentMixer:
             each.last(tokens) if tokens < step.tokens else each
             for each in (self._queries(step), self._rows(step))
         )
-        (rows,) = self.states(replace(step, sequences=sequences))
+        cache = self._cache(replace(step, tokens=tokens, sequences=sequences))
         seen = sequences * step.cache_length
         heads = self._own_heads(step)
         matrices = [each.value(step) for each in (self.w_keys, self.w_values)]
         projections = product(
-            tokens, *matrices, moved_bytes=float(seen * own.row_width * rows.dtype.itemsize)
+            tokens, *matrices, moved_bytes=float(seen * own.row_width * step.activations.itemsize)
         )
         scored = 2.0 * step.new_tokens * seen * heads * (own.row_width + own.latent_rank)
         return Launch(
@@ -339,13 +336,12 @@ class LatentMixer:
             {
                 "q": q,
                 "kv": kv,
-                "cache": rows,
-                "positions": paged.positions(step, None, tokens),
+                **cache.arguments,
+                "positions": cache.positions,
                 "scale": own.score_scale,
                 **self._latent_arguments(step),
-                **paged.page_arguments(step, None, tokens),
             },
-            ("o", rows.name),
+            ("o", *cache.names),
             LeastWork(projections.operations + scored, projections.bytes),
             tokens,
             repeat=repeat,

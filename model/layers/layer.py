@@ -8,6 +8,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from model.layers.arithmetic import Arithmetic, Span
+from model.layers.cache import Cache
 from model.layers.launch import Launch, StepShape, Value
 from model.layers.shard import Shard
 from model.layers.weight import Weight
@@ -26,17 +27,14 @@ class Layer(Protocol):
     def weights(self) -> Sequence[Weight]:
         """The arrays of the checkpoint that a rank holds."""
 
-    def states(self, step: StepShape) -> Sequence[Value]:
-        """The arrays that a rank keeps of a sequence from step to step; zeros at the start of the sequence."""
+    def caches(self, step: StepShape) -> Sequence[Cache]:
+        """The caches that a rank keeps from step to step; zeros at the start of a sequence."""
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
         """Arrays that are neither weights nor state, by name; layers that share a name share the array."""
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """The kernels of one step, in order; the first reads and the last returns the value `x`."""
-
-    def copy_launches(self, step: StepShape, copies: int) -> Sequence[Launch]:
-        """The kernels that copy so many pages or slots of the layer's states, in a step whose states are pages."""
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """The layer in plain numpy: `x` [tokens, …] at the positions of `span`, whole weights, one sequence."""
@@ -47,14 +45,15 @@ class Stateless:
 
     mixes: ClassVar[bool] = True
 
-    def copy_launches(self, step: StepShape, copies: int) -> Sequence[Launch]:
-        """None."""
-        return ()
-
-    def states(self, step: StepShape) -> Sequence[Value]:
+    def caches(self, step: StepShape) -> Sequence[Cache]:
         """None."""
         return ()
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
         """None."""
         return {}
+
+
+def states_of(layer: Layer, step: StepShape) -> list[Value]:
+    """Return the arrays of a layer's caches."""
+    return [array for cache in layer.caches(step) for array in cache.arrays]

@@ -1,4 +1,4 @@
-"""The arrays of a step on pages: where its tokens are written, the pages of their sequences, and copies.
+"""The cache groups of a model: layers whose pages or slots the same arrays of a step name.
 
 Layers that see a window of positions may have pages of a kind of their own. Then slots, tables and positions come once
 more for that kind, and their names end with the window. Slots of recurrent states are copied like pages.
@@ -6,10 +6,9 @@ more for that kind, and their names end with the window. Slots of recurrent stat
 
 from __future__ import annotations
 
-from dataclasses import replace
 from enum import Enum
 
-from model.layers.launch import INT32, Launch, LeastWork, StepShape, Value
+from model.layers.launch import StepShape
 
 OF_KIND = ("positions", "slots", "block_tables", "prompt_tables", "copy_sources", "copy_destinations")
 """The arrays that come once for every kind of pages."""
@@ -40,48 +39,3 @@ def of_kind(name: str, step: StepShape, kind: Kind) -> str:
 def spare(step: StepShape, kind: Kind) -> int:
     """The number of the page or slot that nobody reads, the last one."""
     return (step.slots if isinstance(kind, Slots) else step.of_window(kind).pages) - 1
-
-
-def positions(step: StepShape, window: int | None, tokens: int) -> Value:
-    """Where new tokens stand among the positions that a cache holds, or that their sequence's table names."""
-    return Value(of_kind("positions", step, window), (tokens, 1), INT32)
-
-
-def page_arguments(step: StepShape, window: int | None, tokens: int) -> dict[str, Value]:
-    """The arguments `slots` and `block_tables` of an attention kernel; none where states are not pages.
-
-    `slots` [tokens, 1] are where the new tokens are written, `block_tables` [sequences, blocks] the pages they read.
-    """
-    if not step.block_size:
-        return {}
-    blocks = step.of_window(window).cache_length // step.block_size
-    shapes = {"slots": (tokens, 1), "block_tables": (tokens // step.new_tokens, blocks)}
-    return {
-        parameter: Value(of_kind(parameter, step, window), shape, INT32)
-        for parameter, shape in shapes.items()
-    }
-
-
-def mixed_page_arguments(step: StepShape, decoding: StepShape, window: int | None) -> dict[str, Value]:
-    """The same for sequences that decode beside prompts, with the `prompt_tables` of the prompts."""
-    assert step.block_size, "sequences decode beside prompts on pages"
-    decoded = page_arguments(decoding, window, decoding.tokens)
-    prompts = page_arguments(step.prompts, window, step.prompts.tokens)
-    return {
-        "slots": replace(decoded["slots"], shape=(step.tokens, 1)),
-        "block_tables": decoded["block_tables"],
-        "prompt_tables": replace(prompts["block_tables"], name=of_kind("prompt_tables", step, window)),
-    }
-
-
-def copy(step: StepShape, kind: Kind, caches: tuple[Value, Value | None], copies: int) -> Launch:
-    """Copies of so many pages of keys and values, or of the one cache of a layer, or slots of two states."""
-    cache, other = caches
-    held = [each for each in caches if each is not None]
-    sources, destinations = (
-        Value(of_kind(name, step, kind), (copies, 1), INT32) for name in ("copy_sources", "copy_destinations")
-    )
-    arguments = {"cache": cache, "other": other, "sources": sources, "destinations": destinations}
-    page_bytes = sum(each.nbytes for each in held) / held[0].shape[0]
-    work = LeastWork(0.0, 2.0 * copies * page_bytes)
-    return Launch("copy_pages", arguments, tuple(each.name for each in held), work, copies)

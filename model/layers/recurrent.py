@@ -6,16 +6,17 @@ many of them are no padding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from model.layers.arithmetic import Arithmetic
+from model.layers.cache import Cache
 from model.layers.launch import INT32, Launch, LeastWork, StepShape, Value
 from model.layers.layer import States
 from model.layers.mlp import activated
-from model.layers.paged import STATES, copy
+from model.layers.paged import STATES
 from model.layers.shard import Cut, Depthwise
 from model.layers.weight import Tensor, Weight
 
@@ -33,12 +34,9 @@ def sequence_arguments(step: StepShape) -> dict[str, Value]:
     return {name: Value(name, (step.sequences, 1), INT32) for name in OF_SEQUENCE}
 
 
-def copied(step: StepShape, states: Sequence[Value], copies: int) -> list[Launch]:
-    """A kernel that copies so many slots of the two states of a layer, in a step with slots."""
-    if not step.slots:
-        return []
-    first, second = states
-    return [copy(step, STATES, (first, second), copies)]
+def create_state_cache(step: StepShape, *states: Value) -> Cache:
+    """Create the cache of a recurrent layer from its states [slots, ...]; slots are copied in a step that has such."""
+    return Cache(states, step, STATES, is_copied=bool(step.slots))
 
 
 @dataclass(frozen=True)

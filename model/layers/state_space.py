@@ -16,6 +16,7 @@ import numpy as np
 
 from model.config.mixers import StateSpace
 from model.layers.arithmetic import Arithmetic, Span
+from model.layers.cache import Cache
 from model.layers.launch import (
     FLOAT32,
     Argument,
@@ -31,7 +32,7 @@ from model.layers.layer import Constant, States
 from model.layers.mlp import activated
 from model.layers.norm import Norm
 from model.layers.projection import Projection
-from model.layers.recurrent import Convolution, copied, sequence_arguments, slots
+from model.layers.recurrent import Convolution, create_state_cache, sequence_arguments, slots
 from model.layers.shard import COLUMN_PARALLEL, ROW, ROW_PARALLEL, ROWS_PARALLEL, even_span
 from model.layers.weight import Tensor, Weight, value_of
 
@@ -105,17 +106,13 @@ class SelectiveStateSpace:
         own = (self._w_in, *self.convolution.weights, self._w_select, *scan, self._w_out)
         return (*self.norm.weights, *own, *biases)
 
-    def states(self, step: StepShape) -> tuple[Value, Value]:
+    def caches(self, step: StepShape) -> Sequence[Cache]:
         """The last inputs of the convolution, and the state of every channel."""
-        return self.convolution.state(step), self._state(step)
+        return (create_state_cache(step, self.convolution.state(step), self._state(step)),)
 
     def _state(self, step: StepShape) -> Value:
         own = self._w_out.shape(step.shard)[0]
         return Value(f"{self.name}.state", (slots(step), own, self.part.state), FLOAT32)
-
-    def copy_launches(self, step: StepShape, copies: int) -> Sequence[Launch]:
-        """A kernel that copies slots of both states."""
-        return copied(step, self.states(step), copies)
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
         """None."""

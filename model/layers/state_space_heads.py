@@ -17,6 +17,7 @@ import numpy as np
 from model.config.heads import HeadLayout
 from model.config.mixers import StateSpaceHeads
 from model.layers.arithmetic import Arithmetic, Span
+from model.layers.cache import Cache
 from model.layers.launch import (
     FLOAT32,
     Argument,
@@ -32,7 +33,7 @@ from model.layers.layer import Constant, States
 from model.layers.mlp import activated
 from model.layers.norm import Norm
 from model.layers.projection import Projection
-from model.layers.recurrent import Convolution, copied, sequence_arguments, slots
+from model.layers.recurrent import Convolution, create_state_cache, sequence_arguments, slots
 from model.layers.shard import ROW, Cut, by_kv_heads, by_query_heads, query_span
 from model.layers.weight import Tensor, Weight, value_of
 
@@ -112,17 +113,13 @@ class ScannedHeads:
     def _layout(self, step: StepShape) -> HeadLayout:
         return HeadLayout(*self.part.divided, step.ranks)
 
-    def states(self, step: StepShape) -> tuple[Value, Value]:
+    def caches(self, step: StepShape) -> Sequence[Cache]:
         """The last inputs of the convolution, and the state of every head."""
-        return self.convolution.state(step), self._state(step)
+        return (create_state_cache(step, self.convolution.state(step), self._state(step)),)
 
     def _state(self, step: StepShape) -> Value:
         width = self._layout(step).heads_of_rank * self.part.head_dim
         return Value(f"{self.name}.state", (slots(step), self.part.state, width), FLOAT32)
-
-    def copy_launches(self, step: StepShape, copies: int) -> Sequence[Launch]:
-        """A kernel that copies slots of both states."""
-        return copied(step, self.states(step), copies)
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
         """None."""

@@ -13,9 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+import ml_dtypes
+import numpy as np
+
 from model.config.heads import HeadLayout
 from model.config.parts import SpeechEncoder
 from model.families import compose
+from model.layers.launch import Phase, StepShape, WeightDtypes
+from model.layers.paged import Slots
 from model.layers.shard import Shard
 from model.plan.parameters import STATE_BYTES, BlockCounts, ModelCounts
 from model.state import window_pages
@@ -83,17 +88,16 @@ class PageKind:
 
 def page_kinds(model: ModelCounts, dtype: str, tp: int, block_size: int, length: int) -> list[PageKind]:
     """The kinds of pages of sequences of up to `length` tokens; what does not grow with them lies in slots."""
-    found = []
-    for window in model.config.windows(length):
-        attending = (each for each in model.layers if each.cache_per_token)
-        own = (each for each in attending if _is_of_kind(each.window, window, length))
-        size = DTYPE_BYTES[dtype]
-        page = sum(
-            each.count * cache_bytes(replace(each, window=None, cache_per_sequence=0), tp, block_size, size)
-            for each in own
-        )
-        found.append(PageKind(window, page))
-    return found
+    elements = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    step = StepShape(Phase.decode, 1, 1, length, length, tp, elements, WeightDtypes(elements))
+    step = replace(step, pages=1, block_size=block_size, slots=1)
+    page_bytes = dict.fromkeys(model.config.windows(length), 0)
+    for layer in compose(model.config).layers:
+        for cache in layer.caches(step):
+            if not isinstance(cache.group, Slots):
+                is_windowed = cache.group is not None and cache.group < length
+                page_bytes[cache.group if is_windowed else None] += cache.page_bytes
+    return [PageKind(window, size) for window, size in page_bytes.items()]
 
 
 @dataclass(frozen=True)
@@ -181,11 +185,6 @@ def layer_elements(layers: BlockCounts, tp: int, ep: int = 1) -> int:
         + shared(layers.mixer - layers.mixer_shared, tp)
         + _part(layers.mixer_shared, layout.kv_heads_of_rank, layout.kv_heads)
     )
-
-
-def _is_of_kind(own: int | None, window: int | None, length: int) -> bool:
-    """Whether a layer that sees `own` positions has pages of the kind of a window."""
-    return (own if own is not None and own < length else None) == window
 
 
 def cache_bytes(layers: BlockCounts, tp: int, tokens: int, size: int) -> int:

@@ -24,7 +24,6 @@ from model.engine.buckets import PartShape
 from model.errors import ModelError
 from model.families import compose
 from model.launch_list import copies_of, copy_sizes, launches_of
-from model.layers.cross_attention import CrossAttention
 from model.layers.experts import RoutedExperts
 from model.layers.launch import Growth, Launch, Phase, StepShape, WeightDtypes, WindowPages
 from model.layers.paged import STATES, Kind
@@ -182,21 +181,13 @@ class Predictor:
         It holds the states of one sequence in all recurrent layers, or what an encoder leaves behind of a window.
         """
         step = self._on_pages(1, 1, (), slots=1)
-        if self._config.cross_positions:
-            held = (
-                number * state.nbytes
-                for part, number in self._parts
-                for layer in part
-                if isinstance(layer, CrossAttention)
-                for state in layer.states(step)
-            )
-            return sum(held)
-        copied = (
-            number * launch.work.bytes
+        return sum(
+            number * cache.page_bytes
             for part, number in self._parts
-            for launch in copies_of(part, step, 1, STATES)
+            for layer in part
+            for cache in layer.caches(step)
+            if cache.group == STATES
         )
-        return round(sum(copied) / 2)  # read and written
 
     def _on_pages(self, pages: int, block_size: int, window_pages: WindowPages, slots: int) -> StepShape:
         places = replace(self._step, pages=pages, window_pages=window_pages, slots=slots)

@@ -17,6 +17,7 @@ from model.config.parts import Experts
 from model.errors import ModelError
 from model.families import compose, load_config, read_config
 from model.layers.launch import Phase, StepShape, WeightDtypes
+from model.layers.layer import states_of
 from model.plan.memory import footprint
 from model.plan.parameters import load_model
 from model.rope import RopeType
@@ -99,7 +100,7 @@ def test_sizes_by_layer_are_those_of_the_fields_for_full_layers(tmp_path, name) 
 def test_states_are_held_once(tmp_path) -> None:
     config = load_config(written(tmp_path, SMALL))
     step = StepShape(Phase.decode, 1, 1, 128, 128, 1, FLOAT32, WeightDtypes(FLOAT32))
-    names = [state.name for layer in compose(config).layers for state in layer.states(step)]
+    names = [state.name for layer in compose(config).layers for state in states_of(layer, step)]
     assert names == [f"layers.{layer}.attention.{each}" for layer in range(5) for each in ("keys", "values")]
 
 
@@ -178,7 +179,7 @@ def test_a_plan_counts_the_parameters_and_the_bytes_of_a_tiny_model(tmp_path, na
     sizes = [array.nbytes for key, array in held.arrays.items() if not key.endswith(".scale")]
     assert footprint(counts, "float32", 1, 16).weight_bytes == sum(sizes)
     step = StepShape(Phase.decode, 1, 1, 16, 16, 1, FLOAT32, WeightDtypes(FLOAT32))
-    states = [state for layer in compose(config).layers for state in layer.states(step)]
+    states = [state for layer in compose(config).layers for state in states_of(layer, step)]
     held_positions = sum(each.nbytes for each in states) // 16
     assert 4 * sum(each.count * each.cache_per_token for each in counts.layers) == held_positions
 

@@ -22,6 +22,7 @@ from model.kernel_model import KernelModel
 from model.launch_list import launches_of
 from model.layers.joint import joined
 from model.layers.launch import Launch, Phase, StepShape, Value, View, WeightDtypes
+from model.layers.layer import states_of
 from model.mesh import Mesh
 from model.weights import shard_weights
 from tests.model.shapes import SHARDED
@@ -114,7 +115,7 @@ def test_what_a_launch_returns_is_what_later_launches_read(write_model, changes,
         *(weight.name for weight in decoder.weights),
     }
     for layer in decoder.layers:
-        known |= {state.name for state in layer.states(step)} | set(layer.constants(step))
+        known |= {state.name for state in states_of(layer, step)} | set(layer.constants(step))
     for launches in case.launches.values():
         there = set(known)
         for launch in launches:
@@ -152,7 +153,7 @@ def test_the_least_work_of_a_decode_step_is_every_weight_and_the_cache_once(writ
     layer = decoder.blocks[0][0]
     (launch,) = layer.launches(step)
     products = [prod(weight.shape(step.shard)) for weight in (layer.w_qkv, layer.w_o)]
-    assert launch.work.bytes == 4 * sum(products) + sum(each.nbytes for each in layer.states(step))
+    assert launch.work.bytes == 4 * sum(products) + sum(each.nbytes for each in states_of(layer, step))
     queries = layer.w_o.shape(step.shard)[0]
     assert launch.work.operations == 3 * (2 * sum(products) + 4 * queries * 128)
 

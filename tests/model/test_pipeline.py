@@ -15,6 +15,7 @@ from model.families import compose
 from model.generate.micro_batches import micro_batch_sizes, of_micro_batches
 from model.kernel_model import KernelModel
 from model.layers.launch import Phase, StepShape, WeightDtypes
+from model.layers.layer import states_of
 from model.mesh import Mesh
 from model.reference import ReferenceModel
 from model.stages import divided, layers_of_stage, sent, stages_of, whole_cuts
@@ -102,8 +103,8 @@ def test_a_stage_holds_its_own_layers_only(write_model) -> None:
         own = {weight.name for layer in layers for weight in layer.weights}
         everything = {weight.name for weight in decoder.weights}
         assert own < everything and set(arrays) & everything == own
-        states = {state.name for layer in decoder.layers for state in layer.states(STEP)}
-        assert set(arrays) & states == {state.name for layer in layers for state in layer.states(STEP)}
+        states = {state.name for layer in decoder.layers for state in states_of(layer, STEP)}
+        assert set(arrays) & states == {state.name for layer in layers for state in states_of(layer, STEP)}
 
 
 def test_a_rank_of_its_own_reads_the_weights_of_its_stage_only(write_model) -> None:

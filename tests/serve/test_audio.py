@@ -374,7 +374,9 @@ def test_a_full_queue_answers_429(start: Callable[..., Any], folder: Path, recor
         with pytest.raises(openai.RateLimitError) as refused:
             asked(served.client(), recordings[0])
         assert int(refused.value.response.headers["retry-after"]) > 0
-        with pytest.raises(openai.RateLimitError):  # the first window of several that are asked for one by one
+        with pytest.raises(
+            openai.RateLimitError
+        ):  # the first window of several that are asked for one by one
             asked(served.client(), recordings[0], response_format="verbose_json")
         stream.close()
         assert asked(served.client(max_retries=5), recordings[0]).text
