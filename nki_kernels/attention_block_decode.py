@@ -51,19 +51,19 @@ import numpy as np
 
 from nki_kernels.attention_decode import (
     attention_decode_reference,
-    check_caches,
     check_options,
     check_rope_positions,
     check_sizes,
     check_step,
     check_tables,
 )
+from nki_kernels.cache.create import create_cache
 from nki_kernels.decode.attend import attend
-from nki_kernels.decode.block import attention_block, output_tile
+from nki_kernels.decode.block import BlockWeights, attention_block, output_tile
 from nki_kernels.decode.hidden import hidden_fits, load_hidden, store_hidden
-from nki_kernels.decode.ranks import check_position_ranks, expect_ranks
 from nki_kernels.decode.share import share_of_core, sizes_of_share, wait_for_other_core
 from nki_kernels.decode.sizes import Sizes
+from nki_kernels.decode.step import DecodeStep, RankArguments
 from nki_kernels.decode.tokens import expect_tokens
 from nki_kernels.decode.work import Work
 from nki_kernels.output_projection import output_projection, output_projection_reference
@@ -106,46 +106,22 @@ def attention_block_decode(
 ):
     """Norm, queries, keys and values, attention with the caches, output projection, and the residual."""
     expect_dims(2, x, "x [T, H]")
-    products, tables = (w_qkv, w_o, q_size, kv_size), (cos, sin)
-    rows = check_rope_positions(rope_positions, positions)
-    norms, options = (q_norm, k_norm, eps), (window, softcap, sinks)
-    caches = k_cache, v_cache, slots, block_tables
-    check_position_ranks(position_group, position_ranks, position_rank)
+    weights = BlockWeights(norm_weight, w_qkv, w_o, q_size, kv_size)
+    angle_rows = check_rope_positions(rope_positions, positions)
+    step = DecodeStep(positions, angle_rows, scale, cos, sin, q_norm, k_norm, eps, window, softcap, sinks)
+    ranks = RankArguments(position_group, position_ranks, position_rank)
+    ranks.check()
+    cache = create_cache(k_cache, v_cache, slots, block_tables, None, x.shape[0])
     if nl.num_programs() == 1 and position_ranks == 1 and hidden_fits(x.shape[0], x.shape[1], x.dtype):
         y = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
-        tile = attended(
-            x,
-            norm_weight,
-            products,
-            caches,
-            (positions, rows),
-            scale,
-            num_kv_heads,
-            tables,
-            norms,
-            options,
-            replica_group,
-        )
-        store_hidden(y, tile)
+        store_hidden(y, attended(x, weights, cache, step, num_kv_heads, replica_group))
         return y, k_cache, v_cache
-    sizes = checked_sizes(
-        x,
-        norm_weight,
-        products,
-        caches,
-        positions,
-        scale,
-        num_kv_heads,
-        tables,
-        norms,
-        options,
-        position_ranks,
-    )
+    sizes = checked_sizes(x, weights, cache, step, num_kv_heads, position_ranks)
     share = share_of_core(sizes)
     if share is not None:
-        mine = sizes_of_share(sizes, share, k_cache, block_tables)
-        own_rows = share.rows(rows, sizes.sequences)
-        tokens = expect_tokens(mine, share.rows(positions, sizes.sequences), own_rows, tables)
+        own_cache = cache.of_share(share)
+        own_sizes, own_step = sizes_of_share(sizes, share, own_cache), step.of_share(share, sizes)
+        tokens = expect_tokens(own_sizes, own_step)
     q, k, v = qkv_projection(x, norm_weight, w_qkv, eps, q_size, kv_size)
     # Each core projects half of the columns; the barriers run beside each other.
     wait_for_other_core(nl.num_programs(), q, nisa.engine.scalar)
@@ -153,54 +129,35 @@ def attention_block_decode(
     wait_for_other_core(nl.num_programs(), v, nisa.engine.gpsimd)
     o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     if share is not None:
-        ranks = expect_ranks(position_group, position_ranks, position_rank)
-        caches = share.caches(k_cache, v_cache, slots, block_tables, sizes)
-        options = window, softcap, share.columns(sinks, sizes.kv_heads)
-        work = Work(mine, share, ranks, scale, caches, share.part(v, sizes), share.part(o, sizes), options)
-        attend(work, share.part(q, sizes), share.part(k, sizes), tokens, norms)
+        own_ranks = ranks.load()
+        own_v, own_o = share.part(v, sizes), share.part(o, sizes)
+        work = Work(own_sizes, share, own_ranks, own_cache, own_v, own_o, own_step)
+        attend(work, share.part(q, sizes), share.part(k, sizes), tokens)
     wait_for_other_core(nl.num_programs(), o, nisa.engine.scalar)
     return output_projection(o, w_o, x, replica_group), k_cache, v_cache
 
 
-def attended(
-    x, norm_weight, products, caches, places, scale, num_kv_heads, tables, norms, options, replica_group
-):
-    """The block for rows x that `hidden_fits`, on one core: a tile of hidden states, see `hidden`.
-
-    products: w_qkv, w_o, q_size and kv_size. caches: keys, values, slots and block tables. places: positions, and the
-    rows of the tables. tables: cosines and sines. norms: the weights of queries and of keys, and eps. options: window,
-    soft cap and sinks.
-    """
-    positions, rows = places
-    sizes = checked_sizes(
-        x, norm_weight, products, caches, positions, scale, num_kv_heads, tables, norms, options, 1
-    )
-    work = Work(sizes, share_of_core(sizes), None, scale, caches, None, output_tile(sizes), options)
-    w_qkv, w_o = products[0], products[1]
-    return attention_block(
-        load_hidden(x), norm_weight, w_qkv, w_o, work, positions, rows, tables, norms, replica_group
-    )
+def attended(x, weights, cache, step, num_kv_heads, replica_group):
+    """Return the block for rows x that `hidden_fits`, on one core: a tile of hidden states, see `hidden`."""
+    sizes = checked_sizes(x, weights, cache, step, num_kv_heads, 1)
+    work = Work(sizes, share_of_core(sizes), None, cache, None, output_tile(sizes), step)
+    return attention_block(load_hidden(x), weights, work, replica_group)
 
 
-def checked_sizes(
-    x, norm_weight, products, caches, positions, scale, num_kv_heads, tables, norms, options, ranks
-):
-    """The sizes of a step over so many ranks of positions; refuses arguments that do not fit together."""
-    w_qkv, w_o, q_size, kv_size = products
-    k_cache, v_cache, slots, block_tables = caches
-    check_caches(x.shape[0], k_cache, v_cache, slots, block_tables)
-    sizes = Sizes(x.shape[0], q_size, x.dtype, k_cache, block_tables, ranks)
-    check_step(positions, scale, num_kv_heads, sizes, MAX_DEPTH)
-    check_weights(x, norm_weight, w_qkv, w_o, q_size, kv_size, sizes)
-    check_tables(sizes.depth, tables[0], tables[1], norms[0], norms[1])
+def checked_sizes(x, weights, cache, step, num_kv_heads, ranks):
+    """Return the sizes of a step over so many ranks of positions; refuse arguments that do not fit together."""
+    sizes = Sizes(x.shape[0], weights.q_size, x.dtype, cache, ranks)
+    check_step(step, num_kv_heads, sizes, MAX_DEPTH)
+    check_weights(x, weights, sizes)
+    check_tables(sizes.depth, step)
     check_sizes(sizes)
-    check_options(sizes, options[0], options[1], options[2])
+    check_options(sizes, step)
     return sizes
 
 
-def check_weights(x, norm_weight, w_qkv, w_o, q_size, kv_size, sizes):
+def check_weights(x, weights, sizes):
     """Refuse weights that do not fit the hidden states, or the heads of the caches."""
-    hidden = x.shape[1]
+    hidden, q_size, kv_size = x.shape[1], weights.q_size, weights.kv_size
     assert hidden <= MAX_HIDDEN, (
         f"attention_block_decode takes a hidden size of at most {MAX_HIDDEN}, not {hidden}"
     )
@@ -209,9 +166,9 @@ def check_weights(x, norm_weight, w_qkv, w_o, q_size, kv_size, sizes):
     )
     assert q_size % kv_size == 0, f"q_size {q_size} is no multiple of kv_size {kv_size}"
     for name, weight, shape in (
-        ("norm_weight", norm_weight, (1, hidden)),
-        ("w_qkv", w_qkv, (hidden, q_size + 2 * kv_size)),
-        ("w_o", w_o, (q_size, hidden)),
+        ("norm_weight", weights.norm, (1, hidden)),
+        ("w_qkv", weights.w_qkv, (hidden, q_size + 2 * kv_size)),
+        ("w_o", weights.w_o, (q_size, hidden)),
     ):
         assert weight.shape == shape, f"{name} is {shape} beside x {x.shape}, not {weight.shape}"
 

@@ -92,9 +92,10 @@ import nki.language as nl
 import nki.typing as nt
 import numpy as np
 
+from nki_kernels.cache.create import create_cache
 from nki_kernels.decode.attend import attend_share
-from nki_kernels.decode.ranks import check_position_ranks
 from nki_kernels.decode.sizes import Sizes
+from nki_kernels.decode.step import DecodeStep, RankArguments
 from nki_kernels.precision import widened
 from nki_kernels.rmsnorm import rmsnorm_reference
 from nki_kernels.tiles import PARTITIONS, expect_dims
@@ -103,9 +104,6 @@ MAX_DEPTH = 512
 MAX_QUERIES = 8192
 MAX_NEW_WITH_SINKS = 96
 """New keys leave a quadrant of the partitions to the sinks."""
-
-MAX_ROWS = 2**24
-"""Rows of a paged cache: run-time addresses are computed in float32."""
 
 
 @nki.jit
@@ -137,36 +135,32 @@ def attention_decode(
     """Attention of the new tokens of a batch with its caches, to which their keys and values, if any, are written."""
     stored = k is None
     expect_dims(2, q, "q [T, Hq * D]")
-    check_position_ranks(position_group, position_ranks, position_rank)
-    tokens, caches, options = (q, k, v), (k_cache, v_cache, slots, block_tables), (window, softcap, sinks)
-    sizes = step_sizes(tokens, caches, positions, scale, num_kv_heads, options, position_ranks, cache_rows)
-    check_tables(sizes.depth, cos, sin, q_norm, k_norm, stored)
-    rows = check_rope_positions(rope_positions, positions)
+    ranks = RankArguments(position_group, position_ranks, position_rank)
+    ranks.check()
+    cache = create_cache(k_cache, v_cache, slots, block_tables, cache_rows, q.shape[0], stored)
+    angle_rows = check_rope_positions(rope_positions, positions)
+    step = DecodeStep(positions, angle_rows, scale, cos, sin, q_norm, k_norm, eps, window, softcap, sinks)
+    sizes = step_sizes((q, k, v), cache, step, num_kv_heads, position_ranks)
+    check_tables(sizes.depth, step, stored)
     o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
-    ranks, norms = (position_group, position_ranks, position_rank), (q_norm, k_norm, eps)
-    attend_share(
-        o, tokens, sizes, caches, (positions, rows), scale, (cos, sin), norms, options, ranks, cache_rows
-    )
+    attend_share(o, (q, k, v), cache, sizes, step, ranks)
     if stored:
         return o
     return o, k_cache, v_cache
 
 
-def step_sizes(tokens, caches, positions, scale, num_kv_heads, options, ranks=1, cache_rows=None):
-    """The sizes of a decode step whose arguments fit together; `options` are window, softcap and sinks."""
+def step_sizes(tokens, cache, step, num_kv_heads, ranks=1):
+    """Return the sizes of a decode step of tokens q, k and v; refuse arguments that do not fit together."""
     q, k, v = tokens
-    k_cache, v_cache, slots, block_tables = caches
-    check_caches(q.shape[0], k_cache, v_cache, slots, block_tables, k is None)
-    check_rows(cache_rows, k, block_tables)
-    sizes = Sizes(q.shape[0], q.shape[1], q.dtype, k_cache, block_tables, ranks, k is None, cache_rows)
-    check_step(positions, scale, num_kv_heads, sizes, MAX_DEPTH)
+    sizes = Sizes(q.shape[0], q.shape[1], q.dtype, cache, ranks, k is None)
+    check_step(step, num_kv_heads, sizes, MAX_DEPTH)
     check_tokens(q, k, v, sizes)
     check_sizes(sizes)
-    check_options(sizes, options[0], options[1], options[2])
+    check_options(sizes, step)
     return sizes
 
 
-def check_step(positions, scale, num_kv_heads, sizes, most_depth):
+def check_step(step, num_kv_heads, sizes, most_depth):
     """Refuse heads, positions and tokens that do not fit the caches, and heads of more than `most_depth` elements."""
     tokens, kv_heads, depth = sizes.tokens, sizes.kv_heads, sizes.depth
     assert num_kv_heads is None or num_kv_heads == kv_heads, (
@@ -178,8 +172,9 @@ def check_step(positions, scale, num_kv_heads, sizes, most_depth):
     assert tokens % sizes.sequences == 0, (
         f"{tokens} tokens for caches of {sizes.sequences} sequences; each needs as many"
     )
+    positions = step.positions
     assert positions.shape == (tokens, 1), f"positions are [{tokens}, 1], not {positions.shape}"
-    assert scale > 0, f"scale is {scale}; the exact maximum needs a positive one"
+    assert step.scale > 0, f"scale is {step.scale}; the exact maximum needs a positive one"
 
 
 def check_tokens(q, k, v, sizes):
@@ -199,50 +194,12 @@ def check_tokens(q, k, v, sizes):
     assert q.dtype == k.dtype and q.dtype == v.dtype, f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}"
 
 
-def check_caches(tokens, k_cache, v_cache, slots, block_tables, stored=False):
-    """Refuse caches that do not fit each other, and tables that do not fit the caches; stored: nothing is written."""
-    if stored:
-        assert slots is None, "slots come with k and v, which are written there"
-    else:
-        assert (slots is None) == (block_tables is None), "slots and block_tables come together"
-    if block_tables is None:
-        expect_dims(4, k_cache, "k_cache [B, Hk, D, S]")
-        sequences, kv_heads, depth, capacity = k_cache.shape
-        assert v_cache.shape == (sequences, kv_heads, capacity, depth), (
-            f"v_cache is [{sequences}, {kv_heads}, {capacity}, {depth}] beside k_cache {k_cache.shape}, "
-            f"not {v_cache.shape}"
-        )
-        return
-    expect_dims(4, k_cache, "k_cache [pages, block, Hk, D]")
-    expect_dims(2, block_tables, "block_tables [B, N]")
-    assert v_cache.shape == k_cache.shape, f"k_cache is {k_cache.shape}, v_cache is {v_cache.shape}"
-    assert stored or slots.shape == (tokens, 1), f"slots are [{tokens}, 1], not {slots.shape}"
-    capacity = block_tables.shape[1] * k_cache.shape[1]
-    assert capacity % PARTITIONS == 0, (
-        f"the pages of a sequence hold a multiple of {PARTITIONS} positions, not {capacity}"
-    )
-    rows = k_cache.shape[0] * k_cache.shape[1] * k_cache.shape[2]
-    assert rows <= MAX_ROWS, (
-        f"attention_decode takes pages of at most {MAX_ROWS} rows of a kv head, not {rows}"
-    )
-
-
-def check_rows(cache_rows, k, block_tables):
-    """Refuse rows of caches beside new keys or pages, and of another shape than [B, 1]."""
-    if cache_rows is None:
-        return
-    expect_dims(2, cache_rows, "cache_rows [B, 1]")
-    assert cache_rows.shape[1] == 1, f"cache_rows are [B, 1], not {cache_rows.shape}"
-    assert k is None and block_tables is None, (
-        "cache_rows come without k and v, which would be written, and without block_tables"
-    )
-
-
-def check_tables(depth, cos, sin, q_norm, k_norm, stored=False):
+def check_tables(depth, step, stored=False):
     """Refuse one table or norm without the other, and shapes that do not fit heads of `depth` elements.
 
     stored: there are no new keys, hence no k_norm.
     """
+    cos, sin, q_norm, k_norm = step.cos, step.sin, step.q_norm, step.k_norm
     assert (cos is None) == (sin is None), "cos and sin come together"
     if cos is not None:
         assert cos.shape == sin.shape, f"cos is {cos.shape}, sin is {sin.shape}"
@@ -268,8 +225,9 @@ def check_rope_positions(rope_positions, positions):
     return rope_positions
 
 
-def check_options(sizes, window, softcap, sinks):
+def check_options(sizes, step):
     """Refuse a window without positions, a cap that is not positive, and sinks of other heads."""
+    window, softcap, sinks = step.window, step.softcap, step.sinks
     assert window is None or window >= 1, f"window is {window}; a token sees at least its own position"
     assert softcap is None or softcap > 0, f"softcap is {softcap}; scores are capped at a positive number"
     if sinks is not None:

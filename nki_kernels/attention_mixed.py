@@ -48,8 +48,10 @@ import numpy as np
 
 from nki_kernels.attention_decode import attention_decode_reference, step_sizes
 from nki_kernels.attention_prefill import MAX_TOKENS, attend, attention_prefill_reference
+from nki_kernels.cache.create import create_cache
 from nki_kernels.decode.attend import attend_share
 from nki_kernels.decode.share import wait_for_other_core
+from nki_kernels.decode.step import DecodeStep, RankArguments
 from nki_kernels.prefill.checks import check_prefill, check_room
 from nki_kernels.prefill.plan import Case, prepare
 from nki_kernels.tiles import expect_dims
@@ -80,9 +82,15 @@ def attention_mixed(
     o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     options = window, softcap, sinks
     first, others = (0, decoding), (decoding, q.shape[0])
-    caches = k_cache, v_cache, rows(slots, first), block_tables
     tokens = rows(q, first), rows(k, first), rows(v, first)
-    attend_decoding(rows(o, first), tokens, caches, rows(positions, first), scale, num_kv_heads, options)
+    own_slots = None if k is None else rows(slots, first)
+    cache = create_cache(k_cache, v_cache, own_slots, block_tables, None, decoding, k is None)
+    # A window that covers all positions of the tables is none.
+    shorter, own_positions = within(window, cache.capacity), rows(positions, first)
+    step = DecodeStep(own_positions, own_positions, scale, window=shorter, softcap=softcap, sinks=sinks)
+    attend_share(
+        rows(o, first), tokens, cache, step_sizes(tokens, cache, step, num_kv_heads), step, RankArguments()
+    )
     wait_for_other_core(nl.num_programs(), k_cache, nisa.engine.sync)
     wait_for_other_core(nl.num_programs(), v_cache, nisa.engine.gpsimd)
     tokens = rows(q, others), rows(k, others), rows(v, others)
@@ -110,16 +118,6 @@ def check_rows(tokens, decoding, positions, slots, block_tables, prompt_tables):
     assert block_tables is not None and prompt_tables is not None, (
         "attention_mixed takes paged caches: give block_tables and prompt_tables"
     )
-
-
-def attend_decoding(o, tokens, caches, positions, scale, num_kv_heads, options):
-    """Attention of the rows that decode; a window that covers all positions of the tables is none."""
-    if tokens[1] is None:
-        caches = caches[0], caches[1], None, caches[3]
-    sizes = step_sizes(tokens, caches, positions, scale, num_kv_heads, options)
-    own = within(options[0], sizes.capacity), options[1], options[2]
-    places, nothing = (positions, positions), (None, None)
-    attend_share(o, tokens, sizes, caches, places, scale, nothing, (None, None, 0.0), own, (None, 1, None))
 
 
 def attend_prompts(case, num_kv_heads, options):

@@ -47,8 +47,11 @@ from nki_kernels.attention_block_decode import (
     attention_block_decode_reference,
 )
 from nki_kernels.attention_decode import check_rope_positions
+from nki_kernels.cache.create import create_cache
+from nki_kernels.decode.block import BlockWeights
 from nki_kernels.decode.feed_forward import feed_forward, prepare_feed_forward
 from nki_kernels.decode.hidden import hidden_fits
+from nki_kernels.decode.step import DecodeStep
 from nki_kernels.mlp import activation_function, check_arguments, mlp, mlp_reference
 from nki_kernels.projection.feed_forward import Weights
 from nki_kernels.weights import WeightMatrix, matrix_or_none
@@ -93,9 +96,8 @@ def decoder_layer_decode(
         "decoder_layer_decode takes one physical core; on two, launch attention_block_decode and mlp"
     )
     matrices = (matrix_or_none(w_gate), WeightMatrix(w_up), WeightMatrix(w_down))
-    weights = Weights(matrices[0], matrices[1], matrices[2], b_gate, b_up, b_down)
-    check_arguments(x, weights, mlp_norm_weight, None, 0.0)
-    tables, options = (cos, sin), (window, softcap, sinks)
+    mlp_weights = Weights(matrices[0], matrices[1], matrices[2], b_gate, b_up, b_down)
+    check_arguments(x, mlp_weights, mlp_norm_weight, None, 0.0)
     if not hidden_fits(x.shape[0], x.shape[1], x.dtype):
         between, k_cache, v_cache = attention_block_decode(
             x,
@@ -138,23 +140,14 @@ def decoder_layer_decode(
         return y, k_cache, v_cache
     y = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     function = activation_function(activation)
-    operands = prepare_feed_forward(mlp_norm_weight, weights, function, replica_group, x.shape[0], x.dtype)
-    products = w_qkv, w_o, q_size, kv_size
-    caches = k_cache, v_cache, slots, block_tables
-    norms = q_norm, k_norm, eps
-    tile = attended(
-        x,
-        norm_weight,
-        products,
-        caches,
-        (positions, check_rope_positions(rope_positions, positions)),
-        scale,
-        num_kv_heads,
-        tables,
-        norms,
-        options,
-        replica_group,
+    operands = prepare_feed_forward(
+        mlp_norm_weight, mlp_weights, function, replica_group, x.shape[0], x.dtype
     )
+    weights = BlockWeights(norm_weight, w_qkv, w_o, q_size, kv_size)
+    angle_rows = check_rope_positions(rope_positions, positions)
+    cache = create_cache(k_cache, v_cache, slots, block_tables, None, x.shape[0])
+    step = DecodeStep(positions, angle_rows, scale, cos, sin, q_norm, k_norm, eps, window, softcap, sinks)
+    tile = attended(x, weights, cache, step, num_kv_heads, replica_group)
     feed_forward(y, tile, operands, eps)
     return y, k_cache, v_cache
 

@@ -6,6 +6,8 @@ by Scalar and GpSimd.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import nki.isa as nisa
 import nki.language as nl
 
@@ -24,17 +26,24 @@ EARLY_BYTES = 32768
 """Bytes per partition of caches that are loaded before w_qkv, so that nothing waits for them later."""
 
 
-def attention_block(tile, norm_weight, w_qkv, w_o, work, positions, angle_rows, tables, norms, replica_group):
-    """Norm, queries, keys and values, attention, output projection and residual of hidden states, see `hidden`.
+@dataclass
+class BlockWeights(nl.NKIObject):
+    """The weights around attention: of the norm [1, H], w_qkv [H, q_size + 2 * kv_size] and w_o [q_size, H]."""
 
-    angle_rows: the rows of the tables. tables: cosines and sines, or two Nones. norms: weights of the norms of queries
-    and keys, or None, and eps.
-    """
-    sizes, eps = work.sizes, norms[2]
-    first_positions = load_first_positions(positions, sizes.sequences, sizes.kv_heads)
-    rows = weighted_blocks(tile, norm_weight)
-    scales = reciprocal_roots(tile, w_qkv.shape[0], eps)
-    rotation = None if tables[0] is None else Rotation(angle_rows, tables, sizes)
+    norm: object
+    w_qkv: object
+    w_o: object
+    q_size: int
+    kv_size: int
+
+
+def attention_block(tile, weights, work, replica_group):
+    """Norm, queries, keys and values, attention, output projection and residual of hidden states, see `hidden`."""
+    sizes, step = work.sizes, work.step
+    first_positions = load_first_positions(step.positions, sizes.sequences, sizes.kv_heads)
+    rows = weighted_blocks(tile, weights.norm)
+    scales = reciprocal_roots(tile, weights.w_qkv.shape[0], step.eps)
+    rotation = None if step.cos is None else Rotation(step.angle_rows, (step.cos, step.sin), sizes)
     spans = row_spans(sizes)
     heights = []
     for first, end in spans:
@@ -43,14 +52,14 @@ def attention_block(tile, norm_weight, w_qkv, w_o, work, positions, angle_rows, 
     if early:
         bring_first(work)
     prepare(work, first_positions)
-    place_tokens(work, positions, heights)
+    place_tokens(work, heights)
     if early:
         clear_early(work)
-    projected = project(rows, w_qkv, sizes, scales)
+    projected = project(rows, weights.w_qkv, sizes, scales)
     if not early:
         bring_first(work)
-    work.w_o = w_o
-    queries, keys = placed_heads(projected.heads, rotation, norms, sizes)
+    work.w_o = weights.w_o
+    queries, keys = placed_heads(projected.heads, rotation, step, sizes)
     value_rows = []
     for first, end in spans:
         value_rows.append(projected.values[first:end, :])
@@ -72,20 +81,19 @@ def row_spans(sizes):
     return ranges(0, sizes.tokens, PARTITIONS // sizes.kv_heads)
 
 
-def placed_heads(heads, rotation, norms, sizes):
+def placed_heads(heads, rotation, step, sizes):
     """Queries and keys [D in part, part, token, head], normed and rotated, of heads [D in part, part, head, token]."""
-    q_norm, k_norm, eps = norms
     results = []
     for count in (sizes.heads, sizes.kv_heads):
         shape = (heads.shape[0], sizes.parts, sizes.tokens, count)
         results.append(nl.ndarray(shape, dtype=sizes.dtype, buffer=nl.sbuf))
-    if q_norm is not None:
+    if step.q_norm is not None:
         normed = nl.ndarray(heads.shape, dtype=sizes.dtype, buffer=nl.sbuf)
         for weight, first, end in (
-            (q_norm, 0, sizes.heads),
-            (k_norm, sizes.heads, sizes.heads + sizes.kv_heads),
+            (step.q_norm, 0, sizes.heads),
+            (step.k_norm, sizes.heads, sizes.heads + sizes.kv_heads),
         ):
-            normed_heads(normed[:, :, first:end, :], heads[:, :, first:end, :], weight, eps)
+            normed_heads(normed[:, :, first:end, :], heads[:, :, first:end, :], weight, step.eps)
         heads = normed
     if rotation is None:
         copied_heads(results, heads, sizes.depth)

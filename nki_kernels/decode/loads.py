@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import nki.isa as nisa
 
-from nki_kernels.decode.cache import (
-    buffers,
-    clear_values,
-    load_keys,
-    load_new_values,
-    load_values,
-    scatter,
-)
+from nki_kernels.decode.buffers import allocate_buffers, clear_values, load_new_values
 from nki_kernels.decode.output import OutputWeights
-from nki_kernels.decode.pages import by_unit, gather, row_tiles, run_numbers, transpose_keys
-from nki_kernels.decode.rows import load_keys_of_rows, load_row_numbers, load_values_of_rows
 from nki_kernels.decode.share import wait_for_other_core
 from nki_kernels.decode.sizes import units_in
 from nki_kernels.decode.work import seen_keys, valid_keys
-from nki_kernels.dma import STATIC, SYNC
+from nki_kernels.dma import STATIC
 
 LOADS_BEFORE_GATHER = 6
 """Groups whose loads are triggered before queries are gathered over ranks, which waits behind them in a full queue."""
@@ -27,12 +18,9 @@ LOADS_BEFORE_GATHER = 6
 def bring_first(work):
     """Begin to load the first groups; those behind a gather of queries come with `bring_after_gather`."""
     sizes = work.sizes
-    work.key_tiles, work.value_tiles, work.new_values = buffers(sizes, work.groups)
-    if sizes.paged:
-        work.runs = run_numbers(work.block_tables, sizes)
-        work.row_tiles = row_tiles(sizes)
-    if work.cache_rows is not None:
-        work.row_numbers = load_row_numbers(work.cache_rows)
+    work.key_tiles, work.value_tiles, work.new_values = allocate_buffers(work.cache, sizes, work.groups)
+    work.cache.load_addresses(sizes)
+    work.loaded_keys = work.cache.key_buffers(work.key_tiles, sizes)
     most = min(len(work.groups), sizes.key_buffers)
     work.brought = most if work.ranks is None else min(most, LOADS_BEFORE_GATHER)
     bring_groups(work, 0, work.brought)
@@ -73,26 +61,14 @@ def take_tokens(work, queries, keys, key_rows, value_rows):
 
 def bring_keys(work, group):
     """Load the keys of a group; behind the last load the new keys may be written."""
-    sizes, box = work.sizes, work.groups[group][0]
-    buffer = group % sizes.key_buffers
-    if sizes.paged:
-        gather(work.row_tiles[buffer], work.k_cache, work.share.kv_heads[0], work.runs, box, sizes)
-    elif work.cache_rows is not None:
-        load_keys_of_rows(work.key_tiles[buffer], work, box)
-    else:
-        load_keys(work.key_tiles[buffer], work.share.of_keys(work.k_cache, False), box, sizes)
+    tile = work.loaded_keys[group % work.sizes.key_buffers]
+    work.cache.load_keys(tile, work.groups[group][0], work.sizes)
 
 
 def bring_values(work, group, queue):
     """Load the values of a group."""
-    sizes, box = work.sizes, work.groups[group][0]
-    cached = work.value_tiles[group % sizes.value_buffers][0]
-    if sizes.paged:
-        gather(cached, work.v_cache, work.share.kv_heads[0], work.runs, box, sizes)
-    elif work.cache_rows is not None:
-        load_values_of_rows(cached, work, box, SYNC if queue == STATIC else queue)
-    else:
-        load_values(cached, work.share.of_values(work.v_cache), box, sizes, queue)
+    tile = work.value_tiles[group % work.sizes.value_buffers][0]
+    work.cache.load_values(tile, work.groups[group][0], work.sizes, queue)
 
 
 def bring_first_new_values(work):
@@ -133,18 +109,18 @@ def bring_later_keys(work, group):
 
 
 def transpose_group(work, group, half):
-    """Transpose a half of the keys of a group, if they come from pages; then their rows make room for a later group."""
+    """Transpose a half of the keys of a group, if they come as rows; then their rows make room for a later group."""
     sizes = work.sizes
-    if not sizes.paged or group >= len(work.groups):
+    if not work.cache.transposes_keys or group >= len(work.groups):
         return
     box = work.groups[group][0]
-    rows = by_unit(work.row_tiles[group % sizes.key_buffers], box)
-    tile = work.key_tiles[group % sizes.transposed_buffers]
+    rows = work.cache.by_unit(work.loaded_keys[group % sizes.key_buffers], box)
+    tile = work.key_tiles[group % sizes.scored_buffers]
     first, last = sizes.full * half // 2, sizes.full * (half + 1) // 2
     if nisa.get_nc_version() == nisa.nc_version.gen2:
         # Its transposes multiply with zeros, so that one key that is not a number would spoil all of a chunk.
         clear_values(rows, valid_keys(seen_keys(work, box)), first, last, sizes)
-    transpose_keys(tile, rows, box, first, last, sizes)
+    work.cache.transpose_keys(tile, rows, box, (first, last), sizes)
     if half == 1:
         bring_later_keys(work, group)
 
@@ -182,14 +158,11 @@ def write_keys(work):
 
     No core writes while the other one still reads: block tables may name any page behind the last position.
     """
-    sizes = work.sizes
-    row, step = (sizes.depth, 1) if sizes.paged else (1, work.k_cache.shape[3])
-    wait_for_other_core(work.share.cores, work.k_cache, nisa.engine.gpsimd)
-    scatter(work.k_cache, row, step, work.key_rows, work.key_places, sizes, work.divided)
+    wait_for_other_core(work.share.cores, work.cache.k_cache, nisa.engine.gpsimd)
+    work.cache.store_keys(work.key_rows, work.key_addresses, work.sizes, work.divided)
 
 
 def write_values(work):
     """Store the new values."""
-    sizes = work.sizes
-    wait_for_other_core(work.share.cores, work.v_cache, nisa.engine.gpsimd)
-    scatter(work.v_cache, sizes.depth, 1, work.value_rows, work.value_places, sizes, work.divided)
+    wait_for_other_core(work.share.cores, work.cache.v_cache, nisa.engine.gpsimd)
+    work.cache.store_values(work.value_rows, work.value_addresses, work.sizes, work.divided)

@@ -10,7 +10,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.decode.sizes import Sizes
-from nki_kernels.tiles import PARTITIONS, blocks
+from nki_kernels.tiles import blocks
 
 CORES = 2
 """Physical cores of a logical core that is divided."""
@@ -51,40 +51,13 @@ class Share(nl.NKIObject):
         """Rows and columns of the share, of a tensor of the new tokens' heads; `sizes` are those of the launch."""
         return self.columns(self.rows(tensor, sizes.sequences), sizes.kv_heads)
 
-    def pages(self, block_tables, sizes):
-        """The pages of the share's sequences that hold its slots."""
-        if block_tables is None:
-            return None
-        first, end = self.slots
-        return self.rows(block_tables, sizes.sequences)[:, first // sizes.block : end // sizes.block]
 
-    def caches(self, k_cache, v_cache, slots, block_tables, sizes):
-        """Both caches whole, and the slots and block tables of the share."""
-        return k_cache, v_cache, self.rows(slots, sizes.sequences), self.pages(block_tables, sizes)
-
-    def of_keys(self, k_cache, paged, cache_rows=None):
-        """The share's part of the keys; of pages and of rows, which hold all sequences, its kv heads."""
-        head, last = self.kv_heads
-        if paged:
-            return k_cache[:, :, head:last, :]
-        first, end = self.sequences if cache_rows is None else (0, k_cache.shape[0])
-        return k_cache[first:end, head:last, :, self.slots[0] : self.slots[1]]
-
-    def of_values(self, v_cache):
-        """The share's part of the values of contiguous caches."""
-        head, last = self.kv_heads
-        first, end = self.sequences
-        return v_cache[first:end, head:last, self.slots[0] : self.slots[1], :]
-
-
-def sizes_of_share(sizes, share, k_cache, block_tables, cache_rows=None):
-    """The sizes of a share, of a launch with `sizes`."""
+def sizes_of_share(sizes, share, cache):
+    """Return the sizes of a share, of a launch with `sizes`; `cache` is that of the share."""
     tokens = (share.sequences[1] - share.sequences[0]) * sizes.new
     own_share = sizes.own_heads // sizes.kv_heads
     width = (share.kv_heads[1] - share.kv_heads[0]) * own_share * sizes.depth
-    keys = share.of_keys(k_cache, sizes.paged, cache_rows)
-    pages, rows = share.pages(block_tables, sizes), share.rows(cache_rows, sizes.sequences)
-    return Sizes(tokens, width, sizes.dtype, keys, pages, sizes.ranks, sizes.stored, rows)
+    return Sizes(tokens, width, sizes.dtype, cache, sizes.ranks, sizes.stored)
 
 
 def share_of_core(sizes):
@@ -98,7 +71,7 @@ def share_of_core(sizes):
     elif sizes.sequences > 1:
         everything.sequences = halves(sizes.sequences, 1)[core]
     else:
-        parts = halves(sizes.capacity, slots_together(sizes))
+        parts = halves(sizes.capacity, sizes.slots_together)
         if sizes.ranks > 1 or sizes.capacity * sizes.kv_heads < LEAST_SLOTS or parts[1][0] == parts[1][1]:
             return everything if core == 0 else None
         everything.slots = parts[core]
@@ -120,11 +93,3 @@ def halves(size, together):
     """Two ranges that cover `size`, the first a multiple of `together` and as long; the second may be empty."""
     middle = min(size, blocks(blocks(size, together), CORES) * together)
     return [(0, middle), (middle, size)]
-
-
-def slots_together(sizes):
-    """Slots that are not divided: a chunk, and whole pages."""
-    together = PARTITIONS
-    while sizes.paged and together % sizes.block > 0:
-        together += PARTITIONS
-    return together

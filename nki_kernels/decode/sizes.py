@@ -6,6 +6,8 @@ softmax; a *block* of units shares an output tile, whose rows are queries. Both 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import nki.language as nl
 
 from nki_kernels.tiles import BANK, PARTITIONS, blocks
@@ -44,14 +46,21 @@ WEIGHT_BYTES = 16384
 VALUE_PART_OVER_RANKS = 4
 """One of so many buffers is for values where ranks divide positions: they arrive while queries are gathered."""
 
-PAGED_BUFFERS = 3
-"""Groups whose keys, and whose values, are in SBUF from pages: GpSimd addresses them in the order of their use."""
-
-TRANSPOSED_BUFFERS = 2
-"""Groups whose keys from pages are in SBUF transposed at most."""
-
 SCORE_BANKS = 2
 """PSUM banks of the scores of one group; those of the next one lie beside them."""
+
+
+@dataclass
+class Buffers(nl.NKIObject):
+    """How many groups have buffers for loaded keys, for values, and for keys as the product takes them.
+
+    keys_first: whether all keys are loaded before the values.
+    """
+
+    keys: int
+    values: int
+    scored: int
+    keys_first: bool
 
 
 class Sizes(nl.NKIObject):
@@ -61,16 +70,10 @@ class Sizes(nl.NKIObject):
     keys and values of the new tokens already, so none are new.
     """
 
-    def __init__(self, tokens, width, dtype, k_cache, block_tables, ranks=1, stored=False, cache_rows=None):
-        self.paged = block_tables is not None
-        if block_tables is None:
-            self.sequences, self.kv_heads, self.depth, self.capacity = k_cache.shape
-            if cache_rows is not None:
-                self.sequences = cache_rows.shape[0]
-        else:
-            _, self.block, self.kv_heads, self.depth = k_cache.shape
-            self.sequences, self.blocks = block_tables.shape
-            self.capacity = self.blocks * self.block
+    def __init__(self, tokens, width, dtype, cache, ranks=1, stored=False):
+        self.sequences, self.kv_heads = cache.sequences, cache.kv_heads
+        self.depth, self.capacity = cache.depth, cache.capacity
+        self.slots_together = cache.slots_together
         self.tokens = tokens
         self.ranks = ranks
         self.own_heads = width // self.depth
@@ -97,34 +100,18 @@ class Sizes(nl.NKIObject):
             self.width = 2 * self.width
         position_bytes = self.parts * (4 if dtype == nl.float32 else 2)
         unit_bytes = self.capacity * position_bytes
-        self.most_positions = BUFFER_BYTES // ((3 if self.paged else 2) * position_bytes)
+        self.most_positions = BUFFER_BYTES // (cache.tiles_per_position * position_bytes)
         room = min(PARTITIONS // self.width, SCORE_BANKS * BANK // (self.width * self.chunks))
         all_units = self.sequences * self.kv_heads
         self.cache_bytes = 2 * all_units * unit_bytes
         load_bytes = LOAD_BYTES // 2 if all_units * unit_bytes >= MANY_BYTES else LOAD_BYTES
-        most = min(room, load_bytes // unit_bytes, all_units)
-        if stored and not self.paged:
-            enough = min(blocks(STORED_COLUMNS, self.width * self.chunks), STORED_BYTES // unit_bytes)
-            most = min(room, max(load_bytes // unit_bytes, enough), all_units)
-        self.units = max(1, units_in(boxes(self.sequences, self.kv_heads, max(1, most))[0]))
-        if self.paged and self.kv_heads > 1:
-            self.units = min(self.units, self.kv_heads)
+        self.units = cache.group_units(self, room, unit_bytes, load_bytes // unit_bytes)
         # In the time in which GpSimd addresses a new key, so many cached ones are loaded.
         weight_bytes = all_units * self.chunks * self.queries * (4 if dtype == nl.float32 else 2)
         short = self.capacity <= KEYS_FIRST_POSITIONS and weight_bytes <= WEIGHT_BYTES
-        self.keys_first = short and not self.paged and not stored and ranks == 1
-        buffers = BUFFER_BYTES // (self.units * unit_bytes)
-        if self.paged:
-            self.transposed_buffers = min(TRANSPOSED_BUFFERS, buffers // 3)
-            self.key_buffers = min(PAGED_BUFFERS, (buffers - self.transposed_buffers) // 2)
-            self.value_buffers = self.key_buffers
-        elif self.keys_first or stored:
-            self.value_buffers = buffers // 2
-            self.key_buffers = buffers - self.value_buffers
-        else:
-            most = VALUE_BUFFERS if ranks == 1 else buffers // VALUE_PART_OVER_RANKS
-            self.value_buffers = min(max(most, VALUE_BUFFERS), buffers // 2)
-            self.key_buffers = buffers - self.value_buffers
+        buffers = cache.divide_buffers(self, BUFFER_BYTES // (self.units * unit_bytes), short)
+        self.key_buffers, self.value_buffers = buffers.keys, buffers.values
+        self.scored_buffers, self.keys_first = buffers.scored, buffers.keys_first
 
 
 def boxes(sequences, kv_heads, most):

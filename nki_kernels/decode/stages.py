@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import nki.isa as nisa
 
-from nki_kernels.decode.cache import (
-    clear_values,
-)
+from nki_kernels.decode.buffers import clear_values
 from nki_kernels.decode.loads import bring_later_keys, bring_new_values, bring_values
 from nki_kernels.decode.merge import finish_with_other_core
 from nki_kernels.decode.products import (
@@ -54,7 +52,7 @@ def score_keys(work, item):
     tile = work.key_tiles[group % len(work.key_tiles)]
     scores = score(work.queries, work.keys, tile, work.box(item), work.part(item), sizes)
     work.scores.append(scores)
-    if work.begins_group(item + 1) and not sizes.paged:
+    if work.begins_group(item + 1) and not work.cache.transposes_keys:
         bring_later_keys(work, group)
 
 

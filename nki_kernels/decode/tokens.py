@@ -19,24 +19,19 @@ BLOCKS_AHEAD = 4
 class NewTokens(nl.NKIObject):
     """Blocks of rows of the queries and keys of all new tokens, and their angles: the first few are loaded."""
 
-    def __init__(self, sizes, positions, angle_rows, tables):
+    def __init__(self, sizes, step):
         self.heads = sizes.own_heads, 0 if sizes.stored else sizes.kv_heads
         self.sources = None
-        self.positions = positions
-        self.angle_rows = angle_rows
-        self.first_positions = load_first_positions(positions, sizes.sequences, sizes.kv_heads)
-        self.tables = tables
+        self.step = step
+        self.first_positions = load_first_positions(step.positions, sizes.sequences, sizes.kv_heads)
         self.segments = row_blocks(sizes.tokens, self.heads)
         self.angles = []
         self.loaded = []
 
 
-def expect_tokens(sizes, positions, angle_rows, tables):
-    """Begin to load what depends on the positions alone, while queries and keys may still be projected.
-
-    angle_rows: the rows of the tables of angles.
-    """
-    tokens = NewTokens(sizes, positions, angle_rows, tables)
+def expect_tokens(sizes, step):
+    """Begin to load what depends on the positions alone, while queries and keys may still be projected."""
+    tokens = NewTokens(sizes, step)
     for _ in range(BLOCKS_AHEAD):
         load_next_angles(tokens)
     return tokens
@@ -53,10 +48,10 @@ def load_next_angles(tokens):
     """Load the angles of one more block of rows, if there is one."""
     block = len(tokens.angles)
     if block < len(tokens.segments):
+        step = tokens.step
+        tables = step.cos, step.sin
         tokens.angles.append(
-            load_angles(
-                tokens.segments[block], tokens.heads, tokens.angle_rows, tokens.tables, queue_of(block)
-            )
+            load_angles(tokens.segments[block], tokens.heads, step.angle_rows, tables, queue_of(block))
         )
 
 
@@ -72,13 +67,13 @@ def load_next_rows(tokens, sizes):
         tokens.loaded.append(load_rows(tokens.sources, sizes.depth, tokens.segments[block], queue_of(block)))
 
 
-def transposed_tokens(tokens, sizes, norms):
-    """Queries and keys [D in part, part, token, head] of all tokens, normed and rotated; norms: weights and eps.
+def transposed_tokens(tokens, sizes):
+    """Return queries and keys [D in part, part, token, head] of all tokens, normed and rotated.
 
     Also the rows of the keys before they were transposed, [rows, D] of at most 128 rows each. Without new keys these
     are None and no rows.
     """
-    q_norm, k_norm, eps = norms
+    step = tokens.step
     heads, depth, dtype = tokens.heads, sizes.depth, sizes.dtype
     results, key_rows = [], []
     for count in heads:
@@ -92,8 +87,8 @@ def transposed_tokens(tokens, sizes, norms):
         rows, (cosines, sines) = tokens.loaded[block], tokens.angles[block]
         load_next_angles(tokens)
         load_next_rows(tokens, sizes)
-        if q_norm is not None:
-            rows = normed(rows, heads, segments, (q_norm, k_norm), eps)
+        if step.q_norm is not None:
+            rows = normed(rows, heads, segments, (step.q_norm, step.k_norm), step.eps)
         if cosines is not None:
             rows = rotated(rows, cosines, sines, dtype)
         rows = cast(rows, dtype)

@@ -6,8 +6,6 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.decode.merge import largest_scores
-from nki_kernels.decode.pages import by_unit
-from nki_kernels.decode.places import new_places
 from nki_kernels.decode.ranks import only_on_first_rank, relative_to_rank
 from nki_kernels.decode.sizes import first_unit, groups_of_blocks, query_parts, units_in
 from nki_kernels.decode.softmax import (
@@ -24,17 +22,17 @@ from nki_kernels.tiles import PARTITIONS
 class Work(nl.NKIObject):
     """Tiles and tensors of one launch; item i is the group i // len(parts) with the queries of part i % len(parts)."""
 
-    def __init__(self, sizes, share, ranks, scale, caches, v, o, options):
+    def __init__(self, sizes, share, ranks, cache, v, o, step):
         self.sizes = sizes
         self.share = share
         self.ranks = ranks
         self.divided = share.merged or ranks is not None
         self.largest_scores = largest_scores(sizes) if self.divided else None
-        self.window, self.softcap, self.sinks = options
-        self.factor = scale if self.softcap is None else scale / self.softcap
-        self.scale = scale if self.softcap is None else self.softcap
-        self.k_cache, self.v_cache, self.slots, self.block_tables = caches
-        self.cache_rows = None
+        self.window, self.softcap, self.sinks = step.window, step.softcap, step.sinks
+        self.factor = step.scale if self.softcap is None else step.scale / self.softcap
+        self.scale = step.scale if self.softcap is None else self.softcap
+        self.step = step
+        self.cache = cache
         self.v = v
         self.o = o
         self.in_place = o.buffer == nl.sbuf
@@ -94,9 +92,9 @@ def seen_among_new(work):
     return causal if work.ranks is None else only_on_first_rank(causal, work.ranks)
 
 
-def place_tokens(work, positions, heights):
+def place_tokens(work, heights):
     """Find where the new tokens are written: rows (token, kv head), so many of `heights` in each tile."""
-    work.key_places, work.value_places = new_places(work, positions, heights)
+    work.key_addresses, work.value_addresses = work.cache.new_addresses(work, work.step.positions, heights)
 
 
 def seen_keys(work, box):
@@ -139,4 +137,4 @@ def load_sinks(work):
 def cached_values(work, group):
     """The tile of a group's cached values: [128, unit, chunk, D]."""
     tile = work.value_tiles[group % work.sizes.value_buffers][0]
-    return by_unit(tile, work.groups[group][0]) if work.sizes.paged else tile
+    return work.cache.by_unit(tile, work.groups[group][0])

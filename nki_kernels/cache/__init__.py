@@ -1,0 +1,1 @@
+"""Where keys and values lie in HBM: contiguous caches, rows that are named at run time, and pages."""

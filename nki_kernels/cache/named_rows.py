@@ -1,0 +1,128 @@
+"""Contiguous caches whose rows are named at run time: which row of keys and values holds a sequence.
+
+The caches [row, Hk, D, S] and [row, Hk, S, D] are loaded as those of sequences in order are, one sequence a DMA. A
+decode step only reads them: what an encoder leaves behind does not grow.
+"""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.cache.contiguous import clear_unfilled_units, contiguous_buffers, contiguous_units, narrow
+from nki_kernels.dma import STATIC, SYNC, transfer
+from nki_kernels.tiles import PARTITIONS, expect_dims
+
+
+class RowCache(nl.NKIObject):
+    """Contiguous keys and values, and the rows [B, 1] of a core's sequences, with its kv heads and slots."""
+
+    transposes_keys = False
+    tiles_per_position = 2
+    slots_together = PARTITIONS
+
+    def __init__(self, k_cache, v_cache, cache_rows):
+        expect_dims(4, k_cache, "k_cache [B, Hk, D, S]")
+        expect_dims(2, cache_rows, "cache_rows [B, 1]")
+        self.k_cache, self.v_cache, self.cache_rows = k_cache, v_cache, cache_rows
+        self.sequences = cache_rows.shape[0]
+        _, self.kv_heads, self.depth, self.capacity = k_cache.shape
+        self.first_head, self.first_slot = 0, 0
+        self.row_numbers = None
+
+    def check(self, tokens):
+        """Refuse values that do not fit the keys, and rows of another shape; any number of tokens may be new."""
+        shape = (self.k_cache.shape[0], self.kv_heads, self.capacity, self.depth)
+        assert self.v_cache.shape == shape, (
+            f"v_cache is {list(shape)} beside k_cache {self.k_cache.shape}, not {self.v_cache.shape}"
+        )
+        assert self.cache_rows.shape[1] == 1, f"cache_rows are [B, 1], not {self.cache_rows.shape}"
+
+    def of_share(self, share):
+        """Return the cache of the sequences, kv heads and slots of a share."""
+        result = RowCache(self.k_cache, self.v_cache, share.rows(self.cache_rows, self.sequences))
+        narrow(result, share)
+        return result
+
+    def group_units(self, sizes, room, unit_bytes, load_units):
+        """Return how many units are loaded together, as of contiguous caches."""
+        return contiguous_units(sizes, room, unit_bytes, load_units)
+
+    def divide_buffers(self, sizes, buffers, short):
+        """Divide buffers of groups among keys and values, as of contiguous caches."""
+        return contiguous_buffers(sizes, buffers, short)
+
+    def row_shape(self, sizes):
+        """Return the shape of a tile with positions on the partitions: [128, unit, chunk, D]."""
+        return (PARTITIONS, sizes.units, sizes.cached, sizes.depth)
+
+    def by_unit(self, tile, box):
+        """Return a tile of rows as [128, unit, chunk, D]."""
+        return tile
+
+    def clear_unfilled(self, tile, units, sizes):
+        """Zero what the first values of a tile, of so many units, leave."""
+        clear_unfilled_units(tile, units, sizes)
+
+    def load_addresses(self, sizes):
+        """Load the rows of the sequences as one row of SBUF, [1, B] int32."""
+        self.row_numbers = nl.ndarray((1, self.sequences), dtype=nl.int32, buffer=nl.sbuf)
+        nisa.dma_copy(dst=self.row_numbers, src=self.cache_rows.ap(pattern=[[0, 1], [1, self.sequences]]))
+
+    def key_buffers(self, key_tiles, sizes):
+        """Return the tiles that keys are loaded into: those that the product takes."""
+        return key_tiles
+
+    def load_keys(self, tile, box, sizes):
+        """Bring the keys of a group of units to a tile [D in part, part, unit, S]."""
+        heads = box[3] - box[2]
+        depth, capacity = self.k_cache.shape[2], self.k_cache.shape[3]
+        for sequence in range(box[0], box[1]):
+            unit = (sequence - box[0]) * heads
+            for part in range(sizes.parts):
+                start, stop = part * PARTITIONS, min(depth, (part + 1) * PARTITIONS)
+                source = self.k_cache.ap(
+                    pattern=[[capacity, stop - start], [depth * capacity, heads], [1, sizes.capacity]],
+                    offset=((self.first_head + box[2]) * depth + start) * capacity + self.first_slot,
+                    scalar_offset=self.row_numbers[0:1, sequence : sequence + 1],
+                    indirect_dim=0,
+                )
+                nisa.dma_copy(dst=tile[0 : stop - start, part, unit : unit + heads, :], src=source)
+
+    def load_values(self, tile, box, sizes, queue):
+        """Bring the values of a group of units to a tile [128, unit, chunk, D], laid out as by `ContiguousCache`.
+
+        Run-time addresses take descriptors that the Sync engine triggers in place of STATIC ones.
+        """
+        heads = box[3] - box[2]
+        whole = sizes.full * PARTITIONS
+        pieces = []
+        if sizes.full > 0:
+            pieces.append((0, PARTITIONS, sizes.full, 0))
+        if sizes.rest > 0:
+            pieces.append((whole, sizes.rest, 1, sizes.full))
+        for sequence in range(box[0], box[1]):
+            unit = (sequence - box[0]) * heads
+            for slot, height, count, chunk in pieces:
+                target = tile[0:height, unit : unit + heads, chunk : chunk + count, :]
+                source = self.values_of_row(sequence, (box[2], box[3]), slot, height, count)
+                transfer(target, source, SYNC if queue == STATIC else queue)
+
+    def values_of_row(self, sequence, heads, slot, height, count):
+        """Return values [partition, head, chunk, D] of a sequence and a range of kv heads, from a slot of the share on.
+
+        `height` partitions have `count` neighbouring slots each.
+        """
+        capacity, depth = self.v_cache.shape[2], self.v_cache.shape[3]
+        first_head, first_slot = self.first_head + heads[0], self.first_slot + slot
+        return self.v_cache.ap(
+            pattern=[
+                [count * depth, height],
+                [capacity * depth, heads[1] - heads[0]],
+                [depth, count],
+                [1, depth],
+            ],
+            offset=(first_head * capacity + first_slot) * depth,
+            scalar_offset=self.row_numbers[0:1, sequence : sequence + 1],
+            indirect_dim=0,
+        )

@@ -1,0 +1,234 @@
+"""Paged caches: keys and values of a sequence lie in pages that a table names at run time.
+
+A page [block, Hk, D] holds `block` positions of all kv heads. Partition p of a tile holds S // 128 consecutive
+positions, as from a contiguous cache. It gets them in *runs*, as many positions as pages and partitions have in common:
+one DMA with run-time row numbers brings a run to each partition. Keys come with D along the free dim and are transposed
+on chip.
+"""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.cache.addresses import (
+    as_columns,
+    is_written_elsewhere,
+    repeat_for_heads,
+    replace_by_end,
+    rows_in_pages,
+    scatter,
+)
+from nki_kernels.cache.contiguous import narrow
+from nki_kernels.decode.sizes import Buffers, boxes, units_in
+from nki_kernels.dma import COMPILER, SCALAR, STATIC, transfer
+from nki_kernels.tiles import PARTITIONS, expect_dims
+
+MAX_ROWS = 2**24
+"""Rows of a paged cache: run-time addresses are computed in float32."""
+
+LOADED_GROUPS = 3
+"""Groups whose keys, and whose values, are in SBUF: GpSimd addresses them in the order of their use."""
+
+TRANSPOSED_GROUPS = 2
+"""Groups whose keys are in SBUF transposed at most."""
+
+TRANSPOSES_TOGETHER = 4
+"""Transposed chunks that one copy moves to SBUF."""
+
+
+class PagedCache(nl.NKIObject):
+    """Pages [P, block, Hk, D] of keys and values, and the sequences, kv heads and pages that a core has of them.
+
+    slots [T, 1] are where new tokens are written, None where nothing is. block_tables [B, N] are the pages of each
+    sequence.
+    """
+
+    transposes_keys = True
+    """Keys come as rows [position, D]."""
+    tiles_per_position = 3
+    """Keys are in SBUF twice."""
+
+    def __init__(self, k_cache, v_cache, slots, block_tables):
+        expect_dims(4, k_cache, "k_cache [pages, block, Hk, D]")
+        expect_dims(2, block_tables, "block_tables [B, N]")
+        self.k_cache, self.v_cache, self.slots, self.block_tables = k_cache, v_cache, slots, block_tables
+        self.sequences, self.blocks = block_tables.shape
+        _, self.block, self.kv_heads, self.depth = k_cache.shape
+        self.capacity = self.blocks * self.block
+        self.first_head, self.first_slot = 0, 0
+        self.runs = None
+        # Cores do not divide a chunk, nor a page.
+        self.slots_together = PARTITIONS
+        while self.slots_together % self.block > 0:
+            self.slots_together += PARTITIONS
+
+    def check(self, tokens):
+        """Refuse values, slots and tables that do not fit the keys or `tokens` new tokens."""
+        k_cache, slots = self.k_cache, self.slots
+        assert self.v_cache.shape == k_cache.shape, (
+            f"k_cache is {k_cache.shape}, v_cache is {self.v_cache.shape}"
+        )
+        assert slots is None or slots.shape == (tokens, 1), f"slots are [{tokens}, 1], not {slots.shape}"
+        assert self.capacity % PARTITIONS == 0, (
+            f"the pages of a sequence hold a multiple of {PARTITIONS} positions, not {self.capacity}"
+        )
+        rows = k_cache.shape[0] * self.block * self.kv_heads
+        assert rows <= MAX_ROWS, (
+            f"attention_decode takes pages of at most {MAX_ROWS} rows of a kv head, not {rows}"
+        )
+
+    def of_share(self, share):
+        """Return the cache of the sequences, kv heads and slots of a share."""
+        first, end = share.slots
+        tables = share.rows(self.block_tables, self.sequences)[:, first // self.block : end // self.block]
+        result = PagedCache(self.k_cache, self.v_cache, share.rows(self.slots, self.sequences), tables)
+        narrow(result, share)
+        return result
+
+    def group_units(self, sizes, room, unit_bytes, load_units):
+        """Return how many units are loaded together: with several kv heads those of one sequence."""
+        most = min(room, load_units, sizes.sequences * sizes.kv_heads)
+        units = units_in(boxes(sizes.sequences, sizes.kv_heads, max(1, most))[0])
+        return min(units, sizes.kv_heads) if sizes.kv_heads > 1 else units
+
+    def divide_buffers(self, sizes, buffers, short):
+        """Divide buffers of groups among keys as they come, values, and transposed keys."""
+        transposed = min(TRANSPOSED_GROUPS, buffers // 3)
+        loaded = min(LOADED_GROUPS, (buffers - transposed) // 2)
+        return Buffers(loaded, loaded, transposed, False)
+
+    def row_shape(self, sizes):
+        """Return the shape of a tile with positions on the partitions: [128, sequence, chunk, kv head, D]."""
+        heads = sizes.units if sizes.kv_heads > 1 else 1
+        return (PARTITIONS, sizes.units // heads, sizes.cached, heads, sizes.depth)
+
+    def by_unit(self, tile, box):
+        """Return a tile of rows as [128, unit, chunk, D]; with several heads there is one sequence."""
+        if box[3] - box[2] == 1:
+            return tile[:, 0 : box[1] - box[0], :, 0, :]
+        return tile[:, 0, :, 0 : box[3] - box[2], :].permute((0, 2, 1, 3))
+
+    def clear_unfilled(self, tile, units, sizes):
+        """Zero a tile that loads of so many units do not fill."""
+        if units < sizes.units:
+            nisa.memset(dst=tile, value=0.0)
+
+    def load_addresses(self, sizes):
+        """Load where the runs of each partition are in a cache, counted in runs: [128, runs, sequence] int32."""
+        self.runs = run_numbers(self.block_tables, self.block, sizes)
+
+    def key_buffers(self, key_tiles, sizes):
+        """Return tiles for rows of keys, one for each group whose loads are under way."""
+        result = []
+        for _ in range(sizes.key_buffers):
+            result.append(nl.ndarray(self.row_shape(sizes), dtype=sizes.dtype, buffer=nl.sbuf))
+        return result
+
+    def load_keys(self, tile, box, sizes):
+        """Bring the rows of keys of a group of units to a tile of `key_buffers`."""
+        self.gather(tile, self.k_cache, box, sizes)
+
+    def load_values(self, tile, box, sizes, queue):
+        """Bring the values of a group of units; the compiler chooses the queue."""
+        self.gather(tile, self.v_cache, box, sizes)
+
+    def gather(self, tile, cache, box, sizes):
+        """Bring the rows of a group of units to `tile` [128, sequence, chunk, kv head, D]."""
+        first, end, head, last = box
+        length = run_length(self.block, sizes)
+        pitch = cache.shape[2] * sizes.depth
+        row = length * pitch
+        flat = cache.reshape((cache.shape[0] * self.block // length, row))
+        heads = last - head
+        pattern = [[row, PARTITIONS], [pitch, length], [1, heads * sizes.depth]]
+        for sequence in range(first, end):
+            for run in range(self.runs.shape[1]):
+                source = flat.ap(
+                    pattern=pattern,
+                    offset=(self.first_head + head) * sizes.depth,
+                    vector_offset=self.runs[:, run, sequence : sequence + 1],
+                )
+                chunk = run * length
+                target = tile[:, sequence - first, chunk : chunk + length, 0:heads, :]
+                nisa.dma_copy(dst=target, src=source)
+
+    def transpose_keys(self, tile, rows, box, chunks, sizes):
+        """Transpose keys of a group of units [128, unit, chunk, D] to `tile` [D in part, part, unit, S].
+
+        chunks: the first chunk, and the first one that stays. Keys lie position by position in the tile.
+        """
+        for unit in range(units_in(box)):
+            for part in range(sizes.parts):
+                start, stop = part * PARTITIONS, min(sizes.depth, (part + 1) * PARTITIONS)
+                height = stop - start
+                columns = tile[0:height, part, unit, :].reshape((height, PARTITIONS, sizes.full))
+                columns = columns.permute((0, 2, 1))
+                for first in range(chunks[0], chunks[1], TRANSPOSES_TOGETHER):
+                    count = min(TRANSPOSES_TOGETHER, chunks[1] - first)
+                    bank = nl.ndarray((height, count, PARTITIONS), dtype=rows.dtype, buffer=nl.psum)
+                    for i in range(count):
+                        nisa.nc_transpose(dst=bank[:, i, :], data=rows[:, unit, first + i, start:stop])
+                    nisa.activation(dst=columns[:, first : first + count, :], op=nl.copy, data=bank)
+
+    def new_addresses(self, work, positions, heights):
+        """Find where rows (token, kv head) of new keys and new values are written, `heights` rows in each column.
+
+        The addresses [height, 1] int32 count rows [D]. A row that another core or rank writes has an address behind the
+        cache.
+        """
+        sizes, cache = work.sizes, self.k_cache
+        slots = repeat_for_heads(self.slots, sizes, STATIC)
+        rows = rows_in_pages(slots, self.first_head, cache.shape[2], sizes)
+        if work.divided:
+            numbers = repeat_for_heads(positions, sizes, SCALAR)
+            elsewhere = is_written_elsewhere(numbers, work)
+            replace_by_end(rows, elsewhere, cache.shape[0] * cache.shape[1] * cache.shape[2])
+        columns = as_columns(rows, heights, sizes)
+        return columns, columns
+
+    def store_keys(self, rows, addresses, sizes, divided):
+        """Write rows of new keys."""
+        scatter(self.k_cache, sizes.depth, 1, rows, addresses, sizes, divided)
+
+    def store_values(self, rows, addresses, sizes, divided):
+        """Write rows of new values."""
+        scatter(self.v_cache, sizes.depth, 1, rows, addresses, sizes, divided)
+
+
+def run_length(block, sizes):
+    """Return the positions of a run: the greatest common divisor of those of a page and those of a partition."""
+    first, second = block, sizes.full
+    while second > 0:
+        first, second = second, first % second
+    return first
+
+
+def run_numbers(block_tables, block, sizes):
+    """Return where the runs of each partition are in a cache, counted in runs: [128, runs, sequence] int32.
+
+    float32 holds the numbers exactly, see the limits.
+    """
+    runs_per_page = block // run_length(block, sizes)
+    runs = sizes.full // run_length(block, sizes)
+    sequences, blocks = block_tables.shape
+    shape = (PARTITIONS, runs, sequences)
+    pages = nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf)
+    repeated = block_tables.permute((1, 0)).expand_dim(1).broadcast(1, runs_per_page)
+    transfer(pages, repeated, STATIC)
+    if runs_per_page == 1:
+        return pages
+    row = nl.ndarray((1, blocks, runs_per_page), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.iota(dst=row, pattern=[[0, blocks], [1, runs_per_page]])
+    within = nl.ndarray((PARTITIONS, runs), dtype=nl.float32, buffer=nl.sbuf)
+    transfer(within, row, COMPILER)
+    result = nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf)
+    nisa.scalar_tensor_tensor(
+        dst=result,
+        data=pages,
+        op0=nl.multiply,
+        operand0=float(runs_per_page),
+        op1=nl.add,
+        operand1=within.expand_dim(2).broadcast(2, sequences),
+    )
+    return result

@@ -1,0 +1,85 @@
+"""Buffers of groups of units in SBUF: their allocation, the values of new tokens, and clearing of unseen values."""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.decode.sizes import units_in
+from nki_kernels.dma import SCALAR, transfer
+from nki_kernels.tiles import PARTITIONS
+
+
+def allocate_buffers(cache, sizes, groups):
+    """Allocate the buffers of groups.
+
+    Returns: tiles of keys [D in part, part, unit, S]; pairs of values [position, unit, chunk, D] and new values [new
+    token, unit, D]; and the tile whose slices the new values are, or None.
+    """
+    keys, values = [], []
+    for _ in range(sizes.scored_buffers):
+        shape = (min(sizes.depth, PARTITIONS), sizes.parts, sizes.units, sizes.capacity)
+        keys.append(nl.ndarray(shape, dtype=sizes.dtype, buffer=nl.sbuf))
+    used = min(sizes.value_buffers, len(groups))
+    all_new = None
+    if not sizes.stored:
+        all_new = nl.ndarray((sizes.new, used * sizes.units, sizes.depth), dtype=sizes.dtype, buffer=nl.sbuf)
+    for number in range(sizes.value_buffers):
+        cached = nl.ndarray(cache.row_shape(sizes), dtype=sizes.dtype, buffer=nl.sbuf)
+        if number < len(groups):
+            # Which bytes are defined may not depend on data.
+            cache.clear_unfilled(cached, units_in(groups[number][0]), sizes)
+        new = None
+        if not sizes.stored and number < used:
+            new = all_new[:, number * sizes.units : (number + 1) * sizes.units, :]
+        values.append((cached, new))
+    return keys, values, all_new
+
+
+def load_new_values(new, v, box, sizes):
+    """Bring the values of the new tokens of a group of units, from HBM or from rows in SBUF: [new token, unit, D]."""
+    if v.buffer != nl.sbuf:
+        rows = v.reshape((sizes.sequences, sizes.new, sizes.kv_heads, sizes.depth))
+        rows = rows[box[0] : box[1], :, box[2] : box[3], :].permute((1, 0, 2, 3))
+        transfer(new[:, 0 : units_in(box), :], rows, SCALAR)
+        return
+    left, right = box[2] * sizes.depth, box[3] * sizes.depth
+    together = box[1] - box[0] if sizes.new == 1 else 1
+    heads = box[3] - box[2]
+    for sequence in range(box[0], box[1], together):
+        first, unit = sequence * sizes.new, (sequence - box[0]) * heads
+        target = new[:, unit : unit + together * heads, :]
+        rows = v[first : first + together * sizes.new, left:right]
+        transfer(target, rows, SCALAR)
+
+
+def clear_values(tile, valid, first, last, sizes):
+    """Zero the values of keys in chunks first … last that are not valid [128, units, chunks], whatever they hold.
+
+    Their weights are zero, but zero times what was never written may be anything.
+    """
+    words = tile.view(nl.float32)
+    for start, stop, height in (
+        (first, min(last, sizes.full), PARTITIONS),
+        (max(first, sizes.full), last, sizes.rest),
+    ):
+        if stop > start:
+            units = valid.shape[1]
+            chosen = valid[0:height, :, start:stop].expand_dim(3).broadcast(3, words.shape[3])
+            nisa.tensor_copy_predicated(
+                dst=words[0:height, 0:units, start:stop, :], src=0.0, predicate=chosen, reverse_pred=True
+            )
+
+
+def new_value_rows(v, heights, sizes):
+    """The new tokens' values as rows (token, kv head): tiles [height, D]."""
+    source = v.reshape((sizes.tokens, sizes.kv_heads, sizes.depth))
+    result = []
+    first = 0
+    for height in heights:
+        tile = nl.ndarray((height, sizes.depth), dtype=v.dtype, buffer=nl.sbuf)
+        last = first + height // sizes.kv_heads
+        transfer(tile, source[first:last], SCALAR)
+        result.append(tile)
+        first = last
+    return result

@@ -1,0 +1,62 @@
+"""The arguments of a decode step beside its tokens and its cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import nki.language as nl
+
+from nki_kernels.decode.ranks import check_position_ranks, expect_ranks
+
+
+@dataclass
+class DecodeStep(nl.NKIObject):
+    """Positions, rotation, norms of heads and changes of scores, by the names of `attention_decode`'s parameters.
+
+    positions and angle_rows [T, 1] are the positions of new tokens in the cache and in the tables `cos` and `sin`.
+    """
+
+    positions: object
+    angle_rows: object
+    scale: float
+    cos: object = None
+    sin: object = None
+    q_norm: object = None
+    k_norm: object = None
+    eps: float = 0.0
+    window: object = None
+    softcap: object = None
+    sinks: object = None
+
+    def of_share(self, share, sizes):
+        """Return the step of a share of a launch with `sizes`."""
+        return DecodeStep(
+            share.rows(self.positions, sizes.sequences),
+            share.rows(self.angle_rows, sizes.sequences),
+            self.scale,
+            self.cos,
+            self.sin,
+            self.q_norm,
+            self.k_norm,
+            self.eps,
+            self.window,
+            self.softcap,
+            share.columns(self.sinks, sizes.kv_heads),
+        )
+
+
+@dataclass
+class RankArguments(nl.NKIObject):
+    """The ranks that divide positions: their group or None, their number, and the place [1, 1] of this rank."""
+
+    group: object = None
+    count: int = 1
+    place: object = None
+
+    def check(self):
+        """Refuse a group without the number of its ranks."""
+        check_position_ranks(self.group, self.count, self.place)
+
+    def load(self):
+        """Return the ranks with the place of this one in SBUF, or None."""
+        return expect_ranks(self.group, self.count, self.place)
