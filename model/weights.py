@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -10,7 +10,6 @@ from math import prod
 import numpy as np
 
 from model.config import ModelConfig
-from model.device import kernel_parameters
 from model.errors import ModelError, check_memory
 from model.families import compose
 from model.formats import Format
@@ -104,6 +103,13 @@ def shard_weights(
                 arrays |= parts[part]
         taken()
     return tuple(RankWeights(shard, activations, arrays, formats) for shard, arrays in zip(shards, held))
+
+
+def kernel_parameters(kernel: str) -> Collection[str]:
+    """Return the names of a kernel's parameters; kernels and simulator are imported by the first call alone."""
+    from model import device
+
+    return device.kernel_parameters(kernel)
 
 
 def _take(
