@@ -48,12 +48,12 @@ import numpy as np
 
 from nki_kernels.attention_decode import attention_decode_reference, step_sizes
 from nki_kernels.attention_prefill import MAX_TOKENS, attend, attention_prefill_reference
-from nki_kernels.cache.create import create_cache
+from nki_kernels.cache.create import create_cache, create_prompt_cache
 from nki_kernels.decode.attend import attend_share
 from nki_kernels.decode.share import wait_for_other_core
 from nki_kernels.decode.step import DecodeStep, RankArguments
 from nki_kernels.prefill.checks import check_prefill, check_room
-from nki_kernels.prefill.plan import Case, prepare
+from nki_kernels.prefill.plan import Case, PromptStep, prepare
 from nki_kernels.tiles import expect_dims
 
 
@@ -80,7 +80,6 @@ def attention_mixed(
     expect_dims(2, q, "q [T, Hq * D]")
     check_rows(q.shape[0], decoding, positions, slots, block_tables, prompt_tables)
     o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
-    options = window, softcap, sinks
     first, others = (0, decoding), (decoding, q.shape[0])
     tokens = rows(q, first), rows(k, first), rows(v, first)
     own_slots = None if k is None else rows(slots, first)
@@ -93,13 +92,16 @@ def attention_mixed(
     )
     wait_for_other_core(nl.num_programs(), k_cache, nisa.engine.sync)
     wait_for_other_core(nl.num_programs(), v_cache, nisa.engine.gpsimd)
-    tokens = rows(q, others), rows(k, others), rows(v, others)
-    case = Case(rows(o, others), tokens[0], tokens[1], tokens[2], k_cache, v_cache, scale, True)
-    case.positions = rows(positions, others)
-    case.cached = prefix
-    case.slots = rows(slots, others)
-    case.block_tables = prompt_tables
-    attend_prompts(case, num_kv_heads, options)
+    cache = create_prompt_cache(k_cache, v_cache, rows(slots, others), prompt_tables, None)
+    keys_of_prompt = prefix + (q.shape[0] - decoding) // cache.sequences
+    prompts = PromptStep(
+        scale, rows(positions, others), prefix, within(window, keys_of_prompt), softcap, sinks
+    )
+    case = Case(rows(o, others), rows(q, others), rows(k, others), rows(v, others), cache, prompts)
+    check_prefill(case, num_kv_heads, MAX_TOKENS)
+    prepare(case)
+    check_room(case)
+    attend(case)
     if k is None:
         return o
     return o, k_cache, v_cache
@@ -118,16 +120,6 @@ def check_rows(tokens, decoding, positions, slots, block_tables, prompt_tables):
     assert block_tables is not None and prompt_tables is not None, (
         "attention_mixed takes paged caches: give block_tables and prompt_tables"
     )
-
-
-def attend_prompts(case, num_kv_heads, options):
-    """Attention of the rows of prompts; a window that covers all their keys is none."""
-    case.window, case.softcap, case.sinks = options
-    check_prefill(case, num_kv_heads, MAX_TOKENS)
-    case.window = within(case.window, case.cached + case.q.shape[0] // case.block_tables.shape[0])
-    prepare(case)
-    check_room(case)
-    attend(case)
 
 
 def within(window, positions):

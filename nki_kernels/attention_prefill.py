@@ -96,9 +96,10 @@ import nki.language as nl
 import nki.typing as nt
 import numpy as np
 
+from nki_kernels.cache.create import create_prompt_cache
 from nki_kernels.precision import widened
-from nki_kernels.prefill.cached import Cached, load_cached, load_stored, store_new
-from nki_kernels.prefill.checks import check_prefill, check_room, output_width
+from nki_kernels.prefill.cached import Cached, load_cached, store_new
+from nki_kernels.prefill.checks import check_prefill, check_room
 from nki_kernels.prefill.cores import stores_last, stores_part, wait_for_reads
 from nki_kernels.prefill.keys import (
     LOADED_BLOCKS,
@@ -112,8 +113,8 @@ from nki_kernels.prefill.keys import (
     row_range,
 )
 from nki_kernels.prefill.order import Agenda, issue_all, note, score_span
-from nki_kernels.prefill.plan import Case, all_queries, prepare, prepare_masks, spans_of
-from nki_kernels.tiles import PARTITIONS, blocks
+from nki_kernels.prefill.plan import Case, PromptStep, all_queries, prepare, prepare_masks, spans_of
+from nki_kernels.tiles import PARTITIONS, blocks, expect_dims
 
 MAX_TOKENS = 8192
 
@@ -139,18 +140,15 @@ def attention_prefill(
     cache_rows=None,
 ):
     """Attention of new tokens with cached ones and each other; their keys and values, if any, go to the caches."""
-    width = output_width(q, k_cache, v_cache, slots is not None)
-    o = nl.ndarray((q.shape[0], width), dtype=q.dtype, buffer=nl.shared_hbm)
-    case = Case(o, q, k, v, k_cache, v_cache, scale, causal)
-    case.positions = positions
-    case.cached = prefix
-    case.slots = slots
-    case.block_tables = block_tables
-    case.window = window
-    case.softcap = softcap
-    case.sinks = sinks
-    case.slopes = slopes
-    case.cache_rows = cache_rows
+    expect_dims(2, q, "q [T, Hq * D]")
+    cache = create_prompt_cache(k_cache, v_cache, slots, block_tables, cache_rows)
+    assert cache_rows is None or (k is not None and prefix == 0), (
+        "cache_rows come with k and v, and without a prefix"
+    )
+    o_shape = (q.shape[0], q.shape[1] // cache.depth * cache.value_depth)
+    o = nl.ndarray(o_shape, dtype=q.dtype, buffer=nl.shared_hbm)
+    step = PromptStep(scale, positions, prefix, window, softcap, sinks, causal, slopes)
+    case = Case(o, q, k, v, cache, step)
     check_prefill(case, num_kv_heads, MAX_TOKENS)
     prepare(case)
     check_room(case)
@@ -227,7 +225,7 @@ def load_head(case, heads, queries, first):
     allocate(case, head)
     count = blocks(case.new_keys)
     if case.stored:
-        load_stored(case, head)
+        case.cache.load_stored(case, head)
     else:
         for block in range(0, count, LOADED_BLOCKS):
             load_new_keys(case, head, block)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import nki.isa as nisa
 import nki.language as nl
 
@@ -23,8 +25,9 @@ from nki_kernels.decode.sizes import (
     boxes,
     units_in,
 )
-from nki_kernels.dma import SCALAR, STATIC, transfer
-from nki_kernels.tiles import PARTITIONS, blocks, expect_dims
+from nki_kernels.dma import COMPILER, SCALAR, STATIC, transfer
+from nki_kernels.prefill.pieces import new_keys, new_pieces, new_values, pieces_of
+from nki_kernels.tiles import PARTITIONS, blocks
 
 
 class ContiguousCache(nl.NKIObject):
@@ -33,21 +36,23 @@ class ContiguousCache(nl.NKIObject):
     transposes_keys = False
     """Keys come with D on the partitions, as the product takes them."""
     tiles_per_position = 2
+    shares_pages = False
     slots_together = PARTITIONS
     """Slots that cores do not divide."""
 
     def __init__(self, k_cache, v_cache):
-        expect_dims(4, k_cache, "k_cache [B, Hk, D, S]")
         self.k_cache, self.v_cache = k_cache, v_cache
         self.sequences, self.kv_heads, self.depth, self.capacity = k_cache.shape
+        self.value_depth = v_cache.shape[3]
         self.first_sequence, self.first_head, self.first_slot = 0, 0, 0
 
     def check(self, tokens):
         """Refuse values that do not fit the keys; any number of tokens may be new."""
-        shape = (self.sequences, self.kv_heads, self.capacity, self.depth)
-        assert self.v_cache.shape == shape, (
-            f"v_cache is {list(shape)} beside k_cache {self.k_cache.shape}, not {self.v_cache.shape}"
-        )
+        check_values(self, self.depth)
+
+    def check_prompts(self, rows):
+        """Refuse values that do not fit the keys; heads of values may have another size."""
+        check_values(self, self.value_depth)
 
     def of_share(self, share):
         """Return the cache of the sequences, kv heads and slots of a share."""
@@ -142,6 +147,107 @@ class ContiguousCache(nl.NKIObject):
     def store_values(self, rows, addresses, sizes, divided):
         """Write rows of new values."""
         scatter(self.v_cache, sizes.depth, 1, rows, addresses, sizes, divided)
+
+    def find_prefix(self, case, sequence):
+        """Positions of a prefix follow each other: there is nothing to find."""
+        return None
+
+    def load_prefix(self, case, head, first, keys, values):
+        """Fill tiles of keys [D in part, block, part, key] and values [key, block, D] from block `first` on."""
+        used, count, _ = values.shape
+        start = first * PARTITIONS
+        end = start + used * count
+        for part in range(case.parts):
+            height = case.heights[part]
+            row = part * case.part_depth
+            rows = self.k_cache[head.sequence, head.number, row : row + height]
+            source = rows[:, start:end].reshape_dim(1, (count, used))
+            nisa.dma_copy(dst=keys[0:height, :, part, :], src=source)
+        rows = self.v_cache[head.sequence, head.number, start:end]
+        nisa.dma_copy(dst=values, src=rows.reshape_dim(0, (count, used)).permute((1, 0, 2)))
+
+    def load_stored(self, case, head):
+        """Load the new keys, and behind them the new values, which a launch before wrote; DMA casts them.
+
+        The Scalar engine triggers these loads: the transposes of weights in the queue of the others need not wait.
+        """
+        address = self.address(case, head)
+        for piece in new_pieces(case):
+            for part in case.pieces:
+                source = key_places(self.k_cache, case, part, piece, address)
+                transfer(new_keys(case, head, part, piece), source, SCALAR)
+        for piece in new_pieces(case):
+            transfer(new_values(case, head, piece), value_places(self.v_cache, case, piece, address), SCALAR)
+
+    def store_prompt(self, case, head, first, end):
+        """Write new keys and values, from block `first` of them up to row `end`, behind the valid positions."""
+        store_pieces(self, case, head, first, end)
+
+    def address(self, case, head):
+        """Return where a head's new keys and values begin: behind as many positions as are valid at run time."""
+        row = head.sequence * case.kv_heads + head.number
+        if case.prefix == 0:
+            return HeadAddress(row, None, 3, 2)
+        first = head.sequence * case.queries
+        return HeadAddress(row, case.positions[first : first + 1, :], 3, 2)
+
+
+@dataclass
+class HeadAddress(nl.NKIObject):
+    """The row of a head among those of all sequences, and what is added at run time, if anything.
+
+    offset [1, 1] int32 counts steps along dimension `key_dim` of the keys and `value_dim` of the values.
+    """
+
+    row: int
+    offset: object
+    key_dim: int
+    value_dim: int
+
+
+def check_values(cache, depth):
+    """Refuse values whose shape does not fit the keys and heads of `depth` elements."""
+    rows, kv_heads, _, capacity = cache.k_cache.shape
+    shape = (rows, kv_heads, capacity, depth)
+    assert cache.v_cache.shape == shape, (
+        f"v_cache is {list(shape)} beside k_cache {cache.k_cache.shape}, not {cache.v_cache.shape}"
+    )
+
+
+def store_pieces(cache, case, head, first, end):
+    """Write new keys and values of a head to contiguous caches, from block `first` of them up to row `end`."""
+    address = cache.address(case, head)
+    for piece in pieces_of(first * PARTITIONS, end):
+        for part in case.pieces:
+            target = key_places(cache.k_cache, case, part, piece, address)
+            transfer(target, new_keys(case, head, part, piece), COMPILER)
+        target = value_places(cache.v_cache, case, piece, address)
+        transfer(target, new_values(case, head, piece), COMPILER)
+
+
+def key_places(cache, case, part, piece, address):
+    """Return where contiguous keys have a piece of new ones: [part of D, block, part, key]."""
+    first_part, end, height = part
+    capacity = cache.shape[3]
+    row = address.row * case.depth + first_part * case.part_depth
+    parts = [case.part_depth * capacity, end - first_part]
+    return cache.ap(
+        pattern=[[capacity, height], [piece.used, piece.count], parts, [1, piece.used]],
+        offset=row * capacity + piece.start,
+        scalar_offset=address.offset,
+        indirect_dim=address.key_dim,
+    )
+
+
+def value_places(cache, case, piece, address):
+    """Return where contiguous values have a piece of new ones: [value, block, D]."""
+    depth = case.value_depth
+    return cache.ap(
+        pattern=[[depth, piece.used], [piece.used * depth, piece.count], [1, depth]],
+        offset=(address.row * cache.shape[2] + piece.start) * depth,
+        scalar_offset=address.offset,
+        indirect_dim=address.value_dim,
+    )
 
 
 def narrow(cache, share):

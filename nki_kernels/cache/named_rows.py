@@ -1,7 +1,7 @@
 """Contiguous caches whose rows are named at run time: which row of keys and values holds a sequence.
 
 The caches [row, Hk, D, S] and [row, Hk, S, D] are loaded as those of sequences in order are, one sequence a DMA. A
-decode step only reads them: what an encoder leaves behind does not grow.
+decode step only reads them, and a prompt fills them at once: what an encoder leaves behind does not grow.
 """
 
 from __future__ import annotations
@@ -9,9 +9,17 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.cache.contiguous import clear_unfilled_units, contiguous_buffers, contiguous_units, narrow
+from nki_kernels.cache.contiguous import (
+    HeadAddress,
+    check_values,
+    clear_unfilled_units,
+    contiguous_buffers,
+    contiguous_units,
+    narrow,
+    store_pieces,
+)
 from nki_kernels.dma import STATIC, SYNC, transfer
-from nki_kernels.tiles import PARTITIONS, expect_dims
+from nki_kernels.tiles import PARTITIONS
 
 
 class RowCache(nl.NKIObject):
@@ -19,23 +27,25 @@ class RowCache(nl.NKIObject):
 
     transposes_keys = False
     tiles_per_position = 2
+    shares_pages = False
     slots_together = PARTITIONS
 
     def __init__(self, k_cache, v_cache, cache_rows):
-        expect_dims(4, k_cache, "k_cache [B, Hk, D, S]")
-        expect_dims(2, cache_rows, "cache_rows [B, 1]")
         self.k_cache, self.v_cache, self.cache_rows = k_cache, v_cache, cache_rows
         self.sequences = cache_rows.shape[0]
         _, self.kv_heads, self.depth, self.capacity = k_cache.shape
+        self.value_depth = v_cache.shape[3]
         self.first_head, self.first_slot = 0, 0
         self.row_numbers = None
 
     def check(self, tokens):
         """Refuse values that do not fit the keys, and rows of another shape; any number of tokens may be new."""
-        shape = (self.k_cache.shape[0], self.kv_heads, self.capacity, self.depth)
-        assert self.v_cache.shape == shape, (
-            f"v_cache is {list(shape)} beside k_cache {self.k_cache.shape}, not {self.v_cache.shape}"
-        )
+        check_values(self, self.depth)
+        assert self.cache_rows.shape[1] == 1, f"cache_rows are [B, 1], not {self.cache_rows.shape}"
+
+    def check_prompts(self, rows):
+        """Refuse values that do not fit the keys, and rows of another shape."""
+        check_values(self, self.value_depth)
         assert self.cache_rows.shape[1] == 1, f"cache_rows are [B, 1], not {self.cache_rows.shape}"
 
     def of_share(self, share):
@@ -126,3 +136,12 @@ class RowCache(nl.NKIObject):
             scalar_offset=self.row_numbers[0:1, sequence : sequence + 1],
             indirect_dim=0,
         )
+
+    def store_prompt(self, case, head, first, end):
+        """Write new keys and values, from block `first` of them up to row `end`, to the row of their sequence."""
+        store_pieces(self, case, head, first, end)
+
+    def address(self, case, head):
+        """Return where a head's keys and values are in the row that its sequence has at run time."""
+        row = self.cache_rows[head.sequence : head.sequence + 1, :]
+        return HeadAddress(head.number, row, 0, 0)

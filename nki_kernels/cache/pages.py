@@ -22,7 +22,9 @@ from nki_kernels.cache.addresses import (
 from nki_kernels.cache.contiguous import narrow
 from nki_kernels.decode.sizes import Buffers, boxes, units_in
 from nki_kernels.dma import COMPILER, SCALAR, STATIC, transfer
-from nki_kernels.tiles import PARTITIONS, expect_dims
+from nki_kernels.prefill.keys import place_keys
+from nki_kernels.prefill.pieces import new_pieces, new_values
+from nki_kernels.tiles import PARTITIONS, blocks, cast
 
 MAX_ROWS = 2**24
 """Rows of a paged cache: run-time addresses are computed in float32."""
@@ -48,13 +50,14 @@ class PagedCache(nl.NKIObject):
     """Keys come as rows [position, D]."""
     tiles_per_position = 3
     """Keys are in SBUF twice."""
+    shares_pages = True
+    """A table may name pages of another core behind the last position of its sequence."""
 
     def __init__(self, k_cache, v_cache, slots, block_tables):
-        expect_dims(4, k_cache, "k_cache [pages, block, Hk, D]")
-        expect_dims(2, block_tables, "block_tables [B, N]")
         self.k_cache, self.v_cache, self.slots, self.block_tables = k_cache, v_cache, slots, block_tables
         self.sequences, self.blocks = block_tables.shape
         _, self.block, self.kv_heads, self.depth = k_cache.shape
+        self.value_depth = v_cache.shape[3]
         self.capacity = self.blocks * self.block
         self.first_head, self.first_slot = 0, 0
         self.runs = None
@@ -76,6 +79,15 @@ class PagedCache(nl.NKIObject):
         rows = k_cache.shape[0] * self.block * self.kv_heads
         assert rows <= MAX_ROWS, (
             f"attention_decode takes pages of at most {MAX_ROWS} rows of a kv head, not {rows}"
+        )
+
+    def check_prompts(self, rows):
+        """Refuse pages that do not divide a block of 128 positions, and slots of another number of new tokens."""
+        assert PARTITIONS % self.block == 0, f"a page has 1, 2, 4 … {PARTITIONS} positions, not {self.block}"
+        assert self.slots.shape == (rows, 1), f"slots is [{rows}, 1], not {self.slots.shape}"
+        shape = self.k_cache.shape
+        assert self.v_cache.shape == shape, (
+            f"v_cache is {list(shape)} beside k_cache {shape}, not {self.v_cache.shape}"
         )
 
     def of_share(self, share):
@@ -194,6 +206,82 @@ class PagedCache(nl.NKIObject):
     def store_values(self, rows, addresses, sizes, divided):
         """Write rows of new values."""
         scatter(self.v_cache, sizes.depth, 1, rows, addresses, sizes, divided)
+
+    def find_prefix(self, case, sequence):
+        """Return the rows [position in block, block] of a sequence's prefix, in caches seen as [P * page, Hk * D]."""
+        return rows_of_prefix(case, self.block_tables[sequence : sequence + 1, :], self.block)
+
+    def load_prefix(self, case, head, first, keys, values):
+        """Fill tiles of keys [D in part, block, part, key] and values [key, block, D] from block `first` on."""
+        used, count, _ = values.shape
+        self.gather_rows(case, head, head.cached.rows[0:used, first : first + count], keys, values)
+
+    def load_stored(self, case, head):
+        """Load the new keys and values, which a launch before wrote, from their slots."""
+        for piece in new_pieces(case):
+            rows = nl.ndarray((piece.used, piece.count), dtype=nl.int32, buffer=nl.sbuf)
+            first = head.sequence * case.new_keys + piece.start
+            slots = self.slots[first : first + piece.count * piece.used, :]
+            nisa.dma_copy(dst=rows, src=slots.reshape((piece.count, piece.used)).permute((1, 0)))
+            block = (case.prefix + piece.start) // PARTITIONS
+            keys = head.keys[:, block : block + piece.count, :, 0 : piece.used]
+            self.gather_rows(case, head, rows, keys, new_values(case, head, piece))
+
+    def gather_rows(self, case, head, rows, keys, values):
+        """Fill tiles of keys and values from the rows [position in block, block] of the pages, block by block."""
+        used, count, _ = values.shape
+        width = case.kv_heads * case.depth
+        pattern, offset = [[width, used], [1, case.depth]], head.number * case.depth
+        for i in range(count):
+            row = rows[:, i : i + 1]
+            by_position = nl.ndarray((used, case.depth), dtype=keys.dtype, buffer=nl.sbuf)
+            source = self.k_cache.reshape((-1, width)).ap(pattern=pattern, offset=offset, vector_offset=row)
+            nisa.dma_copy(dst=by_position, src=source)
+            place_keys(case, keys[:, i : i + 1], by_position.reshape_dim(1, (1, case.depth)))
+            source = self.v_cache.reshape((-1, width)).ap(pattern=pattern, offset=offset, vector_offset=row)
+            nisa.dma_copy(dst=values[:, i, :], src=source)
+
+    def store_prompt(self, case, head, first, end):
+        """Write new keys and values, from block `first` of them up to row `end`, to their slots."""
+        for row in range(first * PARTITIONS, end, PARTITIONS):
+            self.scatter_rows(case, head, row, min(end, row + PARTITIONS))
+
+    def scatter_rows(self, case, head, start, end):
+        """Write new keys and values start … end of a sequence to their slots, from the arguments."""
+        width = case.kv_heads * case.depth
+        first = head.sequence * case.new_keys
+        slots = nl.ndarray((end - start, 1), dtype=nl.int32, buffer=nl.sbuf)
+        nisa.dma_copy(dst=slots, src=self.slots[first + start : first + end, :])
+        columns = [head.number * case.depth, (head.number + 1) * case.depth]
+        for new, cache in ((case.k, self.k_cache), (case.v, self.v_cache)):
+            rows = nl.ndarray((end - start, case.depth), dtype=case.dtype, buffer=nl.sbuf)
+            nisa.dma_copy(dst=rows, src=new[first + start : first + end, columns[0] : columns[1]])
+            target = cache.reshape((-1, width)).ap(
+                pattern=[[width, end - start], [1, case.depth]], offset=columns[0], vector_offset=slots
+            )
+            nisa.dma_copy(dst=target, src=cast(rows, cache.dtype))
+
+
+def rows_of_prefix(case, table, page):
+    """Return the row numbers [position in block, block] of a prefix whose pages of `page` positions a table names."""
+    count = case.prefix // PARTITIONS
+    per_block = PARTITIONS // page
+    pages = nl.ndarray((PARTITIONS, count), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.memset(dst=pages, value=0)
+    for block in range(count):
+        first = block * per_block
+        used = min(per_block, blocks(case.cached, page) - first)
+        source = table.ap(pattern=[[1, used], [0, page], [1, 1]], offset=first)
+        nisa.dma_copy(dst=pages[0 : used * page, block : block + 1], src=source)
+    inside = nl.ndarray((PARTITIONS, count), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.iota(dst=inside, pattern=[[0, count]], channel_multiplier=1)
+    nisa.tensor_scalar(dst=inside, data=inside, op0=nl.bitwise_and, operand0=page - 1)
+    size = nl.ndarray((PARTITIONS, count), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.memset(dst=size, value=page)
+    # On GpSimd 32-bit integers are exact.
+    nisa.tensor_tensor(dst=pages, data1=pages, data2=size, op=nl.multiply, engine=nisa.engine.gpsimd)
+    nisa.tensor_tensor(dst=pages, data1=pages, data2=inside, op=nl.add, engine=nisa.engine.gpsimd)
+    return pages
 
 
 def run_length(block, sizes):

@@ -15,38 +15,20 @@ MAX_DEPTH = 512
 
 def check_prefill(case, num_kv_heads, most_tokens):
     """Refuse what this kernel does not compute."""
-    q, k_cache, v_cache = case.q, case.k_cache, case.v_cache
+    q, cache = case.q, case.cache
     expect_dims(2, q, "q [T, Hq * D]")
     rows = new_rows(case)
-    paged = case.slots is not None
-    assert paged == (case.block_tables is not None), "a paged cache takes both slots and block_tables"
-    expect_dims(4, k_cache, "k_cache [P, page, Hk, D]" if paged else "k_cache [B, Hk, D, S]")
-    if paged:
-        sequences = case.block_tables.shape[0]
-        page, kv_heads, depth = k_cache.shape[1:]
-        capacity = case.block_tables.shape[1] * page
-        v_shape = k_cache.shape
-        assert PARTITIONS % page == 0, f"a page has 1, 2, 4 … {PARTITIONS} positions, not {page}"
-        assert case.slots.shape == (rows, 1), f"slots is [{rows}, 1], not {case.slots.shape}"
-    else:
-        sequences, kv_heads, depth, capacity = k_cache.shape
-        expect_dims(4, v_cache, "v_cache [B, Hk, S, Dv]")
-        v_shape = (sequences, kv_heads, capacity, v_cache.shape[3])
-    if case.cache_rows is not None:
-        check_rows(case, paged)
-        sequences = case.cache_rows.shape[0]
+    cache.check_prompts(rows)
+    sequences, kv_heads, depth = case.sequences, case.kv_heads, case.depth
     assert num_kv_heads is None or num_kv_heads == kv_heads, (
         f"{num_kv_heads} key/value heads, caches for {kv_heads}"
     )
-    assert v_cache.shape == v_shape, (
-        f"v_cache is {list(v_shape)} beside k_cache {k_cache.shape}, not {v_cache.shape}"
-    )
-    for size in (depth, v_cache.shape[3]):
+    for size in (depth, case.value_depth):
         assert size <= MAX_DEPTH, f"attention_prefill takes heads of at most {MAX_DEPTH} elements, not {size}"
     assert q.shape[0] % sequences == 0, f"{q.shape[0]} tokens do not divide into {sequences} sequences"
     width = kv_heads * depth
     if not case.stored:
-        check_new(case, kv_heads, depth, v_cache.shape[3])
+        check_new(case, kv_heads, depth, case.value_depth)
     assert rows % sequences == 0, f"{rows} keys do not divide into {sequences} sequences"
     assert q.shape[1] % width == 0, (
         f"q has rows of {q.shape[1]}, no multiple of {width}, {kv_heads} heads of {depth}"
@@ -54,24 +36,8 @@ def check_prefill(case, num_kv_heads, most_tokens):
     assert q.dtype == nl.float32 or q.dtype == nl.bfloat16, (
         f"attention_prefill takes float32 or bfloat16, not {q.dtype}"
     )
-    check_lengths(case, rows // sequences, capacity, most_tokens)
+    check_lengths(case, rows // sequences, cache.capacity, most_tokens)
     check_options(case)
-
-
-def check_rows(case, paged):
-    """Refuse rows of caches without new keys or with a prefix or pages, and of another shape than [B, 1]."""
-    expect_dims(2, case.cache_rows, "cache_rows [B, 1]")
-    assert case.cache_rows.shape[1] == 1, f"cache_rows are [B, 1], not {case.cache_rows.shape}"
-    assert not paged, "cache_rows name rows of contiguous caches; pages come with block_tables alone"
-    assert not case.stored and case.cached == 0, "cache_rows come with k and v, and without a prefix"
-
-
-def output_width(q, k_cache, v_cache, paged):
-    """Columns of the output: as many heads as q has, of the size of values."""
-    expect_dims(2, q, "q [T, Hq * D]")
-    expect_dims(4, k_cache, "k_cache [P, page, Hk, D]" if paged else "k_cache [B, Hk, D, S]")
-    expect_dims(4, v_cache, "v_cache [P, page, Hk, D]" if paged else "v_cache [B, Hk, S, Dv]")
-    return q.shape[1] // k_cache.shape[3 if paged else 2] * v_cache.shape[3]
 
 
 def new_rows(case):
@@ -113,7 +79,7 @@ def check_lengths(case, tokens, capacity, most_tokens):
     assert case.cached <= capacity, f"a prefix of {case.cached} positions, caches of {capacity}"
     assert tokens <= most_tokens, f"attention_prefill takes at most {most_tokens} tokens, not {tokens}"
     keys = case.cached + tokens
-    depth, value_depth = case.k_cache.shape[3 if case.slots is not None else 2], case.v_cache.shape[3]
+    depth, value_depth = case.depth, case.value_depth
     size = 2 if case.q.dtype == nl.bfloat16 else 4
     block_bytes = (blocks(depth) * PARTITIONS + value_depth + 1) * size
     most = min(MAX_KEYS, MAX_HEAD_BYTES // block_bytes * PARTITIONS)
@@ -129,7 +95,7 @@ def check_options(case):
         f"a window of {case.window} tokens needs causal attention and at least 1"
     )
     assert case.softcap is None or case.softcap > 0, f"softcap is {case.softcap}, not above 0"
-    heads = case.q.shape[1] // case.k_cache.shape[3 if case.slots is not None else 2]
+    heads = case.q.shape[1] // case.depth
     assert case.sinks is None or case.sinks.shape == (1, heads), (
         f"sinks is [1, {heads}], not {case.sinks.shape}"
     )

@@ -57,10 +57,10 @@ def stores_part(case, number):
 
 def stores_last(case):
     """Whether no cache is written before all are read: a table may name pages of the other core behind its own."""
-    return not case.stored and case.cores > 1 and case.prefix > 0 and case.block_tables is not None
+    return not case.stored and case.cores > 1 and case.prefix > 0 and case.cache.shares_pages
 
 
 def wait_for_reads(case):
     """No core writes to the caches before both have read them."""
-    for cache in (case.k_cache, case.v_cache):
+    for cache in (case.cache.k_cache, case.cache.v_cache):
         nisa.core_barrier(data=cache, cores=(0, 1))

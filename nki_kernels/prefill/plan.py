@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import nki.isa as nisa
 import nki.language as nl
 
@@ -72,36 +74,44 @@ class Tuning(nl.NKIObject):
             self.heads_ahead = 12
 
 
+@dataclass
+class PromptStep(nl.NKIObject):
+    """The arguments of a launch beside its tokens and its cache, by the names of `attention_prefill`'s parameters."""
+
+    scale: float
+    positions: object = None
+    prefix: int = 0
+    window: object = None
+    softcap: object = None
+    sinks: object = None
+    causal: bool = True
+    slopes: object = None
+
+
 class Case(nl.NKIObject):
     """The arguments and sizes of a launch, and tiles that all of its steps use; o takes its results.
 
-    `stored`: the caches hold the new keys and values already.
+    `stored`: the cache has the new keys and values already.
     """
 
-    def __init__(self, o, q, k, v, k_cache, v_cache, scale, causal):
+    def __init__(self, o, q, k, v, cache, step):
         self.o = o
         self.q = q
         self.k = k
         self.v = v
         self.stored = k is None
-        self.k_cache = k_cache
-        self.v_cache = v_cache
-        self.sequences = k_cache.shape[0]
-        self.kv_heads = k_cache.shape[1]
-        self.depth = k_cache.shape[2]
-        self.value_depth = v_cache.shape[3]
-        self.scale = scale
-        self.causal = causal
-        self.positions = None
-        self.cached = 0
-        self.slots = None
-        self.block_tables = None
-        self.cache_rows = None
-        self.window = None
-        self.softcap = None
-        self.sinks = None
+        self.cache = cache
+        self.sequences, self.kv_heads = cache.sequences, cache.kv_heads
+        self.depth, self.value_depth = cache.depth, cache.value_depth
+        self.scale = step.scale
+        self.causal = step.causal
+        self.positions = step.positions
+        self.cached = step.prefix
+        self.window = step.window
+        self.softcap = step.softcap
+        self.sinks = step.sinks
         self.sinks_by_rows = {}
-        self.slopes = None
+        self.slopes = step.slopes
         self.slopes_by_rows = {}
         self.places = {}
         self.distances = {}
@@ -109,12 +119,6 @@ class Case(nl.NKIObject):
 
 def prepare(case):
     """Work out the sizes that follow from the arguments, and fill the tiles that all steps use."""
-    if case.block_tables is not None:
-        case.sequences = case.block_tables.shape[0]
-        case.kv_heads = case.k_cache.shape[2]
-        case.depth = case.k_cache.shape[3]
-    if case.cache_rows is not None:
-        case.sequences = case.cache_rows.shape[0]
     case.dtype = case.q.dtype
     case.filling = True
     case.group = case.q.shape[1] // (case.kv_heads * case.depth)
