@@ -65,10 +65,10 @@ import nki.language as nl
 import nki.typing as nt
 import numpy as np
 
-from nki_kernels.latent.loads import run_numbers
+from nki_kernels.cache.latent import create_latent_cache
 from nki_kernels.latent.output import output_tile, project_values
 from nki_kernels.latent.queries import absorbed_queries, groups_of_heads, load_group
-from nki_kernels.latent.rows import load_norm_row, new_rows, places_of, write_rows
+from nki_kernels.latent.rows import load_norm_row, new_rows, write_rows
 from nki_kernels.latent.sizes import Sizes, key_positions
 from nki_kernels.latent.stages import Work, allocate, attend
 from nki_kernels.precision import widened
@@ -100,9 +100,10 @@ def latent_attention_decode(
     block_tables=None,
 ):
     """Attention of the new tokens of a batch with latent rows, to which their own are written first."""
-    sequences = check_cache(q, kv, cache, slots, block_tables)
+    latent_cache = create_latent_cache(cache, slots, block_tables)
+    check_rows(q, kv, latent_cache)
     check_weights(q, cache, norm_weight, cos, sin, w_uk, w_uv)
-    sizes = Sizes(q, cache, w_uk, w_uv, block_tables, sequences)
+    sizes = Sizes(q, latent_cache, w_uk, w_uv)
     check_sizes(sizes, positions, scale, cache)
     o = nl.ndarray((sizes.tokens, sizes.heads * sizes.value), dtype=q.dtype, buffer=nl.shared_hbm)
     if nl.program_id(0) > 0:
@@ -111,10 +112,10 @@ def latent_attention_decode(
     tokens_at = cast(load_repeated(positions.reshape((1, sizes.tokens)), PARTITIONS), nl.float32)
     weight = load_norm_row(norm_weight, sizes.tokens, q.dtype)
     rows = new_rows(kv, weight, eps, positions, cos, sin)
-    write_rows(cache, rows, places_of(cache, positions, slots, sequences))
-    runs = run_numbers(block_tables, sizes) if sizes.paged else None
+    write_rows(cache, rows, latent_cache.new_addresses(positions))
+    latent_cache.load_addresses(sizes)
     queries = absorbed_queries(q, w_uk, loaded, sizes)
-    work = Work(sizes, scale, cache, queries, (tokens_at, key_positions(sizes), runs))
+    work = Work(sizes, scale, latent_cache, queries, (tokens_at, key_positions(sizes)))
     allocate(work)
     latents = output_tile(sizes)
     attend(work, latents)
@@ -122,27 +123,16 @@ def latent_attention_decode(
     return o, cache
 
 
-def check_cache(q, kv, cache, slots, block_tables):
-    """The number of sequences; a cache, slots and tables that do not fit the tokens are refused."""
-    paged = block_tables is not None
+def check_rows(q, kv, latent_cache):
+    """Refuse queries and rows that do not fit the cache, or a cache that does not fit the tokens."""
     expect_dims(2, q, "q [T, Hq * (R + P)]")
-    expect_dims(3, cache, "cache [pages, block, W]" if paged else "cache [B, S, W]")
-    tokens, width = q.shape[0], cache.shape[2]
+    tokens, width, cache = q.shape[0], latent_cache.width, latent_cache.rows
     assert kv.shape == (tokens, width), f"kv is [{tokens}, {width}], not {kv.shape}"
     assert q.dtype == kv.dtype and q.dtype == cache.dtype, (
         f"q, kv and cache have one dtype, not {q.dtype}, {kv.dtype} and {cache.dtype}"
     )
-    assert (slots is None) == (block_tables is None), "slots and block_tables come together"
-    if not paged:
-        return cache.shape[0]
-    expect_dims(2, block_tables, "block_tables [B, N]")
-    assert slots.shape == (tokens, 1), f"slots are [{tokens}, 1], not {slots.shape}"
-    block, capacity = cache.shape[1], cache.shape[1] * block_tables.shape[1]
-    assert PARTITIONS % block == 0, f"a page has 1, 2, 4 … {PARTITIONS} positions, not {block}"
-    assert capacity % PARTITIONS == 0, (
-        f"the pages of a sequence hold a multiple of {PARTITIONS} positions, not {capacity}"
-    )
-    return block_tables.shape[0]
+    latent_cache.check(tokens)
+    latent_cache.check_decode()
 
 
 def check_weights(q, cache, norm_weight, cos, sin, w_uk, w_uv):

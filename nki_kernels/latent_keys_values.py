@@ -59,6 +59,7 @@ import nki.language as nl
 import nki.typing as nt
 import numpy as np
 
+from nki_kernels.cache.latent import create_latent_cache
 from nki_kernels.latent.expand import Expansion, expand
 from nki_kernels.latent.rows import load_norm_row
 from nki_kernels.precision import widened
@@ -91,10 +92,8 @@ def latent_keys_values(
 ):
     """Keys and values of all heads at the new positions, and those of a prefix; new rows go to the cache."""
     expect_dims(2, kv, "kv [T, W]")
-    expect_dims(3, cache, "cache [B, S, W] or [pages, block, W]")
-    case = Expansion(kv, cache, (w_uk, w_uv), heads, prefix, block_tables)
-    case.places, case.slots = positions, slots
-    case.tables = (cos, sin)
+    latents = create_latent_cache(cache, slots, block_tables)
+    case = Expansion(kv, latents, positions, (cos, sin), (w_uk, w_uv), heads, prefix)
     check_arguments(case, norm_weight)
     keys = nl.ndarray((case.sequences, heads, case.depth, case.count), dtype=kv.dtype, buffer=nl.shared_hbm)
     values = nl.ndarray((case.sequences, heads, case.count, case.value), dtype=kv.dtype, buffer=nl.shared_hbm)
@@ -111,17 +110,13 @@ def latent_keys_values(
 def check_arguments(case, norm_weight):
     """Refuse arguments that do not fit each other, and more than the tiles take."""
     w_uk, w_uv = case.w_uk, case.w_uv
-    tokens, paged = case.kv.shape[0], case.block_tables is not None
-    assert case.kv.shape[1] == case.width and case.kv.dtype == case.cache.dtype, (
-        f"kv {case.kv.shape} {case.kv.dtype} beside rows of {case.width} {case.cache.dtype} in the cache"
+    tokens, rows = case.kv.shape[0], case.cache.rows
+    assert case.kv.shape[1] == case.width and case.kv.dtype == rows.dtype, (
+        f"kv {case.kv.shape} {case.kv.dtype} beside rows of {case.width} {rows.dtype} in the cache"
     )
     assert tokens % case.sequences == 0, f"{tokens} tokens do not divide into {case.sequences} sequences"
-    assert (case.slots is not None) == paged, "slots and block_tables come together"
-    assert case.places.shape == (tokens, 1), f"positions are [{tokens}, 1], not {case.places.shape}"
-    assert not paged or case.slots.shape == (tokens, 1), f"slots are [{tokens}, 1], not {case.slots.shape}"
-    assert not paged or PARTITIONS % case.block == 0, (
-        f"a page has 1, 2, 4 … {PARTITIONS} positions, not {case.block}"
-    )
+    assert case.positions.shape == (tokens, 1), f"positions are [{tokens}, 1], not {case.positions.shape}"
+    case.cache.check(tokens)
     assert case.rope == 2 * case.tables[0].shape[1], (
         f"rows of {case.width} hold a latent of {case.rank} and a key of {2 * case.tables[0].shape[1]}"
     )
@@ -131,14 +126,14 @@ def check_arguments(case, norm_weight):
     ), f"w_uk {w_uk.shape} and w_uv {w_uv.shape} do not divide into {case.heads} heads"
     held = case.count * case.parts * case.item_bytes if len(case.groups) > 1 else 0
     for what, found, most in (
-        ("new tokens of a sequence", case.new, case.capacity),
-        ("positions of a prefix", case.prefix, case.capacity),
+        ("new tokens of a sequence", case.new, case.cache.capacity),
+        ("positions of a prefix", case.prefix, case.cache.capacity),
         ("bytes of latents in a partition", held, MAX_LATENT_BYTES),
         ("plain elements of a head", case.plain, PARTITIONS),
         ("rotated elements", case.rope, PARTITIONS),
         ("elements of the latent", case.rank, BANK),
         ("elements of a value", case.value, BANK),
-        ("rows of the cache", case.cache.shape[0] * case.cache.shape[1], MAX_ROWS),
+        ("rows of the cache", rows.shape[0] * rows.shape[1], MAX_ROWS),
     ):
         assert found <= most, f"latent_keys_values takes at most {most} {what}, not {found}"
 

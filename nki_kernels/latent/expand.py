@@ -27,15 +27,12 @@ LOADED_AHEAD, MEASURED_AHEAD, NORMALISED_AHEAD = 4, 3, 2
 class Expansion(nl.NKIObject):
     """The arguments and sizes of a launch; `count` positions of each sequence are expanded."""
 
-    def __init__(self, kv, cache, projections, heads, prefix, block_tables):
-        self.kv, self.cache, self.block_tables = kv, cache, block_tables
+    def __init__(self, kv, cache, positions, tables, projections, heads, prefix):
+        self.kv, self.cache, self.positions, self.tables = kv, cache, positions, tables
         self.w_uk, self.w_uv = projections
         self.heads, self.prefix = heads, prefix
-        self.places, self.slots, self.tables, self.norm = None, None, None, None
-        self.block, self.width = cache.shape[1], cache.shape[2]
-        self.sequences, self.capacity = cache.shape[0], cache.shape[1]
-        if block_tables is not None:
-            self.sequences, self.capacity = block_tables.shape[0], block_tables.shape[1] * self.block
+        self.norm = None
+        self.sequences, self.width = cache.sequences, cache.width
         self.dtype = kv.dtype
         self.item_bytes = 4 if self.dtype == nl.float32 else 2
         self.new = kv.shape[0] // self.sequences
@@ -47,7 +44,6 @@ class Expansion(nl.NKIObject):
         self.parts = blocks(self.rank)
         each = self.parts * max(self.plain, self.value) * self.item_bytes
         self.groups = ranges(0, heads, max(1, min(heads, GROUP_BYTES // each)))
-        self.within = {}
         self.by_vector, self.by_scalar = 0, 0
 
 
@@ -70,8 +66,8 @@ def expand(case, keys, values):
         write_new(case)
     pieces, products = [], []
     for sequence in range(case.sequences):
-        own = pieces_between(sequence, 0, min(case.count, case.capacity), case.prefix == 0)
-        for behind in pieces_between(sequence, case.capacity, case.count, False):
+        own = pieces_between(sequence, 0, min(case.count, case.cache.capacity), case.prefix == 0)
+        for behind in pieces_between(sequence, case.cache.capacity, case.count, False):
             own.append(behind)
         for group in case.groups:
             for piece in own:

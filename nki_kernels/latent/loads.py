@@ -11,13 +11,10 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.latent.sizes import heights
-from nki_kernels.tiles import MASKED, PARTITIONS, ranges
+from nki_kernels.tiles import MASKED, PARTITIONS
 
 BY_VECTOR = 3
 """Of so many transposed chunks the Vector engine copies one, the Scalar engine the others."""
-
-LOADED_TOGETHER = 2
-"""Chunks that one DMA loads from a contiguous cache: transposes begin before all rows of an item are there."""
 
 KEYS_AHEAD = 3
 """The keys of chunks that are transposed together are put beside masks so many chunks before: later ones would keep the
@@ -27,52 +24,14 @@ TOGETHER = 4
 """Chunks of transposed keys that one copy moves."""
 
 
-def run_numbers(block_tables, sizes):
-    """Where runs of positions lie in the cache, counted in runs: for each piece [128, runs, sequence] int32.
-
-    A run is as many positions as a page and a partition of a piece have in common.
-    """
-    result = []
-    for first, chunks, _ in sizes.pieces:
-        run = min(chunks, sizes.block)
-        repeats = sizes.block // run
-        count = chunks * PARTITIONS // sizes.block
-        start = first // sizes.block
-        pages = nl.ndarray((PARTITIONS, chunks // run, sizes.sequences), dtype=nl.int32, buffer=nl.sbuf)
-        table = block_tables[:, start : start + count].permute((1, 0))
-        nisa.dma_copy(dst=pages, src=table.expand_dim(1).broadcast(1, repeats))
-        if repeats > 1:
-            row = nl.ndarray((1, count, repeats), dtype=nl.float32, buffer=nl.sbuf)
-            nisa.iota(dst=row, pattern=[[0, count], [1, repeats]])
-            within = nl.ndarray((PARTITIONS, chunks // run), dtype=nl.float32, buffer=nl.sbuf)
-            nisa.dma_copy(dst=within, src=row)
-            numbers = nl.ndarray(pages.shape, dtype=nl.int32, buffer=nl.sbuf)
-            nisa.scalar_tensor_tensor(
-                dst=numbers,
-                data=pages,
-                op0=nl.multiply,
-                operand0=float(repeats),
-                op1=nl.add,
-                operand1=within.expand_dim(2).broadcast(2, sizes.sequences),
-            )
-            pages = numbers
-        result.append(pages)
-    return result
-
-
 def bring(work, number):
     """Load the rows of an item."""
     sizes, item = work.sizes, work.items[number]
-    first, chunks, height = sizes.pieces[item.piece]
+    _, chunks, height = sizes.pieces[item.piece]
     item.rows = work.row_tiles[number % sizes.buffers][0:height, 0:chunks, :]
     item.beside = work.beside_tiles[number % 2][0:height, 0:chunks, :]
     item.transposed = work.transposed_tiles[number % 2]
-    if sizes.paged:
-        gather(work, item)
-        return
-    rows = work.cache[item.sequence, first : first + height * chunks, :].reshape_dim(0, (height, chunks))
-    for start, end in ranges(0, chunks, LOADED_TOGETHER):
-        nisa.dma_copy(dst=item.rows[:, start:end, :], src=rows[:, start:end, :])
+    work.cache.load_item(item, sizes.pieces[item.piece])
 
 
 def set_beside(work, item, first, last):
@@ -92,21 +51,6 @@ def set_beside(work, item, first, last):
         )
     keys = item.rows[:, first:last, sizes.rank : sizes.width]
     nisa.tensor_copy(dst=item.beside[:, first:last, 0 : sizes.rope], src=keys)
-
-
-def gather(work, item):
-    """Load the rows of an item from pages, one run of each partition by one DMA."""
-    sizes = work.sizes
-    numbers = work.runs[item.piece]
-    run = min(item.rows.shape[1], sizes.block)
-    row = run * sizes.width
-    flat = work.cache.reshape((work.cache.shape[0] * sizes.block // run, row))
-    for i in range(numbers.shape[1]):
-        source = flat.ap(
-            pattern=[[row, PARTITIONS], [sizes.width, run], [1, sizes.width]],
-            vector_offset=numbers[:, i, item.sequence : item.sequence + 1],
-        )
-        nisa.dma_copy(dst=item.rows[:, i * run : (i + 1) * run, :], src=source)
 
 
 def transpose_chunk(work, item, chunk):

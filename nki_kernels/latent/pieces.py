@@ -9,8 +9,9 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.cache.latent import load_by_partition
 from nki_kernels.latent.sizes import heights, pieces_of
-from nki_kernels.tiles import PARTITIONS, blocks, load
+from nki_kernels.tiles import PARTITIONS
 
 CHUNKS = 4
 """Chunks of 128 positions in a piece: keys of a piece fill a PSUM bank."""
@@ -45,11 +46,11 @@ def by_partition(rows, piece):
 
 def bring(case, piece):
     """Load the rows of a piece [partition, chunk, W], and of a new one the angles; behind the cache there are none."""
-    if not piece.new and piece.first >= case.capacity:
+    if not piece.new and piece.first >= case.cache.capacity:
         return
     piece.rows = nl.ndarray((piece.height, piece.chunks, case.width), dtype=case.dtype, buffer=nl.sbuf)
     if not piece.new:
-        load_cached(case, piece)
+        case.cache.load_cached(case, piece)
         return
     first = piece.sequence * case.new + piece.first
     tokens = (first, first + piece.end - piece.first)
@@ -63,7 +64,7 @@ def bring(case, piece):
             nisa.dma_copy(dst=tile, src=by_partition(table[piece.first : piece.end, :], piece))
         else:
             if numbers is None:
-                numbers = load(by_partition(case.places[tokens[0] : tokens[1], :], piece)[:, :, 0], nl.int32)
+                numbers = load_by_partition(case.positions, piece, tokens)
             tile = nl.ndarray(shape, dtype=table.dtype, buffer=nl.sbuf)
             for chunk in range(piece.chunks):
                 gather_into(tile[:, chunk, :], table, numbers[:, chunk : chunk + 1])
@@ -74,57 +75,6 @@ def gather_into(tile, table, numbers):
     """Rows of a table [S, half] in HBM by number: [rows, half]."""
     rows, half = tile.shape
     nisa.dma_copy(dst=tile, src=table.ap(pattern=[[half, rows], [1, half]], vector_offset=numbers))
-
-
-def load_cached(case, piece):
-    """The rows of a piece from the cache; zeros behind its end.
-
-    With pages, one DMA for as many positions of each partition as a page has of them.
-    """
-    if case.block_tables is None:
-        source = case.cache[piece.sequence, piece.first : piece.end, :]
-        nisa.dma_copy(dst=piece.rows, src=by_partition(source, piece))
-        return
-    run = min(piece.chunks, case.block)
-    repeats = case.block // run
-    first = piece.first // case.block
-    used = blocks(piece.end - piece.first, case.block)
-    table = case.block_tables[piece.sequence : piece.sequence + 1, :]
-    pages = nl.ndarray((PARTITIONS, piece.chunks // run), dtype=nl.int32, buffer=nl.sbuf)
-    if repeats > 1:
-        source = table.ap(pattern=[[1, used], [0, repeats], [1, 1]], offset=first)
-        nisa.dma_copy(dst=pages[0 : used * repeats, :], src=source)
-        numbers = nl.ndarray((piece.height, 1), dtype=nl.int32, buffer=nl.sbuf)
-        nisa.scalar_tensor_tensor(
-            dst=numbers,
-            data=pages[0 : piece.height, :],
-            op0=nl.multiply,
-            operand0=float(repeats),
-            op1=nl.add,
-            operand1=within_pages(case, repeats)[0 : piece.height, :],
-        )
-    else:
-        numbers = pages[0 : piece.height, :]
-        source = table[0, first : first + used].reshape_dim(0, (piece.height, used // piece.height))
-        nisa.dma_copy(dst=numbers, src=source)
-    row = run * case.width
-    flat = case.cache.reshape((case.cache.shape[0] * repeats, row))
-    for at in range(piece.chunks // run):
-        source = flat.ap(
-            pattern=[[row, piece.height], [case.width, run], [1, case.width]],
-            vector_offset=numbers[:, at : at + 1],
-        )
-        nisa.dma_copy(dst=piece.rows[:, at * run : (at + 1) * run, :], src=source)
-
-
-def within_pages(case, repeats):
-    """Which run of its page lies on each partition, where so many partitions share a page: [128, 1] int32."""
-    if repeats not in case.within:
-        tile = nl.ndarray((PARTITIONS, 1), dtype=nl.int32, buffer=nl.sbuf)
-        nisa.iota(dst=tile, pattern=[[0, 1]], channel_multiplier=1)
-        nisa.tensor_scalar(dst=tile, data=tile, op0=nl.bitwise_and, operand0=repeats - 1)
-        case.within[repeats] = tile
-    return case.within[repeats]
 
 
 def measure(case, piece, chunk):
@@ -200,16 +150,10 @@ def write(case, piece):
     Without a prefix a sequence begins at position 0, so neighbours that share a page lie together in it.
     """
     first = piece.sequence * case.new + piece.first
-    places = case.places if case.slots is None else case.slots
-    source = by_partition(places[first : first + piece.end - piece.first, :], piece)
-    numbers = load(source[:, :, 0], nl.int32)
-    run = min(piece.chunks, case.block) if case.prefix == 0 else 1
-    if case.slots is None:
-        last, start = float(case.capacity - run), float(piece.sequence * case.capacity)
-        nisa.tensor_scalar(
-            dst=numbers, data=numbers, op0=nl.minimum, operand0=last, op1=nl.add, operand1=start
-        )
-    flat = case.cache.reshape((case.cache.shape[0] * case.cache.shape[1], case.width))
+    rows = case.cache.rows
+    run = min(piece.chunks, case.cache.block) if case.prefix == 0 else 1
+    numbers = case.cache.piece_addresses(case, piece, (first, first + piece.end - piece.first), run)
+    flat = rows.reshape((rows.shape[0] * rows.shape[1], case.width))
     for chunk in range(0, piece.chunks, run):
         target = flat.ap(
             pattern=[[case.width, piece.height], [case.width, run], [1, case.width]],

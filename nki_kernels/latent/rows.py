@@ -50,23 +50,7 @@ def rows_of(tensor, numbers):
     return tensor.ap(pattern=pattern, vector_offset=numbers)
 
 
-def write_rows(cache, rows, places):
-    """Write rows to a cache [., ., width] at places [rows, 1] int32, counted in its rows."""
+def write_rows(cache, rows, addresses):
+    """Write rows to a cache [., ., width] at addresses [rows, 1] int32, counted in its rows."""
     flat = cache.reshape((cache.shape[0] * cache.shape[1], cache.shape[2]))
-    nisa.dma_copy(dst=rows_of(flat, places), src=cast(rows, cache.dtype))
-
-
-def places_of(cache, positions, slots, sequences):
-    """Where a cache takes the new tokens, [T, 1] int32: their slots, or sequence * capacity + position."""
-    if slots is not None:
-        return load(slots, nl.int32)
-    tokens = positions.shape[0]
-    if sequences == 1:
-        return load(positions, nl.int32)
-    row = nl.ndarray((1, sequences, tokens // sequences), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.iota(dst=row, pattern=[[cache.shape[1], sequences], [0, tokens // sequences]])
-    starts = nl.ndarray((tokens, 1), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=starts, src=row)
-    result = nl.ndarray((tokens, 1), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=result, data1=load(positions, nl.int32), data2=starts, op=nl.add)
-    return result
+    nisa.dma_copy(dst=rows_of(flat, addresses), src=cast(rows, cache.dtype))

@@ -20,19 +20,16 @@ FEW_CHUNKS = 8
 class Sizes(nl.NKIObject):
     """The dimensions of a launch, and the tile sizes that follow from them."""
 
-    def __init__(self, q, cache, w_uk, w_uv, block_tables, sequences):
+    def __init__(self, q, cache, w_uk, w_uv):
         self.tokens, self.dtype = q.shape[0], q.dtype
-        self.paged = block_tables is not None
-        self.rank, self.width = w_uk.shape[1], cache.shape[2]
+        self.sequences, self.capacity = cache.sequences, cache.capacity
+        self.rank, self.width = w_uk.shape[1], cache.width
         self.rope = self.width - self.rank
         self.heads = (q.shape[1] - w_uk.shape[0]) // self.rope
         self.plain = w_uk.shape[0] // self.heads
         self.value = w_uv.shape[1] // self.heads
-        self.sequences = sequences
-        self.new = self.tokens // sequences
+        self.new = self.tokens // self.sequences
         self.queries = self.new * self.heads
-        self.block = cache.shape[1]
-        self.capacity = block_tables.shape[1] * self.block if self.paged else cache.shape[1]
         self.parts = blocks(self.rank)
         # What is scored beside the latent: the rotated key, and the mask of each new token.
         self.beside = self.rope + self.new

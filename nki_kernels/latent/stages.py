@@ -47,7 +47,7 @@ class Work(nl.NKIObject):
         self.scale = scale
         self.cache = cache
         self.latent_queries, self.turned_queries = queries
-        self.tokens_at, self.keys_at, self.runs = places
+        self.tokens_at, self.keys_at = places
         self.items = []
         self.first_chunks = []
         at = 0
