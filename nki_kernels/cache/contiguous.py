@@ -16,6 +16,7 @@ from nki_kernels.cache.addresses import (
     scatter,
     slots_of_positions,
 )
+from nki_kernels.decode.share import Share
 from nki_kernels.decode.sizes import (
     STORED_BYTES,
     STORED_COLUMNS,
@@ -40,11 +41,15 @@ class ContiguousCache(nl.NKIObject):
     slots_together = PARTITIONS
     """Slots that cores do not divide."""
 
-    def __init__(self, k_cache, v_cache):
+    def __init__(self, k_cache, v_cache, share=None):
         self.k_cache, self.v_cache = k_cache, v_cache
-        self.sequences, self.kv_heads, self.depth, self.capacity = k_cache.shape
+        sequences, kv_heads, self.depth, capacity = k_cache.shape
         self.value_depth = v_cache.shape[3]
-        self.first_sequence, self.first_head, self.first_slot = 0, 0, 0
+        if share is None:
+            share = Share((0, sequences), (0, kv_heads), (0, capacity))
+        self.first_sequence, self.sequences = start_and_size(share.sequences)
+        self.first_head, self.kv_heads = start_and_size(share.kv_heads)
+        self.first_slot, self.capacity = start_and_size(share.slots)
 
     def check(self, tokens):
         """Refuse values that do not fit the keys; any number of tokens may be new."""
@@ -56,10 +61,7 @@ class ContiguousCache(nl.NKIObject):
 
     def of_share(self, share):
         """Return the cache of the sequences, kv heads and slots of a share."""
-        result = ContiguousCache(self.k_cache, self.v_cache)
-        narrow(result, share)
-        result.first_sequence, result.sequences = share.sequences[0], share.sequences[1] - share.sequences[0]
-        return result
+        return ContiguousCache(self.k_cache, self.v_cache, share)
 
     def group_units(self, sizes, room, unit_bytes, load_units):
         """Return how many units are loaded together: `load_units`, or what fits in `room`."""
@@ -250,10 +252,9 @@ def value_places(cache, case, piece, address):
     )
 
 
-def narrow(cache, share):
-    """Narrow a cache to the kv heads and slots of a share."""
-    cache.first_head, cache.kv_heads = share.kv_heads[0], share.kv_heads[1] - share.kv_heads[0]
-    cache.first_slot, cache.capacity = share.slots[0], share.slots[1] - share.slots[0]
+def start_and_size(bounds):
+    """Return the start of a range and how many it has."""
+    return bounds[0], bounds[1] - bounds[0]
 
 
 def contiguous_units(sizes, room, unit_bytes, load_units):

@@ -15,9 +15,10 @@ from nki_kernels.cache.contiguous import (
     clear_unfilled_units,
     contiguous_buffers,
     contiguous_units,
-    narrow,
+    start_and_size,
     store_pieces,
 )
+from nki_kernels.decode.share import Share
 from nki_kernels.dma import STATIC, SYNC, transfer
 from nki_kernels.tiles import PARTITIONS
 
@@ -30,12 +31,15 @@ class RowCache(nl.NKIObject):
     shares_pages = False
     slots_together = PARTITIONS
 
-    def __init__(self, k_cache, v_cache, cache_rows):
+    def __init__(self, k_cache, v_cache, cache_rows, share=None):
         self.k_cache, self.v_cache, self.cache_rows = k_cache, v_cache, cache_rows
         self.sequences = cache_rows.shape[0]
-        _, self.kv_heads, self.depth, self.capacity = k_cache.shape
+        _, kv_heads, self.depth, capacity = k_cache.shape
         self.value_depth = v_cache.shape[3]
-        self.first_head, self.first_slot = 0, 0
+        if share is None:
+            share = Share((0, self.sequences), (0, kv_heads), (0, capacity))
+        self.first_head, self.kv_heads = start_and_size(share.kv_heads)
+        self.first_slot, self.capacity = start_and_size(share.slots)
         self.row_numbers = None
 
     def check(self, tokens):
@@ -50,9 +54,8 @@ class RowCache(nl.NKIObject):
 
     def of_share(self, share):
         """Return the cache of the sequences, kv heads and slots of a share."""
-        result = RowCache(self.k_cache, self.v_cache, share.rows(self.cache_rows, self.sequences))
-        narrow(result, share)
-        return result
+        rows = share.rows(self.cache_rows, self.sequences)
+        return RowCache(self.k_cache, self.v_cache, rows, share)
 
     def group_units(self, sizes, room, unit_bytes, load_units):
         """Return how many units are loaded together, as of contiguous caches."""

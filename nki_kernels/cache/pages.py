@@ -19,7 +19,7 @@ from nki_kernels.cache.addresses import (
     rows_in_pages,
     scatter,
 )
-from nki_kernels.cache.contiguous import narrow
+from nki_kernels.cache.contiguous import start_and_size
 from nki_kernels.decode.sizes import Buffers, boxes, units_in
 from nki_kernels.dma import COMPILER, SCALAR, STATIC, transfer
 from nki_kernels.prefill.keys import place_keys
@@ -53,13 +53,15 @@ class PagedCache(nl.NKIObject):
     shares_pages = True
     """A table may name pages of another core behind the last position of its sequence."""
 
-    def __init__(self, k_cache, v_cache, slots, block_tables):
+    def __init__(self, k_cache, v_cache, slots, block_tables, share=None):
         self.k_cache, self.v_cache, self.slots, self.block_tables = k_cache, v_cache, slots, block_tables
         self.sequences, self.blocks = block_tables.shape
-        _, self.block, self.kv_heads, self.depth = k_cache.shape
+        _, self.block, kv_heads, self.depth = k_cache.shape
         self.value_depth = v_cache.shape[3]
         self.capacity = self.blocks * self.block
-        self.first_head, self.first_slot = 0, 0
+        self.first_head, self.kv_heads = 0, kv_heads
+        if share is not None:
+            self.first_head, self.kv_heads = start_and_size(share.kv_heads)
         self.runs = None
         # Cores do not divide a chunk, nor a page.
         self.slots_together = PARTITIONS
@@ -94,9 +96,8 @@ class PagedCache(nl.NKIObject):
         """Return the cache of the sequences, kv heads and slots of a share."""
         first, end = share.slots
         tables = share.rows(self.block_tables, self.sequences)[:, first // self.block : end // self.block]
-        result = PagedCache(self.k_cache, self.v_cache, share.rows(self.slots, self.sequences), tables)
-        narrow(result, share)
-        return result
+        slots = share.rows(self.slots, self.sequences)
+        return PagedCache(self.k_cache, self.v_cache, slots, tables, share)
 
     def group_units(self, sizes, room, unit_bytes, load_units):
         """Return how many units are loaded together: with several kv heads those of one sequence."""
