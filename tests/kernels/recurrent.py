@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.kernels.accuracy import normal, run
+from tests.kernels.accuracy import normal
+from tests.kernels.case import BF16, Arguments, KernelCase, Settings, Undefined
 
 
 def column(numbers: Sequence[int]) -> np.ndarray:
@@ -28,9 +29,9 @@ def places(
 
 
 def convolution(
-    sequences: int,
-    tokens: int,
-    channels: int,
+    sequences: int = 2,
+    tokens: int = 3,
+    channels: int = 24,
     taps: int = 4,
     dtype: type = np.float32,
     weights: Any = None,
@@ -53,9 +54,9 @@ def convolution(
 
 
 def selective(
-    sequences: int,
-    tokens: int,
-    channels: int,
+    sequences: int = 2,
+    tokens: int = 3,
+    channels: int = 24,
     states: int = 4,
     rank: int = 3,
     dtype: type = np.float32,
@@ -80,9 +81,9 @@ def selective(
 
 
 def duality(
-    sequences: int,
-    tokens: int,
-    heads: int,
+    sequences: int = 2,
+    tokens: int = 3,
+    heads: int = 6,
     depth: int = 8,
     states: int = 6,
     groups: int = 1,
@@ -110,16 +111,53 @@ def duality(
     ]
 
 
-def check_nan_stays(kernel: Any, given: Sequence[Any], place: int, states: int, target: str) -> None:
-    """One token of each sequence: a NaN of the third one, in argument `place`, reaches its own row and state alone.
+def beside_channels(*names: str) -> list[Undefined]:
+    """Five columns of arguments before and five behind the channels are not read."""
+    index = np.s_[:, [*range(5), *range(-5, 0)]]
+    return [Undefined(dict.fromkeys(names, index), dict(tokens=tokens, first=5)) for tokens in (1, 7)]
 
-    `states` is the place of the states, behind which their slots are.
-    """
-    sequence, slots = 2, given[states + 1][:, 0]
-    poisoned = [*given]
-    poisoned[place] = given[place].copy()
-    poisoned[place][slots[sequence] if place == states else sequence] = np.nan
-    expected, found = (run(kernel, each, target) for each in (given, poisoned))
-    assert np.isnan(found[0][sequence]).all()
-    for before, after, own in zip(expected, found, (sequence, slots[sequence])):
-        assert np.array_equal(np.delete(before, own, axis=0), np.delete(after, own, axis=0))
+
+def fresh_states(**settings: Any) -> list[Undefined]:
+    """A state counts as zeros where a sequence starts, whatever it holds."""
+    settings |= dict(sequences=3, fresh=True)
+
+    def kept(given: Arguments, outputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return [outputs[0], outputs[1][given["state_slots"][:, 0]]]
+
+    return [Undefined(dict(state=np.s_[:]), dict(settings, tokens=tokens), kept=kept) for tokens in (1, 7)]
+
+
+def padding(*names: str) -> Undefined:
+    """Tokens of four sequences of up to nine that are padding change no state."""
+    counts = [0, 1, 3, 9]
+    rows = [9 * sequence + token for sequence in range(4) for token in range(counts[sequence], 9)]
+    settings = dict(sequences=4, tokens=9, counts=column(counts))
+    return Undefined(dict.fromkeys(names, rows), settings, 10.0, kept=lambda _, outputs: outputs[1:])
+
+
+def nan_of_a_step(sequences: int, *names: str, **settings: Any) -> list[Undefined]:
+    """One token of each sequence: a NaN of the third one, in an argument, reaches its own row and state alone."""
+    settings |= dict(sequences=sequences, tokens=1, fresh=False, padded=False)
+    places = dict.fromkeys(names, 2) | {"state": lambda given: given["state_slots"][2, 0]}
+    return [
+        Undefined({name: place}, settings, rows=lambda given: [[2], [given["state_slots"][2, 0]]])
+        for name, place in places.items()
+    ]
+
+
+def check_pieces(
+    case: KernelCase, names: Sequence[str], sizes: Sequence[int], settings: Settings, places: tuple[int, int]
+) -> None:
+    """A sequence in pieces is the sequence at once, up to bits of bfloat16 and of float32; `names` have its tokens."""
+    given = case.arguments(dict(settings, sequences=1, tokens=sum(sizes), padded=False, starts=column([0])))
+    whole, state, found, first = case.run(given), given["state"], [], 0
+    for size in sizes:
+        piece = given | {name: given[name][first : first + size] for name in names}
+        piece |= dict(state=state, starts=column([first]), counts=column([size]))
+        rows, state = case.run(piece)
+        found.append(rows)
+        first += size
+    for one, other in zip(whole, (np.concatenate(found), state)):
+        wide = one.astype(np.float64)
+        place = 2.0 ** -places[one.dtype != BF16]
+        assert np.abs(wide - other.astype(np.float64)).max() <= place * np.abs(wide).max()

@@ -1,0 +1,435 @@
+"""Tables of kernel tests: a `KernelCase` says what a kernel is tried with, and `KernelTests` tries it.
+
+class TestRouter(KernelTests):
+    case = KernelCase(
+        kernels.router,
+        arguments,
+        values=[*vary(tokens=[1, 127, 128, 129]), dict(scoring="sigmoid")],
+        refusals=[refuse("top_k is 1 to 10, the number of experts, not 0", top_k=0)],
+        limits=[limit("experts", 512, "at most 512 experts, not 513")],
+    )
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import product
+from types import FunctionType
+from typing import Any
+
+import ml_dtypes
+import nki.isa as nisa
+import numpy as np
+import pytest
+from nki.collectives import ReplicaGroup
+
+import nki_kernels
+import simulate
+from simulate.errors import NkwError
+from tests.kernels.accuracy import (
+    TARGETS,
+    as_tuple,
+    compare_all,
+    copied,
+    find_faults,
+    in_every_way,
+    run,
+    undrawn,
+)
+
+F32 = np.float32
+BF16 = ml_dtypes.bfloat16
+DTYPES = (F32, BF16)
+SMALLEST = TARGETS[0]
+"""The chip with the smallest SBUF."""
+GEN3_ON = TARGETS[1:]
+"""Chips whose Tensor engine transposes without a product, so that an undefined row of few stays in its row."""
+
+CHANGE_NO_VALUE = {
+    ("nki_kernels.dma", "queue_for"),
+    ("nki_kernels.projection.row_groups", "vector_share"),
+    ("nki_kernels.tuning", "generation"),
+}
+"""Functions that ask for the chip to choose a queue, an engine that copies, or tuned sizes, which are tested to give
+the same bytes."""
+
+Settings = Mapping[str, Any]
+"""What a case changes of its kernel's arguments, by name; see `KernelCase.arguments`."""
+
+
+def vary(**settings: Any) -> list[Settings]:
+    """Return the product of settings: a list holds the values to try, anything else is the same throughout."""
+    choices = [value if isinstance(value, list) else [value] for value in settings.values()]
+    return [dict(zip(settings, chosen)) for chosen in product(*choices)]
+
+
+def together(names: str, *rows: Sequence[Any], **settings: Any) -> list[Settings]:
+    """Return the product of settings and of rows, which have a value for each of some names."""
+    return [{**dict(zip(names.split(), row)), **each} for row in rows for each in vary(**settings)]
+
+
+MIXED_DTYPES = ((F32, BF16), (BF16, BF16), (BF16, F32))
+"""Of activations and weights."""
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A row of a table that takes more than a second or so."""
+
+    row: Any
+
+
+def slow(*rows: Any) -> list[Slow]:
+    """Mark rows that take more than a second or so."""
+    return [Slow(row) for row in rows]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Settings that a kernel refuses with a message, and the settings of their twin, which it takes."""
+
+    message: str
+    refused: Settings
+    accepted: Settings
+
+
+def refuse(message: str, accepted: Settings | None = None, **changes: Any) -> Refusal:
+    """Return the refusal of changes to accepted settings; the twin is the case as it is drawn without settings."""
+    accepted = accepted or {}
+    return Refusal(message, {**accepted, **changes}, accepted)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The last size that a kernel takes: one step before it is taken, its values are right, one behind is refused.
+
+    A dry limit is planned and placed without computing numbers.
+    """
+
+    name: str
+    last: int
+    message: str
+    settings: Settings
+    step: int = 1
+    dry: bool = False
+
+    def at(self, steps: int) -> Settings:
+        """Return the settings of a size some steps behind the last one."""
+        return {**self.settings, self.name: self.last + steps * self.step}
+
+
+def limit(name: str, last: int, message: str, step: int = 1, dry: bool = False, **settings: Any) -> Limit:
+    """Return the limit of a setting, beside others."""
+    return Limit(name, last, message, settings, step, dry)
+
+
+Arguments = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Undefined:
+    """Elements of arguments that are undefined, and what of the outputs their value may not reach.
+
+    Attributes:
+        elements: Index of the elements by the name of their argument, or a function that finds it in the arguments.
+        settings: Settings of the launch.
+        value: Value of the elements.
+        rows: Rows of every output that the value may reach, and in the first output has to: a list for all outputs, or
+            a function that returns one for each.
+        kept: Returns what has to stay of the outputs; all of them by default.
+        chips: Chips to try; those of the case by default.
+    """
+
+    elements: Mapping[str, Any]
+    settings: Settings = field(default_factory=dict)
+    value: float = np.nan
+    rows: Sequence[int] | Callable[[Arguments], Sequence[Any]] = ()
+    kept: Callable[[Arguments, Sequence[np.ndarray]], Sequence[np.ndarray]] | None = None
+    chips: Sequence[str] = ()
+
+    def poison(self, arguments: Arguments) -> dict[str, Any]:
+        """Return copies of arguments with the value in the elements."""
+        poisoned = dict(zip(arguments, copied(tuple(arguments.values()))))
+        for name, index in self.elements.items():
+            poisoned[name][index(arguments) if callable(index) else index] = self.value
+        return poisoned
+
+    def compare(self, arguments: Arguments, clean: Sequence[Any], reached: Sequence[Any]) -> None:
+        """Assert that the value reached its rows of the first output, and other rows of none."""
+        for row in self.rows(arguments)[0] if callable(self.rows) else self.rows:
+            assert not np.isfinite(reached[0][row].astype(F32)).all()
+        rows = self.rows(arguments) if callable(self.rows) else [self.rows] * len(clean)
+        if self.kept is not None:
+            clean, reached = self.kept(arguments, clean), self.kept(arguments, reached)
+        for expected, output, own in zip(clean, reached, rows):
+            assert np.array_equal(np.delete(expected, own, axis=0), np.delete(output, own, axis=0))
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """A launch whose arguments are cut over ranks, which returns what one rank returns for all of them.
+
+    Attributes:
+        count: Ranks.
+        axes: Axis by the name of each argument that is cut.
+        settings: Settings of the launch on one rank.
+        beside: Arguments that are given to ranks alone.
+        joined: Whether outputs are joined along the rows; otherwise every rank returns the same.
+        seeds: Schedules of two physical cores of each rank that have to agree; 0 for one core.
+    """
+
+    count: int
+    axes: Mapping[str, int]
+    settings: Settings = field(default_factory=dict)
+    beside: Settings = field(default_factory=dict)
+    joined: bool = False
+    seeds: int = 0
+
+    def shards(self, arguments: Arguments) -> list[tuple[Any, ...]]:
+        """Return the arguments of every rank."""
+        group = ReplicaGroup([list(range(self.count))])
+        whole = {**arguments, "replica_group": group, **self.beside}
+        parts = [
+            {name: np.split(whole[name], self.count, axis)[rank].copy() for name, axis in self.axes.items()}
+            for rank in range(self.count)
+        ]
+        return [tuple({**whole, **part}.values()) for part in parts]
+
+    def whole(self, outputs: Sequence[Any]) -> tuple[np.ndarray, ...]:
+        """Return the outputs of one rank, from those of all."""
+        outputs = [as_tuple(each) for each in outputs]
+        if self.joined:
+            return tuple(np.concatenate(parts) for parts in zip(*outputs))
+        for output in outputs:
+            assert all(map(np.array_equal, output, outputs[0]))
+        return outputs[0]
+
+
+def exactly(outputs: Sequence[np.ndarray], reference: Callable[..., Any], arguments: Sequence[Any]) -> None:
+    """Tolerance of kernels that move numbers: dtypes and values of the reference."""
+    for output, expected in zip(outputs, as_tuple(reference(*copied(arguments))), strict=True):
+        assert output.dtype == expected.dtype and np.array_equal(output, expected, equal_nan=True)
+
+
+@dataclass(frozen=True)
+class KernelCase:
+    """One kernel and all that its tests try.
+
+    Values are computed on one chip for each case, chosen by the case's index, and those of `every_chip` on all. A
+    kernel has the latter if and only if it asks for the chip: what it computes, or the order of a sum, depends on
+    `nisa.get_nc_version`. Questions of `CHANGE_NO_VALUE` do not count. Both directions are checked in every run.
+
+    Attributes:
+        kernel: A kernel of the package.
+        draw: Draws its arguments, in their order; every parameter has a default.
+        values: Settings whose outputs are compared with the reference.
+        every_chip: Settings whose outputs are compared with the reference on all chips.
+        refusals: Settings that are refused, with accepted twins.
+        limits: Last sizes that are taken; on the chip with the smallest SBUF.
+        fits: Settings that are planned and placed without computing numbers, on the chip with the smallest SBUF.
+        undefined: Elements that do not reach results; on all chips if the kernel asks for the chip.
+        two_cores: Settings that a logical core of two physical ones computes with the bytes of one.
+        two_sums: Settings that two physical cores compute with sums in another order than one.
+        ranks: Launches over ranks, without findings.
+        tolerance: Compares outputs with a reference of arguments.
+        reference: Computes the outputs in numpy; that of the package by default.
+    """
+
+    kernel: Any
+    draw: Callable[..., Sequence[Any]]
+    values: Sequence[Any] = ()
+    every_chip: Sequence[Any] = ()
+    refusals: Sequence[Refusal] = ()
+    limits: Sequence[Limit] = ()
+    fits: Sequence[Any] = ()
+    undefined: Sequence[Undefined] = ()
+    two_cores: Sequence[Any] = ()
+    two_sums: Sequence[Any] = ()
+    ranks: Sequence[Any] = ()
+    tolerance: Callable[..., None] = compare_all
+    reference: Callable[..., Any] | None = None
+
+    def arguments(self, settings: Settings) -> dict[str, Any]:
+        """Draw the kernel's arguments by name.
+
+        Arrays and functions replace the argument of their name; a function gets the drawn argument. Other settings go
+        to `draw` if it takes their name, and replace arguments if not.
+        """
+        names = inspect.signature(self.draw).parameters
+        takes_all = any(each.kind is each.VAR_KEYWORD for each in names.values())
+        parameters = inspect.signature(self.kernel).parameters
+        drawn = {
+            name: value
+            for name, value in settings.items()
+            if (takes_all or name in names) and not isinstance(value, np.ndarray | FunctionType)
+        }
+        bound = inspect.signature(self.kernel).bind_partial(*self.draw(**drawn))
+        bound.apply_defaults()
+        for name in settings.keys() - drawn.keys():
+            assert name in parameters, f"{name} is a parameter of neither the draw nor the kernel"
+            value = settings[name]
+            bound.arguments[name] = value(bound.arguments[name]) if isinstance(value, FunctionType) else value
+        return {name: bound.arguments[name] for name in parameters}
+
+    def compare(self, outputs: Any, arguments: Arguments) -> None:
+        """Assert that the outputs of a launch are within the tolerance."""
+        reference = self.reference or getattr(nki_kernels, f"{self.kernel.__name__}_reference")
+        self.tolerance(as_tuple(outputs), reference, tuple(arguments.values()))
+
+    def check(self, settings: Settings, target: str) -> None:
+        """Launch eagerly and by replay, and compare the values; a kernel that asks for the chip has to say so."""
+        arguments = self.arguments(settings)
+        with asking() as askers:
+            eager, replayed, _ = in_every_way(self.kernel, tuple(arguments.values()), target)
+        self.compare(eager, arguments)
+        self.compare(replayed, arguments)
+        assert not askers or self.every_chip, f"{sorted(askers)} ask for the chip: move cases to every_chip"
+
+    def dry(self, settings: Settings, target: str) -> None:
+        """Plan and place a launch without computing numbers."""
+        with undrawn():
+            arguments = self.arguments(settings)
+        world = simulate.World(target)
+        world.launch(self.kernel, [(tuple(arguments.values()), {})], mode=simulate.Mode.dry)
+
+    def run(self, arguments: Arguments, target: str = "trn2") -> tuple[Any, ...]:
+        """Return the outputs of an eager launch."""
+        return as_tuple(run(self.kernel, tuple(arguments.values()), target))
+
+
+@contextmanager
+def asking() -> Iterator[set[tuple[str, str]]]:
+    """Collect the modules and functions that ask for the chip and are not of CHANGE_NO_VALUE."""
+    askers, answer = set(), nisa.get_nc_version
+
+    def get_nc_version() -> Any:
+        frame = sys._getframe(1)
+        askers.add((frame.f_globals["__name__"], frame.f_code.co_name))
+        return answer()
+
+    nisa.get_nc_version = get_nc_version
+    try:
+        yield askers
+    finally:
+        nisa.get_nc_version = answer
+        askers -= CHANGE_NO_VALUE
+
+
+class KernelTests:
+    """The tests of a `KernelCase`, of which a subclass has one in `case`."""
+
+    case: KernelCase
+
+    def __init_subclass__(cls) -> None:
+        """Leave out the tests that the case has nothing for."""
+        for name in (
+            "every_chip",
+            "values",
+            "refusals",
+            "limits",
+            "fits",
+            "undefined",
+            "two_cores",
+            "two_sums",
+        ):
+            if not getattr(cls.case, name):
+                setattr(cls, f"test_{name}", None)
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Run a test once for each row of the case's table, and on the chips of the row."""
+        table, rows = metafunc.function.__name__.removeprefix("test_"), []
+        for index, row in enumerate(getattr(self.case, table)):
+            marks = [pytest.mark.slow] if isinstance(row, Slow) else []
+            row = row.row if isinstance(row, Slow) else row
+            for target in getattr(row, "chips", ()) or self.chips(table, index):
+                rows.append(pytest.param(row, target, marks=marks, id=f"{target}-{describe(row)}"))
+        metafunc.parametrize(["row", "target"], rows)
+
+    def chips(self, table: str, index: int) -> Sequence[str]:
+        """Return the chips of a row of a table."""
+        if table in ("two_cores", "two_sums", "ranks"):
+            return [TARGETS[1 + index % 2]]
+        if table in ("limits", "fits"):
+            return [SMALLEST]
+        every = table == "every_chip" or (table == "undefined" and self.case.every_chip)
+        return TARGETS if every else [TARGETS[index % len(TARGETS)]]
+
+    def test_values(self, row: Settings, target: str) -> None:
+        self.case.check(row, target)
+
+    def test_every_chip(self, row: Settings, target: str) -> None:
+        with asking() as askers:
+            self.case.run(self.case.arguments(row), target)
+        assert askers, "the kernel does not ask for the chip: move this case to values"
+        self.case.check(row, target)
+
+    def test_refusals(self, row: Refusal, target: str) -> None:
+        self.case.run(self.case.arguments(row.accepted), target)
+        with pytest.raises((AssertionError, NkwError)) as refused:
+            self.case.run(self.case.arguments(row.refused), target)
+        assert row.message in str(refused.value)
+
+    def test_limits(self, row: Limit, target: str) -> None:
+        self.case.dry(row.at(-1), target)
+        self.case.dry(row.at(0), target) if row.dry else self.case.check(row.at(0), target)
+        with pytest.raises((AssertionError, NkwError)) as refused:
+            self.case.dry(row.at(1), target)
+        assert row.message in str(refused.value)
+
+    def test_fits(self, row: Settings, target: str) -> None:
+        self.case.dry(row, target)
+
+    def test_undefined(self, row: Undefined, target: str) -> None:
+        arguments = self.case.arguments(row.settings)
+        clean, reached = (self.case.run(each, target) for each in (arguments, row.poison(arguments)))
+        self.case.compare(clean, arguments)
+        row.compare(arguments, clean, reached)
+
+    def test_two_cores(self, row: Settings, target: str) -> None:
+        arguments = self.case.arguments(row)
+        for one, both in zip(
+            self.case.run(arguments, target), self.on_two_cores(arguments, target), strict=True
+        ):
+            assert one.dtype == both.dtype and one.tobytes() == both.tobytes()
+
+    def test_two_sums(self, row: Settings, target: str) -> None:
+        arguments = self.case.arguments(row)
+        self.case.compare(self.on_two_cores(arguments, target), arguments)
+
+    def test_ranks(self, row: Ranks, target: str) -> None:
+        arguments = self.case.arguments(row.settings)
+        world, outputs = simulate.World(target, row.count, 2 if row.seeds else 1), []
+        shards = row.shards(arguments)
+
+        def launch() -> None:
+            outputs.append(world.launch(self.case.kernel, [(copied(each), {}) for each in shards]).outputs)
+
+        assert find_faults(launch, orders=0 if row.joined else 2, seeds=row.seeds) == []
+        self.case.compare(row.whole(outputs[0]), arguments)
+
+    def on_two_cores(self, arguments: Arguments, target: str) -> tuple[Any, ...]:
+        """Return the outputs of a logical core of two physical ones."""
+        world = simulate.World(target, logical_core_size=2)
+        return as_tuple(world.launch(self.case.kernel, [(copied(tuple(arguments.values())), {})]).outputs[0])
+
+
+def describe(row: Any) -> str:
+    """Return a row's settings as text: the id of its test."""
+    if isinstance(row, Refusal):
+        return row.message.replace("::", ":")
+    if isinstance(row, Limit):
+        return f"{row.name}-{row.last}"
+    if isinstance(row, Ranks):
+        return f"{row.count}-{describe(row.settings)}"
+    settings = {**row.elements, **row.settings} if isinstance(row, Undefined) else row
+    words = []
+    for name, value in settings.items():
+        if isinstance(value, type):
+            value = np.dtype(value).name
+        plain = value is None or isinstance(value, str | int | float | tuple)
+        words.append(f"{name}={value}" if plain else name)
+    return "-".join(words).replace(" ", "") or "base"
