@@ -2,31 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 import nki_kernels as kernels
 import simulate
-from tests.kernels.accuracy import TARGETS, check, compare, copied, in_float64, normal, run
+from tests.kernels.accuracy import (
+    ODD_SIZES,
+    compare,
+    compare_all,
+    copied,
+    in_every_way,
+    in_float64,
+    normal,
+    run,
+)
+from tests.kernels.bounds import rounding_bound
+from tests.kernels.case import (
+    BF16,
+    DTYPES,
+    F32,
+    KernelCase,
+    KernelTests,
+    Undefined,
+    limit,
+    refuse,
+    slow,
+    together,
+    vary,
+)
 
-BF16 = ml_dtypes.bfloat16
 PREFILL = (kernels.attention_prefill, kernels.attention_prefill_reference)
 
 
 def arguments(
-    tokens: int, heads: int, kv_heads: int, depth: int, sequences: int = 1, dtype: Any = np.float32
+    tokens: int = 20,
+    heads: int = 4,
+    kv_heads: int = 2,
+    depth: int = 16,
+    sequences: int = 1,
+    dtype: Any = F32,
+    held: Any = None,
+    capacity: int = 0,
 ) -> tuple[Any, ...]:
-    """q, k, v, caches of as many positions as a sequence has tokens, and scale."""
+    """q, k, v, caches of as many positions as a sequence has tokens if no capacity is given, and scale."""
     q, k, v = (
         normal(seed, tokens, count * depth, dtype=dtype)
         for seed, count in enumerate((heads, kv_heads, kv_heads))
     )
-    positions = tokens // sequences
-    k_cache = normal(8, sequences, kv_heads, depth, positions, dtype=dtype)
-    v_cache = normal(9, sequences, kv_heads, positions, depth, dtype=dtype)
+    capacity = capacity or tokens // sequences
+    k_cache = normal(8, sequences, kv_heads, depth, capacity, dtype=held or dtype)
+    v_cache = normal(9, sequences, kv_heads, capacity, depth, dtype=held or dtype)
     return q, k, v, k_cache, v_cache, depth**-0.5
 
 
@@ -45,23 +74,13 @@ def options(
     return (*given, None, positions, prefix, slots, block_tables, window, softcap, sinks, causal)
 
 
-def close(given: tuple[Any, ...], target: str = "trn2") -> None:
-    """Compare one launch with the reference in float64."""
-    outputs = run(kernels.attention_prefill, given, target)
-    truth = kernels.attention_prefill_reference(*(in_float64(each) for each in given))
-    plain = kernels.attention_prefill_reference(*copied(given))
-    compare(outputs[0], truth[0], plain[0])
-    for cache, expected in zip(outputs[1:], plain[1:]):
-        assert np.array_equal(cache, expected, equal_nan=True)
-
-
 def continued(
-    tokens: int,
-    valid: tuple[int, ...],
-    prefix: int,
+    tokens: int = 33,
+    valid: tuple[int, ...] = (128, 77, 0),
+    prefix: int = 128,
     depth: int = 32,
     page: int | None = None,
-    dtype: Any = np.float32,
+    dtype: Any = F32,
     garbage: float = np.nan,
     **more: Any,
 ) -> tuple[Any, ...]:
@@ -89,11 +108,286 @@ def continued(
     return options(given, positions[:, None], prefix, slots, tables, **more)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("dtype", [np.float32, BF16])
-def test_tiles_of_all_keys_on_every_chip(target: str, dtype: type) -> None:
-    """Longest tiles of several steps of each kind; in bfloat16 some scores are computed twice."""
-    check(*PREFILL, arguments(1300, 1, 1, 16, dtype=dtype), target)
+def attended(outputs: Sequence[np.ndarray], reference: Callable[..., Any], given: Sequence[Any]) -> None:
+    """Results as near as numpy's; caches hold copies, so they are equal."""
+    compare_all(outputs[:1], lambda *own: reference(*own)[:1], given)
+    for cache, expected in zip(outputs[1:], reference(*copied(given))[1:], strict=True):
+        assert np.array_equal(cache, expected, equal_nan=True)
+
+
+def of_keys(keys: int) -> dict[str, Any]:
+    """Settings of two sequences of 70 tokens that see so many keys each."""
+    _, k, v, k_cache, v_cache, _ = arguments(2 * keys, sequences=2)
+    return dict(tokens=140, sequences=2, causal=False, k=k, v=v, k_cache=k_cache, v_cache=v_cache)
+
+
+def scores(largest: float, dtype: Any) -> list[dict[str, Any]]:
+    """Random scores; a single large one among very small ones, first, in the middle and last; equal ones of both signs.
+
+    Tiles of 640 keys have a block whose scores are computed twice.
+    """
+    settings = dict(tokens=640, heads=1, kv_heads=1, depth=128, dtype=dtype)
+    factor = (largest * 128**0.5) ** 0.5
+    one = np.zeros((640, 128), dtype)
+    one[:, 0] = factor
+    keys = [one, -one]
+    for place in (0, 300, 639):
+        keys.append(-one)
+        keys[-1][place] = one[place]
+    random = dict(q=lambda q: (q * factor).astype(dtype), k=lambda k: (k / 3 * factor).astype(dtype))
+    return [settings | each for each in (random, *(dict(q=one, k=k) for k in keys))]
+
+
+SLOPES = F32([[0.5, 0.125, 0.7071067, 0.011]])
+
+
+class TestAttentionPrefill(KernelTests):
+    """Tiles of all keys are the longest, of several steps of each kind; in bfloat16 some scores are computed twice.
+
+    Heads in several parts have parts of one height, or a shorter last one; a product of 512 dims and its sum takes two
+    banks. Slopes are those of heads alone and side by side, of sequences of one token, and some bfloat16 does not hold.
+    """
+
+    case = KernelCase(
+        kernels.attention_prefill,
+        arguments,
+        values=[
+            *vary(tokens=[1, *ODD_SIZES], depth=8, capacity=172),
+            *vary(depth=[1, 8, 48, 64, 127, 128], capacity=24),
+            *vary(tokens=[511, 512, 513, 700], heads=2, kv_heads=1, depth=8, capacity=768),
+            dict(tokens=130, capacity=256, held=BF16),
+            *vary(tokens=[24, 93, 99, 192], heads=4, kv_heads=1, sequences=3),
+            *vary(tokens=400, heads=2, kv_heads=1, window=[1, 5, 127, 128, 129, 200, 256, 300, 1000]),
+            dict(tokens=1280, heads=1, kv_heads=1, dtype=BF16, window=1024),
+            *map(of_keys, (1, 127, 128, 129, 300)),
+            *vary(tokens=129, heads=2, kv_heads=1, depth=[129, 192, 256, 260, 512], dtype=[*DTYPES]),
+            *(each for largest in (1e2, 1e4) for dtype in DTYPES for each in scores(largest, dtype)),
+        ],
+        every_chip=[
+            *vary(tokens=129, heads=[2, 4, 8], capacity=130, dtype=[*DTYPES]),
+            *vary(tokens=1300, heads=1, kv_heads=1, dtype=[*DTYPES]),
+            *together("tokens sequences", (300, 1), (120, 3), (2, 2), dtype=[*DTYPES], slopes=SLOPES),
+        ],
+        refusals=[
+            refuse("k is [20, 32] for 2 heads of 16, not (20, 31)", k=lambda k: k[:, 1:]),
+            refuse("v is [20, 32] beside k (20, 32), not (19, 32)", v=lambda v: v[1:]),
+            refuse("q has rows of 63, no multiple of 32, 2 heads of 16", q=lambda q: q[:, 1:]),
+            refuse("v_cache is [1, 2, 20, 16] beside k_cache", v_cache=lambda v: v[:, :, 1:]),
+            refuse("q, k and v are float32, bfloat16 and float32", k=lambda k: k.astype(BF16)),
+            refuse("scale is 0.0; the running maximum needs a positive one", scale=0.0),
+            refuse("4 key/value heads, caches for 2", dict(num_kv_heads=2), num_kv_heads=4),
+            refuse(
+                "expected k_cache [B, Hk, D, S], not a tensor of shape (2, 16, 20)", k_cache=lambda k: k[0]
+            ),
+            refuse("19 tokens do not divide into 2 sequences", dict(sequences=2), q=lambda q: q[1:]),
+            refuse("k is [18, 32] for 2 heads of 16, not (20, 32)", dict(sequences=2), q=lambda q: q[2:]),
+            refuse("a prefix takes positions, whose first ones tell its length", prefix=4),
+            refuse(
+                "a prefix of 21 positions, caches of 20",
+                dict(positions=np.zeros((20, 1), np.int32), prefix=20),
+                prefix=21,
+            ),
+            refuse("a paged cache takes both slots and block_tables", slots=np.zeros((20, 1), np.int32)),
+            refuse("softcap is 0.0, not above 0", dict(softcap=1.0), softcap=0.0),
+            refuse("sinks is [1, 4], not (1, 1)", dict(sinks=normal(1, 1, 4)), sinks=normal(1, 1, 1)),
+            refuse("a window of 0 tokens needs causal attention and at least 1", dict(window=1), window=0),
+            refuse(
+                "a window of 3 tokens needs causal attention and at least 1", dict(window=3), causal=False
+            ),
+            refuse("slopes need causal attention", dict(slopes=SLOPES), causal=False),
+            refuse("slopes go with neither a soft cap nor sinks", dict(slopes=SLOPES), softcap=5.0),
+            refuse("slopes go with neither a soft cap nor sinks", dict(slopes=SLOPES), sinks=SLOPES),
+            refuse("slopes is [1, 4], not (1, 3)", dict(slopes=SLOPES), slopes=SLOPES[:, :3]),
+        ],
+        limits=[
+            limit(
+                "tokens", 24, "a prompt of 25 tokens does not fit into caches of 24 positions", capacity=24
+            ),
+            limit("depth", 512, "heads of at most 512 elements, not 513", tokens=4, heads=2, kv_heads=1),
+            limit(
+                "tokens",
+                8192,
+                "attention_prefill takes at most 8192 tokens, not 8193",
+                dry=True,
+                heads=1,
+                kv_heads=1,
+                depth=1,
+                capacity=8200,
+            ),
+        ],
+        fits=[
+            *vary(tokens=8192, heads=1, kv_heads=1, depth=128, dtype=[*DTYPES], held=BF16),
+            *slow(*vary(tokens=8192, heads=2, kv_heads=2, depth=128, dtype=[*DTYPES])),
+        ],
+        undefined=[
+            # padding reaches no other tokens, nor do later tokens earlier ones
+            Undefined(
+                dict.fromkeys("qkv", np.r_[200:300, 500:600]),
+                dict(tokens=600, heads=2, kv_heads=1, depth=32, sequences=2, dtype=dtype),
+                value,
+                rows=lambda _: [np.r_[200:300, 500:600]],
+                kept=lambda _, outputs: outputs[:1],
+                chips=["trn2"],
+            )
+            for dtype in DTYPES
+            for value in (np.nan, np.inf, -np.inf)
+        ],
+        tolerance=attended,
+    )
+
+
+class TestAttentionPrefillAfterCachedPositions(KernelTests):
+    """As many valid positions as the bucket has, fewer, and none; what is behind them is NaN.
+
+    Keys beyond one span have an online softmax over the spans of a tile, in float32 of 4,096 keys. A slope may be so
+    large that padding would exceed all scores.
+    """
+
+    case = KernelCase(
+        kernels.attention_prefill,
+        continued,
+        values=[
+            *vary(tokens=40, valid=(100,), garbage=[np.inf, -np.inf, 3e38]),
+            *vary(tokens=150, valid=(100, 128), window=[5, 60, 128, 200, 1000]),
+            *(
+                each
+                for logit in (1.0, 1e4, -1e4)
+                for each in together(
+                    "tokens valid prefix dtype",
+                    *((140, (100,), 128, F32), (20, (0,), 0, BF16)),
+                    sinks=normal(5, 1, 4) + F32(logit),
+                )
+            ),
+            *vary(tokens=130, page=[None, 16], slopes=SLOPES * 1000),
+            *vary(tokens=40, valid=(100, 0), page=[None, 16], dtype=BF16, window=60, slopes=SLOPES),
+            *vary(tokens=140, valid=(100,), softcap=[0.5, 50.0]),
+            *vary(tokens=20, valid=(0,), prefix=0, dtype=BF16, softcap=[0.5, 50.0], sinks=normal(5, 1, 4)),
+            dict(tokens=128, valid=(4500,), prefix=4608, depth=8),
+        ],
+        every_chip=[
+            *together("depth page", (262, None), (512, 16), valid=(77, 0), dtype=BF16),
+            *vary(page=[None, 16, 128]),
+            *vary(tokens=130, valid=(100, 1), prefix=112, page=[None, 16, 128], dtype=BF16),
+        ],
+        tolerance=attended,
+        replays=False,
+    )
+
+
+def behind(
+    prefix: int = 0, tokens: int = 300, group: int = 1, depth: int = 128, dtype: Any = BF16
+) -> tuple[Any, ...]:
+    """One key/value head behind so many positions."""
+    given = arguments(tokens, group, 1, depth, 1, dtype, None, prefix + tokens)
+    return options(given, np.zeros((tokens, 1), np.int32), prefix)
+
+
+class TestMostKeysOfAttentionPrefill(KernelTests):
+    case = KernelCase(
+        kernels.attention_prefill,
+        behind,
+        limits=[
+            *(
+                limit(
+                    "prefix",
+                    keys - 300,
+                    f"at most {keys} keys for heads of {depth} in ",
+                    dry=True,
+                    depth=depth,
+                    dtype=dtype,
+                )
+                for keys, depth, dtype in (
+                    *((12288, 128, BF16), (8192, 256, BF16), (4096, 512, BF16)),
+                    *((8192, 128, F32), (4096, 256, F32), (2048, 512, F32)),
+                )
+            ),
+            *slow(
+                *(
+                    limit(
+                        "group",
+                        most,
+                        f"at most {most} query heads of a key/value head for ",
+                        dry=True,
+                        prefix=keys - 256,
+                        tokens=256,
+                        depth=512,
+                        dtype=dtype,
+                    )
+                    for dtype, keys, most in ((F32, 2048, 10), (BF16, 4096, 13))
+                )
+            ),
+        ],
+    )
+
+
+@pytest.mark.parametrize("steepness", [4, 300])
+def test_maximum_that_moves_from_key_block_to_key_block(steepness: int) -> None:
+    """The steep one spans more than the exponents of float32 hold: only the running maximum keeps exp finite.
+
+    A rounding of a large score moves its weight as much as the score is large: the bound is that of such roundings.
+    """
+    q, k, v, k_cache, v_cache, scale = arguments(1100, 1, 1, 8)
+    growing = np.linspace(0, steepness, 1100, dtype=F32)[:, None]
+    for factors in (growing, growing[::-1]):
+        given = np.abs(q), np.abs(k) * factors, v, k_cache, v_cache, scale
+        wide = [in_float64(each) for each in given]
+        truth = kernels.attention_prefill_reference(*copied(wide))[0]
+        bounds = [
+            rounding_bound(wide[0][row], wide[1][: row + 1], wide[2][: row + 1], scale) for row in range(1100)
+        ]
+        for outputs in in_every_way(kernels.attention_prefill, given):
+            assert (np.abs(outputs[0] - truth) <= np.array(bounds)[:, None]).all()
+
+
+def test_prefill_writes_the_prompt_into_the_caches_and_nothing_else() -> None:
+    q, k, v, k_cache, v_cache, scale = arguments(129, capacity=172)
+    before = k_cache.copy(), v_cache.copy()
+    _, new_k, new_v = (
+        simulate.World("trn1")
+        .launch(kernels.attention_prefill, [((q, k, v, k_cache, v_cache, scale), {})])
+        .outputs[0]
+    )
+    assert new_k is k_cache
+    assert new_v is v_cache
+    for head in range(2):
+        columns = slice(head * 16, (head + 1) * 16)
+        assert np.array_equal(k_cache[0, head, :, :129], k[:, columns].T)
+        assert np.array_equal(v_cache[0, head, :129], v[:, columns])
+    assert np.array_equal(k_cache[..., 129:], before[0][..., 129:])
+    assert np.array_equal(v_cache[:, :, 129:], before[1][:, :, 129:])
+
+
+def test_later_tokens_do_not_change_earlier_outputs() -> None:
+    q, k, v, *rest = arguments(200, capacity=256)
+    changed = k.copy(), v.copy()
+    for array in changed:
+        array[150:] += 1
+    first, second = (
+        run(kernels.attention_prefill, (q, k, v, *rest)),
+        run(kernels.attention_prefill, (q, *changed, *rest)),
+    )
+    assert np.array_equal(first[0][:150], second[0][:150])
+    assert not np.array_equal(first[0][150:], second[0][150:])
+
+
+@pytest.mark.parametrize("tokens", [1, 63, 127, 128, 129, 600])
+def test_decode_after_prefill_equals_prefill_of_one_token_more(tokens: int) -> None:
+    q, k, v, k_cache, v_cache, scale = arguments(tokens + 1, capacity=tokens + 40)
+    longer = run(kernels.attention_prefill, (q, k, v, k_cache, v_cache, scale))
+    before = tokens
+    _, k_cache, v_cache = run(
+        kernels.attention_prefill, (q[:before], k[:before], v[:before], k_cache, v_cache, scale)
+    )
+    step = run(
+        kernels.attention_decode,
+        (q[before:], k[before:], v[before:], k_cache, v_cache, np.int32([[tokens]]), scale),
+    )
+    assert np.array_equal(step[1], longer[1])
+    assert np.array_equal(step[2], longer[2])
+    for head in range(4):
+        own, shared = slice(head * 16, head * 16 + 16), slice(head // 2 * 16, head // 2 * 16 + 16)
+        bound = rounding_bound(q[-1, own].astype(np.float64), k[:, shared], v[:, shared], scale)
+        assert np.abs(step[0][0, own].astype(np.float64) - longer[0][-1, own]).max() <= bound
 
 
 @pytest.mark.parametrize("tokens", [127, 128, 129, 300])
@@ -107,86 +401,6 @@ def test_sequences_together_equal_each_alone(tokens: int) -> None:
         assert np.array_equal(together[0][rows], alone[0])
         for cache, own in zip(together[1:], alone[1:]):
             assert np.array_equal(cache[i : i + 1], own)
-
-
-@pytest.mark.parametrize("tokens", [8, 31, 33, 64])
-def test_short_sequences_with_several_heads_on_the_partitions(tokens: int) -> None:
-    check(*PREFILL, arguments(3 * tokens, 4, 1, 16, 3), "trn2")
-
-
-@pytest.mark.parametrize("window", [1, 5, 127, 128, 129, 200, 256, 300, 1000])
-def test_windows_of_any_size(window: int) -> None:
-    check(*PREFILL, options(arguments(400, 2, 1, 16), window=window), "trn2")
-
-
-def test_windows_with_scores_computed_twice() -> None:
-    check(*PREFILL, options(arguments(1280, 1, 1, 16, dtype=BF16), window=1024), "trn2")
-
-
-@pytest.mark.parametrize("keys", [1, 127, 128, 129, 300])
-def test_every_token_sees_every_key_without_causal(keys: int) -> None:
-    q = arguments(140, 4, 2, 16, 2)[0]
-    _, k, v, *rest = arguments(2 * keys, 4, 2, 16, 2)
-    check(*PREFILL, options((q, k, v, *rest), causal=False), "trn2")
-
-
-@pytest.mark.parametrize("dtype", [np.float32, BF16])
-@pytest.mark.parametrize("depth", [129, 192, 256, 260, 512])
-def test_heads_in_several_parts(depth: int, dtype: type) -> None:
-    """Parts of one height, and with a last one that is shorter; a product of 512 dims and its sum takes two banks."""
-    check(*PREFILL, arguments(129, 2, 1, depth, dtype=dtype), "trn2")
-
-
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(("depth", "page"), [(262, None), (512, 16)])
-def test_tall_heads_after_cached_positions(target: str, depth: int, page: int | None) -> None:
-    close(continued(33, (77, 0), 128, depth, page, BF16), target)
-
-
-@pytest.mark.parametrize("dtype", [np.float32, BF16])
-@pytest.mark.parametrize("largest", [1e2, 1e4])
-def test_scores_of_any_size_and_sign(largest: float, dtype: type) -> None:
-    """Random ones; a single large one among very small ones, first, in the middle and last; equal ones of both signs.
-
-    Tiles of 640 keys have a block whose scores are computed twice.
-    """
-    q, k, v, *rest = arguments(640, 1, 1, 128, dtype=dtype)
-    factor = (largest * 128**0.5) ** 0.5
-    close(((q * factor).astype(dtype), (k / 3 * factor).astype(dtype), v, *rest))
-    one = np.zeros_like(q)
-    one[:, 0] = factor
-    for place in (0, 300, 639):
-        keys = -one
-        keys[place] = one[place]
-        close((one, keys, v, *rest))
-    close((one, one, v, *rest))
-    close((one, -one, v, *rest))
-
-
-@pytest.mark.parametrize("dtype", [np.float32, BF16])
-@pytest.mark.parametrize("padding", [np.nan, np.inf, -np.inf])
-def test_padded_tokens_do_not_reach_others(padding: float, dtype: type) -> None:
-    given = arguments(600, 2, 1, 32, 2, dtype=dtype)
-    clean = run(kernels.attention_prefill, given, "trn2")
-    padded = copied(given)
-    for each in padded[:3]:
-        each.reshape(2, 300, -1)[:, 200:] = padding
-    result = run(kernels.attention_prefill, padded, "trn2")
-    rows = [each[0].reshape(2, 300, -1)[:, :200] for each in (clean, result)]
-    assert np.array_equal(*rows)
-
-
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("page", [None, 16, 128])
-def test_new_tokens_after_cached_ones(target: str, page: int | None) -> None:
-    """As many valid positions as the bucket has, fewer, and none; what is behind them is NaN."""
-    close(continued(33, (128, 77, 0), 128, page=page), target)
-    close(continued(130, (100, 1), 112, page=page, dtype=BF16), target)
-
-
-@pytest.mark.parametrize("garbage", [np.inf, -np.inf, 3e38])
-def test_cached_positions_behind_the_valid_ones_do_not_count(garbage: float) -> None:
-    close(continued(40, (100,), 128, garbage=garbage))
 
 
 @pytest.mark.parametrize("tokens", [127, 128, 129])
@@ -208,54 +422,6 @@ def test_a_prompt_in_pieces_equals_the_whole(tokens: int) -> None:
     assert np.array_equal(v_cache, whole[2])
 
 
-@pytest.mark.parametrize("window", [5, 60, 128, 200, 1000])
-def test_windows_that_reach_into_cached_positions(window: int) -> None:
-    close(continued(150, (100, 128), 128, window=window))
-
-
-@pytest.mark.parametrize("logit", [1.0, 1e4, -1e4])
-def test_sinks_take_part_in_the_sum_only(logit: float) -> None:
-    close(continued(140, (100,), 128, sinks=normal(5, 1, 4) + np.float32(logit)))
-    close(continued(20, (0,), 0, dtype=BF16, sinks=normal(5, 1, 4) + np.float32(logit)))
-
-
-SLOPES = np.float32([[0.5, 0.125, 0.7071067, 0.011]])
-
-
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("dtype", [np.float32, BF16])
-def test_slopes_make_far_keys_count_less(target: str, dtype: type) -> None:
-    """Heads alone and side by side, sequences of one token, slopes that bfloat16 does not hold."""
-    for tokens, sequences in ((300, 1), (3 * 40, 3), (2, 2)):
-        close((*options(arguments(tokens, 4, 2, 16, sequences, dtype)), SLOPES), target)
-
-
-@pytest.mark.parametrize("page", [None, 16])
-def test_slopes_count_distances_from_cached_positions(page: int | None) -> None:
-    """As many valid ones as the bucket has, fewer, and none; a slope that would let padding exceed all scores."""
-    close((*continued(130, (128, 77, 0), 128, page=page), SLOPES * 1000))
-    close((*continued(40, (100, 0), 128, page=page, dtype=BF16, window=60), SLOPES))
-
-
-def test_refuses_slopes_that_no_model_has() -> None:
-    given = arguments(4, 4, 2, 8)
-    for more, message in (
-        ({"causal": False}, "slopes need causal attention"),
-        ({"softcap": 5.0}, "slopes go with neither a soft cap nor sinks"),
-        ({"sinks": SLOPES}, "slopes go with neither a soft cap nor sinks"),
-    ):
-        with pytest.raises(AssertionError, match=message):
-            run(kernels.attention_prefill, (*options(given, **more), SLOPES), "trn2")
-    with pytest.raises(AssertionError, match=r"slopes is \[1, 4\], not \(1, 3\)"):
-        run(kernels.attention_prefill, (*options(given), SLOPES[:, :3]), "trn2")
-
-
-@pytest.mark.parametrize("softcap", [0.5, 50.0])
-def test_scores_with_a_soft_cap(softcap: float) -> None:
-    close(continued(140, (100,), 128, softcap=softcap))
-    close(continued(20, (0,), 0, dtype=BF16, softcap=softcap, sinks=normal(5, 1, 4)))
-
-
 def test_stream_does_not_depend_on_lengths_slots_and_tables() -> None:
     texts = set()
     for valid in ((0, 5), (100, 128)):
@@ -264,92 +430,6 @@ def test_stream_does_not_depend_on_lengths_slots_and_tables() -> None:
         )
         texts.add(launch.streams[0].text())
     assert len(texts) == 1
-
-
-def test_prefix_in_several_spans() -> None:
-    """Keys beyond one span: an online softmax over the spans of a tile, in float32 of 4,096 keys."""
-    close(continued(128, (4500,), 4608, depth=8))
-
-
-@pytest.mark.slow
-def test_largest_sizes_fit_on_the_smallest_chip_in_both_dtypes() -> None:
-    """Planned and placed without computing numbers; a launch refuses tiles that do not fit."""
-    for dtype in (np.float32, BF16):
-        q, k, v = (np.empty((8192, width), dtype) for width in (256, 256, 256))
-        cache = np.empty((1, 2, 128, 8192), dtype), np.empty((1, 2, 8192, 128), dtype)
-        world = simulate.World("trn1")
-        world.launch(kernels.attention_prefill, [((q, k, v, *cache, 0.1), {})], mode=simulate.Mode.dry)
-
-
-@pytest.mark.parametrize(
-    ("keys", "depth", "dtype"),
-    [
-        (12288, 128, BF16),
-        (8192, 256, BF16),
-        (4096, 512, BF16),
-        (8192, 128, np.float32),
-        (4096, 256, np.float32),
-        (2048, 512, np.float32),
-    ],
-)
-def test_takes_the_most_keys_that_fit_and_refuses_one_more(keys: int, depth: int, dtype: type) -> None:
-    """Planned and placed without computing numbers, on the chip with the smallest SBUF."""
-    for prefix in (keys - 300, keys - 299):
-        q, k, v = (np.empty((300, depth), dtype) for _ in range(3))
-        cache = np.empty((1, 1, depth, keys + 1), dtype), np.empty((1, 1, keys + 1, depth), dtype)
-        given = options((q, k, v, *cache, 0.1), np.zeros((300, 1), np.int32), prefix)
-        world = simulate.World("trn1")
-        if prefix + 300 == keys:
-            world.launch(kernels.attention_prefill, [(given, {})], mode=simulate.Mode.dry)
-            continue
-        with pytest.raises(
-            AssertionError, match=f"at most {keys} keys for heads of {depth} in .*, not {keys + 1}"
-        ):
-            world.launch(kernels.attention_prefill, [(given, {})], mode=simulate.Mode.dry)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "keys", "most"), [(np.float32, 2048, 10), (BF16, 4096, 13)])
-def test_takes_the_most_query_heads_that_fit_and_refuses_one_more(dtype: type, keys: int, most: int) -> None:
-    """Planned and placed without computing numbers, on the chip with the smallest SBUF, at the most keys of 512."""
-    for group in (most, most + 1):
-        q, k, v = (np.empty((256, heads * 512), dtype) for heads in (group, 1, 1))
-        cache = np.empty((1, 1, 512, keys), dtype), np.empty((1, 1, keys, 512), dtype)
-        given = options((q, k, v, *cache, 0.1), np.zeros((256, 1), np.int32), keys - 256)
-        world = simulate.World("trn1")
-        if group == most:
-            world.launch(kernels.attention_prefill, [(given, {})], mode=simulate.Mode.dry)
-            continue
-        with pytest.raises(
-            AssertionError, match=f"at most {most} query heads of a key/value head for .*, not {most + 1}"
-        ):
-            world.launch(kernels.attention_prefill, [(given, {})], mode=simulate.Mode.dry)
-
-
-def test_refuses_what_it_does_not_compute_and_takes_the_next() -> None:
-    given = arguments(6, 2, 1, 8, 2)
-    q, k, v, *rest = given
-    for wrong, sentence in (
-        (options((q[:5], k, v, *rest)), "5 tokens do not divide into 2 sequences"),
-        (options((q[:4], k, v, *rest)), r"k is \[4, 8\] for 1 heads of 8, not \(6, 8\)"),
-        (options(given, prefix=4), "a prefix takes positions, whose first ones tell its length"),
-        (options(given, np.zeros((6, 1), np.int32), 4), "a prefix of 4 positions, caches of 3"),
-        (options(given, slots=np.zeros((6, 1), np.int32)), "a paged cache takes both slots and block_tables"),
-        (options(given, softcap=0.0), "softcap is 0.0, not above 0"),
-        (options(given, sinks=np.zeros((1, 1), np.float32)), r"sinks is \[1, 2\], not \(1, 1\)"),
-        (options(given, window=0), "a window of 0 tokens needs causal attention and at least 1"),
-        (
-            options(given, window=3, causal=False),
-            "a window of 3 tokens needs causal attention and at least 1",
-        ),
-        (options(arguments(4, 2, 1, 513)), "heads of at most 512 elements, not 513"),
-    ):
-        with pytest.raises(AssertionError, match=sentence):
-            run(kernels.attention_prefill, wrong)
-    run(kernels.attention_prefill, options(given, window=1))
-    run(kernels.attention_prefill, options(given, np.zeros((6, 1), np.int32), 3))
-    run(kernels.attention_prefill, options(given, softcap=1.0, sinks=np.zeros((1, 2), np.float32)))
-    run(kernels.attention_prefill, options((q[:4], k, v, *rest), causal=False))
 
 
 def test_reference_agrees_with_torch() -> None:

@@ -4,27 +4,38 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
-from nki.collectives import ReplicaGroup
 
 import nki_kernels as kernels
 import simulate
 from nki_kernels.experts import places
 from nki_kernels.experts.places import block_size, division
-from tests.kernels.accuracy import TARGETS, check, compare_all, copied, normal, run
-
-BF16 = ml_dtypes.bfloat16
-BOTH = ("experts_decode", "experts_prefill")
+from tests.kernels.accuracy import compare_all, copied, normal, run
+from tests.kernels.case import (
+    BF16,
+    DTYPES,
+    F32,
+    GEN3_ON,
+    MIXED_DTYPES,
+    KernelCase,
+    KernelTests,
+    Ranks,
+    Undefined,
+    limit,
+    refuse,
+    slow,
+    together,
+    vary,
+)
 
 
 def arguments(
-    tokens: int,
-    hidden: int,
-    experts: int,
-    inner: int,
-    top_k: int,
+    tokens: int = 5,
+    hidden: int = 24,
+    experts: int = 6,
+    inner: int = 10,
+    top_k: int = 2,
     dtype: type = np.float32,
     weights: Any = None,
     biases: bool = False,
@@ -50,83 +61,6 @@ def arguments(
     ]
 
 
-def checked(kernel: str, given: list[Any], target: str = "trn2") -> np.ndarray:
-    reference = getattr(kernels, f"{kernel}_reference")
-    return check(getattr(kernels, kernel), reference, tuple(given), target)[0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(("dtype", "weights"), [(np.float32, BF16), (BF16, BF16), (BF16, np.float32)])
-@pytest.mark.parametrize("tokens", [3, 30])
-def test_dtypes_on_every_chip(target: str, dtype: type, weights: type, tokens: int) -> None:
-    """For few choices, and for more than there are experts."""
-    given = arguments(tokens, 140, 9, 136, 3, dtype, weights)
-    for kernel in BOTH:
-        checked(kernel, given, target)
-
-
-@pytest.mark.parametrize("size", [1, 64, 127, 128, 129])
-def test_any_number_of_hidden_and_intermediate_elements(size: int) -> None:
-    for kernel in BOTH:
-        checked(kernel, arguments(2, size, 5, 24, 2))
-        checked(kernel, arguments(3, 24, 5, size, 2))
-
-
-@pytest.mark.parametrize("tokens", [1, 127, 128])
-def test_any_number_of_tokens_of_a_decode_step(tokens: int) -> None:
-    checked("experts_decode", arguments(tokens, 24, 6, 10, 2))
-
-
-@pytest.mark.parametrize("tokens", [1, 127, 128, 129, 260, 700])
-def test_any_number_of_tokens_of_a_prompt(tokens: int) -> None:
-    checked("experts_prefill", arguments(tokens, 24, 6, 10, 2))
-
-
-@pytest.mark.parametrize("experts", [127, 128, 129, 256])
-def test_choices_of_several_row_tiles_share_a_bank_that_fits_them(experts: int) -> None:
-    """A PSUM bank has those of four, three or two tiles; there are five."""
-    checked("experts_prefill", arguments(520, 24, experts, 10, 2))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kernel", BOTH)
-@pytest.mark.parametrize("experts", [1, 2, 127, 128, 129])
-def test_any_number_of_experts(kernel: str, experts: int) -> None:
-    checked(kernel, arguments(40, 16, experts, 8, min(2, experts)))
-
-
-@pytest.mark.parametrize("kernel", BOTH)
-def test_biases_and_the_clamped_gate(kernel: str) -> None:
-    """Sums up to some twenty: both clamps are reached."""
-    for tokens in (3, 40):
-        given = arguments(tokens, 72, 6, 140, 2, biases=True, activation="swigluoai")
-        given[1] = given[1] * 8
-        checked(kernel, given)
-    checked(kernel, arguments(3, 72, 6, 40, 2, BF16, biases=True))
-
-
-@pytest.mark.parametrize("kernel", BOTH)
-@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])
-def test_activations(kernel: str, activation: str) -> None:
-    checked(kernel, arguments(4, 24, 6, 10, 2, activation=activation))
-
-
-@pytest.mark.slow
-def test_an_intermediate_of_several_chunks() -> None:
-    for kernel in BOTH:
-        checked(kernel, arguments(2, 1030, 3, 1300, 2))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("size", "tokens"), [(128, 500), (192, 900), (256, 1400), (384, 4000)])
-def test_blocks_of_every_size(size: int, tokens: int) -> None:
-    """So many choices that blocks of this many rows take least time."""
-    given = arguments(tokens, 64, 4, 48, 2, BF16)
-    assert block_size(2 * tokens, 4, 64, 48, 2) == size
-    checked("experts_prefill", given)
-
-
 CHOICES = {
     "all to one expert": lambda tokens, experts: np.full((tokens, 1), experts - 2),
     "all to two experts": lambda tokens, experts: np.tile([0, experts - 1], (tokens, 1)),
@@ -139,21 +73,141 @@ CHOICES = {
 }
 
 
-@pytest.mark.parametrize("choices", CHOICES)
-@pytest.mark.parametrize("tokens", [127, 128, 129, 300])
-def test_any_distribution_of_choices(choices: str, tokens: int) -> None:
-    """Experts that nobody chose are never used, though their weights may be loaded: they are not numbers."""
-    experts = 6
+def chosen(choices: str, tokens: int, experts: int = 6) -> dict[str, Any]:
     ids = CHOICES[choices](tokens, experts)
-    given = arguments(tokens, 24, experts, 10, ids.shape[1], ids=ids)
-    used = np.unique(ids)
-    for kernel in BOTH if tokens <= 128 else BOTH[1:]:
-        wanted = checked(kernel, given)
-        poisoned = [each.copy() if isinstance(each, np.ndarray) else each for each in given]
-        for weight in poisoned[4:7]:
-            weight[np.setdiff1d(np.arange(experts), used)] = np.nan
-        if kernel == "experts_prefill":  # blocks that no row is in may have any expert: nobody reads them
-            assert np.array_equal(run(kernels.experts_prefill, poisoned, "trn2"), wanted)
+    return dict(tokens=tokens, experts=experts, top_k=ids.shape[1], ids=lambda _: ids.astype(np.int32))
+
+
+# Sums up to some twenty: both clamps are reached.
+CLAMPED = dict(hidden=72, inner=140, biases=True, activation="swigluoai", n=lambda n: n * 8)
+BOTH_VALUES = [
+    *slow(
+        *together("dtype weights", *MIXED_DTYPES, tokens=[3, 30], hidden=140, experts=9, inner=136, top_k=3)
+    ),
+    *vary(tokens=2, hidden=[1, 64, 127, 128, 129], experts=5, inner=24),
+    *vary(tokens=3, inner=[1, 64, 127, 128, 129], experts=5),
+    *slow(*vary(tokens=40, hidden=16, experts=[2, 127, 128, 129], inner=8)),
+    *slow(dict(tokens=40, hidden=16, experts=1, inner=8, top_k=1)),
+    *(dict(tokens=tokens) | CLAMPED for tokens in (3, 40)),
+    dict(tokens=3, hidden=72, inner=40, dtype=BF16, biases=True),
+    *vary(tokens=4, activation=["gelu", "gelu_tanh", "relu"]),
+    *slow(dict(tokens=2, hidden=1030, experts=3, inner=1300)),
+]
+REFUSALS = [
+    refuse("n is (4, 24)", n=normal(1, 4, 24)),
+    refuse("n is (5, 24) bfloat16, x is (5, 24) float32", n=normal(1, 5, 24, dtype=BF16)),
+    refuse("weights are (5, 3), ids are (5, 2)", weights=normal(1, 5, 3)),
+    refuse("ids of 4 tokens, n has 5", ids=np.zeros((4, 2), np.int32)),
+    refuse("w_gate and w_up are (6, 24, 10), not (6, 24, 11)", w_up=normal(1, 6, 24, 11)),
+    refuse("w_down is [6, 10, 24], not (6, 24, 10)", w_down=normal(1, 6, 24, 10)),
+    refuse("activation is silu, gelu, gelu_tanh or relu, not tanh", activation="tanh"),
+    refuse("b_gate and b_up come together", b_gate=normal(1, 6, 10)),
+    refuse(
+        "a bias is [6, 10], not (6, 11)",
+        dict(biases=True),
+        b_gate=normal(1, 6, 11),
+        b_up=normal(1, 6, 11),
+    ),
+]
+UNEVEN = dict(tokens=5, hidden=72, inner=40, biases=True)
+OVER_RANKS = [Ranks(2, dict(w_gate=2, w_up=2, w_down=1, b_gate=1, b_up=1), UNEVEN)]
+
+
+def limits(*tokens: int) -> list[Any]:
+    """Limits of the hidden size: what the tiles take of SBUF, with weights of the other dtype too."""
+    return slow(
+        *(
+            limit(
+                "hidden",
+                most,
+                f"a hidden size of at most {most}, not {most + 1}",
+                dry=True,
+                tokens=count,
+                experts=8,
+                inner=300,
+                dtype=dtype,
+                weights=weights,
+            )
+            for dtype, most in ((F32, 4096), (BF16, 8192))
+            for weights in DTYPES
+            for count in tokens
+        )
+    )
+
+
+class TestExpertsDecode(KernelTests):
+    """Rows of tokens that did not choose an expert are multiplied with it too: what comes of that is dropped."""
+
+    case = KernelCase(
+        kernels.experts_decode,
+        arguments,
+        values=[
+            *BOTH_VALUES,
+            *vary(tokens=[1, 127, 128]),
+            *(chosen(choices, tokens) for choices in CHOICES for tokens in (127, 128)),
+        ],
+        refusals=[
+            *REFUSALS,
+            refuse(
+                "3 of 2 experts for a token",
+                dict(experts=2),
+                weights=normal(1, 5, 3),
+                ids=np.zeros((5, 3), np.int32),
+            ),
+        ],
+        limits=[limit("tokens", 128, "takes at most 128 tokens, not 129"), *limits(1, 128)],
+        undefined=[Undefined(dict(n=7), dict(tokens=30), np.inf, rows=[7], chips=GEN3_ON)],
+        two_cores=[dict(hidden=72, inner=40)],
+        ranks=OVER_RANKS,
+    )
+
+
+class TestExpertsPrefill(KernelTests):
+    """A PSUM bank has the choices of four, three or two tiles; there are five."""
+
+    case = KernelCase(
+        kernels.experts_prefill,
+        arguments,
+        every_chip=[
+            *BOTH_VALUES[:6],
+            *vary(tokens=[1, 127, 128, 129, 260, 700]),
+        ],
+        values=[
+            *BOTH_VALUES[6:],
+            *vary(tokens=520, experts=[127, 128, 129, 256]),
+            *slow(
+                *together(
+                    "tokens",
+                    *((500,), (900,), (1400,), (4000,)),
+                    hidden=64,
+                    experts=4,
+                    inner=48,
+                    dtype=BF16,
+                )
+            ),
+        ],
+        refusals=REFUSALS,
+        limits=limits(129, 300),
+        # Blocks that no row is in may have any expert: nobody reads them.
+        undefined=[
+            Undefined(
+                dict.fromkeys(
+                    ("w_gate", "w_up", "w_down"), lambda given: np.setdiff1d(np.arange(6), given["ids"])
+                ),
+                chosen(choices, tokens),
+                chips=["trn2"],
+            )
+            for choices in CHOICES
+            for tokens in (127, 128, 129, 300)
+        ],
+        two_cores=[dict(hidden=72, inner=40)],
+        ranks=OVER_RANKS,
+    )
+
+
+@pytest.mark.parametrize(("size", "tokens"), [(128, 500), (192, 900), (256, 1400), (384, 4000)])
+def test_blocks_have_the_size_that_takes_least_time(size: int, tokens: int) -> None:
+    assert block_size(2 * tokens, 4, 64, 48, 2) == size
 
 
 @pytest.mark.parametrize("experts", [6, 8, 16, 40, 136])
@@ -176,7 +230,7 @@ def test_rows_beyond_own_blocks_take_dealt_ones(
     assert len(launch.streams[0].iterations) == expected <= dealt
 
 
-@pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("biases", [False, True])
 def test_dealt_blocks_of_a_loop_take_biases_and_every_dtype(
     dtype: type, biases: bool, monkeypatch: pytest.MonkeyPatch
@@ -212,116 +266,10 @@ def test_an_expert_that_a_row_names_twice_leaves_other_rows_alone(
     compare_all((run(kernels.experts_prefill, given, "trn2"),), kernels.experts_prefill_reference, given)
 
 
-def test_an_infinity_of_one_token_stays_with_the_experts_that_it_chose() -> None:
-    """Rows of tokens that did not choose an expert are multiplied with it too: what comes of that is dropped."""
-    given = arguments(30, 24, 6, 10, 2)
-    clean = run(kernels.experts_decode, given, "trn2")
-    given[1][7] = np.inf
-    spoilt = run(kernels.experts_decode, given, "trn2")
-    assert not np.isfinite(spoilt[7]).any()
-    rest = np.arange(30) != 7
-    assert np.array_equal(spoilt[rest], clean[rest])
-
-
 def test_rows_of_a_prompt_give_what_they_give_in_a_decode_step() -> None:
     given = arguments(100, 72, 12, 40, 3)
-    outputs = [run(getattr(kernels, kernel), given, "trn2") for kernel in BOTH]
+    outputs = [
+        run(getattr(kernels, kernel), given, "trn2") for kernel in ("experts_decode", "experts_prefill")
+    ]
     for output in outputs:
         compare_all((output,), kernels.experts_decode_reference, given)
-
-
-@pytest.mark.parametrize("kernel", BOTH)
-def test_ranks_hold_parts_of_every_expert(kernel: str) -> None:
-    given = arguments(5, 72, 6, 40, 2, biases=True)
-    parts = [slice(0, 24), slice(24, 40)]
-    group = ReplicaGroup([[0, 1]])
-    ranks = []
-    for part in parts:
-        own = list(copied(given))
-        own[4], own[5], own[6] = own[4][:, :, part], own[5][:, :, part], own[6][:, part]
-        own[9], own[10] = own[9][:, part], own[10][:, part]
-        own[7] = group
-        padded = [np.zeros((6, 72, 24), np.float32) for _ in range(2)]
-        for place, whole in zip((4, 5), padded):
-            whole[:, :, : own[place].shape[2]] = own[place]
-            own[place] = whole
-        down = np.zeros((6, 24, 72), np.float32)
-        down[:, : own[6].shape[1]] = own[6]
-        own[6] = down
-        for place in (9, 10):
-            row = np.zeros((6, 24), np.float32)
-            row[:, : own[place].shape[1]] = own[place]
-            own[place] = row
-        ranks.append((tuple(own), {}))
-    outputs = simulate.World("trn2", 2).launch(getattr(kernels, kernel), ranks).outputs
-    for output in outputs:
-        compare_all((output,), kernels.experts_decode_reference, given)
-    assert np.array_equal(outputs[0], outputs[1])
-
-
-@pytest.mark.parametrize("kernel", BOTH)
-def test_two_cores_give_what_one_gives(kernel: str) -> None:
-    given = arguments(5, 72, 6, 40, 2)
-    world = simulate.World("trn2", logical_core_size=2)
-    both = world.launch(getattr(kernels, kernel), [(copied(given), {})]).outputs[0]
-    assert np.array_equal(both, run(getattr(kernels, kernel), given, "trn2"))
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({1: normal(1, 4, 24)}, r"n is \(4, 24\)"),
-        ({1: normal(1, 5, 24, dtype=BF16)}, r"n is .*bfloat16, x is .*float32"),
-        ({2: normal(1, 5, 3)}, r"weights are \(5, 3\), ids are \(5, 2\)"),
-        ({3: np.zeros((4, 2), np.int32)}, "ids of 4 tokens, n has 5"),
-        ({5: normal(1, 6, 24, 11)}, r"w_gate and w_up are \(6, 24, 10\), not \(6, 24, 11\)"),
-        ({6: normal(1, 6, 24, 10)}, r"w_down is \[6, 10, 24\], not \(6, 24, 10\)"),
-        ({8: "tanh"}, "activation is silu, gelu, gelu_tanh or relu, not tanh"),
-        ({9: normal(1, 6, 10)}, "b_gate and b_up come together"),
-        ({9: normal(1, 6, 11), 10: normal(1, 6, 11)}, r"a bias is \[6, 10\], not \(6, 11\)"),
-    ],
-)
-@pytest.mark.parametrize("kernel", BOTH)
-def test_refuses_what_does_not_fit(kernel: str, changed: dict[int, Any], message: str) -> None:
-    given = [*arguments(5, 24, 6, 10, 2), None, None, None]
-    run(getattr(kernels, kernel), given)
-    for place, value in changed.items():
-        given[place] = value
-    with pytest.raises(AssertionError, match=message):
-        run(getattr(kernels, kernel), given)
-
-
-def test_a_decode_step_has_at_most_128_tokens() -> None:
-    with pytest.raises(AssertionError, match="takes at most 128 tokens, not 129"):
-        run(kernels.experts_decode, arguments(129, 24, 6, 10, 2))
-
-
-def test_more_choices_than_experts_are_refused() -> None:
-    checked("experts_decode", arguments(5, 24, 2, 10, 2))
-    ids = np.zeros((5, 3), np.int32)
-    with pytest.raises(AssertionError, match="3 of 2 experts for a token"):
-        run(kernels.experts_decode, arguments(5, 24, 2, 10, 3, ids=ids))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kernel", BOTH)
-@pytest.mark.parametrize(("dtype", "most"), [(np.float32, 4096), (BF16, 8192)])
-def test_takes_its_largest_hidden_size_and_refuses_the_next(kernel: str, dtype: type, most: int) -> None:
-    """Dry: what the tiles take of SBUF, with weights of the other dtype too."""
-
-    def launch(hidden: int, held: type, tokens: int) -> None:
-        def seen(shape: tuple[int, ...], kind: type) -> np.ndarray:
-            return np.broadcast_to(np.zeros((), kind), shape)
-
-        rows = seen((tokens, hidden), dtype)
-        matrices = seen((8, hidden, 300), held), seen((8, hidden, 300), held), seen((8, 300, hidden), held)
-        given = (rows, rows, seen((tokens, 2), np.float32), seen((tokens, 2), np.int32), *matrices)
-        world = simulate.World("trn1")
-        world.launch(getattr(kernels, kernel), [(given, {})], mode=simulate.Mode.dry)
-
-    for held in (np.float32, BF16):
-        for tokens in (1, 128) if kernel == "experts_decode" else (129, 300):
-            launch(most - 1, held, tokens)
-            launch(most, held, tokens)
-    with pytest.raises(AssertionError, match=f"a hidden size of at most {most}, not {most + 1}"):
-        launch(most + 1, dtype, 1)
