@@ -30,17 +30,17 @@ FORMATS: dict[str, type[Format]] = {
 _FIELD = "quantization_config"
 
 
-def read_format(fields: ConfigFields, of_family: tuple[str, ...] = ()) -> Format | None:
+def read_format(fields: ConfigFields, family_methods: tuple[str, ...] = ()) -> Format | None:
     """Return the format that `quantization_config` of a config.json describes; None without one.
 
-    A method that is not read becomes a refusal of `fields`. of_family are the methods that the model's family reads
-    beside the general ones. Raises ModelError for fields of other types.
+    A method that is not read becomes a refusal of `fields`. family_methods are those that the model's family reads in
+    addition to the general ones. Raises ModelError for fields of other types.
     """
     if _FIELD not in fields:
         return None
     quantization_config = fields.table(_FIELD)
     method = quantization_config.get("quant_method", "unnamed")
-    known = [name for name, format in FORMATS.items() if format.is_general or name in of_family]
+    known = [name for name, format in FORMATS.items() if format.is_general or name in family_methods]
     if method not in known:
         named = shown(str(method), 40)
         fields.unsupported(_FIELD, f"weights quantised by {named}; {', '.join(known)} are widened, no others")

@@ -51,7 +51,7 @@ class ConfigFields(Protocol):
     def pair(self, name: str) -> tuple[int, int]:
         """Return two positive whole numbers. Raises ModelError for another value."""
 
-    def unsupported(self, name: str, what: str) -> None:
+    def unsupported(self, name: str, message: str) -> None:
         """Note that a field asks for what no format describes."""
 
 
@@ -137,7 +137,7 @@ class QuantisedWeight:
     columns: range
     dtype: np.dtype
     is_transposed: bool = False
-    whole: tuple[int, int] = (0, 0)
+    whole_shape: tuple[int, int] = (0, 0)
 
     @classmethod
     def from_tensors(
@@ -145,7 +145,7 @@ class QuantisedWeight:
     ) -> QuantisedWeight:
         """Return the weight of a shape [out, in]."""
         rows, columns = shape
-        return cls(format, tensors, range(rows), range(columns), dtype, whole=(rows, columns))
+        return cls(format, tensors, range(rows), range(columns), dtype, whole_shape=(rows, columns))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -186,7 +186,7 @@ class QuantisedWeight:
 
     def stored(self) -> dict[str, np.ndarray]:
         """Return the stored tensors of the part. Raises ModelError where the part begins inside a block."""
-        return self.format.shard(self.tensors, self.whole, self.rows, self.columns)
+        return self.format.shard(self.tensors, self.whole_shape, self.rows, self.columns)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         wide = self.widened()
@@ -195,14 +195,14 @@ class QuantisedWeight:
     def widened(self) -> np.ndarray:
         """Return the numbers of the weight in its dtype; numbers that the dtype does not hold are infinite."""
         result = np.empty((len(self.rows), len(self.columns)), self.dtype)
-        specs = self.format.describe_tensors(self.whole)
+        specs = self.format.describe_tensors(self.whole_shape)
         row_block, column_block = (lcm(*(spec.block[axis] for spec in specs.values())) for axis in (0, 1))
         for rows in _runs(self.rows, specs[ELEMENTS].block[0], row_block, _ROWS_AT_ONCE):
-            for columns in _runs(self.columns, specs[ELEMENTS].block[1], column_block, self.whole[1]):
-                part = self.format.widen(self.format.shard(self.tensors, self.whole, rows, columns))
+            for columns in _runs(self.columns, specs[ELEMENTS].block[1], column_block, self.whole_shape[1]):
+                numbers = self.format.widen(self.format.shard(self.tensors, self.whole_shape, rows, columns))
                 kept_rows, kept_columns = _common(rows, self.rows), _common(columns, self.columns)
                 with np.errstate(over="ignore"):
-                    result[_within(kept_rows, self.rows), _within(kept_columns, self.columns)] = part[
+                    result[_within(kept_rows, self.rows), _within(kept_columns, self.columns)] = numbers[
                         _within(kept_rows, rows), _within(kept_columns, columns)
                     ]
         return result.T if self.is_transposed else result
@@ -212,25 +212,25 @@ Weight = np.ndarray | QuantisedWeight
 """A tensor of the layers: plain, or in the tensors of a format."""
 
 
-def _entries(part: range, block: int) -> slice:
+def _entries(elements: range, block: int) -> slice:
     """Return the entries along an axis that stand for a range of elements."""
-    if not part:
+    if not elements:
         return slice(0, 0)
-    first, last = part.start // block, (part.stop - 1) // block
-    if part.start % block and first != last:
+    first, last = elements.start // block, (elements.stop - 1) // block
+    if elements.start % block and first != last:
         raise ModelError(
-            f"elements {part.start} to {part.stop} of a quantised weight begin inside a block of {block} elements; "
-            "a part of a weight begins with a block, or is inside one"
+            f"elements {elements.start} to {elements.stop} of a quantised weight begin inside a block of {block} "
+            "elements; a part of a weight begins with a block, or is inside one"
         )
     return slice(first, last + 1)
 
 
-def _runs(part: range, unit: int, block: int, most: int) -> Iterator[range]:
-    """Yield ranges that together cover `part`, each of about `most` elements at the most.
+def _runs(elements: range, unit: int, block: int, most: int) -> Iterator[range]:
+    """Yield ranges that together cover `elements`, each of about `most` elements at the most.
 
     Each begins with a block or is inside one, and consists of whole units: elements of a unit are not told apart.
     """
-    first, end = part.start - part.start % unit, part.stop + -part.stop % unit
+    first, end = elements.start - elements.start % unit, elements.stop + -elements.stop % unit
     most = max(unit, most - most % unit)
     while first < end:
         end_of_block = first - first % block + block
@@ -246,5 +246,5 @@ def _common(one: range, other: range) -> range:
     return range(max(one.start, other.start), min(one.stop, other.stop))
 
 
-def _within(part: range, whole: range) -> slice:
-    return slice(part.start - whole.start, part.stop - whole.start)
+def _within(inner: range, outer: range) -> slice:
+    return slice(inner.start - outer.start, inner.stop - outer.start)

@@ -60,12 +60,12 @@ class Mx(Format):
     ) -> QuantisedWeight | None:
         """Take the blocks and scales of a weight [in, out]; None where the checkpoint has none of its name."""
         names = {tensor: name + suffix for tensor, suffix in _SUFFIXES.items()}
-        if name in tensors or not any(each in tensors for each in names.values()):
+        if name in tensors or not any(stored_name in tensors for stored_name in names.values()):
             return None
-        missing = [each for each in names.values() if each not in tensors]
+        missing = [stored_name for stored_name in names.values() if stored_name not in tensors]
         if missing:
             raise ModelError(f"tensor {missing[0]} is missing")
-        stored = {tensor: tensors.pop(each) for tensor, each in names.items()}
+        stored = {tensor: tensors.pop(stored_name) for tensor, stored_name in names.items()}
         stored_shape = shape[::-1]
         for tensor, spec in self.describe_tensors(stored_shape).items():
             if stored[tensor].shape != spec.shape or shape[0] % BLOCK:
