@@ -232,9 +232,13 @@ def key_places(cache, case, part, piece, address):
     first_part, end, height = part
     capacity = cache.shape[3]
     row = address.row * case.depth + first_part * case.part_depth
-    parts = [case.part_depth * capacity, end - first_part]
     return cache.ap(
-        pattern=[[capacity, height], [piece.used, piece.count], parts, [1, piece.used]],
+        pattern=[
+            [capacity, height],
+            [piece.used, piece.count],
+            [case.part_depth * capacity, end - first_part],
+            [1, piece.used],
+        ],
         offset=row * capacity + piece.start,
         scalar_offset=address.offset,
         indirect_dim=address.key_dim,

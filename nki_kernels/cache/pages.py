@@ -232,7 +232,8 @@ class PagedCache(nl.NKIObject):
         """Fill tiles of keys and values from the rows [position in block, block] of the pages, block by block."""
         used, count, _ = values.shape
         width = case.kv_heads * case.depth
-        pattern, offset = [[width, used], [1, case.depth]], head.number * case.depth
+        pattern = [[width, used], [1, case.depth]]
+        offset = head.number * case.depth
         for i in range(count):
             row = rows[:, i : i + 1]
             by_position = nl.ndarray((used, case.depth), dtype=keys.dtype, buffer=nl.sbuf)
