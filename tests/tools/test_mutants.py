@@ -52,9 +52,11 @@ def test_the_sources_themselves_stay_as_they_are() -> None:
 def test_references_and_guards_are_left_alone() -> None:
     touched = {mutant.function for mutant in EVERYTHING}
     assert not [name for name in touched if name.endswith("_reference")]
-    assert guards() >= {"check_arguments", "check_penalties", "check_caches", "expect_dims"}
+    assert guards() >= {"check_arguments", "check_penalties", "check_tables", "expect_dims"}
     assert touched.isdisjoint(guards())
     assert "expect_tokens" in touched  # begins loads: only its name looks like a guard's
+    assert {"load_keys", "store_prompt", "piece_addresses"} < touched  # methods of caches
+    assert touched.isdisjoint({"check", "check_prompts"})
 
 
 @pytest.mark.deep

@@ -19,6 +19,9 @@ MODULES = tuple(
 )
 """The modules that are mutated; precision.py serves the references only, the ladder has tests of its own."""
 
+WITH_METHODS = "cache."
+"""The package of modules whose methods are mutated as functions are."""
+
 Path_ = tuple[str | int, ...]
 
 
@@ -59,7 +62,7 @@ def _refuses(node: ast.stmt) -> bool:
     """Whether a function refuses bad arguments and does nothing else: its name says so, and it returns nothing."""
     return (
         isinstance(node, ast.FunctionDef)
-        and node.name.startswith(("check_", "expect_"))
+        and (node.name == "check" or node.name.startswith(("check_", "expect_")))
         and not any(isinstance(each, ast.Return) and each.value is not None for each in ast.walk(node))
     )
 
@@ -125,9 +128,15 @@ def _at(node: ast.AST, place: ast.AST) -> ast.AST:
 
 
 def kernels(module: str) -> Iterator[tuple[ast.FunctionDef, Path_]]:
-    """The functions of a module that issue instructions or lead to them, with their paths."""
+    """Yield the functions of a module that issue instructions or lead to them, with their paths.
+
+    Methods count where classes are the module's subject: those of caches.
+    """
     for number, node in enumerate(tree(module).body):
-        if not isinstance(node, ast.FunctionDef) or node.name in guards():
-            continue
-        if not node.name.endswith("_reference"):
-            yield node, ("body", number)
+        if isinstance(node, ast.FunctionDef):
+            if node.name not in guards() and not node.name.endswith("_reference"):
+                yield node, ("body", number)
+        elif isinstance(node, ast.ClassDef) and module.startswith(WITH_METHODS):
+            for place, method in enumerate(node.body):
+                if isinstance(method, ast.FunctionDef) and not _refuses(method):
+                    yield method, ("body", number, "body", place)
