@@ -22,7 +22,7 @@ from model.weights import shard_weights
 from tests.engine.paged_text import check_pages
 from tests.model.oracle import Oracle, random_model
 from tests.model.test_dense_families import oracle
-from tests.model.tiny_families import COMMON, TINY, write_tiny
+from tests.model.tiny_families import COMMON, TINY, each_family, write_tiny
 
 pytest.importorskip("torch", reason="torch is an extra of development (dev)")
 pytest.importorskip("transformers", reason="transformers is an extra of development (dev)")
@@ -92,10 +92,11 @@ def alone(config: ModelConfig, weights: dict[str, np.ndarray], text: list[int], 
     return np.stack(rows)
 
 
+LONGROPE = ("llama with longrope", "phi3 of a part of the head")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [name for name in TINY if "longrope" not in name and name != "phi3 of a part of the head"]
-)
+@pytest.mark.parametrize("name", each_family(without=LONGROPE))
 def test_every_family_on_pages(tmp_path: Path, name: str) -> None:
     """Recurrent layers have slots, and a snapshot of their states at the end of each page of a prompt."""
     config, weights = load(write_tiny(tmp_path, name))
@@ -220,7 +221,7 @@ def test_drafts_are_verified_in_one_step(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama with longrope", "phi3 of a part of the head"])
+@pytest.mark.parametrize("name", LONGROPE)
 @pytest.mark.parametrize(("length", "factors"), [(16, "short_factor"), (17, "long_factor")])
 def test_longrope_takes_the_factors_of_the_longest_sequence(
     tmp_path: Path, name: str, length: int, factors: str

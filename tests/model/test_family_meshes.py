@@ -1,6 +1,9 @@
 """Every dense family on meshes of ranks and stages: the tokens of one rank, the logits of transformers.
 
 Most tiny models have 4 query heads: 3 ranks hold padding, and with 2 key/value heads or 1 some ranks hold the same one.
+Families and meshes are combined pairwise: every feature of a family meets every mesh of one stage,
+and every family has a mesh.
+`make deep` computes the whole product.
 """
 
 from __future__ import annotations
@@ -32,8 +35,36 @@ MESHES = {
 OTHERS = [Mesh(1, 2), Mesh(2, 2), Mesh(3), Mesh(4)]
 STAGES = Mesh(2, pipeline=2)
 
-QUICK = {*{family: name for name, (family, _) in TINY.items()}.values(), "olmo2"}
-"""The last model of every family, and one whose ranks hold keys normalised whole, some of them only padding."""
+FEATURES = {
+    "plain attention": ["mistral", "phi3", "llama with biases", "smollm3"],
+    "one key/value head": [
+        "mistral with a window",
+        "gemma3",
+        "olmo2 with one key/value head",
+        "gemma2 without caps",
+    ],
+    "windows": ["ministral", "qwen2 with windows", "smollm3 with windows", "gemma3"],
+    "keys normalised whole": ["olmo2", "olmoe"],
+    "layers of other head sizes": [
+        "gemma4 with one key/value head",
+        "gemma4 with keys as values",
+        "gemma4",
+    ],
+    "experts": ["mixtral with a window", "qwen3 with experts", "gpt-oss with yarn", "olmoe"],
+    "latent attention": ["deepseek v3", "deepseek v2", "deepseek v2 with groups"],
+    "states": ["mamba", "mamba2", "qwen3-next with an mlp and biases"],
+    "scaled residuals": ["granite"],
+    "biases of all projections": ["gpt2 untied"],
+}
+"""Models by what ranks divide in another way than those of other features."""
+
+
+def pairs() -> set[tuple[str, Mesh]]:
+    """Return models and meshes of which every feature meets every mesh; models take turns within a feature."""
+    found = {(name, mesh) for name, meshes in MESHES.items() for mesh in meshes}
+    for models in FEATURES.values():
+        found |= {(models[number % len(models)], mesh) for number, mesh in enumerate(OTHERS)}
+    return found
 
 
 def steps(model: ReferenceModel | KernelModel) -> list[StepOutput]:
@@ -52,6 +83,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: tmp_path_factory.mktemp("tiny") for name in TINY}
 
 
+def test_every_family_has_a_mesh_and_every_mesh_several_families() -> None:
+    families = {family for family, _ in TINY.values()}
+    assert {TINY[name][0] for name, _ in pairs()} == families
+    for mesh in OTHERS:
+        assert len({TINY[name][0] for name, own in pairs() if own == mesh}) > len(families) // 3
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "mesh"),
@@ -59,7 +97,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         pytest.param(
             name,
             mesh,
-            marks=[] if name in QUICK and mesh is not STAGES else pytest.mark.deep,
+            marks=[] if (name, mesh) in pairs() else pytest.mark.deep,
             id=f"{name}-{mesh}",
         )
         for name in TINY

@@ -19,7 +19,7 @@ from tests.model.reordering import reordered
 from tests.model.test_dense_families import CACHE, IDS, load, oracle
 from tests.model.test_kernel_model import load as load_llama
 from tests.model.test_plan_parameters import CONFIGS
-from tests.model.tiny_families import TINY, write_tiny
+from tests.model.tiny_families import each_family, write_tiny
 
 FIRST, SECOND = IDS[:16], IDS[4:11]
 """Prompts of a batch. The first token behind the first one gives longrope other frequencies."""
@@ -45,16 +45,16 @@ def allowed(config: ModelConfig, weights: dict[str, np.ndarray], ids: list[int])
     return 4 * max(float(np.abs(other.prefill([ids])[0].logits - wanted).max()) for other in others)
 
 
+PADDED = ("gemma2", "gpt2 untied", "deepseek v3", "gpt-oss", "qwen3-next with an mlp and biases")
+"""Models on four ranks, where that pads the prompts."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", each_family(*PADDED))
 def test_every_family_has_the_tokens_of_one_rank(tmp_path, name) -> None:
-    """Two prompts of different lengths and a step behind them; four ranks where that pads the prompts."""
+    """Two prompts of different lengths and a step behind them."""
     config, weights = load(write_tiny(tmp_path, name))
-    ranks = (
-        4
-        if name in ("gemma2", "gpt2 untied", "deepseek v3", "gpt-oss", "qwen3-next with an mlp and biases")
-        else 2
-    )
+    ranks = 4 if name in PADDED else 2
     model, alone = model_of(config, weights, ranks, sequences=2), ReferenceModel(config, weights)
     first, second = (FIRST[1:], SECOND) if ranks == 4 else (FIRST, SECOND)
     step = [IDS[16], IDS[11]], [len(first), len(second)]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.model.oracle import random_model
 
@@ -368,6 +371,13 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba": ("Mamba", dict(state_size=6, expand=3, time_step_rank=5)),
 }
 """What to try, as the name of a transformers class and the fields of its config; head sizes from 9 elements up."""
+
+
+def each_family(*others: str, without: Sequence[str] = ()) -> list[Any]:
+    """Return parameters of a test: the last model of every family and some others; `make deep` takes all."""
+    names = [name for name in TINY if name not in without]
+    quick = {*{TINY[name][0]: name for name in names}.values(), *others}
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.deep) for name in names]
 
 
 def tiny_model(name: str) -> Any:
