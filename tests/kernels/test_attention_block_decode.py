@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from nki.collectives import ReplicaGroup
@@ -13,13 +12,24 @@ import nki_kernels as kernels
 import simulate
 from simulate.replay import ReplayCache, ReplayOptions
 from simulate.timing import Reading, schedule
-from tests.kernels.accuracy import TARGETS, check, compare_all, copied, normal, run
-
-BF16 = ml_dtypes.bfloat16
+from tests.kernels.accuracy import TARGETS, compare_all, copied, normal, run
+from tests.kernels.case import (
+    BF16,
+    DTYPES,
+    F32,
+    GEN3_ON,
+    KernelCase,
+    KernelTests,
+    Undefined,
+    refuse,
+    slow,
+    together,
+    vary,
+)
 
 
 def arguments(
-    sequences: int, hidden: int, heads: int, positions: int, dtype: Any = np.float32
+    sequences: int = 3, hidden: int = 256, heads: int = 4, positions: int = 172, dtype: Any = F32
 ) -> tuple[Any, ...]:
     """x … w_o for heads of 32 on two key/value heads, then the number of those, tables and norms."""
     depth, kv = 32, 2
@@ -39,30 +49,10 @@ def arguments(
         depth**-0.5,
         (normal(6, q_size, hidden) * q_size**-0.5).astype(dtype),
         kv,
-        np.cos(angles).astype(np.float32),
-        np.sin(angles).astype(np.float32),
+        np.cos(angles).astype(F32),
+        np.sin(angles).astype(F32),
         normal(7, 1, depth, dtype=dtype),
         normal(8, 1, depth, dtype=dtype),
-    )
-
-
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("dtype", [np.float32, BF16])
-def test_a_block_is_as_exact_as_numpys(target: str, dtype: type) -> None:
-    check(
-        kernels.attention_block_decode,
-        kernels.attention_block_decode_reference,
-        arguments(3, 256, 4, 172, dtype),
-        target,
-    )
-
-
-@pytest.mark.parametrize(("sequences", "hidden", "positions"), [(1, 127, 8), (5, 129, 128), (17, 300, 129)])
-def test_a_block_of_ragged_sizes_is_as_exact_as_numpys(sequences: int, hidden: int, positions: int) -> None:
-    check(
-        kernels.attention_block_decode,
-        kernels.attention_block_decode_reference,
-        arguments(sequences, hidden, 4, positions),
     )
 
 
@@ -78,8 +68,8 @@ def formed(
     block: int = 0,
     half: int = 8,
     norms: bool = True,
-    dtype: Any = np.float32,
-    weights: Any = np.float32,
+    dtype: Any = F32,
+    weights: Any = F32,
     options: tuple[Any, ...] = (None, None, None),
 ) -> tuple[Any, ...]:
     """All arguments, in order; caches in pages of `block` positions if that is not 0; tables turn 2 * half elements."""
@@ -96,7 +86,7 @@ def formed(
         slots = tables[np.arange(sequences).repeat(new), at // block] * block + at % block
         slots = slots[:, None].astype(np.int32)
     angles = np.arange(positions)[:, None] * 0.7 ** np.arange(max(half, 1))
-    turned = [fn(angles).astype(np.float32) if half else None for fn in (np.cos, np.sin)]
+    turned = [fn(angles).astype(F32) if half else None for fn in (np.cos, np.sin)]
     normed = [normal(seed, 1, depth, dtype=dtype) if norms else None for seed in (4, 5)]
     return (
         normal(1, tokens, hidden, dtype=dtype),
@@ -120,34 +110,54 @@ def formed(
     )
 
 
-FORMS = {
-    "two heads lie beside each other on the partitions": {"depth": 64, "half": 32},
-    "four do, of a number that four does not divide": {"depth": 32, "half": 16, "heads": 3, "kv": 1},
-    "heads of one and a half parts": {"depth": 192, "half": 40},
-    "heads of two parts, turned across them": {"depth": 256, "half": 128, "kv": 1, "norms": False},
-    "neither norm nor rotation": {"half": 0, "norms": False, "dtype": BF16},
-    "several new tokens, from pages": {"new": 3, "block": 16, "options": (20, 5.0, normal(3, 1, 4))},
-    "heads that need several passes": {"sequences": 66, "heads": 30, "kv": 2, "positions": 8},
-    "values that need several passes": {"sequences": 2, "heads": 18, "kv": 18, "depth": 128, "positions": 8},
-    "weights that are cast, and wait for their turn": {"hidden": 4100, "dtype": BF16, "heads": 6},
-    "keys that take several loads": {
-        "sequences": 18,
-        "depth": 128,
-        "positions": 640,
-        "dtype": BF16,
-        "half": 64,
-    },
-}
+class TestAttentionBlockDecode(KernelTests):
+    """Heads beside each other on the partitions, of several parts, and such as need several passes.
 
+    Weights may be cast and wait for their turn, and keys may take several loads.
+    """
 
-@pytest.mark.slow
-@pytest.mark.parametrize("form", FORMS.values(), ids=list(FORMS))
-def test_a_block_of_another_form_is_as_exact_as_numpys(form: dict[str, Any]) -> None:
-    check(
+    case = KernelCase(
         kernels.attention_block_decode,
-        kernels.attention_block_decode_reference,
-        formed(**form),
-        "trn2",
+        formed,
+        values=slow(
+            dict(depth=64, half=32),
+            dict(depth=32, half=16, heads=3, kv=1),
+            dict(depth=192, half=40),
+            dict(depth=256, half=128, kv=1, norms=False),
+            dict(half=0, norms=False, dtype=BF16),
+            dict(new=3, block=16, options=(20, 5.0, normal(3, 1, 4))),
+            dict(sequences=66, heads=30, kv=2, positions=8),
+            dict(sequences=2, heads=18, kv=18, depth=128, positions=8),
+            dict(hidden=4100, dtype=BF16, heads=6),
+            dict(sequences=18, depth=128, positions=640, dtype=BF16, half=64),
+        ),
+        every_chip=[{}],
+        refusals=[
+            refuse("w_qkv is (96, 128) beside x (3, 96), not (96, 100)", w_qkv=normal(1, 96, 100)),
+            refuse("w_o is (64, 96) beside x (3, 96), not (64, 90)", w_o=normal(1, 64, 90)),
+            refuse("kv_size is 32 for 2 heads of 16, not 16", kv_size=16),
+        ],
+        undefined=[
+            Undefined(
+                dict(x=1, k_cache=1, v_cache=1),
+                dict(sequences=4, hidden=129, depth=32, half=16),
+                value,
+                rows=[1],
+                chips=GEN3_ON,
+            )
+            for value in (np.nan, np.inf)
+        ],
+    )
+
+
+class TestAttentionBlockDecodeOfWideHeads(KernelTests):
+    """Heads of 32 on two key/value heads."""
+
+    case = KernelCase(
+        kernels.attention_block_decode,
+        arguments,
+        every_chip=vary(dtype=[*DTYPES]),
+        values=together("sequences hidden positions", (1, 127, 8), (5, 129, 128), (17, 300, 129)),
     )
 
 
@@ -171,17 +181,7 @@ def test_two_batches_of_one_bucket_replay_one_program() -> None:
     assert modes == ["eager", "replay"]
 
 
-@pytest.mark.parametrize("target", TARGETS[1:])
-def test_what_is_no_number_stays_in_its_row(target: str) -> None:
-    given = formed(sequences=4, hidden=129, depth=32, half=16)
-    spoiled = copied(given)
-    spoiled[0][1] = np.nan
-    spoiled[6][1] = spoiled[7][1] = np.inf
-    for one, other in zip(*(run(kernels.attention_block_decode, each, target) for each in (given, spoiled))):
-        assert np.array_equal(np.delete(one, 1, axis=0), np.delete(other, 1, axis=0))
-
-
-@pytest.mark.parametrize(("hidden", "dtype"), [(129, np.float32), (96, BF16)])
+@pytest.mark.parametrize(("hidden", "dtype"), [(129, F32), (96, BF16)])
 def test_two_ranks_add_their_heads(hidden: int, dtype: Any) -> None:
     whole = formed(hidden=hidden, dtype=dtype, weights=dtype, norms=False)
     x, norm, w_qkv, eps, q_size, kv_size, k_cache, v_cache, at, scale, w_o, kv, *tables = whole
@@ -201,21 +201,6 @@ def test_two_ranks_add_their_heads(hidden: int, dtype: Any) -> None:
     first, second = (each[0] for each in done.outputs)
     assert np.array_equal(first, second)
     compare_all([first], lambda *given: kernels.attention_block_decode_reference(*given)[:1], whole)
-
-
-@pytest.mark.parametrize(
-    ("place", "wrong", "message"),
-    [
-        (2, np.zeros((96, 100), np.float32), r"w_qkv is \(96, 128\) beside x \(3, 96\), not \(96, 100\)"),
-        (10, np.zeros((64, 90), np.float32), r"w_o is \(64, 96\) beside x \(3, 96\), not \(64, 90\)"),
-        (5, 16, "kv_size is 32 for 2 heads of 16, not 16"),
-    ],
-)
-def test_weights_that_do_not_fit_are_refused(place: int, wrong: Any, message: str) -> None:
-    given = list(formed())
-    given[place] = wrong
-    with pytest.raises(AssertionError, match=message):
-        run(kernels.attention_block_decode, given)
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 import nki_kernels as kernels
 import simulate
 from tests.kernels.accuracy import TARGETS, as_tuple, compare, copied, find_faults, in_float64, normal, run
+from tests.kernels.case import BF16, DTYPES, F32, KernelCase, KernelTests, refuse, vary
+from tests.kernels.test_attention_prefill import attended
 
-BF16 = ml_dtypes.bfloat16
 MIXED = (kernels.attention_mixed, kernels.attention_mixed_reference)
 PAGE = 16
 CAPACITY = 128
@@ -27,7 +27,7 @@ def mixed(
     prefix: int = 48,
     heads: tuple[int, int] = (4, 2),
     depth: int = 16,
-    dtype: Any = np.float32,
+    dtype: Any = F32,
     **options: Any,
 ) -> tuple[Any, ...]:
     """Sequences that decode from some positions on and prompts behind others; a page that nobody reads pads tables."""
@@ -106,22 +106,12 @@ def apart(given: tuple[Any, ...], target: str) -> tuple[np.ndarray, ...]:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize("dtype", [F32, BF16])
 def test_both_kinds_of_rows_on_every_chip(target: str, dtype: type) -> None:
     given = mixed(dtype=dtype)
     together = close(given, target)
     for own, alone in zip(together, apart(given, target)):
         assert np.array_equal(own, alone, equal_nan=True)
-
-
-@pytest.mark.parametrize("tokens", [1, 127, 128, 129, 200])
-def test_prompts_of_any_length(tokens: int) -> None:
-    close(mixed((5,), 1, (7,), tokens, 16))
-
-
-@pytest.mark.parametrize("rows", [1, 43, 127, 128])
-def test_any_number_of_sequences_that_decode(rows: int) -> None:
-    close(mixed(tuple(range(rows)), 1, (3,), 3, 0, (1, 1), 8))
 
 
 @pytest.mark.parametrize("options", [{"window": 30}, {"window": 100}, {"softcap": 2.0}, {"sinks": True}])
@@ -135,7 +125,7 @@ def test_masks_and_sinks(options: dict[str, Any]) -> None:
         assert np.array_equal(own, alone, equal_nan=True)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize("dtype", [F32, BF16])
 def test_a_second_layer_reads_the_caches_of_the_first(dtype: type) -> None:
     given = mixed(new=2, dtype=dtype)
     shared = stored(given)
@@ -161,26 +151,31 @@ def test_on_two_cores(heads: tuple[int, int], sequences: tuple[int, ...]) -> Non
         assert np.array_equal(own, wanted, equal_nan=True)
 
 
-def test_refuses_rows_of_one_kind_and_takes_the_twin() -> None:
-    given = mixed((5,), 1, (7,), 3, 16)
-    names = (
-        "q k v k_cache v_cache positions scale decoding num_kv_heads slots block_tables prompt_tables".split()
+class TestAttentionMixed(KernelTests):
+    case = KernelCase(
+        kernels.attention_mixed,
+        mixed,
+        values=[
+            *vary(firsts=(5,), valid=(7,), tokens=[1, 127, 128, 129, 200], prefix=16),
+            *vary(
+                firsts=[tuple(range(rows)) for rows in (1, 43, 127, 128)],
+                valid=(3,),
+                tokens=3,
+                prefix=0,
+                heads=(1, 1),
+                depth=8,
+            ),
+        ],
+        every_chip=vary(dtype=[*DTYPES]),
+        refusals=[
+            refuse("of 43 rows some decode and some are of prompts, not 0", decoding=lambda _: 0),
+            refuse("of 43 rows some decode and some are of prompts, not 43", decoding=lambda _: 43),
+            refuse("positions are [43, 1], not (42, 1)", positions=lambda positions: positions[1:]),
+            refuse("attention_mixed takes slots [43, 1]", slots=lambda _: None),
+            refuse("attention_mixed takes slots [43, 1]", slots=lambda slots: slots[1:]),
+            refuse("give block_tables and prompt_tables", block_tables=lambda _: None),
+            refuse("give block_tables and prompt_tables", prompt_tables=lambda _: None),
+        ],
+        tolerance=attended,
+        replays=False,
     )
-    places = {name: number for number, name in enumerate(names)}
-
-    def changed(name: str, value: Any) -> tuple[Any, ...]:
-        return (*given[: places[name]], value, *given[places[name] + 1 :])
-
-    for wrong, sentence in (
-        (changed("decoding", 0), "of 4 rows some decode and some are of prompts, not 0"),
-        (changed("decoding", 4), "of 4 rows some decode and some are of prompts, not 4"),
-        (changed("positions", given[5][1:]), r"positions are \[4, 1\], not \(3, 1\)"),
-        (changed("slots", None), r"attention_mixed takes slots \[4, 1\]"),
-        (changed("slots", given[9][1:]), r"attention_mixed takes slots \[4, 1\]"),
-        (changed("block_tables", None), "give block_tables and prompt_tables"),
-        (changed("prompt_tables", None), "give block_tables and prompt_tables"),
-    ):
-        with pytest.raises(AssertionError, match=sentence):
-            run(kernels.attention_mixed, wrong)
-    run(kernels.attention_mixed, given)
-    run(kernels.attention_mixed, (*mixed((5, 6), 1, (7,), 2, 16),))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from nki.collectives import ReplicaGroup
@@ -14,28 +14,11 @@ import simulate
 from simulate.hardware import hardware
 from simulate.replay import ReplayCache
 from simulate.timing import Reading, schedule
-from tests.kernels.accuracy import TARGETS, as_tuple, check, compare_all, copied, find_faults, normal, run
+from tests.kernels.accuracy import TARGETS, as_tuple, compare_all, copied, find_faults, normal, run
+from tests.kernels.case import BF16, DTYPES, F32, KernelCase, KernelTests, refuse, slow, together, vary
 
-BF16 = ml_dtypes.bfloat16
 DEPTH = 32
-NAMES = (
-    *(
-        "x",
-        "norm_weight",
-        "w_qkv",
-        "eps",
-        "q_size",
-        "kv_size",
-        "k_cache",
-        "v_cache",
-        "positions",
-        "scale",
-        "w_o",
-    ),
-    *("mlp_norm_weight", "w_gate", "w_up", "w_down", "num_kv_heads", "cos", "sin", "q_norm", "k_norm"),
-    *("replica_group", "slots", "block_tables", "window", "softcap", "sinks", "rope_positions"),
-    *("activation", "b_gate", "b_up", "b_down"),
-)
+NAMES = [*inspect.signature(kernels.decoder_layer_decode).parameters]
 
 
 def arguments(
@@ -45,7 +28,7 @@ def arguments(
     heads: int = 4,
     kv: int = 2,
     positions: int = 129,
-    dtype: Any = np.float32,
+    dtype: Any = F32,
     seed: int = 0,
 ) -> dict[str, Any]:
     """All arguments by name: heads of 32, biases in the MLP, which is gated by gelu; one seed for each batch."""
@@ -73,8 +56,8 @@ def arguments(
         "w_up": weight(9, hidden, inner),
         "w_down": weight(10, inner, hidden),
         "num_kv_heads": kv,
-        "cos": np.cos(angles).astype(np.float32),
-        "sin": np.sin(angles).astype(np.float32),
+        "cos": np.cos(angles).astype(F32),
+        "sin": np.sin(angles).astype(F32),
         "q_norm": normal(11, 1, DEPTH, dtype=dtype),
         "k_norm": normal(12, 1, DEPTH, dtype=dtype),
         "activation": "gelu_tanh",
@@ -95,29 +78,31 @@ def two_launches(given: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...
     return tuple(block), (given["x"], *weights, *(given[name] for name in NAMES[-4:]))
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("dtype", [np.float32, BF16])
-def test_a_layer_is_as_exact_as_numpys(target: str, dtype: type) -> None:
-    given = arguments(3, 256, 172, positions=172, dtype=dtype)
-    check(kernels.decoder_layer_decode, kernels.decoder_layer_decode_reference, tuple(given.values()), target)
+def layer(sequences: int = 3, hidden: int = 256, inner: int = 172, **settings: Any) -> list[Any]:
+    return [*arguments(sequences, hidden, inner, **settings).values()]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("sequences", "hidden", "inner", "positions", "dtype"),
-    [
-        (1, 127, 129, 8, np.float32),
-        (5, 129, 128, 128, np.float32),
-        (127, 128, 127, 16, BF16),
-        (1, 8192, 520, 130, np.float32),
-    ],
-    ids=["1x127", "5x129", "127x128", "1x8192"],
-)
-def test_ragged_layers_are_as_exact_as_numpys(
-    sequences: int, hidden: int, inner: int, positions: int, dtype: type
-) -> None:
-    given = arguments(sequences, hidden, inner, 2, 1, positions, dtype)
-    check(kernels.decoder_layer_decode, kernels.decoder_layer_decode_reference, tuple(given.values()))
+class TestDecoderLayerDecode(KernelTests):
+    case = KernelCase(
+        kernels.decoder_layer_decode,
+        layer,
+        every_chip=vary(positions=172, dtype=[*DTYPES]),
+        values=slow(
+            *together(
+                "sequences hidden inner positions dtype",
+                (1, 127, 129, 8, F32),
+                (5, 129, 128, 128, F32),
+                (127, 128, 127, 16, BF16),
+                (1, 8192, 520, 130, F32),
+                heads=2,
+                kv=1,
+            )
+        ),
+        refusals=[refuse("w_down is [172, 256], not", w_down=normal(1, 172, 257))],
+        fits=slow(
+            *vary(sequences=128, hidden=8192, inner=2048, heads=8, kv=1, positions=4096, dtype=[*DTYPES])
+        ),
+    )
 
 
 @pytest.mark.parametrize(
@@ -127,7 +112,7 @@ def test_rows_that_sbuf_does_not_hold_take_the_two_launches(
     sequences: int, hidden: int, inner: int, positions: int
 ) -> None:
     """The bytes are those of the two kernels one after another."""
-    given = arguments(sequences, hidden, inner, 2, 1, positions, np.float32)
+    given = arguments(sequences, hidden, inner, 2, 1, positions, F32)
     block, mlp = two_launches(given)
     layer = run(kernels.decoder_layer_decode, tuple(given.values()), "trn2")
     between, *caches = run(kernels.attention_block_decode, block, "trn2")
@@ -136,7 +121,7 @@ def test_rows_that_sbuf_does_not_hold_take_the_two_launches(
         assert one.tobytes() == other.tobytes()
 
 
-@pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize("dtype", [F32, BF16])
 def test_ranks_compute_what_one_does(dtype: type) -> None:
     """Each of two ranks has one of the two key/value heads; nothing is found, and both return the same rows."""
     given = arguments(5, 136, 258, dtype=dtype) | {"replica_group": ReplicaGroup([[0, 1]])}
@@ -203,21 +188,6 @@ def test_the_weights_of_the_mlp_arrive_while_attention_runs(target: str) -> None
         times.append(schedule(done.streams, done.hardware, Reading.program).length_ns)
     gain = 0.9 if hardware(target).hardware_dge else 1.01
     assert times[2] < gain * (times[0] + times[1])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [np.float32, BF16])
-def test_the_largest_sizes_fit_on_the_smallest_chip(dtype: type) -> None:
-    given = arguments(128, 8192, 2048, 8, 1, 4096, dtype)
-    simulate.World("trn1").launch(
-        kernels.decoder_layer_decode, [(tuple(given.values()), {})], mode=simulate.Mode.dry
-    )
-
-
-def test_a_weight_of_another_width_is_refused() -> None:
-    given = arguments(1, 64, 64) | {"w_down": normal(1, 64, 65)}
-    with pytest.raises(AssertionError, match=r"w_down is \[64, 64\], not"):
-        run(kernels.decoder_layer_decode, tuple(given.values()))
 
 
 def test_two_cores_are_refused_and_one_is_not() -> None:

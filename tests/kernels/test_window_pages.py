@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 import nki_kernels as kernels
-import simulate
 from tests.kernels.accuracy import TARGETS, compare, copied, in_float64, normal, run
+from tests.kernels.case import BF16, F32, KernelCase, KernelTests, exactly, limit, refuse, together, vary
 from tests.kernels.test_attention_block_decode import formed
 from tests.kernels.test_attention_decode import batch, in_pages, tables
 
-BF16 = ml_dtypes.bfloat16
 BLOCK, WINDOW, LENGTH = 16, 100, 384
 FIRSTS = [300, 5, 99, 115, 380]
 
@@ -102,103 +100,71 @@ def test_every_new_token_has_a_row_of_the_tables(rows: int, refused: bool) -> No
         run(kernels.attention_decode, (*given, at))
 
 
-def copies(count: int, pages: int = 300) -> tuple[np.ndarray, np.ndarray]:
-    """Sources and destinations; the first page that is written is read as well."""
-    order = np.random.default_rng(count).permutation(pages).astype(np.int32)[:, None]
-    return np.concatenate([order[count : count + 1], order[: count - 1]]), order[count : 2 * count]
+def pages(
+    count: int = 2,
+    slots: int = 9,
+    shape: tuple[int, ...] = (4, 2, 8),
+    dtype: Any = F32,
+    second: tuple[int, ...] | None = None,
+    held: Any = None,
+) -> list[Any]:
+    """Two caches, sources and destinations; the first page that is written is read as well."""
+    order = np.random.default_rng(count).permutation(slots).astype(np.int32)[:, None]
+    caches = normal(1, slots, *shape, dtype=dtype), normal(2, slots, *(second or shape), dtype=held or dtype)
+    return [*caches, np.concatenate([order[count : count + 1], order[: count - 1]]), order[count : 2 * count]]
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(
-    ("count", "page", "dtype"),
-    [
-        (1, (16, 1, 8), np.float32),
-        (3, (4, 2, 33), BF16),
-        (127, (1, 1, 2), BF16),
-        (128, (8, 2, 4), np.float32),
-    ],
-)
-def test_pages_get_the_contents_that_others_had(
-    target: str, count: int, page: tuple[int, ...], dtype: Any
-) -> None:
-    caches = [normal(seed, 300, *page, dtype=dtype) for seed in (1, 2)]
-    sources, destinations = copies(count)
-    outputs = run(kernels.copy_pages, (*caches, sources, destinations), target)
+def moved(
+    keys: np.ndarray, values: np.ndarray | None, sources: np.ndarray, destinations: np.ndarray
+) -> tuple[np.ndarray, ...]:
+    """Return caches whose destinations have what their sources had."""
+    caches = [keys] if values is None else [keys, values]
+    outputs = [cache.copy() for cache in caches]
     for before, after in zip(caches, outputs):
-        wanted = before.copy()
-        for source, destination in zip(sources[:, 0], destinations[:, 0]):
-            wanted[destination] = before[source]
-        assert np.array_equal(after, wanted)
+        after[destinations[:, 0]] = before[sources[:, 0]]
+    return tuple(outputs)
 
 
-def test_pages_larger_than_a_piece_are_copied_whole() -> None:
-    caches = [normal(seed, 6, 128, 2, 65) for seed in (1, 2)]
-    sources, destinations = copies(3, 6)
-    outputs = run(kernels.copy_pages, (*caches, sources, destinations))
-    for before, after in zip(caches, outputs):
-        assert np.array_equal(after[destinations[:, 0]], before[sources[:, 0]])
+class TestCopyPages(KernelTests):
+    """Pages larger than a piece are copied whole; an only cache has rows of latent attention and is one core's.
 
+    Two states may have other sizes and dtypes: up to 16384 elements are on one partition, more are rows on several.
+    """
 
-def test_an_only_cache_is_copied_by_one_core() -> None:
-    """Rows of latent attention."""
-    rows, (sources, destinations) = normal(1, 9, 4, 24), copies(4, 9)
-    wanted = rows.copy()
-    wanted[destinations[:, 0]] = rows[sources[:, 0]]
-    given = (rows, None, sources, destinations)
-    assert np.array_equal(run(kernels.copy_pages, given), wanted)
-    two = simulate.World("trn2", 1, 2).launch(kernels.copy_pages, [(copied(given), {})])
-    assert np.array_equal(two.outputs[0], wanted)
-
-
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(
-    ("count", "states"),
-    [
-        (1, ((8192, 3), (4, 64, 128))),
-        (3, ((130, 127), (12, 3))),
-        (17, ((129, 130), (6,))),
-        (16, ((4, 8), (1,))),
-    ],
-)
-def test_slots_of_two_states_get_what_others_had(
-    target: str, count: int, states: tuple[tuple[int, ...], ...]
-) -> None:
-    """States of other sizes and dtypes; of 16384 elements and fewer on one partition, of more in rows on several."""
-    arrays = [normal(1, 40, *states[0]), normal(2, 40, *states[1], dtype=BF16)]
-    sources, destinations = copies(count, 40)
-    outputs = run(kernels.copy_pages, (*arrays, sources, destinations), target)
-    for before, after in zip(arrays, outputs):
-        wanted = before.copy()
-        wanted[destinations[:, 0]] = before[sources[:, 0]]
-        assert np.array_equal(after, wanted)
-
-
-@pytest.mark.parametrize("elements", [8, 16385])
-def test_two_cores_copy_as_one(elements: int) -> None:
-    caches, ends = [normal(seed, 9, 4, 2, elements) for seed in (1, 2)], copies(4, 9)
-    one = run(kernels.copy_pages, (*caches, *ends))
-    two = simulate.World("trn2", 1, 2).launch(kernels.copy_pages, [(copied((*caches, *ends)), {})])
-    for own, other in zip(one, two.outputs[0]):
-        assert np.array_equal(own, other)
-
-
-@pytest.mark.parametrize(("count", "refused"), [(127, False), (128, False), (129, True)])
-def test_a_launch_makes_as_many_copies_as_there_are_partitions(count: int, refused: bool) -> None:
-    caches, ends = [normal(seed, 300, 1, 1, 2) for seed in (1, 2)], copies(count)
-    if refused:
-        with pytest.raises(AssertionError, match="copy_pages makes at most 128 copies, not 129"):
-            run(kernels.copy_pages, (*caches, *ends))
-    else:
-        run(kernels.copy_pages, (*caches, *ends))
-
-
-def test_copies_that_do_not_fit_are_refused() -> None:
-    keys, values, (sources, destinations) = normal(1, 9, 4, 2, 8), normal(2, 9, 4, 2, 8), copies(2, 9)
-    for given, message in (
-        ((keys, values[:8], sources, destinations), "cache is"),
-        ((keys, values, sources, destinations[:1]), r"destinations are \[2, 1\]"),
-        ((keys[:, 0, 0, 0], values, sources, destinations), r"expected cache \[P, …\], not"),
-    ):
-        with pytest.raises(AssertionError, match=message):
-            run(kernels.copy_pages, given)
-    run(kernels.copy_pages, (keys, values, sources, destinations))
+    case = KernelCase(
+        kernels.copy_pages,
+        pages,
+        values=[
+            *together(
+                "count shape dtype",
+                *((1, (16, 1, 8), F32), (3, (4, 2, 33), BF16), (127, (1, 1, 2), BF16), (128, (8, 2, 4), F32)),
+                slots=300,
+            ),
+            dict(count=3, slots=6, shape=(128, 2, 65)),
+            dict(count=4, shape=(4, 24), other=lambda _: None),
+            *together(
+                "count shape second",
+                (1, (8192, 3), (4, 64, 128)),
+                (3, (130, 127), (12, 3)),
+                (17, (129, 130), (6,)),
+                (16, (4, 8), (1,)),
+                slots=40,
+                held=BF16,
+            ),
+        ],
+        refusals=[
+            refuse("cache is", other=lambda values: values[:8]),
+            refuse("destinations are [2, 1]", destinations=lambda ends: ends[:1]),
+            refuse("expected cache [P, …], not", cache=lambda keys: keys[:, 0, 0, 0]),
+        ],
+        limits=[
+            limit("count", 128, "copy_pages makes at most 128 copies, not 129", slots=300, shape=(1, 1, 2))
+        ],
+        two_cores=[
+            *vary(count=4, shape=[(4, 2, 8), (4, 2, 16385)]),
+            dict(count=4, shape=(4, 24), other=lambda _: None),
+        ],
+        tolerance=exactly,
+        reference=moved,
+        replays=False,
+    )
