@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -12,86 +11,257 @@ import nki_kernels as kernels
 import simulate
 from nki_kernels.convolution.packing import packed
 from nki_kernels.convolution.windows import Windows, stripe_sizes, tile_sizes
-from tests.kernels.accuracy import TARGETS, check, compare_all, normal, run, whole_numbers
-
-BF16 = ml_dtypes.bfloat16
+from tests.kernels.accuracy import normal, run, whole_numbers
+from tests.kernels.case import (
+    BF16,
+    DTYPES,
+    F32,
+    MIXED_DTYPES,
+    KernelCase,
+    KernelTests,
+    Settings,
+    Undefined,
+    limit,
+    refuse,
+    together,
+    vary,
+)
 
 
 def images(
-    shape: tuple[int, ...], outputs: int, window: tuple[int, ...], *rest: Any, dtype: Any = np.float32
+    shape: tuple[int, ...] = (1, 6, 20),
+    outputs: int = 8,
+    window: tuple[int, ...] = (3,),
+    stride: Any = 1,
+    padding: Any = 0,
+    dtype: Any = F32,
+    weights: Any = None,
 ) -> tuple[Any, ...]:
-    """Images or sequences, weights whose sums are of the order of 1, a bias, and further arguments."""
-    scale = (shape[1] * np.prod(window)) ** -0.5
-    weights = normal(2, *window, shape[1], outputs, dtype=dtype, scale=scale)
-    return normal(1, *shape, dtype=dtype), weights, normal(3, 1, outputs, dtype=dtype), *rest
+    """Images or sequences, weights whose sums are of the order of 1, and a bias."""
+    scale, held = (shape[1] * np.prod(window)) ** -0.5, weights or dtype
+    w = normal(2, *window, shape[1], outputs, dtype=held, scale=scale)
+    return normal(1, *shape, dtype=dtype), w, normal(3, 1, outputs, dtype=held), stride, padding
 
 
-def checked(*arguments: Any, target: str = "trn2") -> None:
-    name = "conv1d" if arguments[0].ndim == 3 else "conv2d"
-    check(getattr(kernels, name), getattr(kernels, f"{name}_reference"), arguments, target)
+def sequences(
+    count: int = 1,
+    channels: int = 6,
+    length: int = 20,
+    outputs: int = 8,
+    taps: int = 3,
+    stride: int = 1,
+    padding: int = 0,
+    dtype: Any = F32,
+    weights: Any = None,
+) -> tuple[Any, ...]:
+    return images((count, channels, length), outputs, (taps,), stride, padding, dtype, weights)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(("dtype", "weights"), [(np.float32, BF16), (BF16, BF16), (BF16, np.float32)])
-def test_dtypes_on_every_chip(target: str, dtype: type, weights: type) -> None:
-    x, w, bias, *_ = images((2, 20, 9, 11), 24, (3, 2))
-    checked(x.astype(dtype), w.astype(weights), bias.astype(weights), (2, 1), (1, 1), "gelu", target=target)
-    x, w, bias, *_ = images((2, 20, 60), 24, (3,))
-    added = normal(4, 30, 24, dtype=weights)
-    for rest in ((False,), (True, added)):
-        given = (x.astype(dtype), w.astype(weights), bias.astype(weights), 2, 1, "gelu", *rest)
-        checked(*given, target=target)
+def without_bias(_: np.ndarray) -> None:
+    return None
 
 
-@pytest.mark.parametrize("size", [1, 127, 128, 129, 300])
-def test_any_number_of_channels_and_positions(size: int) -> None:
-    checked(*images((1, size, 20), 8, (3,), 1, 1))
-    checked(*images((1, 6, 20), size, (3,), 1, 1))
-    checked(*images((1, 6, size), 8, (3,), 1, 1))
-    checked(*images((1, size, 20), 8, (3,), 1, 1, None, True))
-    checked(*images((1, 6, 20), size, (3,), 1, 1, None, True))
-    checked(*images((1, 6, size), 8, (3,), 1, 1, None, True))
+SIZES = [1, 127, 128, 129, 300]
+BANKS = [511, 512, 513, 1025]
+CHANNELS = [1, 3, 21, 22, 42, 43, 64, 65, 80]
+ROWS = [False, True]
+ADDED = [
+    dict(added=normal(4, 30, 24, dtype=weights), as_rows=True, dtype=dtype, weights=weights)
+    for dtype, weights in MIXED_DTYPES
+]
 
 
-@pytest.mark.parametrize("size", [511, 512, 513, 1025])
-def test_results_around_a_psum_bank(size: int) -> None:
-    checked(*images((1, 5, size), 8, (3,), 1, 1))
-    checked(*images((1, 5, 1, size), 8, (1, 3), (1, 1), (0, 1)))
-    checked(*images((1, 5, 20), size, (3,), 1, 1, None, True))
+def whisper(mels: int, width: int, dtype: type) -> list[Settings]:
+    """Both convolutions of Whisper."""
+    same = dict(outputs=width, length=3000, padding=1, activation="gelu", dtype=dtype)
+    rows = dict(as_rows=True, added=lambda _: np.broadcast_to(np.zeros((), dtype), (1500, width)))
+    return [dict(channels=mels) | same, dict(channels=width, stride=2) | same | rows]
 
 
-@pytest.mark.parametrize(
-    ("window", "stride", "padding"),
-    [((1, 1), (1, 1), (0, 0)), ((3, 3), (2, 2), (1, 1)), ((2, 5), (3, 1), (1, 4)), ((4, 1), (1, 2), (3, 0))],
-)
-def test_windows_strides_and_padding(
-    window: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]
-) -> None:
-    checked(*images((2, 6, 13, 30), 7, window, stride, padding))
-    checked(*images((2, 6, 30), 7, window[1:], stride[1], padding[1]))
-    checked(*images((2, 6, 30), 7, window[1:], stride[1], padding[1], None, True))
+class TestConv1d(KernelTests):
+    """Taps of few channels are packed; 512 outputs, so that packs pay. `as_rows` is the other order of the product."""
+
+    case = KernelCase(
+        kernels.conv1d,
+        sequences,
+        values=[
+            *(
+                dict(count=2, channels=20, length=60, outputs=24, stride=2, padding=1, activation="gelu")
+                | more
+                for more in ADDED
+            ),
+            *vary(channels=SIZES, padding=1, as_rows=ROWS),
+            *vary(outputs=SIZES, padding=1, as_rows=ROWS),
+            *vary(length=SIZES, padding=1, as_rows=ROWS),
+            *vary(channels=5, length=BANKS, padding=1),
+            *vary(channels=5, outputs=BANKS, padding=1, as_rows=True),
+            *together(
+                "taps stride padding",
+                *((1, 1, 0), (3, 2, 1), (5, 1, 4), (1, 2, 0)),
+                count=2,
+                length=30,
+                outputs=7,
+                as_rows=ROWS,
+            ),
+            *vary(length=30, activation=[None, "silu", "gelu", "gelu_tanh", "relu"], as_rows=ROWS),
+            *vary(
+                length=30,
+                activation=[None, "silu", "gelu", "gelu_tanh", "relu"],
+                as_rows=ROWS,
+                bias=without_bias,
+            ),
+            *together(
+                "taps stride padding",
+                *((7, 2, 3), (4, 4, 0), (5, 3, 1)),
+                count=2,
+                channels=CHANNELS,
+                length=40,
+                outputs=512,
+                activation="gelu",
+                as_rows=True,
+            ),
+        ],
+        every_chip=[
+            *(
+                dict(count=2, channels=20, length=60, outputs=24, stride=2, padding=1, activation="gelu")
+                | more
+                for more in together("dtype weights", *MIXED_DTYPES)
+            ),
+            *vary(count=[1, 2, 3, 5], channels=12, length=2600, outputs=24, padding=1),
+        ],
+        refusals=[
+            refuse(
+                "expected x [N, C, L], not a tensor of shape (1, 6, 20, 3)", x=np.ones((1, 6, 20, 3), F32)
+            ),
+            refuse("w has 5 input channels for x of 6", w=np.ones((3, 5, 8), F32)),
+            refuse("bias is [1, 8], not (1, 9)", bias=np.ones((1, 9), F32)),
+            refuse("conv1d takes windows and strides from 1 and padding from 0 on, not ", stride=0),
+            refuse("padding of conv1d is less than the window, 3, not 3", dict(padding=2), padding=3),
+            refuse("a window of 21 does not fit into 20 padded elements", dict(taps=20), taps=21),
+            refuse("activation is silu, gelu, gelu_tanh or relu, not tanh", activation="tanh"),
+            refuse(
+                "conv1d adds to rows; set as_rows", dict(added=normal(4, 18, 8), as_rows=True), as_rows=False
+            ),
+            refuse(
+                "added is [18, 8], not (19, 8)",
+                dict(added=normal(4, 18, 8), as_rows=True),
+                added=normal(4, 19, 8),
+            ),
+        ],
+        limits=[
+            limit(
+                "taps",
+                taps,
+                f"{taps + 1} taps of {channels} channels take ",
+                dry=True,
+                channels=channels,
+                length=2000,
+                outputs=300,
+                stride=2,
+                padding=1,
+                dtype=dtype,
+                bias=without_bias,
+            )
+            # 640 taps of half the channels: two on the partitions, without room for other stripes
+            for taps, channels, dtype in ((160, 128, F32), (320, 128, BF16), (640, 64, BF16))
+        ],
+        fits=[
+            *vary(channels=64, length=2000, outputs=300, taps=[320, 321], stride=2, padding=1, dtype=BF16),
+            *(
+                each
+                for mels, width in ((80, 384), (128, 1280))
+                for dtype in DTYPES
+                for each in whisper(mels, width, dtype)
+            ),
+        ],
+        two_sums=[
+            *vary(channels=20, length=60, outputs=200, stride=2, padding=1, as_rows=ROWS),
+        ],
+    )
 
 
-@pytest.mark.parametrize("activation", [None, "silu", "gelu", "gelu_tanh", "relu"])
-def test_activations_with_a_bias_and_without(activation: str | None) -> None:
-    given = images((1, 6, 30), 8, (3,), 1, 0, activation)
-    checked(*given)
-    checked(*given, True)
-    for as_rows in (False, True):
-        checked(*given[:2], None, *given[3:], as_rows)
+def padded(
+    shape: tuple[int, ...], outputs: int, window: tuple[int, ...] = (3, 3), **settings: Any
+) -> Settings:
+    return dict(shape=shape, outputs=outputs, window=window, stride=(1, 1), padding=(1, 1)) | settings
 
 
-@pytest.mark.parametrize("channels", [1, 3, 21, 22, 42, 43, 64, 65, 80])
-@pytest.mark.parametrize(
-    ("window", "stride", "padding"),
-    [((7, 7), (2, 2), (3, 3)), ((4, 4), (4, 4), (0, 0)), ((3, 5), (1, 3), (2, 1))],
-)
-def test_taps_of_few_channels_are_packed(
-    channels: int, window: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int]
-) -> None:
-    """Of all rows or some, of several columns, with last packs of fewer taps; 512 outputs, so that packs pay."""
-    checked(*images((2, channels, 13, 17), 512, window, stride, padding))
-    checked(*images((2, channels, 40), 512, window[1:], stride[1], padding[1], "gelu", True))
+class TestConv2d(KernelTests):
+    """Stripes of rows, columns and images share the array, in groups of 32 and of 64 rows and columns, full and not.
+
+    A last load has fewer stripes, and stripes have fewer tiles: of 19 tiles, two for each of two groups of rows, the
+    last stripe has one.
+    """
+
+    case = KernelCase(
+        kernels.conv2d,
+        images,
+        every_chip=[
+            *(
+                dict(
+                    shape=(2, 20, 9, 11),
+                    outputs=24,
+                    window=(3, 2),
+                    stride=(2, 1),
+                    padding=(1, 1),
+                    activation="gelu",
+                )
+                | more
+                for more in together("dtype weights", *MIXED_DTYPES)
+            ),
+            *(
+                padded((3, channels, 22, 40), outputs)
+                for channels, outputs in (
+                    *((10, 31), (11, 32), (21, 33), (22, 63), (43, 64)),
+                    *((64, 65), (32, 127), (33, 128), (64, 129), (64, 160)),
+                )
+            ),
+        ],
+        values=[
+            *(padded((1, 5, 1, size), 8, (1, 3), padding=(0, 1)) for size in BANKS),
+            *together(
+                "window stride padding",
+                ((1, 1), (1, 1), (0, 0)),
+                ((3, 3), (2, 2), (1, 1)),
+                ((2, 5), (3, 1), (1, 4)),
+                ((4, 1), (1, 2), (3, 0)),
+                shape=(2, 6, 13, 30),
+                outputs=7,
+            ),
+            *together(
+                "window stride padding",
+                ((7, 7), (2, 2), (3, 3)),
+                ((4, 4), (4, 4), (0, 0)),
+                ((3, 5), (1, 3), (2, 1)),
+                shape=[(2, channels, 13, 17) for channels in CHANNELS],
+                outputs=512,
+            ),
+            *(
+                each
+                for count in (1, 2, 3, 5)
+                for each in (
+                    padded((count, 3, 50, 41), 20, (5, 4), stride=(2, 1), padding=(2, 1), activation="gelu"),
+                    padded((count, 40, 9, 8), 24, dtype=BF16),
+                )
+            ),
+            dict(shape=(1, 33, 241, 40), outputs=65, window=(2, 2), stride=(1, 1), padding=(0, 0)),
+            padded((20, 5, 7, 7), 6),
+            padded((2, 5, 60, 90), 6),
+        ],
+        undefined=[
+            Undefined(
+                dict(x=elements),
+                padded((5, channels, 12, 40), outputs, padding=(0, 0)),
+                value,
+                kept=kept,
+            )
+            for channels, outputs in ((3, 20), (40, 64))
+            for elements, value, kept in (
+                (2, np.nan, lambda _, outputs: [outputs[0][[0, 1, 3, 4]]]),
+                (np.s_[4, :, 5:], np.inf, lambda _, outputs: [outputs[0][:4], outputs[0][4, :, :3]]),
+            )
+        ],
+    )
 
 
 def test_a_pack_is_chosen_by_matmuls_and_by_bytes() -> None:
@@ -116,28 +286,6 @@ def test_a_pack_is_chosen_by_matmuls_and_by_bytes() -> None:
     assert sizes(65, 64, *inner) == (2, 3, 1, 6, 1)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(
-    ("channels", "outputs"),
-    [(10, 31), (11, 32), (21, 33), (22, 63), (43, 64), (64, 65), (32, 127), (33, 128), (64, 129), (64, 160)],
-)
-def test_stripes_and_outputs_share_the_array(channels: int, outputs: int, target: str) -> None:
-    """Groups of 32 and of 64 rows and columns, full and not; a last load of fewer stripes, stripes of fewer tiles."""
-    checked(*images((3, channels, 22, 40), outputs, (3, 3), (1, 1), (1, 1)), target=target)
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 5])
-def test_stripes_of_rows_of_columns_and_of_images_share_the_array(count: int) -> None:
-    checked(*images((count, 3, 50, 41), 20, (5, 4), (2, 1), (2, 1), "gelu"))
-    checked(*images((count, 12, 2600), 24, (3,), 1, 1))
-    checked(*images((count, 40, 9, 8), 24, (3, 3), (1, 1), (1, 1), dtype=BF16))
-
-
-def test_the_last_stripe_of_a_load_may_have_fewer_tiles() -> None:
-    """Of 19 tiles, two for each of two groups of rows: the last stripe has one."""
-    checked(*images((1, 33, 241, 40), 65, (2, 2)))
-
-
 def test_four_products_of_64_channels_to_64_are_done_at_a_time() -> None:
     """Of one step, in the four quarters of the array; 65 outputs take half of it, which holds stripes of two images."""
 
@@ -152,23 +300,12 @@ def test_four_products_of_64_channels_to_64_are_done_at_a_time() -> None:
     assert len(halves) == 9 * 4 and len(set(halves)) == 2
 
 
-@pytest.mark.parametrize(("channels", "outputs"), [(3, 20), (40, 64)])
-def test_nothing_of_one_image_reaches_another(channels: int, outputs: int) -> None:
-    x, w, bias = images((5, channels, 12, 40), outputs, (3, 3))
-    clean = run(kernels.conv2d, (x, w, bias), "trn2")
-    x[2] = np.nan
-    x[4, :, 5:] = np.inf
-    dirty = run(kernels.conv2d, (x, w, bias), "trn2")
-    assert np.array_equal(dirty[[0, 1, 3]], clean[[0, 1, 3]])
-    assert np.array_equal(dirty[4, :, :3], clean[4, :, :3])
-
-
 def test_an_infinity_beside_a_window_does_not_reach_it() -> None:
     """Unused taps of a last pack are not multiplied by zero weights."""
-    x, w, bias, *_ = images((1, 3, 9, 20), 512, (7, 7))
-    clean = run(kernels.conv2d, (x, w, bias))
+    x, *rest = images((1, 3, 9, 20), 512, (7, 7), (1, 1), (0, 0))
+    clean = run(kernels.conv2d, (x, *rest))
     x[:, :, 8, :] = x[:, :, :, 19] = np.inf
-    assert np.array_equal(run(kernels.conv2d, (x, w, bias))[:, :, :2, :13], clean[:, :, :2, :13])
+    assert np.array_equal(run(kernels.conv2d, (x, *rest))[:, :, :2, :13], clean[:, :, :2, :13])
 
 
 def test_small_images_share_a_tile_and_large_ones_are_cut_into_stripes() -> None:
@@ -183,8 +320,6 @@ def test_small_images_share_a_tile_and_large_ones_are_cut_into_stripes() -> None
     resnet = Windows(8, (56, 56), (3, 3), (1, 1), (1, 1))
     assert stripe_sizes(resnet, (1, 8, 56), 2) == (1, 56, 56)
     assert stripe_sizes(resnet, (1, 8, 56), 2, 2, 2) == (2, 56, 56)
-    checked(*images((20, 5, 7, 7), 6, (3, 3), (1, 1), (1, 1)))
-    checked(*images((2, 5, 60, 90), 6, (3, 3), (1, 1), (1, 1)))
 
 
 def test_what_many_channels_read_is_made_to_fit() -> None:
@@ -225,88 +360,8 @@ def test_whole_numbers_are_those_of_torch() -> None:
     assert np.array_equal(rows.reshape(2, -1, 9).transpose(0, 2, 1), row)
 
 
-@pytest.mark.parametrize("rest", [(), (None, True)])
-def test_two_cores_divide_the_outputs(rest: tuple[Any, ...]) -> None:
-    """A sum's order, and so its last bits, may depend on the outputs that numpy computes beside it."""
-    given = images((1, 20, 60), 200, (3,), 2, 1, *rest)
-    two = simulate.World("trn2", logical_core_size=2).launch(kernels.conv1d, [(given, {})]).outputs[0]
-    compare_all((two,), kernels.conv1d_reference, given)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (dict(x=(1, 4, 20, 3)), r"expected x \[N, C, L\], not a tensor of shape \(1, 4, 20, 3\)"),
-        (dict(w=(3, 5, 8)), "w has 5 input channels for x of 4"),
-        (dict(bias=(1, 9)), r"bias is \[1, 8\], not \(1, 9\)"),
-        (dict(stride=0), r"conv1d takes windows and strides from 1 and padding from 0 on, not .*\(1, 0\)"),
-        (dict(padding=3), "padding of conv1d is less than the window, 3, not 3"),
-        (dict(w=(21, 4, 8)), "a window of 21 does not fit into 20 padded elements"),
-        (dict(activation="tanh"), "activation is silu, gelu, gelu_tanh or relu, not tanh"),
-        (dict(added=(18, 8)), "conv1d adds to rows; set as_rows"),
-        (dict(added=(19, 8), as_rows=True), r"added is \[18, 8\], not \(19, 8\)"),
-    ],
-)
-def test_refuses_what_does_not_fit(change: dict[str, Any], message: str) -> None:
-    fitting = dict(x=(1, 4, 20), w=(3, 4, 8), bias=(1, 8))
-
-    def given(**changes: Any) -> dict[str, Any]:
-        return {
-            name: np.ones(each, np.float32) if isinstance(each, tuple) else each
-            for name, each in (fitting | changes).items()
-        }
-
-    world = simulate.World("trn2")
-    world.launch(kernels.conv1d, [((), given(padding=2, w=(20, 4, 8), added=(5, 8), as_rows=True))])
-    with pytest.raises(AssertionError, match=message):
-        world.launch(kernels.conv1d, [((), given(**change))])
-
-
-@pytest.mark.parametrize(("taps", "dtype"), [(160, np.float32), (320, BF16)])
-def test_the_most_taps_fit_on_the_smallest_chip(taps: int, dtype: Any) -> None:
-    """Planned and placed without computing numbers; a launch refuses tiles that do not fit."""
-    world = simulate.World("trn1")
-
-    def launch(count: int) -> None:
-        given = np.empty((1, 128, 2000), dtype), np.empty((count, 128, 300), dtype), None, 2, 1
-        world.launch(kernels.conv1d, [(given, {})], mode=simulate.Mode.dry)
-
-    launch(taps - 1)
-    launch(taps)
-    with pytest.raises(AssertionError, match=f"{taps + 1} taps of 128 channels take .* more than 81920"):
-        launch(taps + 1)
-
-
-def test_twice_the_taps_of_half_the_channels_fit() -> None:
-    """Two on the partitions, without room for other stripes, whose weights would not stay in SBUF."""
-    world = simulate.World("trn1")
-
-    def launch(taps: int) -> None:
-        given = np.empty((1, 64, 2000), BF16), np.empty((taps, 64, 300), BF16), None, 2, 1
-        world.launch(kernels.conv1d, [(given, {})], mode=simulate.Mode.dry)
-
-    launch(320)
-    launch(321)
-    launch(640)
-    with pytest.raises(AssertionError, match="641 taps of 64 channels take"):
-        launch(641)
-
-
 @pytest.mark.nki_budget(time_us=41.0, target="trn2")
 def test_64_channels_keep_to_their_budget(nki_budget: Any) -> None:
     """3 x 3 of ResNet-50, whose operations take 23.5 us of the Tensor engine."""
     given = np.empty((8, 64, 56, 56), BF16), np.empty((3, 3, 64, 64), BF16), np.empty((1, 64), BF16)
     nki_budget.ranks(kernels.conv2d, [(*given, (1, 1), (1, 1))])
-
-
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("dtype", [np.float32, BF16])
-def test_the_convolutions_of_whisper_fit(target: str, dtype: Any) -> None:
-    world = simulate.World(target)
-    for mels, width in ((80, 384), (128, 1280)):
-        first = np.empty((1, mels, 3000), dtype), np.empty((3, mels, width), dtype)
-        second = np.empty((1, width, 3000), dtype), np.empty((3, width, width), dtype)
-        bias, added = np.empty((1, width), dtype), np.empty((1500, width), dtype)
-        dry = simulate.Mode.dry
-        world.launch(kernels.conv1d, [((*first, bias, 1, 1, "gelu"), {})], mode=dry)
-        world.launch(kernels.conv1d, [((*second, bias, 2, 1, "gelu", True, added), {})], mode=dry)

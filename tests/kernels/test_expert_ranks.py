@@ -11,11 +11,9 @@ from nki.collectives import ReplicaGroup
 
 import nki_kernels as kernels
 import simulate
-from simulate.errors import NkwError
 from tests.kernels.accuracy import compare_all, copied, normal
+from tests.kernels.case import BF16, F32, KernelCase, KernelTests, exactly, limit, refuse
 from tests.kernels.test_experts import CHOICES, arguments
-
-BF16 = ml_dtypes.bfloat16
 
 
 def launch(kernel: str, ranks: list[tuple[Any, ...]], cores: int = 1) -> list[Any]:
@@ -23,13 +21,13 @@ def launch(kernel: str, ranks: list[tuple[Any, ...]], cores: int = 1) -> list[An
     return world.launch(getattr(kernels, kernel), [(copied(own), {}) for own in ranks]).outputs
 
 
-def choices_of(ranks: int, tokens: int, experts: int, dtype: Any = np.float32) -> list[tuple[Any, ...]]:
+def choices_of(ranks: int, tokens: int, experts: int, dtype: Any = F32) -> list[tuple[Any, ...]]:
     """Rows, weights and choices of each rank, three for a token."""
     rng = np.random.default_rng(tokens)
     return [
         (
             normal(rank, tokens, 24, dtype=dtype),
-            rng.random((tokens, 3)).astype(np.float32),
+            rng.random((tokens, 3)).astype(F32),
             np.stack([rng.permutation(experts)[:3] for _ in range(tokens)]).astype(np.int32),
         )
         for rank in range(ranks)
@@ -66,7 +64,7 @@ def test_rows_of_bfloat16_and_two_cores() -> None:
         assert all(map(np.array_equal, one, both))
 
 
-@pytest.mark.parametrize(("cores", "dtype"), [(1, np.float32), (2, BF16)])
+@pytest.mark.parametrize(("cores", "dtype"), [(1, F32), (2, BF16)])
 def test_ranks_that_cut_rows_get_all_of_them_with_their_choices(cores: int, dtype: Any) -> None:
     """The number of an expert that is elsewhere, 8, stays too."""
     given = choices_of(2, 33, 8, dtype)
@@ -77,7 +75,7 @@ def test_ranks_that_cut_rows_get_all_of_them_with_their_choices(cores: int, dtyp
             assert found.dtype == parts[0].dtype and np.array_equal(found, np.concatenate(parts))
 
 
-@pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize(("tokens", "residual", "absent"), [(3, True, False), (129, False, True)])
 def test_biases_are_added_once_to_the_sum_over_ranks(
     tokens: int, residual: bool, absent: bool, dtype: Any
@@ -95,12 +93,12 @@ def test_biases_are_added_once_to_the_sum_over_ranks(
         parts = tuple(each[place * tokens : (place + 1) * tokens] for each in results)
         weights, ids = choices[place][1:]
         held = np.concatenate([b_down, np.zeros((1, 40), dtype)])
-        terms = [weights[:, k : k + 1] * held[ids[:, k]].astype(np.float32) for k in range(3)]
+        terms = [weights[:, k : k + 1] * held[ids[:, k]].astype(F32) for k in range(3)]
         before = [] if x[place] is None else [x[place]]
         wanted = np.sum([each.astype(np.float64) for each in (*before, *parts, *terms)], axis=0)
         scale = np.abs([each.astype(np.float64) for each in (*parts, *terms, *before)]).sum(axis=0)
         # Six or seven sums in float32, and one rounding to the dtype.
-        allowed = 8 * np.finfo(np.float32).eps * scale + ml_dtypes.finfo(dtype).eps * np.abs(wanted)
+        allowed = 8 * np.finfo(F32).eps * scale + ml_dtypes.finfo(dtype).eps * np.abs(wanted)
         assert own.dtype == dtype and (np.abs(own.astype(np.float64) - wanted) <= allowed).all()
         reference = kernels.experts_combine_reference(
             results, x, None, 2, [each[1] for each in choices], [each[2] for each in choices], b_down, absent
@@ -108,7 +106,7 @@ def test_biases_are_added_once_to_the_sum_over_ranks(
         assert (np.abs(reference.astype(np.float64) - wanted) <= allowed).all()
 
 
-@pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize(("ranks", "tokens"), [(2, 127), (2, 128), (4, 129), (4, 1)])
 def test_the_results_of_all_ranks_are_added(ranks: int, tokens: int, dtype: Any) -> None:
     results = [normal(rank, ranks * tokens, 40, dtype=dtype) for rank in range(ranks)]
@@ -171,7 +169,7 @@ def test_any_distribution_of_choices(choices: str, ranks: int, tokens: int) -> N
 
 
 @pytest.mark.parametrize("kernel", ["experts_decode", "experts_prefill"])
-@pytest.mark.parametrize(("tokens", "dtype"), [(2, np.float32), (40, np.float32)])
+@pytest.mark.parametrize(("tokens", "dtype"), [(2, F32), (40, F32)])
 def test_biases_belong_to_the_rank_of_their_expert(kernel: str, tokens: int, dtype: Any) -> None:
     given = arguments(tokens, 72, 8, 40, 2, dtype, biases=True, activation="swigluoai")
     found = whole_chain(given, kernel, 2)
@@ -186,40 +184,59 @@ def test_more_choices_than_a_rank_has_experts() -> None:
         compare_all((rows,), kernels.experts_decode_reference, given)
 
 
-def test_shapes_that_do_not_fit_are_refused() -> None:
-    (rows, weights, ids), group = choices_of(1, 5, 8)[0], ReplicaGroup([[0]])
-    first = np.zeros((1, 1), np.int32)
-    launch("experts_dispatch", [(rows, weights, ids, first, 8, group, 1)])
-    for given, said in (
-        ((rows, weights, ids[:4], first, 8), "ids of 4 tokens, n has 5"),
-        ((rows, weights[:, :2], ids, first, 8), r"weights are \(5, 2\), ids are \(5, 3\)"),
-        ((rows, weights, ids, np.zeros((1, 2), np.int32), 8), r"first is \[1, 1\], not \(1, 2\)"),
-        ((rows, weights, ids, first, 0), "experts is 0; every rank has one"),
-    ):
-        with pytest.raises((AssertionError, NkwError), match=said):
-            launch("experts_dispatch", [(*given, group, 1)])
-    launch("experts_combine", [(rows, rows, group, 1)])
-    for results in (rows[:4], rows.astype(BF16)):
-        with pytest.raises((AssertionError, NkwError), match=r"results are \[5, 24\] .*float32, not"):
-            launch("experts_combine", [(results, rows, group, 1)])
-    bias = np.zeros((8, 24), np.float32)
-    launch("experts_combine", [(rows, rows, group, 1, weights, ids, bias)])
-    for choices, said in (
-        ((weights, ids[:4], bias), "ids of 4 tokens, results are of 5"),
-        ((weights[:, :2], ids, bias), r"weights are \(5, 2\), ids are \(5, 3\)"),
-        ((weights, ids, bias[:, :23]), r"b_down is \[E, 24\], not \(8, 23\)"),
-    ):
-        with pytest.raises((AssertionError, NkwError), match=said):
-            launch("experts_combine", [(rows, rows, group, 1, *choices)])
+ONE = ReplicaGroup([[0]])
 
 
-@pytest.mark.parametrize(("dtype", "most"), [(np.float32, 4096), (BF16, 8192)])
-def test_results_take_their_largest_hidden_size_and_refuse_the_next(dtype: Any, most: int) -> None:
-    group = ReplicaGroup([[0]])
-    for hidden in (most - 1, most):
-        x = normal(1, 2, hidden, dtype=dtype)
-        (found,) = launch("experts_combine", [(x, x, group, 1)])
-        assert np.array_equal(found, (2 * x.astype(np.float32)).astype(dtype))
-    x = normal(1, 2, most + 1, dtype=dtype)
-    with pytest.raises((AssertionError, NkwError), match=f"a hidden size of at most {most}, not {most + 1}"):
-        launch("experts_combine", [(x, x, group, 1)])
+def dispatch(tokens: int = 5, experts: int = 8) -> list[Any]:
+    """The arguments of one rank."""
+    return [*choices_of(1, tokens, experts)[0], np.zeros((1, 1), np.int32), experts, ONE, 1]
+
+
+class TestRefusalsOfExpertsDispatch(KernelTests):
+    case = KernelCase(
+        kernels.experts_dispatch,
+        dispatch,
+        refusals=[
+            refuse("ids of 4 tokens, n has 5", ids=lambda ids: ids[:4]),
+            refuse("weights are (5, 2), ids are (5, 3)", weights=lambda weights: weights[:, :2]),
+            refuse("first is [1, 1], not (1, 2)", first=np.zeros((1, 2), np.int32)),
+            refuse("experts is 0; every rank has one", experts=lambda _: 0),
+        ],
+    )
+
+
+def combine(tokens: int = 5, hidden: int = 24, dtype: Any = F32, biases: bool = False) -> list[Any]:
+    """The arguments of one rank, whose own rows are its results."""
+    rows = normal(1, tokens, hidden, dtype=dtype)
+    beside = (*choices_of(1, tokens, 8)[0][1:], normal(2, 8, hidden)) if biases else ()
+    return [rows, rows.copy(), ONE, 1, *beside]
+
+
+def doubled(results: np.ndarray, *_: Any) -> np.ndarray:
+    return (2 * results.astype(F32)).astype(results.dtype)
+
+
+class TestLimitsOfExpertsCombine(KernelTests):
+    case = KernelCase(
+        kernels.experts_combine,
+        combine,
+        refusals=[
+            refuse("results are [5, 24] float32, not (4, 24) float32", results=lambda rows: rows[:4]),
+            refuse(
+                "results are [5, 24] float32, not (5, 24) bfloat16", results=lambda rows: rows.astype(BF16)
+            ),
+            refuse("ids of 4 tokens, results are of 5", dict(biases=True), ids=lambda ids: ids[:4]),
+            refuse(
+                "weights are (5, 2), ids are (5, 3)",
+                dict(biases=True),
+                weights=lambda weights: weights[:, :2],
+            ),
+            refuse("b_down is [E, 24], not (8, 23)", dict(biases=True), b_down=lambda bias: bias[:, :23]),
+        ],
+        limits=[
+            limit("hidden", most, f"a hidden size of at most {most}, not {most + 1}", tokens=2, dtype=dtype)
+            for dtype, most in ((F32, 4096), (BF16, 8192))
+        ],
+        tolerance=exactly,
+        reference=doubled,
+    )

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
-import pytest
 
 import nki_kernels as kernels
-import simulate
-from tests.kernels.accuracy import TARGETS, in_every_way, in_float64, last_place, normal, run
+from tests.kernels.accuracy import in_float64, last_place, normal, run
+from tests.kernels.case import (
+    BF16,
+    DTYPES,
+    F32,
+    KernelCase,
+    KernelTests,
+    Undefined,
+    limit,
+    refuse,
+    slow,
+    vary,
+)
 
-BF16 = ml_dtypes.bfloat16
 SLOTS = 2
 """States beside those of the sequences."""
 
@@ -23,16 +31,17 @@ SMALL: Heads = (1, 2, 16, 8)
 
 
 def arguments(
-    sequences: int,
-    tokens: int,
+    sequences: int = 1,
+    tokens: int = 1,
     heads: Heads = SMALL,
-    dtype: Any = np.float32,
+    dtype: Any = F32,
     starts: Sequence[int] | None = None,
     counts: Sequence[int] | None = None,
+    slots: int | None = None,
 ) -> list[Any]:
     """Random tokens and states; every second sequence begins unless `starts` are given."""
     key_heads, value_heads, depth, width = heads
-    rows, slots = sequences * tokens, sequences + SLOTS
+    rows, slots = sequences * tokens, slots or sequences + SLOTS
     starts = [7 * (each % 2) for each in range(sequences)] if starts is None else starts
     counts = [tokens] * sequences if counts is None else counts
     return [
@@ -101,64 +110,159 @@ def bound(given: Sequence[Any], o: np.ndarray, states: np.ndarray, roundings: fl
     return relative * factors * 4 + last_place(given[0].dtype, 1e-3), written * np.abs(states).max()
 
 
-def checked(
-    kernel: str, given: list[Any], target: str = "trn2", equal_tokens: int = 1
-) -> tuple[np.ndarray, np.ndarray]:
-    """Run in every way and compare with the recurrence, at the tokens that are real.
+def as_recurrence(equal_tokens: int = 1) -> Callable[..., None]:
+    """Tolerance of outputs against the recurrence, at the tokens that are real.
 
-    Tokens that are equal have equal errors, which add up: that of n tokens is sqrt(n) times that of independent ones.
+    Operands of the six products of a chunk are rounded, and those of the six levels of the inverse. Tokens that are
+    equal have equal errors, which add up: that of n tokens is sqrt(n) times that of independent ones.
     """
-    o, states = expected(given)
-    real = np.concatenate(
-        [np.arange(len(o) // len(given[8])) < count for count in given[8][:, 0]], dtype=bool
-    )
-    for y, kept in in_every_way(getattr(kernels, kernel), given, target):
-        # Operands of the six products of a chunk, and of the six levels of the inverse.
+
+    def compare(outputs: Sequence[np.ndarray], _: Callable[..., Any], given: Sequence[Any]) -> None:
+        z_first, given = given[11], list(given[:11])
+        width = given[5].shape[1] * (given[5].shape[3] + 2)
+        given[1] = given[1][:, z_first : z_first + width]
+        o, states = expected(given)
+        real = np.concatenate(
+            [np.arange(len(o) // len(given[8])) < count for count in given[8][:, 0]], dtype=bool
+        )
         most_y, most_states = bound(given, o, states, (12 * equal_tokens) ** 0.5)
-        far = np.abs(y.astype(np.float64) - gated(given, o))[real]
-        assert (far <= most_y[real]).all(), f"{far.max():.3g}, at most {most_y[real].min():.3g}"
-        off = np.abs(kept - states).max()
-        assert off <= most_states, f"states off by {off:.3g}, at most {most_states:.3g}"
-    return y, kept
+        y, kept = outputs
+        assert (np.abs(y.astype(np.float64) - gated(given, o))[real] <= most_y[real]).all()
+        assert np.abs(kept - states).max() <= most_states
+        unused = np.setdiff1d(np.arange(len(states)), given[6][given[8][:, 0] > 0, 0])
+        assert np.array_equal(kept[unused], given[5][unused])
+
+    return compare
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("dtype", [np.float32, BF16])
-def test_dtypes_on_every_chip(target: str, dtype: Any) -> None:
-    checked("gated_delta", arguments(2, 140, dtype=dtype), target)
-    checked("gated_delta_step", arguments(3, 1, dtype=dtype), target)
+def wider(gates: np.ndarray) -> np.ndarray:
+    """Gates that stand in wider rows, from column 48 on."""
+    return np.pad(gates, ((0, 0), (48, 5)), constant_values=np.nan)
 
 
-@pytest.mark.parametrize("tokens", [1, 63, 64, 65, 127, 128, 129, 300])
-def test_any_number_of_tokens(tokens: int) -> None:
-    checked("gated_delta", arguments(2, tokens))
+def before_the_start(tokens: int) -> Undefined:
+    """What a slot held before a sequence starts is not read."""
+    slot = dict(states=lambda given: given["state_slots"][0, 0])
+    return Undefined(slot, dict(sequences=2, tokens=tokens, starts=[0, 4]))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "heads", [(1, 1, 128, 128), (3, 3, 8, 8), (2, 6, 8, 16), (1, 6, 127, 33), (2, 10, 8, 8)]
-)
-def test_any_heads(heads: Heads) -> None:
-    checked("gated_delta", arguments(2, 20, heads))
-    checked("gated_delta_step", arguments(2, 1, heads))
+ANY_HEADS = [(1, 1, 128, 128), (3, 3, 8, 8), (2, 6, 8, 16), (1, 6, 127, 33), (2, 10, 8, 8)]
+ROWS = ("state_slots", "starts", "counts")
+REFUSALS = [
+    refuse("states are float32", states=lambda states: states.astype(BF16)),
+    refuse("heads have at most 128 elements, not 129", dict(heads=(1, 1, 128, 8)), heads=(1, 1, 129, 8)),
+    refuse("2 value heads for 3 key heads", key_heads=3),
+    refuse("qkv has 48 columns, not 47", qkv=lambda qkv: qkv[:, 1:]),
+    refuse("gates have 19 columns; z, b and a take 0 to 20", gates=lambda gates: gates[:, 1:]),
+    refuse("gates have 20 columns; z, b and a take 1 to 21", first=1),
+    refuse("gates of 1 tokens, not 2", gates=lambda gates: gates.repeat(2, axis=0)),
+    refuse("gates is bfloat16, qkv is float32", gates=lambda gates: gates.astype(BF16)),
+    refuse("a row of 2 is [1, 2]", a_log=lambda a_log: a_log[:, 1:]),
+    refuse("numbers of sequences are [1, 1]", counts=np.zeros((2, 1), np.int32)),
+]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("heads", [128, 129])
-def test_heads_of_a_chunk_as_many_as_partitions_and_more(heads: int) -> None:
-    checked("gated_delta", arguments(1, 20, (1, heads, 8, 8), BF16))
+class TestGatedDelta(KernelTests):
+    """Heads of a chunk as many as partitions, and more; heads of the published size in waves, inverted one by one.
+
+    Logarithms of decays may add up to -10^4 while those between neighbouring tokens stay exact.
+    """
+
+    case = KernelCase(
+        kernels.gated_delta,
+        arguments,
+        values=[
+            *vary(sequences=2, tokens=140, dtype=[*DTYPES]),
+            *vary(sequences=2, tokens=[1, 63, 64, 65, 127, 128, 129, 300]),
+            *slow(*vary(sequences=2, tokens=20, heads=ANY_HEADS)),
+            *slow(*vary(tokens=20, heads=[(1, 128, 8, 8), (1, 129, 8, 8)], dtype=BF16)),
+            *slow(*vary(tokens=700, heads=(2, 4, 128, 128), dtype=[*DTYPES])),
+            dict(sequences=3, tokens=140, starts=(3, 0, 5), counts=(0, 140, 70)),
+            dict(
+                tokens=130,
+                starts=(5,),
+                a_log=lambda a_log: np.full_like(a_log, 4.0),
+                gates=lambda gates: np.where(
+                    (np.arange(130)[:, None] % 3 == 0) & (np.arange(20) > 17), F32(-20), gates
+                ),
+            ),
+            dict(tokens=130, gates=wider, first=48),
+        ],
+        refusals=[
+            *REFUSALS,
+            refuse(
+                "3 tokens of 2 sequences", dict(sequences=3), **dict.fromkeys(ROWS, lambda rows: rows[:2])
+            ),
+        ],
+        limits=[limit("sequences", 128, "at most 128 sequences are taken, not 129", dry=True)],
+        undefined=[before_the_start(1)],
+        tolerance=as_recurrence(),
+    )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sequences", [1, 5, 127, 128])
-def test_any_number_of_sequences_of_a_step(sequences: int) -> None:
-    checked("gated_delta_step", arguments(sequences, 1))
+class TestEqualKeysThatAreWrittenInFull(KernelTests):
+    """Powers of the triangle would reach 10^37: the inverse is taken without them."""
+
+    case = KernelCase(
+        kernels.gated_delta,
+        arguments,
+        values=vary(
+            tokens=128,
+            heads=(1, 1, 16, 16),
+            dtype=[*DTYPES],
+            starts=(0,),
+            qkv=lambda qkv: qkv[:1].repeat(128, axis=0),
+            gates=lambda gates: np.where(np.arange(18) == 16, F32(3), gates).astype(gates.dtype),
+            a_log=lambda a_log: np.full_like(a_log, -9.0),
+        ),
+        tolerance=as_recurrence(equal_tokens=128),
+    )
 
 
-@pytest.mark.parametrize("heads", [(64, 128, 8, 8), (130, 130, 1, 2)])
-def test_steps_of_more_pairs_than_are_taken_together(heads: Heads) -> None:
-    """128 heads of four sequences, then of a fifth; 130 of three and of two."""
-    checked("gated_delta_step", arguments(5, 1, heads))
+class TestGatedDeltaStep(KernelTests):
+    """128 heads of four sequences, then of a fifth; 130 of three and of two.
+
+    37 rows lie on one lane: seven units, six of them together. Three times the 32 pieces of all slots are below 2^24.
+    """
+
+    case = KernelCase(
+        kernels.gated_delta_step,
+        arguments,
+        every_chip=vary(sequences=3, dtype=[*DTYPES]),
+        values=[
+            *slow(*vary(sequences=2, heads=ANY_HEADS)),
+            *slow(*vary(sequences=[1, 5, 127, 128])),
+            *slow(
+                *vary(sequences=5, heads=[(64, 128, 8, 8), (130, 130, 1, 2)]),
+                dict(sequences=25, heads=(1, 2, 37, 128)),
+            ),
+            dict(sequences=3, starts=(3, 0, 5), counts=(0, 1, 0)),
+            dict(gates=wider, first=48),
+        ],
+        refusals=[
+            *REFUSALS,
+            refuse("4 tokens, but 2 sequences of one token", dict(sequences=2), tokens=2),
+        ],
+        limits=[
+            limit("sequences", 128, "at most 128 sequences are taken, not 129", dry=True),
+            limit("slots", 174762, "2 heads lie in at most 174762 slots, not 174763", dry=True),
+        ],
+        undefined=[
+            *(
+                Undefined(
+                    dict(qkv=row, gates=row, states=lambda given, row=row: given["state_slots"][row, 0]),
+                    dict(sequences=9, heads=heads),
+                    value,
+                    rows=lambda given, row=row: [[row], [given["state_slots"][row, 0]]],
+                )
+                for heads in (SMALL, (3, 3, 8, 8))
+                for row in (0, 3, 8)
+                for value in (np.nan, np.inf)
+            ),
+            before_the_start(1),
+        ],
+        tolerance=as_recurrence(),
+    )
 
 
 def test_a_prompt_of_padding_alone_gives_zeros() -> None:
@@ -167,60 +271,9 @@ def test_a_prompt_of_padding_alone_gives_zeros() -> None:
     assert (y == 0).all()
 
 
-def test_steps_of_more_states_than_are_loaded_together() -> None:
-    """37 rows lie on one lane: seven units, six of them together."""
-    checked("gated_delta_step", arguments(25, 1, (1, 2, 37, 128)))
-
-
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("heads", [SMALL, (3, 3, 8, 8)])
-@pytest.mark.parametrize("poisoned", [0, 3, 8])
-def test_an_undefined_sequence_of_a_step_reaches_no_other(target: str, heads: Heads, poisoned: int) -> None:
-    """Its state, one element of it infinite, its token and its gates: the others have the same bits."""
-    given = arguments(9, 1, heads)
-    wanted = run(kernels.gated_delta_step, given, target)
-    slot = given[6][poisoned, 0]
-    given[5][slot] = np.nan
-    given[5][slot, :, 0] = np.inf
-    given[0][poisoned] = given[1][poisoned] = np.nan
-    got = run(kernels.gated_delta_step, given, target)
-    for ours, theirs, own in zip(got, wanted, (poisoned, slot)):
-        assert np.array_equal(np.delete(ours, own, axis=0), np.delete(theirs, own, axis=0))
-        assert not np.isfinite(ours[own]).all()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [np.float32, BF16])
-def test_heads_of_the_published_size_in_waves(dtype: Any) -> None:
-    """More chunks than are inverted at once."""
-    checked("gated_delta", arguments(1, 700, (2, 4, 128, 128), dtype))
-
-
-@pytest.mark.parametrize("kernel", ["gated_delta", "gated_delta_step"])
-def test_padding_changes_no_state(kernel: str) -> None:
-    tokens = 1 if kernel == "gated_delta_step" else 140
-    counts = [0, tokens, 0] if tokens == 1 else [0, tokens, 70]
-    given = arguments(3, tokens, starts=[3, 0, 5], counts=counts)
-    _, states = checked(kernel, given)
-    slots, slot = given[6][:, 0], given[6][0, 0]
-    assert np.array_equal(states[slot], given[5][slot])
-    untouched = np.setdiff1d(np.arange(len(states)), slots)
-    assert np.array_equal(states[untouched], given[5][untouched])
-
-
-@pytest.mark.parametrize("kernel", ["gated_delta", "gated_delta_step"])
-def test_what_a_slot_held_before_a_sequence_starts_is_not_read(kernel: str) -> None:
-    given = arguments(2, 1, starts=[0, 4])
-    wanted = checked(kernel, given)
-    given[5][given[6][0, 0]] = np.nan
-    for got, want in zip(run(getattr(kernels, kernel), given, "trn2"), wanted):
-        assert np.array_equal(got, want)
-
-
 def test_a_prompt_in_pieces_is_the_prompt_at_once() -> None:
     """129 tokens, then 60, then one by one: each piece goes on with the state of the one before."""
     whole = arguments(1, 192, starts=[0])
-    checked("gated_delta", whole)
     y, states = expected(whole)[0], whole[5].copy()
     pieces = []
     for first, end in ((0, 129), (129, 189), (189, 190), (190, 191), (191, 192)):
@@ -232,86 +285,3 @@ def test_a_prompt_in_pieces_is_the_prompt_at_once() -> None:
     most_y, most_states = bound(whole, y, expected(whole)[1], 12**0.5)
     assert (np.abs(np.concatenate(pieces) - gated(whole, y)) <= most_y).all()
     assert np.abs(states - expected(whole)[1]).max() <= most_states
-
-
-@pytest.mark.parametrize("dtype", [np.float32, BF16])
-def test_equal_keys_that_are_written_in_full(dtype: Any) -> None:
-    """Powers of the triangle would reach 10^37: the inverse is taken without them."""
-    given = arguments(1, 128, (1, 1, 16, 16), dtype, starts=[0])
-    given[0][:] = given[0][:1]
-    given[1][:, 16] = 3.0
-    given[2][:] = -9.0
-    checked("gated_delta", given, equal_tokens=128)
-
-
-@pytest.mark.parametrize(("kernel", "tokens"), [("gated_delta", 130), ("gated_delta_step", 1)])
-def test_gates_may_stand_in_wider_rows(kernel: str, tokens: int) -> None:
-    given = arguments(1, tokens)
-    wanted = run(getattr(kernels, kernel), [*given[:5], given[5].copy(), *given[6:]], "trn2")
-    padded = [*given[:1], np.pad(given[1], ((0, 0), (48, 5)), constant_values=np.nan), *given[2:], 48]
-    for got, want in zip(run(getattr(kernels, kernel), padded, "trn2"), wanted):
-        assert np.array_equal(got, want)
-
-
-def test_strong_decay_forgets_exactly() -> None:
-    """Logarithms of decays add up to -10^4, and those between neighbouring tokens are still exact."""
-    given = arguments(1, 130, starts=[5])
-    given[2][:] = 4.0
-    given[1][::3, -2:] = -20.0
-    checked("gated_delta", given)
-
-
-REFUSALS = {
-    "states are float32": lambda given: given.__setitem__(5, given[5].astype(BF16)),
-    "heads have at most 128 elements, not 129": lambda given: given.__setitem__(
-        slice(None), arguments(1, 1, (1, 1, 129, 8))
-    ),
-    "2 value heads for 3 key heads": lambda given: given.__setitem__(9, 3),
-    r"qkv has 48 columns, not 47": lambda given: given.__setitem__(0, given[0][:, 1:].copy()),
-    r"gates have 19 columns; z, b and a take 0 to 20": lambda given: given.__setitem__(
-        1, given[1][:, 1:].copy()
-    ),
-    r"gates have 20 columns; z, b and a take 1 to 21": lambda given: given.append(1),
-    "gates of 1 tokens, not 2": lambda given: given.__setitem__(1, given[1].repeat(2, axis=0)),
-    "gates is bfloat16, qkv is float32": lambda given: given.__setitem__(1, given[1].astype(BF16)),
-    r"a row of 2 is \[1, 2\]": lambda given: given.__setitem__(2, given[2][:, 1:].copy()),
-    r"numbers of sequences are \[1, 1\]": lambda given: given.__setitem__(8, np.zeros((2, 1), np.int32)),
-    "at most 128 sequences are taken, not 129": lambda given: given.__setitem__(
-        slice(None), arguments(129, 1)
-    ),
-}
-
-
-@pytest.mark.parametrize("kernel", ["gated_delta", "gated_delta_step"])
-@pytest.mark.parametrize("reason", REFUSALS)
-def test_what_is_refused(kernel: str, reason: str) -> None:
-    given = arguments(1, 1)
-    REFUSALS[reason](given)
-    with pytest.raises(AssertionError, match=reason):
-        run(getattr(kernels, kernel), given, "trn2")
-
-
-def test_steps_take_as_many_slots_as_float32_counts() -> None:
-    """Three times the 32 pieces of all slots are below 2^24."""
-    given = arguments(1, 1)
-    for slots in (174762, 174763):
-        given[5] = np.broadcast_to(np.zeros((), np.float32), (slots, 2, 16, 8))
-        if slots == 174763:
-            with pytest.raises(AssertionError, match="2 heads lie in at most 174762 slots, not 174763"):
-                dry(given)
-        else:
-            dry(given)
-
-
-def dry(given: list[Any]) -> None:
-    """A step that computes no numbers."""
-    simulate.World("trn2").launch(kernels.gated_delta_step, [(tuple(given), {})], mode=simulate.Mode.dry)
-
-
-def test_steps_have_one_token_and_sequences_equally_many() -> None:
-    with pytest.raises(AssertionError, match="4 tokens, but 2 sequences of one token"):
-        run(kernels.gated_delta_step, arguments(2, 2), "trn2")
-    given = arguments(3, 1)
-    given[6:9] = [each[:2] for each in given[6:9]]
-    with pytest.raises(AssertionError, match="3 tokens of 2 sequences"):
-        run(kernels.gated_delta, given, "trn2")

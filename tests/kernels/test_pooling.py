@@ -4,134 +4,149 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 import nki_kernels as kernels
-import simulate
-from tests.kernels.accuracy import TARGETS, check, normal, run, whole_numbers
-
-BF16 = ml_dtypes.bfloat16
-POOLS = (
-    (kernels.max_pool, kernels.max_pool_reference, ()),
-    (kernels.average_pool, kernels.average_pool_reference, (True,)),
-    (kernels.average_pool, kernels.average_pool_reference, (False,)),
+from tests.kernels.accuracy import normal, run, whole_numbers
+from tests.kernels.case import (
+    BF16,
+    DTYPES,
+    F32,
+    KernelCase,
+    KernelTests,
+    Undefined,
+    limit,
+    refuse,
+    together,
+    vary,
 )
 
 
-def checked(
-    x: np.ndarray, window: Any, stride: Any = None, padding: Any = None, target: str = "trn2"
-) -> None:
-    """Every pooling of x."""
-    for kernel, reference, rest in POOLS:
-        check(kernel, reference, (x, window, stride, padding, *rest), target)
+def pooled(
+    shape: tuple[int, ...] = (1, 4, 20),
+    window: Any = (3,),
+    stride: Any = None,
+    padding: Any = None,
+    dtype: type = F32,
+) -> list[Any]:
+    return [normal(1, *shape, dtype=dtype), window, stride, padding]
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("dtype", [np.float32, BF16])
-def test_dtypes_on_every_chip(target: str, dtype: type) -> None:
-    checked(normal(1, 2, 70, 9, 11, dtype=dtype), (3, 2), (2, 1), (1, 1), target)
+def long_row(length: int = 8192) -> list[Any]:
+    return pooled((1, 4, 1, length), (1, length))
 
 
-@pytest.mark.parametrize("channels", [1, 127, 128, 129, 300])
-def test_any_number_of_channels(channels: int) -> None:
-    checked(normal(1, 1, channels, 12), (3,))
-    checked(normal(1, 2, channels, 5, 6), (2, 3), (1, 1), (1, 2))
+CHANNELS = (63, 64, 65, 100, 128, 192)
+VALUES = [
+    *vary(shape=(2, 70, 9, 11), window=(3, 2), stride=(2, 1), padding=(1, 1), dtype=[*DTYPES]),
+    *vary(shape=[(1, channels, 12) for channels in (1, 127, 128, 129, 300)]),
+    *vary(
+        shape=[(2, channels, 5, 6) for channels in (1, 127, 128, 129, 300)],
+        window=(2, 3),
+        stride=(1, 1),
+        padding=(1, 2),
+    ),
+    # results around a PSUM bank and a stripe
+    *vary(shape=[(1, 3, size) for size in (511, 512, 513, 2050)], window=(2,), stride=(1,)),
+    *together(
+        "window stride padding",
+        ((1, 1), (2, 1), (0, 0)),
+        ((2, 2), None, None),
+        ((1, 4), (1, 3), (0, 3)),
+        ((5, 1), (2, 1), (4, 0)),
+        shape=(2, 3, 10, 40),
+    ),
+    # an image of several stripes, and one window of a whole image
+    dict(shape=(1, 2, 90, 100), window=(3, 3), stride=(1, 1), padding=(1, 1)),
+    dict(shape=(3, 140, 7, 7), window=(7, 7)),
+    # channels of many results are added up in quarters of the array: halves of two boxes, of the last of three alone
+    *vary(
+        shape=[(1, channels, 21, 40) for channels in CHANNELS],
+        window=(3, 3),
+        stride=(1, 1),
+        padding=(1, 1),
+        dtype=BF16,
+    ),
+    *vary(
+        shape=[(3, channels, 11, 12) for channels in CHANNELS], window=(3, 2), stride=(1, 1), padding=(1, 1)
+    ),
+]
+REFUSALS = [
+    refuse("expected x [N, C, H, W] or [N, C, L], not a tensor of shape (4, 20)", shape=(4, 20)),
+    refuse("takes 1 numbers for each of window, stride and padding, not (3, 3)", window=(3, 3)),
+    refuse("takes windows and strides from 1 and padding from 0 on", dict(stride=(1,)), stride=(0,)),
+    refuse("is less than the window, 3, not 3", dict(stride=(1,), padding=(2,)), padding=(3,)),
+    refuse("a window of 21 does not fit into 20 padded elements", dict(window=(20,)), window=(21,)),
+]
+TWO_CORES = vary(shape=[(1, channels, 30) for channels in (2, 200)], stride=(2,), padding=(1,))
 
 
-@pytest.mark.parametrize("size", [511, 512, 513, 2050])
-def test_results_around_a_psum_bank_and_a_stripe(size: int) -> None:
-    checked(normal(1, 1, 3, size), (2,), (1,), (1,))
+class TestMaxPool(KernelTests):
+    case = KernelCase(kernels.max_pool, pooled, VALUES, refusals=REFUSALS, two_cores=TWO_CORES)
 
 
-@pytest.mark.parametrize(
-    ("window", "stride", "padding"),
-    [((1, 1), (2, 1), (0, 0)), ((2, 2), None, None), ((1, 4), (1, 3), (0, 3)), ((5, 1), (2, 1), (4, 0))],
-)
-def test_windows_strides_and_padding(window: Any, stride: Any, padding: Any) -> None:
-    checked(normal(1, 2, 3, 10, 40), window, stride, padding)
+class TestAveragePool(KernelTests):
+    case = KernelCase(
+        kernels.average_pool,
+        pooled,
+        [{**each, "count_include_pad": pad} for each in VALUES for pad in (True, False)],
+        refusals=REFUSALS,
+        undefined=[
+            Undefined(
+                dict(x=np.s_[0, 3]),
+                dict(shape=(1, 128, 20, 20), window=(3, 3), stride=(1, 1)),
+                np.inf,
+                kept=lambda _, outputs: [outputs[0][0, 64:]],
+            )
+        ],
+        two_cores=[{**each, "count_include_pad": pad} for each in TWO_CORES for pad in (True, False)],
+    )
 
 
-def test_an_image_of_several_stripes_and_one_window_of_a_whole_image() -> None:
-    checked(normal(1, 1, 2, 90, 100), (3, 3), (1, 1), (1, 1))
-    checked(normal(1, 3, 140, 7, 7), (7, 7))
+MOST = [limit("length", 8192, "take more than 32768 bytes of a partition", dry=True)]
+
+
+class TestLongestRowOfMaxPool(KernelTests):
+    case = KernelCase(kernels.max_pool, long_row, limits=MOST)
+
+
+class TestLongestRowOfAveragePool(KernelTests):
+    case = KernelCase(kernels.average_pool, long_row, limits=MOST)
 
 
 def test_the_padding_is_less_than_anything_and_an_infinity_is_not_hidden() -> None:
-    x = np.full((1, 2, 6), -np.inf, np.float32)
+    x = np.full((1, 2, 6), -np.inf, F32)
     x[0, 1] = [-3e38, 5, np.inf, -1, -2, -np.inf]
-    pooled = run(kernels.max_pool, (x, (3,), (2,), (1,)))
-    assert np.array_equal(pooled, [[[-np.inf] * 3, [5, np.inf, -1]]])
+    result = run(kernels.max_pool, (x, (3,), (2,), (1,)))
+    assert np.array_equal(result, [[[-np.inf] * 3, [5, np.inf, -1]]])
 
 
-def test_whole_numbers_are_those_of_torch() -> None:
+def test_an_infinity_fills_its_own_channel() -> None:
+    x = normal(1, 1, 128, 20, 20)
+    x[0, 3] = np.inf
+    assert np.isinf(run(kernels.average_pool, (x, (3, 3), (1, 1)))[0, 3]).all()
+
+
+@pytest.mark.parametrize("rest", [(), (True,), (False,)])
+def test_whole_numbers_are_those_of_torch(rest: tuple[bool, ...]) -> None:
     import torch
 
     x = whole_numbers(1, 2, 5, 12, 11)
-    given = torch.from_numpy(x)
-    window, stride, padding = (4, 2), (2, 1), (2, 1)
-    for kernel, reference, rest in POOLS:
-        if rest:
-            truth = torch.nn.functional.avg_pool2d(given, window, stride, padding, count_include_pad=rest[0])
-        else:
-            truth = torch.nn.functional.max_pool2d(given, window, stride, padding)
-        arguments = x, window, stride, padding, *rest
-        exact = truth.numpy() if not rest or rest[0] else None
-        for got in (run(kernel, arguments), reference(*arguments)):
-            assert got.shape == truth.shape
-            if exact is not None:
-                assert np.array_equal(got, exact)
-            else:  # a third is rounded, and so is its product
-                assert np.abs(got - truth.numpy()).max() <= 2 * np.spacing(np.float32(np.abs(x).max()))
-
-
-@pytest.mark.parametrize("channels", [63, 64, 65, 100, 128, 192])
-def test_channels_of_many_results_are_added_up_in_quarters_of_the_array(channels: int) -> None:
-    """Halves of the channels of two boxes; of the last of three boxes alone."""
-    checked(normal(1, 1, channels, 21, 40, dtype=BF16), (3, 3), (1, 1), (1, 1))
-    checked(normal(1, 3, channels, 11, 12), (3, 2), (1, 1), (1, 1))
-
-
-def test_an_infinity_of_one_channel_stays_in_its_half_of_a_group() -> None:
-    x = normal(1, 1, 128, 20, 20)
-    clean = run(kernels.average_pool, (x, (3, 3), (1, 1)))
-    x[0, 3] = np.inf
-    dirty = run(kernels.average_pool, (x, (3, 3), (1, 1)))
-    assert np.isinf(dirty[0, 3]).all()
-    assert np.array_equal(dirty[0, 64:], clean[0, 64:])
+    arguments = (4, 2), (2, 1), (2, 1)
+    name, more = ("avg_pool2d", {"count_include_pad": rest[0]}) if rest else ("max_pool2d", {})
+    truth = getattr(torch.nn.functional, name)(torch.from_numpy(x), *arguments, **more).numpy()
+    # Of padding that does not count a third is rounded, and so is its product.
+    far = 2 * np.spacing(F32(np.abs(x).max())) if rest == (False,) else 0
+    kernel = "average_pool" if rest else "max_pool"
+    for result in (
+        run(getattr(kernels, kernel), (x, *arguments, *rest)),
+        getattr(kernels, f"{kernel}_reference")(x, *arguments, *rest),
+    ):
+        assert result.shape == truth.shape and np.abs(result - truth).max() <= far
 
 
 @pytest.mark.nki_budget(time_us=41.0, target="trn2")
 def test_an_average_pool_keeps_to_its_budget(nki_budget: Any) -> None:
     """3 x 3 of Inception-v3, whose bytes take 21 us of HBM."""
     nki_budget.ranks(kernels.average_pool, [(np.empty((8, 192, 35, 35), BF16), (3, 3), (1, 1), (1, 1))])
-
-
-@pytest.mark.parametrize("channels", [2, 200])
-def test_two_cores_divide_the_channels(channels: int) -> None:
-    x = normal(1, 1, channels, 30)
-    for kernel, _, rest in POOLS:
-        given = x, (3,), (2,), (1,), *rest
-        two = simulate.World("trn2", logical_core_size=2).launch(kernel, [(given, {})]).outputs[0]
-        assert run(kernel, given).tobytes() == two.tobytes()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (((4, 20), (3,)), r"expected x \[N, C, H, W\] or \[N, C, L\], not a tensor of shape \(4, 20\)"),
-        (((1, 4, 20), (3, 3)), r"takes 1 numbers for each of window, stride and padding, not \(3, 3\)"),
-        (((1, 4, 20), (3,), (0,)), "takes windows and strides from 1 and padding from 0 on"),
-        (((1, 4, 20), (3,), (1,), (3,)), "padding of .* is less than the window, 3, not 3"),
-        (((1, 4, 20), (21,)), "a window of 21 does not fit into 20 padded elements"),
-        (((1, 4, 1, 8193), (1, 8193)), "take more than 32768 bytes of a partition"),
-    ],
-)
-def test_refuses_what_does_not_fit(arguments: tuple[Any, ...], message: str) -> None:
-    for kernel, _, _ in POOLS[:2]:
-        run(kernel, (np.ones((1, 4, 20), np.float32), (20,), (1,), (19,)))
-        run(kernel, (np.ones((1, 4, 1, 8192), np.float32), (1, 8192)))
-        with pytest.raises(AssertionError, match=message):
-            run(kernel, (np.ones(arguments[0], np.float32), *arguments[1:]))

@@ -1,157 +1,196 @@
-"""qkv_projection, output_projection and mlp, on one rank and sharded over several."""
+"""output_projection and all_reduce, on one rank and over several."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from nki.collectives import ReplicaGroup
 
 import nki_kernels as kernels
 import simulate
-from tests.kernels.accuracy import (
-    ODD_SIZES,
-    TARGETS,
-    check,
-    compare,
-    compare_all,
-    in_float64,
-    normal,
-    run,
-    whole_numbers,
+from tests.kernels.accuracy import ODD_SIZES, TARGETS, compare_all, find_faults, normal, run, whole_numbers
+from tests.kernels.case import (
+    BF16,
+    DTYPES,
+    F32,
+    KernelCase,
+    KernelTests,
+    Ranks,
+    limit,
+    refuse,
+    slow,
+    together,
+    vary,
 )
+from tests.kernels.test_feed_forward import SEQUENCE
 
-BF16 = ml_dtypes.bfloat16
-EPS = 1e-5
-DTYPES = [(np.float32, np.float32), (np.float32, BF16), (BF16, BF16)]
-QKV = (kernels.qkv_projection, kernels.qkv_projection_reference)
-OUTPUT = (kernels.output_projection, kernels.output_projection_reference)
-MLP = (kernels.mlp, kernels.mlp_reference)
+SIZES = [1, *ODD_SIZES]
 
 
-def weights(seed: int, rows: int, columns: int, dtype: Any = np.float32) -> np.ndarray:
-    """A weight that keeps the scale of what it multiplies."""
-    return normal(seed, rows, columns, dtype=dtype, scale=rows**-0.5)
+def heads(
+    tokens: int = 3,
+    depth: int = 24,
+    hidden: int = 40,
+    dtype: Any = F32,
+    weights: Any = None,
+    residual: bool = True,
+    bias: bool = False,
+    gate: bool = False,
+) -> list[Any]:
+    return [
+        normal(1, tokens, depth, dtype=dtype),
+        normal(2, depth, hidden, dtype=weights or dtype, scale=depth**-0.5),
+        normal(3, tokens, hidden, dtype=dtype) if residual else None,
+        None,
+        normal(4, 1, hidden, dtype=weights or dtype) if bias else None,
+        1,
+        normal(5, tokens, depth, dtype=dtype) if gate else None,
+    ]
 
 
-def qkv_arguments(
-    tokens: int, hidden: int, q: int, kv: int, x: Any = np.float32, w: Any = np.float32
-) -> tuple[Any, ...]:
-    return (
-        normal(1, tokens, hidden, dtype=x),
-        normal(2, 1, hidden, dtype=w),
-        weights(3, hidden, q + 2 * kv, w),
-        EPS,
-        q,
-        kv,
+WEIGHTS = dict(o=1, w_o=0)
+
+
+def over_sequence(ranks: int, seeds: int = 0, **settings: Any) -> Ranks:
+    """Ranks that cut the rows of the residual as well."""
+    settings = dict(depth=24 * ranks, hidden=172, bias=True) | settings
+    beside = dict(sequence_ranks=ranks)
+    return Ranks(ranks, WEIGHTS | dict(residual=0), settings, beside, joined=True, alike=False, seeds=seeds)
+
+
+class TestOutputProjection(KernelTests):
+    """Gated rows may take columns of a row tile in two parts, and weights may not stay in SBUF."""
+
+    case = KernelCase(
+        kernels.output_projection,
+        heads,
+        values=[
+            *vary(depth=[*ODD_SIZES]),
+            *vary(hidden=[*ODD_SIZES]),
+            *vary(
+                tokens=[1, 129, 300],
+                depth=136,
+                hidden=600,
+                dtype=[*DTYPES],
+                residual=False,
+                bias=[False, True],
+            ),
+            dict(tokens=600, depth=1300, hidden=2000, dtype=BF16),
+            *slow(
+                *together(
+                    "depth hidden", (136, 600), (2100, 1100), tokens=[1, 129, 600], dtype=[*DTYPES], gate=True
+                )
+            ),
+            *vary(tokens=SIZES),
+        ],
+        every_chip=[
+            *together(
+                "dtype weights", (F32, F32), (F32, BF16), (BF16, BF16), tokens=130, depth=72, hidden=172
+            ),
+            *vary(tokens=[1, 129, 300], depth=136, hidden=600, dtype=BF16, bias=True),
+        ],
+        refusals=[
+            refuse("expected w_o [K, H], not a tensor of shape (960,)", w_o=lambda w: w.reshape(-1)),
+            refuse("w_o has 23 rows for o of width 24", w_o=lambda w: w[1:]),
+            refuse("residual is [3, 40], not (2, 40)", residual=lambda rows: rows[1:]),
+            refuse("residual is bfloat16, o is float32", residual=lambda rows: rows.astype(BF16)),
+            refuse("bias is [1, 40], not (1, 8)", dict(bias=True), bias=normal(1, 1, 8)),
+            refuse("gate is (3, 24), as o is, not (3, 23)", dict(gate=True), gate=normal(1, 3, 23)),
+            refuse("o is float32", dict(gate=True), gate=normal(1, 3, 24, dtype=BF16)),
+            refuse("sequence_ranks is 2 without a replica_group", sequence_ranks=2),
+        ],
+        limits=[
+            limit("hidden", 8192, "output_projection takes a hidden size of at most 8192, not 8193"),
+            limit(
+                "hidden",
+                16384,
+                "output_projection takes a hidden size of at most 16384, not 16385",
+                dry=True,
+                dtype=BF16,
+            ),
+        ],
+        fits=[
+            dict(tokens=300, depth=8, hidden=16384, dtype=BF16, weights=F32),
+            *slow(*vary(tokens=[1, 512], depth=16384, hidden=2048, dtype=[*DTYPES], weights=BF16)),
+        ],
+        two_sums=vary(tokens=[1, 5, 127, 128, 129, 300], depth=72, hidden=1100, dtype=[*DTYPES], bias=True),
+        ranks=[
+            *slow(Ranks(1, {}, dict(tokens=130, bias=True), seeds=64)),
+            *(
+                Ranks(
+                    ranks,
+                    WEIGHTS,
+                    dict(tokens=130, depth=24 * ranks, hidden=40, dtype=dtype, weights=weights),
+                )
+                for ranks in (1, 2, 4)
+                for dtype, weights in ((F32, F32), (F32, BF16), (BF16, BF16))
+            ),
+            # The sum over ranks is that of products that are gated already.
+            *(
+                Ranks(2, WEIGHTS | dict(gate=1), dict(tokens=tokens, depth=144, hidden=136, gate=True))
+                for tokens in (3, 300)
+            ),
+            *(
+                over_sequence(ranks, tokens=tokens, dtype=dtype)
+                for ranks, tokens in SEQUENCE
+                for dtype in DTYPES
+            ),
+            *slow(over_sequence(2, 64, tokens=6), over_sequence(2, 8, tokens=258)),
+        ],
     )
 
 
-def output_arguments(
-    tokens: int, depth: int, hidden: int, x: Any = np.float32, w: Any = np.float32
-) -> tuple[Any, ...]:
-    return normal(1, tokens, depth, dtype=x), weights(2, depth, hidden, w), normal(3, tokens, hidden, dtype=x)
-
-
-def mlp_arguments(
-    tokens: int, hidden: int, inner: int, x: Any = np.float32, w: Any = np.float32
-) -> tuple[Any, ...]:
-    return (
-        normal(1, tokens, hidden, dtype=x),
-        normal(2, 1, hidden, dtype=w),
-        weights(3, hidden, inner, w),
-        weights(4, hidden, inner, w),
-        weights(5, inner, hidden, w),
-        EPS,
-    )
+def test_groups_follow_one_another_on_a_chip_where_two_do_not_fit() -> None:
+    """trn3 has room for two, and the same sums."""
+    one, other = (run(kernels.output_projection, heads(3, 16384, 136), chip) for chip in ("trn1", "trn3"))
+    assert np.array_equal(one, other)
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(("x", "w"), DTYPES)
-def test_dtypes_on_every_chip(target: str, x: type, w: type) -> None:
-    check(*QKV, qkv_arguments(130, 172, 96, 24, x, w), target)
-    check(*OUTPUT, output_arguments(130, 72, 172, x, w), target)
-    check(*MLP, mlp_arguments(130, 72, 172, x, w), target)
-
-
-@pytest.mark.parametrize("size", [1, *ODD_SIZES])
-def test_any_number_of_tokens(size: int) -> None:
-    check(*QKV, qkv_arguments(size, 40, 24, 8))
-    check(*OUTPUT, output_arguments(size, 24, 40))
-    check(*MLP, mlp_arguments(size, 24, 40))
-
-
-@pytest.mark.parametrize("size", ODD_SIZES)
-def test_any_width(size: int) -> None:
-    check(*QKV, qkv_arguments(3, size, 24, 8))
-    check(*QKV, qkv_arguments(3, 24, size, 8))
-    check(*OUTPUT, output_arguments(3, size, 40))
-    check(*OUTPUT, output_arguments(3, 40, size))
-    check(*MLP, mlp_arguments(3, size, 40))
-    check(*MLP, mlp_arguments(3, 40, size))
-
-
-def test_outputs_of_qkv_projection_that_end_inside_a_column_group() -> None:
-    check(*QKV, qkv_arguments(2, 40, 2000, 120))
-    check(*QKV, qkv_arguments(300, 40, 500, 270))
-
-
-def test_intermediate_of_several_column_groups_and_row_groups() -> None:
-    check(*MLP, mlp_arguments(3, 40, 2200))
-    check(*MLP, mlp_arguments(520, 24, 530))
-
-
-def sharded_outputs(ranks: int, world_arguments: list[tuple[Any, ...]], kernel: Any) -> list[np.ndarray]:
-    group = ReplicaGroup([list(range(ranks))])
-    launch = simulate.World("trn1", ranks=ranks).launch(
-        kernel, [((*one, group), {}) for one in world_arguments]
-    )
-    return launch.outputs
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize(("x", "w"), DTYPES)
-def test_output_projection_sums_over_ranks(ranks: int, x: type, w: type) -> None:
-    o, weight, residual = output_arguments(130, 24 * ranks, 40, x, w)
-    parts = np.split(np.arange(24 * ranks), ranks)
-    outputs = sharded_outputs(
-        ranks, [(o[:, part].copy(), weight[part], residual) for part in parts], kernels.output_projection
-    )
-    for output in outputs:
-        assert np.array_equal(output, outputs[0])
-    compare_all(outputs[:1], kernels.output_projection_reference, (o, weight, residual))
+def test_no_finding_in_groups_of_rows(target: str) -> None:
+    given = heads(300, 136, 2100, BF16)
+    assert find_faults(lambda: run(kernels.output_projection, given, target)) == []
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_output_projection_of_whole_numbers_is_exact_on_any_number_of_ranks(ranks: int) -> None:
-    o, weight, residual = (
-        whole_numbers(1, 5, 8 * ranks),
-        whole_numbers(2, 8 * ranks, 600),
-        whole_numbers(3, 5, 600),
+def test_whole_numbers_are_exact_on_any_number_of_ranks(ranks: int) -> None:
+    o, w_o, residual = (
+        whole_numbers(seed, *shape) for seed, shape in enumerate([(5, 8 * ranks), (8 * ranks, 600), (5, 600)])
     )
-    parts = np.split(np.arange(8 * ranks), ranks)
-    outputs = sharded_outputs(
-        ranks, [(o[:, part].copy(), weight[part], residual) for part in parts], kernels.output_projection
-    )
-    for output in outputs:
-        assert np.array_equal(output, residual + o @ weight)
+    arguments = TestOutputProjection.case.arguments(dict(o=o, w_o=w_o, residual=residual))
+    shards = [(each, {}) for each in Ranks(ranks, WEIGHTS).shards(arguments)]
+    for output in simulate.World("trn1", ranks).launch(kernels.output_projection, shards).outputs:
+        assert np.array_equal(output, residual + o @ w_o)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize(("x", "w"), DTYPES)
-def test_mlp_sums_over_ranks(ranks: int, x: type, w: type) -> None:
-    hidden_rows, norm, gate, up, down, eps = mlp_arguments(9, 40, 36 * ranks, x, w)
-    parts = np.split(np.arange(36 * ranks), ranks)
-    outputs = sharded_outputs(
-        ranks,
-        [(hidden_rows, norm, gate[:, part].copy(), up[:, part].copy(), down[part], eps) for part in parts],
-        kernels.mlp,
-    )
-    for output in outputs:
-        assert np.array_equal(output, outputs[0])
-    compare_all(outputs[:1], kernels.mlp_reference, (hidden_rows, norm, gate, up, down, eps))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_sums_over_ranks_round_partial_products_and_their_sum(ranks: int, dtype: type) -> None:
+    """The reference rounds where the kernel does: so the bound holds for every number of ranks."""
+    case = TestOutputProjection.case
+    arguments = case.arguments(dict(tokens=300, depth=72 * ranks, hidden=1100, dtype=dtype, bias=True))
+    parts = np.split(np.arange(72 * ranks), ranks)
+
+    def reference(o: np.ndarray, weight: np.ndarray, residual: np.ndarray, bias: np.ndarray) -> np.ndarray:
+        wide = np.result_type(o.dtype, F32)
+        partial = [(o[:, own].astype(wide) @ weight[own].astype(wide)).astype(o.dtype) for own in parts]
+        total = sum(each.astype(wide) for each in partial).astype(o.dtype)
+        return (total.astype(wide) + bias.astype(wide) + residual.astype(wide)).astype(o.dtype)
+
+    layout = Ranks(ranks, WEIGHTS)
+    shards = [(each, {}) for each in layout.shards(arguments)]
+    outputs = simulate.World("trn2", ranks).launch(kernels.output_projection, shards).outputs
+    given = [arguments[name] for name in ("o", "w_o", "residual", "bias")]
+    compare_all(layout.whole(outputs)[0], reference, given)
+
+
+def test_rows_that_ranks_do_not_divide_are_refused() -> None:
+    arguments = TestOutputProjection.case.arguments(dict(tokens=3, depth=48))
+    shards = Ranks(2, WEIGHTS, beside=dict(sequence_ranks=2)).shards(arguments)
+    with pytest.raises(AssertionError, match="2 ranks do not divide 3 rows; pad them to a multiple of 2"):
+        simulate.World("trn2", 2).launch(kernels.output_projection, [(each, {}) for each in shards])
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -169,104 +208,8 @@ def test_all_reduce_of_whole_numbers_is_exact(target: str, ranks: int) -> None:
 
 def test_all_reduce_stays_inside_each_list_of_the_group() -> None:
     group = ReplicaGroup([[0, 3], [2, 1]])
-    parts = [np.full((2, 3), 10.0**rank, np.float32) for rank in range(4)]
+    parts = [np.full((2, 3), 10.0**rank, F32) for rank in range(4)]
     launch = simulate.World("trn2", ranks=4).launch(
         kernels.all_reduce, [((part, group), {}) for part in parts]
     )
     assert [output[0, 0] for output in launch.outputs] == [1001, 110, 110, 1001]
-
-
-def test_reference_of_mlp_agrees_with_silu_written_by_tanh() -> None:
-    x, norm, gate, up, down, eps = (in_float64(a) for a in mlp_arguments(5, 24, 40))
-    normalised = kernels.rmsnorm_reference(x, norm, eps)
-    gates = normalised @ gate
-    truth = x + (gates * (1 + np.tanh(gates / 2)) / 2 * (normalised @ up)) @ down
-    reference = kernels.mlp_reference(x, norm, gate, up, down, eps)
-    compare(reference.astype(np.float32), truth, truth.astype(np.float32))
-
-
-def test_refuses_tensors_of_another_rank() -> None:
-    x, norm, *rest = mlp_arguments(3, 16, 8)
-    with pytest.raises(AssertionError, match=r"expected x \[T, H\], not a tensor of shape \(48,\)"):
-        run(kernels.mlp, (x.reshape(-1), norm, *rest))
-    with pytest.raises(AssertionError, match=r"expected w_o \[K, H\], not a tensor of shape \(16,\)"):
-        run(kernels.output_projection, (x, norm.reshape(-1), x))
-
-
-def test_refuses_shapes_that_do_not_fit() -> None:
-    x, norm, w_qkv, eps, q, kv = qkv_arguments(3, 16, 8, 4)
-    with pytest.raises(AssertionError, match=r"w_qkv is \[16, 8 \+ 2 \* 5 \+ 0\], not \(16, 16\)"):
-        run(kernels.qkv_projection, (x, norm, w_qkv, eps, q, kv + 1))
-    with pytest.raises(AssertionError, match=r"norm_weight is \[1, 16\], not \(1, 15\)"):
-        run(kernels.qkv_projection, (x, norm[:, 1:].copy(), w_qkv, eps, q, kv))
-    o, w_o, residual = output_arguments(3, 16, 8)
-    with pytest.raises(AssertionError, match="w_o has 15 rows for o of width 16"):
-        run(kernels.output_projection, (o, w_o[1:], residual))
-    with pytest.raises(AssertionError, match=r"residual is \[3, 8\], not \(2, 8\)"):
-        run(kernels.output_projection, (o, w_o, residual[1:]))
-    with pytest.raises(AssertionError, match="residual is bfloat16, o is float32"):
-        run(kernels.output_projection, (o, w_o, residual.astype(BF16)))
-    x, norm, gate, up, down, eps = mlp_arguments(3, 16, 8)
-    with pytest.raises(AssertionError, match="w_gate has 15 rows for a hidden size of 16"):
-        run(kernels.mlp, (x, norm, gate[1:], up, down, eps))
-    with pytest.raises(AssertionError, match=r"w_gate is \(16, 8\), w_up is \(15, 8\)"):
-        run(kernels.mlp, (x, norm, gate, up[1:], down, eps))
-    with pytest.raises(AssertionError, match=r"w_down is \[8, 16\], not \(7, 16\)"):
-        run(kernels.mlp, (x, norm, gate, up, down[1:], eps))
-
-
-def test_takes_the_widest_rows_and_refuses_the_next() -> None:
-    check(*QKV, qkv_arguments(2, 8192, 8, 4))
-    check(*OUTPUT, output_arguments(2, 8, 8192))
-    with pytest.raises(AssertionError, match="qkv_projection takes a hidden size of at most 8192, not 8193"):
-        run(kernels.qkv_projection, qkv_arguments(2, 8193, 8, 4))
-    with pytest.raises(
-        AssertionError, match="output_projection takes a hidden size of at most 8192, not 8193"
-    ):
-        run(kernels.output_projection, output_arguments(2, 8, 8193))
-    with pytest.raises(AssertionError, match="mlp takes a hidden size of at most 8192, not 8193"):
-        run(kernels.mlp, mlp_arguments(2, 8193, 8))
-    with pytest.raises(AssertionError, match="mlp takes an intermediate size of at most 16384, not 16385"):
-        run(kernels.mlp, mlp_arguments(2, 8, 16385))
-
-
-@pytest.mark.parametrize("target", ["trn1", "trn2"])
-def test_rows_of_bfloat16_may_be_twice_as_wide(target: str) -> None:
-    """Where the rows of a norm's offset or of biases do not lie beside them."""
-
-    def dry(kernel: Any, *arguments: Any) -> None:
-        simulate.World(target).launch(kernel, [(arguments, {})], simulate.Mode.dry)
-
-    wide, wider = 16384, 16385
-    x, norm, gate, up, down, eps = mlp_arguments(300, wide, 24, BF16, np.float32)
-    dry(kernels.mlp, x, norm, gate, up, down, eps)
-    dry(kernels.output_projection, *output_arguments(300, 8, wide, BF16, np.float32))
-    rest = (None, "silu", None, None, None, None, 1.0)
-    with pytest.raises(AssertionError, match="mlp takes a hidden size of at most 8192, not 16384"):
-        dry(kernels.mlp, x, norm, gate, up, down, eps, *rest)
-    with pytest.raises(AssertionError, match="mlp takes a hidden size of at most 16384, not 16385"):
-        dry(kernels.mlp, *mlp_arguments(3, wider, 8, BF16, BF16))
-    with pytest.raises(AssertionError, match="output_projection takes a hidden size of at most 16384"):
-        dry(kernels.output_projection, *output_arguments(3, 8, wider, BF16, BF16))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("x", [np.float32, BF16])
-@pytest.mark.parametrize("tokens", [1, 512])
-def test_the_largest_sizes_fit_on_the_smallest_chip(tokens: int, x: type) -> None:
-    """Planned and placed without computing numbers; a launch refuses tiles that do not fit."""
-    world = simulate.World("trn1")
-    hidden, inner = 8192, 16384
-    rows, norm = np.empty((tokens, hidden), x), np.empty((1, hidden), BF16)
-    wide, other, narrow = (
-        np.empty((hidden, inner), BF16),
-        np.empty((hidden, inner), BF16),
-        np.empty((inner, hidden), BF16),
-    )
-    heads = np.empty((tokens, inner), x)
-    for kernel, arguments in (
-        (kernels.qkv_projection, (rows, norm, np.empty((hidden, 1536), BF16), EPS, 1024, 256)),
-        (kernels.output_projection, (heads, narrow[:, :2048].copy(), rows[:, :2048].copy())),
-        (kernels.mlp, (rows, norm, wide, other, narrow, EPS)),
-    ):
-        world.launch(kernel, [(arguments, {})], mode=simulate.Mode.dry)

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 import nki_kernels as kernels
 import simulate
-from tests.kernels.accuracy import TARGETS, check, compare, in_float64, normal, run
+from tests.kernels.accuracy import ODD_SIZES, TARGETS, compare, in_float64, normal
+from tests.kernels.case import (
+    BF16,
+    DTYPES,
+    F32,
+    KernelCase,
+    KernelTests,
+    Ranks,
+    Undefined,
+    limit,
+    refuse,
+    slow,
+    together,
+    vary,
+)
+from tests.kernels.test_feed_forward import SEQUENCE
 
-BF16 = ml_dtypes.bfloat16
 CASE = (kernels.qkv_projection, kernels.qkv_projection_reference)
 EPS = 1e-5
 NAMES = "bias positions cos sin head_dim q_norm k_norm norm_bias norm_offset".split()
@@ -26,7 +39,7 @@ def arguments(
     kv_heads: int = 1,
     head: int = 16,
     rotated: int = 0,
-    dtype: Any = np.float32,
+    dtype: Any = F32,
     norm: bool = True,
     **options: Any,
 ) -> tuple[Any, ...]:
@@ -39,7 +52,7 @@ def arguments(
     if rotated:
         angles = np.arange(500)[:, None] / 1000 ** (np.arange(rotated // 2) / (rotated // 2))
         options["positions"] = np.random.default_rng(5).integers(0, 500, (tokens, 1)).astype(np.int32)
-        options["cos"], options["sin"] = (f(angles).astype(np.float32) for f in (np.cos, np.sin))
+        options["cos"], options["sin"] = (f(angles).astype(F32) for f in (np.cos, np.sin))
     defaults = dict.fromkeys(NAMES[:-1]) | {"norm_offset": 0.0}
     defaults |= BESIDE_GATES if "gate_size" in options else {}
     return (
@@ -53,48 +66,160 @@ def arguments(
     )
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("dtype", [np.float32, BF16])
-@pytest.mark.parametrize("tokens", [5, 131])
-def test_everything_on_every_chip(target: str, dtype: Any, tokens: int) -> None:
-    gemma = {"rotated": 16, "q_norm": True, "k_norm": True, "norm_offset": 1.0}
-    partial = {"rotated": 6, "head_dim": 16, "bias": True, "norm_bias": True}
-    gates = {**gemma, "rotated": 4, "head_dim": 16, "gate_size": 48, "bias": True}
-    for options in (gemma, partial, gates, {"norm": False, "bias": True}, {"norm": False}):
-        check(*CASE, arguments(tokens, 300, dtype=dtype, **options), target)
+def over_sequence(ranks: int, seeds: int = 0, **settings: Any) -> Ranks:
+    """Ranks that cut the rows of x, and return all rows."""
+    settings = dict(hidden=72, head=8, rotated=8, bias=True) | settings
+    return Ranks(ranks, dict(x=0), settings, dict(sequence_ranks=ranks), alike=False, seeds=seeds)
 
 
-@pytest.mark.parametrize("tokens", [1, 127, 128, 129, 300])
-@pytest.mark.parametrize("hidden", [127, 128, 129, 2300])
-def test_ragged_tokens_and_hidden_sizes(tokens: int, hidden: int) -> None:
-    for target in ("trn1", "trn2"):
-        options = {"rotated": 4, "k_norm": True} if tokens % 2 else {"norm_bias": True}
-        check(*CASE, arguments(tokens, hidden, head=8, head_dim=8, **options), target)
+def plain(
+    tokens: int = 3, hidden: int = 40, q: int = 24, kv: int = 8, dtype: Any = F32, weights: Any = None
+) -> list[Any]:
+    """Arguments without heads."""
+    held = weights or dtype
+    return [
+        normal(1, tokens, hidden, dtype=dtype),
+        normal(2, 1, hidden, dtype=held),
+        normal(3, hidden, q + 2 * kv, dtype=held, scale=hidden**-0.5),
+        EPS,
+        q,
+        kv,
+    ]
 
 
-@pytest.mark.parametrize("tokens", [20, 140])
-def test_columns_of_several_groups_and_heads_that_end_inside_a_bank(tokens: int) -> None:
-    """Columns of 80 leave a bank short, and 32 heads of 80 are more than four banks and more than stay in SBUF."""
-    check(*CASE, arguments(tokens, 2200, 26, 3, 80, 80, q_norm=True, bias=True), "trn2")
+class TestPlainQkvProjection(KernelTests):
+    """Outputs may end inside a column group."""
+
+    case = KernelCase(
+        kernels.qkv_projection,
+        plain,
+        values=[
+            *together(
+                "dtype weights", (F32, F32), (F32, BF16), (BF16, BF16), tokens=130, hidden=172, q=96, kv=24
+            ),
+            *vary(tokens=[1, *ODD_SIZES]),
+            *vary(hidden=[*ODD_SIZES]),
+            *vary(hidden=24, q=[*ODD_SIZES]),
+            *together("tokens q kv", (2, 2000, 120), (300, 500, 270)),
+        ],
+        every_chip=vary(dtype=[*DTYPES]),
+        refusals=[
+            refuse("w_qkv is [40, 24 + 2 * 9 + 0], not (40, 40)", kv_size=9),
+            refuse("norm_weight is [1, 40], not (1, 39)", norm_weight=normal(1, 1, 39)),
+        ],
+        limits=[
+            limit("hidden", 8192, "qkv_projection takes a hidden size of at most 8192, not 8193", tokens=2)
+        ],
+        fits=slow(*vary(tokens=[1, 512], hidden=8192, q=1024, kv=256, dtype=[*DTYPES], weights=BF16)),
+    )
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("tokens", [20, 140])
-@pytest.mark.parametrize("options", [{}, {"norm_bias": True}], ids=["RMSNorm", "LayerNorm"])
-def test_an_undefined_row_reaches_no_other_row(target: str, tokens: int, options: dict[str, Any]) -> None:
-    x, *rest = arguments(tokens, 260, rotated=16, **options)
-    padded = x.copy()
-    padded[[3, tokens - 1]] = np.array([[np.nan], [np.inf]])
-    rows = np.delete(np.arange(tokens), (3, tokens - 1))
-    for clean, other in zip(
-        run(kernels.qkv_projection, (x, *rest), target), run(kernels.qkv_projection, (padded, *rest), target)
-    ):
-        assert np.array_equal(clean[rows], other[rows])
+def drawn(tokens: int = 9, hidden: int = 24, **settings: Any) -> tuple[Any, ...]:
+    return arguments(tokens, hidden, **settings)
 
 
-def test_the_mean_of_a_row_may_be_larger_than_its_deviation() -> None:
-    x, *rest = arguments(7, 300, norm_bias=True)
-    check(*CASE, (x + 100, *rest), "trn2")
+GEMMA = dict(rotated=16, q_norm=True, k_norm=True, norm_offset=1.0)
+GATES = GEMMA | dict(rotated=4, head_dim=16, gate_size=48, bias=True)
+FORMS = [
+    GEMMA,
+    dict(rotated=6, head_dim=16, bias=True, norm_bias=True),
+    GATES,
+    dict(norm=False, bias=True),
+    dict(norm=False),
+]
+
+
+HALVES = dict(head=8, rotated=8, bias=True, q_norm=True, k_norm=True)
+
+
+class TestQkvProjection(KernelTests):
+    """Columns of 80 leave a bank short, and 32 heads of 80 are more than four banks and more than stay in SBUF.
+
+    The mean of a row may be larger than its deviation.
+    """
+
+    case = KernelCase(
+        kernels.qkv_projection,
+        drawn,
+        every_chip=[
+            *(
+                form | each
+                for form in FORMS
+                for each in vary(tokens=[5, 131] if "norm_bias" in form else 5, hidden=300, dtype=[*DTYPES])
+            ),
+        ],
+        values=[
+            *(
+                form | each
+                for form in FORMS
+                for each in vary(tokens=131, hidden=300, dtype=[*DTYPES])
+                if "norm_bias" not in form
+            ),
+            *(
+                dict(tokens=tokens, hidden=hidden, head=8, head_dim=8) | form
+                for hidden in (127, 128, 129, 2300)
+                for tokens in (1, 127, 128, 129, 300)
+                for form in (dict(rotated=4, k_norm=True), dict(norm_bias=True))
+            ),
+            *vary(
+                tokens=[20, 140],
+                hidden=2200,
+                heads=26,
+                kv_heads=3,
+                head=80,
+                rotated=80,
+                q_norm=True,
+                bias=True,
+            ),
+            dict(tokens=7, hidden=300, norm_bias=True, x=lambda x: x + 100),
+        ],
+        refusals=[
+            refuse("bias is [1, 80], not (1, 3)", dict(bias=True), bias=normal(1, 1, 3)),
+            refuse(
+                "norm_bias is given without norm_weight", dict(norm_bias=True), norm_weight=lambda _: None
+            ),
+            refuse("cos is (500, 8), sin is None", dict(rotated=16), sin=lambda _: None),
+            refuse("positions are [9, 1], not None", dict(rotated=16), positions=lambda _: None),
+            refuse("tables of width 8 turn 16 elements of a head of 12", dict(rotated=16), head_dim=12),
+            refuse("q_size 48 and kv_size 16 are no heads of 32", dict(rotated=16), head_dim=32),
+            refuse(
+                "q_norm, k_norm and v_norm need head_dim",
+                dict(q_norm=True, head_dim=16),
+                head_dim=lambda _: None,
+            ),
+            refuse("q_norm is [1, 8], not (1, 16)", dict(q_norm=True, head_dim=16), head_dim=lambda _: 8),
+        ],
+        limits=[
+            limit(
+                "hidden",
+                16384,
+                "qkv_projection takes a hidden size of at most 16384, not 16385",
+                dry=True,
+                tokens=1,
+                dtype=BF16,
+            )
+        ],
+        undefined=[
+            Undefined({"x": [3]}, dict(tokens=tokens, hidden=260, rotated=16, **norm), value, rows=[3])
+            for tokens in (20, 140)
+            for norm in ({}, dict(norm_bias=True))
+            for value in (np.nan, np.inf)
+        ],
+        two_sums=[
+            HALVES | each for each in vary(tokens=[1, 5, 127, 128, 129, 300], hidden=172, dtype=[*DTYPES])
+        ],
+        ranks=[
+            *slow(Ranks(1, {}, HALVES | dict(tokens=5, hidden=40), seeds=64)),
+            *(
+                over_sequence(
+                    ranks, tokens=tokens, dtype=dtype, **({"norm_bias": True} if ranks == 3 else {})
+                )
+                for ranks, tokens in SEQUENCE
+                for dtype in DTYPES
+            ),
+            *slow(over_sequence(2, 64, tokens=6), over_sequence(2, 8, tokens=258)),
+        ],
+    )
 
 
 def test_the_reference_agrees_with_the_norm_written_by_moments() -> None:
@@ -104,28 +229,7 @@ def test_the_reference_agrees_with_the_norm_written_by_moments() -> None:
     truth = ((x - x.mean(1, keepdims=True)) / spread * (1 + weight) + shift) @ w_qkv
     outputs = kernels.qkv_projection_reference(x, weight, w_qkv, eps, q, kv, *rest)
     for part, output in zip(np.split(truth, [q, q + kv], axis=1), outputs):
-        compare(output.astype(np.float32), part, part.astype(np.float32))
-
-
-@pytest.mark.parametrize(
-    ("options", "wrong", "message"),
-    [
-        ({"bias": True}, {"bias": np.zeros((1, 3), np.float32)}, r"bias is \[1, 80\], not \(1, 3\)"),
-        ({"norm_bias": True}, {"norm_weight": None}, "norm_bias is given without norm_weight"),
-        ({"rotated": 16}, {"sin": None}, r"cos is \(500, 8\), sin is None"),
-        ({"rotated": 16}, {"positions": None}, r"positions are \[9, 1\], not None"),
-        ({"rotated": 16}, {"head_dim": 12}, "tables of width 8 turn 16 elements of a head of 12"),
-        ({"rotated": 16}, {"head_dim": 32}, "q_size 48 and kv_size 16 are no heads of 32"),
-        ({"q_norm": True, "head_dim": 16}, {"head_dim": None}, "q_norm, k_norm and v_norm need head_dim"),
-        ({"q_norm": True, "head_dim": 16}, {"head_dim": 8}, r"q_norm is \[1, 8\], not \(1, 16\)"),
-    ],
-)
-def test_refuses_what_does_not_fit(options: dict[str, Any], wrong: dict[str, Any], message: str) -> None:
-    names = ["x", "norm_weight", "w_qkv", "eps", "q_size", "kv_size", *NAMES]
-    given = dict(zip(names, arguments(9, 24, **options)))
-    run(kernels.qkv_projection, tuple(given.values()))
-    with pytest.raises(AssertionError, match=message):
-        run(kernels.qkv_projection, tuple((given | wrong).values()))
+        compare(output.astype(F32), part, part.astype(F32))
 
 
 @pytest.mark.parametrize("tokens", [128, 1500])
@@ -143,7 +247,7 @@ def test_x_and_the_weight_are_read_once(tokens: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "hidden"), [(np.float32, 8192), (BF16, 16384)])
+@pytest.mark.parametrize(("dtype", "hidden"), [(F32, 8192), (BF16, 16384)])
 @pytest.mark.parametrize("options", [{"rotated": 128}, {"norm_bias": True, "bias": True}, {"norm": False}])
 @pytest.mark.parametrize("tokens", [128, 1100])
 def test_the_widest_rows_fit_on_every_chip(
@@ -151,7 +255,7 @@ def test_the_widest_rows_fit_on_every_chip(
 ) -> None:
     """Planned and placed without computing numbers; the weight has a wider dtype than rows in bfloat16."""
     _, norm, w_qkv, *rest = arguments(1, 8, 10, 2, 128, dtype=dtype, **options)
-    wide = np.empty((hidden, w_qkv.shape[1]), np.float32)
+    wide = np.empty((hidden, w_qkv.shape[1]), F32)
     rows = [None if each is None else np.empty((1, hidden), dtype) for each in (norm, rest[-2])]
     rest[-2] = rows[1]
     if "rotated" in options:
@@ -159,10 +263,3 @@ def test_the_widest_rows_fit_on_every_chip(
     given = np.empty((tokens, hidden), dtype), rows[0], wide, *rest
     for target in TARGETS:
         simulate.World(target).launch(kernels.qkv_projection, [(given, {})], mode=simulate.Mode.dry)
-
-
-def test_refuses_rows_that_are_too_wide() -> None:
-    with pytest.raises(
-        AssertionError, match="qkv_projection takes a hidden size of at most 16384, not 16385"
-    ):
-        run(kernels.qkv_projection, arguments(1, 16385, dtype=BF16))

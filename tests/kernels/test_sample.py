@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from nki.collectives import ReplicaGroup
@@ -15,14 +14,14 @@ import nki_kernels as kernels
 import simulate
 from model.sampling import Sampler, SamplingOptions, StepOutput
 from tests.kernels.accuracy import TARGETS, check, compare, in_float64, normal, run
+from tests.kernels.case import BF16, F32, KernelCase, KernelTests, limit, refuse
 
-BF16 = ml_dtypes.bfloat16
 EPSILON = 2.0**-24
 """Half the distance of neighbouring float32 around 1: the relative error of one rounding."""
 
 
 def column(values: Any, rows: int) -> np.ndarray:
-    return np.broadcast_to(np.asarray(values, np.float32).reshape(-1, 1), (rows, 1)).copy()
+    return np.broadcast_to(np.asarray(values, F32).reshape(-1, 1), (rows, 1)).copy()
 
 
 def arguments(
@@ -78,7 +77,7 @@ def tolerance(given: tuple[Any, ...]) -> float:
     place, each of K sums one rounding, the product with the uniform number one.
     """
     temperature = given[2][given[2] > 0].min(initial=1.0)
-    finite = given[0][np.isfinite(given[0].astype(np.float32))].astype(np.float64)
+    finite = given[0][np.isfinite(given[0].astype(F32))].astype(np.float64)
     exponent = min(90.0, float(np.ptp(finite)) / temperature) if len(finite) else 0.0
     return EPSILON * (3 * exponent + 4 + 2 * given[6] + 1)
 
@@ -102,7 +101,7 @@ def check_draws(given: tuple[Any, ...], target: str = "trn2") -> int:
     return compared
 
 
-def mixed(rows: int, columns: int, dtype: Any = np.float32, candidates: int = 16) -> tuple[Any, ...]:
+def mixed(rows: int, columns: int, dtype: Any = F32, candidates: int = 16) -> tuple[Any, ...]:
     """Rows with parameters of every kind beside each other."""
     random = np.random.default_rng(rows * columns)
     return arguments(
@@ -116,29 +115,29 @@ def mixed(rows: int, columns: int, dtype: Any = np.float32, candidates: int = 16
     )
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("dtype", [np.float32, BF16])
-def test_draws_like_the_oracle_on_every_chip(target: str, dtype: type) -> None:
-    assert check_draws(mixed(40, 300, dtype), target) > 30
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("rows", "columns"), [(1, 16), (127, 129), (128, 127), (2, 4100), (3, 513), (5, 40000), (64, 9000)]
+    ("target", "rows", "columns", "dtype", "candidates"),
+    [
+        ("trn1", 40, 300, F32, 16),
+        ("trn2", 40, 300, BF16, 16),
+        *(("trn3", 20, 200, F32, candidates) for candidates in (1, 8, 9, 64, 200)),
+        *(
+            pytest.param(TARGETS[rows % 3], rows, columns, F32, 16, marks=pytest.mark.slow)
+            for rows, columns in (
+                *((1, 16), (127, 129), (128, 127), (2, 4100), (3, 513)),
+                *((5, 40000), (64, 9000)),
+            )
+        ),
+    ],
 )
-def test_rows_and_columns_of_any_number(rows: int, columns: int) -> None:
-    assert check_draws(mixed(rows, columns)) > 0.6 * rows
-
-
-@pytest.mark.parametrize("candidates", [1, 8, 9, 64, 200])
-def test_any_number_of_candidates(candidates: int) -> None:
-    assert check_draws(mixed(20, 200, candidates=candidates)) > 12
+def test_draws_like_the_oracle(target: str, rows: int, columns: int, dtype: type, candidates: int) -> None:
+    assert check_draws(mixed(rows, columns, dtype, candidates), target) > 0.6 * rows
 
 
 @pytest.mark.parametrize(("rows", "columns", "candidates"), [(3, 1000, 64), (128, 5000, 16), (2, 70000, 24)])
 def test_equal_logits_come_lowest_id_first(rows: int, columns: int, candidates: int) -> None:
     """Few whole numbers, each many times; long chunks are searched in groups."""
-    logits = np.random.default_rng(4).integers(0, 5, (rows, columns)).astype(np.float32)
+    logits = np.random.default_rng(4).integers(0, 5, (rows, columns)).astype(F32)
     chosen, _, top_ids, _ = run(kernels.sample, arguments(logits, 0.5, 0.0, candidates=candidates))
     order = np.argsort(-logits, axis=1, kind="stable")
     assert np.array_equal(top_ids, order[:, :candidates])
@@ -151,7 +150,7 @@ def test_log_probabilities_are_as_near_as_those_of_numpy() -> None:
     exact = in_float64(given[0])
     exact = exact - np.log(np.exp(exact).sum(axis=1, keepdims=True))
     truth = np.take_along_axis(exact, outputs[2], axis=1)
-    compare(outputs[3], truth, truth.astype(np.float32))
+    compare(outputs[3], truth, truth.astype(F32))
 
 
 def test_the_same_as_the_sampler_of_the_host() -> None:
@@ -209,7 +208,7 @@ def test_masked_tokens_are_never_chosen(uniform: float) -> None:
 def test_large_and_equal_logits() -> None:
     """A best logit of ±10,000 beside others 1 lower, and rows of one value."""
     logits = np.concatenate([normal(15, 2, 300) * 1e4, np.full((2, 300), -1e4), np.zeros((2, 300))]).astype(
-        np.float32
+        F32
     )
     logits[2:4, 7] += 1
     given = arguments(logits, [0.1, 0.9, 0.2, 0.9, 0.26, 0.74], [1.0, 0.0, 1.0, 0.5, 1.0, 1e-3], candidates=8)
@@ -226,9 +225,9 @@ def test_the_number_one_draws_the_last_token() -> None:
 def penalties(rows: int, columns: int) -> dict[str, np.ndarray]:
     random = np.random.default_rng(17)
     return {
-        "bias": random.choice([0, 0, 0, 1.5, -np.inf], (rows, columns)).astype(np.float32),
+        "bias": random.choice([0, 0, 0, 1.5, -np.inf], (rows, columns)).astype(F32),
         "prompt_counts": (random.random((rows, columns)) < 0.2).astype(BF16),
-        "output_counts": random.choice([0, 0, 1, 3], (rows, columns)).astype(np.float32),
+        "output_counts": random.choice([0, 0, 1, 3], (rows, columns)).astype(F32),
         "repetition": column(random.choice([0.8, 1.0, 1.3], rows), rows),
         "presence": column(random.choice([0.0, 0.5, -0.5], rows), rows),
         "frequency": column(random.choice([0.0, 0.2], rows), rows),
@@ -249,8 +248,9 @@ def adjusted(logits: np.ndarray, given: dict[str, np.ndarray]) -> np.ndarray:
     return result
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("left_out", [(), ("bias",), ("prompt_counts",)])
+@pytest.mark.parametrize(
+    ("target", "left_out"), [("trn1", ()), ("trn2", ("bias",)), ("trn3", ("prompt_counts",))]
+)
 def test_bias_and_penalties(target: str, left_out: tuple[str, ...]) -> None:
     given = mixed(6, 1100)
     options = {name: each for name, each in penalties(6, 1100).items() if name not in left_out}
@@ -266,9 +266,7 @@ def test_bias_and_penalties(target: str, left_out: tuple[str, ...]) -> None:
 
 def test_a_step_from_the_candidates_of_lm_head() -> None:
     x, head = normal(20, 5, 64), normal(21, 64, 900)
-    logits, values, ids = run(
-        kernels.lm_head, (x, np.ones((1, 64), np.float32), head, 1e-5, 16, np.int32([[100]]))
-    )
+    logits, values, ids = run(kernels.lm_head, (x, np.ones((1, 64), F32), head, 1e-5, 16, np.int32([[100]])))
     numbers = np.random.default_rng(22).random(5)
     whole = (*arguments(logits, numbers, 0.7, candidates=16), None)
     from_all = (
@@ -310,34 +308,39 @@ def test_every_rank_draws_what_one_rank_draws(cuts: list[int]) -> None:
         assert np.abs(output[3] - alone[3]).max() <= 2 * place  # the sums of exp are added in another order
 
 
-def test_refuses_what_does_not_fit() -> None:
-    given = arguments(normal(23, 2, 24), 0.5, candidates=24)
-    counts = {"output_counts": np.zeros((2, 24), np.float32)}
-    every = counts | {name: column(1.0, 2) for name in ("repetition", "presence", "frequency")}
-    launch = simulate.World("trn2").launch
-    launch(kernels.sample, [(given, every)])
-    for arguments_, options, sentence in (
-        ((*given[:6], 25), {}, r"the largest 32 \(25 candidates, a multiple of 8\) of 24 columns"),
-        ((*given[:6], 0), {}, "candidates is 0; at least 1 is wanted"),
-        ((given[0], given[1][:1], *given[2:]), {}, r"uniform is \[2, 1\], not \(1, 1\)"),
-        (given, {"ids": np.zeros((2, 8), np.int32)}, r"ids is \[2, 24\], not \(2, 8\)"),
-        (given, counts, "output_counts needs repetition, presence and frequency"),
-        (given, {"presence": column(1.0, 2)}, "penalties and prompt_counts need output_counts"),
-        (given, every | {"output_counts": np.zeros((2, 23), np.float32)}, r"output_counts is \[2, 24\]"),
-        (given, {"num_ranks": 2}, "2 ranks, but no replica_group"),
-    ):
-        with pytest.raises(AssertionError, match=sentence):
-            launch(kernels.sample, [(arguments_, options)])
+def refused(rows: int = 2, columns: int = 24, candidates: int = 24) -> tuple[Any, ...]:
+    return arguments(normal(23, rows, columns), np.full(rows, 0.5), candidates=candidates)
 
 
-@pytest.mark.parametrize("candidates", [64, 1024])
-def test_the_largest_sizes_fit_on_the_smallest_chip(candidates: int) -> None:
-    def empty(columns: int = 1) -> np.ndarray:
-        return np.empty((128, columns), np.float32)
+COUNTS = dict(output_counts=np.zeros((2, 24), F32))
+EVERY = COUNTS | {name: column(1.0, 2) for name in ("repetition", "presence", "frequency")}
 
-    given = (empty(9000), *(empty() for _ in range(5)), candidates, None, *(empty(9000) for _ in range(3)))
-    launch = simulate.World("trn1").launch
-    launch(kernels.sample, [((*given, empty(), empty(), empty()), {})], mode=simulate.Mode.dry)
-    too_many = (np.empty((129, 2000), np.float32), *given[1:6], candidates)
-    with pytest.raises(AssertionError, match="sample takes at most 128 rows, not 129"):
-        launch(kernels.sample, [(too_many, {})], mode=simulate.Mode.dry)
+
+class TestLimitsOfSample(KernelTests):
+    """Values are compared with an oracle above: these are the sizes that are taken, and what is refused."""
+
+    case = KernelCase(
+        kernels.sample,
+        refused,
+        refusals=[
+            refuse("the largest 32 (25 candidates, a multiple of 8) of 24 columns", candidates=25),
+            refuse("candidates is 0; at least 1 is wanted", dict(candidates=1), candidates=0),
+            refuse("uniform is [2, 1], not (1, 1)", uniform=lambda uniform: uniform[:1]),
+            refuse("ids is [2, 24], not (2, 8)", ids=np.zeros((2, 8), np.int32)),
+            refuse("output_counts needs repetition, presence and frequency", **COUNTS),
+            refuse("penalties and prompt_counts need output_counts", presence=column(1.0, 2)),
+            refuse("output_counts is [2, 24]", EVERY, output_counts=np.zeros((2, 23), F32)),
+            refuse("2 ranks, but no replica_group", num_ranks=2),
+        ],
+        limits=[
+            limit(
+                "rows", 128, "sample takes at most 128 rows, not 129", dry=True, columns=2000, candidates=64
+            )
+        ],
+        fits=[
+            dict(rows=128, columns=9000, candidates=candidates)
+            | dict.fromkeys(("bias", "prompt_counts", "output_counts"), np.empty((128, 9000), F32))
+            | dict.fromkeys(("repetition", "presence", "frequency"), column(1.0, 128))
+            for candidates in (64, 1024)
+        ],
+    )
