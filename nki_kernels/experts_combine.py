@@ -40,7 +40,8 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
-from nki_kernels.experts_decode import MAX_ROW_BYTES, with_biases
+from nki_kernels.experts.arguments import MAX_ROW_BYTES, Routing
+from nki_kernels.experts.weighted_sums import add_chosen_biases
 from nki_kernels.precision import widened
 from nki_kernels.tiles import expect_dims, expect_hidden, load, ranges
 
@@ -72,7 +73,8 @@ def experts_combine(results, x, replica_group, ranks, weights=None, ids=None, b_
     for first, last in ranges(0, tokens):
         total = None if x is None else load(x[first:last, :], nl.float32)
         if b_down is not None:
-            total = with_biases(total, (weights[first:last, :], ids[first:last, :]), b_down, absent)
+            routing = Routing(weights[first:last, :], ids[first:last, :], absent)
+            total = add_chosen_biases(total, routing, b_down)
         if total is None:
             total = nl.ndarray((last - first, hidden), dtype=nl.float32, buffer=nl.sbuf)
             nisa.memset(dst=total, value=0.0)

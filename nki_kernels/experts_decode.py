@@ -49,21 +49,45 @@ Cost
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import nki
-import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
-from nki_kernels.experts.products import CLAMPED, SIGMOID_SCALE, add_down, biases_of, gated, groups, products
-from nki_kernels.experts.weights import chunks, load_chunk, load_down, load_numbers, rows_at
-from nki_kernels.mlp import activation_reference
-from nki_kernels.precision import widened
+from nki_kernels.experts.activation import RowWeights
+from nki_kernels.experts.arguments import Routing, check_arguments, expert_weights, experts_reference
+from nki_kernels.experts.chunk_products import (
+    GatedChunk,
+    activate,
+    add_down,
+    allocate_intermediate,
+    block_groups,
+    gate_and_up,
+)
+from nki_kernels.experts.indices import load_indices
+from nki_kernels.experts.weight_chunks import expert_layer, load_chunk, load_down
+from nki_kernels.experts.weighted_sums import add_chosen_biases, nonzero_mask, sum_over_ranks
 from nki_kernels.projection.rows import spread
-from nki_kernels.tiles import BANK, PARTITIONS, blocks, cast, expect_dims, load, load_repeated
+from nki_kernels.tiles import PARTITIONS, cast, load, load_repeated
+from nki_kernels.weights import ExpertIndex
 
-MAX_ROW_BYTES = 16384
-"""Of a row of activations in one partition."""
+
+@dataclass
+class ExpertPass(nl.NKIObject):
+    """Rows first_row … end_row and their pass through an expert.
+
+    row_weights: of these rows, if they are on all partitions before the pass begins. column: else their weights
+    [row, 1] float32, with the identity [row, row] that repeats them on all partitions.
+    """
+
+    expert: ExpertIndex
+    first_row: int
+    end_row: int
+    row_weights: RowWeights | None
+    column: nl.NkiTensor | None
+    identity: nl.NkiTensor | None
 
 
 @nki.jit
@@ -82,94 +106,86 @@ def experts_decode(
     b_down=None,
     absent=False,
 ):
-    """The weighted sum of the experts of each token, plus the residual."""
-    check_arguments(x, n, weights, ids, w_gate, w_up, w_down, b_gate, b_up, b_down, absent)
+    """Compute the weighted sum of the experts of each token, plus the residual."""
+    experts = expert_weights(w_gate, w_up, w_down, b_gate, b_up, b_down)
+    routing = Routing(weights, ids, absent)
+    check_arguments(x, n, routing, experts)
     tokens, hidden = n.shape
     assert tokens <= PARTITIONS, f"experts_decode takes at most {PARTITIONS} tokens, not {tokens}"
     y = nl.ndarray((tokens, hidden), dtype=n.dtype, buffer=nl.shared_hbm)
     if nl.program_id(0) > 0:
         return y
-    across = spread(load(n, n.dtype), True)
+    transposed = spread(load(n, n.dtype), True)
     total = nl.ndarray((tokens, hidden), dtype=nl.float32, buffer=nl.sbuf)
-    matrices = (w_gate, w_up, w_down)
-    few = tokens * ids.shape[1] <= w_gate.shape[0]
-    experts = w_gate.shape[0]
-    slots = chosen_slots(weights, ids, experts, absent) if few else all_slots(weights, ids, experts)
-    biases = biases_of(b_gate, b_up, tokens, activation, n.dtype)
-    sum_of_experts(total, across, matrices, biases, slots, activation)
-    result = finished(total, x, n.dtype, (weights, ids), b_down, replica_group, absent)
+    count = w_gate.shape[0]
+    few = tokens * ids.shape[1] <= count
+    passes = passes_of_choices(routing, count) if few else passes_of_experts(routing, count)
+    layer = expert_layer(experts, activation, tokens, n.dtype)
+    run_passes(total, transposed, layer, passes)
+    result = add_residual(total, x, routing, b_down, replica_group, n.dtype)
     nisa.dma_copy(dst=y, src=result)
     return y
 
 
-def check_arguments(x, n, weights, ids, w_gate, w_up, w_down, b_gate, b_up, b_down, absent):
-    """Refuse shapes that do not fit together, and sizes beyond the limits."""
-    expect_dims(2, n, "n [T, H]")
-    expect_dims(2, ids, "ids [T, K]")
-    expect_dims(3, w_gate, "w_gate [E, H, F]")
-    tokens, hidden = n.shape
-    experts, _, inner = w_gate.shape
-    most = MAX_ROW_BYTES // (4 if n.dtype == nl.float32 else 2)
-    assert hidden <= most, f"experts take a hidden size of at most {most}, not {hidden}"
-    assert experts <= BANK, f"at most {BANK} experts are taken, not {experts}"
-    if x is not None:
-        assert n.shape == x.shape and n.dtype == x.dtype, (
-            f"n is {n.shape} {n.dtype}, x is {x.shape} {x.dtype}"
-        )
-    assert ids.shape[0] == tokens, f"ids of {ids.shape[0]} tokens, n has {tokens}"
-    assert absent or ids.shape[1] <= experts, f"{ids.shape[1]} of {experts} experts for a token"
-    assert weights.shape == ids.shape, f"weights are {weights.shape}, ids are {ids.shape}"
-    shape = (experts, hidden, inner)
-    for matrix in (w_gate, w_up):
-        assert matrix.shape == shape, f"w_gate and w_up are {shape}, not {matrix.shape}"
-    assert w_down.shape == (experts, inner, hidden), (
-        f"w_down is [{experts}, {inner}, {hidden}], not {w_down.shape}"
-    )
-    assert (b_gate is None) == (b_up is None), "b_gate and b_up come together"
-    for bias, columns in ((b_gate, inner), (b_up, inner), (b_down, hidden)):
-        if bias is not None:
-            assert bias.shape == (experts, columns), f"a bias is [{experts}, {columns}], not {bias.shape}"
+def run_passes(total, x, layer, passes):
+    """Sum the outputs of passes into `total` [T, H] float32. x: transposed rows [h in run, block, row].
+
+    step        Tensor engine                             the other engines and the DMA queues
+    pass p, c   gate and up product, group 0 of blocks    load gate and up of chunk c
+                down product of the chunk before          load down of chunk c, activation of group 0
+                gate and up product of other groups       activation of each group
+    last        down product of the last chunk
+    """
+    tokens, hidden = total.shape
+    summed, gated = None, None
+    for expert_pass in passes:
+        first_row, end_row = expert_pass.first_row, expert_pass.end_row
+        row_weights = expert_pass.row_weights
+        if row_weights is None:
+            row_weights = repeat_weights(expert_pass.column, expert_pass.identity)
+        for c in range(len(layer.chunks)):  # c: chunk of columns of the intermediate
+            chunk = load_chunk(layer, expert_pass.expert, c)
+            intermediate = allocate_intermediate(chunk, tokens, layer.dtype)
+            # Rows that do not choose the expert stay 0.
+            nisa.memset(dst=intermediate, value=0.0, engine=nisa.engine.gpsimd)
+            rows = intermediate[:, :, first_row:end_row]
+            groups = block_groups(chunk, end_row - first_row)
+            for g in range(len(groups)):  # g: group of blocks of the chunk
+                sums = gate_and_up(x[:, :, first_row:end_row], chunk, groups[g], hidden)
+                if g == 0:
+                    if gated is not None:
+                        add_down(total, summed, gated, 0)
+                        summed = total
+                    load_down(layer, chunk)
+                activate(rows, sums, chunk, layer.activation, row_weights)
+            gated = GatedChunk(chunk, intermediate)
+    add_down(total, summed, gated, 0)
 
 
-def chosen_slots(weights, ids, experts, absent):
-    """For each choice (expert, the row of its token, its weight, None), with experts by numbers read at run time."""
-    tokens, each = ids.shape
-    count = tokens * each
-    numbers = load_numbers(ids.reshape((1, count)))
-    repeated = load_repeated(weights.reshape((1, count)), PARTITIONS)
+def passes_of_choices(routing, experts):
+    """Return a pass for each choice: the row of its token, through an expert whose number is read at run time."""
+    tokens, choices = routing.ids.shape
+    count = tokens * choices
+    ids = load_indices(routing.ids.reshape((1, count)))
+    repeated = load_repeated(routing.weights.reshape((1, count)), PARTITIONS)
     mask = None
-    if absent:
-        # For an expert of another rank the last own expert's weights are loaded, and the mask drops its output.
-        nisa.tensor_scalar(dst=numbers, data=numbers, op0=nl.minimum, operand0=float(experts - 1))
-        mask = not_zero(repeated)
-    slots = []
+    if routing.absent:
+        # For an expert of another rank the weights of the last expert are loaded, and the mask drops its output.
+        nisa.tensor_scalar(dst=ids, data=ids, op0=nl.minimum, operand0=float(experts - 1))
+        mask = nonzero_mask(repeated)
+    passes = []
     for i in range(count):
-        row = i // each
-        weighting = (repeated[:, i : i + 1], None if mask is None else mask[:, i : i + 1])
-        slots.append(((0, numbers[0:1, i : i + 1]), (row, row + 1), weighting, None))
-    return slots
+        row = i // choices
+        row_weights = RowWeights(repeated[:, i : i + 1], None if mask is None else mask[:, i : i + 1])
+        expert = ExpertIndex(0, ids[0:1, i : i + 1])
+        passes.append(ExpertPass(expert, row, row + 1, row_weights, None, None))
+    return passes
 
 
-def all_slots(weights, ids, experts):
-    """For each expert (expert, all rows, their weights [row, 1], an identity)."""
-    tokens, each = ids.shape
-    own = load(weights, nl.float32)
-    chosen = cast(load_numbers(ids), nl.float32)
-    order = nl.ndarray((tokens, experts), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.iota(dst=order, pattern=[[1, experts]])
-    spread_out = nl.ndarray((tokens, experts), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=spread_out, value=0.0)
-    for k in range(each):
-        here = nl.ndarray((tokens, experts), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_scalar(
-            dst=here,
-            data=order,
-            op0=nl.equal,
-            operand0=chosen[:, k : k + 1],
-            op1=nl.multiply,
-            operand1=own[:, k : k + 1],
-        )
-        nisa.tensor_tensor(dst=spread_out, data1=spread_out, data2=here, op=nl.add)
+def passes_of_experts(routing, experts):
+    """Return a pass for each expert, with all rows."""
+    tokens = routing.ids.shape[0]
+    by_expert = weights_of_experts(routing, experts)
     identity = nl.ndarray((tokens, tokens), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=identity, value=1.0)
     nisa.affine_select(
@@ -180,116 +196,63 @@ def all_slots(weights, ids, experts):
         on_false_value=0.0,
         cmp_op=nl.equal,
     )
-    slots = []
+    passes = []
     for expert in range(experts):
-        slots.append(((expert, None), (0, tokens), spread_out[:, expert : expert + 1], identity))
-    return slots
+        column = by_expert[:, expert : expert + 1]
+        passes.append(ExpertPass(ExpertIndex(expert, None), 0, tokens, None, column, identity))
+    return passes
 
 
-def on_all_partitions(column, identity):
-    """A column [T, 1] as a row on each of 128 partitions, and which of its elements are not zero."""
+def weights_of_experts(routing, experts):
+    """Return the weight of each expert for each token, 0 if it is not chosen: [T, E] float32."""
+    tokens, choices = routing.ids.shape
+    weights = load(routing.weights, nl.float32)
+    ids = cast(load_indices(routing.ids), nl.float32)
+    numbers = nl.ndarray((tokens, experts), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.iota(dst=numbers, pattern=[[1, experts]])
+    by_expert = nl.ndarray((tokens, experts), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=by_expert, value=0.0)
+    for k in range(choices):
+        chosen = nl.ndarray((tokens, experts), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_scalar(
+            dst=chosen,
+            data=numbers,
+            op0=nl.equal,
+            operand0=ids[:, k : k + 1],
+            op1=nl.multiply,
+            operand1=weights[:, k : k + 1],
+        )
+        nisa.tensor_tensor(dst=by_expert, data1=by_expert, data2=chosen, op=nl.add)
+    return by_expert
+
+
+def repeat_weights(column, identity):
+    """Repeat weights [row, 1] on all partitions, as RowWeights with a mask of those that are not 0."""
     rows = column.shape[0]
     stationary = nl.ndarray((rows, PARTITIONS), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=stationary, src=column.broadcast(1, PARTITIONS))
     bank = nl.ndarray((PARTITIONS, rows), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_matmul(dst=bank, stationary=stationary, moving=identity, accumulate=False)
-    result = nl.ndarray((PARTITIONS, rows), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=result, src=bank)
-    return result, not_zero(result)
+    weights = nl.ndarray((PARTITIONS, rows), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=weights, src=bank)
+    return RowWeights(weights, nonzero_mask(weights))
 
 
-def not_zero(tile):
-    """Which elements of a tile are not zero, uint8."""
-    mask = nl.ndarray(tile.shape, dtype=nl.uint8, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=mask, data=tile, op0=nl.not_equal, operand0=0.0)
-    return mask
+def add_residual(total, x, routing, bias, replica_group, dtype):
+    """Return the sum over ranks of `total` [T, H] float32, plus the weighted biases and the residual, in a dtype.
 
-
-def sum_of_experts(total, across, matrices, biases, slots, activation):
-    """The weighted sum of slots, `total` [T, H] float32; the last product of a chunk follows the first of the next."""
-    tokens, hidden = total.shape
-    dtype = across.dtype
-    pieces = chunks(hidden, matrices[0].shape[2], dtype, matrices[0].dtype)
-    waiting = None
-    before = None
-    for expert, rows, weighting, identity in slots:
-        if identity is not None:
-            weighting = on_all_partitions(weighting, identity)
-        for columns in pieces:
-            chunk = load_chunk(matrices, biases, expert, columns, dtype)
-            result = zeros(chunk["width"], tokens, dtype)
-            own = result[:, :, rows[0] : rows[1]]
-            for group in groups(chunk["width"], rows[1] - rows[0]):
-                sums = products(across[:, :, rows[0] : rows[1]], chunk, group, hidden)
-                if group[0] == 0:
-                    if waiting is not None:
-                        add_down(total, before, waiting[0], 0, waiting[1])
-                        before = total
-                    load_down(chunk, dtype)
-                gated(own, sums, group, chunk["width"], activation, weighting)
-            waiting = (result, chunk)
-    add_down(total, before, waiting[0], 0, waiting[1])
-
-
-def zeros(width, rows, dtype):
-    """Room for an intermediate [f in block, block, row]: zeros for the rows that do not choose the expert."""
-    shape = (min(PARTITIONS, width), blocks(width), rows)
-    result = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
-    nisa.memset(dst=result, value=0.0, engine=nisa.engine.gpsimd)
-    return result
-
-
-def finished(total, x, dtype, choices, bias, replica_group, absent):
-    """The sum over ranks of a float32 tile [rows, H], plus the weighted biases [E, H] and the residual, where given."""
-    before = None if x is None else load(x, dtype)
+    x [T, H] and bias [E, H] @ HBM may be None.
+    """
+    residual = None if x is None else load(x, dtype)
     if bias is not None:
-        before = with_biases(before, choices, bias, absent)
+        residual = add_chosen_biases(residual, routing, bias)
     result = nl.ndarray(total.shape, dtype=dtype, buffer=nl.sbuf)
-    added = total if replica_group is None else over_ranks(total, dtype, replica_group)
-    if before is None:
-        nisa.tensor_copy(dst=result, src=added)
+    summed = total if replica_group is None else sum_over_ranks(total, dtype, replica_group)
+    if residual is None:
+        nisa.tensor_copy(dst=result, src=summed)
     else:
-        nisa.tensor_tensor(dst=result, data1=before, data2=added, op=nl.add)
+        nisa.tensor_tensor(dst=result, data1=residual, data2=summed, op=nl.add)
     return result
-
-
-def with_biases(tile, choices, bias, absent):
-    """Rows, or zeros, plus the weighted biases [E, H] of their experts, in float32."""
-    weights, ids = choices
-    shape = (ids.shape[0], bias.shape[1])
-    own = load(weights, nl.float32)
-    numbers = load_numbers(ids)
-    mask = None
-    if absent:
-        nisa.tensor_scalar(dst=numbers, data=numbers, op0=nl.minimum, operand0=float(bias.shape[0] - 1))
-        mask = not_zero(own)
-    result = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-    if tile is None:
-        nisa.memset(dst=result, value=0.0)
-    else:
-        result = cast(tile, nl.float32)
-    for k in range(ids.shape[1]):
-        rows = nl.ndarray(shape, dtype=bias.dtype, buffer=nl.sbuf)
-        nisa.dma_copy(dst=rows, src=rows_at(bias, numbers[:, k : k + 1]))
-        if mask is not None:
-            loaded = rows
-            rows = nl.ndarray(shape, dtype=bias.dtype, buffer=nl.sbuf)
-            nisa.memset(dst=rows, value=0.0)
-            chosen = mask[:, k : k + 1].broadcast(1, shape[1])
-            nisa.tensor_copy_predicated(dst=rows, src=loaded, predicate=chosen)
-        nisa.scalar_tensor_tensor(
-            dst=result, data=rows, op0=nl.multiply, operand0=own[:, k : k + 1], op1=nl.add, operand1=result
-        )
-    return result
-
-
-def over_ranks(partial, dtype, replica_group):
-    """The sum over ranks of a float32 tile [rows, H], rounded to a dtype before and after."""
-    own = nl.ndarray(partial.shape, dtype=dtype, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=own, src=partial)
-    total = nl.ndarray(partial.shape, dtype=dtype, buffer=nl.sbuf)
-    ncc.all_reduce(srcs=[own], dsts=[total], replica_group=replica_group, op=nl.add)
-    return total
 
 
 def experts_decode_reference(
@@ -307,28 +270,7 @@ def experts_decode_reference(
     b_down: np.ndarray | None = None,
     absent: bool = False,
 ) -> np.ndarray:
-    """Token by token in float32. For several ranks pass the whole of all: the sum over ranks is the product."""
-    rows = widened(n)
-    y = np.zeros_like(rows) if x is None else widened(x).copy()
-    for token, k in np.ndindex(*ids.shape):
-        expert = ids[token, k]
-        if absent and expert == len(w_gate):
-            continue
-        row = rows[token : token + 1]
-        gate, up = row @ widened(w_gate[expert]), row @ widened(w_up[expert])
-        if b_gate is not None and b_up is not None:
-            gate, up = gate + widened(b_gate[expert]), up + widened(b_up[expert])
-        own = (gated_reference(gate, up, activation) @ widened(w_down[expert]))[0]
-        if b_down is not None:
-            own = own + widened(b_down[expert])
-        y[token] += weights[token, k] * own
-    return y.astype(n.dtype)
-
-
-def gated_reference(gate: np.ndarray, up: np.ndarray, activation: str) -> np.ndarray:
-    """The intermediate of an expert."""
-    if activation != "swigluoai":
-        return activation_reference(gate, activation) * up
-    bounded = np.minimum(gate, gate.dtype.type(CLAMPED))
-    glu = bounded / (1 + np.exp(-gate.dtype.type(SIGMOID_SCALE) * bounded))
-    return glu * (np.clip(up, -CLAMPED, CLAMPED) + 1)
+    """Compute y token by token in float32; for several ranks pass the intermediate columns of all of them."""
+    routing = Routing(weights, ids, absent)
+    experts = expert_weights(w_gate, w_up, w_down, b_gate, b_up, b_down)
+    return experts_reference(x, n, routing, experts, activation)

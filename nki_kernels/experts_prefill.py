@@ -12,20 +12,20 @@ Layout
     As in experts_decode; rows of tokens that chose one expert lie behind one another.
 
 Tiling
-    Places: for each 128 tokens, how many before them chose the same expert, by a product with ones; then blocks of rows
-        are given to the experts (see `experts.places`) in the way that takes least time.
-    Either every expert has a block or some of its own, with room for two standard deviations above the mean of choices
-        at random, and a loop that the chip counts runs over the blocks for what is beyond. Lists of the tokens of each
+    Rows of choices: for each 128 tokens, how many before them chose the same expert, by a product with ones; then the
+        experts get blocks of rows (see `experts.block_layout`) in the way that takes least time.
+    Either every expert has reserved blocks, with room for two standard deviations above the mean of choices at random,
+        and a loop that the chip counts runs over the blocks of the rows beyond. Lists of the tokens of each
         expert come from GpSimd's search for nonzero elements, if E is a multiple of 8 and T at most 8192.
     Or there are as many blocks as the worst distribution of choices needs. The number of each token is written to its
         rows. So it is in small launches, and on gen2: the guide to loops over registers is for Trn2 and Trn3 alone.
     For each block: its rows are gathered by the tokens' numbers and transposed, the weights of its expert loaded, and
         its results written in order. The intermediate is taken in chunks; the weights of the next one arrive meanwhile,
-        and the last product of a chunk follows the first ones of the next. An expert's own blocks need its list alone:
-        with lists, the places of all choices are found while the first block is computed.
+        and the last product of a chunk follows the first ones of the next. Reserved blocks need their expert's list
+        alone: with lists, the rows of all choices are found while the first block is computed.
     For each 128 tokens: the K results of each are gathered, weighted and added in float32. Weighted biases b_down are a
         product of the weights of all experts with all biases.
-    Choices of experts of other ranks have a place behind all rows, where nothing is written or read.
+    Choices of experts of other ranks get a row after all blocks, where nothing is written or read.
 
 Cores
     On a logical core of two physical ones the first does the work.
@@ -53,33 +53,47 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
-from nki_kernels.experts.blocks import (
-    begun,
-    chunk_of,
-    columns_at,
-    dealt_blocks,
-    finish,
-    further_blocks,
-    gather,
-    some_blocks,
+from nki_kernels.dma import SCALAR, transfer
+from nki_kernels.experts.arguments import Routing, check_arguments, expert_weights, experts_reference
+from nki_kernels.experts.block_layout import block_total, has_loop, plan_blocks
+from nki_kernels.experts.indices import load_indices
+from nki_kernels.experts.row_assignment import (
+    assign_rows,
+    index_static_experts,
+    load_block_tokens,
+    load_choices,
+    sort_tokens,
 )
-from nki_kernels.experts.lists import can_list, token_lists
-from nki_kernels.experts.places import (
-    division,
-    expert_of_blocks,
-    find_chosen,
-    find_places,
-    sorted_tokens,
-    tokens_of_blocks,
+from nki_kernels.experts.row_blocks import (
+    BlockPipeline,
+    PendingDown,
+    RowBlocks,
+    finish_down,
+    gate_block,
+    gather_rows,
+    load_dealt_tokens,
+    make_dealt_table,
+    targets_of_block,
+    targets_of_dealt_block,
+    tokens_of_block,
+    transpose_block,
 )
-from nki_kernels.experts.products import biases_of
-from nki_kernels.experts.sums import first_ready, resident_biases, store_sums
-from nki_kernels.experts.weights import chunks
-from nki_kernels.experts_decode import check_arguments, experts_decode_reference
+from nki_kernels.experts.token_lists import can_list, list_tokens
+from nki_kernels.experts.weight_chunks import expert_layer, load_chunk, load_down
+from nki_kernels.experts.weighted_sums import (
+    TokenSums,
+    add_terms,
+    load_biases,
+    prepare_tile,
+    sum_tile,
+    tiles_ahead,
+)
 from nki_kernels.projection.row_groups import item_bytes
-from nki_kernels.tiles import PARTITIONS, identity
+from nki_kernels.tiles import PARTITIONS, identity, ranges
+from nki_kernels.weights import ExpertIndex
 
 MOST_ROWS = 2**24
+"""Rows of all blocks are fewer: float32 holds their numbers."""
 
 
 @nki.jit
@@ -98,70 +112,133 @@ def experts_prefill(
     b_down=None,
     absent=False,
 ):
-    """The weighted sum of the experts of each token, plus the residual."""
-    check_arguments(x, n, weights, ids, w_gate, w_up, w_down, b_gate, b_up, b_down, absent)
+    """Compute the weighted sum of the experts of each token, plus the residual."""
+    experts = expert_weights(w_gate, w_up, w_down, b_gate, b_up, b_down)
+    routing = Routing(weights, ids, absent)
+    check_arguments(x, n, routing, experts)
     tokens, hidden = n.shape
-    experts = w_gate.shape[0]
-    choices = tokens * min(ids.shape[1], experts)
+    count, inner = w_gate.shape[0], w_gate.shape[2]
+    choices_total = tokens * min(ids.shape[1], count)
     loops = nisa.get_nc_version() != nisa.nc_version.gen2
-    size, own, dealt = division(choices, experts, hidden, w_gate.shape[2], item_bytes(n.dtype), loops)
-    count = experts * own + dealt
-    assert count * size < MOST_ROWS, (
-        f"{choices} choices make {count * size} rows of blocks; 2^24 are too many"
-    )
+    layout = plan_blocks(choices_total, count, hidden, inner, item_bytes(n.dtype), loops)
+    rows = block_total(layout) * layout.rows
+    assert rows < MOST_ROWS, f"{choices_total} choices make {rows} rows of blocks; 2^24 are too many"
     y = nl.ndarray((tokens, hidden), dtype=n.dtype, buffer=nl.shared_hbm)
     if nl.program_id(0) > 0:
         return y
     diagonal = identity(PARTITIONS, nl.bfloat16)
-    numbers, chosen = find_chosen(ids, experts, diagonal)
-    job = {
-        "n": n,
-        "results": nl.ndarray((count * size, hidden), dtype=n.dtype, buffer=nl.private_hbm, name="results"),
-        "size": size,
-        "identity": diagonal if n.dtype == nl.bfloat16 and loops else None,
-        "matrices": (w_gate, w_up, w_down),
-        "biases": biases_of(b_gate, b_up, size, activation, n.dtype),
-        "activation": activation,
-        "chunks": chunks(hidden, w_gate.shape[2], n.dtype, w_gate.dtype),
-    }
-    nowhere = count * size if absent else None
-    groups_of_own, each, pitch = (experts, own, own * size) if own > 0 else (dealt, 1, size)
-    static = groups_of_own * each
-    first_dealt = (size * static, 0)
-    looped = own > 0 and dealt > 0
-    listed = looped and can_list(tokens, experts, own * size)
-    # The weights of the first block come before any token's place is known.
-    loaded = chunk_of(job, (0, None), job["chunks"][0]) if own > 0 else None
-    places, ends = None, None
+    choices = load_choices(ids, count, diagonal)
+    results = nl.ndarray((rows, hidden), dtype=n.dtype, buffer=nl.private_hbm, name="results")
+    layer = expert_layer(experts, activation, layout.rows, n.dtype)
+
+    # The first weights are loaded before any token's row is known, if their expert is.
+    chunk = load_chunk(layer, ExpertIndex(0, None), 0) if layout.reserved > 0 else None
+    listed = has_loop(layout) and can_list(tokens, layout)
+    assignment = None
     if listed:
-        ordered, pitch = token_lists(chosen, size, diagonal)
-        first_dealt = (own * size, pitch)
+        order = list_tokens(choices.one_hot, layout, diagonal)
     else:
-        places, ends = find_places(numbers, chosen, tokens, size, own, nowhere)
-        ordered = sorted_tokens(places, tokens, count, size, absent)
-    job["tokens"] = tokens_of_blocks(ordered, groups_of_own, pitch, each, size)
-    gathered = gather(n, columns_at(job["tokens"], 0))
-    table = None if own > 0 else expert_of_blocks(ends, dealt)[0]
-    chosen_by = []
-    for block in range(static):
-        chosen_by.append((block // own, None) if own > 0 else (0, table[:, block : block + 1]))
-    if loaded is None:
-        loaded = chunk_of(job, chosen_by[0], job["chunks"][0])
+        assignment = assign_rows(choices, layout, absent)
+        order = sort_tokens(assignment, layout, tokens, absent)
+    block_tokens = load_block_tokens(order, layout)
+    gathered = gather_rows(n, tokens_of_block(block_tokens, 0))
+    block_experts = index_static_experts(layout, assignment)
+    if chunk is None:
+        chunk = load_chunk(layer, block_experts[0], 0)
+    few_rows = diagonal if n.dtype == nl.bfloat16 and loops else None
+    row_blocks = RowBlocks(n, results, layout, layer, block_experts, block_tokens, few_rows)
+    pipeline = BlockPipeline(transpose_block(gathered, layout.rows, few_rows), chunk, None)
+
     # What the first blocks do not need is found while they are computed.
-    state = begun(job, gathered, loaded)
-    state = some_blocks(job, chosen_by, 0, 1, state)
-    all_biases = resident_biases(b_down, n.dtype)
-    prepared = first_ready(y, x, (weights, ids), all_biases)
+    static = len(block_experts)
+    run_blocks(row_blocks, pipeline, 0, 1)
+    sums = TokenSums(y, x, routing, load_biases(b_down, n.dtype), replica_group, [])
+    for first, end in ranges(0, tokens)[0 : tiles_ahead(hidden)]:
+        prepare_tile(sums, first, end)
+    initial = add_terms(sums.prepared[0].terms)
     if listed:
-        places, ends = find_places(numbers, chosen, tokens, size, own, nowhere)
-    state = some_blocks(job, chosen_by, 1, min(2, static), state)
-    further = dealt_blocks(ends, dealt, first_dealt, size) if looped else None
-    state = some_blocks(job, chosen_by, min(2, static), static, state)
-    finish(job, state[0])
-    if looped:
-        further_blocks(job, static, ordered, further)
-    store_sums(y, x, (weights, ids), job["results"], places, all_biases, prepared, replica_group, absent)
+        assignment = assign_rows(choices, layout, absent)
+    run_blocks(row_blocks, pipeline, 1, min(2, static))
+    table = make_dealt_table(assignment, order, layout) if has_loop(layout) else None
+    run_blocks(row_blocks, pipeline, min(2, static), static)
+    finish_down(row_blocks, pipeline.pending)
+    if table is not None:
+        run_dealt_blocks(row_blocks, order, table)
+    sum_results(sums, results, assignment.rows, initial)
     return y
+
+
+def run_blocks(row_blocks, pipeline, first, end):
+    """Compute blocks first … end in a software pipeline, but for the down product of the last chunk.
+
+    step   Tensor engine                                  the other engines and the DMA queues
+    b, c   gate and up product of chunk c of block b      if c = 0: gather the rows of block b + 1
+           if c = 0: transpose the rows of block b + 1    activation of chunk c
+           down product of the chunk before               load down of chunk c
+                                                          load gate and up of chunk c + 1, or of block b + 1
+    """
+    layer, experts = row_blocks.layer, row_blocks.experts
+    last = len(layer.chunks) - 1
+    for b in range(first, end):  # b: block
+        x, gathered, sums = pipeline.x, [], []
+        if b + 1 < len(experts):
+            gathered = gather_rows(row_blocks.n, tokens_of_block(row_blocks.tokens, b + 1))
+        for c in range(last + 1):  # c: chunk of columns of the intermediate
+            chunk = pipeline.chunk
+            gated = gate_block(row_blocks, x, chunk)
+            if c == 0 and len(gathered) > 0:
+                # The down product of the chunk before takes the time until these are in SBUF.
+                pipeline.x = transpose_block(gathered, row_blocks.layout.rows, row_blocks.identity)
+            if pipeline.pending is not None:
+                finish_down(row_blocks, pipeline.pending)
+            load_down(layer, chunk)
+            pipeline.pending = PendingDown(gated, sums, targets_of_block(row_blocks, b) if c == last else [])
+            if c < last:
+                pipeline.chunk = load_chunk(layer, experts[b], c + 1)
+            elif b + 1 < len(experts):
+                pipeline.chunk = load_chunk(layer, experts[b + 1], 0)
+
+
+def run_dealt_blocks(row_blocks, order, table):
+    """Compute the dealt blocks that have rows, after all other blocks: a loop that the chip counts."""
+    layer, layout, n = row_blocks.layer, row_blocks.layout, row_blocks.n
+    last = len(layer.chunks) - 1
+    used = nisa.register_alloc()
+    nisa.register_load(used, table.used)
+
+    def body(block):
+        element = [[1, 1], [1, 1]]
+        number = load_indices(table.experts.ap(pattern=element, scalar_offset=block, indirect_dim=1))
+        start = load_indices(table.starts.ap(pattern=element, scalar_offset=block, indirect_dim=1))
+        tokens = load_dealt_tokens(order, start, layout.rows)
+        targets = targets_of_dealt_block(row_blocks, block)
+        x = transpose_block(gather_rows(n, tokens), layout.rows, row_blocks.identity)
+        sums = []
+        for c in range(last + 1):  # c: chunk of columns of the intermediate
+            chunk = load_chunk(layer, ExpertIndex(0, number), c)
+            gated = gate_block(row_blocks, x, chunk)
+            load_down(layer, chunk)
+            finish_down(row_blocks, PendingDown(gated, sums, targets if c == last else []))
+
+    nl.fori_loop(0, used, body)
+
+
+def sum_results(sums, results, rows, initial):
+    """Store y, tile by tile; summands that do not need results are prepared one or two tiles ahead.
+
+    rows: of the results of each choice, [128, tile, K] int32. initial: sum of the terms of the first tile, or None.
+    """
+    tiles = ranges(0, sums.y.shape[0])
+    ahead = len(sums.prepared)
+    for m in range(len(tiles)):  # m: tile of tokens
+        first, end = tiles[m]
+        if m + ahead < len(tiles):
+            prepare_tile(sums, tiles[m + ahead][0], tiles[m + ahead][1])
+        result = sum_tile(sums, m, results, rows[0 : end - first, m, :], initial)
+        # Not by GpSimd, which gathers the next rows, nor by Sync, which loads what they begin with.
+        transfer(sums.y[first:end, :], result, SCALAR)
+        if m + 1 < len(tiles):
+            initial = add_terms(sums.prepared[m + 1].terms)
 
 
 def experts_prefill_reference(
@@ -179,6 +256,7 @@ def experts_prefill_reference(
     b_down: np.ndarray | None = None,
     absent: bool = False,
 ) -> np.ndarray:
-    """As that of experts_decode, which takes any number of tokens."""
-    experts = (w_gate, w_up, w_down, None, activation, b_gate, b_up, b_down, absent)
-    return experts_decode_reference(x, n, weights, ids, *experts)
+    """Compute y token by token in float32; for several ranks pass the intermediate columns of all of them."""
+    routing = Routing(weights, ids, absent)
+    experts = expert_weights(w_gate, w_up, w_down, b_gate, b_up, b_down)
+    return experts_reference(x, n, routing, experts, activation)

@@ -63,7 +63,7 @@ import numpy as np
 
 from nki_kernels.cores import divides_columns, own_rows
 from nki_kernels.dma import STATIC
-from nki_kernels.experts.choice import LEAST_SEARCHED, TINY, searched, sigmoid_choice, softmax_choice
+from nki_kernels.experts.top_experts import LEAST_SEARCHED, TINY, searched, sigmoid_choice, softmax_choice
 from nki_kernels.precision import widened, widened_or_zero
 from nki_kernels.projection.normalised_rows import (
     load_norm,

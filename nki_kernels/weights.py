@@ -2,6 +2,7 @@
 
 A weight [K, N] is loaded in blocks of its rows, [k in block, block, column], or in runs: partition p holds the rows
 p * blocks … (p + 1) * blocks - 1, as the hidden states of a decode step lie (see `projection.rows`).
+The weight of one expert is loaded out of a stack [E, K, N], in runs or as up to 128 of its rows, [row, column].
 
 A quantised weight would have its scales in the record `WeightMatrix` beside its elements, and `convert` would apply
 them; kernels pass the record on and know neither.
@@ -22,13 +23,24 @@ from nki_kernels.tiles import PARTITIONS, blocks
 
 @dataclass
 class WeightMatrix(nl.NKIObject):
-    """A weight [K, N] @ HBM, or a part of one."""
+    """A weight [K, N] @ HBM, a part of one, or a stack [E, K, N] with a weight for each expert."""
 
     elements: nl.NkiTensor
 
     def part(self, rows, columns):
         """Return the part of rows (first, end) and columns (first, end)."""
         return WeightMatrix(self.elements[rows[0] : rows[1], columns[0] : columns[1]])
+
+
+@dataclass
+class ExpertIndex(nl.NKIObject):
+    """Index of an expert in a stack.
+
+    number: the index, if it is known at compile time, else 0. tile: [1, 1] int32 in SBUF with the index, else None.
+    """
+
+    number: int
+    tile: nl.NkiTensor | None
 
 
 def weight_columns(weight, first, end):
@@ -96,6 +108,62 @@ def load_runs_into(tile, weight, first_block):
         rows = elements[first_row : first_row + last - first_block, :]
         transfer(raw[full : full + 1, 0 : last - first_block, :], rows, STATIC)
     if not is_plain(weight, tile.dtype):
-        for block in range(first_block, end_block):
-            used = in_block(depth, block, True)
-            convert(tile[0:used, block - first_block, :], raw[0:used, block - first_block, :], weight)
+        convert_runs(tile, raw, weight, depth, first_block)
+
+
+def convert_runs(tile, raw, weight, depth, first_block):
+    """Convert loaded blocks [partition, block, column] of a weight of `depth` rows in runs, from `first_block` on."""
+    for block in range(first_block, first_block + tile.shape[1]):
+        used = in_block(depth, block, True)
+        convert(tile[0:used, block - first_block, :], raw[0:used, block - first_block, :], weight)
+
+
+def expert_view(array, expert, pattern, offset):
+    """View elements of an expert in an array [E, …] @ HBM: a pattern and an offset within [1, …]."""
+    elements = array.shape[1] if len(array.shape) == 2 else array.shape[1] * array.shape[2]
+    if expert.tile is None:
+        return array.ap(pattern=pattern, offset=expert.number * elements + offset)
+    return array.ap(pattern=pattern, offset=offset, scalar_offset=expert.tile, indirect_dim=0)
+
+
+def load_expert_runs(stack, expert, block_range, columns, dtype):
+    """Load part of an expert's weight in runs: return a tile [partition, block, column] of a dtype.
+
+    block_range, columns: (first, end) of the part. Rows that the last partition lacks stay undefined.
+    """
+    elements = stack.elements
+    depth, pitch = elements.shape[1], elements.shape[2]
+    first_block, end_block = block_range
+    first_column, end_column = columns
+    width = end_column - first_column
+    count = blocks(depth)
+    full = depth // count
+    shape = (in_block(depth, 0, True), end_block - first_block, width)
+    raw = nl.ndarray(shape, dtype=elements.dtype, buffer=nl.sbuf)
+    pattern = [[count * pitch, full], [pitch, end_block - first_block], [1, width]]
+    offset = first_block * pitch + first_column
+    nisa.dma_copy(dst=raw[0:full, :, :], src=expert_view(elements, expert, pattern, offset))
+    short = min(end_block, depth - full * count) - first_block
+    if short > 0:
+        pattern = [[count * pitch, 1], [pitch, short], [1, width]]
+        source = expert_view(elements, expert, pattern, full * count * pitch + offset)
+        nisa.dma_copy(dst=raw[full : full + 1, 0:short, :], src=source)
+    if is_plain(stack, dtype):
+        return raw
+    result = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
+    convert_runs(result, raw, stack, depth, first_block)
+    return result
+
+
+def load_expert_rows(stack, expert, first, end, dtype):
+    """Load rows first … end, at most 128, of an expert's weight: return a tile [row, column] of a dtype."""
+    elements = stack.elements
+    columns = elements.shape[2]
+    raw = nl.ndarray((end - first, columns), dtype=elements.dtype, buffer=nl.sbuf)
+    pattern = [[columns, end - first], [1, columns]]
+    nisa.dma_copy(dst=raw, src=expert_view(elements, expert, pattern, first * columns))
+    if is_plain(stack, dtype):
+        return raw
+    result = nl.ndarray(raw.shape, dtype=dtype, buffer=nl.sbuf)
+    convert(result, raw, stack)
+    return result

@@ -1,1 +1,1 @@
-"""The parts of the kernels of experts: choice, blocks, weights at run-time addresses, products, places, lists, sums."""
+"""Helpers of the kernels of experts: routing, layout and tokens of blocks, chunks of weights, products, sums."""

@@ -9,8 +9,8 @@ import pytest
 
 import nki_kernels as kernels
 import simulate
-from nki_kernels.experts import places
-from nki_kernels.experts.places import block_size, division
+from nki_kernels.experts import block_layout
+from nki_kernels.experts.block_layout import block_rows, plan_blocks, reserved_rows
 from tests.kernels.accuracy import compare_all, copied, normal, run
 from tests.kernels.case import (
     BF16,
@@ -207,27 +207,27 @@ class TestExpertsPrefill(KernelTests):
 
 @pytest.mark.parametrize(("size", "tokens"), [(128, 500), (192, 900), (256, 1400), (384, 4000)])
 def test_blocks_have_the_size_that_takes_least_time(size: int, tokens: int) -> None:
-    assert block_size(2 * tokens, 4, 64, 48, 2) == size
+    assert block_rows(2 * tokens, 4, 64, 48, 2) == size
 
 
 @pytest.mark.parametrize("experts", [6, 8, 16, 40, 136])
 @pytest.mark.parametrize("choices", [None, *CHOICES])
-def test_rows_beyond_own_blocks_take_dealt_ones(
+def test_rows_beyond_reserved_blocks_take_dealt_ones(
     choices: str | None, experts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A loop runs over the dealt blocks that have rows: for lists of tokens by expert, and without."""
-    monkeypatch.setattr(places, "LOOP_NS", -1e9)
+    monkeypatch.setattr(block_layout, "LOOP_NS", -1e9)
     tokens = 300
     ids = None if choices is None else CHOICES[choices](tokens, experts)
     each = 2 if ids is None else ids.shape[1]
     given = arguments(tokens, 72, experts, 40, each, ids=ids)
-    size, own, dealt = division(tokens * each, experts, 72, 40, 4, True)
-    assert own > 0
+    layout = plan_blocks(tokens * each, experts, 72, 40, 4, True)
+    assert layout.reserved > 0
     launch = simulate.World("trn2").launch(kernels.experts_prefill, [(copied(given), {})])
     compare_all((launch.outputs[0],), kernels.experts_prefill_reference, given)
     counts = np.bincount(given[3].ravel(), minlength=experts)
-    expected = int(np.ceil(np.maximum(counts - own * size, 0) / size).sum())
-    assert len(launch.streams[0].iterations) == expected <= dealt
+    expected = int(np.ceil(np.maximum(counts - reserved_rows(layout), 0) / layout.rows).sum())
+    assert len(launch.streams[0].iterations) == expected <= layout.dealt
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
@@ -235,7 +235,7 @@ def test_rows_beyond_own_blocks_take_dealt_ones(
 def test_dealt_blocks_of_a_loop_take_biases_and_every_dtype(
     dtype: type, biases: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(places, "LOOP_NS", -1e9)
+    monkeypatch.setattr(block_layout, "LOOP_NS", -1e9)
     for activation in ("silu", "swigluoai") if biases else ("silu",):
         ids = np.minimum(np.arange(600).reshape(300, 2) // 200, 7) + np.array([[0, 4]])
         given = arguments(300, 72, 8, 140, 2, dtype, biases=biases, activation=activation, ids=ids)
@@ -246,7 +246,7 @@ def test_dealt_blocks_of_a_loop_take_biases_and_every_dtype(
 
 def test_gen2_has_no_loop_over_dealt_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The guide to loops over registers is for Trn2 and Trn3: on trn1 all blocks are dealt beforehand."""
-    monkeypatch.setattr(places, "LOOP_NS", -1e9)
+    monkeypatch.setattr(block_layout, "LOOP_NS", -1e9)
     given = arguments(300, 72, 16, 40, 1, ids=np.full((300, 1), 5))
     for target, loops in (("trn1", False), ("trn2", True)):
         launch = simulate.World(target).launch(kernels.experts_prefill, [(copied(given), {})])
@@ -259,7 +259,7 @@ def test_an_expert_that_a_row_names_twice_leaves_other_rows_alone(
     loop_ns: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the router may for a row of NaN."""
-    monkeypatch.setattr(places, "LOOP_NS", loop_ns)
+    monkeypatch.setattr(block_layout, "LOOP_NS", loop_ns)
     ids = np.stack([np.arange(300) % 16, (np.arange(300) + 1) % 16], axis=1)
     ids[::7] = 3
     given = arguments(300, 24, 16, 10, 2, ids=ids)

@@ -23,7 +23,7 @@ from nki.collectives import ReplicaGroup
 
 import nki_kernels as kernels
 from nki_kernels import ladder
-from nki_kernels.experts.places import division
+from nki_kernels.experts.block_layout import block_total, has_loop, plan_blocks
 from simulate.testing import Predicted
 
 TOLERATED = 1.1
@@ -321,14 +321,15 @@ def experts_prefill(
 
     Choices are taken to be balanced. Where a loop follows, its table of blocks is written, and tokens come as lists.
     """
-    size, own, dealt = division(tokens * top, experts, hidden, inner, 2, True)
-    count = experts * own if own else dealt
+    layout = plan_blocks(tokens * top, experts, hidden, inner, 2, True)
+    size = layout.rows
+    count = block_total(layout) - (layout.dealt if has_loop(layout) else 0)
     reads: dict[str, float] = {"x": 1, "ids": 1, "weights": 1, "n": count * size / tokens}
     reads |= dict.fromkeys(("w_gate", "w_up", "w_down"), count / experts)
     order = 4 * (2 * count * size + tokens * top)
-    if own and dealt:
+    if has_loop(layout):
         room = -(-tokens // 128) * 128
-        order = 4 * (experts * room + size + count * size + 2 * dealt)
+        order = 4 * (experts * room + size + count * size + 2 * layout.dealt)
     results = 2 * hidden * (count * size + tokens * top)
     arguments = of_experts(tokens, hidden, experts, inner, top)
     return Work(

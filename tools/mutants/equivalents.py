@@ -44,10 +44,10 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "tiles.rows_at_once clamp: max(1, tiles) -> 1",
     ),
     "elements of which only the sum is used, which is added up in float32 before they are rounded": (
-        "experts.choice.softmax_choice dtype: (rows, experts) dtype=nl.float32 -> nl.int32",
+        "experts.top_experts.softmax_choice dtype: (rows, experts) dtype=nl.float32 -> nl.int32",
     ),
     "chosen experts or all of them are loaded: the same sums, only time differs": (
-        "experts_decode.experts_decode arithmetic: tokens * ids.shape[1] <= w_gate.shape[0] -> *",
+        "experts_decode.experts_decode arithmetic: tokens * ids.shape[1] <= count -> *",
     ),
     "other columns are searched as rows; the largest are the same, only time differs": (
         "sampling.vocabulary.tail_columns arithmetic: hidden*",
@@ -87,7 +87,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     ),
     "a predicate: any number but 0 chooses": ("decode.softmax.causal_among_new value: value=1: 1 + 1",),
     "a number is bounded twice by the same bound": (
-        "experts_decode.chosen_slots duplicate: nisa.tensor_scalar(dst=numbers*",
+        "experts_decode.passes_of_choices duplicate: nisa.tensor_scalar(dst=ids*",
         "recurrent.ssd_times.limit duplicate: *",
     ),
     "two cores take the first and the second half of the channels: a sum of both ends has as many factors of two": (
@@ -103,14 +103,14 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "convolution.windows.load_region bound: lower of end_column:width: end_column - 1",
     ),
     "the last product of a block, and blocks of others: neither reads what the other writes": (
-        "experts_prefill.experts_prefill swap: finish(job, state[0]) <-> if looped: further_blocks(job, static*",
+        "experts_prefill.experts_prefill swap: finish_down(row_blocks, pipeline.pend* <-> if table*",
     ),
     "the same ranges: four heads of one key head are one range, and the last group begins before the last head": (
         "gated_delta.head_ranges arithmetic: group <= HEADS -> group < HEADS",
         "gated_delta.head_ranges bound: range(0, heads, group): heads - 1",
     ),
     "the DMA casts in place of the engine: values are rounded once as well": (
-        "experts.blocks.finish condition: if targets is None -> True",
+        "experts.row_blocks.finish_down condition: if len(pending.targets) == 0 -> True",
         "weights.load_blocks_into dtype: tile.shape dtype=elements.dtype -> nl.bfloat16",
     ),
     "one more tile passes the first stage, and no other": (
@@ -134,8 +134,8 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "decode.rotation.quarter_turn value: value=0.0: 0.0 + 1",
     ),
     "all groups are the best ones": (
-        "experts.choice.*_choice condition: if top_groups < groups -> True",
-        "experts.choice.*_choice arithmetic: top_groups < groups -> top_groups <= groups",
+        "experts.top_experts.*_choice condition: if top_groups < groups -> True",
+        "experts.top_experts.*_choice arithmetic: top_groups < groups -> top_groups <= groups",
     ),
     "zero is added": ("projection.rows.repeated_row condition: if offset == 0.0 -> False",),
     "only distances of keys that are masked differ": (

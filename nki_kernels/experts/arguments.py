@@ -1,0 +1,111 @@
+"""Arguments that `experts_decode` and `experts_prefill` share: records, checks, limits, and the reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import nki.language as nl
+import numpy as np
+
+from nki_kernels.experts.activation import CLAMPED, SIGMOID_SCALE
+from nki_kernels.mlp import activation_reference
+from nki_kernels.precision import widened
+from nki_kernels.tiles import BANK, expect_dims
+from nki_kernels.weights import WeightMatrix
+
+MAX_ROW_BYTES = 16384
+"""Bytes per partition of a row of activations."""
+
+
+@dataclass
+class Routing(nl.NKIObject):
+    """Experts of each token @ HBM: weights [T, K] float32 and ids [T, K] int32.
+
+    absent: whether ids may be E, the number of experts: then the expert is on another rank, and its weight is 0.
+    """
+
+    weights: nl.NkiTensor
+    ids: nl.NkiTensor
+    absent: bool
+
+
+@dataclass
+class ExpertWeights(nl.NKIObject):
+    """Weights of all experts @ HBM: stacks [E, H, F], [E, H, F], [E, F, H], biases [E, F], [E, F], [E, H] or None."""
+
+    w_gate: WeightMatrix
+    w_up: WeightMatrix
+    w_down: WeightMatrix
+    b_gate: nl.NkiTensor | None
+    b_up: nl.NkiTensor | None
+    b_down: nl.NkiTensor | None
+
+
+def expert_weights(w_gate, w_up, w_down, b_gate, b_up, b_down):
+    """Return the arguments of a kernel as a record."""
+    matrices = (WeightMatrix(w_gate), WeightMatrix(w_up), WeightMatrix(w_down))
+    return ExpertWeights(matrices[0], matrices[1], matrices[2], b_gate, b_up, b_down)
+
+
+def check_arguments(x, n, routing, experts):
+    """Refuse shapes that do not fit together, and sizes beyond the limits."""
+    ids, w_gate, w_down = routing.ids, experts.w_gate.elements, experts.w_down.elements
+    expect_dims(2, n, "n [T, H]")
+    expect_dims(2, ids, "ids [T, K]")
+    expect_dims(3, w_gate, "w_gate [E, H, F]")
+    tokens, hidden = n.shape
+    count, _, inner = w_gate.shape
+    most = MAX_ROW_BYTES // (4 if n.dtype == nl.float32 else 2)
+    assert hidden <= most, f"experts take a hidden size of at most {most}, not {hidden}"
+    assert count <= BANK, f"at most {BANK} experts are taken, not {count}"
+    if x is not None:
+        assert n.shape == x.shape and n.dtype == x.dtype, (
+            f"n is {n.shape} {n.dtype}, x is {x.shape} {x.dtype}"
+        )
+    assert ids.shape[0] == tokens, f"ids of {ids.shape[0]} tokens, n has {tokens}"
+    assert routing.absent or ids.shape[1] <= count, f"{ids.shape[1]} of {count} experts for a token"
+    assert routing.weights.shape == ids.shape, f"weights are {routing.weights.shape}, ids are {ids.shape}"
+    shape = (count, hidden, inner)
+    for matrix in (w_gate, experts.w_up.elements):
+        assert matrix.shape == shape, f"w_gate and w_up are {shape}, not {matrix.shape}"
+    assert w_down.shape == (count, inner, hidden), (
+        f"w_down is [{count}, {inner}, {hidden}], not {w_down.shape}"
+    )
+    assert (experts.b_gate is None) == (experts.b_up is None), "b_gate and b_up come together"
+    for bias, columns in ((experts.b_gate, inner), (experts.b_up, inner), (experts.b_down, hidden)):
+        if bias is not None:
+            assert bias.shape == (count, columns), f"a bias is [{count}, {columns}], not {bias.shape}"
+
+
+def experts_reference(
+    x: np.ndarray | None, n: np.ndarray, routing: Routing, experts: ExpertWeights, activation: str
+) -> np.ndarray:
+    """Compute y token by token in float32, given numpy arrays in the records.
+
+    For several ranks pass the intermediate columns of all of them: the sum over ranks is the product.
+    """
+    rows = widened(n)
+    y = np.zeros_like(rows) if x is None else widened(x).copy()
+    w_gate, w_up, w_down = experts.w_gate.elements, experts.w_up.elements, experts.w_down.elements
+    for token, k in np.ndindex(*routing.ids.shape):
+        expert = routing.ids[token, k]
+        if routing.absent and expert == len(w_gate):
+            continue
+        row = rows[token : token + 1]
+        gate, up = row @ widened(w_gate[expert]), row @ widened(w_up[expert])
+        if experts.b_gate is not None and experts.b_up is not None:
+            gate, up = gate + widened(experts.b_gate[expert]), up + widened(experts.b_up[expert])
+        result = (gated_reference(gate, up, activation) @ widened(w_down[expert]))[0]
+        if experts.b_down is not None:
+            result = result + widened(experts.b_down[expert])
+        y[token] += routing.weights[token, k] * result
+    return y.astype(n.dtype)
+
+
+def gated_reference(gate: np.ndarray, up: np.ndarray, activation: str) -> np.ndarray:
+    """Return the intermediate of an expert, given its gate and up products."""
+    if activation != "swigluoai":
+        return activation_reference(gate, activation) * up
+    bounded = np.minimum(gate, gate.dtype.type(CLAMPED))
+    glu = bounded / (1 + np.exp(-gate.dtype.type(SIGMOID_SCALE) * bounded))
+    return glu * (np.clip(up, -CLAMPED, CLAMPED) + 1)

@@ -1,0 +1,145 @@
+"""The products of one chunk of an expert's weights: rows to gated intermediate, and that to a summand of the result.
+
+Weights are stationary in the gate and up products, so that the intermediate has F on the partitions, as the down
+product takes it. Sums of down products over chunks, and over experts in a decode step, are taken in float32 in SBUF.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.experts.activation import activate_pair, multiply_pair, multiply_weighted_pair
+from nki_kernels.experts.weight_chunks import WeightChunk
+from nki_kernels.projection.products import read_out
+from nki_kernels.projection.rows import in_block
+from nki_kernels.tiles import BANK, PARTITIONS, blocks, ranges
+
+
+@dataclass
+class GatedSums(nl.NKIObject):
+    """Gate and up sums of blocks first_block … end_block of a chunk: PSUM tiles [f in block, block, row]."""
+
+    first_block: int
+    end_block: int
+    gate: nl.NkiTensor
+    up: nl.NkiTensor
+
+
+@dataclass
+class GatedChunk(nl.NKIObject):
+    """A chunk of weights and its intermediate [f in block, block, row], ready for the down product."""
+
+    weights: WeightChunk
+    intermediate: nl.NkiTensor
+
+
+def chunk_width(chunk):
+    """Return the columns of the intermediate in a chunk of weights."""
+    return chunk.end - chunk.first
+
+
+def block_groups(chunk, rows):
+    """Return ranges of blocks of a chunk whose gate sums fill one PSUM bank."""
+    return ranges(0, blocks(chunk_width(chunk)), max(1, BANK // rows))
+
+
+def allocate_intermediate(chunk, rows, dtype):
+    """Allocate the intermediate [f in block, block, row] of a chunk."""
+    width = chunk_width(chunk)
+    return nl.ndarray((min(PARTITIONS, width), blocks(width), rows), dtype=dtype, buffer=nl.sbuf)
+
+
+def gate_and_up(x, chunk, group, hidden):
+    """Multiply rows x [h in run, block, row] by a group (first, end) of blocks of gate and up; add their biases."""
+    first, end = group
+    gate = multiply_columns(x, chunk.gate, first, end, chunk_width(chunk), hidden)
+    up = multiply_columns(x, chunk.up, first, end, chunk_width(chunk), hidden)
+    return GatedSums(first, end, gate, up)
+
+
+def multiply_columns(x, columns, first, end, width, hidden):
+    """Multiply x by blocks first … end of ChunkColumns of `width` columns: PSUM [f in block, block, row]."""
+    bank = nl.ndarray((min(PARTITIONS, width), end - first, x.shape[2]), dtype=nl.float32, buffer=nl.psum)
+    biased = begin_with_bias(bank, columns, first, width)
+    for piece in columns.pieces:
+        for k in range(piece.tile.shape[1]):  # k: block of H
+            block = piece.first_block + k
+            used = in_block(hidden, block, True)
+            for i in range(first, end):  # i: block of F
+                start, stop = i * PARTITIONS, min(width, (i + 1) * PARTITIONS)
+                nisa.nc_matmul(
+                    dst=bank[0 : stop - start, i - first, :],
+                    stationary=piece.tile[0:used, k, start:stop],
+                    moving=x[0:used, block, :],
+                    accumulate=biased or block > 0,
+                )
+    return bank
+
+
+def begin_with_bias(bank, columns, first, width):
+    """Begin the sums of blocks from `first` on with their bias and 1, a product with ones; return whether with any."""
+    ones = columns.ones
+    if ones is None:
+        return False
+    for i in range(bank.shape[1]):  # i: block of F
+        start, end = (first + i) * PARTITIONS, min(width, (first + i + 1) * PARTITIONS)
+        # Without a bias the one row of ones is that of a block of 128.
+        stationary = ones[0:1, 0 : end - start] if columns.bias is None else columns.bias[:, start:end]
+        moving = ones[0 : stationary.shape[0], 0 : bank.shape[2]]
+        nisa.nc_matmul(
+            dst=bank[0 : end - start, i, :], stationary=stationary, moving=moving, accumulate=False
+        )
+    return True
+
+
+def activate(intermediate, sums, chunk, activation, row_weights):
+    """Write the blocks of a chunk's intermediate whose sums are given. row_weights: RowWeights, or None."""
+    first = sums.first_block
+    for start, end, height in equal_blocks(chunk_width(chunk), first, sums.end_block):
+        gate = sums.gate[0:height, start - first : end - first, :]
+        up = sums.up[0:height, start - first : end - first, :]
+        left, right = activate_pair(gate, up, activation)
+        target = intermediate[0:height, start:end, :]
+        if row_weights is None:
+            multiply_pair(target, left, right, activation)
+        else:
+            multiply_weighted_pair(target, left, right, activation, row_weights)
+
+
+def equal_blocks(width, first, end):
+    """Return ranges (start, end, height) of equally high blocks among blocks first … end of a chunk of columns."""
+    height = min(PARTITIONS, width)
+    full = min(end, width // height)
+    result = []
+    if full > first:
+        result.append((first, full, height))
+    if end > full:
+        result.append((full, end, width - full * height))
+    return result
+
+
+def add_down(result, total, gated, first_row):
+    """Write total + the down product of a GatedChunk for rows from `first_row` on; all [row, H].
+
+    total: float32, or None for 0.
+    """
+    rows, hidden = result.shape
+    down = gated.weights.down
+    panels = ranges(0, hidden, BANK)
+    for n in range(len(panels)):  # n: panel of columns of H
+        start, end = panels[n]
+        bank = nl.ndarray((rows, end - start), dtype=nl.float32, buffer=nl.psum)
+        for k in range(len(down)):  # k: block of F
+            nisa.nc_matmul(
+                dst=bank,
+                stationary=gated.intermediate[0 : down[k].shape[0], k, first_row : first_row + rows],
+                moving=down[k][:, start:end],
+                accumulate=k > 0,
+            )
+        if total is None:
+            read_out(result[:, start:end], bank, n % 2 == 0)
+        else:
+            nisa.tensor_tensor(dst=result[:, start:end], data1=total[:, start:end], data2=bank, op=nl.add)

@@ -1,0 +1,330 @@
+"""Assignment of the choices of a prompt to rows of blocks, found on the chip: see `experts.block_layout`.
+
+Row numbers stay below 2^24: float32 holds them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.experts.block_layout import block_total, group_blocks, reserved_rows, static_groups
+from nki_kernels.tiles import BANK, PARTITIONS, blocks, cast, ranges
+from nki_kernels.weights import ExpertIndex
+
+
+@dataclass
+class Choices(nl.NKIObject):
+    """Experts of each of `tokens` tokens in SBUF.
+
+    ids: [128, tile, K] int32, E after the last token. one_hot: [128, tile, E] bfloat16, 1 if a token chose an expert.
+    """
+
+    tokens: int
+    ids: nl.NkiTensor
+    one_hot: nl.NkiTensor
+
+
+@dataclass
+class RowAssignment(nl.NKIObject):
+    """Rows of blocks that choices are assigned to.
+
+    rows: row of each choice, [128, tile, K] int32. dealt_ends: first dealt block after those of each expert, [128, E]
+    float32, the same on every partition.
+    """
+
+    rows: nl.NkiTensor
+    dealt_ends: nl.NkiTensor
+
+
+@dataclass
+class DealtBlocks(nl.NKIObject):
+    """Expert of each dealt block, [1, block] int32, and turns: dealt blocks of the same expert before it, likewise."""
+
+    experts: nl.NkiTensor
+    turns: nl.NkiTensor
+
+
+@dataclass
+class TokenOrder(nl.NKIObject):
+    """Tokens in the order of the rows of blocks, [n, 1] int32 @ HBM.
+
+    group_pitch: elements from one group of blocks to the next, see `static_groups`. dealt_start: first element of the
+    dealt blocks; dealt_pitch: 0 if they follow one another, else the elements from an expert's to the next one's.
+    """
+
+    tokens: nl.NkiTensor
+    group_pitch: int
+    dealt_start: int
+    dealt_pitch: int
+
+
+@dataclass
+class CountedSums(nl.NKIObject):
+    """PSUM bank [128, tile, E] with the choices of tiles first … end of tokens, summed over k."""
+
+    bank: nl.NkiTensor
+    first: int
+    end: int
+
+
+def load_choices(ids, experts, identity):
+    """Load the choices [T, K] @ HBM. identity: [128, 128] bfloat16."""
+    numbers = load_ids(ids, experts)
+    values = cast(numbers, nl.float32)
+    order = nl.ndarray((PARTITIONS, experts), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.iota(dst=order, pattern=[[1, experts]])
+    tiles = numbers.shape[1]
+    one_hot = nl.ndarray((PARTITIONS, tiles, experts), dtype=nl.bfloat16, buffer=nl.sbuf)
+    previous = None
+    for first, end in ranges(0, tiles, max(1, BANK // experts)):
+        bank = nl.ndarray((PARTITIONS, end - first, experts), dtype=nl.float32, buffer=nl.psum)
+        for m in range(first, end):  # m: tile of tokens
+            sum_choices(bank[:, m - first, :], identity, compare_with_experts(order, values[:, m, :]))
+        if previous is not None:
+            count_once(one_hot, previous)
+        previous = CountedSums(bank, first, end)
+    count_once(one_hot, previous)
+    return Choices(ids.shape[0], numbers, one_hot)
+
+
+def load_ids(ids, experts):
+    """Load ids [T, K] @ HBM as [128, tile, K] int32, with `experts` after the last token."""
+    tokens, count = ids.shape
+    full = tokens // PARTITIONS
+    result = nl.ndarray((PARTITIONS, blocks(tokens), count), dtype=nl.int32, buffer=nl.sbuf)
+    if tokens > full * PARTITIONS:
+        nisa.memset(dst=result[:, full, :], value=experts)
+        short = tokens - full * PARTITIONS
+        nisa.dma_copy(dst=result[0:short, full, :], src=ids[full * PARTITIONS : tokens, :])
+    if full > 0:
+        pattern = [[count, PARTITIONS], [PARTITIONS * count, full], [1, count]]
+        nisa.dma_copy(dst=result[:, 0:full, :], src=ids.ap(pattern=pattern))
+    return result
+
+
+def compare_with_experts(order, values):
+    """Return ones where a choice [128, K] float32 names an expert: [128, K, E] bfloat16. order: expert numbers."""
+    rows, count = values.shape
+    experts = order.shape[1]
+    result = nl.ndarray((rows, count, experts), dtype=nl.bfloat16, buffer=nl.sbuf)
+    nisa.tensor_tensor(
+        dst=result,
+        data1=order.expand_dim(1).broadcast(1, count),
+        data2=values.expand_dim(2).broadcast(2, experts),
+        op=nl.equal,
+    )
+    return result
+
+
+def sum_choices(sums, identity, choices):
+    """Sum choices [128, K, E] over k into a tile [128, E] of a PSUM bank."""
+    for k in range(choices.shape[1]):
+        nisa.nc_matmul(dst=sums, stationary=identity, moving=choices[:, k, :], accumulate=k > 0)
+
+
+def count_once(one_hot, sums):
+    """Copy CountedSums to `one_hot`. A row of NaN may name an expert twice, which counts once."""
+    target = one_hot[:, sums.first : sums.end, :]
+    nisa.tensor_scalar(dst=target, data=sums.bank, op0=nl.minimum, operand0=1.0)
+
+
+def assign_rows(choices, layout, absent):
+    """Assign a row of the blocks to each choice; absent: whether choices of E get the first row after all blocks."""
+    experts = layout.experts
+    valid = nl.ndarray(choices.ids.shape, dtype=nl.uint32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=valid, data=choices.ids, op0=nl.minimum, operand0=float(experts - 1))
+    values = cast(choices.ids, nl.float32)
+    order = nl.ndarray((PARTITIONS, experts), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.iota(dst=order, pattern=[[1, experts]])
+    ranks, counts = rank_choices(choices, valid)
+    starts, ends = dealt_ranges(counts, layout, choices.tokens)
+    rows = nl.ndarray(choices.ids.shape, dtype=nl.int32, buffer=nl.sbuf)
+    # Row r of expert e: reserved rows begin at e * reserved rows, dealt ones where its first dealt block does.
+    size, reserved = float(layout.rows), float(reserved_rows(layout))
+    among_reserved = nl.ndarray(choices.ids.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.scalar_tensor_tensor(
+        dst=among_reserved, data=values, op0=nl.multiply, operand0=reserved, op1=nl.add, operand1=ranks
+    )
+    shifts = nl.ndarray(starts.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(
+        dst=shifts,
+        data=starts,
+        op0=nl.multiply,
+        operand0=size,
+        op1=nl.add,
+        operand1=reserved * (experts - 1),
+    )
+    nisa.scalar_tensor_tensor(
+        dst=shifts, data=order, op0=nl.multiply, operand0=-reserved, op1=nl.add, operand1=shifts
+    )
+    shift = nl.ndarray(choices.ids.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.nc_n_gather(dst=shift, data=shifts, indices=valid)
+    nisa.scalar_tensor_tensor(
+        dst=shift, data=ranks, op0=nl.greater_equal, operand0=reserved, op1=nl.multiply, operand1=shift
+    )
+    nisa.tensor_tensor(dst=rows, data1=among_reserved, data2=shift, op=nl.add)
+    if absent:
+        move_absent(rows, choices.ids, experts, block_total(layout) * layout.rows)
+    return RowAssignment(rows, ends)
+
+
+def rank_choices(choices, valid):
+    """Return how many tokens before each choice chose the same expert, [128, tile, K], and the choices of each expert.
+
+    The counts are [128, E] float32, the same on every partition. valid: the ids as uint32 below E.
+    """
+    one_hot = choices.one_hot
+    tiles, experts = one_hot.shape[1], one_hot.shape[2]
+    earlier = earlier_tokens()
+    ones = nl.ndarray((PARTITIONS, PARTITIONS), dtype=nl.bfloat16, buffer=nl.sbuf)
+    nisa.memset(dst=ones, value=1.0)
+    counts = nl.ndarray((PARTITIONS, experts), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=counts, value=0.0)
+    ranks = nl.ndarray(valid.shape, dtype=nl.float32, buffer=nl.sbuf)
+    for first, end in ranges(0, tiles, max(1, BANK // experts)):
+        shape = (PARTITIONS, end - first, experts)
+        before = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
+        totals = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
+        for m in range(first, end):  # m: tile of tokens
+            for sums, stationary in ((before, earlier), (totals, ones)):
+                nisa.nc_matmul(
+                    dst=sums[:, m - first, :],
+                    stationary=stationary,
+                    moving=one_hot[:, m, :],
+                    accumulate=False,
+                )
+        for m in range(first, end):
+            rank = nl.ndarray((PARTITIONS, experts), dtype=nl.float32, buffer=nl.sbuf)
+            nisa.tensor_tensor(dst=rank, data1=before[:, m - first, :], data2=counts, op=nl.add)
+            nisa.nc_n_gather(dst=ranks[:, m, :], data=rank, indices=valid[:, m, :])
+            nisa.tensor_tensor(dst=counts, data1=counts, data2=totals[:, m - first, :], op=nl.add)
+    return ranks, counts
+
+
+def earlier_tokens():
+    """Return ones where a token (partition) comes before another one (column): [128, 128] bfloat16."""
+    result = nl.ndarray((PARTITIONS, PARTITIONS), dtype=nl.bfloat16, buffer=nl.sbuf)
+    nisa.memset(dst=result, value=1.0)
+    nisa.affine_select(
+        dst=result,
+        pattern=[[1, PARTITIONS]],
+        channel_multiplier=-1,
+        on_true_tile=result,
+        on_false_value=0.0,
+        cmp_op=nl.greater,
+    )
+    return result
+
+
+def move_absent(rows, ids, experts, row):
+    """Assign a row to choices of number `experts`."""
+    mask = nl.ndarray(rows.shape, dtype=nl.uint8, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=mask, data=ids, op0=nl.equal, operand0=float(experts))
+    absent_rows = nl.ndarray(rows.shape, dtype=nl.int32, buffer=nl.sbuf)
+    nisa.memset(dst=absent_rows, value=row)
+    nisa.tensor_copy_predicated(dst=rows, src=absent_rows, predicate=mask)
+
+
+def dealt_ranges(counts, layout, most):
+    """Return the first dealt block of each expert, and the first one after its dealt blocks: [128, E] float32.
+
+    counts: the rows of each expert, at most `most`; rows beyond its reserved blocks need dealt blocks.
+    """
+    dealt = nl.ndarray(counts.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=dealt, value=0.0)
+    for filled in range(reserved_rows(layout), most, layout.rows):
+        nisa.scalar_tensor_tensor(
+            dst=dealt, data=counts, op0=nl.greater, operand0=float(filled), op1=nl.add, operand1=dealt
+        )
+    ones = nl.ndarray(counts.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=ones, value=1.0)
+    ends = nl.ndarray(counts.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor_scan(dst=ends, data0=ones, data1=dealt, initial=0.0, op0=nl.multiply, op1=nl.add)
+    starts = nl.ndarray(counts.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=starts, data1=ends, data2=dealt, op=nl.subtract)
+    return starts, ends
+
+
+def find_dealt_blocks(dealt_ends, count):
+    """Find the experts of `count` dealt blocks, given the first dealt block after those of each expert, [128, E].
+
+    Blocks after the last one that is used get an expert too, whose results are never read.
+    """
+    experts = dealt_ends.shape[1]
+    result = DealtBlocks(
+        nl.ndarray((1, count), dtype=nl.int32, buffer=nl.sbuf),
+        nl.ndarray((1, count), dtype=nl.int32, buffer=nl.sbuf),
+    )
+    for first, end in ranges(0, count):
+        number = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.iota(dst=number, pattern=[[0, 1]], offset=first, channel_multiplier=1)
+        ended = nl.ndarray(dealt_ends.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=ended, data=dealt_ends, op0=nl.less_equal, operand0=number)
+        expert = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_reduce(dst=expert, op=nl.add, data=ended, axis=1)
+        nisa.tensor_scalar(dst=expert, data=expert, op0=nl.minimum, operand0=float(experts - 1))
+        starts = nl.ndarray(dealt_ends.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_tensor(dst=starts, data1=ended, data2=dealt_ends, op=nl.multiply)
+        turn = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_reduce(dst=turn, op=nl.maximum, data=starts, axis=1)
+        nisa.tensor_tensor(dst=turn, data1=number, data2=turn, op=nl.subtract)
+        for column, row in ((expert, result.experts), (turn, result.turns)):
+            bank = nl.ndarray((1, PARTITIONS), dtype=nl.float32, buffer=nl.psum)
+            nisa.nc_transpose(dst=bank, data=column)
+            nisa.tensor_copy(dst=row[:, first:end], src=bank[:, 0 : end - first])
+    return result
+
+
+def index_static_experts(layout, assignment):
+    """Return the ExpertIndex of each block that no loop counts. Reserved blocks need no assignment."""
+    indices = []
+    if layout.reserved > 0:
+        for block in range(layout.experts * layout.reserved):
+            indices.append(ExpertIndex(block // layout.reserved, None))
+        return indices
+    dealt = find_dealt_blocks(assignment.dealt_ends, layout.dealt)
+    for block in range(layout.dealt):
+        indices.append(ExpertIndex(0, dealt.experts[:, block : block + 1]))
+    return indices
+
+
+def out_of_range(absent):
+    """Return the mode of a DMA at rows after all blocks: skip them, if choices may be absent."""
+    return nisa.oob_mode.skip if absent else nisa.oob_mode.error
+
+
+def sort_tokens(assignment, layout, tokens, absent):
+    """Write the token of each assigned row to HBM. Padding has token 0. absent: whether rows may be out of range."""
+    count, size = block_total(layout), layout.rows
+    rows = assignment.rows
+    sorted_tokens = nl.ndarray((count * size, 1), dtype=nl.int32, buffer=nl.private_hbm, name="sorted_tokens")
+    zeros = nl.ndarray((size // 4, 4 * count), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.memset(dst=zeros, value=0)
+    nisa.dma_copy(dst=sorted_tokens.reshape((size // 4, 4 * count)), src=zeros)
+    tiles = ranges(0, tokens)
+    for m in range(len(tiles)):  # m: tile of tokens
+        first, end = tiles[m]
+        numbers = nl.ndarray((end - first, 1), dtype=nl.int32, buffer=nl.sbuf)
+        nisa.iota(dst=numbers, pattern=[[0, 1]], offset=first, channel_multiplier=1)
+        for k in range(rows.shape[2]):
+            target = sorted_tokens.ap(
+                pattern=[[1, end - first], [1, 1]], vector_offset=rows[0 : end - first, m, k : k + 1]
+            )
+            nisa.dma_copy(dst=target, src=numbers, oob_mode=out_of_range(absent))
+    group_pitch = group_blocks(layout) * size
+    return TokenOrder(sorted_tokens, group_pitch, static_groups(layout) * group_pitch, 0)
+
+
+def load_block_tokens(order, layout):
+    """Load the tokens of all blocks that no loop counts: for each row tile of a block, [row, block] int32."""
+    groups, count = static_groups(layout), group_blocks(layout)
+    tiles = []
+    for first, end in ranges(0, layout.rows):
+        tile = nl.ndarray((end - first, groups, count), dtype=nl.int32, buffer=nl.sbuf)
+        pattern = [[1, end - first], [order.group_pitch, groups], [layout.rows, count]]
+        nisa.dma_copy(dst=tile, src=order.tokens.ap(pattern=pattern, offset=first))
+        tiles.append(tile.reshape((end - first, groups * count)))
+    return tiles

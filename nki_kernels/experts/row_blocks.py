@@ -1,0 +1,244 @@
+"""Blocks of rows of `experts_prefill`: each is gathered, transposed, multiplied by its expert's weights, and stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.dma import SCALAR, transfer
+from nki_kernels.experts.block_layout import BlockLayout
+from nki_kernels.experts.chunk_products import (
+    GatedChunk,
+    activate,
+    add_down,
+    allocate_intermediate,
+    block_groups,
+    gate_and_up,
+)
+from nki_kernels.experts.indices import load_indices, rows_at
+from nki_kernels.experts.row_assignment import find_dealt_blocks
+from nki_kernels.experts.weight_chunks import ExpertLayer, WeightChunk
+from nki_kernels.projection.rows import BANK_BYTES, in_block, spread_into
+from nki_kernels.tiles import PARTITIONS, blocks, cast, psum_slots, ranges, slot_width
+
+
+@dataclass
+class RowBlocks(nl.NKIObject):
+    """What all blocks of a launch share.
+
+    n: rows of tokens [T, H] @ HBM. results: rows of all blocks [row, H] @ HBM. experts: ExpertIndex of each block that
+    no loop counts; tokens: for each row tile of a block the tokens of its rows, [row, block] int32. identity:
+    [128, 128], or None if few rows are transposed like many.
+    """
+
+    n: nl.NkiTensor
+    results: nl.NkiTensor
+    layout: BlockLayout
+    layer: ExpertLayer
+    experts: list
+    tokens: list
+    identity: nl.NkiTensor | None
+
+
+@dataclass
+class PendingDown(nl.NKIObject):
+    """Chunk of a block whose down product is due.
+
+    sums: for each row tile of the block the float32 sum [row, H] over its chunks so far; empty before the first chunk.
+    targets: for each row tile its results @ HBM, if this is the last chunk; else empty.
+    """
+
+    gated: GatedChunk
+    sums: list
+    targets: list
+
+
+@dataclass
+class BlockPipeline(nl.NKIObject):
+    """State between two blocks.
+
+    x: transposed rows of the next block [h in run, block, row]. chunk: the first chunk of its expert's weights.
+    pending: the last chunk of the block before, or None.
+    """
+
+    x: nl.NkiTensor
+    chunk: WeightChunk
+    pending: PendingDown | None
+
+
+@dataclass
+class DealtTable(nl.NKIObject):
+    """What the loop over dealt blocks reads.
+
+    experts, starts: expert of each block, and the position of its first token, [1, block] int32 @ HBM. used: number of
+    blocks that have rows, [1, 1] int32 in SBUF.
+    """
+
+    experts: nl.NkiTensor
+    starts: nl.NkiTensor
+    used: nl.NkiTensor
+
+
+def gate_block(row_blocks, x, chunk):
+    """Compute the intermediate of a block with a chunk of its expert's weights. x: transposed rows of the block."""
+    layer, n, rows = row_blocks.layer, row_blocks.n, row_blocks.layout.rows
+    intermediate = allocate_intermediate(chunk, rows, n.dtype)
+    for group in block_groups(chunk, rows):
+        sums = gate_and_up(x, chunk, group, n.shape[1])
+        activate(intermediate, sums, chunk, layer.activation, None)
+    return GatedChunk(chunk, intermediate)
+
+
+def finish_down(row_blocks, pending):
+    """Add the down product of a chunk to the sums of its block; store the sums after the last chunk."""
+    n = row_blocks.n
+    tiles = ranges(0, row_blocks.layout.rows)
+    for m in range(len(tiles)):  # m: row tile
+        first, end = tiles[m]
+        total = pending.sums[m] if m < len(pending.sums) else None
+        result = total
+        if total is None or len(pending.targets) > 0:
+            dtype = nl.float32 if len(pending.targets) == 0 else n.dtype
+            result = nl.ndarray((end - first, n.shape[1]), dtype=dtype, buffer=nl.sbuf)
+        add_down(result, total, pending.gated, first)
+        if len(pending.targets) > 0:
+            # Not by Sync, which loads the next weights.
+            transfer(pending.targets[m], result, SCALAR)
+        elif total is None:
+            pending.sums.append(result)
+
+
+def tokens_of_block(tokens, block):
+    """Return the tokens of a block that no loop counts: for each row tile [row, 1] int32 in SBUF."""
+    columns = []
+    for tile in tokens:
+        columns.append(tile[:, block : block + 1])
+    return columns
+
+
+def targets_of_block(row_blocks, block):
+    """Return the results of a block that no loop counts: for each row tile [row, H] @ HBM."""
+    rows = row_blocks.layout.rows
+    targets = []
+    for first, end in ranges(block * rows, (block + 1) * rows):
+        targets.append(row_blocks.results[first:end, :])
+    return targets
+
+
+def gather_rows(n, tokens):
+    """Gather the rows of a block by their tokens: for each row tile [row, H] in SBUF."""
+    tiles = []
+    for indices in tokens:
+        tile = nl.ndarray((indices.shape[0], n.shape[1]), dtype=n.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=tile, src=rows_at(n, indices))
+        tiles.append(tile)
+    return tiles
+
+
+def transpose_block(tiles, rows, identity):
+    """Transpose the row tiles of a block of `rows` rows: [h in run, block, row]. identity: see RowBlocks."""
+    hidden = tiles[0].shape[1]
+    shape = (in_block(hidden, 0, True), blocks(hidden), rows)
+    result = nl.ndarray(shape, dtype=tiles[0].dtype, buffer=nl.sbuf)
+    first = 0
+    for tile in tiles:
+        end = first + tile.shape[0]
+        if tile.shape[0] < PARTITIONS and identity is not None:
+            transpose_few_rows(result[:, :, first:end], tile, identity)
+        else:
+            spread_into(result[:, :, first:end], tile, True, shared=True)
+        first = end
+    return result
+
+
+def transpose_few_rows(result, rows, identity):
+    """Transpose few rows [row, H] into `result` [h in run, block, row]. They are stationary, so that few columns move.
+
+    identity: [128, 128] of the rows' dtype.
+    """
+    count, hidden = rows.shape
+    number = blocks(hidden)
+    per_bank = BANK_BYTES // 2 // slot_width(count, rows.dtype)
+    first = 0
+    while first < number:
+        used = in_block(hidden, first, True)
+        end = first + 1
+        while end < min(number, first + per_bank) and in_block(hidden, end, True) == used:
+            end += 1
+        bank = psum_slots(used, end - first, count, rows.dtype)
+        for block in range(first, end):
+            nisa.nc_matmul(
+                dst=bank[:, block - first, :],
+                stationary=rows[:, block:hidden:number],
+                moving=identity[0:count, 0:count],
+                is_transpose=True,
+            )
+        nisa.activation(dst=result[0:used, first:end, :], op=nl.copy, data=bank)
+        first = end
+
+
+def make_dealt_table(assignment, order, layout):
+    """Write the table of dealt blocks to HBM, which the loop over them reads. order: TokenOrder."""
+    dealt = find_dealt_blocks(assignment.dealt_ends, layout.dealt)
+    starts = dealt_starts(dealt, order, layout.rows)
+    ends = assignment.dealt_ends
+    table = DealtTable(
+        nl.ndarray((1, layout.dealt), dtype=nl.int32, buffer=nl.private_hbm, name="experts_of_blocks"),
+        nl.ndarray((1, layout.dealt), dtype=nl.int32, buffer=nl.private_hbm, name="starts_of_blocks"),
+        nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf),
+    )
+    nisa.dma_copy(dst=table.experts, src=dealt.experts)
+    nisa.dma_copy(dst=table.starts, src=starts)
+    nisa.tensor_copy(dst=table.used, src=ends[0:1, ends.shape[1] - 1 : ends.shape[1]])
+    return table
+
+
+def dealt_starts(dealt, order, rows):
+    """Return the position of the first token of each dealt block of `rows` rows, [1, block] int32."""
+    shape = dealt.experts.shape
+    result = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+    if order.dealt_pitch == 0:
+        nisa.iota(dst=result, pattern=[[rows, shape[1]]], offset=order.dealt_start)
+        return cast(result, nl.int32)
+    nisa.tensor_scalar(
+        dst=result,
+        data=dealt.turns,
+        op0=nl.multiply,
+        operand0=float(rows),
+        op1=nl.add,
+        operand1=float(order.dealt_start),
+    )
+    starts = nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf)
+    nisa.scalar_tensor_tensor(
+        dst=starts,
+        data=dealt.experts,
+        op0=nl.multiply,
+        operand0=float(order.dealt_pitch),
+        op1=nl.add,
+        operand1=result,
+    )
+    return starts
+
+
+def load_dealt_tokens(order, start, rows):
+    """Load the tokens of a dealt block from a position [1, 1] int32 on: for each row tile [row, 1] int32."""
+    tokens = []
+    for first, end in ranges(0, rows):
+        tokens.append(
+            load_indices(order.tokens.ap([[1, end - first], [1, 1]], offset=first, scalar_offset=start))
+        )
+    return tokens
+
+
+def targets_of_dealt_block(row_blocks, block):
+    """Return the results of a dealt block, whose number is a register: for each row tile [row, H] @ HBM."""
+    rows, hidden = row_blocks.layout.rows, row_blocks.n.shape[1]
+    by_block = row_blocks.results.reshape((row_blocks.results.shape[0] // rows, rows * hidden))
+    targets = []
+    for first, end in ranges(0, rows):
+        offset = (len(row_blocks.experts) * rows + first) * hidden
+        pattern = [[hidden, end - first], [1, hidden]]
+        targets.append(by_block.ap(pattern, offset=offset, scalar_offset=block))
+    return targets

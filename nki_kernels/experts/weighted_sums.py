@@ -1,0 +1,251 @@
+"""The weighted sum of the results of each token's experts over experts and ranks, with residual and biases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import nki.collectives as ncc
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.experts.arguments import Routing
+from nki_kernels.experts.indices import load_indices, rows_at
+from nki_kernels.experts.row_assignment import out_of_range
+from nki_kernels.tiles import BANK, PARTITIONS, cast, load, ranges
+
+MOST_AHEAD = 4096
+"""Elements of a row of which two tiles more have room in SBUF."""
+
+
+@dataclass
+class ExpertBiases(nl.NKIObject):
+    """Biases [e, H] of up to 128 experts in SBUF, and the experts' numbers on every partition, [128, e] float32."""
+
+    biases: nl.NkiTensor
+    numbers: nl.NkiTensor
+
+
+@dataclass
+class PreparedTile(nl.NKIObject):
+    """What the sum of a tile of tokens needs beside results.
+
+    terms: up to two summands [row, H], the residual and the weighted biases. weights: [row, K] float32.
+    """
+
+    terms: list
+    weights: nl.NkiTensor
+
+
+@dataclass
+class TokenSums(nl.NKIObject):
+    """The sums of all tokens: y [T, H] @ HBM, the residual x [T, H] @ HBM or None.
+
+    biases: a list of ExpertBiases, empty without biases. prepared: PreparedTile of the first tiles.
+    """
+
+    y: nl.NkiTensor
+    x: nl.NkiTensor | None
+    routing: Routing
+    biases: list
+    replica_group: object
+    prepared: list
+
+
+def tiles_ahead(hidden):
+    """Return how many tiles of tokens are prepared before the results of the first one are summed."""
+    return 2 if hidden <= MOST_AHEAD else 1
+
+
+def prepare_tile(sums, first, end):
+    """Load what the sum of tokens first … end needs beside results."""
+    weights = load(sums.routing.weights[first:end, :], nl.float32)
+    terms = []
+    if sums.x is not None:
+        terms.append(load(sums.x[first:end, :], sums.y.dtype))
+    if len(sums.biases) > 0:
+        ids = load_indices(sums.routing.ids[first:end, :])
+        terms.append(weigh_biases(weights, ids, sums.biases))
+    sums.prepared.append(PreparedTile(terms, weights))
+
+
+def add_terms(terms):
+    """Return the sum of up to two tiles, or None. GpSimd adds, as the Vector engine adds the weighted results."""
+    if len(terms) < 2:
+        return terms[0] if len(terms) == 1 else None
+    nisa.tensor_tensor(dst=terms[1], data1=terms[1], data2=terms[0], op=nl.add, engine=nisa.engine.gpsimd)
+    return terms[1]
+
+
+def sum_tile(sums, m, results, rows, initial):
+    """Return the sum over experts and ranks of tile m of tokens, plus `initial` [row, H] or None, in y's dtype.
+
+    results: [row of blocks, H] @ HBM. rows: those of the tokens' choices, [row, K] int32.
+    """
+    weights, absent = sums.prepared[m].weights, sums.routing.absent
+    if sums.replica_group is None:
+        return weigh_results(results, weights, rows, initial, sums.y.dtype, absent)
+    partial = weigh_results(results, weights, rows, None, nl.float32, absent)
+    result = sum_over_ranks(partial, sums.y.dtype, sums.replica_group)
+    if initial is not None:
+        nisa.tensor_tensor(dst=result, data1=initial, data2=result, op=nl.add)
+    return result
+
+
+def weigh_results(results, weights, rows, initial, dtype, absent):
+    """Return `initial`, or 0 for None, plus the weighted results at rows [row, K], rounded once to a dtype.
+
+    absent: whether rows may be out of range, whose results count as zeros.
+    """
+    count = rows.shape[1]
+    shape = (rows.shape[0], results.shape[1])
+    total = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+    summed = initial
+    for k in range(count):
+        result = nl.ndarray(shape, dtype=results.dtype, buffer=nl.sbuf)
+        if absent:
+            nisa.memset(dst=result, value=0.0)
+        nisa.dma_copy(dst=result, src=rows_at(results, rows[:, k : k + 1]), oob_mode=out_of_range(absent))
+        target = (
+            total if k + 1 < count or dtype == nl.float32 else nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
+        )
+        weight = weights[:, k : k + 1]
+        if summed is None:
+            nisa.tensor_scalar(dst=target, data=result, op0=nl.multiply, operand0=weight)
+        else:
+            nisa.scalar_tensor_tensor(
+                dst=target, data=result, op0=nl.multiply, operand0=weight, op1=nl.add, operand1=summed
+            )
+        summed = target
+    return summed
+
+
+def sum_over_ranks(partial, dtype, replica_group):
+    """Return the sum over ranks of a float32 tile [row, H], rounded to a dtype before and after."""
+    rounded = nl.ndarray(partial.shape, dtype=dtype, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=rounded, src=partial)
+    total = nl.ndarray(partial.shape, dtype=dtype, buffer=nl.sbuf)
+    ncc.all_reduce(srcs=[rounded], dsts=[total], replica_group=replica_group, op=nl.add)
+    return total
+
+
+def load_biases(bias, dtype):
+    """Load biases [E, H] @ HBM as a list of ExpertBiases, for rows of a dtype; without biases the list is empty.
+
+    Biases are bfloat16 where rows and biases are, else float32: products of rounded summands are as exact as the rows.
+    """
+    result = []
+    if bias is None:
+        return result
+    resident_dtype = nl.bfloat16 if dtype == nl.bfloat16 and bias.dtype == nl.bfloat16 else nl.float32
+    for first, end in ranges(0, bias.shape[0]):
+        numbers = nl.ndarray((PARTITIONS, end - first), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.iota(dst=numbers, pattern=[[1, end - first]], offset=first)
+        result.append(ExpertBiases(load(bias[first:end, :], resident_dtype), numbers))
+    return result
+
+
+def weigh_biases(weights, ids, biases):
+    """Return the weighted biases of some rows, [row, H] float32: a product with the weights of all experts.
+
+    Experts of other ranks, whose number is E, have no column.
+    """
+    rows, hidden = weights.shape[0], biases[0].biases.shape[1]
+    by_expert = weights_by_expert(weights, ids, biases)
+    result = nl.ndarray((rows, hidden), dtype=nl.float32, buffer=nl.sbuf)
+    for first, end in ranges(0, hidden, BANK):
+        bank = nl.ndarray((rows, end - first), dtype=nl.float32, buffer=nl.psum)
+        begun = False
+        for i in range(len(biases)):  # i: tile of experts
+            for stationary in by_expert[i]:
+                moving = biases[i].biases[:, first:end]
+                nisa.nc_matmul(dst=bank, stationary=stationary, moving=moving, accumulate=begun)
+                begun = True
+        nisa.activation(dst=result[:, first:end], op=nl.copy, data=bank)
+    return result
+
+
+def weights_by_expert(weights, ids, biases):
+    """Return for each tile of experts a list of summands [e, row] of their weights.
+
+    In float32 the list has one summand, in bfloat16 two: the rounded weight and its rounding error. GpSimd makes them,
+    as the Vector engine adds the weighted results.
+    """
+    rows, count = weights.shape
+    gpsimd = nisa.engine.gpsimd
+    choices = nl.ndarray(ids.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=choices, src=ids, engine=gpsimd)
+    result = []
+    for tile in biases:
+        experts = tile.biases.shape[0]
+        chosen = nl.ndarray((rows, count, experts), dtype=nl.float32, buffer=nl.sbuf)
+        numbers = tile.numbers[0:rows, :].expand_dim(1).broadcast(1, count)
+        names = choices.expand_dim(2).broadcast(2, experts)
+        nisa.tensor_tensor(dst=chosen, data1=numbers, data2=names, op=nl.equal, engine=gpsimd)
+        factors = weights.expand_dim(2).broadcast(2, experts)
+        nisa.tensor_tensor(dst=chosen, data1=chosen, data2=factors, op=nl.multiply, engine=gpsimd)
+        total = chosen[:, 0, :]
+        for k in range(1, count):
+            nisa.tensor_tensor(dst=total, data1=total, data2=chosen[:, k, :], op=nl.add, engine=gpsimd)
+        summands = [total]
+        if tile.biases.dtype == nl.bfloat16:
+            rounded = nl.ndarray(total.shape, dtype=nl.bfloat16, buffer=nl.sbuf)
+            nisa.tensor_copy(dst=rounded, src=total, engine=gpsimd)
+            error = nl.ndarray(total.shape, dtype=nl.bfloat16, buffer=nl.sbuf)
+            nisa.tensor_tensor(dst=error, data1=total, data2=rounded, op=nl.subtract, engine=gpsimd)
+            summands = [rounded, error]
+        result.append(transpose_all(summands))
+    return result
+
+
+def transpose_all(tiles):
+    """Transpose tiles [row, e] to tiles [e, row]."""
+    result = []
+    for tile in tiles:
+        rows, experts = tile.shape
+        bank = nl.ndarray((experts, rows), dtype=tile.dtype, buffer=nl.psum)
+        nisa.nc_transpose(dst=bank, data=tile)
+        transposed = nl.ndarray((experts, rows), dtype=tile.dtype, buffer=nl.sbuf)
+        nisa.activation(dst=transposed, op=nl.copy, data=bank)
+        result.append(transposed)
+    return result
+
+
+def add_chosen_biases(tile, routing, bias):
+    """Return rows [row, H], or 0 for None, plus the weighted biases [E, H] @ HBM of their experts, in float32."""
+    shape = (routing.ids.shape[0], bias.shape[1])
+    weights = load(routing.weights, nl.float32)
+    ids = load_indices(routing.ids)
+    mask = None
+    if routing.absent:
+        nisa.tensor_scalar(dst=ids, data=ids, op0=nl.minimum, operand0=float(bias.shape[0] - 1))
+        mask = nonzero_mask(weights)
+    result = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+    if tile is None:
+        nisa.memset(dst=result, value=0.0)
+    else:
+        result = cast(tile, nl.float32)
+    for k in range(routing.ids.shape[1]):
+        rows = nl.ndarray(shape, dtype=bias.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=rows, src=rows_at(bias, ids[:, k : k + 1]))
+        if mask is not None:
+            loaded = rows
+            rows = nl.ndarray(shape, dtype=bias.dtype, buffer=nl.sbuf)
+            nisa.memset(dst=rows, value=0.0)
+            chosen = mask[:, k : k + 1].broadcast(1, shape[1])
+            nisa.tensor_copy_predicated(dst=rows, src=loaded, predicate=chosen)
+        nisa.scalar_tensor_tensor(
+            dst=result,
+            data=rows,
+            op0=nl.multiply,
+            operand0=weights[:, k : k + 1],
+            op1=nl.add,
+            operand1=result,
+        )
+    return result
+
+
+def nonzero_mask(tile):
+    """Return 1 where an element of a tile is not zero, uint8."""
+    mask = nl.ndarray(tile.shape, dtype=nl.uint8, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=mask, data=tile, op0=nl.not_equal, operand0=0.0)
+    return mask
