@@ -56,6 +56,8 @@ Cost
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import nki
 import nki.isa as nisa
 import nki.language as nl
@@ -63,7 +65,14 @@ import numpy as np
 
 from nki_kernels.cores import divides_columns, own_rows
 from nki_kernels.dma import STATIC
-from nki_kernels.experts.top_experts import LEAST_SEARCHED, TINY, searched, sigmoid_choice, softmax_choice
+from nki_kernels.experts.top_experts import (
+    LEAST_SEARCHED,
+    TINY,
+    Selection,
+    allocate_scores,
+    select_by_sigmoid,
+    select_by_softmax,
+)
 from nki_kernels.precision import widened, widened_or_zero
 from nki_kernels.projection.normalised_rows import (
     load_norm,
@@ -87,6 +96,27 @@ MOST_PIPELINED_BYTES = 131072
 """Of a partition, for the row tiles of all stages at once and w_router. The norm's weight and scratch come on top."""
 
 
+@dataclass
+class RouterProduct(nl.NKIObject):
+    """Operands in SBUF of the logits and of the choice.
+
+    matrix: w_router [h in block, block, E]. bias, choice_bias: [row, E] float32, or None.
+    """
+
+    matrix: nl.NkiTensor
+    bias: nl.NkiTensor | None
+    choice_bias: nl.NkiTensor | None
+
+
+@dataclass
+class RouterOutputs(nl.NKIObject):
+    """Results @ HBM: n [T, H], weights [T, K] float32 and ids [T, K] int32."""
+
+    n: nl.NkiTensor
+    weights: nl.NkiTensor
+    ids: nl.NkiTensor
+
+
 @nki.jit
 def router(
     x,
@@ -103,66 +133,76 @@ def router(
     scale=1.0,
     norm_offset=0.0,
 ):
-    """The normalised rows, and the weights and numbers of the experts that each token passes."""
-    check_arguments(x, norm_weight, w_router, top_k, scoring, bias, choice_bias, groups, top_groups)
+    """Normalise the rows, and select the experts that each token passes, with their weights."""
+    expect_dims(2, x, "x [T, H]")
+    expect_dims(2, w_router, "w_router [H, E]")
+    selection = Selection(w_router.shape[1], top_k, scoring, renormalise, groups, top_groups, scale)
+    check_arguments(x, norm_weight, w_router, bias, choice_bias, selection)
     tokens, hidden = x.shape
-    experts = w_router.shape[1]
     n = nl.ndarray((tokens, hidden), dtype=x.dtype, buffer=nl.shared_hbm)
     weights = nl.ndarray((tokens, top_k), dtype=nl.float32, buffer=nl.shared_hbm)
     ids = nl.ndarray((tokens, top_k), dtype=nl.int32, buffer=nl.shared_hbm)
     if divides_columns(tokens) and nl.program_id(0) > 0:
         return n, weights, ids
     start, end = own_rows(tokens)
-    tiles = ranges(start, end)
     rows = min(end - start, PARTITIONS)
-    ahead = load(x[tiles[0][0] : tiles[0][1], :], x.dtype)
+    first_rows = load(x[start : start + rows, :], x.dtype)
     scratch = row_scratch(rows, hidden, x.dtype)
     norm = load_norm(norm_weight, None, norm_offset, eps, scratch, norm_weight.dtype)
     exact = x.dtype == nl.bfloat16 and w_router.dtype == nl.bfloat16
     matrix = load_blocks(WeightMatrix(w_router), nl.bfloat16 if exact else nl.float32, STATIC)
-    added = [on_all(bias, rows), on_all(choice_bias, rows)]
-    grouping = (groups, top_groups)
-    apart = 1 if has_room(x, matrix) else 0
-    # Of many tiles the Scalar engine copies all transposes.
-    share = 0 if len(tiles) > 1 else vector_share()
-    held = []
-    found = []
-    sums = []
-    for step in range(len(tiles) + (STAGES - 1) * apart):
-        if step < len(tiles):
-            held.append(ahead)
-            if step + 1 < len(tiles):
-                following = tiles[step + 1]
-                ahead = load(x[following[0] : following[1], :], x.dtype)
-            found.append(row_statistics(held[step], norm))
-        number = step - apart
-        if number >= 0 and number < len(tiles):
-            first, last = tiles[number]
-            normalise(held[number], held[number], found[number], norm)
-            nisa.dma_copy(dst=n[first:last, :], src=held[number])
-        number = step - 2 * apart
-        if number >= 0 and number < len(tiles):
-            sums.append(product_of(held[number], matrix, share))
-        number = step - 3 * apart
-        if number >= 0:
-            first, last = tiles[number]
-            logits = logits_of(sums[number], added[0])
-            if scoring == "softmax":
-                chosen, places = softmax_choice(logits, experts, top_k, renormalise, grouping, scale)
-            else:
-                chosen, places = sigmoid_choice(
-                    logits, experts, added[1], top_k, renormalise, grouping, scale
-                )
-            nisa.dma_copy(dst=ids[first:last, :], src=places)
-            nisa.dma_copy(dst=weights[first:last, :], src=chosen)
+    product = RouterProduct(matrix, repeat_row(bias, rows), repeat_row(choice_bias, rows))
+    outputs = RouterOutputs(n, weights, ids)
+    route_tiles(x, outputs, first_rows, ranges(start, end), norm, product, selection)
     return n, weights, ids
 
 
-def check_arguments(x, norm_weight, w_router, top_k, scoring, bias, choice_bias, groups, top_groups):
+def route_tiles(x, outputs, first_rows, tiles, norm, product, selection):
+    """Route tiles (first, end) of rows in a software pipeline: each step works on up to four tiles.
+
+    step   Scalar engine          Vector engine     Tensor engine                 DMA queues
+    m      statistics of tile m   norm of m - 1,    transposes and product of     load m + 1,
+                                  select for m - 3  m - 2                         store n of m - 1 and choices of m - 3
+
+    Without room for these rows, all stages of a tile pass in one step. first_rows: the first tile in SBUF.
+    """
+    lag = 1 if has_room(x, product.matrix) else 0
+    # Of many tiles the Scalar engine copies all transposes.
+    share = 0 if len(tiles) > 1 else vector_share()
+    following = first_rows
+    rows, statistics, sums = [], [], []
+    for step in range(len(tiles) + (STAGES - 1) * lag):
+        if step < len(tiles):
+            rows.append(following)
+            if step + 1 < len(tiles):
+                first, end = tiles[step + 1]
+                following = load(x[first:end, :], x.dtype)
+            statistics.append(row_statistics(rows[step], norm))
+        m = step - lag  # m: tile of the present stage
+        if m >= 0 and m < len(tiles):
+            first, end = tiles[m]
+            normalise(rows[m], rows[m], statistics[m], norm)
+            nisa.dma_copy(dst=outputs.n[first:end, :], src=rows[m])
+        m = step - 2 * lag
+        if m >= 0 and m < len(tiles):
+            sums.append(multiply_tile(rows[m], product.matrix, share))
+        m = step - 3 * lag
+        if m >= 0:
+            first, end = tiles[m]
+            logits = add_bias(sums[m], product.bias)
+            if selection.scoring == "softmax":
+                selected = select_by_softmax(logits, selection)
+            else:
+                selected = select_by_sigmoid(logits, product.choice_bias, selection)
+            nisa.dma_copy(dst=outputs.ids[first:end, :], src=selected.ids)
+            nisa.dma_copy(dst=outputs.weights[first:end, :], src=selected.weights)
+
+
+def check_arguments(x, norm_weight, w_router, bias, choice_bias, selection):
     """Refuse shapes that do not fit together, and sizes beyond the limits."""
-    expect_dims(2, x, "x [T, H]")
-    expect_dims(2, w_router, "w_router [H, E]")
-    hidden, experts = x.shape[1], w_router.shape[1]
+    hidden, experts = x.shape[1], selection.experts
+    top_k, scoring = selection.top_k, selection.scoring
+    groups, top_groups = selection.groups, selection.top_groups
     assert hidden <= MAX_HIDDEN, f"router takes a hidden size of at most {MAX_HIDDEN}, not {hidden}"
     assert experts <= BANK, f"router takes at most {BANK} experts, not {experts}"
     assert w_router.shape[0] == hidden, f"w_router has {w_router.shape[0]} rows for a hidden size of {hidden}"
@@ -184,13 +224,13 @@ def check_arguments(x, norm_weight, w_router, top_k, scoring, bias, choice_bias,
     assert top_k <= top_groups * size, f"{top_groups} groups of {size} experts do not hold {top_k}"
 
 
-def on_all(row, rows):
-    """A row of HBM, if it is given, on each of `rows` partitions, in float32."""
+def repeat_row(row, rows):
+    """Repeat a row [1, E] @ HBM on each of `rows` partitions in float32, or return None for None."""
     return None if row is None else on_every_row(row, rows, nl.float32, 0.0)
 
 
 def has_room(x, matrix):
-    """Whether SBUF holds the row tiles of all stages: one that arrives, three more, and the transposes of two."""
+    """Return whether SBUF holds row tiles for all stages: one that arrives, three more, and the transposes of two."""
     hidden = x.shape[1]
     row = hidden * item_bytes(x.dtype)
     transposes = row if x.dtype == matrix.dtype else row + hidden * item_bytes(matrix.dtype)
@@ -198,23 +238,29 @@ def has_room(x, matrix):
     return 4 * row + 2 * transposes + resident <= MOST_PIPELINED_BYTES
 
 
-def product_of(tile, matrix, share):
-    """A row tile times the router's matrix: [rows, E] float32 in PSUM. share: the `vector_share` of transposes."""
+def multiply_tile(tile, matrix, share):
+    """Multiply a row tile by the router's matrix: [row, E] float32 in PSUM. share: the `vector_share` of transposes."""
     rows, hidden = tile.shape
     experts = matrix.shape[2]
-    across = blocks_tile(hidden, rows, tile.dtype)
-    transpose_rows(across, 0, tile, share)
+    transposed = blocks_tile(hidden, rows, tile.dtype)
+    transpose_rows(transposed, 0, tile, share)
     sums = nl.ndarray((rows, experts), dtype=nl.float32, buffer=nl.psum)
     add_products(
-        [[sums]], cast_blocks(across, hidden, matrix.dtype), [(0, rows)], matrix, [(0, experts)], 0, hidden
+        [[sums]],
+        cast_blocks(transposed, hidden, matrix.dtype),
+        [(0, rows)],
+        matrix,
+        [(0, experts)],
+        0,
+        hidden,
     )
     return sums
 
 
-def logits_of(sums, bias):
-    """Sums [rows, E] in PSUM, plus a bias if given: [rows, 8 experts or more] float32, padded."""
+def add_bias(sums, bias):
+    """Return sums [row, E] in PSUM plus a bias or None: [row, 8 experts or more] float32, padded."""
     rows, experts = sums.shape
-    result = searched(rows, experts)
+    result = allocate_scores(rows, experts)
     if bias is None:
         nisa.tensor_copy(dst=result[:, 0:experts], src=sums)
     else:
@@ -223,7 +269,7 @@ def logits_of(sums, bias):
 
 
 def cast_blocks(tile, depth, dtype):
-    """Blocks [k in block, block, column] of `depth` rows in a dtype: the last block may be short."""
+    """Return blocks [k in block, block, column] of `depth` rows in a dtype. The last block may be short."""
     if tile.dtype == dtype:
         return tile
     result = nl.ndarray(tile.shape, dtype=dtype, buffer=nl.sbuf)
@@ -250,7 +296,7 @@ def router_reference(
     scale: float = 1.0,
     norm_offset: float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The formulas in float32, with a stable sort."""
+    """Compute the formulas in float32, with a stable sort."""
     wide = widened(x)
     n = wide / np.sqrt((wide * wide).mean(axis=-1, keepdims=True) + eps)
     n = n * (widened(norm_weight) + wide.dtype.type(norm_offset))

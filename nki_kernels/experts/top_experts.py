@@ -1,9 +1,11 @@
-"""Which experts have the best scores of each token, and their weights: the end of `router`.
+"""Selection of the experts with the best scores of each token, and their weights: the end of `router`.
 
 Tokens lie on the partitions, experts side by side, so a search over experts is one along the free dim.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import nki.isa as nisa
 import nki.language as nl
@@ -17,126 +19,165 @@ TINY = 1.0e-20
 """Added to the sum of sigmoid scores before they are divided by it, as DeepSeek-V3 does."""
 
 
-def searched(rows, columns):
-    """Room for as many scores of each row, followed by MISSING where there are fewer than a search takes."""
+@dataclass
+class Selection(nl.NKIObject):
+    """How `top_k` of `experts` experts are selected, within the `top_groups` best of `groups` groups.
+
+    scoring: "softmax" or "sigmoid". renormalise: whether weights are divided by their sum. scale: factor of weights.
+    """
+
+    experts: int
+    top_k: int
+    scoring: str
+    renormalise: bool
+    groups: int
+    top_groups: int
+    scale: float
+
+
+@dataclass
+class SelectedExperts(nl.NKIObject):
+    """Experts of a tile of tokens: weights [row, K] float32 and ids [row, K] int32, best first."""
+
+    weights: nl.NkiTensor
+    ids: nl.NkiTensor
+
+
+@dataclass
+class Largest(nl.NKIObject):
+    """Largest elements of each row in descending order: values [row, n] float32 and their indices [row, n] uint32."""
+
+    values: nl.NkiTensor
+    indices: nl.NkiTensor
+
+
+def allocate_scores(rows, columns):
+    """Allocate as many scores for each row, followed by MISSING where they are fewer than a search takes."""
     result = nl.ndarray((rows, max(columns, LEAST_SEARCHED)), dtype=nl.float32, buffer=nl.sbuf)
     if columns < LEAST_SEARCHED:
         nisa.memset(dst=result[:, columns:LEAST_SEARCHED], value=MISSING)
     return result
 
 
-def largest(scores, count):
-    """The `count` largest of each row of scores and their places, rounded up to a multiple of eight: the lowest first.
+def find_largest(scores, count):
+    """Find the largest elements of each row of scores, `count` rounded up to a multiple of eight; keep the scores.
 
-    The scores are kept. A place that is none, which NaN gives, becomes the last one.
+    Equal scores come with the lowest index first. Where NaN leaves no index, the index becomes the last one.
     """
     rows = scores.shape[0]
-    found = multiple_of_eight(count)
-    values = nl.ndarray((rows, found), dtype=nl.float32, buffer=nl.sbuf)
-    places = nl.ndarray((rows, found), dtype=nl.uint32, buffer=nl.sbuf)
-    take_largest(values, places, scores, nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf))
-    return values, places
+    rounded = multiple_of_eight(count)
+    values = nl.ndarray((rows, rounded), dtype=nl.float32, buffer=nl.sbuf)
+    indices = nl.ndarray((rows, rounded), dtype=nl.uint32, buffer=nl.sbuf)
+    take_largest(values, indices, scores, nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf))
+    return Largest(values, indices)
 
 
-def valid_places(places, count, experts):
-    """The first `count` places as numbers of experts."""
-    result = nl.ndarray((places.shape[0], count), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=result, data=places[:, 0:count], op0=nl.minimum, operand0=float(experts - 1))
+def expert_ids(indices, selection):
+    """Return the first `top_k` indices as ids of experts, int32."""
+    result = nl.ndarray((indices.shape[0], selection.top_k), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.tensor_scalar(
+        dst=result,
+        data=indices[:, 0 : selection.top_k],
+        op0=nl.minimum,
+        operand0=float(selection.experts - 1),
+    )
     return result
 
 
-def softmax_choice(logits, experts, top_k, renormalise, grouping, scale):
-    """Weights [rows, K] and numbers of the experts with the largest logits, within the best groups."""
+def select_by_softmax(logits, selection):
+    """Select the experts with the largest logits [row, E]."""
     rows = logits.shape[0]
-    groups, top_groups = grouping
-    choice = within_groups(logits, groups, top_groups, 1) if top_groups < groups else logits
-    values, found = largest(choice, top_k)
-    lowered = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=lowered, data=values[:, 0:1], op0=nl.multiply, operand0=-1.0)
-    places = valid_places(found, top_k, experts)
+    experts, top_k = selection.experts, selection.top_k
+    choice = keep_best_groups(logits, selection, 1) if selection.top_groups < selection.groups else logits
+    largest = find_largest(choice, top_k)
+    negated = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=negated, data=largest.values[:, 0:1], op0=nl.multiply, operand0=-1.0)
+    ids = expert_ids(largest.indices, selection)
     total = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     weights = nl.ndarray((rows, top_k), dtype=nl.float32, buffer=nl.sbuf)
-    exponentials(weights, values[:, 0:top_k], lowered, total)
-    if not renormalise:
-        every = nl.ndarray((rows, experts), dtype=nl.float32, buffer=nl.sbuf)
-        exponentials(every, logits[:, 0:experts], lowered, total)
-    return divided(weights, total, scale), places
+    sum_exponentials(weights, largest.values[:, 0:top_k], negated, total)
+    if not selection.renormalise:
+        terms = nl.ndarray((rows, experts), dtype=nl.float32, buffer=nl.sbuf)
+        sum_exponentials(terms, logits[:, 0:experts], negated, total)
+    divide(weights, total, selection.scale)
+    return SelectedExperts(weights, ids)
 
 
-def exponentials(result, values, lowered, total):
-    """exp(value - largest) of each row, and their sum."""
+def sum_exponentials(result, values, negated, total):
+    """Write exp(value - largest) of each row, and their sum to `total`. negated: -largest."""
     nisa.activation(
         dst=result,
         op=nl.exp,
         data=values,
-        bias=lowered,
+        bias=negated,
         reduce_op=nl.add,
         reduce_res=total,
         reduce_cmd=nisa.reduce_cmd.reset_reduce,
     )
 
 
-def divided(weights, total, scale):
-    """Each row of weights divided by its total, times a number."""
+def divide(weights, total, scale):
+    """Divide each row of weights by its total, and multiply it by `scale`, in place."""
     inverse = nl.ndarray(total.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.reciprocal(dst=inverse, data=total)
     nisa.tensor_scalar(
         dst=weights, data=weights, op0=nl.multiply, operand0=inverse, op1=nl.multiply, operand1=scale
     )
-    return weights
 
 
-def sigmoid_choice(logits, experts, choice_bias, top_k, renormalise, grouping, scale):
-    """Weights [rows, K] and numbers of the experts with the largest sigmoid scores, within the best groups."""
+def select_by_sigmoid(logits, choice_bias, selection):
+    """Select the experts with the largest sigmoid scores of logits [row, E]. choice_bias: [row, E] or None."""
     rows = logits.shape[0]
-    groups, top_groups = grouping
+    experts, top_k = selection.experts, selection.top_k
     scores = nl.ndarray((rows, experts), dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=scores, op=nl.sigmoid, data=logits[:, 0:experts])
-    choice = searched(rows, experts)
+    choice = allocate_scores(rows, experts)
     if choice_bias is None:
         nisa.tensor_copy(dst=choice[:, 0:experts], src=scores)
     else:
         nisa.tensor_tensor(dst=choice[:, 0:experts], data1=scores, data2=choice_bias[0:rows, :], op=nl.add)
-    if top_groups < groups:
-        choice = within_groups(choice, groups, top_groups, 2)
-    places = valid_places(largest(choice, top_k)[1], top_k, experts)
-    at = nl.ndarray((rows, top_k), dtype=nl.uint32, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=at, src=places)
+    if selection.top_groups < selection.groups:
+        choice = keep_best_groups(choice, selection, 2)
+    ids = expert_ids(find_largest(choice, top_k).indices, selection)
+    indices = nl.ndarray((rows, top_k), dtype=nl.uint32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=indices, src=ids)
     weights = nl.ndarray((rows, top_k), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.nc_n_gather(dst=weights, data=scores, indices=at)
-    if not renormalise:
-        nisa.tensor_scalar(dst=weights, data=weights, op0=nl.multiply, operand0=scale)
-        return weights, places
+    nisa.nc_n_gather(dst=weights, data=scores, indices=indices)
+    if not selection.renormalise:
+        nisa.tensor_scalar(dst=weights, data=weights, op0=nl.multiply, operand0=selection.scale)
+        return SelectedExperts(weights, ids)
     total = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_reduce(dst=total, op=nl.add, data=weights, axis=1)
     nisa.tensor_scalar(dst=total, data=total, op0=nl.add, operand0=TINY)
-    return divided(weights, total, scale), places
+    divide(weights, total, selection.scale)
+    return SelectedExperts(weights, ids)
 
 
-def within_groups(choice, groups, top_groups, counted):
-    """The scores of the experts of the best groups, and MISSING for all others: [rows, E].
+def keep_best_groups(choice, selection, counted):
+    """Return the scores [row, E] of the experts of the best groups, and MISSING for all others.
 
     A group counts as the sum of its largest `counted` scores, one or two.
     """
     rows, experts = choice.shape
+    groups, top_groups = selection.groups, selection.top_groups
     size = experts // groups
     best = nl.ndarray((rows, groups, LEAST_SEARCHED), dtype=nl.float32, buffer=nl.sbuf)
     for group in range(groups):
         nisa.max8(dst=best[:, group, :], src=choice[:, group * size : (group + 1) * size])
-    sums = searched(rows, groups)
+    sums = allocate_scores(rows, groups)
     if counted == 1:
         nisa.tensor_copy(dst=sums[:, 0:groups], src=best[:, :, 0])
     else:
         nisa.tensor_tensor(dst=sums[:, 0:groups], data1=best[:, :, 0], data2=best[:, :, 1], op=nl.add)
-    places = nl.ndarray((rows, top_groups), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=places, src=largest(sums, top_groups)[1][:, 0:top_groups])
+    indices = nl.ndarray((rows, top_groups), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=indices, src=find_largest(sums, top_groups).indices[:, 0:top_groups])
     numbers = nl.ndarray((rows, groups), dtype=nl.float32, buffer=nl.sbuf)
     nisa.iota(dst=numbers, pattern=[[1, groups]])
     taken = nl.ndarray((rows, groups), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=taken, value=0.0)
     for i in range(top_groups):
         nisa.scalar_tensor_tensor(
-            dst=taken, data=numbers, op0=nl.equal, operand0=places[:, i : i + 1], op1=nl.add, operand1=taken
+            dst=taken, data=numbers, op0=nl.equal, operand0=indices[:, i : i + 1], op1=nl.add, operand1=taken
         )
     mask = nl.ndarray((rows, groups), dtype=nl.uint8, buffer=nl.sbuf)
     nisa.tensor_copy(dst=mask, src=taken)

@@ -44,7 +44,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "tiles.rows_at_once clamp: max(1, tiles) -> 1",
     ),
     "elements of which only the sum is used, which is added up in float32 before they are rounded": (
-        "experts.top_experts.softmax_choice dtype: (rows, experts) dtype=nl.float32 -> nl.int32",
+        "experts.top_experts.select_by_softmax dtype: (rows, experts) dtype=nl.float32 -> nl.int32",
     ),
     "chosen experts or all of them are loaded: the same sums, only time differs": (
         "experts_decode.experts_decode arithmetic: tokens * ids.shape[1] <= count -> *",
@@ -114,12 +114,12 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "weights.load_blocks_into dtype: tile.shape dtype=elements.dtype -> nl.bfloat16",
     ),
     "one more tile passes the first stage, and no other": (
-        "router.router arithmetic: step < len(tiles) -> step <= len(tiles)",
-        "router.router condition: if step < len(tiles) -> True",
+        "router.route_tiles arithmetic: step < len(tiles) -> step <= len(tiles)",
+        "router.route_tiles condition: if step < len(tiles) -> True",
     ),
     "another engine copies transposes to SBUF; only time differs": (
-        "router.router arithmetic: len(tiles) > 1 -> len(tiles) >= 1",
-        "router.router condition: if len(tiles) > 1 -> *",
+        "router.route_tiles arithmetic: len(tiles) > 1 -> len(tiles) >= 1",
+        "router.route_tiles condition: if len(tiles) > 1 -> *",
     ),
     "a copy more, of the same values": ("tiles.cast condition: if tile.dtype == dtype -> False",),
     "the step of a dim of size 1, or the leading step beside a vector_offset, which NKI ignores": (
@@ -134,8 +134,8 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "decode.rotation.quarter_turn value: value=0.0: 0.0 + 1",
     ),
     "all groups are the best ones": (
-        "experts.top_experts.*_choice condition: if top_groups < groups -> True",
-        "experts.top_experts.*_choice arithmetic: top_groups < groups -> top_groups <= groups",
+        "experts.top_experts.select_by_* condition: if selection.top_groups < selection.groups -> True",
+        "experts.top_experts.select_by_* arithmetic: selection.top_groups < selection.groups -> *<=*",
     ),
     "zero is added": ("projection.rows.repeated_row condition: if offset == 0.0 -> False",),
     "only distances of keys that are masked differ": (
