@@ -52,14 +52,13 @@ import nki.typing as nt
 import numpy as np
 
 from nki_kernels.delta.blocks import scratch_buffers
-from nki_kernels.delta.checks import check_arguments, gates_from
 from nki_kernels.delta.decay import decays
 from nki_kernels.delta.inverse import right_operands
 from nki_kernels.delta.masks import constants
 from nki_kernels.delta.order import issue_all
+from nki_kernels.delta.signature import Arguments, check_arguments, delta_rule_reference, select_gates
 from nki_kernels.delta.stages import bring_wave, chains_of
 from nki_kernels.delta.states import state_numbers
-from nki_kernels.precision import widened
 from nki_kernels.recurrent.ssd_between import Differences
 from nki_kernels.tiles import BANK, PARTITIONS, blocks, cast, load_repeated, ranges
 
@@ -83,8 +82,11 @@ def gated_delta(
     first=0,
 ):
     """The gated delta rule in chunks, its heads normalised and gated."""
-    gates = gates_from(gates, first, states)
-    check_arguments(qkv, gates, a_log, dt_bias, norm_weight, states, (state_slots, starts, counts), key_heads)
+    gates = select_gates(gates, first, states)
+    arguments = Arguments(
+        qkv, gates, a_log, dt_bias, norm_weight, states, state_slots, starts, counts, key_heads, eps
+    )
+    check_arguments(arguments)
     heads, depth, width = states.shape[1], states.shape[2], states.shape[3]
     y = nl.ndarray((qkv.shape[0], heads * width), dtype=qkv.dtype, buffer=nl.shared_hbm)
     if nl.program_id(0) > 0:
@@ -189,34 +191,19 @@ def gated_delta_reference(
     eps: float,
     first: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Token by token; outputs of padding follow from the state before it. States are updated in place."""
-    _, heads, depth, width = states.shape
-    tokens = len(qkv) // len(counts)
-    wide, side = widened(qkv), widened(gates)
-    q, k, v = np.split(wide, [key_heads * depth, 2 * key_heads * depth], axis=1)
-    z, b, a, _ = np.split(side[:, first:], [heads * width, heads * (width + 1), heads * (width + 2)], axis=1)
-    q, k = (unit_reference(each.reshape(len(qkv), key_heads, depth)) for each in (q, k))
-    q, k = (np.repeat(each, heads // key_heads, axis=1) for each in (q * depth**-0.5, k))
-    v = v.reshape(len(qkv), heads, width)
-    g = -np.exp(widened(a_log)) * np.logaddexp(a + widened(dt_bias), 0).astype(wide.dtype)
-    beta = 1 / (1 + np.exp(-b))
-    o = np.zeros_like(v)
-    for sequence, slot in enumerate(state_slots[:, 0]):
-        state = states[slot] * (starts[sequence, 0] != 0)
-        for token in range(tokens):
-            row = sequence * tokens + token
-            if token < counts[sequence, 0]:
-                state = state * np.exp(g[row])[:, None, None]
-                seen = (k[row][:, None, :] @ state)[:, 0]
-                write = beta[row][:, None] * (v[row] - seen)
-                state = state + k[row][:, :, None] * write[:, None, :]
-            o[row] = (q[row][:, None, :] @ state)[:, 0]
-        states[slot] = state
-    root = 1 / np.sqrt(np.mean(o * o, axis=2, keepdims=True) + wide.dtype.type(eps))
-    y = (o * root * widened(norm_weight)).reshape(z.shape) * (z / (1 + np.exp(-z)))
-    return y.astype(qkv.dtype), states
-
-
-def unit_reference(rows: np.ndarray) -> np.ndarray:
-    """Vectors divided by their lengths."""
-    return rows / np.sqrt(np.sum(rows * rows, axis=-1, keepdims=True) + rows.dtype.type(1e-6))
+    """Return outputs and states, token by token; states are updated in place."""
+    return delta_rule_reference(
+        Arguments(
+            qkv,
+            gates[:, first:],
+            a_log,
+            dt_bias,
+            norm_weight,
+            states,
+            state_slots,
+            starts,
+            counts,
+            key_heads,
+            eps,
+        )
+    )

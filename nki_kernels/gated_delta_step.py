@@ -15,10 +15,10 @@ Layout
     numbers of all pairs of sequence and head, a column of ones times them on a diagonal.
 
 Tiling
-    for up to 512 pairs of sequence and head, for as many units of four sequences and 8 heads as SBUF holds: load all
-        units; for each: both products; what its keys write, w = u / |k|, transposed to all lanes of their heads; k w^T
-        by the Scalar engine, added to the decayed states by Vector; store
-    The products of a unit are taken while the one before is added.
+    for up to 512 pairs of sequence and head, for batches of as many groups of four sequences and 8 heads as SBUF
+        holds: load all groups; for group i: both products; what its keys write, w = u / |k|, transposed to all lanes of
+        their heads; k w^T by the Scalar engine, added to the decayed states by Vector; store
+    The products of a group are taken while the one before is added: `advance_sequences` has the loop nest.
 
 Limits
     dk and dv up to 128; B up to 128; slots of up to 2^24 / 3 pieces, 43,690 of 8 heads of 128. Pieces are short where
@@ -34,42 +34,97 @@ Cost
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import nki
 import nki.isa as nisa
 import nki.language as nl
 import nki.typing as nt
 import numpy as np
 
-from nki_kernels.delta.checks import check_arguments, gates_from
 from nki_kernels.delta.lanes import (
     QUADRANT,
     ROUNDS,
     SEQUENCES,
     Lanes,
     decays_on_lanes,
-    keys_on_lanes,
-    piece_numbers,
-    places_of,
-    units_of,
+    first_pieces,
+    lane_offsets,
+    load_keys,
+    plan_lanes,
+    state_groups,
 )
 from nki_kernels.delta.output import exponentials, weigh
-from nki_kernels.delta.token_rows import (
-    Factors,
-    on_all_partitions,
-    scaled_values,
+from nki_kernels.delta.signature import Arguments, check_arguments, delta_rule_reference, select_gates
+from nki_kernels.delta.token_factors import (
+    DECAY,
+    QUERY,
+    READ,
+    SCORE,
+    WRITE,
+    begin_factors,
+    finish_factors,
+    repeat_on_partitions,
+    scale_values,
     store_outputs,
 )
-from nki_kernels.gated_delta import gated_delta_reference
 from nki_kernels.tiles import PARTITIONS, blocks, identity, load, load_repeated, ranges
 
 PAIRS = 512
-"""Pairs of sequence and head that are taken together: their numbers stand on every partition."""
+"""Pairs of sequence and head that are taken together: their factors are on every partition."""
 
 STATE_BYTES = 128 * 1024
 """Bytes of a partition that states take at most. So many are loaded before the first of them is stored."""
 
 ROW_BYTES = 144 * 1024
-"""Bytes of a partition that states and the rows of tokens share; the rest holds what belongs to units."""
+"""Bytes of a partition that states and the rows of tokens share; the other bytes hold tiles of groups."""
+
+
+@dataclass
+class LaneConstants(nl.NKIObject):
+    """Tiles that depend on the sizes of states only.
+
+    offsets: [128, 1], what a lane adds to its sequence's first piece. masks: of the lanes of two heads, [128, 1] each.
+    zeros: the states of a round, [128, element]. All are float32.
+    """
+
+    offsets: nl.NkiTensor
+    masks: list
+    zeros: nl.NkiTensor
+
+
+@dataclass
+class LaneStates(nl.NKIObject):
+    """The states in HBM, and the first pieces of lanes that are read and written: [lane, column] int32."""
+
+    lanes: Lanes
+    elements: nl.NkiTensor
+    read: nl.NkiTensor
+    written: nl.NkiTensor
+
+
+@dataclass
+class LaneKeys(nl.NKIObject):
+    """What multiplies the states of a group, and the group's keys: float32.
+
+    columns: [lane, key head, row, head of the quadrant, query and key]. keys: [lane, key head, row].
+    """
+
+    columns: nl.NkiTensor
+    keys: nl.NkiTensor
+
+
+@dataclass
+class TokenColumns(nl.NKIObject):
+    """Numbers of tokens with dv on the partitions, float32.
+
+    factors: [width, FACTORS, sequence, head]. values: times their factor, [width, sequence, head]. outputs: the same
+    shape; the groups fill it.
+    """
+
+    factors: nl.NkiTensor
+    values: nl.NkiTensor
+    outputs: nl.NkiTensor
 
 
 @nki.jit
@@ -87,229 +142,246 @@ def gated_delta_step(
     eps,
     first=0,
 ):
-    """One token of each sequence, its heads normalised and gated."""
-    gates = gates_from(gates, first, states)
-    check_arguments(qkv, gates, a_log, dt_bias, norm_weight, states, (state_slots, starts, counts), key_heads)
+    """Advance the states of sequences by one token, and return the tokens' outputs, normalised and gated."""
+    gates = select_gates(gates, first, states)
+    arguments = Arguments(
+        qkv, gates, a_log, dt_bias, norm_weight, states, state_slots, starts, counts, key_heads, eps
+    )
+    check_arguments(arguments)
     heads, width = states.shape[1], states.shape[3]
     sequences = counts.shape[0]
     assert qkv.shape[0] == sequences, f"{qkv.shape[0]} tokens, but {sequences} sequences of one token"
     y = nl.ndarray((sequences, heads * width), dtype=qkv.dtype, buffer=nl.shared_hbm)
     if nl.program_id(0) > 0:
         return y, states
-    lanes = Lanes(states, (0, sequences), key_heads)
-    place, masks = places_of(lanes)
+    lanes = plan_lanes(states, 0, sequences, key_heads)
+    offsets, masks = lane_offsets(lanes)
     zeros = nl.ndarray((PARTITIONS, lanes.rows * width), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=zeros, value=0.0, engine=nisa.engine.gpsimd)
-    case = {"states": states, "place": place, "masks": masks, "zeros": zeros, "eps": eps}
-    tokens = (qkv, gates, a_log, dt_bias, norm_weight)
+    constants = LaneConstants(offsets, masks, zeros)
     for start, end in ranges(0, sequences, sequences_at_once(heads)):
-        case["lanes"] = Lanes(states, (start, end), key_heads)
-        step(case, y, tokens, (state_slots, starts, counts))
+        advance_sequences(arguments, plan_lanes(states, start, end, key_heads), constants, y[start:end, :])
     return y, states
 
 
 def sequences_at_once(heads):
-    """Sequences that are taken together: whole units, if there are several."""
+    """Return how many sequences are taken together: whole groups, if there are several."""
     most = max(1, PAIRS // heads)
     return most if most < SEQUENCES else most // SEQUENCES * SEQUENCES
 
 
-def step(case, y, tokens, places):
-    """The tokens of the sequences of `lanes`."""
-    lanes = case["lanes"]
-    qkv, gates, a_log, dt_bias, norm_weight = tokens
-    state_slots, starts, counts = places
-    own, columns = slice(lanes.start, lanes.start + lanes.sequences), lanes.heads * lanes.width
-    phases = phases_of(lanes, row_bytes(lanes, qkv.dtype))
-    clear(case, phases[0][0])
-    chosen = identity(lanes.sequences, nl.uint8)
-    case["read"], case["written"] = piece_numbers(lanes, state_slots, starts, case["place"])
-    case["keys"] = keys_on_lanes(lanes, qkv)
-    factors = Factors(
-        qkv[own, :], gates[own, :], a_log, dt_bias, counts[own, :], lanes.key_heads, lanes.depth
-    )
-    z = load(gates[own, 0:columns], gates.dtype)
-    weight = load_repeated(norm_weight, lanes.sequences)
-    weights = exponentials(z, lanes.width)
-    load_states(case, phases[0])
-    for unit in phases[0][0:2]:
-        key_columns(case, unit)
-    multiply(case, phases[0][0])
-    numbers = on_all_partitions(factors.finish(), chosen)
-    case["numbers"] = numbers[0 : lanes.width, :, :, :]
-    values = factors.rows[:, qkv.shape[1] - columns : qkv.shape[1]]
-    case["values"] = scaled_values(values, case["numbers"][:, 1, :, :])
-    case["o"] = nl.ndarray(case["values"].shape, dtype=nl.float32, buffer=nl.sbuf)
-    combine(case, phases[0][0])
-    case["decays"] = decays_on_lanes(lanes, numbers[:, 0, :, :], case["masks"])
-    for number in range(len(phases)):
-        units = phases[number]
-        if number > 0:
-            load_states(case, units)
-            for unit in units[0:2]:
-                key_columns(case, unit)
-            multiply(case, units[0])
-            combine(case, units[0])
-        for unit in units[1:2]:
-            multiply(case, unit)
-        for at in range(len(units)):
-            for unit in units[at + 2 : at + 3]:
-                key_columns(case, unit)
-            advance(case, units[at], outer_products(case, units[at]))
-            if number == 0 and at == 0:
-                weigh(weights, z, weight)
-            for unit in units[at + 1 : at + 2]:
-                combine(case, unit)
-            for unit in units[at + 2 : at + 3]:
-                multiply(case, unit)
-    store_outputs(case["o"], weights, y[own, :], case["eps"])
+def advance_sequences(arguments, lanes, constants, y):
+    """Compute y and the new states of the sequences of `lanes`, in batches of groups of states in a software pipeline.
+
+    All states of a batch are loaded before its first products. Those of the first batch are on their way while the
+    factors of the tokens are computed. Then of group i:
+
+    Tensor engine                           Scalar engine                       Vector engine
+    writes of group i + 1 to its lanes      outer products of group i           add them to the states of group i; store
+    products of keys and group i + 2        keys of group i + 2                 writes and outputs of group i + 1
+    """
+    first, end = lanes.first_sequence, lanes.first_sequence + lanes.sequences
+    batches = plan_batches(lanes, row_bytes(lanes, arguments.qkv.dtype))
+    tiles = [copy_zeros(lanes, batches[0][0], constants.zeros)]
+
+    # The factors of the tokens: softplus, and all loads, before the first states.
+    diagonal = identity(lanes.sequences, nl.uint8)
+    read, written = first_pieces(lanes, arguments.state_slots, arguments.starts, constants.offsets)
+    states = LaneStates(lanes, arguments.states, read, written)
+    keys = load_keys(lanes, arguments.qkv)
+    token_rows = begin_factors(arguments, lanes)
+    value_columns = lanes.heads * lanes.width
+    z = load(arguments.gates[first:end, 0:value_columns], arguments.gates.dtype)
+    norm_weight = load_repeated(arguments.norm_weight, lanes.sequences)
+    gate_factors = exponentials(z, lanes.width)
+
+    # The first states, and the products of the first group.
+    load_states(states, batches[0], constants.zeros, tiles)
+    group_keys = []
+    for group in batches[0][0:2]:
+        group_keys.append(spread_keys(lanes, keys, group, constants.masks))
+    products = [multiply_states(lanes, batches[0][0], tiles[0], group_keys[0].columns)]
+    factors = repeat_on_partitions(finish_factors(token_rows), diagonal)
+    width_factors = factors[0 : lanes.width, :, :, :]
+    value_rows = token_rows.qkv[:, token_rows.qkv.shape[1] - value_columns : token_rows.qkv.shape[1]]
+    values = scale_values(value_rows, width_factors[:, WRITE, :, :])
+    outputs = nl.ndarray(values.shape, dtype=nl.float32, buffer=nl.sbuf)
+    tokens = TokenColumns(width_factors, values, outputs)
+    writes = [combine(lanes, tokens, batches[0][0], products[0])]
+    decays = decays_on_lanes(lanes, factors[:, DECAY, :, :], constants.masks)
+
+    for b in range(len(batches)):  # b: batch of groups
+        groups = batches[b]
+        if b > 0:
+            tiles, group_keys = [], []
+            load_states(states, groups, constants.zeros, tiles)
+            for group in groups[0:2]:
+                group_keys.append(spread_keys(lanes, keys, group, constants.masks))
+            products = [multiply_states(lanes, groups[0], tiles[0], group_keys[0].columns)]
+            writes = [combine(lanes, tokens, groups[0], products[0])]
+        if len(groups) > 1:
+            products.append(multiply_states(lanes, groups[1], tiles[1], group_keys[1].columns))
+        for i in range(len(groups)):  # i: group
+            if i + 2 < len(groups):
+                group_keys.append(spread_keys(lanes, keys, groups[i + 2], constants.masks))
+            outer = outer_products(lanes, groups[i], group_keys[i].keys, writes[i])
+            decay_and_add(lanes, groups[i], tiles[i], decays, outer)
+            store_states(states, groups[i], tiles[i])
+            if b == 0 and i == 0:
+                weigh(gate_factors, z, norm_weight)
+            if i + 1 < len(groups):
+                writes.append(combine(lanes, tokens, groups[i + 1], products[i + 1]))
+            if i + 2 < len(groups):
+                products.append(
+                    multiply_states(lanes, groups[i + 2], tiles[i + 2], group_keys[i + 2].columns)
+                )
+    store_outputs(tokens.outputs, gate_factors, y, arguments.eps)
 
 
 def row_bytes(lanes, dtype):
-    """Bytes of a partition that the rows of tokens take: q, k and v, z and its weights, and squares of q and k."""
+    """Return the bytes of a partition that rows of tokens take: q, k and v, z and its factors, squares of q and k."""
     keys, values = lanes.key_heads * lanes.depth, lanes.heads * lanes.width
-    own = 4 if dtype == nl.float32 else 2
-    return own * (2 * keys + 2 * values) + 4 * (values + 3 * keys)
+    item_bytes = 4 if dtype == nl.float32 else 2
+    return item_bytes * (2 * keys + 2 * values) + 4 * (values + 3 * keys)
 
 
-def phases_of(lanes, taken):
-    """Units whose states are loaded before the first of them is stored, beside so many bytes of a partition."""
-    rounds = min(ROUNDS, blocks(lanes.heads, lanes.share))
+def plan_batches(lanes, taken):
+    """Return lists of groups whose states fit into SBUF together, besides `taken` bytes of a partition."""
+    rounds = min(ROUNDS, blocks(lanes.heads, lanes.heads_per_quadrant))
     room = min(STATE_BYTES, ROW_BYTES - taken)
     most = max(1, room // (4 * rounds * lanes.rows * lanes.width))
-    units = units_of(lanes)
-    found = []
-    for first, end in ranges(0, len(units), most):
-        found.append(units[first:end])
-    return found
+    groups = state_groups(lanes)
+    batches = []
+    for first, end in ranges(0, len(groups), most):
+        batches.append(groups[first:end])
+    return batches
 
 
-def clear(case, unit):
-    """Zeros for the states of a unit, which stay where a sequence begins."""
-    lanes = case["lanes"]
-    rounds = (unit["heads"][1] - unit["heads"][0]) // lanes.share
-    shape = (unit["lanes"], rounds, lanes.rows * lanes.width)
-    unit["state"] = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-    for number in range(rounds):
-        nisa.tensor_copy(dst=unit["state"][:, number, :], src=case["zeros"][0 : unit["lanes"], :])
+def copy_zeros(lanes, group, zeros):
+    """Return zeros for the states of a group, [lane, round, element]: where a sequence begins they stay."""
+    rounds = (group.heads[1] - group.heads[0]) // lanes.heads_per_quadrant
+    tile = nl.ndarray((group.lanes(), rounds, zeros.shape[1]), dtype=nl.float32, buffer=nl.sbuf)
+    for i in range(rounds):  # i: round
+        nisa.tensor_copy(dst=tile[:, i, :], src=zeros[0 : group.lanes(), :])
+    return tile
 
 
-def load_states(case, units):
-    """The states of units, each [lane, round, element]."""
-    lanes = case["lanes"]
-    for unit in units:
-        if unit["state"] is None:
-            clear(case, unit)
-        for number in range(unit["state"].shape[1]):
-            source = lanes.in_hbm(case["states"], case["read"], unit, number, 1)
-            target = unit["state"][:, number : number + 1, :]
+def load_states(states, groups, zeros, tiles):
+    """Load the states of groups into tiles [lane, round, element]; append the tiles that are not allocated yet."""
+    for i in range(len(groups)):  # i: group
+        if i == len(tiles):
+            tiles.append(copy_zeros(states.lanes, groups[i], zeros))
+        for number in range(tiles[i].shape[1]):  # number: round
+            source = states.lanes.view_rounds(states.elements, states.read, groups[i], number, 1)
+            target = tiles[i][:, number : number + 1, :]
             nisa.dma_copy(dst=target, src=source, oob_mode=nisa.oob_mode.skip)
 
 
-def key_columns(case, unit):
-    """What multiplies states: [lane, key head, row, head of the quadrant, query and key] float32.
+def spread_keys(lanes, keys, group, masks):
+    """Return the keys of a group in float32, and what multiplies its states.
 
-    A lane has zeros for the other head of its quadrant. The keys of the unit are kept in float32, too.
+    keys: [lane, column, queries and keys, row]. A lane has zeros for the other head of its quadrant.
     """
-    lanes = case["lanes"]
-    count, low, high = unit["lanes"], unit["keys"][0], unit["keys"][1]
-    own = case["keys"][0:count, unit["column"], :, :]
-    columns = nl.ndarray((count, high - low, lanes.rows, lanes.share, 2), dtype=nl.float32, buffer=nl.sbuf)
-    for kind in range(2):
-        data = own[:, kind * lanes.key_heads + low : kind * lanes.key_heads + high, :]
-        for head in range(lanes.share):
-            scale = 1.0 if lanes.share == 1 else case["masks"][head][0:count, :]
-            nisa.activation(dst=columns[:, :, :, head, kind], op=nl.copy, data=data, scale=scale)
-    unit["columns"] = columns
-    unit["written_by"] = nl.ndarray((count, high - low, lanes.rows), dtype=nl.float32, buffer=nl.sbuf)
+    count, low, high = group.lanes(), group.key_heads[0], group.key_heads[1]
+    group_keys = keys[0:count, group.column, :, :]
+    shape = (count, high - low, lanes.rows, lanes.heads_per_quadrant, 2)
+    columns = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+    for i in range(2):  # i: queries, keys
+        data = group_keys[:, i * lanes.key_heads + low : i * lanes.key_heads + high, :]
+        for head in range(lanes.heads_per_quadrant):
+            scale = 1.0 if lanes.heads_per_quadrant == 1 else masks[head][0:count, :]
+            nisa.activation(dst=columns[:, :, :, head, i], op=nl.copy, data=data, scale=scale)
+    wide = nl.ndarray((count, high - low, lanes.rows), dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(
-        dst=unit["written_by"], op=nl.copy, data=own[:, lanes.key_heads + low : lanes.key_heads + high, :]
+        dst=wide, op=nl.copy, data=group_keys[:, lanes.key_heads + low : lanes.key_heads + high, :]
     )
+    return LaneKeys(columns, wide)
 
 
-def multiply(case, unit):
-    """S^T q and S^T k of all states of a unit, [width, sequence, head, 2] in PSUM."""
-    lanes = case["lanes"]
-    first, last = unit["heads"]
-    width = lanes.width
-    bank = nl.ndarray((width, unit["members"], last - first, 2), dtype=nl.float32, buffer=nl.psum)
-    for number in range((last - first) // lanes.share):
-        head = number * lanes.share
-        own = lanes.own_key(first + head) - unit["keys"][0]
-        for place in range(unit["members"]):
-            quadrant = slice(place * QUADRANT, (place + 1) * QUADRANT)
+def multiply_states(lanes, group, tile, columns):
+    """Return S^T q and S^T k of all states of a group, [width, sequence, head, 2] in PSUM."""
+    first, last = group.heads
+    width, share = lanes.width, lanes.heads_per_quadrant
+    bank = nl.ndarray((width, group.members, last - first, 2), dtype=nl.float32, buffer=nl.psum)
+    for i in range((last - first) // share):  # i: round
+        head = i * share
+        key_head = lanes.key_head(first + head) - group.key_heads[0]
+        for member in range(group.members):
+            quadrant = slice(member * QUADRANT, (member + 1) * QUADRANT)
             for row in range(lanes.rows):
                 nisa.nc_matmul(
-                    dst=bank[:, place, head : head + lanes.share, :],
-                    stationary=unit["state"][quadrant, number, row * width : (row + 1) * width],
-                    moving=unit["columns"][quadrant, own, row, :, :],
+                    dst=bank[:, member, head : head + share, :],
+                    stationary=tile[quadrant, i, row * width : (row + 1) * width],
+                    moving=columns[quadrant, key_head, row, :, :],
                     accumulate=row > 0,
                 )
-    unit["products"] = bank
+    return bank
 
 
-def combine(case, unit):
-    """What each key writes, u over its key's length: on the lanes of its head, [lane, round, width] in PSUM.
+def combine(lanes, tokens, group, products):
+    """Compute the outputs of a group, and return what its keys write: u over the key's length.
 
-    And the outputs of the unit, [width, sequence, head].
+    The latter is in PSUM on the lanes of its head, [lane, round, width].
     """
-    lanes = case["lanes"]
-    (first, last), own_sequences = unit["heads"], unit["sequences"]
-    products, numbers = unit["products"], case["numbers"][:, :, own_sequences, first:last]
-    shape = (lanes.width, unit["members"], last - first)
-    written = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=written, data1=products[:, :, :, 1], data2=numbers[:, 2, :, :], op=nl.multiply)
-    values = case["values"][:, own_sequences, first:last]
-    nisa.tensor_tensor(dst=written, data1=values, data2=written, op=nl.subtract)
-    bank = nl.ndarray(
-        (unit["lanes"], (last - first) // lanes.share, lanes.width), dtype=nl.float32, buffer=nl.psum
-    )
-    for number in range(bank.shape[1]):
-        own = written[:, :, number * lanes.share : (number + 1) * lanes.share]
-        nisa.nc_transpose(dst=bank[:, number, :], data=own.expand_dim(3).broadcast(3, lanes.lanes))
-    unit["written"] = bank
-    own = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=own, data1=written, data2=numbers[:, 4, :, :], op=nl.multiply)
-    o = case["o"][:, own_sequences, first:last]
-    nisa.tensor_tensor(dst=o, data1=products[:, :, :, 0], data2=numbers[:, 3, :, :], op=nl.multiply)
-    nisa.tensor_tensor(dst=o, data1=o, data2=own, op=nl.add)
+    first, last = group.heads
+    share = lanes.heads_per_quadrant
+    factors = tokens.factors[:, :, group.sequences, first:last]
+    values = tokens.values[:, group.sequences, first:last]
+    shape = (lanes.width, group.members, last - first)
+    writes = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=writes, data1=products[:, :, :, 1], data2=factors[:, READ, :, :], op=nl.multiply)
+    nisa.tensor_tensor(dst=writes, data1=values, data2=writes, op=nl.subtract)
+    shape = (group.lanes(), (last - first) // share, lanes.width)
+    on_lanes = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
+    for i in range(shape[1]):  # i: round
+        heads = writes[:, :, i * share : (i + 1) * share]
+        nisa.nc_transpose(dst=on_lanes[:, i, :], data=heads.expand_dim(3).broadcast(3, lanes.lanes_per_head))
+    scored = nl.ndarray(writes.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=scored, data1=writes, data2=factors[:, SCORE, :, :], op=nl.multiply)
+    outputs = tokens.outputs[:, group.sequences, first:last]
+    nisa.tensor_tensor(dst=outputs, data1=products[:, :, :, 0], data2=factors[:, QUERY, :, :], op=nl.multiply)
+    nisa.tensor_tensor(dst=outputs, data1=outputs, data2=scored, op=nl.add)
+    return on_lanes
 
 
-def outer_products(case, unit):
-    """The products of a unit's keys and what they write, [lane, row, width] of each round."""
-    lanes = case["lanes"]
-    found = []
-    for number in range(unit["written"].shape[1]):
-        outer = nl.ndarray((unit["lanes"], lanes.rows, lanes.width), dtype=nl.float32, buffer=nl.sbuf)
-        own = lanes.own_key(unit["heads"][0] + number * lanes.share) - unit["keys"][0]
+def outer_products(lanes, group, keys, writes):
+    """Return the products of a group's keys and what they write: a tile [lane, row, width] of each round."""
+    tiles = []
+    for i in range(writes.shape[1]):  # i: round
+        outer = nl.ndarray((group.lanes(), lanes.rows, lanes.width), dtype=nl.float32, buffer=nl.sbuf)
+        key_head = lanes.key_head(group.heads[0] + i * lanes.heads_per_quadrant) - group.key_heads[0]
         for row in range(lanes.rows):
             nisa.activation(
                 dst=outer[:, row, :],
                 op=nl.copy,
-                data=unit["written"][:, number, :],
-                scale=unit["written_by"][:, own, row : row + 1],
+                data=writes[:, i, :],
+                scale=keys[:, key_head, row : row + 1],
             )
-        found.append(outer)
-    return found
+        tiles.append(outer)
+    return tiles
 
 
-def advance(case, unit, outer):
-    """The new states of a unit: decayed, plus the outer products; stored."""
-    lanes = case["lanes"]
-    count, first = unit["lanes"], unit["heads"][0] // lanes.share
-    for number in range(len(outer)):
-        state = unit["state"][:, number, :]
+def decay_and_add(lanes, group, tile, decays, outer):
+    """Multiply the states of a group by their decays [lane, column, round], and add the outer products."""
+    count, first = group.lanes(), group.heads[0] // lanes.heads_per_quadrant
+    for i in range(len(outer)):  # i: round
+        state = tile[:, i, :]
         nisa.scalar_tensor_tensor(
             dst=state,
             data=state,
             op0=nl.multiply,
-            operand0=case["decays"][0:count, unit["column"], first + number : first + number + 1],
+            operand0=decays[0:count, group.column, first + i : first + i + 1],
             op1=nl.add,
-            operand1=outer[number].reshape((count, lanes.rows * lanes.width)),
+            operand1=outer[i].reshape((count, lanes.rows * lanes.width)),
         )
-    target = lanes.in_hbm(case["states"], case["written"], unit, 0, len(outer))
-    skips = nisa.oob_mode.skip if lanes.parts < lanes.lanes else nisa.oob_mode.error
-    nisa.dma_copy(dst=target, src=unit["state"], oob_mode=skips)
+
+
+def store_states(states, group, tile):
+    """Store the states of a group. Lanes without rows have a piece beyond all slots, which the DMA skips."""
+    lanes = states.lanes
+    target = lanes.view_rounds(states.elements, states.written, group, 0, tile.shape[1])
+    skips = nisa.oob_mode.skip if lanes.filled_lanes < lanes.lanes_per_head else nisa.oob_mode.error
+    nisa.dma_copy(dst=target, src=tile, oob_mode=skips)
 
 
 def gated_delta_step_reference(
@@ -326,7 +398,19 @@ def gated_delta_step_reference(
     eps: float,
     first: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The recurrence for one token of each sequence; states are updated in place."""
-    return gated_delta_reference(
-        qkv, gates, a_log, dt_bias, norm_weight, states, state_slots, starts, counts, key_heads, eps, first
+    """Return outputs and states of one token of each sequence; states are updated in place."""
+    return delta_rule_reference(
+        Arguments(
+            qkv,
+            gates[:, first:],
+            a_log,
+            dt_bias,
+            norm_weight,
+            states,
+            state_slots,
+            starts,
+            counts,
+            key_heads,
+            eps,
+        )
     )

@@ -97,7 +97,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "recurrent.ssd_shared.score arithmetic: REPEATED * groups * sizes.most -> (REPEATED * groups) + (sizes.most)",
     ),
     "an address behind the states is skipped, also one twice as far behind": (
-        "delta.lanes.places_of duplicate: nisa.tensor_tensor(dst=place, data1=place, data2=beyond, op=nl.add)",
+        "delta.lanes.lane_offsets duplicate: nisa.tensor_tensor(dst=offsets, data1=offsets, data2=beyond, op=nl.add)",
     ),
     "padding of one column more, which is loaded afterwards": (
         "convolution.windows.load_region bound: lower of end_column:width: end_column - 1",
@@ -150,7 +150,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "projection.spread_product.padding_operands bound: upper of chunks - 1:width:chunks: width - 1",
     ),
     "stored, joined or computed again from the same operands": (
-        "gated_delta_step.step duplicate: store_outputs(*",
+        "gated_delta_step.advance_sequences duplicate: store_outputs(*",
         "sampling.candidates.add_exponentials duplicate: nisa.activation(*",
         "sampling.candidates.find_candidates duplicate: add_exponentials(*",
         "lm_head.lm_head duplicate: nisa.dma_copy(dst=ids*",

@@ -1,0 +1,232 @@
+"""Factors of a decode step's tokens: lengths, decays and strengths, before its states; the norm of its outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.delta.chunks import LENGTH_EPS
+from nki_kernels.delta.output import gated_norm
+from nki_kernels.dma import COMPILER, transfer
+from nki_kernels.tiles import BANK, PARTITIONS, load, load_repeated, psum_slots, ranges
+
+DECAY = 0
+"""Index of exp(g) among the factors of a token and head."""
+
+WRITE = 1
+"""Index of the factor of values: beta over the key's length."""
+
+READ = 2
+"""Index of the factor of S^T k, which is subtracted from values."""
+
+QUERY = 3
+"""Index of the factor of S^T q."""
+
+SCORE = 4
+"""Index of the factor of a write in the token's output: q . k, with q divided by its length and by sqrt(dk)."""
+
+FACTORS = 5
+"""Factors of a token and head, see `finish_factors`."""
+
+BLOCK = 32
+"""Rows and columns that the Vector engine transposes."""
+
+
+@dataclass
+class TokenRows(nl.NKIObject):
+    """Tokens as rows, and what their factors follow from.
+
+    qkv: [B, columns]. logs: g and beta, [B, 2, heads] float32, until `finish_decays` softplus and an exponential.
+    rate: exp(a_log), [B, heads] float32. padding: [B, 1], 1 for padding. terms: q * q, k * k and q * k, the last one
+    from `sum_products` on: [B, 3, key heads, depth] float32.
+    """
+
+    qkv: nl.NkiTensor
+    logs: nl.NkiTensor
+    rate: nl.NkiTensor
+    padding: nl.NkiTensor
+    terms: nl.NkiTensor
+
+
+def begin_factors(arguments, lanes):
+    """Load the tokens of some sequences as rows, and begin their factors: softplus comes before all exponentials.
+
+    g = -exp(a_log) softplus(a + dt_bias) and beta = 1 / (1 + exp(-b)), where b and a are the last columns of the gates.
+    """
+    sequences, heads, key_heads, depth = lanes.sequences, lanes.heads, lanes.key_heads, lanes.depth
+    first, end = lanes.first_sequence, lanes.first_sequence + sequences
+    qkv = load(arguments.qkv[first:end, :], arguments.qkv.dtype)
+    counts = load(arguments.counts[first:end, :], nl.int32)
+    gates = arguments.gates[first:end, :]
+    columns = gates.shape[1]
+    raw = load(gates[:, columns - 2 * heads : columns], gates.dtype)
+    bias = load_repeated(arguments.dt_bias, sequences)
+    a_log = load_repeated(arguments.a_log, sequences)
+    logs = nl.ndarray((sequences, 2, heads), dtype=nl.float32, buffer=nl.sbuf)
+    rate = nl.ndarray(a_log.shape, dtype=nl.float32, buffer=nl.sbuf)
+    padding = nl.ndarray((sequences, 1), dtype=nl.uint8, buffer=nl.sbuf)
+    g, beta = logs[:, 0, :], logs[:, 1, :]
+    nisa.tensor_tensor(dst=g, data1=raw[:, heads : 2 * heads], data2=bias, op=nl.add)
+    nisa.tensor_scalar(dst=padding, data=counts, op0=nl.less, operand0=1)
+    nisa.activation(dst=g, op=nl.softplus, data=g)
+    nisa.activation(dst=rate, op=nl.exp, data=a_log)
+    nisa.activation(dst=beta, op=nl.exp, data=raw[:, 0:heads], scale=-1.0)
+    size = key_heads * depth
+    terms = nl.ndarray((sequences, 3, key_heads, depth), dtype=nl.float32, buffer=nl.sbuf)
+    squares = terms[:, 0:2, :, :].reshape((sequences, 2 * size))
+    nisa.activation(dst=squares, op=nl.square, data=qkv[:, 0 : 2 * size])
+    return TokenRows(qkv, logs, rate, padding, terms)
+
+
+def finish_decays(tokens):
+    """Finish g and beta in `logs`. Padding has 0 for both, which leaves the state unchanged."""
+    sequences, _, heads = tokens.logs.shape
+    g, beta = tokens.logs[:, 0, :], tokens.logs[:, 1, :]
+    nisa.tensor_scalar(dst=beta, data=beta, op0=nl.add, operand0=1.0)
+    nisa.reciprocal(dst=beta, data=beta)
+    nisa.scalar_tensor_tensor(
+        dst=g, data=g, op0=nl.multiply, operand0=-1.0, op1=nl.multiply, operand1=tokens.rate
+    )
+    across = tokens.padding.reshape((sequences, 1, 1)).broadcast(1, 2).broadcast(2, heads)
+    nisa.tensor_copy_predicated(dst=tokens.logs, src=0.0, predicate=across)
+
+
+def sum_products(tokens):
+    """Return q . q, k . k and q . k: [B, 3, key heads] float32."""
+    sequences, _, key_heads, depth = tokens.terms.shape
+    size = key_heads * depth
+    q, k = tokens.qkv[:, 0:size], tokens.qkv[:, size : 2 * size]
+    nisa.tensor_tensor(
+        dst=tokens.terms[:, 2, :, :].reshape((sequences, size)), data1=q, data2=k, op=nl.multiply
+    )
+    sums = nl.ndarray((sequences, 3, key_heads), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=sums, op=nl.add, data=tokens.terms, axis=3)
+    return sums
+
+
+def finish_factors(tokens):
+    """Return the factors of all tokens and heads, [B, FACTORS, heads] float32.
+
+    With c and d the inverse lengths of key and query, d over the root of the depth: exp(g), beta c,
+    exp(g) beta c^2, exp(g) d and (q . k) d, of the k and q of the arguments.
+    """
+    sequences, _, heads = tokens.logs.shape
+    key_heads, depth = tokens.terms.shape[2], tokens.terms.shape[3]
+    group = heads // key_heads
+    finish_decays(tokens)
+    sums = sum_products(tokens)
+    queries = inverse_roots(sums[:, 0, :], float(depth), depth * LENGTH_EPS)
+    keys = inverse_roots(sums[:, 1, :], 1.0, LENGTH_EPS)
+    result = nl.ndarray((sequences, FACTORS, heads), dtype=nl.float32, buffer=nl.sbuf)
+    factors = result.reshape((sequences, FACTORS, key_heads, group))
+    nisa.activation(dst=result[:, DECAY, :], op=nl.exp, data=tokens.logs[:, 0, :])
+    key_lengths = keys.reshape((sequences, key_heads, 1)).broadcast(2, group)
+    query_lengths = queries.reshape((sequences, key_heads, 1)).broadcast(2, group)
+    scores = sums[:, 2, :].reshape((sequences, key_heads, 1)).broadcast(2, group)
+    beta = tokens.logs[:, 1, :].reshape((sequences, key_heads, group))
+    decay, write, read = factors[:, DECAY, :, :], factors[:, WRITE, :, :], factors[:, READ, :, :]
+    nisa.tensor_tensor(dst=factors[:, SCORE, :, :], data1=scores, data2=query_lengths, op=nl.multiply)
+    nisa.tensor_tensor(dst=write, data1=beta, data2=key_lengths, op=nl.multiply)
+    nisa.tensor_tensor(dst=read, data1=write, data2=key_lengths, op=nl.multiply)
+    nisa.tensor_tensor(dst=read, data1=read, data2=decay, op=nl.multiply)
+    nisa.tensor_tensor(dst=factors[:, QUERY, :, :], data1=decay, data2=query_lengths, op=nl.multiply)
+    return result
+
+
+def inverse_roots(squares, scale, eps):
+    """Return 1 / sqrt(scale * squares + eps) of a tile [rows, columns]."""
+    bias = nl.ndarray((squares.shape[0], 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=bias, value=eps)
+    result = nl.ndarray(squares.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=result, op=nl.rsqrt, data=squares, scale=scale, bias=bias)
+    return result
+
+
+def repeat_on_partitions(rows, diagonal):
+    """Return rows [B, numbers, heads] on each of 128 partitions, [128, numbers, sequence, head].
+
+    diagonal: the identity [B, B] uint8. Each row is copied to its sequence's columns among zeros: of the terms of a sum
+    over the rows, one is not zero.
+    """
+    sequences, numbers, heads = rows.shape
+    spread = nl.ndarray((sequences, numbers, sequences, heads), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=spread, value=0.0)
+    on_diagonal = diagonal.reshape((sequences, 1, sequences, 1)).broadcast(1, numbers).broadcast(3, heads)
+    across = rows.reshape((sequences, numbers, 1, heads)).broadcast(2, sequences)
+    nisa.tensor_copy_predicated(dst=spread, src=across, predicate=on_diagonal)
+    ones = nl.ndarray((sequences, PARTITIONS), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=ones, value=1.0)
+    result = nl.ndarray((PARTITIONS, numbers, sequences, heads), dtype=nl.float32, buffer=nl.sbuf)
+    size = numbers * sequences * heads
+    flat, target = spread.reshape((sequences, size)), result.reshape((PARTITIONS, size))
+    for start, end in ranges(0, size, BANK):
+        bank = nl.ndarray((PARTITIONS, end - start), dtype=nl.float32, buffer=nl.psum)
+        nisa.nc_matmul(dst=bank, stationary=ones, moving=flat[:, start:end], accumulate=False)
+        nisa.activation(dst=target[:, start:end], op=nl.copy, data=bank)
+    return result
+
+
+def scale_values(rows, factors):
+    """Return values [B, heads * width] times factors [width, B, heads] float32, in the shape of the factors."""
+    width, _, heads = factors.shape
+    result = nl.ndarray(factors.shape, dtype=nl.float32, buffer=nl.sbuf)
+    for first, end in ranges(0, heads, BANK // PARTITIONS):
+        columns = transpose_heads(rows[:, first * width : end * width], width)
+        for head in range(first, end):
+            nisa.tensor_tensor(
+                dst=result[:, :, head],
+                data1=columns[:, head - first, :],
+                data2=factors[:, :, head],
+                op=nl.multiply,
+            )
+    return result
+
+
+def transpose_heads(rows, width):
+    """Return rows [B, heads * width] as columns [width, heads, B].
+
+    The Tensor engine of gen2 multiplies by an identity, where an undefined row reaches all: there by blocks of Vector.
+    """
+    sequences, heads = rows.shape[0], rows.shape[1] // width
+    if nisa.get_nc_version() != nisa.nc_version.gen2:
+        bank = psum_slots(width, heads, sequences, rows.dtype)
+        for head in range(heads):
+            nisa.nc_transpose(dst=bank[:, head, :], data=rows[:, head * width : (head + 1) * width])
+        return bank
+    result = nl.ndarray((width, heads, sequences), dtype=rows.dtype, buffer=nl.sbuf)
+    for head in range(heads):
+        for left, right in ranges(0, width, BLOCK):
+            for start, end in ranges(0, sequences, BLOCK):
+                nisa.nc_transpose(
+                    dst=result[left:right, head, start:end],
+                    data=rows[start:end, head * width + left : head * width + right],
+                    engine=nisa.engine.vector,
+                )
+    return result
+
+
+def store_outputs(o, factors, y, eps):
+    """Normalise and gate the outputs [width, B, heads], and store them as rows."""
+    width, sequences, heads = o.shape
+    for first, end in ranges(0, heads, BANK // PARTITIONS):
+        bank = nl.ndarray((sequences, end - first, width), dtype=nl.float32, buffer=nl.psum)
+        for head in range(first, end):
+            nisa.nc_transpose(dst=bank[:, head - first, :], data=o[:, :, head])
+        squares = nl.ndarray((sequences, end - first), dtype=nl.float32, buffer=nl.sbuf)
+        scratch = nl.ndarray((sequences, width), dtype=nl.float32, buffer=nl.sbuf)
+        for head in range(end - first):
+            nisa.activation(
+                dst=scratch,
+                op=nl.square,
+                data=bank[:, head, :],
+                reduce_op=nl.add,
+                reduce_res=squares[:, head : head + 1],
+                reduce_cmd=nisa.reduce_cmd.reset_reduce,
+            )
+        roots = inverse_roots(squares, 1.0 / width, eps)
+        result = gated_norm(bank, roots, factors[:, first:end, :], y.dtype)
+        transfer(
+            y[:, first * width : end * width], result.reshape((sequences, (end - first) * width)), COMPILER
+        )
