@@ -31,8 +31,8 @@ Tiling
     for chunks of 128 tokens, of each sequence and each four heads, four such units together:
         what needs no state (`delta/chunks.py`): scores of keys with keys and queries, decays, and the inverse of the
         triangle: blocks of 16 element by element (`delta/blocks.py`), which are then joined (`delta/inverse.py`).
-        The state through the chunk (`delta/walk.py`), three products after one another.
-        Steps of several of these stages are issued in turn (`delta/stages.py`, `delta/order.py`).
+        The state through the chunk (`delta/chunk_states.py`), three products after one another.
+        Steps of several of these stages are issued in turn (`plan_chains`, `delta/steps.py`, `delta/order.py`).
 
 Limits
     dk and dv up to 128; B up to 128. One physical core: of two the first does the work.
@@ -52,18 +52,32 @@ import nki.typing as nt
 import numpy as np
 
 from nki_kernels.delta.blocks import scratch_buffers
-from nki_kernels.delta.decay import decays
+from nki_kernels.delta.decay import chunk_decays
 from nki_kernels.delta.inverse import right_operands
-from nki_kernels.delta.masks import constants
-from nki_kernels.delta.order import issue_all
+from nki_kernels.delta.masks import chunk_constants
+from nki_kernels.delta.order import Chain, Step, issue_all
 from nki_kernels.delta.signature import Arguments, check_arguments, delta_rule_reference, select_gates
-from nki_kernels.delta.stages import bring_wave, chains_of
-from nki_kernels.delta.states import state_numbers
+from nki_kernels.delta.states import slot_numbers
+from nki_kernels.delta.steps import (
+    IDLE,
+    end_steps,
+    invert_steps,
+    join_steps,
+    prepare_steps,
+    run_load,
+    run_load_sums,
+    state_steps,
+    weigh_steps,
+)
+from nki_kernels.delta.units import HEADS, Prompt, plan_waves
 from nki_kernels.recurrent.ssd_between import Differences
-from nki_kernels.tiles import BANK, PARTITIONS, blocks, cast, load_repeated, ranges
+from nki_kernels.tiles import PARTITIONS, cast, load_repeated
 
-HEADS = BANK // PARTITIONS
-"""Heads whose [128, 128] tiles share a PSUM bank."""
+AHEAD = 3
+"""Waves on their way at a time."""
+
+SUMS_AHEAD = 2
+"""Waves whose decays are on their way at a time: `Differences` has tiles for eight units, two waves."""
 
 
 @nki.jit
@@ -81,100 +95,68 @@ def gated_delta(
     eps,
     first=0,
 ):
-    """The gated delta rule in chunks, its heads normalised and gated."""
+    """Apply the gated delta rule in chunks, and return the tokens' outputs, normalised and gated."""
     gates = select_gates(gates, first, states)
     arguments = Arguments(
         qkv, gates, a_log, dt_bias, norm_weight, states, state_slots, starts, counts, key_heads, eps
     )
     check_arguments(arguments)
-    heads, depth, width = states.shape[1], states.shape[2], states.shape[3]
+    heads, width = states.shape[1], states.shape[3]
     y = nl.ndarray((qkv.shape[0], heads * width), dtype=qkv.dtype, buffer=nl.shared_hbm)
     if nl.program_id(0) > 0:
         return y, states
-    fixed = constants(qkv.dtype)
-    case = {
-        "qkv": qkv,
-        "gates": gates,
-        "y": y,
-        "depth": depth,
-        "width": width,
-        "key_width": key_heads * depth,
-        "group": heads // key_heads,
-        "constants": fixed,
-        "weight": cast(load_repeated(norm_weight, PARTITIONS), nl.float32),
-        "eps": eps,
-        "states": states,
-        "slots": state_numbers(state_slots, starts, states.shape[0]),
-    }
-    waves = waves_of(units_of(case, counts.shape[0], heads), qkv.dtype)
+    constants = chunk_constants(qkv.dtype)
+    weight = cast(load_repeated(norm_weight, PARTITIONS), nl.float32)
+    slots = slot_numbers(state_slots, starts, states.shape[0])
+    waves = plan_waves(arguments)
     most = 0
     for wave in waves:
-        most = max(most, wave["heads"])
-    case["scratch_buffers"] = scratch_buffers(most, qkv.dtype)
-    case["right_operands"] = right_operands(HEADS, qkv.dtype)
-    bring_wave(case, waves[0])
-    case["decays"] = decays(gates, heads * width, a_log, dt_bias, counts, fixed)
-    case["differences"] = Differences() if "rows" in case["decays"] else None
-    issue_all(case, chains_of(waves))
+        most = max(most, wave.heads)
+    scratch = scratch_buffers(most, qkv.dtype)
+    prompt = Prompt(arguments, y, constants, weight, slots, scratch, right_operands(HEADS, qkv.dtype))
+    run_load(prompt, waves[0])
+    prompt.decays = chunk_decays(arguments, constants)
+    prompt.differences = Differences() if prompt.decays.rows is not None else None
+    issue_all(prompt, plan_chains(waves))
     return y, states
 
 
-def units_of(case, sequences, heads):
-    """Chunks of each sequence and each few heads, all first chunks before the second ones."""
-    tokens = case["qkv"].shape[0] // sequences
-    count = blocks(tokens)
-    group = case["group"]
-    held = {}
-    units = []
-    for start, end in ranges(0, tokens):
-        chunk = start // PARTITIONS
-        for sequence in range(sequences):
-            for first, last in head_ranges(heads, group):
-                name = f"{sequence} {first}"
-                if chunk == 0:
-                    held[name] = {"sequence": sequence, "heads": (first, last), "wide": None, "narrow": None}
-                unit = {
-                    "rows": (sequence * tokens + start, sequence * tokens + end),
-                    "column": sequence * count + chunk,
-                    "heads": (first, last),
-                    "keys": (first // group, (last - 1) // group + 1),
-                    "group": min(group, last - first),
-                    "state": held[name],
-                    "last": chunk + 1 == count,
-                }
-                units.append(unit)
-    return units
+def plan_chains(waves):
+    """Return the chains of all waves; the first wave's operands are loaded. `issue_all` interleaves their steps.
+
+    chain of wave w     steps                                          waits for
+    load                DMAs of operands and states                    load w - 1, outputs w - AHEAD
+    sums                DMAs of sums of decays                         scores w - SUMS_AHEAD
+    scores              keys, decays, transposes, -A and P             load, sums, scores w - 1
+    inverse             blocks of 16, by way of HBM                    scores, inverse w - 1
+    weigh               scaled keys, factors of outputs                scores, weigh w - 1
+    join                joins blocks to the inverse                    inverse, weigh, join w - 1
+    state               the state through the chunks                   join, state w - 1
+    outputs             the last outputs                               state
+    """
+    chains, scores, outputs = [], [], []
+    load, inverse, weigh, join, state = [], [], [], [], []
+    for w in range(len(waves)):  # w: wave
+        wave = waves[w]
+        load_steps = [Step(run_load, wave, IDLE, 2500)] if w > 0 else []
+        load = [Chain(load_steps, load + before_last(outputs, AHEAD))]
+        sums = [Chain([Step(run_load_sums, wave, IDLE, 2500)], before_last(scores, SUMS_AHEAD))]
+        scores.append(Chain(prepare_steps(wave), load + sums + before_last(scores, 1)))
+        scored = before_last(scores, 1)
+        inverse = [Chain(invert_steps(wave), scored + inverse)]
+        weigh = [Chain(weigh_steps(wave), scored + weigh)]
+        join = [Chain(join_steps(wave), inverse + weigh + join)]
+        state = [Chain(state_steps(wave), join + state)]
+        outputs.append(Chain(end_steps(wave), state))
+        chains.extend(load + sums + scored + inverse + weigh + join + state + before_last(outputs, 1))
+    return chains
 
 
-def head_ranges(heads, group):
-    """Ranges of up to four heads: those of whole key heads, or some of one."""
-    if group <= HEADS:
-        return ranges(0, heads, HEADS // group * group)
-    found = []
-    for first in range(0, heads, group):
-        found.extend(ranges(first, first + group, HEADS))
-    return found
-
-
-def waves_of(units, dtype):
-    """Units that go through the stages together."""
-    size = AT_ONCE if dtype == nl.bfloat16 else 1
-    waves = []
-    for first, end in ranges(0, len(units), size):
-        heads = 0
-        wave = {"number": len(waves), "units": units[first:end]}
-        for number in range(first, end):
-            unit = units[number]
-            unit["number"] = number
-            unit["at"] = (heads, heads + unit["heads"][1] - unit["heads"][0])
-            heads = unit["at"][1]
-        wave["heads"] = heads
-        waves.append(wave)
-    return waves
-
-
-AT_ONCE = 4
-"""Units of a wave in bfloat16."""
+def before_last(chains, count):
+    """Return a list of the chain that is the last but `count` - 1; an empty one if there are fewer."""
+    if len(chains) < count:
+        return []
+    return [chains[len(chains) - count]]
 
 
 def gated_delta_reference(

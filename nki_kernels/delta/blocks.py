@@ -10,6 +10,8 @@ loaded as squares of 64 with nothing beside the blocks.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import nki.isa as nisa
 import nki.language as nl
 
@@ -30,116 +32,144 @@ IN_TURN = 3
 """Waves whose inverses are on their way through HBM."""
 
 
+@dataclass
+class ScratchBuffers(nl.NKIObject):
+    """Buffers in HBM: triangles [half, row, head, column], and inverses [y or x, half, row, head, column]."""
+
+    triangles: nl.NkiTensor
+    inverses: nl.NkiTensor
+
+
+@dataclass
+class BlockInverse(nl.NKIObject):
+    """Blocks of -A transposed of a wave, and their inverses y: [half and block and head, row, column].
+
+    y is float32. terms: of the latest product of a level, [row of block, pair, row, column, term] float32. inner: the
+    first product of the level, [row of block, pair, row, column] float32.
+    """
+
+    blocks: nl.NkiTensor
+    y: nl.NkiTensor | None = None
+    terms: nl.NkiTensor | None = None
+    inner: nl.NkiTensor | None = None
+
+
 def scratch_buffers(heads, dtype):
-    """Buffers in HBM, used in turn: triangles [half, row, head, column]; zeros [y or x, half, row, head, column]."""
+    """Return the buffers that waves of up to `heads` heads use in turn; the inverses are zeros."""
     zeros = nl.ndarray((PARTITIONS, 2 * 2 * SQUARE // PARTITIONS * heads), dtype=dtype, buffer=nl.sbuf)
     nisa.memset(dst=zeros, value=0.0)
-    found = []
+    buffers = []
     for _ in range(IN_TURN):
         shape = (2, HALF, heads, HALF)
         triangles = nl.ndarray(shape, dtype=dtype, buffer=nl.private_hbm, name="triangles")
         inverses = nl.ndarray((2, 2, HALF, heads, HALF), dtype=dtype, buffer=nl.private_hbm, name="inverses")
         transfer(inverses, zeros, COMPILER)
-        found.append((triangles, inverses))
-    return found
+        buffers.append(ScratchBuffers(triangles, inverses))
+    return buffers
 
 
-def send(case, wave):
-    """Store both halves of -A transposed."""
-    negated = wave["negated"]
+def store_triangles(negated, triangles):
+    """Store both halves of -A transposed, [j, head, i], to HBM."""
     heads = negated.shape[1]
-    kept = case["scratch_buffers"][wave["number"] % IN_TURN][0]
     for half in range(2):
-        part = slice(half * HALF, half * HALF + HALF)
-        target = kept[half, :, 0:heads, :]
-        transfer(target, negated[part, :, part], COMPILER)
+        tokens = slice(half * HALF, half * HALF + HALF)
+        target = triangles[half, :, 0:heads, :]
+        transfer(target, negated[tokens, :, tokens], COMPILER)
 
 
-def bring(case, wave):
-    """Blocks of -A transposed, [half and block and head, row, column]."""
-    negated = wave["negated"]
-    heads = negated.shape[1]
-    kept = case["scratch_buffers"][wave["number"] % IN_TURN][0]
+def load_blocks(triangles, heads):
+    """Load the blocks of -A transposed, [half and block and head, row, column]."""
     shape = (2 * IN_HALF * heads, BLOCK, BLOCK)
-    wave["blocks"] = nl.ndarray(shape, dtype=negated.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=wave["blocks"], src=kept.ap(pattern=diagonal(kept.shape[2], heads)))
+    blocks = nl.ndarray(shape, dtype=triangles.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=blocks, src=triangles.ap(pattern=diagonal(triangles.shape[2], heads)))
+    return blocks
 
 
 def diagonal(most, heads):
-    """The blocks of squares [half, row, head of `most`, column] as [half, block, head, row, column]."""
+    """Return the pattern of the blocks of squares [half, row, head of `most`, column].
+
+    Its dims are [half, block, head, row, column].
+    """
     row = most * HALF
     return [[HALF * row, 2], [BLOCK * (row + 1), IN_HALF], [HALF, heads], [row, BLOCK], [1, BLOCK]]
 
 
-def begin(case, wave):
-    """Blocks of two: their inverses are 1 less what is beside the diagonal."""
-    blocks = wave["blocks"]
+def invert_pairs(blocks, unit_block):
+    """Return the inverses of blocks of two, float32: 1 less the element off the diagonal."""
     rows = blocks.shape[0]
-    wave["y"] = nl.ndarray(blocks.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=wave["y"], src=case["constants"]["block"][0:rows, :, :])
-    beside = [[BLOCK * BLOCK, rows], [2 * (BLOCK + 1), BLOCK // 2]]
-    nisa.tensor_copy(dst=wave["y"].ap(pattern=beside, offset=1), src=blocks.ap(pattern=beside, offset=1))
+    y = nl.ndarray(blocks.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=y, src=unit_block[0:rows, :, :])
+    off_diagonal = [[BLOCK * BLOCK, rows], [2 * (BLOCK + 1), BLOCK // 2]]
+    nisa.tensor_copy(dst=y.ap(pattern=off_diagonal, offset=1), src=blocks.ap(pattern=off_diagonal, offset=1))
+    return y
 
 
-def multiply(case, part):
-    """The terms of a product of a level: [row of block, pair, row, column, term] float32."""
-    wave, size, second = part
-    rows, pairs = wave["y"].shape[0], BLOCK // (2 * size)
+def first_terms(blocks, y, size):
+    """Return the terms of the first product of a level, [row of block, pair, row, column, term] float32."""
+    rows, pairs = y.shape[0], BLOCK // (2 * size)
     step = 2 * size * (BLOCK + 1)
     pitch = BLOCK * BLOCK
-    left = [[pitch, rows], [step, pairs], [BLOCK, size], [0, size], [1, size]]
-    if second:
-        first = wave["y"].ap(pattern=left)
-        whole = pairs * size * size
-        right = wave["inner"].ap(
-            pattern=[[whole, rows], [size * size, pairs], [0, size], [1, size], [size, size]]
-        )
-    else:
-        first = wave["blocks"].ap(pattern=left, offset=size)
-        right = wave["y"].ap(
-            pattern=[[pitch, rows], [step, pairs], [0, size], [1, size], [BLOCK, size]],
-            offset=size * (BLOCK + 1),
-        )
-    wave["terms"] = nl.ndarray((rows, pairs, size, size, size), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=wave["terms"], data1=first, data2=right, op=nl.multiply, engine=nisa.engine.gpsimd)
+    left = blocks.ap(pattern=[[pitch, rows], [step, pairs], [BLOCK, size], [0, size], [1, size]], offset=size)
+    right = y.ap(
+        pattern=[[pitch, rows], [step, pairs], [0, size], [1, size], [BLOCK, size]],
+        offset=size * (BLOCK + 1),
+    )
+    return multiply_terms(left, right)
 
 
-def add_up(case, part):
-    """A product of a level; the second one is what the inverses of twice the size have beside the diagonal."""
-    wave, size, second = part
-    rows, pairs = wave["y"].shape[0], BLOCK // (2 * size)
-    if second:
-        pattern = [[BLOCK * BLOCK, rows], [2 * size * (BLOCK + 1), pairs], [BLOCK, size], [1, size]]
-        target = wave["y"].ap(pattern=pattern, offset=size)
-    else:
-        wave["inner"] = nl.ndarray((rows, pairs, size, size), dtype=nl.float32, buffer=nl.sbuf)
-        target = wave["inner"]
-    nisa.tensor_reduce(dst=target, op=nl.add, data=wave["terms"], axis=4)
+def second_terms(y, inner, size):
+    """Return the terms of the second product of a level, in the layout of the first ones."""
+    rows, pairs = y.shape[0], BLOCK // (2 * size)
+    step = 2 * size * (BLOCK + 1)
+    left = y.ap(pattern=[[BLOCK * BLOCK, rows], [step, pairs], [BLOCK, size], [0, size], [1, size]])
+    right = inner.ap(
+        pattern=[
+            [pairs * size * size, rows],
+            [size * size, pairs],
+            [0, size],
+            [1, size],
+            [size, size],
+        ]
+    )
+    return multiply_terms(left, right)
 
 
-def send_back(case, wave):
-    """Store the inverses, transposed (y) and not (x)."""
-    y = wave["y"]
-    rows, dtype = y.shape[0], wave["blocks"].dtype
-    heads = wave["negated"].shape[1]
-    both = nl.ndarray((rows, 2, BLOCK, BLOCK), dtype=dtype, buffer=nl.sbuf)
+def multiply_terms(left, right):
+    """Multiply element by element on GpSimd: float32."""
+    terms = nl.ndarray(left.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=terms, data1=left, data2=right, op=nl.multiply, engine=nisa.engine.gpsimd)
+    return terms
+
+
+def sum_inner(terms):
+    """Return the first product of a level, [row of block, pair, row, column] float32."""
+    inner = nl.ndarray(terms.shape[0:4], dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=inner, op=nl.add, data=terms, axis=4)
+    return inner
+
+
+def sum_into(y, terms, size):
+    """Write the second product of a level to y: the inverses of twice the size have it off their diagonal."""
+    rows, pairs = y.shape[0], BLOCK // (2 * size)
+    pattern = [[BLOCK * BLOCK, rows], [2 * size * (BLOCK + 1), pairs], [BLOCK, size], [1, size]]
+    nisa.tensor_reduce(dst=y.ap(pattern=pattern, offset=size), op=nl.add, data=terms, axis=4)
+
+
+def store_inverses(y, inverses, heads):
+    """Store the inverses, transposed (y) and not (x), to HBM."""
+    rows = y.shape[0]
+    both = nl.ndarray((rows, 2, BLOCK, BLOCK), dtype=inverses.dtype, buffer=nl.sbuf)
     nisa.tensor_copy(dst=both[:, 0, :, :], src=y)
     across = y.ap(pattern=[[BLOCK * BLOCK, rows], [1, BLOCK], [BLOCK, BLOCK]])
     nisa.activation(dst=both[:, 1, :, :], op=nl.copy, data=across)
-    kept = case["scratch_buffers"][wave["number"] % IN_TURN][1]
-    most = kept.shape[3]
+    most = inverses.shape[3]
     pattern = diagonal(most, heads)
     pattern.insert(3, [2 * SQUARE * most, 2])
-    transfer(kept.ap(pattern=pattern), both, COMPILER)
+    transfer(inverses.ap(pattern=pattern), both, COMPILER)
 
 
-def bring_back(case, wave):
-    """Both inverses, y and x, as squares of both halves with zeros: [row, head, column]."""
-    heads, dtype = wave["negated"].shape[1], wave["negated"].dtype
-    kept = case["scratch_buffers"][wave["number"] % IN_TURN][1]
-    squares = []
-    for side in range(2):
-        tile = nl.ndarray((PARTITIONS, heads, HALF), dtype=dtype, buffer=nl.sbuf)
-        nisa.dma_copy(dst=tile, src=kept[side, :, :, 0:heads, :])
-        squares.append(tile)
-    wave["squares"] = squares
+def load_squares(inverses, side, heads):
+    """Load the inverses y (side 0) or x (1) as squares of both halves with zeros: [row, head, column]."""
+    tile = nl.ndarray((PARTITIONS, heads, HALF), dtype=inverses.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=inverses[side, :, :, 0:heads, :])
+    return tile

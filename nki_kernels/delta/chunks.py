@@ -1,4 +1,4 @@
-"""One chunk of 128 tokens of some heads: what does not need the state; `delta/walk.py` takes the state through it.
+"""One chunk of 128 tokens of some heads: what needs no state; `delta/chunk_states.py` takes the state through it.
 
     u = X (v - (exp(G) k) S),   o = exp(G) (q S) + P u,   S' = exp(G_end) S + (exp(G_end - G) beta k)^T u
 
@@ -13,8 +13,8 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.delta.blocks import HALF
-from nki_kernels.delta.decay import at_once
-from nki_kernels.delta.output import gate_factors
+from nki_kernels.delta.decay import columns_together
+from nki_kernels.delta.units import Operands, SumRows
 from nki_kernels.recurrent.ssd_between import HALF as ROWS
 from nki_kernels.tiles import PARTITIONS
 
@@ -22,57 +22,41 @@ LENGTH_EPS = 1e-6
 """Added to the squared length of queries and keys."""
 
 
-def load_part(case, unit, columns, first, end):
-    """Columns first … end of the unit's rows of an array [T, .]; zeros behind the last row of a sequence."""
-    tile = nl.ndarray((PARTITIONS, end - first), dtype=columns.dtype, buffer=nl.sbuf)
-    start, stop = unit["rows"]
-    if stop - start < PARTITIONS:
+def load_rows(array, rows, columns):
+    """Load rows (first, end) and columns (first, end) of an array [T, .]: 128 rows, zeros after the last one."""
+    (start, end), (first, last) = rows, columns
+    tile = nl.ndarray((PARTITIONS, last - first), dtype=array.dtype, buffer=nl.sbuf)
+    if end - start < PARTITIONS:
         nisa.memset(dst=tile, value=0.0)
-    nisa.dma_copy(dst=tile[0 : stop - start, :], src=columns[start:stop, first:end])
+    nisa.dma_copy(dst=tile[0 : end - start, :], src=array[start:end, first:last])
     return tile
 
 
-def load(case, unit):
-    """Bring queries, keys, values and output gates of the unit's heads."""
-    (first, end), (first_key, end_key) = unit["heads"], unit["keys"]
-    depth, width = case["depth"], case["width"]
-    key = case["key_width"]
-    unit["q"] = load_part(case, unit, case["qkv"], first_key * depth, end_key * depth)
-    unit["k"] = load_part(case, unit, case["qkv"], key + first_key * depth, key + end_key * depth)
-    unit["v"] = load_part(case, unit, case["qkv"], 2 * key + first * width, 2 * key + end * width)
-    unit["z"] = load_part(case, unit, case["gates"], first * width, end * width)
+def load_operands(arguments, unit):
+    """Load queries, keys, values and output gates of a unit's heads."""
+    (first, end), (first_key, end_key) = unit.heads, unit.key_heads
+    qkv, depth, width = arguments.qkv, arguments.states.shape[2], arguments.states.shape[3]
+    keys = arguments.key_heads * depth
+    q = load_rows(qkv, unit.rows, (first_key * depth, end_key * depth))
+    k = load_rows(qkv, unit.rows, (keys + first_key * depth, keys + end_key * depth))
+    v = load_rows(qkv, unit.rows, (2 * keys + first * width, 2 * keys + end * width))
+    z = load_rows(arguments.gates, unit.rows, (first * width, end * width))
+    return Operands(q, k, v, z)
 
 
-def load_sums(case, unit):
-    """Rows whose product has the logarithms of the decays between a unit's tokens."""
-    first, end = unit["heads"]
-    heads = case["states"].shape[1]
-    together = at_once(heads)
-    at = unit["column"] * heads
-    place = at % together
-    rows = case["decays"]["rows"][at // together]
-    return case["differences"].bring(rows, (place + first, place + end))
-
-
-def begin_wave(case, wave):
-    """A tile of all triangles of a wave."""
-    shape = (PARTITIONS, wave["heads"], PARTITIONS)
-    wave["negated"] = nl.ndarray(shape, dtype=case["qkv"].dtype, buffer=nl.sbuf)
-    for unit in wave["units"]:
-        unit["negated"] = wave["negated"][:, unit["at"][0] : unit["at"][1], :]
-
-
-def split(case, wave):
-    """The inverses of a wave's blocks, unit by unit."""
-    y, x = wave["squares"]
-    for unit in wave["units"]:
-        first, end = unit["at"]
-        unit["y"], unit["x"] = y[:, first:end, :], x[:, first:end, :]
-        unit["joined"] = []
+def load_sums(differences, decays, unit):
+    """Load the rows whose product has the logarithms of the decays between a unit's tokens."""
+    first, end = unit.heads
+    heads = decays.g.shape[2]
+    together = columns_together(heads)
+    column = unit.column * heads
+    start = column % together
+    keys, queries, row = differences.bring(decays.rows[column // together], (start + first, start + end))
+    return SumRows(keys, queries, row)
 
 
 def squared_lengths(tile, depth):
-    """The squared length of each head of rows [128, heads * depth]: [128, heads] float32."""
+    """Return the squared length of each head of rows [128, heads * depth]: [128, heads] float32."""
     heads = tile.shape[1] // depth
     squares = nl.ndarray((PARTITIONS, heads), dtype=nl.float32, buffer=nl.sbuf)
     scratch = nl.ndarray((PARTITIONS, depth), dtype=tile.dtype, buffer=nl.sbuf)
@@ -88,21 +72,21 @@ def squared_lengths(tile, depth):
     return squares
 
 
-def inverse_lengths(squares):
-    """1 / sqrt(squares + 1e-6), in place."""
+def invert_lengths(squares):
+    """Replace squares by 1 / sqrt(squares + 1e-6)."""
     nisa.tensor_scalar(
         dst=squares, data=squares, op0=nl.add, operand0=LENGTH_EPS, op1=nl.power, operand1=-0.5
     )
 
 
-def scaled(dst, data, columns):
-    """Elements [rows, heads, n] times a number of their row and head, [rows, heads], on GpSimd."""
+def scale_heads(dst, data, columns):
+    """Multiply elements [rows, heads, n] by a number of their row and head, [rows, heads], on GpSimd."""
     across = columns.reshape((columns.shape[0], columns.shape[1], 1)).broadcast(2, dst.shape[2])
     nisa.tensor_tensor(dst=dst, data1=data, data2=across, op=nl.multiply, engine=nisa.engine.gpsimd)
 
 
-def transposed(tile):
-    """Rows [128, heads, depth] as [depth, heads, 128]."""
+def transpose_heads(tile):
+    """Return rows [128, heads, depth] as [depth, heads, 128]."""
     heads, depth = tile.shape[1], tile.shape[2]
     bank = nl.ndarray((depth, heads, PARTITIONS), dtype=tile.dtype, buffer=nl.psum)
     result = nl.ndarray(bank.shape, dtype=tile.dtype, buffer=nl.sbuf)
@@ -112,128 +96,110 @@ def transposed(tile):
     return result
 
 
-def decay(case, unit):
-    """beta_j exp(G_i - G_j) for j <= i, else 0: [j, head, i]; in float32 of sums that are taken directly."""
-    constants, dtype = case["constants"], case["qkv"].dtype
-    heads = unit["heads"][1] - unit["heads"][0]
+def decay_between(constants, sums, g, beta):
+    """Return beta_j exp(G_i - G_j) for j <= i, else 0: [j, head, i] in the dtype of products.
+
+    sums: SumRows, or None; then sums of g [128, head] are taken directly, in float32.
+    """
+    heads = g.shape[1]
     shape = (PARTITIONS, heads, PARTITIONS)
     bank = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
-    if unit["sums"] is None:
+    if sums is None:
         terms = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-        after = constants["after"].reshape((PARTITIONS, 1, PARTITIONS)).broadcast(1, heads)
-        scaled(terms, after, columns(case, unit, "g"))
+        after = constants.after.reshape((PARTITIONS, 1, PARTITIONS)).broadcast(1, heads)
+        scale_heads(terms, after, g)
         for head in range(heads):
             nisa.nc_matmul(
                 dst=bank[:, head, :],
                 stationary=terms[:, head, :],
-                moving=constants["until"],
+                moving=constants.until,
                 accumulate=False,
             )
     else:
-        keys, queries, row = unit["sums"]
         nisa.nc_matmul(
             dst=bank,
-            stationary=keys,
-            moving=queries,
+            stationary=sums.keys,
+            moving=sums.queries,
             accumulate=False,
-            tile_position=(row, 0),
+            tile_position=(sums.row, 0),
             tile_size=(ROWS, PARTITIONS),
         )
-    across = constants["seen"].reshape((PARTITIONS, 1, PARTITIONS)).broadcast(1, heads)
-    nisa.nc_matmul(dst=bank, stationary=constants["identity"], moving=across, accumulate=True)
-    unit["decay"] = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
-    nisa.activation(dst=unit["decay"], op=nl.exp, data=bank)
-    if unit["sums"] is None:
-        scaled(unit["decay"], unit["decay"], columns(case, unit, "beta"))
+    across = constants.visible.reshape((PARTITIONS, 1, PARTITIONS)).broadcast(1, heads)
+    nisa.nc_matmul(dst=bank, stationary=constants.identity, moving=across, accumulate=True)
+    decay = nl.ndarray(shape, dtype=constants.identity.dtype, buffer=nl.sbuf)
+    nisa.activation(dst=decay, op=nl.exp, data=bank)
+    if sums is None:
+        scale_heads(decay, decay, beta)
+    return decay
 
 
-def columns(case, unit, name):
-    """The unit's columns [128, heads] of one of `decays`."""
-    first, end = unit["heads"]
-    return case["decays"][name][:, unit["column"], first:end]
+def normalise_keys(k, depth):
+    """Return keys divided by their lengths, [128, key head, depth]."""
+    lengths = squared_lengths(k, depth)
+    invert_lengths(lengths)
+    keys = nl.ndarray((PARTITIONS, lengths.shape[1], depth), dtype=k.dtype, buffer=nl.sbuf)
+    scale_heads(keys, k.reshape(keys.shape), lengths)
+    return keys
 
 
-def normalise(case, unit):
-    """Keys divided by their lengths, and what the norm of o adds to the mean of squares.
+def norm_offsets(q, depth, eps):
+    """Return what the norm of o adds to the mean of squares, [128, key head] float32.
 
     Queries are taken as they are: o is then larger by sqrt(dk) times their lengths, and so is what the norm adds.
     """
-    depth, tile = case["depth"], unit["k"]
-    lengths = squared_lengths(tile, depth)
-    inverse_lengths(lengths)
-    keys = nl.ndarray((PARTITIONS, lengths.shape[1], depth), dtype=tile.dtype, buffer=nl.sbuf)
-    scaled(keys, tile.reshape(keys.shape), lengths)
-    unit["key_rows"] = keys
-    least = squared_lengths(unit["q"], depth)
+    offsets = squared_lengths(q, depth)
     nisa.tensor_scalar(
-        dst=least, data=least, op0=nl.add, operand0=LENGTH_EPS, op1=nl.multiply, operand1=case["eps"] * depth
+        dst=offsets, data=offsets, op0=nl.add, operand0=LENGTH_EPS, op1=nl.multiply, operand1=eps * depth
     )
-    unit["least"] = least
+    return offsets
 
 
-def turn(case, unit):
-    """Queries and keys with their elements on the partitions."""
-    queries = unit["q"].reshape(unit["key_rows"].shape)
-    unit["across"] = transposed(queries)
-    unit["key_columns"] = transposed(unit["key_rows"])
+def weigh_keys(keys, group, columns):
+    """Return keys [128, key head, depth] times numbers of their heads [128, head]: [128, head, depth]."""
+    result = nl.ndarray((PARTITIONS, columns.shape[1], keys.shape[2]), dtype=keys.dtype, buffer=nl.sbuf)
+    scale_heads(result, repeat_for_heads(keys, group), columns)
+    return result
 
 
-def gate(case, unit):
-    """The factors of a unit's outputs."""
-    unit["factors"] = gate_factors(unit["z"], case["weight"])
+def score(negated, keys, queries, decay, group):
+    """Write -A transposed to `negated`, and return P transposed: [j, head, i].
 
-
-def weigh(case, unit):
-    """Keys with the decay before them, and with that after them and beta."""
-    keys = unit["key_rows"]
-    shape = (PARTITIONS, unit["heads"][1] - unit["heads"][0], case["depth"])
-    for name, part in (("before", "until"), ("after", "rest")):
-        unit[name] = nl.ndarray(shape, dtype=keys.dtype, buffer=nl.sbuf)
-        scaled(unit[name], for_heads(unit, keys), columns(case, unit, part))
-
-
-def score(case, unit):
-    """-A and P transposed."""
-    keys, between = unit["key_columns"], unit["decay"]
-    dtype = keys.dtype
-    negated = unit["negated"]
-    attended = nl.ndarray(between.shape, dtype=dtype, buffer=nl.sbuf)
-    among_keys, of_queries = key_products(keys, keys), key_products(keys, unit["across"])
+    keys, queries: [depth, key head, i].
+    """
+    attended = nl.ndarray(decay.shape, dtype=keys.dtype, buffer=nl.sbuf)
+    key_scores, query_scores = key_products(keys, keys), key_products(keys, queries)
     nisa.scalar_tensor_tensor(
         dst=negated,
-        data=for_heads(unit, among_keys),
+        data=repeat_for_heads(key_scores, group),
         op0=nl.multiply,
         operand0=-1.0,
         op1=nl.multiply,
-        operand1=between,
+        operand1=decay,
     )
-    nisa.tensor_tensor(dst=attended, data1=for_heads(unit, of_queries), data2=between, op=nl.multiply)
-    unit["attended"] = attended
+    nisa.tensor_tensor(dst=attended, data1=repeat_for_heads(query_scores, group), data2=decay, op=nl.multiply)
+    return attended
 
 
 def key_products(keys, moving):
-    """Products of a chunk's keys with its keys or queries, [j, key head, i] in PSUM."""
-    count = keys.shape[1]
-    bank = nl.ndarray((PARTITIONS, count, PARTITIONS), dtype=nl.float32, buffer=nl.psum)
-    for own in range(count):
+    """Return products of a chunk's keys with its keys or queries, [j, key head, i] in PSUM."""
+    heads = keys.shape[1]
+    bank = nl.ndarray((PARTITIONS, heads, PARTITIONS), dtype=nl.float32, buffer=nl.psum)
+    for head in range(heads):
         nisa.nc_matmul(
-            dst=bank[:, own, :], stationary=keys[:, own, :], moving=moving[:, own, :], accumulate=False
+            dst=bank[:, head, :], stationary=keys[:, head, :], moving=moving[:, head, :], accumulate=False
         )
     return bank
 
 
-def for_heads(unit, tile):
-    """A tile [rows, key head, n] as its value heads see it, [rows, head, n]."""
-    rows, count, size = tile.shape
-    group = unit["group"]
-    return tile.reshape((rows, count, 1, size)).broadcast(2, group)
+def repeat_for_heads(tile, group):
+    """Return a view of a tile [rows, key head, n] for value heads, [rows, key head, head of group, n]."""
+    rows, heads, size = tile.shape
+    return tile.reshape((rows, heads, 1, size)).broadcast(2, group)
 
 
-def read_keys(case, unit):
-    """-(X exp(G) k) transposed, [depth, head, i]: what reads the state, once the inverse is there."""
-    before = unit["before"]
-    y, corner = unit["y"], unit["corner"]
-    heads, depth = y.shape[1], case["depth"]
+def read_keys(keys_before, y, corner):
+    """Return -(X exp(G) k) transposed, [depth, head, i]: what multiplies the state."""
+    heads, depth = y.shape[1], keys_before.shape[2]
     bank = nl.ndarray((depth, heads, PARTITIONS), dtype=nl.float32, buffer=nl.psum)
     for head in range(heads):
         for row, column, moving in (
@@ -243,7 +209,7 @@ def read_keys(case, unit):
         ):
             nisa.nc_matmul(
                 dst=bank[:, head, column : column + HALF],
-                stationary=before[row : row + HALF, head, :],
+                stationary=keys_before[row : row + HALF, head, :],
                 moving=moving,
                 accumulate=row > 0,
                 tile_position=(row, 0),
@@ -251,4 +217,4 @@ def read_keys(case, unit):
             )
     reading = nl.ndarray(bank.shape, dtype=y.dtype, buffer=nl.sbuf)
     nisa.activation(dst=reading, op=nl.copy, data=bank, scale=-1.0)
-    unit["reading"] = reading
+    return reading

@@ -7,6 +7,8 @@ g over a range of tokens are taken directly, never as a difference of two longer
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import nki.isa as nisa
 import nki.language as nl
 
@@ -17,8 +19,25 @@ LEAST = -104.0
 """The least logarithm of a decay, below that of the smallest number of float32: each key behind a query is masked."""
 
 
+@dataclass
+class ChunkDecays(nl.NKIObject):
+    """Decays of all chunks, by columns: [128, sequence and chunk, head] float32.
+
+    until: exp of the sum of g up to a token. after: exp of the sum after it, times beta. total: exp of the sum of the
+    chunk. rows: sums in parts, which `Differences` takes, [head, side, part, token] in HBM for each range of
+    `columns_together`; None if sums between tokens are taken directly.
+    """
+
+    g: nl.NkiTensor
+    beta: nl.NkiTensor
+    until: nl.NkiTensor
+    after: nl.NkiTensor
+    total: nl.NkiTensor
+    rows: list | None
+
+
 def strengths(raw, a_log, dt_bias):
-    """g and beta [rows, columns, heads] float32 of raw b and a, side by side in [rows, columns, 2 * heads]."""
+    """Return g and beta [rows, columns, heads] float32 of raw b and a, side by side in [rows, columns, 2 * heads]."""
     rows, columns, heads = raw.shape[0], raw.shape[1], raw.shape[2] // 2
     rate = cast(load_repeated(a_log, rows), nl.float32)
     nisa.activation(dst=rate, op=nl.exp, data=rate)
@@ -41,8 +60,8 @@ def strengths(raw, a_log, dt_bias):
     return g, beta
 
 
-def keep_real(tiles, position, counts):
-    """Zeros in tiles [rows, columns, heads] where a token's position is not below its sequence's count."""
+def clear_padding(tiles, position, counts):
+    """Write zeros to tiles [rows, columns, heads] where a token's position is not below its sequence's count."""
     rows, columns, heads = tiles[0].shape
     padding = nl.ndarray(position.shape, dtype=nl.uint8, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=padding, data1=position, data2=counts, op=nl.greater_equal)
@@ -52,7 +71,7 @@ def keep_real(tiles, position, counts):
 
 
 def load_raw(gates, first, sequences, heads):
-    """Columns `first` on of the gates of all chunks: [token in chunk, sequence and chunk, 2 * heads]."""
+    """Load columns `first` on of the gates of all chunks: [token in chunk, sequence and chunk, 2 * heads]."""
     tokens = gates.shape[0] // sequences
     count = blocks(tokens)
     raw = nl.ndarray((PARTITIONS, sequences * count, 2 * heads), dtype=gates.dtype, buffer=nl.sbuf)
@@ -61,50 +80,44 @@ def load_raw(gates, first, sequences, heads):
     for start, end in ranges(0, tokens):
         chunk = start // PARTITIONS
         for sequence in range(sequences):
-            at = sequence * tokens
+            row = sequence * tokens
             nisa.dma_copy(
                 dst=raw[0 : end - start, sequence * count + chunk, :],
-                src=gates[at + start : at + end, first : first + 2 * heads],
+                src=gates[row + start : row + end, first : first + 2 * heads],
             )
     return raw
 
 
-def decays(gates, first, a_log, dt_bias, counts, constants):
-    """What all chunks need of g and beta: columns [128, sequence and chunk, head] float32.
-
-    `until` is exp of the sum of g up to a token, `rest` of those after it times beta, `whole` of all of its chunk.
-    """
-    sequences, heads = counts.shape[0], a_log.shape[1]
-    raw = load_raw(gates, first, sequences, heads)
+def chunk_decays(arguments, constants):
+    """Return the decays of all chunks."""
+    a_log, counts, states = arguments.a_log, arguments.counts, arguments.states
+    sequences, heads = counts.shape[0], states.shape[1]
+    raw = load_raw(arguments.gates, heads * states.shape[3], sequences, heads)
     columns = raw.shape[1]
-    g, beta = strengths(raw, a_log, dt_bias)
+    g, beta = strengths(raw, a_log, arguments.dt_bias)
     position = nl.ndarray((PARTITIONS, columns), dtype=nl.int32, buffer=nl.sbuf)
     chunks = columns // sequences
     nisa.iota(dst=position, pattern=[[0, sequences], [PARTITIONS, chunks]], channel_multiplier=1)
-    own = load_repeated(counts.reshape((1, sequences)), PARTITIONS)
-    each = own.reshape((PARTITIONS, sequences, 1)).broadcast(2, chunks)
-    keep_real([g, beta], position.reshape((PARTITIONS, sequences, chunks)), each)
-    found = {
-        "g": g,
-        "beta": beta,
-        "until": grown(constants["until"], g),
-        "rest": grown(constants["after"], g),
-        "whole": grown(constants["ones"], g),
-    }
-    nisa.tensor_tensor(dst=found["rest"], data1=found["rest"], data2=beta, op=nl.multiply)
-    if constants["identity"].dtype != nl.float32 and heads <= PARTITIONS:
-        found["rows"] = rows_of_sums(g, beta, constants)
-    return found
+    repeated = load_repeated(counts.reshape((1, sequences)), PARTITIONS)
+    across = repeated.reshape((PARTITIONS, sequences, 1)).broadcast(2, chunks)
+    clear_padding([g, beta], position.reshape((PARTITIONS, sequences, chunks)), across)
+    until, after = exp_sums(constants.until, g), exp_sums(constants.after, g)
+    total = exp_sums(constants.ones, g)
+    nisa.tensor_tensor(dst=after, data1=after, data2=beta, op=nl.multiply)
+    rows = None
+    if constants.identity.dtype != nl.float32 and heads <= PARTITIONS:
+        rows = rows_of_sums(g, beta, constants)
+    return ChunkDecays(g, beta, until, after, total, rows)
 
 
 def rows_of_sums(g, beta, constants):
-    """Rows of sums of g and of logarithms of beta, in parts, that `Differences` takes; some chunks' together."""
+    """Return rows of sums of g and of logarithms of beta, in parts, for `Differences`; some chunks are together."""
     heads = g.shape[2]
     size = g.shape[1] * heads
-    of_beta = logarithms(beta.reshape((PARTITIONS, size)))
-    logs, minus = bounded(of_beta, g.reshape((PARTITIONS, size)), LEAST)
+    beta_logs = logarithms(beta.reshape((PARTITIONS, size)))
+    logs, minus = bounded(beta_logs, g.reshape((PARTITIONS, size)), LEAST)
     # The least logarithm of beta is that of 2^-104: where beta is 0, as of padding, exp has to give 0 as well.
-    masked = nl.ndarray(of_beta.shape, dtype=nl.float32, buffer=nl.sbuf)
+    masked = nl.ndarray(beta_logs.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(
         dst=masked,
         data=beta.reshape((PARTITIONS, size)),
@@ -113,24 +126,30 @@ def rows_of_sums(g, beta, constants):
         op1=nl.multiply,
         operand1=MASKED,
     )
-    nisa.tensor_tensor(dst=of_beta, data1=of_beta, data2=masked, op=nl.add)
-    found = []
-    for first, end in ranges(0, size, at_once(heads)):
-        own = slice(first, end)
-        sums = SumsInParts(logs[:, own], minus[:, own], of_beta[:, own], constants["until"], constants["one"])
+    nisa.tensor_tensor(dst=beta_logs, data1=beta_logs, data2=masked, op=nl.add)
+    rows = []
+    for first, end in ranges(0, size, columns_together(heads)):
+        columns = slice(first, end)
+        sums = SumsInParts(
+            logs[:, columns],
+            minus[:, columns],
+            beta_logs[:, columns],
+            constants.until,
+            constants.wide_identity,
+        )
         for _ in range(PARTS - 1):
             sums.next()
-        found.append(sums.rows)
-    return found
+        rows.append(sums.rows)
+    return rows
 
 
-def at_once(heads):
-    """Columns whose rows of sums lie together: those of whole chunks."""
+def columns_together(heads):
+    """Return how many columns have their rows of sums in one tensor: those of whole chunks."""
     return PARTITIONS // heads * heads
 
 
-def grown(stationary, g):
-    """exp of the sums over t of stationary[t, row] * g[t, column]."""
+def exp_sums(stationary, g):
+    """Return exp of the sums over t of stationary[t, row] * g[t, column]."""
     result = nl.ndarray(g.shape, dtype=nl.float32, buffer=nl.sbuf)
     flat = g.reshape((PARTITIONS, g.shape[1] * g.shape[2]))
     target = result.reshape(flat.shape)

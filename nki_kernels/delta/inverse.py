@@ -26,35 +26,35 @@ IN_TURN = 4
 
 
 def right_operands(heads, dtype):
-    """The right operands of the second products of each level, used in turn; columns of second blocks stay 0."""
-    found = []
+    """Return right operands of the second products, used in turn, for each level; columns of second blocks stay 0."""
+    levels = []
     for _ in LEVELS:
         turns = []
         for _ in range(IN_TURN):
             tile = nl.ndarray((PARTITIONS, heads, HALF), dtype=dtype, buffer=nl.sbuf)
             nisa.memset(dst=tile, value=0.0, engine=nisa.engine.gpsimd)
             turns.append(tile)
-        found.append(turns)
-    return found
+        levels.append(turns)
+    return levels
 
 
-def blocks_of(tile, size, second):
-    """The first or second ones of pairs of blocks, [row, head, pair, column of block]."""
+def select_blocks(tile, size, second):
+    """Return the first or second ones of pairs of blocks, [row, head, pair, column of block]."""
     pairs = tile.reshape_dim(2, (HALF // (2 * size), 2 * size))
     return pairs[:, :, :, size : 2 * size] if second else pairs[:, :, :, 0:size]
 
 
 def products(stationary, moving):
-    """stationary^T @ moving of all heads and both halves: [row of half, head, pair, column] in PSUM."""
+    """Return stationary^T @ moving of all heads and both halves: [row of half, head, pair, column] in PSUM."""
     bank = nl.ndarray(moving.shape, dtype=nl.float32, buffer=nl.psum)
     for head in range(moving.shape[1]):
         for half in range(2):
-            part = slice(half * HALF, half * HALF + HALF)
-            own = stationary[part, head, part] if stationary.shape[2] > HALF else stationary[part, head, :]
+            rows = slice(half * HALF, half * HALF + HALF)
+            columns = rows if stationary.shape[2] > HALF else slice(0, HALF)
             nisa.nc_matmul(
-                dst=bank[part, head, :, :],
-                stationary=own,
-                moving=moving[part, head, :, :],
+                dst=bank[rows, head, :, :],
+                stationary=stationary[rows, head, columns],
+                moving=moving[rows, head, :, :],
                 accumulate=False,
                 tile_position=(half * HALF, half * HALF),
                 tile_size=CELLS,
@@ -62,38 +62,28 @@ def products(stationary, moving):
     return bank
 
 
-def link(case, unit, level):
-    """The first product of a level, which joins blocks two by two: rows of second blocks, columns of first ones."""
-    size = LEVELS[level]
-    inner = products(unit["negated"], blocks_of(unit["x"], size, False))
-    right = case["right_operands"][level][unit["number"] % IN_TURN][:, 0 : inner.shape[1], :]
-    pairs = inner.shape[2]
-    of_second = case["constants"]["second"][level].reshape((PARTITIONS, 1, pairs, 1))
-    across = of_second.broadcast(1, inner.shape[1]).broadcast(3, size)
-    nisa.tensor_tensor(dst=blocks_of(right, size, False), data1=inner, data2=across, op=nl.multiply)
-    unit["right"] = right
+def link(negated, x, right_operand, second_blocks, size):
+    """Return the first product of a level, which joins blocks two by two: the right operand of the second products.
+
+    It has rows of second blocks and columns of first ones, and is part of `right_operand`.
+    """
+    inner = products(negated, select_blocks(x, size, False))
+    right = right_operand[:, 0 : inner.shape[1], :]
+    mask = second_blocks.reshape((PARTITIONS, 1, inner.shape[2], 1))
+    across = mask.broadcast(1, inner.shape[1]).broadcast(3, size)
+    nisa.tensor_tensor(dst=select_blocks(right, size, False), data1=inner, data2=across, op=nl.multiply)
+    return right
 
 
-def join(case, unit, level):
-    """The inverses of the joined blocks, each in the columns that change."""
-    size, right = LEVELS[level], unit["right"]
-    x, y = blocks_of(unit["x"], size, False), blocks_of(unit["y"], size, True)
-    for stationary, moving, kept in ((unit["y"], blocks_of(right, size, False), x), (right, y, y)):
-        bank = products(stationary, moving)
-        nisa.nc_matmul(dst=bank, stationary=case["constants"]["identity"], moving=kept, accumulate=True)
-        unit["joined"].append((kept, bank))
+def join(stationary, moving, blocks, identity):
+    """Return joined blocks, in the columns that change: their product, plus the blocks before, in PSUM."""
+    bank = products(stationary, moving)
+    nisa.nc_matmul(dst=bank, stationary=identity, moving=blocks, accumulate=True)
+    return bank
 
 
-def keep_joined(case, unit, level):
-    """Write what `join` computed."""
-    for kept, bank in unit["joined"]:
-        nisa.activation(dst=kept, op=nl.copy, data=bank)
-    unit["joined"] = []
-
-
-def link_halves(case, unit):
-    """The first product of the last level."""
-    x, negated = unit["x"], unit["negated"]
+def link_halves(negated, x):
+    """Return the first product of the last level, [row, head, column]; it has the rows of the second half only."""
     inner = nl.ndarray((PARTITIONS, x.shape[1], HALF), dtype=nl.float32, buffer=nl.psum)
     for head in range(x.shape[1]):
         nisa.nc_matmul(
@@ -104,13 +94,13 @@ def link_halves(case, unit):
             tile_position=(0, HALF),
             tile_size=CELLS,
         )
-    unit["right"] = nl.ndarray(inner.shape, dtype=x.dtype, buffer=nl.sbuf)
-    nisa.activation(dst=unit["right"][HALF:PARTITIONS, :, :], op=nl.copy, data=inner[HALF:PARTITIONS, :, :])
+    right = nl.ndarray(inner.shape, dtype=x.dtype, buffer=nl.sbuf)
+    nisa.activation(dst=right[HALF:PARTITIONS, :, :], op=nl.copy, data=inner[HALF:PARTITIONS, :, :])
+    return right
 
 
-def join_halves(case, unit):
-    """What the transposed inverse of the whole chunk has beside those of its halves, [column, head, row]."""
-    y, right = unit["y"], unit["right"]
+def join_halves(y, right):
+    """Return the block of the chunk's transposed inverse that joins its halves, [column, head, row]."""
     joined = nl.ndarray((HALF, y.shape[1], HALF), dtype=nl.float32, buffer=nl.psum)
     for head in range(y.shape[1]):
         nisa.nc_matmul(
@@ -121,5 +111,6 @@ def join_halves(case, unit):
             tile_position=(HALF, 0),
             tile_size=CELLS,
         )
-    unit["corner"] = nl.ndarray(joined.shape, dtype=y.dtype, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=unit["corner"], src=joined)
+    corner = nl.ndarray(joined.shape, dtype=y.dtype, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=corner, src=joined)
+    return corner

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import nki.isa as nisa
 import nki.language as nl
 
@@ -13,7 +15,7 @@ LEVELS = (16, 32)
 
 
 def triangle(dtype, value, fill, comparison, step):
-    """A tile [128, 128] of `value` where step * (column - row) compares with 0, and of `fill` elsewhere."""
+    """Return a tile [128, 128] of `value` where step * (column - row) compares with 0, and of `fill` elsewhere."""
     tile = nl.ndarray((PARTITIONS, PARTITIONS), dtype=dtype, buffer=nl.sbuf)
     nisa.memset(dst=tile, value=value)
     nisa.affine_select(
@@ -27,22 +29,40 @@ def triangle(dtype, value, fill, comparison, step):
     return tile
 
 
-def constants(dtype):
-    """Triangles of ones [t, i], of zeros beside `MASKED`, identities, and the masks of the levels."""
-    return {
-        "until": triangle(nl.float32, 1.0, 0.0, nl.greater_equal, 1),  # t <= i
-        "after": triangle(nl.float32, 1.0, 0.0, nl.less, 1),  # t > j
-        "ones": triangle(nl.float32, 1.0, 1.0, nl.equal, 1),
-        "seen": triangle(dtype, 0.0, MASKED, nl.greater_equal, 1),  # j <= i
-        "identity": triangle(dtype, 1.0, 0.0, nl.equal, 1),
-        "one": triangle(nl.float32, 1.0, 0.0, nl.equal, 1),
-        "block": unit_block(),
-        "second": second_blocks(dtype),
-    }
+@dataclass
+class ChunkConstants(nl.NKIObject):
+    """Constant tiles [128, 128] of a chunk; t, i and j are tokens.
+
+    until, after: ones where t <= i and where t > j, float32. ones: float32. visible: zeros where j <= i, else `MASKED`.
+    identity: in the dtype of products; wide_identity: float32. unit_block, second_blocks: see the functions.
+    """
+
+    until: nl.NkiTensor
+    after: nl.NkiTensor
+    ones: nl.NkiTensor
+    visible: nl.NkiTensor
+    identity: nl.NkiTensor
+    wide_identity: nl.NkiTensor
+    unit_block: nl.NkiTensor
+    second_blocks: list
+
+
+def chunk_constants(dtype):
+    """Return the constant tiles for products of a dtype."""
+    return ChunkConstants(
+        until=triangle(nl.float32, 1.0, 0.0, nl.greater_equal, 1),
+        after=triangle(nl.float32, 1.0, 0.0, nl.less, 1),
+        ones=triangle(nl.float32, 1.0, 1.0, nl.equal, 1),
+        visible=triangle(dtype, 0.0, MASKED, nl.greater_equal, 1),
+        identity=triangle(dtype, 1.0, 0.0, nl.equal, 1),
+        wide_identity=triangle(nl.float32, 1.0, 0.0, nl.equal, 1),
+        unit_block=unit_block(),
+        second_blocks=second_blocks(dtype),
+    )
 
 
 def unit_block():
-    """The identity of a block on each partition, [., row, column] float32."""
+    """Return the identity of a block on each partition, [., row, column] float32."""
     tile = nl.ndarray((PARTITIONS, BLOCK, BLOCK), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=tile, value=1.0)
     nisa.affine_select(
@@ -57,24 +77,24 @@ def unit_block():
 
 
 def second_blocks(dtype):
-    """Of each level, ones where a row of a half lies in the second block of a pair: [row of both halves, pair]."""
-    found = []
+    """Return for each level ones in rows of a half in the second block of a pair: [row of both halves, pair]."""
+    levels = []
     for size in LEVELS:
         pairs = HALF // (2 * size)
         tile = nl.ndarray((PARTITIONS, pairs), dtype=dtype, buffer=nl.sbuf)
         nisa.memset(dst=tile, value=1.0)
         for half in range(2):
-            part = tile[half * HALF : half * HALF + HALF, :]
+            rows = tile[half * HALF : half * HALF + HALF, :]
             for least, comparison in ((size, nl.greater_equal), (2 * size - 1, nl.less_equal)):
                 # The row of the half less the first one of the pair lies in size ... 2 * size - 1.
                 nisa.affine_select(
-                    dst=part,
+                    dst=rows,
                     pattern=[[-2 * size, pairs]],
                     offset=-least,
                     channel_multiplier=1,
-                    on_true_tile=part,
+                    on_true_tile=rows,
                     on_false_value=0.0,
                     cmp_op=comparison,
                 )
-        found.append(tile)
-    return found
+        levels.append(tile)
+    return levels

@@ -7,6 +7,8 @@ that can start first is issued, of equals that of the older chain. The times dec
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import nki.language as nl
 
 ENGINES = 4
@@ -15,44 +17,61 @@ SLACK = 3.0
 """How many times as long the next step of a chain is put off: what other chains do meanwhile keeps engines busy."""
 
 
+@dataclass
+class Step(nl.NKIObject):
+    """An entry of a chain: `run(prompt, target)` issues its instructions.
+
+    engine_times: how long it keeps the Tensor, Vector, Scalar and GpSimd engines. delay: from its start to that of the
+    next step of its chain. Both are in ns.
+    """
+
+    run: object
+    target: nl.NKIObject
+    engine_times: tuple
+    delay: float
+
+
+@dataclass
 class Chain(nl.NKIObject):
-    """Steps (function, part, times of the engines in ns, time until the next step in ns), and chains to wait for."""
+    """Steps that follow one another, and the chains whose end they wait for.
 
-    def __init__(self, steps, behind):
-        self.steps = steps
-        self.behind = behind
-        self.issued = 0
-        self.ready = 0.0
+    issued: how many of its steps are issued. ready: when the next one may start, in ns.
+    """
 
-    def finished(self):
-        """Whether all of its steps are issued."""
+    steps: list
+    predecessors: list
+    issued: int = 0
+    ready: float = 0.0
+
+    def is_finished(self):
+        """Return whether all of its steps are issued."""
         return self.issued == len(self.steps)
 
     def start(self, free):
-        """When its next step can start, or None while it waits for a chain."""
+        """Return when its next step can start, or None while it waits for a chain."""
         first = self.ready
-        for other in self.behind:
-            if not other.finished():
+        for chain in self.predecessors:
+            if not chain.is_finished():
                 return None
-            first = max(first, other.ready)
-        times = self.steps[self.issued][2]
+            first = max(first, chain.ready)
+        times = self.steps[self.issued].engine_times
         for engine in range(ENGINES):
             if times[engine] > 0:
                 first = max(first, free[engine])
         return first
 
-    def issue(self, case, start, free):
+    def issue(self, prompt, start, free):
         """Issue its next step, which keeps its engines from the start on."""
-        step, part, times, next_one = self.steps[self.issued]
+        step = self.steps[self.issued]
         for engine in range(ENGINES):
-            if times[engine] > 0:
-                free[engine] = start + times[engine]
-        self.ready = start + SLACK * next_one
+            if step.engine_times[engine] > 0:
+                free[engine] = start + step.engine_times[engine]
+        self.ready = start + SLACK * step.delay
         self.issued += 1
-        step(case, part)
+        step.run(prompt, step.target)
 
 
-def issue_all(case, chains):
+def issue_all(prompt, chains):
     """Issue all steps of all chains."""
     free = [0.0] * ENGINES
     waiting = unfinished(chains)
@@ -62,19 +81,19 @@ def issue_all(case, chains):
             start = chain.start(free)
             if start is not None and (chosen is None or start < earliest):
                 chosen, earliest = chain, start
-        chosen.issue(case, earliest, free)
-        if chosen.finished():
+        chosen.issue(prompt, earliest, free)
+        if chosen.is_finished():
             waiting = unfinished(waiting)
 
 
 def unfinished(chains):
-    """Those chains that have steps left."""
-    found = []
+    """Return the chains that have steps left."""
+    remaining = []
     for chain in chains:
-        if not chain.finished():
-            found.append(chain)
-    return found
+        if not chain.is_finished():
+            remaining.append(chain)
+    return remaining
 
 
 LOOK_AHEAD = 40
-"""How many unfinished chains, the oldest first, are searched for the next step: those of some waves."""
+"""How many unfinished chains, the oldest first, are searched for the next step."""

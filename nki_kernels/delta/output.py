@@ -7,14 +7,14 @@ import nki.language as nl
 
 
 def gate_factors(z, weight):
-    """weight [rows, width] times silu of z [rows, heads * width]: [rows, heads, width] float32."""
+    """Return weight [rows, width] times silu of z [rows, heads * width]: [rows, heads, width] float32."""
     factors = exponentials(z, weight.shape[1])
     weigh(factors, z, weight)
     return factors
 
 
 def sums_of_squares(o):
-    """The sum of the squares of each head of o [rows, heads, width]: [rows, heads] float32."""
+    """Return the sum of the squares of each head of o [rows, heads, width]: [rows, heads] float32."""
     rows, heads, width = o.shape
     squares = nl.ndarray((rows, heads), dtype=nl.float32, buffer=nl.sbuf)
     scratch = nl.ndarray((rows, width), dtype=nl.float32, buffer=nl.sbuf)
@@ -31,7 +31,7 @@ def sums_of_squares(o):
 
 
 def gated_norm(o, roots, factors, dtype):
-    """o [rows, heads, width] times the inverse roots of its rows and the factors of its elements."""
+    """Return o [rows, heads, width] times the inverse roots of its rows and the factors of its elements."""
     y = nl.ndarray(o.shape, dtype=dtype, buffer=nl.sbuf)
     for head in range(o.shape[1]):
         nisa.scalar_tensor_tensor(
@@ -46,7 +46,7 @@ def gated_norm(o, roots, factors, dtype):
 
 
 def exponentials(z, width):
-    """exp(-z) of rows of heads: [rows, heads, width] float32. It has the table that the decays need as well."""
+    """Return exp(-z) of rows of heads, [rows, heads, width] float32: the decays need the same table."""
     shape = (z.shape[0], z.shape[1] // width, width)
     factors = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=factors, op=nl.exp, data=z.reshape(shape), scale=-1.0)
@@ -54,9 +54,11 @@ def exponentials(z, width):
 
 
 def weigh(factors, z, weight):
-    """weight [rows, width] times z / (1 + exp(-z)), in place of the `exponentials`."""
+    """Replace the `exponentials` by weight [rows, width] times z / (1 + exp(-z))."""
     rows, heads, width = factors.shape
     nisa.tensor_scalar(dst=factors, data=factors, op0=nl.add, operand0=1.0, op1=nl.power, operand1=-1.0)
     across = weight.reshape((rows, 1, width)).broadcast(1, heads)
-    for other in (z.reshape(factors.shape), across):
-        nisa.tensor_tensor(dst=factors, data1=factors, data2=other, op=nl.multiply, engine=nisa.engine.gpsimd)
+    for factor in (z.reshape(factors.shape), across):
+        nisa.tensor_tensor(
+            dst=factors, data1=factors, data2=factor, op=nl.multiply, engine=nisa.engine.gpsimd
+        )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import nki.isa as nisa
 import nki.language as nl
 
@@ -9,8 +11,16 @@ from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.experts.indices import load_indices
 
 
-def state_numbers(state_slots, starts, slots):
-    """Two rows [1, B] int32: the slot that each sequence writes, and the slot that it reads.
+@dataclass
+class SlotNumbers(nl.NKIObject):
+    """The slots that sequences write and those that they read, rows [1, B] int32."""
+
+    written: nl.NkiTensor
+    read: nl.NkiTensor
+
+
+def slot_numbers(state_slots, starts, slots):
+    """Return the slots of sequences [B, 1], of `slots` in all.
 
     A sequence that starts at 0 reads a number beyond the last slot, which the DMA skips.
     """
@@ -20,11 +30,11 @@ def state_numbers(state_slots, starts, slots):
     nisa.tensor_scalar(dst=fresh, data=fresh, op0=nl.equal, operand0=0, op1=nl.multiply, operand1=slots)
     read = nl.ndarray(written.shape, dtype=nl.int32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=read, data1=written, data2=fresh, op=nl.add)
-    return {"written": written, "read": read}
+    return SlotNumbers(written, read)
 
 
-def state_in(states, number, heads):
-    """Some heads of the state of a slot, [depth, heads, width] in HBM."""
+def view_state(states, number, heads):
+    """Return a view of heads (first, end) of the state of a slot, [depth, heads, width] in HBM."""
     depth, width = states.shape[2], states.shape[3]
     first, end = heads
     return states.ap(
@@ -35,19 +45,15 @@ def state_in(states, number, heads):
     )
 
 
-def load_state(case, state):
-    """The state of some heads of a sequence, float32; zeros at its start."""
-    states, sequence = case["states"], state["sequence"]
-    first, end = state["heads"]
+def load_state(states, number, heads):
+    """Load heads (first, end) of the state of a slot, float32; zeros if there is no such slot."""
+    first, end = heads
     tile = nl.ndarray((states.shape[2], end - first, states.shape[3]), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=tile, value=0.0, engine=nisa.engine.gpsimd)
-    number = case["slots"]["read"][0:1, sequence : sequence + 1]
-    nisa.dma_copy(dst=tile, src=state_in(states, number, state["heads"]), oob_mode=nisa.oob_mode.skip)
+    nisa.dma_copy(dst=tile, src=view_state(states, number, heads), oob_mode=nisa.oob_mode.skip)
     return tile
 
 
-def store_heads(case, state, heads, tile):
-    """Write the state of some heads [first, end) of a sequence back."""
-    sequence = state["sequence"]
-    number = case["slots"]["written"][0:1, sequence : sequence + 1]
-    transfer(state_in(case["states"], number, heads), tile, SCALAR)
+def store_state(states, number, heads, tile):
+    """Store heads (first, end) of the state of a slot."""
+    transfer(view_state(states, number, heads), tile, SCALAR)

@@ -28,7 +28,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     "a smaller tile, or fewer banks: the same sums in more instructions; only time differs": (
         "convolution.products.banks_of arithmetic: outputs[1] - outputs[0] -> (outputs[1]) + (outputs[0])",
         "convolution.products.held_outputs arithmetic: most >= outputs -> most > outputs",
-        "gated_delta.head_ranges condition: if group <= HEADS -> False",
+        "delta.units.head_ranges condition: if group <= HEADS -> False",
         "matmul.fitting condition: if dtype == nl.float32 -> True",
         "projection.gated_product.packed_columns arithmetic: PARTITIONS // 4 -> *",
         "projection.residual_product.resident_columns clamp: *",
@@ -106,8 +106,8 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "experts_prefill.experts_prefill swap: finish_down(row_blocks, pipeline.pend* <-> if table*",
     ),
     "the same ranges: four heads of one key head are one range, and the last group begins before the last head": (
-        "gated_delta.head_ranges arithmetic: group <= HEADS -> group < HEADS",
-        "gated_delta.head_ranges bound: range(0, heads, group): heads - 1",
+        "delta.units.head_ranges arithmetic: group <= HEADS -> group < HEADS",
+        "delta.units.head_ranges bound: range(0, heads, group): heads - 1",
     ),
     "the DMA casts in place of the engine: values are rounded once as well": (
         "experts.row_blocks.finish_down condition: if len(pending.targets) == 0 -> True",
