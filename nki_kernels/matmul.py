@@ -40,6 +40,8 @@ Cost
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import nki
 import nki.isa as nisa
 import nki.language as nl
@@ -87,15 +89,62 @@ PARAMETERS = (
 )
 
 
+@dataclass
+class Tuning(nl.NKIObject):
+    """Values of PARAMETERS in one launch."""
+
+    resident_bytes: int
+    moving_bytes: int
+    lead_tiles: int
+    lead_elements: int
+    part_elements: int
+    group_tiles: int
+    eviction: str
+    transposes: str
+
+
+@dataclass
+class Product(nl.NKIObject):
+    """Operands and result of this core @ HBM: c [M, N], a [M, K] or [K, M] with a_transposed, b [K, N]."""
+
+    c: nl.NkiTensor
+    a: nl.NkiTensor
+    b: nl.NkiTensor
+    a_transposed: bool
+    tuning: Tuning
+
+
+@dataclass
+class RowGroup(nl.NKIObject):
+    """Rows first_row … end_row of a, which are loaded together: stationary [k in block, block, row]."""
+
+    first_row: int
+    end_row: int
+    stationary: nl.NkiTensor
+
+
+@dataclass
+class ColumnPanel(nl.NKIObject):
+    """Columns first … end of b, loaded in pieces by the first group of rows that meets them.
+
+    pieces: blocks (first, end) of each piece. tiles: [k in block, block, column] of the pieces that are loaded so far.
+    """
+
+    first: int
+    end: int
+    pieces: list
+    tiles: list
+
+
 def matmul_bucket(a, b, a_transposed=False, tuning=None):
-    """The launches that share an entry of the table."""
+    """Return the name of the launches that share an entry of the table."""
     rows = a.shape[1] if a_transposed else a.shape[0]
     return bucket(a.dtype, (rows, b.shape[0], b.shape[1]), "aT" if a_transposed else "")
 
 
 @nki.jit
 def matmul(a, b, a_transposed=False, tuning=None):
-    """c = a @ b, for matrices of any size."""
+    """Compute c = a @ b, for matrices of any size."""
     expect_dims(2, a, "a [M, K]")
     expect_dims(2, b, "b [K, N]")
     depth = a.shape[0] if a_transposed else a.shape[1]
@@ -107,118 +156,150 @@ def matmul(a, b, a_transposed=False, tuning=None):
     by_columns = total_columns >= 2 * BANK or total_rows <= PARTITIONS
     first, end = part(total_columns if by_columns else total_rows, PARTITIONS, nl.program_id(0))
     if by_columns:
-        multiply(c[:, first:end], a, b[:, first:end], a_transposed, tuning)
+        columns = b[:, first:end]
+        multiply(
+            Product(c[:, first:end], a, columns, a_transposed, tuning_of(a, columns, a_transposed, tuning))
+        )
     else:
         rows = a[:, first:end] if a_transposed else a[first:end, :]
-        multiply(c[first:end, :], rows, b, a_transposed, tuning)
+        multiply(Product(c[first:end, :], rows, b, a_transposed, tuning_of(rows, b, a_transposed, tuning)))
     return c
 
 
-def multiply(c, a, b, a_transposed, tuning):
-    """Store a @ b to c."""
-    depth = b.shape[0]
-    total_rows, total_columns = c.shape
-    chosen = parameters_of("matmul", PARAMETERS, matmul_bucket(a, b, a_transposed), tuning)
-    resident = fitting(chosen["resident_bytes"], depth, a.dtype, PARTITIONS)
-    for first in range(0, total_rows, resident):
-        end = min(total_rows, first + resident)
-        few = blocks(end - first) <= ACCUMULATOR_BANKS
-        groups = [(first, end)] if few else row_groups(first, end, chosen)
-        width = (
-            columns_at_once(end - first)
-            if few
-            else min(BANK, fitting(chosen["moving_bytes"], depth, a.dtype, 1))
-        )
-        rows_of_a = []
-        for start, last in groups:
-            rows_of_a.append(block_tile(depth, blocks(depth), last - start, a.dtype))
-        for column in range(0, total_columns, width):
-            moving = b[:, column : min(total_columns, column + width)]
-            begins = first == 0 and column == 0
-            most = chosen["lead_elements"] if begins else chosen["part_elements"]
-            pieces = parts(blocks(depth), moving.shape[1], 1, most)
-            loaded = []
-            for number in range(len(groups)):
-                start, last = groups[number]
-                side = None
-                if column == 0:
-                    side = a[:, start:last] if a_transposed else a[start:last, :]
-                together = few or (begins and number == 0)
-                multiply_group(
-                    c[start:last, column : column + moving.shape[1]],
-                    rows_of_a[number],
-                    side,
-                    a_transposed,
-                    loaded,
-                    moving,
-                    pieces,
-                    together,
-                    chosen,
-                )
+def tuning_of(a, b, a_transposed, tuning):
+    """Return the values of PARAMETERS for this core's operands. tuning: as in `matmul`."""
+    values = parameters_of("matmul", PARAMETERS, matmul_bucket(a, b, a_transposed), tuning)
+    return Tuning(
+        values["resident_bytes"],
+        values["moving_bytes"],
+        values["lead_tiles"],
+        values["lead_elements"],
+        values["part_elements"],
+        values["group_tiles"],
+        values["eviction"],
+        values["transposes"],
+    )
 
 
-def multiply_group(result, stationary, side, a_transposed, loaded, moving, pieces, together, chosen):
-    """Store stationary.T @ moving; `side`, if given, is what is loaded into stationary; `loaded` are moving's parts.
+def multiply(product):
+    """Store a @ b to c. Each operand is loaded piece by piece, right before the first matmuls that read the piece.
 
-    Parts are loaded by the first group that needs them. Row tiles accumulate together or one after the other.
+    While the first rows meet the first columns, all row tiles of a group accumulate side by side; later a row tile
+    takes all pieces before the next one begins.
     """
-    depth, columns = moving.shape
-    panels = ranges(0, columns, BANK)
-    rows = result.shape[0]
-    for row in range(0, rows, rows if together else PARTITIONS):
-        tiles = ranges(row, rows if together else min(rows, row + PARTITIONS))
-        sums = empty_sums(tiles, panels)
-        for number in range(len(pieces)):
-            start, end = pieces[number]
-            if side is not None and row == 0:
-                if a_transposed:
-                    load_part(stationary[:, start:end, :], side, start)
-                elif chosen["transposes"] == "dma":
-                    transpose_part(stationary[:, start:end, :], side, start)
-                else:
-                    turn_part(stationary[:, start:end, :], side, start)
-            if number == len(loaded):
-                loaded.append(block_tile(depth, end - start, columns, stationary.dtype))
-                load_part(loaded[number], moving, start)
-            add_products(sums, stationary, tiles, loaded[number], panels, start, depth)
-        for tile in range(len(tiles)):
-            first, last = tiles[tile]
-            by_scalar = chosen["eviction"] == "scalar" or (chosen["eviction"] == "both" and tile % 2 == 1)
-            store(result[first:last, :], sums[tile], by_scalar)
+    depth = product.b.shape[0]
+    total_rows, total_columns = product.c.shape
+    resident = fitting(product.tuning.resident_bytes, depth, product.a.dtype, PARTITIONS)
+    for first_row in range(0, total_rows, resident):  # rows of a that stay in SBUF
+        end_row = min(total_rows, first_row + resident)
+        few = blocks(end_row - first_row) <= ACCUMULATOR_BANKS
+        groups = row_groups(product, first_row, end_row, few)
+        width = panel_width(product, end_row - first_row, few)
+        for first in range(0, total_columns, width):
+            begins = first_row == 0 and first == 0
+            panel = column_panel(product, first, min(total_columns, first + width), begins)
+            banks = ranges(0, panel.end - panel.first, BANK)
+            for g in range(len(groups)):  # g: group of rows
+                group = groups[g]
+                rows = group.end_row - group.first_row
+                height = rows if few or (begins and g == 0) else PARTITIONS
+                for row in range(0, rows, height):
+                    tiles = ranges(row, min(rows, row + height))
+                    sums = empty_sums(tiles, banks)
+                    for k in range(len(panel.pieces)):  # k: piece of the contraction
+                        if first == 0 and row == 0:
+                            load_rows(product, group, panel.pieces[k])
+                        if k == len(panel.tiles):
+                            load_columns(product, panel, k)
+                        block = panel.pieces[k][0]
+                        add_products(sums, group.stationary, tiles, panel.tiles[k], banks, block, depth)
+                    for m in range(len(tiles)):  # m: row tile
+                        store(product, group.first_row + tiles[m][0], panel.first, sums[m], m)
 
 
-def turn_part(result, x, start):
-    """Blocks of the transpose of x [rows, K] of HBM, from block `start` on, into all blocks of `result`, by matmuls."""
-    end = min(x.shape[1], (start + result.shape[1]) * PARTITIONS)
+def row_groups(product, first_row, end_row, few):
+    """Allocate groups of rows; the first one has `lead_tiles` row tiles, or all rows if they are few."""
+    tuning, depth = product.tuning, product.b.shape[0]
+    bounds = [(first_row, end_row)]
+    if not few:
+        lead = min(end_row, first_row + tuning.lead_tiles * PARTITIONS)
+        bounds = [(first_row, lead)] + ranges(lead, end_row, tuning.group_tiles * PARTITIONS)
+    groups = []
+    for first, end in bounds:
+        stationary = block_tile(depth, blocks(depth), end - first, product.a.dtype)
+        groups.append(RowGroup(first, end, stationary))
+    return groups
+
+
+def panel_width(product, rows, few):
+    """Return the columns of b that are in SBUF at a time; few: whether the rows fill only half of the PSUM banks."""
+    if few:
+        return columns_at_once(rows)
+    return min(BANK, fitting(product.tuning.moving_bytes, product.b.shape[0], product.a.dtype, 1))
+
+
+def column_panel(product, first, end, begins):
+    """Return a panel of which no piece is loaded. begins: whether it is the first panel, whose pieces are smaller."""
+    tuning = product.tuning
+    most = tuning.lead_elements if begins else tuning.part_elements
+    return ColumnPanel(first, end, parts(blocks(product.b.shape[0]), end - first, 1, most), [])
+
+
+def load_rows(product, group, piece):
+    """Load the blocks (first, end) of a piece of a group's rows."""
+    first, end = piece
+    target = group.stationary[:, first:end, :]
+    if product.a_transposed:
+        load_part(target, product.a[:, group.first_row : group.end_row], first)
+    elif product.tuning.transposes == "dma":
+        transpose_part(target, product.a[group.first_row : group.end_row, :], first)
+    else:
+        transpose_by_matmuls(target, product.a[group.first_row : group.end_row, :], first)
+
+
+def load_columns(product, panel, k):
+    """Load piece k of a panel."""
+    first, end = panel.pieces[k]
+    columns = product.b[:, panel.first : panel.end]
+    tile = block_tile(columns.shape[0], end - first, columns.shape[1], product.a.dtype)
+    load_part(tile, columns, first)
+    panel.tiles.append(tile)
+
+
+def transpose_by_matmuls(result, x, first_block):
+    """Transpose blocks of x [row, K] @ HBM, from `first_block` on, into all blocks of `result`, by matmuls."""
+    end = min(x.shape[1], (first_block + result.shape[1]) * PARTITIONS)
     for first, last in ranges(0, x.shape[0]):
-        transpose_into(result, 0, first, load(x[first:last, start * PARTITIONS : end], x.dtype))
+        transpose_into(result, 0, first, load(x[first:last, first_block * PARTITIONS : end], x.dtype))
 
 
-def store(target, sums, by_scalar):
-    """Store the PSUM tiles of a row tile, which lie side by side in their target."""
-    result = nl.ndarray(target.shape, dtype=target.dtype, buffer=nl.sbuf)
-    at = 0
-    for each in sums:
-        read_out(result[:, at : at + each.shape[1]], each, by_scalar)
-        at += each.shape[1]
+def store(product, first_row, first_column, sums, m):
+    """Store the sums of row tile m of those that accumulate side by side: PSUM tiles of neighbouring columns."""
+    eviction = product.tuning.eviction
+    by_scalar = eviction == "scalar" or (eviction == "both" and m % 2 == 1)
+    columns = 0
+    for bank in sums:
+        columns += bank.shape[1]
+    rows = sums[0].shape[0]
+    result = nl.ndarray((rows, columns), dtype=product.c.dtype, buffer=nl.sbuf)
+    first = 0
+    for bank in sums:
+        end = first + bank.shape[1]
+        read_out(result[:, first:end], bank, by_scalar)
+        first = end
+    target = product.c[first_row : first_row + rows, first_column : first_column + columns]
     nisa.dma_copy(dst=target, src=result)
 
 
 def fitting(limit, depth, dtype, step):
-    """Columns of a block tile of `depth` rows within `limit` bytes per partition, a multiple of `step`."""
-    each = blocks(depth) * (4 if dtype == nl.float32 else 2)
-    return max(step, limit // each // step * step)
-
-
-def row_groups(first, end, chosen):
-    """Ranges of rows that are loaded together, the first one of `lead_tiles` row tiles."""
-    lead = min(end, first + chosen["lead_tiles"] * PARTITIONS)
-    return [(first, lead)] + ranges(lead, end, chosen["group_tiles"] * PARTITIONS)
+    """Return how many columns of `depth` rows take at most `limit` bytes per partition: a multiple of `step`."""
+    column_bytes = blocks(depth) * (4 if dtype == nl.float32 else 2)
+    return max(step, limit // column_bytes // step * step)
 
 
 def matmul_reference(
     a: np.ndarray, b: np.ndarray, a_transposed: bool = False, tuning: dict | None = None
 ) -> np.ndarray:
-    """numpy's product in float32."""
+    """Compute numpy's product in float32."""
     left = widened(a).T if a_transposed else widened(a)
     return (left @ widened(b)).astype(a.dtype)
