@@ -67,7 +67,7 @@ from nki_kernels.precision import widened
 from nki_kernels.projection.row_groups import item_bytes
 from nki_kernels.recurrent.slots import check_places
 from nki_kernels.recurrent.ssd_prompt import ssd_prompts
-from nki_kernels.recurrent.ssd_sizes import Sizes
+from nki_kernels.recurrent.ssd_sizes import Inputs, Sizes
 from nki_kernels.recurrent.ssd_step import ssd_step
 from nki_kernels.tiles import BANK, PARTITIONS, expect_dims, ranges
 
@@ -109,14 +109,14 @@ def ssd(
     ):
         assert array.shape[1] >= last, f"{name} has {array.shape[1]} columns, not {last} or more"
     y = nl.ndarray((u.shape[0], state.shape[2]), dtype=u.dtype, buffer=nl.shared_hbm)
-    given = (u, steps, dt_bias, a_log, d, gate)
+    inputs = Inputs(u, steps, dt_bias, a_log, d, gate)
     if u.shape[0] == sequences:
-        ssd_step(y, given, state, places, sizes)
+        ssd_step(y, inputs, state, places, sizes)
     else:
         most = PANEL_BYTES // item_bytes(u.dtype) // sizes.depth
         for panel in ranges(own[0], own[1], max(1, min(PARTITIONS, most))):
-            part_of = Sizes(u, state, dt_bias.shape[1], groups, panel, steps_first, gate_first, limits)
-            ssd_prompts(y, given, state, places, sequences, part_of)
+            panel_sizes = Sizes(u, state, dt_bias.shape[1], groups, panel, steps_first, gate_first, limits)
+            ssd_prompts(y, inputs, state, places, sequences, panel_sizes)
     return y, state
 
 

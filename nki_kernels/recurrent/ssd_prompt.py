@@ -12,10 +12,10 @@ import nki.language as nl
 from nki_kernels.projection.normalised_rows import on_every_row
 from nki_kernels.recurrent.slots import load_row, row, slots_or_none
 from nki_kernels.recurrent.ssd_between import IN_TURN, Differences
-from nki_kernels.recurrent.ssd_chunk import Chunk
+from nki_kernels.recurrent.ssd_chunk import Chunk, Constants, Pack
 from nki_kernels.recurrent.ssd_heads import by_head, filled
 from nki_kernels.recurrent.ssd_shared import PHASES, SUMMED, open_gates
-from nki_kernels.recurrent.ssd_states import Held
+from nki_kernels.recurrent.ssd_states import SequenceState, StateSlots
 from nki_kernels.recurrent.ssd_times import STEPS, Steps, decay_rates
 from nki_kernels.tiles import PARTITIONS, identity, ranges
 
@@ -44,65 +44,63 @@ ROUNDS = (True, False)
 """Whether the Scalar engine rounds the states of packs, in turn."""
 
 
-def ssd_prompts(y, given, state, places, sequences, sizes):
-    """All tokens of all sequences, for the own heads."""
-    _, _, dt_bias, a_log, d, _ = given
-    heads = slice(sizes.first_head, sizes.first_head + sizes.own)
-    constants = {
-        "bias": on_every_row(dt_bias[:, heads], PARTITIONS, nl.float32, 0.0),
-        "rates": decay_rates(a_log[:, heads]),
-    }
+def ssd_prompts(y, inputs, state, places, sequences, sizes):
+    """Compute y of all tokens of all sequences, and their states, for the local heads."""
+    heads = slice(sizes.first_head, sizes.first_head + sizes.local_heads)
+    bias = on_every_row(inputs.dt_bias[:, heads], PARTITIONS, nl.float32, 0.0)
+    constants = Constants(bias, decay_rates(inputs.a_log[:, heads]))
     counts = row(places[2], PARTITIONS)
-    states = (state, slots_or_none(row(places[0], 1), row(places[1], 1), state.shape[0]), load_row(places[0]))
-    each = y.shape[0] // sequences
+    read = slots_or_none(row(places[0], 1), row(places[1], 1), state.shape[0])
+    slots = StateSlots(state, read, load_row(places[0]))
+    tokens = y.shape[0] // sequences
     chunks = []
     for sequence in range(sequences):
-        held = Held(states, sequence, sizes)
-        for first, last in ranges(0, each):
-            rows = (sequence * each + first, sequence * each + last)
+        sequence_state = SequenceState(slots, sequence, sizes)
+        for first, last in ranges(0, tokens):
+            rows = (sequence * tokens + first, sequence * tokens + last)
             count = counts[:, sequence : sequence + 1]
-            ends = last == each
-            chunks.append(Chunk(y, given, constants, sizes, rows, held, first, count, ends))
+            ends = last == tokens
+            chunks.append(Chunk(y, inputs, constants, sizes, rows, sequence_state, first, count, ends))
     groups = [Steps(chunks[0:FIRST])]
-    for start, end in ranges(FIRST, len(chunks), max(1, AT_ONCE // sizes.own)):
+    for start, end in ranges(FIRST, len(chunks), max(1, AT_ONCE // sizes.local_heads)):
         groups.append(Steps(chunks[start:end]))
     for phase in STEPS:
         phase(groups[0])
         if phase == STEPS[0]:
             PHASES[0](chunks[0])
-    fill(constants, d[:, heads], sizes)
+    fill(constants, inputs.d[:, heads], sizes)
     for phase in PHASES[1:]:
         phase(chunks[0])
     chunks[0].phases = len(PHASES)
     if sizes.narrow:
-        constants["differences"] = Differences()
+        constants.differences = Differences()
         fill_skips(constants, sizes)
     pass_packs(chunks, sizes.packs(), groups[1:])
 
 
 def fill(constants, d, sizes):
-    """The constants that chunks share, beside those of time steps."""
-    constants["before"] = triangle(-1, 0)
-    constants["after"] = triangle(1, 1)
-    constants["ones"] = filled((PARTITIONS, PARTITIONS), 1.0)
-    constants["identity"] = identity(PARTITIONS, sizes.dtype)
-    constants["skip"] = on_every_row(d, PARTITIONS, nl.float32, 0.0)
+    """Allocate the constants that chunks share, except those of time steps and `differences`."""
+    constants.before = triangle(-1, 0)
+    constants.after = triangle(1, 1)
+    constants.ones = filled((PARTITIONS, PARTITIONS), 1.0)
+    constants.identity = identity(PARTITIONS, sizes.dtype)
+    constants.skip = on_every_row(d, PARTITIONS, nl.float32, 0.0)
     if sizes.narrow:
-        constants["one"] = identity(PARTITIONS, nl.float32)
-        shape = (PARTITIONS, sizes.own, PARTITIONS)
-        constants["skips"] = nl.ndarray(shape, dtype=sizes.dtype, buffer=nl.sbuf)
+        constants.wide_identity = identity(PARTITIONS, nl.float32)
+        shape = (PARTITIONS, sizes.local_heads, PARTITIONS)
+        constants.skips = nl.ndarray(shape, dtype=sizes.dtype, buffer=nl.sbuf)
 
 
 def fill_skips(constants, sizes):
     """The identity times the skip of each head: [token, head, token]."""
-    skips, one = constants["skips"], constants["identity"].expand_dim(1)
-    packs = ranges(0, sizes.own, sizes.most)
+    skips, one = constants.skips, constants.identity.expand_dim(1)
+    packs = ranges(0, sizes.local_heads, sizes.most)
     for number in range(len(packs)):
         first, last = packs[number]
         nisa.tensor_tensor(
             dst=skips[:, first:last, :],
             data1=one.broadcast(1, last - first),
-            data2=by_head(constants["skip"][:, first:last], PARTITIONS),
+            data2=by_head(constants.skip[:, first:last], PARTITIONS),
             op=nl.multiply,
             engine=nisa.engine.vector if number % 2 == 0 else nisa.engine.gpsimd,
         )
@@ -145,49 +143,49 @@ class Phases(nl.NKIObject):
             self.work(1)
 
 
-def pass_packs(chunks, packs, groups):
+def pass_packs(chunks, head_ranges, groups):
     """Issue the stages of all packs of all chunks. Each stage runs some packs ahead of the next one."""
-    turns = []
-    for number in range(len(chunks)):
-        for pack in packs:
-            turns.append({"chunk": chunks[number], "pack": pack})
+    packs = []
+    for chunk in chunks:
+        for heads in head_ranges:
+            packs.append(Pack(chunk, heads))
     phases = Phases(chunks, groups)
-    # The next turn of a single pack has the same states.
-    back = min(1, len(packs) - 1)
+    # The next pack of a single range of heads has the same states.
+    back = min(1, len(head_ranges) - 1)
     fetched, scaled, looked, decayed, masked = 0, 0, 0, 0, 0
-    for number in range(len(turns)):
+    for number in range(len(packs)):
         if number > 0:
-            turns[number - 1]["chunk"].keep(turns[number - 1], ROUNDS[number % len(ROUNDS)])
-            turns[number - 1] = None
-        phases.prepare(1 + (number + PREPARED) // len(packs))
-        phases.work(-(-len(phases.waiting) // max(1, len(packs) - 1)))
-        for turn in turns[fetched : decayed + IN_TURN]:
-            phases.work_until(turn["chunk"], SUMMED)
-            turn["chunk"].fetch(turn)
+            packs[number - 1].chunk.keep(packs[number - 1], ROUNDS[number % len(ROUNDS)])
+            packs[number - 1] = None
+        phases.prepare(1 + (number + PREPARED) // len(head_ranges))
+        phases.work(-(-len(phases.waiting) // max(1, len(head_ranges) - 1)))
+        for pack in packs[fetched : decayed + IN_TURN]:
+            phases.work_until(pack.chunk, SUMMED)
+            pack.chunk.fetch(pack)
             fetched += 1
-        for turn in turns[scaled : number + SCALED]:
-            phases.work_until(turn["chunk"], len(PHASES))
-            turn["chunk"].scale(turn)
+        for pack in packs[scaled : number + SCALED]:
+            phases.work_until(pack.chunk, len(PHASES))
+            pack.chunk.scale(pack)
             scaled += 1
         if number == 0:
-            for turn in turns[0:2]:
-                turn["chunk"].decay(turn)
+            for pack in packs[0:2]:
+                pack.chunk.decay(pack)
                 decayed += 1
-        for turn in turns[looked : number + 1 + back]:
-            turn["chunk"].look_back(turn)
+        for pack in packs[looked : number + 1 + back]:
+            pack.chunk.look_back(pack)
             looked += 1
-        for turn in turns[masked : number + 2]:
-            turn["chunk"].mask(turn, MASKS[masked % len(MASKS)])
+        for pack in packs[masked : number + 2]:
+            pack.chunk.mask(pack, MASKS[masked % len(MASKS)])
             masked += 1
-        turns[number]["chunk"].sum_up(turns[number])
-        turns[number]["chunk"].move_on(turns[number])
+        packs[number].chunk.sum_up(packs[number])
+        packs[number].chunk.move_on(packs[number])
         most = number + (3 if phases.pause > 0 else AHEAD)
-        for turn in turns[decayed : min(most, decayed + 2)]:
-            turn["chunk"].decay(turn)
+        for pack in packs[decayed : min(most, decayed + 2)]:
+            pack.chunk.decay(pack)
             decayed += 1
         phases.pause = max(0, phases.pause - 1)
-        if number + 1 == len(turns):
-            turns[number]["chunk"].keep(turns[number], False)
+        if number + 1 == len(packs):
+            packs[number].chunk.keep(packs[number], False)
 
 
 def triangle(multiplier, offset):

@@ -19,21 +19,21 @@ from nki_kernels.tiles import BANK, PARTITIONS, load, ranges
 
 def panels(sizes, most):
     """Lists of packs that lie side by side, of up to `most` columns each."""
-    found = []
-    for pack in sizes.packs_of(BANK // sizes.depth):
-        last = len(found) - 1
-        if last >= 0 and (pack[1] - found[last][0][0]) * sizes.depth <= most:
-            found[last].append(pack)
+    panel_packs = []
+    for pack in sizes.split_heads(BANK // sizes.depth):
+        last = len(panel_packs) - 1
+        if last >= 0 and (pack[1] - panel_packs[last][0][0]) * sizes.depth <= most:
+            panel_packs[last].append(pack)
         else:
-            found.append([pack])
-    return found
+            panel_packs.append([pack])
+    return panel_packs
 
 
 class Sequences(nl.NKIObject):
     """Up to 32 sequences: what all panels of their states need."""
 
-    def __init__(self, given, counts, group, sizes):
-        self.given = given
+    def __init__(self, inputs, counts, group, sizes):
+        self.inputs = inputs
         self.counts = counts
         self.group = group
         self.count = group[1] - group[0]
@@ -45,24 +45,26 @@ class Sequences(nl.NKIObject):
         if self.ready:
             return
         self.ready = True
-        u, steps, dt_bias, a_log, d, _ = self.given
+        inputs, u = self.inputs, self.inputs.u
         sizes = self.sizes
         start, end = self.group
-        heads = slice(sizes.first_head, sizes.first_head + sizes.own)
-        rows = load(steps[start:end, sizes.steps_first : sizes.steps_first + sizes.own], u.dtype)
+        heads = slice(sizes.first_head, sizes.first_head + sizes.local_heads)
+        rows = load(
+            inputs.steps[start:end, sizes.steps_first : sizes.steps_first + sizes.local_heads], u.dtype
+        )
         count = column(self.counts, start, end)
         self.weights = load(u[start:end, sizes.inner :], u.dtype)
-        bias = on_every_row(dt_bias[:, heads], self.count, nl.float32, 0.0)
+        bias = on_every_row(inputs.dt_bias[:, heads], self.count, nl.float32, 0.0)
         times = time_steps(rows, bias, sizes.dt_limits)
         live = nl.ndarray(count.shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_scalar(dst=live, data=count, op0=nl.greater_equal, operand0=1.0)
         nisa.tensor_scalar(dst=times, data=times, op0=nl.multiply, operand0=live)
         logs = nl.ndarray(times.shape, dtype=nl.float32, buffer=nl.sbuf)
-        rates = decay_rates(a_log[:, heads])
+        rates = decay_rates(inputs.a_log[:, heads])
         nisa.tensor_tensor(dst=logs, data1=times, data2=rates[0 : self.count, :], op=nl.multiply)
         self.times = times
         self.decays = exponential(logs)
-        self.skip = on_every_row(d[:, heads], self.count, nl.float32, 0.0)
+        self.skip = on_every_row(inputs.d[:, heads], self.count, nl.float32, 0.0)
         self.ones = filled((1, PARTITIONS), 1.0)
         self.zero = filled((PARTITIONS, 1), 0.0)
 
@@ -70,8 +72,8 @@ class Sequences(nl.NKIObject):
 class Panel(nl.NKIObject):
     """Some own heads of a group of sequences.
 
-    What is read of a state comes in blocks of up to 128 columns: `blocks` (place, first, end) of each pack. `runs` are
-    the places (first, end, columns) of blocks side by side with as many columns.
+    What is read of a state comes in blocks of up to 128 columns: `blocks` (column, first, end) of each pack. `runs` are
+    the columns (first, end, height) of blocks side by side with as many columns.
     """
 
     def __init__(self, y, sequences, packs):
@@ -89,14 +91,14 @@ class Panel(nl.NKIObject):
         count = 0
         for number in range(len(packs)):
             left, right = self.columns(number)
-            own = []
+            pack_blocks = []
             for first, last in ranges(left, right):
-                own.append((count, first, last))
+                pack_blocks.append((count, first, last))
                 if len(self.runs) == 0 or self.runs[-1][2] != last - first:
                     self.runs.append((count, count, last - first))
                 self.runs[-1] = (self.runs[-1][0], count + 1, last - first)
                 count += 1
-            self.blocks.append(own)
+            self.blocks.append(pack_blocks)
 
     def columns(self, number):
         """The range of columns of the panel that a pack has."""
@@ -109,12 +111,12 @@ class Panel(nl.NKIObject):
             return
         self.ready = True
         sequences, sizes = self.sequences, self.sizes
-        given = sequences.given
+        inputs = sequences.inputs
         start, end = sequences.group
         column = sizes.left + self.left
-        self.x = load_aside(given[0][start:end, column : column + self.width])
+        self.x = load_aside(inputs.u[start:end, column : column + self.width])
         column = sizes.gate_first + self.left
-        self.gates = load_aside(given[5][start:end, column : column + self.width])
+        self.gates = load_aside(inputs.gate[start:end, column : column + self.width])
         sequences.prepare()
         first, last = self.heads
         weights = self.width + sequences.weights.shape[1]
@@ -139,14 +141,14 @@ class Panel(nl.NKIObject):
         for number in range(len(self.packs)):
             left, right = self.columns(number)
             bank = nl.ndarray((sequences.count, right - left), dtype=nl.float32, buffer=nl.psum)
-            for place, begin, end in self.blocks[number]:
-                data = self.sums[0 : end - begin, place, :]
+            for index, begin, end in self.blocks[number]:
+                data = self.sums[0 : end - begin, index, :]
                 nisa.nc_transpose(dst=bank[:, begin - left : end - left], data=data)
-            part = skip[:, left:right]
-            nisa.tensor_tensor(dst=part, data1=part, data2=bank, op=nl.add)
+            columns = skip[:, left:right]
+            nisa.tensor_tensor(dst=columns, data1=columns, data2=bank, op=nl.add)
             nisa.tensor_tensor(
                 dst=result[:, left:right],
-                data1=part,
+                data1=columns,
                 data2=active[:, left:right],
                 op=nl.multiply,
                 engine=nisa.engine.gpsimd,

@@ -33,17 +33,17 @@ def bring_in(chunk):
 def bring_states(chunk):
     """The states of a sequence, with its first chunk."""
     if chunk.first == 0:
-        chunk.held.load()
+        chunk.state.load()
 
 
 def first_part(chunk):
     """Sums of decays with the heads on the partitions, and their first parts."""
-    own = slice(0, chunk.tokens)
-    chunk.before = chunk.constants["before"][own, own]
-    chunk.after = chunk.constants["after"][own, own]
-    chunk.one = chunk.constants["identity"][own, own]
+    tokens = slice(0, chunk.tokens)
+    chunk.before = chunk.constants.before[tokens, tokens]
+    chunk.after = chunk.constants.after[tokens, tokens]
+    chunk.one = chunk.constants.identity[tokens, tokens]
     if chunk.sizes.narrow:
-        one = chunk.constants["one"][own, own]
+        one = chunk.constants.wide_identity[tokens, tokens]
         chunk.sides = SumsInParts(chunk.least, chunk.minus, chunk.step_logs, chunk.before, one)
         chunk.least, chunk.minus, chunk.step_logs = None, None, None
 
@@ -61,7 +61,7 @@ def reach(chunk):
 
 def pass_by(chunk):
     """Decays over the chunk."""
-    chunk.passed = exponential(chunk.summed(chunk.constants["ones"][0 : chunk.tokens, :]))
+    chunk.passed = exponential(chunk.summed(chunk.constants.ones[0 : chunk.tokens, :]))
 
 
 def leave_over(chunk):
@@ -100,11 +100,11 @@ def score(chunk):
             moving=chunk.across[:, groups + group, :],
             accumulate=False,
         )
-        own = chunk.scores[:, group, :, :]
-        nisa.tensor_tensor(dst=own[:, 0, :], data1=bank, data2=chunk.before, op=nl.multiply)
+        scores = chunk.scores[:, group, :, :]
+        nisa.tensor_tensor(dst=scores[:, 0, :], data1=bank, data2=chunk.before, op=nl.multiply)
         if copies > 1:
-            others = own[:, 0:1, :].broadcast(1, copies - 1)
-            nisa.tensor_copy(dst=own[:, 1:copies, :], src=others, engine=nisa.engine.gpsimd)
+            first = scores[:, 0:1, :].broadcast(1, copies - 1)
+            nisa.tensor_copy(dst=scores[:, 1:copies, :], src=first, engine=nisa.engine.gpsimd)
 
 
 def open_gates(chunk):

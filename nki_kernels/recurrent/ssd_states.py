@@ -2,34 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import SYNC, transfer
 
 
-class Held(nl.NKIObject):
-    """The states of a sequence, [n, column], from its slot and back; `rounded` are they in the dtype of products."""
+@dataclass
+class StateSlots(nl.NKIObject):
+    """The states [slot, n, column] @ HBM, and the slots that sequences read and write, [1, B] int32."""
 
-    def __init__(self, states, sequence, sizes):
-        self.state, read, written = states
-        self.read = read[0:1, sequence : sequence + 1]
-        self.written = written[0:1, sequence : sequence + 1]
+    states: nl.NkiTensor
+    read: nl.NkiTensor
+    written: nl.NkiTensor
+
+
+class SequenceState(nl.NKIObject):
+    """The state of a sequence, [n, column], from its slot and back; `rounded` is it in the dtype of products."""
+
+    def __init__(self, slots, sequence, sizes):
+        self.states = slots.states
+        self.read = slots.read[0:1, sequence : sequence + 1]
+        self.written = slots.written[0:1, sequence : sequence + 1]
         self.sizes = sizes
+        self.wide = None
+        self.rounded = None
 
     def load(self):
-        """The states of the own heads; zeros at the start of a sequence."""
+        """Load the states of this core's heads; zeros at the start of a sequence."""
         sizes = self.sizes
         self.wide = nl.ndarray((sizes.states, sizes.width), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=self.wide, value=0.0, engine=nisa.engine.gpsimd)
-        source = columns_of_slot(self.state, self.read, sizes)
+        source = columns_of_slot(self.states, self.read, sizes)
         transfer(self.wide, source, SYNC, nisa.oob_mode.skip)
         self.rounded = self.wide
         if sizes.dtype != nl.float32:
             self.rounded = nl.ndarray(self.wide.shape, dtype=sizes.dtype, buffer=nl.sbuf)
 
     def round(self, columns, by_scalar):
-        """Bring columns of the states to the dtype of products, on the Scalar engine or on GpSimd."""
+        """Round columns of the states to the dtype of products, on the Scalar engine or on GpSimd."""
         rounded, wide = self.rounded[:, columns], self.wide[:, columns]
         if self.sizes.dtype == nl.float32:
             pass
@@ -39,11 +52,11 @@ class Held(nl.NKIObject):
             nisa.tensor_copy(dst=rounded, src=wide, engine=nisa.engine.gpsimd)
 
     def store(self):
-        """Write them back."""
-        nisa.dma_copy(dst=columns_of_slot(self.state, self.written, self.sizes), src=self.wide)
+        """Store the states to their slot."""
+        nisa.dma_copy(dst=columns_of_slot(self.states, self.written, self.sizes), src=self.wide)
 
 
 def columns_of_slot(state, slot, sizes):
-    """A view of HBM [n, column]: this core's columns of the states in one slot, whose number is in a tile [1, 1]."""
+    """Return a view of HBM [n, column]: this core's columns of the state in the slot of a number [1, 1]."""
     pattern = [[sizes.inner, sizes.states], [1, sizes.width]]
     return state.ap(pattern=pattern, offset=sizes.left, scalar_offset=slot, indirect_dim=0)

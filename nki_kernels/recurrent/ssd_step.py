@@ -17,6 +17,7 @@ from nki_kernels.dma import SCALAR, SYNC, transfer
 from nki_kernels.recurrent.slots import load_row, row, slots_or_none
 from nki_kernels.recurrent.ssd_heads import by_head, in_heads
 from nki_kernels.recurrent.ssd_rows import Panel, Sequences, panels
+from nki_kernels.recurrent.ssd_states import StateSlots
 from nki_kernels.tiles import PARTITIONS, ranges
 
 SEQUENCES = 32
@@ -38,15 +39,15 @@ READ = 3
 """Packs whose outer products are made before the state of the first of them is read."""
 
 
-def ssd_step(y, given, state, places, sizes):
-    """The token of each sequence, for the own heads."""
+def ssd_step(y, inputs, state, places, sizes):
+    """Compute y of the token of each sequence, and the states, for the local heads."""
     count = places[0].shape[0]
     read = slots_or_none(row(places[0], 1), row(places[1], 1), state.shape[0])
-    slots = {"state": state, "read": read, "written": load_row(places[0])}
+    slots = StateSlots(state, read, load_row(places[0]))
     units = []
     widest = 0
     for group in ranges(0, count, SEQUENCES):
-        sequences = Sequences(given, places[2], group, sizes)
+        sequences = Sequences(inputs, places[2], group, sizes)
         for packs in panels(sizes, PANEL if count > FEW else PANEL // 2):
             panel = Panel(y, sequences, packs)
             widest = max(widest, panel.width)
@@ -67,24 +68,24 @@ def pass_units(units, together):
     lined = 0
     for number in range(len(turns) + READ):
         if number < len(turns):
-            at, pack = turns[number]
-            while lined < min(len(units), at + 1 + LINES):
+            unit, pack = turns[number]
+            while lined < min(len(units), unit + 1 + LINES):
                 units[lined].panel.prepare()
                 units[lined].line_up()
                 lined += 1
             if number == 0:
                 units[0].begin()
-            units[at].multiply(pack)
+            units[unit].multiply(pack)
             if number + 1 < len(turns) and turns[number + 1][1] == 0:
-                units[at + 1].begin()
+                units[unit + 1].begin()
         if 0 <= number - 1 < len(turns):
-            at, pack = turns[number - 1]
-            units[at].move_on(pack)
+            unit, pack = turns[number - 1]
+            units[unit].move_on(pack)
         if number >= READ:
-            at, pack = turns[number - READ]
-            units[at].read(pack)
-            if pack == len(units[at].panel.packs) - 1 and (at + 1) % together == 0:
-                load_batch(units, at + 1 + together, together)
+            unit, pack = turns[number - READ]
+            units[unit].read(pack)
+            if pack == len(units[unit].panel.packs) - 1 and (unit + 1) % together == 0:
+                load_batch(units, unit + 1 + together, together)
 
 
 def load_batch(units, first, together):
@@ -103,14 +104,14 @@ class Unit(nl.NKIObject):
         self.sizes = panel.sizes
         self.banks = []
 
-    def in_slot(self, which):
-        """The panel of the state in the slot that is "read" or "written", in HBM: [n, column]."""
+    def view_slot(self, slots):
+        """Return the panel of the state in its slot, in HBM: [n, column]. slots: [1, B] int32."""
         sizes, panel = self.sizes, self.panel
-        at = panel.sequences.group[0] + self.sequence
-        return self.slots["state"].ap(
+        sequence = panel.sequences.group[0] + self.sequence
+        return self.slots.states.ap(
             pattern=[[sizes.inner, sizes.states], [1, panel.width]],
             offset=sizes.left + panel.left,
-            scalar_offset=self.slots[which][:, at : at + 1],
+            scalar_offset=slots[:, sequence : sequence + 1],
             indirect_dim=0,
         )
 
@@ -119,10 +120,10 @@ class Unit(nl.NKIObject):
         sequences = self.panel.sequences
         sequences.prepare()
         shape = (self.sizes.states, self.panel.width)
-        self.held = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+        self.state = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
         zeros = sequences.zero[0 : shape[0], :].broadcast(1, shape[1])
-        nisa.activation(dst=self.held, op=nl.copy, data=zeros)
-        transfer(self.held, self.in_slot("read"), SYNC, nisa.oob_mode.skip)
+        nisa.activation(dst=self.state, op=nl.copy, data=zeros)
+        transfer(self.state, self.view_slot(self.slots.read), SYNC, nisa.oob_mode.skip)
 
     def line_up(self):
         """Bring what the sequence needs to one partition."""
@@ -154,7 +155,7 @@ class Unit(nl.NKIObject):
             )
         self.out = nl.ndarray(bank.shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.activation(dst=self.out, op=nl.copy, data=bank)
-        self.found = nl.ndarray((PARTITIONS, self.panel.runs[-1][1]), dtype=nl.float32, buffer=nl.psum)
+        self.sums = nl.ndarray((PARTITIONS, self.panel.runs[-1][1]), dtype=nl.float32, buffer=nl.psum)
 
     def multiply(self, number):
         """The columns of a pack decay; the outer product of weights and inputs goes to PSUM."""
@@ -169,10 +170,10 @@ class Unit(nl.NKIObject):
             accumulate=False,
         )
         self.banks.append(bank)
-        part = in_heads(self.held[:, left:right], sizes.depth)
+        columns = in_heads(self.state[:, left:right], sizes.depth)
         nisa.tensor_tensor(
-            dst=part,
-            data1=part,
+            dst=columns,
+            data1=columns,
             data2=by_head(self.decays[:, first - panel.heads[0] : last - panel.heads[0]], sizes.depth),
             op=nl.multiply,
             engine=nisa.engine.gpsimd,
@@ -181,19 +182,19 @@ class Unit(nl.NKIObject):
     def move_on(self, number):
         """Add the outer product to the columns of a pack; after the last one store the state."""
         left, right = self.panel.columns(number)
-        part = self.held[:, left:right]
-        nisa.tensor_tensor(dst=part, data1=part, data2=self.banks[number], op=nl.add)
+        columns = self.state[:, left:right]
+        nisa.tensor_tensor(dst=columns, data1=columns, data2=self.banks[number], op=nl.add)
         if number == len(self.panel.packs) - 1:
-            transfer(self.in_slot("written"), self.held, SYNC)
+            transfer(self.view_slot(self.slots.written), self.state, SYNC)
 
     def read(self, number):
         """Read the columns of a pack; after the last one keep what was read, and finish the panel's last sequence."""
         panel = self.panel
         group = self.sizes.group_of(panel.packs[number][0])
-        for place, first, last in panel.blocks[number]:
+        for column, first, last in panel.blocks[number]:
             nisa.nc_matmul(
-                dst=self.found[0 : last - first, place : place + 1],
-                stationary=self.held[:, first:last],
+                dst=self.sums[0 : last - first, column : column + 1],
+                stationary=self.state[:, first:last],
                 moving=self.out[:, group : group + 1],
                 accumulate=False,
             )
@@ -202,7 +203,7 @@ class Unit(nl.NKIObject):
                 nisa.activation(
                     dst=panel.sums[0:height, first:last, self.sequence],
                     op=nl.copy,
-                    data=self.found[0:height, first:last],
+                    data=self.sums[0:height, first:last],
                 )
             if self.sequence == panel.sequences.count - 1:
                 panel.finish()

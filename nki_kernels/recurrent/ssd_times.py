@@ -48,7 +48,7 @@ class Steps(nl.NKIObject):
 
     def load(self):
         """Rows of the time steps, and which of them are no padding."""
-        count, heads = len(self.chunks), self.sizes.own
+        count, heads = len(self.chunks), self.sizes.local_heads
         self.rows = nl.ndarray((PARTITIONS, count, heads), dtype=self.sizes.dtype, buffer=nl.sbuf)
         self.live = nl.ndarray((PARTITIONS, count), dtype=nl.float32, buffer=nl.sbuf)
         first = self.sizes.steps_first
@@ -60,15 +60,13 @@ class Steps(nl.NKIObject):
             nisa.dma_copy(
                 dst=self.rows[0 : chunk.tokens, number, :], src=chunk.steps[start:end, first : first + heads]
             )
-            place = self.live[:, number : number + 1]
-            nisa.iota(dst=place, pattern=[[0, 1]], offset=chunk.first, channel_multiplier=1)
-            nisa.tensor_tensor(
-                dst=place, data1=place, data2=chunk.count, op=nl.less, engine=nisa.engine.gpsimd
-            )
+            live = self.live[:, number : number + 1]
+            nisa.iota(dst=live, pattern=[[0, 1]], offset=chunk.first, channel_multiplier=1)
+            nisa.tensor_tensor(dst=live, data1=live, data2=chunk.count, op=nl.less, engine=nisa.engine.gpsimd)
 
     def soften(self):
         """softplus of the sums with their bias."""
-        bias = self.constants["bias"].expand_dim(1).broadcast(1, len(self.chunks))
+        bias = self.constants.bias.expand_dim(1).broadcast(1, len(self.chunks))
         self.times = nl.ndarray(self.rows.shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_tensor(dst=self.times, data1=self.rows, data2=bias, op=nl.add, engine=nisa.engine.gpsimd)
         nisa.activation(dst=self.times, op=nl.softplus, data=self.times)
@@ -78,32 +76,32 @@ class Steps(nl.NKIObject):
         """The time steps, 0 for padding, and the logarithms of their decays: [token, head] of each chunk."""
         times, engine = self.times, nisa.engine.gpsimd
         limit(times, self.sizes.dt_limits)
-        live = by_head(self.live, self.sizes.own)
+        live = by_head(self.live, self.sizes.local_heads)
         nisa.tensor_tensor(dst=times, data1=times, data2=live, op=nl.multiply, engine=engine)
         self.logs = nl.ndarray(times.shape, dtype=nl.float32, buffer=nl.sbuf)
-        rates = self.constants["rates"].expand_dim(1).broadcast(1, len(self.chunks))
+        rates = self.constants.rates.expand_dim(1).broadcast(1, len(self.chunks))
         nisa.tensor_tensor(dst=self.logs, data1=times, data2=rates, op=nl.multiply, engine=engine)
         for number in range(len(self.chunks)):
-            own = slice(0, self.chunks[number].tokens)
-            self.chunks[number].times = times[own, number, :]
-            self.chunks[number].logs = self.logs[own, number, :]
+            tokens = slice(0, self.chunks[number].tokens)
+            self.chunks[number].times = times[tokens, number, :]
+            self.chunks[number].logs = self.logs[tokens, number, :]
 
     def narrow(self):
         """The logarithms of the time steps, for differences of narrow steps."""
         if self.sizes.narrow:
-            self.of_steps = logarithms(self.times)
+            self.step_logs = logarithms(self.times)
         self.times = None
 
     def bound(self):
         """The logarithms of decays as differences take them, and with the other sign."""
         if self.sizes.narrow:
-            least, minus = bounded(self.of_steps, self.logs)
+            least, minus = bounded(self.step_logs, self.logs)
             for number in range(len(self.chunks)):
                 chunk = self.chunks[number]
-                own = slice(0, chunk.tokens)
-                chunk.step_logs, chunk.least = self.of_steps[own, number, :], least[own, number, :]
-                chunk.minus = minus[own, number, :]
-            self.of_steps = None
+                tokens = slice(0, chunk.tokens)
+                chunk.step_logs, chunk.least = self.step_logs[tokens, number, :], least[tokens, number, :]
+                chunk.minus = minus[tokens, number, :]
+            self.step_logs = None
         self.logs = None
 
 
