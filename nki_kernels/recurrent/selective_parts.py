@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import nki.isa as nisa
 import nki.language as nl
 
@@ -14,22 +16,54 @@ from nki_kernels.tiles import MASKED, PARTITIONS, blocks, load, ranges
 from nki_kernels.weights import WeightMatrix, load_blocks
 
 
+@dataclass
 class Slots(nl.NKIObject):
     """States in HBM, and for each sequence [1, B] the slots that are read and written, and the count of its tokens."""
 
-    def __init__(self, state, read, written, counts):
-        self.state = state
-        self.read = read
-        self.written = written
-        self.counts = counts
+    state: nl.NkiTensor
+    read: nl.NkiTensor
+    written: nl.NkiTensor
+    counts: nl.NkiTensor
+
+
+@dataclass
+class ScanWeights(nl.NKIObject):
+    """Weights of the local channels, and constants, in SBUF.
+
+    rank: of time steps. w_dt: [r in block, block, channel]. dt_bias, d: [c in tile, tile, 1]. rates: -exp(a_log),
+    [c in tile, tile, state] float32. ones: [1, 128]. identity: of a tile of channels. selector: of states.
+    """
+
+    rank: int
+    w_dt: nl.NkiTensor
+    dt_bias: nl.NkiTensor
+    d: nl.NkiTensor
+    rates: nl.NkiTensor
+    ones: nl.NkiTensor
+    identity: nl.NkiTensor
+    selector: nl.NkiTensor
+
+
+@dataclass
+class ChunkOperands(nl.NKIObject):
+    """What all units of a chunk take from its rows.
+
+    steps: [r in block, block, token]. into: input weights as diagonals. out: output weights on all partitions, [128,
+    state, token]. mask: a row that is 0 for tokens and MASKED for padding.
+    """
+
+    steps: nl.NkiTensor
+    into: list
+    out: nl.NkiTensor
+    mask: nl.NkiTensor
 
 
 class Chunk(nl.NKIObject):
     """What all units of a chunk share."""
 
-    def __init__(self, rows, shared):
+    def __init__(self, rows, operands):
         self.rows = rows
-        self.shared = shared
+        self.operands = operands
         self.carried = None
         self.parts = ranges(0, rows[1] - rows[0])
 
@@ -123,27 +157,23 @@ def load_rows(projected, rows, states):
 
 
 def spread(rows, first, count, weights):
-    """What all units of a chunk share, whose first token is the sequence's token `first`, from its loaded rows.
-
-    Time steps [r in block, block, token]; input weights as diagonals; output weights on all partitions [128, state,
-    token]; and a row that is 0 for each token and MASKED for padding.
-    """
-    low, own, into = rows
-    rank, states, dtype = low[0].shape[1], own[0].shape[1], low[0].dtype
+    """Return the operands of a chunk, whose first token is the sequence's token `first`, from its loaded rows."""
+    low, output_rows, into = rows
+    rank, states, dtype = low[0].shape[1], output_rows[0].shape[1], low[0].dtype
     tokens = (len(low) - 1) * PARTITIONS + low[len(low) - 1].shape[0]
-    steps = blocks_tile(rank, tokens, weights["w_dt"].dtype)
+    steps = blocks_tile(rank, tokens, weights.w_dt.dtype)
     mixed = blocks_tile(states, tokens, dtype)
-    for part in range(len(low)):
-        transpose_rows(steps, part * PARTITIONS, low[part], 0)
-        transpose_rows(mixed, part * PARTITIONS, own[part], 0)
+    for i in range(len(low)):  # i: tile of rows
+        transpose_rows(steps, i * PARTITIONS, low[i], 0)
+        transpose_rows(mixed, i * PARTITIONS, output_rows[i], 0)
     out = nl.ndarray((PARTITIONS, states, tokens), dtype=dtype, buffer=nl.sbuf)
     for state in range(states):
         bank = nl.ndarray((PARTITIONS, tokens), dtype=nl.float32, buffer=nl.psum)
-        chosen = weights["selector"][:, state : state + 1].broadcast(1, PARTITIONS)
+        chosen = weights.selector[:, state : state + 1].broadcast(1, PARTITIONS)
         nisa.nc_matmul(dst=bank, stationary=chosen, moving=mixed[:, 0, :], accumulate=False)
         nisa.activation(dst=out[:, state, :], op=nl.copy, data=bank)
-    mask = mask_row(tokens, first, count, weights["w_dt"].dtype)
-    return {"steps": steps, "into": into, "out": out, "mask": mask}
+    mask = mask_row(tokens, first, count, weights.w_dt.dtype)
+    return ChunkOperands(steps, into, out, mask)
 
 
 def mask_row(tokens, first, count, dtype):
@@ -157,13 +187,13 @@ def mask_row(tokens, first, count, dtype):
     return result
 
 
-def projected_steps(weights, shared, tile, height):
-    """Projected time steps, beyond all for padding: [c, token] @ PSUM."""
-    steps, mask, w_dt = shared["steps"], shared["mask"], weights["w_dt"]
+def projected_steps(weights, operands, tile, height):
+    """Return projected time steps, beyond all for padding: [c, token] @ PSUM."""
+    steps, mask, w_dt = operands.steps, operands.mask, weights.w_dt
     tokens, left = mask.shape[1], tile * PARTITIONS
     bank = nl.ndarray((height, tokens), dtype=nl.float32, buffer=nl.psum)
-    add_products([[bank]], w_dt, [(left, left + height)], steps, [(0, tokens)], 0, weights["rank"])
-    nisa.nc_matmul(dst=bank, stationary=weights["ones"][:, 0:height], moving=mask, accumulate=True)
+    add_products([[bank]], w_dt, [(left, left + height)], steps, [(0, tokens)], 0, weights.rank)
+    nisa.nc_matmul(dst=bank, stationary=weights.ones[:, 0:height], moving=mask, accumulate=True)
     return bank
 
 

@@ -20,6 +20,7 @@ from nki_kernels.recurrent.diagonal import columns_of, diagonals
 from nki_kernels.recurrent.selective_feed import fed_columns, fed_rows, feed
 from nki_kernels.recurrent.selective_parts import (
     Chunk,
+    ScanWeights,
     Slots,
     Unit,
     activated,
@@ -69,16 +70,16 @@ def scan_prompts(y, given, state, places, sequences, own):
     begin, end = own
     each = u.shape[0] // sequences
     states = a_log.shape[1]
-    weights = {
-        "rank": w_dt.shape[0],
-        "w_dt": load_blocks(WeightMatrix(w_dt[:, begin:end]), product_dtype(u, w_dt), STATIC),
-        "dt_bias": columns_of((dt_bias,), own, nl.float32),
-        "d": columns_of((d,), own, u.dtype),
-        "rates": decay_rates(a_log, own),
-        "ones": row_of_ones(product_dtype(u, w_dt)),
-        "identity": identity(min(PARTITIONS, end - begin), u.dtype),
-        "selector": identity(states, u.dtype),
-    }
+    weights = ScanWeights(
+        rank=w_dt.shape[0],
+        w_dt=load_blocks(WeightMatrix(w_dt[:, begin:end]), product_dtype(u, w_dt), STATIC),
+        dt_bias=columns_of((dt_bias,), own, nl.float32),
+        d=columns_of((d,), own, u.dtype),
+        rates=decay_rates(a_log, own),
+        ones=row_of_ones(product_dtype(u, w_dt)),
+        identity=identity(min(PARTITIONS, end - begin), u.dtype),
+        selector=identity(states, u.dtype),
+    )
     read = slots_or_none(row(places[0], 1), row(places[1], 1), state.shape[0])
     written = load_row(places[0])
     counts = row(places[2], 1)
@@ -125,7 +126,7 @@ class Scans(nl.NKIObject):
         self.own = own
         self.plan = plan
         self.tiles = ranges(own[0], own[1])
-        self.states = weights["rates"].shape[2]
+        self.states = weights.rates.shape[2]
         self.count = len(plan) * len(self.tiles)
         self.together = PREPARED if len(self.tiles) >= 2 * PREPARED else 1
         self.raw = []
@@ -139,7 +140,7 @@ class Scans(nl.NKIObject):
         self.unfinished = None
         self.load(self.together)
         # Behind the diagonals of the first chunk, which GpSimd makes too.
-        self.skips = diagonals(weights["d"], self.u.dtype)
+        self.skips = diagonals(weights.d, self.u.dtype)
         for stage in range(STAGES):
             self.prepare(0, stage)
 
@@ -197,19 +198,19 @@ class Scans(nl.NKIObject):
         while len(self.decays) < min(self.stepped * self.states, at + LEAD):
             number, state = len(self.decays) // self.states, len(self.decays) % self.states
             unit = self.units[number]
-            rate = self.weights["rates"][0 : unit.steps.shape[0], unit.tile, state : state + 1]
+            rate = self.weights.rates[0 : unit.steps.shape[0], unit.tile, state : state + 1]
             self.decays.append(decayed(unit.steps, rate))
         while len(self.inputs) < min(self.fed * self.states, at + FED):
             number, state = len(self.inputs) // self.states, len(self.inputs) % self.states
             unit = self.units[number]
-            self.inputs.append(feed(unit.fed, unit.chunk.shared["into"], state, unit.steps.shape[1]))
+            self.inputs.append(feed(unit.fed, unit.chunk.operands.into, state, unit.steps.shape[1]))
 
     def weigh(self, unit, scanned, group):
         """A group of elements [c, element, token], weighed, on GpSimd; those of the last token are kept."""
         first, last = group
         height, _, tokens = scanned.shape
         result = nl.ndarray(scanned.shape, dtype=self.u.dtype, buffer=nl.sbuf)
-        out = unit.chunk.shared["out"][0:height, first:last, :]
+        out = unit.chunk.operands.out[0:height, first:last, :]
         held = unit.chunk.carried[0:height, unit.tile, first:last]
         nisa.tensor_copy(dst=held, src=scanned[:, :, tokens - 1], engine=nisa.engine.gpsimd)
         nisa.tensor_tensor(dst=result, data1=scanned, data2=out, op=nl.multiply, engine=nisa.engine.gpsimd)
@@ -222,7 +223,7 @@ class Scans(nl.NKIObject):
         unit, weighed = self.unsummed
         height = weighed.shape[0]
         for element in range(weighed.shape[1]):
-            factor = self.weights["identity"][0:height, 0:height]
+            factor = self.weights.identity[0:height, 0:height]
             add_rows(unit.sums, weighed[:, element, :], factor, unit.chunk.parts, True)
 
     def finish(self):
@@ -252,12 +253,14 @@ class Scans(nl.NKIObject):
         if stage == 0:
             for number in range(first, last):
                 unit = self.units[number]
-                unit.steps = projected_steps(self.weights, unit.chunk.shared, unit.tile, unit.across.shape[0])
+                unit.steps = projected_steps(
+                    self.weights, unit.chunk.operands, unit.tile, unit.across.shape[0]
+                )
         if stage == 1:
             for number in range(first, last):
                 unit = self.units[number]
                 unit.steps = time_steps(
-                    unit.steps, self.weights["dt_bias"][0 : unit.across.shape[0], unit.tile, :]
+                    unit.steps, self.weights.dt_bias[0 : unit.across.shape[0], unit.tile, :]
                 )
             for number in range(first, last):
                 # Functions of one table one after another.
@@ -300,9 +303,9 @@ class Scans(nl.NKIObject):
             place = len(self.chunks)
             sequence, first, _ = self.plan[place]
             own = slice(sequence, sequence + 1)
-            shared = spread(self.raw[place], first, self.slots.counts[0:1, own], self.weights)
+            operands = spread(self.raw[place], first, self.slots.counts[0:1, own], self.weights)
             self.raw[place] = None
-            self.chunks.append(Chunk(self.rows_of(place), shared))
+            self.chunks.append(Chunk(self.rows_of(place), operands))
 
     def load(self, number):
         """Load the rows of the units before `number`: u across, [c, token], and gates [token in part, part, c]."""

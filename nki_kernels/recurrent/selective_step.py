@@ -11,6 +11,8 @@ the states of a batch are loaded together while those of the batch before are mo
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import nki.isa as nisa
 import nki.language as nl
 
@@ -49,6 +51,21 @@ CHANNELS = 2560
 
 SQUARE = 32
 """Rows and columns that the Vector engine transposes at once."""
+
+
+@dataclass
+class Piece(nl.NKIObject):
+    """Channels (first, end) of a unit, and their tiles, [partition, channel, state] float32.
+
+    unit: its index. decay: what multiplies the states. inputs: what is added to them. weighed: the new states times
+    their output weights.
+    """
+
+    unit: int
+    channels: tuple
+    decay: nl.NkiTensor | None = None
+    inputs: nl.NkiTensor | None = None
+    weighed: nl.NkiTensor | None = None
 
 
 def scan_step(y, given, state, places, own):
@@ -104,27 +121,27 @@ def rates_of(a_log, box, part):
 def pass_pieces(units, together, a_log, rates):
     """Pieces of all units one after the other; the states of so many units are loaded and stored together."""
     states = a_log.shape[1]
-    turns = []
+    pieces = []
     for number in range(len(units)):
         first, last = units[number].part
-        for piece in ranges(first, last, max(1, PIECE // states)):
-            turns.append({"at": number, "piece": piece})
-    for number in range(len(turns) + 2):
-        if number < len(turns):
-            turn = turns[number]
-            unit = units[turn["at"]]
-            if turn["at"] > 0 and unit.number == 0 and turn["piece"][0] == unit.part[0]:
+        for channels in ranges(first, last, max(1, PIECE // states)):
+            pieces.append(Piece(number, channels))
+    for number in range(len(pieces) + 2):
+        if number < len(pieces):
+            piece = pieces[number]
+            unit = units[piece.unit]
+            if piece.unit > 0 and unit.number == 0 and piece.channels[0] == unit.part[0]:
                 rates = rates_of(a_log, unit.rows.box, unit.part)
-            unit.factors(turn, rates, number)
-        if 0 <= number - 1 < len(turns):
-            turn = turns[number - 1]
-            unit = units[turn["at"]]
-            unit.move_on(turn)
-            if turn["piece"][1] == unit.part[1] and (turn["at"] + 1) % together == 0:
-                load_batch(units, turn["at"] + 1 + together, together)
+            unit.factors(piece, rates, number)
+        if 0 <= number - 1 < len(pieces):
+            piece = pieces[number - 1]
+            unit = units[piece.unit]
+            unit.move_on(piece)
+            if piece.channels[1] == unit.part[1] and (piece.unit + 1) % together == 0:
+                load_batch(units, piece.unit + 1 + together, together)
         if number >= 2:
-            turn = turns[number - 2]
-            units[turn["at"]].add_up(turn)
+            piece = pieces[number - 2]
+            units[piece.unit].add_up(piece)
 
 
 def load_batch(units, first, together):
@@ -269,46 +286,50 @@ class Unit(nl.NKIObject):
         weights = self.rows.weights[:, self.number, side * states : (side + 1) * states]
         return weights.expand_dim(1).broadcast(1, piece[1] - piece[0])
 
-    def factors(self, turn, rates, number):
+    def factors(self, piece, rates, number):
         """What a piece of the states is multiplied by, and what is added to it: [partition, channel, state].
 
         GpSimd and the Vector engine take the decays of pieces in turn, so that both are busy as long.
         """
-        piece = turn["piece"]
-        own = rates[:, self.own(piece), :]
-        decay = tile_like(own)
-        steps = self.by_channel(self.rows.steps, piece)
+        channels = piece.channels
+        unit_rates = rates[:, self.own(channels), :]
+        decay = tile_like(unit_rates)
+        steps = self.by_channel(self.rows.steps, channels)
         engine = nisa.engine.gpsimd if number % 2 == 0 else nisa.engine.vector
-        nisa.tensor_tensor(dst=decay, data1=own, data2=steps, op=nl.multiply, engine=engine)
+        nisa.tensor_tensor(dst=decay, data1=unit_rates, data2=steps, op=nl.multiply, engine=engine)
         nisa.activation(dst=decay, op=nl.exp, data=decay, scale=-1.0)
-        fed = tile_like(own)
+        inputs = tile_like(unit_rates)
         nisa.tensor_tensor(
-            dst=fed,
-            data1=self.by_channel(self.rows.grown, piece),
-            data2=self.by_state(0, piece),
+            dst=inputs,
+            data1=self.by_channel(self.rows.grown, channels),
+            data2=self.by_state(0, channels),
             op=nl.multiply,
             engine=nisa.engine.gpsimd,
         )
-        turn["decay"] = decay
-        turn["fed"] = fed
+        piece.decay = decay
+        piece.inputs = inputs
 
-    def move_on(self, turn):
+    def move_on(self, piece):
         """A piece of the states one token on, and weighed; after the last piece they are stored."""
-        piece = turn["piece"]
-        held = self.held[:, self.own(piece), :]
-        nisa.tensor_tensor(dst=held, data1=held, data2=turn["decay"], op=nl.multiply)
-        nisa.tensor_tensor(dst=held, data1=held, data2=turn["fed"], op=nl.add)
-        if piece[1] == self.part[1]:
+        channels = piece.channels
+        state = self.held[:, self.own(channels), :]
+        nisa.tensor_tensor(dst=state, data1=state, data2=piece.decay, op=nl.multiply)
+        nisa.tensor_tensor(dst=state, data1=state, data2=piece.inputs, op=nl.add)
+        if channels[1] == self.part[1]:
             self.store()
-        weighed = tile_like(held)
+        weighed = tile_like(state)
         nisa.tensor_tensor(
-            dst=weighed, data1=held, data2=self.by_state(1, piece), op=nl.multiply, engine=nisa.engine.gpsimd
+            dst=weighed,
+            data1=state,
+            data2=self.by_state(1, channels),
+            op=nl.multiply,
+            engine=nisa.engine.gpsimd,
         )
-        turn["weighed"] = weighed
+        piece.weighed = weighed
 
-    def add_up(self, turn):
+    def add_up(self, piece):
         """The sums over the states of a piece."""
-        first, last = turn["piece"]
+        first, last = piece.channels
         nisa.tensor_reduce(
-            dst=self.rows.sums[:, self.number, first:last], op=nl.add, data=turn["weighed"], axis=2
+            dst=self.rows.sums[:, self.number, first:last], op=nl.add, data=piece.weighed, axis=2
         )
