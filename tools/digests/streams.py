@@ -53,7 +53,7 @@ def digest(streams: Sequence[Stream]) -> str:
     hashed, count = hashlib.sha256(), 0
     for stream in streams:
         text = re.sub(r"  @\d+$", "", stream.text(), flags=re.MULTILINE)
-        text = re.sub(r"(?<=[ =])[A-Za-z_][\w.]*(#\d+\[)", r"\1", text)
+        text = re.sub(r"(?<=[ =])[A-Za-z_][^\s#=]*(#\d+\[)", r"\1", text)
         hashed.update(_renumber(text).encode())
         count += len(stream)
     return f"{count} {hashed.hexdigest()[:24]}"
