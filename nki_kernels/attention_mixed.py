@@ -95,7 +95,7 @@ def attention_mixed(
     cache = create_prompt_cache(k_cache, v_cache, rows(slots, others), prompt_tables, None)
     keys_of_prompt = prefix + (q.shape[0] - decoding) // cache.sequences
     prompts = PromptStep(
-        scale, rows(positions, others), prefix, within(window, keys_of_prompt), softcap, sinks
+        scale, prefix, rows(positions, others), within(window, keys_of_prompt), softcap, sinks
     )
     case = Case(rows(o, others), rows(q, others), rows(k, others), rows(v, others), cache, prompts)
     check_prefill(case, num_kv_heads, MAX_TOKENS)

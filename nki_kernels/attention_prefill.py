@@ -147,7 +147,7 @@ def attention_prefill(
     )
     o_shape = (q.shape[0], q.shape[1] // cache.depth * cache.value_depth)
     o = nl.ndarray(o_shape, dtype=q.dtype, buffer=nl.shared_hbm)
-    step = PromptStep(scale, positions, prefix, window, softcap, sinks, causal, slopes)
+    step = PromptStep(scale, prefix, positions, window, softcap, sinks, causal, slopes)
     case = Case(o, q, k, v, cache, step)
     check_prefill(case, num_kv_heads, MAX_TOKENS)
     prepare(case)

@@ -79,8 +79,8 @@ class PromptStep(nl.NKIObject):
     """The arguments of a launch beside its tokens and its cache, by the names of `attention_prefill`'s parameters."""
 
     scale: float
+    prefix: int
     positions: object = None
-    prefix: int = 0
     window: object = None
     softcap: object = None
     sinks: object = None
