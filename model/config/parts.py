@@ -142,7 +142,8 @@ class ModelConfig:
 
     `max_position_embeddings` is None where a sequence has no longest. `learned_positions` are the rows of a table of
     positions beside that of the tokens. Embeddings are multiplied by `embedding_scale`; logits by `logit_scale`, then
-    bounded by `logit_softcap`. `weight_format` is the number format of the checkpoint's quantised weights.
+    bounded by `logit_softcap`. `weight_format` is the number format of the checkpoint's quantised weights,
+    `quant_method` its name, also where the format is not read.
     `mtp_layers` is the number of layers for multi-token prediction that a checkpoint may hold after the blocks, and
     that nothing reads.
     The registry adds `model_type`, `architecture` (empty where only plans are made) and `refusals`: the fields that
@@ -160,6 +161,7 @@ class ModelConfig:
     logit_softcap: float | None = None
     dtype: str | None = None
     weight_format: Format | None = None
+    quant_method: str | None = None
     mtp_layers: int = 0
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()

@@ -27,7 +27,7 @@ from model.config.reading import (
 from model.config.rotary import positions_of
 from model.decoder import Decoder
 from model.families import dense, names
-from model.formats import read_format
+from model.formats import read_format, read_method
 
 NAMES = names.Names(
     after_attention="post_attention_layernorm",
@@ -81,7 +81,11 @@ def gemma3(fields: Fields) -> ModelConfig:
     projector = width * config.hidden_size + width
     encoder = Encoder("vision tower", tower + projector)
     return replace(
-        config, dtype=dtype(fields) or config.dtype, weight_format=read_format(text), encoder=encoder
+        config,
+        dtype=dtype(fields) or config.dtype,
+        weight_format=read_format(text),
+        quant_method=read_method(text),
+        encoder=encoder,
     )
 
 

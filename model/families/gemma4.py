@@ -32,7 +32,7 @@ from model.config.rotary import positions_of
 from model.decoder import Decoder
 from model.families import dense, names
 from model.families.gemma import NAMES, cap
-from model.formats import read_format
+from model.formats import read_format, read_method
 
 _NAMES = replace(
     NAMES,
@@ -110,6 +110,7 @@ def gemma4(fields: Fields) -> ModelConfig:
         config,
         dtype=dtype(fields) or config.dtype,
         weight_format=read_format(text),
+        quant_method=read_method(text),
         encoder=Encoder(what, sum(towers.values())) if named else None,
     )
 

@@ -13,7 +13,7 @@ from types import ModuleType
 
 from model.config import Fields, ModelConfig
 from model.decoder import Decoder
-from model.formats import read_format
+from model.formats import read_format, read_method
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ def read(model_type: str, fields: Fields) -> ModelConfig:
     return replace(
         config,
         weight_format=read_format(fields, FAMILIES[model_type].formats) or config.weight_format,
+        quant_method=read_method(fields) or config.quant_method,
         model_type=model_type,
         architecture=FAMILIES[model_type].architecture,
         refusals=tuple(fields.refusals),

@@ -18,6 +18,7 @@ __all__ = [
     "TensorSpec",
     "Weight",
     "read_format",
+    "read_method",
 ]
 
 FORMATS: dict[str, type[Format]] = {
@@ -27,7 +28,7 @@ FORMATS: dict[str, type[Format]] = {
 }
 """The formats by `quant_method` of config.json."""
 
-_FIELD = "quantization_config"
+_FIELD, _UNNAMED = "quantization_config", "unnamed"
 
 
 def read_format(fields: ConfigFields, family_methods: tuple[str, ...] = ()) -> Format | None:
@@ -39,10 +40,17 @@ def read_format(fields: ConfigFields, family_methods: tuple[str, ...] = ()) -> F
     if _FIELD not in fields:
         return None
     quantization_config = fields.table(_FIELD)
-    method = quantization_config.get("quant_method", "unnamed")
+    method = quantization_config.get("quant_method", _UNNAMED)
     known = [name for name, format in FORMATS.items() if format.is_general or name in family_methods]
     if method not in known:
-        named = shown(str(method), 40)
+        named = read_method(fields)
         fields.unsupported(_FIELD, f"weights quantised by {named}; {', '.join(known)} are widened, no others")
         return None
     return FORMATS[method].from_config(quantization_config)
+
+
+def read_method(fields: ConfigFields) -> str | None:
+    """Return `quant_method` of a config.json as it is shown, also of a method that is not read; None without one."""
+    if _FIELD not in fields:
+        return None
+    return shown(str(fields.table(_FIELD).get("quant_method", _UNNAMED)), 40)

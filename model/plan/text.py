@@ -272,8 +272,8 @@ def _transcription(plan: Plan) -> Iterator[Part]:
 
 def basis(plan: Plan) -> Iterator[str]:
     """Sentences: how weights are planned and what the times rest on."""
-    if plan.model.config.weight_format:
-        yield f"Weights quantised by {plan.model.config.weight_format.name} are planned as {plan.dtype}."
+    if plan.model.config.quant_method:
+        yield f"Weights quantised by {plan.model.config.quant_method} are planned as {plan.dtype}."
     first, step = plan.first_token.predicted, plan.step.predicted
     if plan.target is None:
         yield f"Times are rooflines of the peaks given ({plan.peaks.source})."
