@@ -75,7 +75,10 @@ class Guards:
         self._cells: list[types.CellType] = []
         self._contents: list[Any] = []
         self._empty: list[Mapping[Any, Any]] = []
-        self._tables: list[tuple[Mapping[Any, Any], tuple[Any, ...], tuple[Any, ...]]] = []
+        self._tables: list[Mapping[Any, Any]] = []
+        self._table_sizes: list[int] = []
+        self._table_keys: list[Any] = []
+        self._table_values: list[Any] = []
         self._sequences: list[tuple[Any, tuple[Any, ...]]] = []
         self._seen: dict[Any, Any] = {}
         self._random_before = _random_state()
@@ -100,9 +103,18 @@ class Guards:
             )
             and all(map(operator.is_, map(_content, self._cells), self._contents))
             and all(_same(rows, kept) for rows, kept in self._sequences)
-            and all(_same(table, keys) and _same(table.values(), kept) for table, keys, kept in self._tables)
+            and list(map(len, self._tables)) == self._table_sizes
+            and all(map(operator.is_, chain.from_iterable(self._tables), self._table_keys))
+            and all(map(operator.is_, chain.from_iterable(map(_VALUES, self._tables)), self._table_values))
             and not any(self._empty)
         )
+
+    def _keep_table(self, table: Mapping[Any, Any], recorded: Mapping[Any, Any]) -> None:
+        """Guard the keys and values of a table, which has to have the recorded ones."""
+        self._tables.append(table)
+        self._table_sizes.append(len(recorded))
+        self._table_keys += recorded
+        self._table_values += recorded.values()
 
     def disturbance(self) -> str | None:
         """The reason why the launch that just ran may not be replayed; None if there is none."""
@@ -158,7 +170,7 @@ class Guards:
         if not kept:
             self._empty.append(table)
             return
-        self._tables.append((table, tuple(kept), tuple(kept.values())))
+        self._keep_table(table, kept)
         self._each((part for pair in kept.items() for part in pair), what, names)
 
     def _function(self, function: types.FunctionType) -> None:
@@ -214,7 +226,7 @@ class Guards:
             if ours or not each.__flags__ & _HEAP_TYPE:
                 continue
             held = vars(each)
-            self._tables.append((held, tuple(held), tuple(held.values())))
+            self._keep_table(held, held)
             self._each(
                 (part for name, part in held.items() if name not in _IGNORED_ATTRIBUTES),
                 each.__name__,
@@ -258,6 +270,9 @@ def _parts(value: Any, kind: type) -> tuple[Any, ...] | None:
 
 def _is_trusted(name: Any) -> bool:
     return isinstance(name, str) and name.partition(".")[0] in _TRUSTED
+
+
+_VALUES = operator.methodcaller("values")
 
 
 def _content(cell: types.CellType) -> Any:
