@@ -107,7 +107,7 @@ def open_checkpoint(folder: Path | str, config: ModelConfig) -> Checkpoint:
     for name, shape in shapes.items():
         weight = weights.get(name, tensors.get(name))
         if weight is None:
-            raise _error(f"{source}: tensor {name} is missing")
+            raise _error(f"{source}: tensor {_in_file(name)} is missing")
         if weight.shape != shape:
             raise _error(f"{source}: {name} has shape {weight.shape}; config.json asks for {shape}")
         for quantised, dtype in _QUANTISED.items():

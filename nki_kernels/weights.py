@@ -4,8 +4,8 @@ A weight [K, N] is loaded in blocks of its rows, [k in block, block, column], or
 p * blocks … (p + 1) * blocks - 1, as the hidden states of a decode step lie (see `projection.rows`).
 The weight of one expert is loaded out of a stack [E, K, N], in runs or as up to 128 of its rows, [row, column].
 
-A quantised weight would have its scales in the record `WeightMatrix` beside its elements, and `convert` would apply
-them; kernels pass the record on and know neither.
+Kernels pass the record `WeightMatrix` on and read no field of it but the shape of its elements. A number format with
+scales adds them to the record, and applies them in `convert`.
 """
 
 from __future__ import annotations

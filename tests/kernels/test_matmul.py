@@ -112,3 +112,13 @@ def test_loaded_columns_serve_all_rows(rows: int) -> None:
     arguments = np.empty((rows, 256), BF16), np.empty((256, 1100), BF16)
     traffic = simulate.profile(kernels.matmul, *arguments, target="trn1").traffic
     assert {each.name: each.reads for each in traffic if each.argument} == {"a": 1, "b": 1}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_undefined_row_reaches_no_other_row(target: str) -> None:
+    """Products of whole numbers are exact."""
+    a, b = whole_numbers(1, 130, 40), whole_numbers(2, 40, 24)
+    a[129] = np.nan
+    a[7] = np.inf
+    others = np.delete(np.arange(130), (7, 129))
+    assert np.array_equal(run(kernels.matmul, (a, b), target)[others], (a[others] @ b))
