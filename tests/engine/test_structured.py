@@ -11,7 +11,7 @@ import pytest
 from model import LLM, SamplingParams
 from model.engine import StructuredOutputsParams
 from model.errors import ModelError
-from tests.engine.test_llm import PROMPTS, llm, speculative_llm
+from tests.engine.test_llm import PROMPTS, SIZES, llm, speculative_llm
 
 pytest.importorskip("llguidance", reason="llguidance is an extra (serve)")
 
@@ -132,7 +132,9 @@ def test_drafts_keep_the_form_and_change_no_token() -> None:
 
 @pytest.mark.slow
 def test_a_form_at_which_llguidance_gives_up_is_refused() -> None:
+    patient = LLM(**SIZES, grammar_cpu_seconds=600)
     for form in ({"grammar": "start: start start"}, {"regex": "(a{1000}){1000}"}):
+        params = SamplingParams(max_tokens=60, structured_outputs=StructuredOutputsParams(**form))
         with pytest.raises(ModelError, match=r"^structured outputs: the form cannot be kept: "):
-            texts(**form)
+            patient.generate(PROMPTS[0], params, use_tqdm=False)
     assert texts(regex="a{3}") == ["aaa", "aaa"]
