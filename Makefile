@@ -50,8 +50,9 @@ format: $(VENV)/.dev ## fix and format with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/.base ## write docs/instructions from the instruction book
+docs: $(VENV)/.base ## write docs/instructions from the instruction book, and the table of nki_kernels/README.md
 	$(BIN)/python -m tools.instruction_pages
+	$(BIN)/python -m tools.helper_table
 
 timelines: $(VENV)/.base ## store the predicted timelines of the shipped kernels anew
 	$(BIN)/python -m tools.timelines
