@@ -14,8 +14,12 @@ RANKS = {
 
 _CACHES = ("f32[1,1,64,256]", "f32[1,1,256,64]")
 _NUMBER = "i32[1,1]"
-_CHOICE = ("f32[1,1]", _NUMBER)
-_EXPERTS = ("bf16[2,256,128]", "bf16[2,256,128]", "bf16[2,128,256]")
+_CHOICE = ("weights=f32[1,1]", f"ids={_NUMBER}")
+_FEED_FORWARD = ("w_gate=bf16[128,128]", "w_up=bf16[128,128]", "w_down=bf16[128,128]")
+_EXPERTS = (
+    *("n=f32[1,256]", *_CHOICE),
+    *("w_gate=bf16[2,256,128]", "w_up=bf16[2,256,128]", "w_down=bf16[2,128,256]"),
+)
 _LATENT = (
     *("bf16[1,24]", "bf16[1,128,24]", _NUMBER, "f32[1,16]", "1e-5"),
     *("f32[128,4]", "f32[128,4]", "bf16[16,16]", "bf16[16,16]"),
@@ -31,7 +35,10 @@ EXAMPLES = {
     "matmul": ("f32[130,256]", "bf16[256,640]"),
     "embedding": ("i32[130,1]", "bf16[1024,256]"),
     "rmsnorm": ("f32[130,256]", "f32[1,256]", "1e-5"),
-    "qkv_projection": ("f32[4,256]", "f32[1,256]", "bf16[256,640]", "1e-5", "512", "64"),
+    "qkv_projection": (
+        *("x=f32[4,256]", "norm_weight=f32[1,256]", "w_qkv=bf16[256,640]", "eps=1e-5"),
+        *("q_size=512", "kv_size=64"),
+    ),
     "rope": ("f32[130,128]", "i32[130,1]", "f32[256,32]", "f32[256,32]", "2"),
     "attention_prefill": ("f32[130,128]", "f32[130,64]", "f32[130,64]", *_CACHES, "0.125"),
     "attention_decode": ("f32[1,128]", "f32[1,64]", "f32[1,64]", *_CACHES, _NUMBER, "0.125"),
@@ -47,17 +54,22 @@ EXAMPLES = {
     ),
     "decoder_layer_decode": (
         *("f32[1,128]", "f32[1,128]", "bf16[128,192]", "1e-5", "64", "64", *_CACHES, _NUMBER, "0.125"),
-        *("bf16[64,128]", "f32[1,128]", "bf16[128,128]", "bf16[128,128]", "bf16[128,128]"),
+        *("bf16[64,128]", "mlp_norm_weight=f32[1,128]", *_FEED_FORWARD),
     ),
     "output_projection": ("f32[4,256]", "bf16[256,640]", "f32[4,640]"),
-    "mlp": ("f32[4,256]", "f32[1,256]", "bf16[256,640]", "bf16[256,640]", "bf16[640,256]", "1e-5"),
+    "mlp": (
+        *("x=f32[4,256]", "norm_weight=f32[1,256]", "eps=1e-5"),
+        *("w_gate=bf16[256,640]", "w_up=bf16[256,640]", "w_down=bf16[640,256]"),
+    ),
     "per_layer_input": ("f32[4,256]", "bf16[256,64]", "f32[4,192]", "bf16[64,256]", "64"),
     "copy_pages": ("bf16[9,4,2,8]", "bf16[9,4,2,8]", _NUMBER, _NUMBER),
     "router": ("f32[4,256]", "f32[1,256]", "bf16[256,16]", "1e-5", "2"),
-    "experts_decode": ("f32[1,256]", "f32[1,256]", *_CHOICE, *_EXPERTS),
-    "experts_prefill": ("f32[1,256]", "f32[1,256]", *_CHOICE, *_EXPERTS),
-    "experts_dispatch": ("f32[1,256]", *_CHOICE, _NUMBER, "2", "group", "2"),
-    "experts_combine": ("f32[2,256]", "f32[1,256]", "group", "2"),
+    "experts_decode": ("x=f32[1,256]", *_EXPERTS),
+    "experts_prefill": ("x=f32[1,256]", *_EXPERTS),
+    "experts_dispatch": (
+        *("n=f32[1,256]", *_CHOICE, f"first={_NUMBER}", "experts=2", "replica_group=group", "ranks=2"),
+    ),
+    "experts_combine": ("results=f32[2,256]", "x=f32[1,256]", "replica_group=group", "ranks=2"),
     "gated_delta": ("f32[4,48]", "f32[4,18]", *_DELTA),
     "gated_delta_step": ("bf16[1,48]", "bf16[1,18]", *_DELTA),
     "causal_conv1d": (

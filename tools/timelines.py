@@ -9,6 +9,7 @@ reading is `program`. Times are in microseconds; a DMA has a line for its trigge
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,8 +48,9 @@ def cases() -> tuple[Case, ...]:
     for name, words in EXAMPLES.items():
         ranks = RANKS.get(name, 1)
         module = importlib.import_module(".".join(["nki_kernels", *name.split(":")[:-1]]))
-        arguments, _ = call_of(words, simulate.Mode.dry, 0, ranks)
-        found.append(Case(getattr(module, name.rpartition(":")[2]), arguments, ranks))
+        kernel = getattr(module, name.rpartition(":")[2])
+        arguments, keywords = call_of(words, simulate.Mode.dry, 0, ranks)
+        found.append(Case(kernel, inspect.signature(kernel).bind(*arguments, **keywords).args, ranks))
     return tuple(found)
 
 

@@ -31,7 +31,7 @@ def rows() -> Iterator[Row]:
         yield against(
             f"matmul {size}x{size}x{size}, bf16, eager",
             "numpy float32 A @ B",
-            launcher("matmul", (a, b), simulate.Mode.eager),
+            launcher("matmul", {"a": a, "b": b}, simulate.Mode.eager),
             lambda: wide_a @ wide_b,  # noqa: B023  (called before the next size)
             pause=SPIN_SECONDS,
         )
@@ -39,8 +39,8 @@ def rows() -> Iterator[Row]:
         yield from _against_reference(name, arguments)
 
 
-def layer() -> list[tuple[str, tuple[Any, ...]]]:
-    """The kernels of a layer of the shape of a 1B Llama, shrunk to 128 tokens, with their arguments."""
+def layer() -> list[tuple[str, dict[str, Any]]]:
+    """The kernels of a layer of the shape of a 1B Llama, shrunk to 128 tokens, with their arguments by name."""
     tokens, hidden, heads, kv_heads, size, inner, length = 128, 512, 8, 4, 64, 1024, 256
     x, norm = _floats(tokens, hidden), _floats(1, hidden)
     q_width, kv_width = heads * size, kv_heads * size
@@ -51,37 +51,43 @@ def layer() -> list[tuple[str, tuple[Any, ...]]]:
     positions = np.arange(tokens, dtype=np.int32)[:, None]
     angles = _floats(length, size // 2)
     q, k, v = _floats(tokens, q_width), _floats(tokens, kv_width), _floats(tokens, kv_width)
-    keys, values = (
-        np.zeros((1, kv_heads, size, length), np.float32),
-        np.zeros((1, kv_heads, length, size), np.float32),
-    )
+    caches = {
+        "k_cache": np.zeros((1, kv_heads, size, length), np.float32),
+        "v_cache": np.zeros((1, kv_heads, length, size), np.float32),
+    }
     last, first_id = np.array([[tokens]], np.int32), np.zeros((1, 1), np.int32)
     return [
-        ("embedding", (ids, table)),
-        ("rmsnorm", (x, norm, 1e-5)),
-        ("qkv_projection", (x, norm, w_qkv, 1e-5, q_width, kv_width)),
-        ("rope", (q, positions, np.cos(angles), np.sin(angles), heads)),
-        ("attention_prefill", (q, k, v, keys, values, size**-0.5)),
-        ("attention_decode", (q[:1], k[:1], v[:1], keys, values, last, size**-0.5)),
-        ("output_projection", (q, w_o, x, None)),
-        ("mlp", (x, norm, w_gate, w_up, w_down, 1e-5, None)),
-        ("lm_head", (x[:1], norm, head, 1e-5, 8, first_id)),
+        ("embedding", dict(ids=ids, table=table)),
+        ("rmsnorm", dict(x=x, weight=norm, eps=1e-5)),
+        (
+            "qkv_projection",
+            dict(x=x, norm_weight=norm, w_qkv=w_qkv, eps=1e-5, q_size=q_width, kv_size=kv_width),
+        ),
+        ("rope", dict(x=q, positions=positions, cos=np.cos(angles), sin=np.sin(angles), heads=heads)),
+        ("attention_prefill", dict(q=q, k=k, v=v, **caches, scale=size**-0.5)),
+        (
+            "attention_decode",
+            dict(q=q[:1], k=k[:1], v=v[:1], **caches, positions=last, scale=size**-0.5),
+        ),
+        ("output_projection", dict(o=q, w_o=w_o, residual=x)),
+        ("mlp", dict(x=x, norm_weight=norm, w_gate=w_gate, w_up=w_up, w_down=w_down, eps=1e-5)),
+        ("lm_head", dict(x=x[:1], norm_weight=norm, w_head=head, eps=1e-5, top_k=8, vocab_offset=first_id)),
     ]
 
 
-def _against_reference(name: str, arguments: tuple[Any, ...]) -> Iterator[Row]:
+def _against_reference(name: str, arguments: dict[str, Any]) -> Iterator[Row]:
     reference: Callable[..., Any] = getattr(nki_kernels, f"{name}_reference")
     for how, mode in (("eager", simulate.Mode.eager), ("replayed", simulate.Mode.replay)):
         yield against(
             f"{name}, {how}",
             f"{name}_reference",
             launcher(name, arguments, mode),
-            lambda: reference(*arguments),
+            lambda: reference(**arguments),
         )
 
 
-def launcher(name: str, arguments: tuple[Any, ...], mode: simulate.Mode) -> Callable[[], Any]:
+def launcher(name: str, arguments: dict[str, Any], mode: simulate.Mode) -> Callable[[], Any]:
     """A call that launches a shipped kernel on one rank."""
     kernel: Callable[..., Any] = getattr(nki_kernels, name)
     world = simulate.World()
-    return lambda: world.launch(kernel, [(arguments, {})], mode=mode)
+    return lambda: world.launch(kernel, [((), arguments)], mode=mode)

@@ -11,7 +11,7 @@ import nki.language as nl
 import numpy as np
 import pytest
 
-import nki_kernels
+import nki_kernels as kernels
 import simulate
 from simulate.check import examine
 from simulate.check.precedence import draw, predecessors
@@ -21,6 +21,7 @@ from simulate.run import Launch
 from simulate.run.observers import Observer, observing
 from simulate.timing import dependences
 from tests.faults.data import ramp
+from tests.kernels.accuracy import in_order
 from tools.timelines import Case, cases
 
 SIDE, TILES, STEPS = 8, 4, 60
@@ -197,7 +198,7 @@ def test_all_reduce_gives_the_same_bytes_in_every_order_of_instructions_and_of_r
     group = ncc.ReplicaGroup([[0, 1, 2]])
     arguments = [((ramp(5, 129) + rank, group), {}) for rank in range(3)]
     world = simulate.World("trn1", 3)
-    assert examine(lambda: world.launch(nki_kernels.all_reduce, arguments), orders=4, seeds=4) == []
+    assert examine(lambda: world.launch(kernels.all_reduce, arguments), orders=4, seeds=4) == []
 
 
 def test_counts_below_zero_are_refused_and_zero_accepted() -> None:
@@ -229,12 +230,22 @@ def shipped(tokens: int) -> dict[str, tuple[Any, ...]]:
         "embedding": (positions % 5, normal(7, 32, HIDDEN)),
         "matmul": (x, wide[0]),
         "rmsnorm": (x, norm, 1e-5),
-        "qkv_projection": (x, norm, normal(13, HIDDEN, Q + 2 * KV), 1e-5, Q, KV),
+        "qkv_projection": in_order(
+            kernels.qkv_projection,
+            x=x,
+            norm_weight=norm,
+            w_qkv=normal(13, HIDDEN, Q + 2 * KV),
+            eps=1e-5,
+            q_size=Q,
+            kv_size=KV,
+        ),
         "rope": (q, positions, np.cos(angles), np.sin(angles), HEADS),
         "attention_prefill": (q, k, v, *cache, DEPTH**-0.5),
         "attention_decode": (q[:1], k[:1], v[:1], *cache, one, DEPTH**-0.5),
         "output_projection": (q, normal(14, Q, HIDDEN), x, None),
-        "mlp": (x, norm, *wide, 1e-5, None),
+        "mlp": in_order(
+            kernels.mlp, x=x, norm_weight=norm, w_gate=wide[0], w_up=wide[1], w_down=wide[2], eps=1e-5
+        ),
         "lm_head": (x[:1], norm, normal(15, HIDDEN, 640), 1e-5, 8, np.zeros((1, 1), np.int32), None),
         "sample": (
             normal(16, tokens % 128, 700),
@@ -260,6 +271,6 @@ def test_a_small_launch_of_every_kernel_of_one_rank_gives_the_same_bytes_in_ever
 @pytest.mark.parametrize("name", sorted(shipped(1)))
 def test_the_shipped_kernels_give_the_same_bytes_in_every_order(name: str, tokens: int) -> None:
     arguments = shipped(min(tokens, POSITIONS - 1) if "attention" in name or name == "rope" else tokens)[name]
-    kernel = getattr(nki_kernels, name)
+    kernel = getattr(kernels, name)
     found = examine(lambda: simulate.World("trn2").launch(kernel, [(arguments, {})]), orders=4)
     assert [finding for finding in found if finding.code == "NKW-ORDER"] == []

@@ -9,6 +9,7 @@ the cases where numpy happens to be exact.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -140,6 +141,18 @@ def in_other_orders(
         return as_tuple(reference(*(summed_in_order(each, number) for each in copied(arguments))))
 
     return lambda place: (np.asarray(results(number)[place]) for number in range(ORDERS))
+
+
+def in_order(kernel: Any, **arguments: Any) -> tuple[Any, ...]:
+    """Return arguments by name as all arguments of a kernel in the order of its parameters, defaults included."""
+    bound = inspect.signature(kernel).bind(**arguments)
+    bound.apply_defaults()
+    return bound.args
+
+
+def named(kernel: Any, arguments: Sequence[Any]) -> dict[str, Any]:
+    """Return arguments in the order of a kernel's parameters by name."""
+    return dict(inspect.signature(kernel).bind(*arguments).arguments)
 
 
 def copied(arguments: Sequence[Any]) -> tuple[Any, ...]:

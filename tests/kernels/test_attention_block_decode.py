@@ -12,7 +12,7 @@ import nki_kernels as kernels
 import simulate
 from simulate.replay import ReplayCache, ReplayOptions
 from simulate.timing import Reading, schedule
-from tests.kernels.accuracy import TARGETS, compare_all, copied, normal, run
+from tests.kernels.accuracy import TARGETS, compare_all, copied, in_order, normal, run
 from tests.kernels.case import (
     BF16,
     DTYPES,
@@ -211,7 +211,18 @@ def test_loads_of_a_later_part_run_under_an_earlier_one(target: str) -> None:
     )
     tokens = np.zeros((4, q_size), BF16), np.zeros((4, kv_size), BF16), np.zeros((4, kv_size), BF16)
     launched = (
-        (kernels.qkv_projection, (x, norm, w_qkv, eps, q_size, kv_size)),
+        (
+            kernels.qkv_projection,
+            in_order(
+                kernels.qkv_projection,
+                x=x,
+                norm_weight=norm,
+                w_qkv=w_qkv,
+                eps=eps,
+                q_size=q_size,
+                kv_size=kv_size,
+            ),
+        ),
         (kernels.attention_decode, (*tokens, *caches, at, scale, kv, cos, sin)),
         (kernels.output_projection, (tokens[0], w_o, x)),
         (

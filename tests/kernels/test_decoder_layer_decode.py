@@ -14,7 +14,7 @@ import simulate
 from simulate.hardware import hardware
 from simulate.replay import ReplayCache
 from simulate.timing import Reading, schedule
-from tests.kernels.accuracy import TARGETS, as_tuple, compare_all, copied, find_faults, normal, run
+from tests.kernels.accuracy import TARGETS, as_tuple, compare_all, copied, find_faults, in_order, normal, run
 from tests.kernels.case import BF16, DTYPES, F32, KernelCase, KernelTests, refuse, slow, together, vary
 
 DEPTH = 32
@@ -68,14 +68,13 @@ def arguments(
     return {name: given.get(name) for name in NAMES}
 
 
-def two_launches(given: dict[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def two_launches(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The arguments of attention_block_decode and of mlp, whose x is that of the layer."""
-    first, second = NAMES.index("mlp_norm_weight"), NAMES.index("num_kv_heads")
-    block = [given[name] for name in (*NAMES[:first], *NAMES[second : NAMES.index("activation")])]
-    weights = [
-        given[name] for name in ("mlp_norm_weight", "w_gate", "w_up", "w_down", "eps", "replica_group")
-    ]
-    return tuple(block), (given["x"], *weights, *(given[name] for name in NAMES[-4:]))
+    block, mlp = (
+        {name: given[name] for name in inspect.signature(kernel).parameters if name in given}
+        for kernel in (kernels.attention_block_decode, kernels.mlp)
+    )
+    return block, mlp | {"norm_weight": given["mlp_norm_weight"]}
 
 
 def layer(sequences: int = 3, hidden: int = 256, inner: int = 172, **settings: Any) -> list[Any]:
@@ -115,8 +114,10 @@ def test_rows_that_sbuf_does_not_hold_take_the_two_launches(
     given = arguments(sequences, hidden, inner, 2, 1, positions, F32)
     block, mlp = two_launches(given)
     layer = run(kernels.decoder_layer_decode, tuple(given.values()), "trn2")
-    between, *caches = run(kernels.attention_block_decode, block, "trn2")
-    y = run(kernels.mlp, (between, *mlp[1:]), "trn2")
+    between, *caches = run(
+        kernels.attention_block_decode, in_order(kernels.attention_block_decode, **block), "trn2"
+    )
+    y = run(kernels.mlp, in_order(kernels.mlp, **mlp | {"x": between}), "trn2")
     for one, other in zip(layer, (y, *caches)):
         assert one.tobytes() == other.tobytes()
 
@@ -182,9 +183,9 @@ def test_the_weights_of_the_mlp_arrive_while_attention_runs(target: str) -> None
     for kernel, these in (
         (kernels.attention_block_decode, block),
         (kernels.mlp, mlp),
-        (kernels.decoder_layer_decode, tuple(given.values())),
+        (kernels.decoder_layer_decode, given),
     ):
-        done = simulate.World(target).launch(kernel, [(these, {})], mode=simulate.Mode.dry)
+        done = simulate.World(target).launch(kernel, [((), these)], mode=simulate.Mode.dry)
         times.append(schedule(done.streams, done.hardware, Reading.program).length_ns)
     gain = 0.9 if hardware(target).hardware_dge else 1.01
     assert times[2] < gain * (times[0] + times[1])

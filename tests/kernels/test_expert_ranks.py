@@ -11,14 +11,17 @@ from nki.collectives import ReplicaGroup
 
 import nki_kernels as kernels
 import simulate
-from tests.kernels.accuracy import compare_all, copied, normal
+from tests.kernels.accuracy import compare_all, copied, in_order, named, normal
 from tests.kernels.case import BF16, F32, KernelCase, KernelTests, exactly, limit, refuse
 from tests.kernels.test_experts import CHOICES, arguments
 
+CHOICE = ("n", "weights", "ids")
+"""What `choices_of` gives each rank, by the names of parameters."""
 
-def launch(kernel: str, ranks: list[tuple[Any, ...]], cores: int = 1) -> list[Any]:
-    world = simulate.World("trn2", len(ranks), logical_core_size=cores)
-    return world.launch(getattr(kernels, kernel), [(copied(own), {}) for own in ranks]).outputs
+
+def launch(kernel: str, ranks: list[dict[str, Any]], cores: int = 1) -> list[Any]:
+    world, function = simulate.World("trn2", len(ranks), logical_core_size=cores), getattr(kernels, kernel)
+    return world.launch(function, [(copied(in_order(function, **own)), {}) for own in ranks]).outputs
 
 
 def choices_of(ranks: int, tokens: int, experts: int, dtype: Any = F32) -> list[tuple[Any, ...]]:
@@ -39,10 +42,11 @@ def dispatched(given: list[tuple[Any, ...]], experts: int, cores: int = 1) -> li
     count = len(given)
     group, each = ReplicaGroup([list(range(count))]), experts // count
     firsts = [np.array([[rank * each]], np.int32) for rank in range(count)]
-    ranks = [(*own, first, each, group, count) for own, first in zip(given, firsts)]
+    shared = dict(experts=each, replica_group=group, ranks=count)
+    ranks = [dict(zip(CHOICE, own), first=first, **shared) for own, first in zip(given, firsts)]
     found = launch("experts_dispatch", ranks, cores)
-    rows, weights, ids = (list(each) for each in zip(*given))
-    wanted = kernels.experts_dispatch_reference(rows, weights, ids, firsts, each, group, count)
+    rows = {name: list(each) for name, each in zip(CHOICE, zip(*given))}
+    wanted = kernels.experts_dispatch_reference(**rows, first=firsts, **shared)
     for own, other in zip(found, wanted, strict=True):
         for array, expected in zip(own, other, strict=True):
             assert array.dtype == expected.dtype and np.array_equal(array, expected)
@@ -70,7 +74,8 @@ def test_ranks_that_cut_rows_get_all_of_them_with_their_choices(cores: int, dtyp
     given = choices_of(2, 33, 8, dtype)
     given[1][2][:5] = 8
     group = ReplicaGroup([[0, 1]])
-    for own in launch("experts_dispatch", [(*each, None, 8, group, 2) for each in given], cores):
+    ranks = [dict(zip(CHOICE, each), first=None, experts=8, replica_group=group, ranks=2) for each in given]
+    for own in launch("experts_dispatch", ranks, cores):
         for found, parts in zip(own, zip(*given), strict=True):
             assert found.dtype == parts[0].dtype and np.array_equal(found, np.concatenate(parts))
 
@@ -87,8 +92,10 @@ def test_biases_are_added_once_to_the_sum_over_ranks(
     for _, weights, ids in choices if absent else ():
         ids[::2, 1], weights[::2, 1] = 8, 0.0
     group = ReplicaGroup([[0, 1]])
-    given = [(*own, group, 2, *each[1:], b_down, absent) for own, each in zip(zip(results, x), choices)]
-    found = launch("experts_combine", given)
+    shared = dict(ranks=2, b_down=b_down, absent=absent)
+    names = ("results", "x", "weights", "ids")
+    every = [dict(zip(names, own)) for own in zip(results, x, *zip(*(each[1:] for each in choices)))]
+    found = launch("experts_combine", [own | shared | {"replica_group": group} for own in every])
     for place, own in enumerate(found):
         parts = tuple(each[place * tokens : (place + 1) * tokens] for each in results)
         weights, ids = choices[place][1:]
@@ -100,9 +107,8 @@ def test_biases_are_added_once_to_the_sum_over_ranks(
         # Six or seven sums in float32, and one rounding to the dtype.
         allowed = 8 * np.finfo(F32).eps * scale + ml_dtypes.finfo(dtype).eps * np.abs(wanted)
         assert own.dtype == dtype and (np.abs(own.astype(np.float64) - wanted) <= allowed).all()
-        reference = kernels.experts_combine_reference(
-            results, x, None, 2, [each[1] for each in choices], [each[2] for each in choices], b_down, absent
-        )[place]
+        whole = {name: [own[name] for own in every] for name in names}
+        reference = kernels.experts_combine_reference(**whole, replica_group=None, **shared)[place]
         assert (np.abs(reference.astype(np.float64) - wanted) <= allowed).all()
 
 
@@ -112,7 +118,8 @@ def test_the_results_of_all_ranks_are_added(ranks: int, tokens: int, dtype: Any)
     results = [normal(rank, ranks * tokens, 40, dtype=dtype) for rank in range(ranks)]
     x = [normal(9 + rank, tokens, 40, dtype=dtype) for rank in range(ranks)]
     group = ReplicaGroup([list(range(ranks))])
-    found = launch("experts_combine", [(*own, group, ranks) for own in zip(results, x)])
+    shared = dict(replica_group=group, ranks=ranks)
+    found = launch("experts_combine", [dict(results=own, x=rows, **shared) for own, rows in zip(results, x)])
     for place, own in enumerate(found):
         parts = [each[place * tokens : (place + 1) * tokens] for each in results]
         compare_all((own,), summed, (x[place], *parts))
@@ -122,33 +129,31 @@ def summed(x: np.ndarray, *parts: np.ndarray) -> np.ndarray:
     """The reference's result of one rank."""
     places = ([part] * len(parts) for part in parts)
     results = [np.concatenate(part) for part in places]
-    return kernels.experts_combine_reference(results, [x] * len(parts), None, len(parts))[0]
+    return kernels.experts_combine_reference(
+        results=results, x=[x] * len(parts), replica_group=None, ranks=len(parts)
+    )[0]
 
 
-def whole_chain(given: list[Any], kernel: str, ranks: int) -> list[np.ndarray]:
+def whole_chain(given: dict[str, Any], kernel: str, ranks: int) -> list[np.ndarray]:
     """The tokens of all ranks, each of which has as many of them and of the experts."""
-    x, n, weights, ids = given[:4]
-    experts = len(given[4])
+    x, experts = given["x"], len(given["w_up"])
     tokens, each = len(x) // ranks, experts // ranks
     parts = [slice(rank * tokens, (rank + 1) * tokens) for rank in range(ranks)]
-    received = dispatched([(n[own], weights[own], ids[own]) for own in parts], experts)
+    received = dispatched([tuple(given[name][own] for name in CHOICE) for own in parts], experts)
     own_experts = [slice(rank * each, (rank + 1) * each) for rank in range(ranks)]
+    stacks = [name for name in given if name[:2] in ("w_", "b_") and given[name] is not None]
     computed = launch(
         kernel,
         [
-            (
-                *(None, *own),
-                *(matrix[held] for matrix in given[4:7]),
-                *(None, given[8]),
-                *(bias[held] for bias in given[9:]),
-                *(None,) * (12 - len(given)),
-                True,
-            )
+            given
+            | {"x": None, "absent": True}
+            | dict(zip(CHOICE, own))
+            | {name: given[name][held] for name in stacks}
             for own, held in zip(received, own_experts)
         ],
     )
-    group = ReplicaGroup([list(range(ranks))])
-    combined = [(results, x[own], group, ranks) for results, own in zip(computed, parts)]
+    shared = dict(replica_group=ReplicaGroup([list(range(ranks))]), ranks=ranks)
+    combined = [dict(results=results, x=x[own], **shared) for results, own in zip(computed, parts)]
     return launch("experts_combine", combined)
 
 
@@ -157,22 +162,20 @@ def whole_chain(given: list[Any], kernel: str, ranks: int) -> list[np.ndarray]:
 def test_any_distribution_of_choices(choices: str, ranks: int, tokens: int) -> None:
     """All tokens of all ranks to one expert, none to most of them: in a prompt the weights of those are not numbers."""
     ids = CHOICES[choices](tokens, 8)
-    given = arguments(tokens, 24, 8, 10, ids.shape[1], ids=ids)
-    unused = np.setdiff1d(np.arange(8), np.unique(ids))
-    poisoned = [*given]
-    for place in (4, 5, 6):
-        poisoned[place] = given[place].copy()
-        poisoned[place][unused] = np.nan
+    drawn = arguments(tokens, 24, 8, 10, ids.shape[1], ids=ids)
+    given, poisoned = (named(kernels.experts_decode, each) for each in (drawn, copied(drawn)))
+    for name in ("w_gate", "w_up", "w_down"):
+        poisoned[name][np.setdiff1d(np.arange(8), ids)] = np.nan
     for kernel in ("experts_decode", "experts_prefill") if tokens <= 128 else ("experts_prefill",):
         found = whole_chain(poisoned if kernel == "experts_prefill" else given, kernel, ranks)
-        compare_all((np.concatenate(found),), kernels.experts_decode_reference, given)
+        compare_all((np.concatenate(found),), kernels.experts_decode_reference, drawn)
 
 
 @pytest.mark.parametrize("kernel", ["experts_decode", "experts_prefill"])
 @pytest.mark.parametrize(("tokens", "dtype"), [(2, F32), (40, F32)])
 def test_biases_belong_to_the_rank_of_their_expert(kernel: str, tokens: int, dtype: Any) -> None:
     given = arguments(tokens, 72, 8, 40, 2, dtype, biases=True, activation="swigluoai")
-    found = whole_chain(given, kernel, 2)
+    found = whole_chain(named(kernels.experts_decode, given), kernel, 2)
     compare_all((np.concatenate(found),), kernels.experts_decode_reference, given)
 
 
@@ -180,16 +183,17 @@ def test_more_choices_than_a_rank_has_experts() -> None:
     """Every token chooses six of eight experts, of which a rank has two."""
     given = arguments(40, 24, 8, 10, 6)
     for kernel in ("experts_decode", "experts_prefill"):
-        rows = np.concatenate(whole_chain(given, kernel, 4))
+        rows = np.concatenate(whole_chain(named(kernels.experts_decode, given), kernel, 4))
         compare_all((rows,), kernels.experts_decode_reference, given)
 
 
 ONE = ReplicaGroup([[0]])
 
 
-def dispatch(tokens: int = 5, experts: int = 8) -> list[Any]:
+def dispatch(tokens: int = 5, experts: int = 8) -> tuple[Any, ...]:
     """The arguments of one rank."""
-    return [*choices_of(1, tokens, experts)[0], np.zeros((1, 1), np.int32), experts, ONE, 1]
+    own = dict(zip(CHOICE, choices_of(1, tokens, experts)[0]), first=np.zeros((1, 1), np.int32))
+    return in_order(kernels.experts_dispatch, **own, experts=experts, replica_group=ONE, ranks=1)
 
 
 class TestRefusalsOfExpertsDispatch(KernelTests):
@@ -205,11 +209,15 @@ class TestRefusalsOfExpertsDispatch(KernelTests):
     )
 
 
-def combine(tokens: int = 5, hidden: int = 24, dtype: Any = F32, biases: bool = False) -> list[Any]:
+def combine(tokens: int = 5, hidden: int = 24, dtype: Any = F32, biases: bool = False) -> tuple[Any, ...]:
     """The arguments of one rank, whose own rows are its results."""
     rows = normal(1, tokens, hidden, dtype=dtype)
-    beside = (*choices_of(1, tokens, 8)[0][1:], normal(2, 8, hidden)) if biases else ()
-    return [rows, rows.copy(), ONE, 1, *beside]
+    beside: dict[str, Any] = {}
+    if biases:
+        _, weights, ids = choices_of(1, tokens, 8)[0]
+        beside = dict(weights=weights, ids=ids, b_down=normal(2, 8, hidden))
+    own = dict(results=rows, x=rows.copy(), replica_group=ONE, ranks=1)
+    return in_order(kernels.experts_combine, **own, **beside)
 
 
 def doubled(results: np.ndarray, *_: Any) -> np.ndarray:

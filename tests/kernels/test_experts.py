@@ -11,7 +11,7 @@ import nki_kernels as kernels
 import simulate
 from nki_kernels.experts import block_layout
 from nki_kernels.experts.block_layout import block_rows, plan_blocks, reserved_rows
-from tests.kernels.accuracy import compare_all, copied, normal, run
+from tests.kernels.accuracy import compare_all, copied, in_order, named, normal, run
 from tests.kernels.case import (
     BF16,
     DTYPES,
@@ -41,24 +41,25 @@ def arguments(
     biases: bool = False,
     activation: str = "silu",
     ids: np.ndarray | None = None,
-) -> list[Any]:
+) -> tuple[Any, ...]:
     """Of random choices, or of given ones."""
     held, rng = weights or dtype, np.random.default_rng(tokens)
     if ids is None:
         ids = np.stack([rng.permutation(experts)[:top_k] for _ in range(tokens)])
-    return [
-        normal(1, tokens, hidden, dtype=dtype),
-        normal(2, tokens, hidden, dtype=dtype),
-        rng.random((tokens, top_k)).astype(np.float32),
-        ids.astype(np.int32),
-        normal(3, experts, hidden, inner, dtype=held, scale=hidden**-0.5),
-        normal(4, experts, hidden, inner, dtype=held, scale=hidden**-0.5),
-        normal(5, experts, inner, hidden, dtype=held, scale=inner**-0.5),
-        None,
-        activation,
-        *((normal(6, experts, inner, dtype=held), normal(7, experts, inner, dtype=held)) if biases else ()),
-        *((normal(8, experts, hidden, dtype=held),) if biases else ()),
-    ]
+    return in_order(
+        kernels.experts_decode,
+        x=normal(1, tokens, hidden, dtype=dtype),
+        n=normal(2, tokens, hidden, dtype=dtype),
+        weights=rng.random((tokens, top_k)).astype(np.float32),
+        ids=ids.astype(np.int32),
+        w_gate=normal(3, experts, hidden, inner, dtype=held, scale=hidden**-0.5),
+        w_up=normal(4, experts, hidden, inner, dtype=held, scale=hidden**-0.5),
+        w_down=normal(5, experts, inner, hidden, dtype=held, scale=inner**-0.5),
+        activation=activation,
+        b_gate=normal(6, experts, inner, dtype=held) if biases else None,
+        b_up=normal(7, experts, inner, dtype=held) if biases else None,
+        b_down=normal(8, experts, hidden, dtype=held) if biases else None,
+    )
 
 
 CHOICES = {
@@ -225,7 +226,7 @@ def test_rows_beyond_reserved_blocks_take_dealt_ones(
     assert layout.reserved > 0
     launch = simulate.World("trn2").launch(kernels.experts_prefill, [(copied(given), {})])
     compare_all((launch.outputs[0],), kernels.experts_prefill_reference, given)
-    counts = np.bincount(given[3].ravel(), minlength=experts)
+    counts = np.bincount(named(kernels.experts_prefill, given)["ids"].ravel(), minlength=experts)
     expected = int(np.ceil(np.maximum(counts - reserved_rows(layout), 0) / layout.rows).sum())
     assert len(launch.streams[0].iterations) == expected <= layout.dealt
 

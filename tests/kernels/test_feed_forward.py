@@ -10,7 +10,7 @@ import pytest
 
 import nki_kernels as kernels
 from nki_kernels.precision import erf_reference
-from tests.kernels.accuracy import ODD_SIZES, compare, find_faults, in_float64, normal, run
+from tests.kernels.accuracy import ODD_SIZES, compare, find_faults, in_float64, in_order, named, normal, run
 from tests.kernels.case import (
     BF16,
     DTYPES,
@@ -42,7 +42,7 @@ def block(
     norm_bias: bool = False,
     row_gate: bool = False,
     activation: str = "silu",
-) -> list[Any]:
+) -> tuple[Any, ...]:
     held = weights or dtype
 
     def weight(seed: int, rows: int, columns: int) -> np.ndarray:
@@ -51,24 +51,21 @@ def block(
     def row(seed: int, columns: int, given: bool) -> np.ndarray | None:
         return normal(seed, 1, columns, dtype=held) if given else None
 
-    return [
-        normal(1, tokens, hidden, dtype=dtype),
-        row(2, hidden, norm_weight),
-        weight(3, hidden, inner) if w_gate else None,
-        weight(4, hidden, inner),
-        weight(5, inner, hidden),
-        1e-5,
-        None,
-        activation,
-        row(6, inner, biases and w_gate),
-        row(7, inner, biases),
-        row(8, hidden, biases),
-        row(9, hidden, norm_bias),
-        0.0,
-        True,
-        1,
-        normal(10, hidden, 1, dtype=dtype) if row_gate else None,
-    ]
+    return in_order(
+        kernels.mlp,
+        x=normal(1, tokens, hidden, dtype=dtype),
+        norm_weight=row(2, hidden, norm_weight),
+        w_gate=weight(3, hidden, inner) if w_gate else None,
+        w_up=weight(4, hidden, inner),
+        w_down=weight(5, inner, hidden),
+        eps=1e-5,
+        activation=activation,
+        b_gate=row(6, inner, biases and w_gate),
+        b_up=row(7, inner, biases),
+        b_down=row(8, hidden, biases),
+        norm_bias=row(9, hidden, norm_bias),
+        row_gate=normal(10, hidden, 1, dtype=dtype) if row_gate else None,
+    )
 
 
 FORMS = [
@@ -250,8 +247,9 @@ def test_the_error_function_of_the_reference_agrees_with_that_of_python() -> Non
 
 
 def test_the_reference_agrees_with_silu_written_by_tanh() -> None:
-    x, norm, gate, up, down, eps, *_ = map(in_float64, block(5, 24, 40))
-    gates = kernels.rmsnorm_reference(x, norm, eps) @ gate
-    truth = x + (gates * (1 + np.tanh(gates / 2)) / 2 * (kernels.rmsnorm_reference(x, norm, eps) @ up)) @ down
-    reference = kernels.mlp_reference(x, norm, gate, up, down, eps)
+    given = named(kernels.mlp, [*map(in_float64, block(5, 24, 40))])
+    normed = kernels.rmsnorm_reference(given["x"], given["norm_weight"], given["eps"])
+    gates = normed @ given["w_gate"]
+    truth = given["x"] + (gates * (1 + np.tanh(gates / 2)) / 2 * (normed @ given["w_up"])) @ given["w_down"]
+    reference = kernels.mlp_reference(**given)
     compare(reference.astype(F32), truth, truth.astype(F32))

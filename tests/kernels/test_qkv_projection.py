@@ -9,7 +9,7 @@ import pytest
 
 import nki_kernels as kernels
 import simulate
-from tests.kernels.accuracy import ODD_SIZES, TARGETS, compare, in_float64, normal
+from tests.kernels.accuracy import ODD_SIZES, TARGETS, compare, in_float64, in_order, named, normal
 from tests.kernels.case import (
     BF16,
     DTYPES,
@@ -28,8 +28,6 @@ from tests.kernels.test_feed_forward import SEQUENCE
 
 CASE = (kernels.qkv_projection, kernels.qkv_projection_reference)
 EPS = 1e-5
-NAMES = "bias positions cos sin head_dim q_norm k_norm norm_bias norm_offset".split()
-BESIDE_GATES = {"replica_group": None, "sequence_ranks": 1, "v_norm": False}
 
 
 def arguments(
@@ -53,16 +51,15 @@ def arguments(
         angles = np.arange(500)[:, None] / 1000 ** (np.arange(rotated // 2) / (rotated // 2))
         options["positions"] = np.random.default_rng(5).integers(0, 500, (tokens, 1)).astype(np.int32)
         options["cos"], options["sin"] = (f(angles).astype(F32) for f in (np.cos, np.sin))
-    defaults = dict.fromkeys(NAMES[:-1]) | {"norm_offset": 0.0}
-    defaults |= BESIDE_GATES if "gate_size" in options else {}
-    return (
-        normal(1, tokens, hidden, dtype=dtype),
-        normal(2, 1, hidden, dtype=dtype) if norm else None,
-        normal(3, hidden, width, dtype=dtype, scale=hidden**-0.5),
-        EPS,
-        heads * head,
-        kv_heads * head,
-        *(defaults | options).values(),
+    return in_order(
+        kernels.qkv_projection,
+        x=normal(1, tokens, hidden, dtype=dtype),
+        norm_weight=normal(2, 1, hidden, dtype=dtype) if norm else None,
+        w_qkv=normal(3, hidden, width, dtype=dtype, scale=hidden**-0.5),
+        eps=EPS,
+        q_size=heads * head,
+        kv_size=kv_heads * head,
+        **options,
     )
 
 
@@ -74,17 +71,18 @@ def over_sequence(ranks: int, seeds: int = 0, **settings: Any) -> Ranks:
 
 def plain(
     tokens: int = 3, hidden: int = 40, q: int = 24, kv: int = 8, dtype: Any = F32, weights: Any = None
-) -> list[Any]:
+) -> tuple[Any, ...]:
     """Arguments without heads."""
     held = weights or dtype
-    return [
-        normal(1, tokens, hidden, dtype=dtype),
-        normal(2, 1, hidden, dtype=held),
-        normal(3, hidden, q + 2 * kv, dtype=held, scale=hidden**-0.5),
-        EPS,
-        q,
-        kv,
-    ]
+    return in_order(
+        kernels.qkv_projection,
+        x=normal(1, tokens, hidden, dtype=dtype),
+        norm_weight=normal(2, 1, hidden, dtype=held),
+        w_qkv=normal(3, hidden, q + 2 * kv, dtype=held, scale=hidden**-0.5),
+        eps=EPS,
+        q_size=q,
+        kv_size=kv,
+    )
 
 
 class TestPlainQkvProjection(KernelTests):
@@ -223,22 +221,20 @@ class TestQkvProjection(KernelTests):
 
 
 def test_the_reference_agrees_with_the_norm_written_by_moments() -> None:
-    x, weight, w_qkv, eps, q, kv, *rest = map(in_float64, arguments(4, 24, norm_bias=True, norm_offset=1.0))
-    spread = np.sqrt((x**2).mean(1, keepdims=True) - x.mean(1, keepdims=True) ** 2 + eps)
-    shift = rest[NAMES.index("norm_bias")]
-    truth = ((x - x.mean(1, keepdims=True)) / spread * (1 + weight) + shift) @ w_qkv
-    outputs = kernels.qkv_projection_reference(x, weight, w_qkv, eps, q, kv, *rest)
-    for part, output in zip(np.split(truth, [q, q + kv], axis=1), outputs):
+    drawn = arguments(4, 24, norm_bias=True, norm_offset=1.0)
+    given = named(kernels.qkv_projection, [*map(in_float64, drawn)])
+    x, mean = given["x"], given["x"].mean(1, keepdims=True)
+    spread = np.sqrt((x**2).mean(1, keepdims=True) - mean**2 + EPS)
+    truth = ((x - mean) / spread * (1 + given["norm_weight"]) + given["norm_bias"]) @ given["w_qkv"]
+    outputs = kernels.qkv_projection_reference(**given)
+    for part, output in zip(np.split(truth, [48, 64], axis=1), outputs):
         compare(output.astype(F32), part, part.astype(F32))
 
 
 @pytest.mark.parametrize("tokens", [128, 1500])
 def test_x_and_the_weight_are_read_once(tokens: int) -> None:
-    x, norm, w_qkv, *rest = (
-        narrow.astype(BF16) if isinstance(narrow, np.ndarray) else narrow
-        for narrow in arguments(tokens, 1024, 4, 1, 128)
-    )
-    traffic = simulate.profile(kernels.qkv_projection, x, norm, w_qkv, *rest, target="trn2").traffic
+    given = arguments(tokens, 1024, 4, 1, 128, dtype=BF16)
+    traffic = simulate.profile(kernels.qkv_projection, *given, target="trn2").traffic
     assert {each.name: each.reads for each in traffic if each.argument} == {
         "x": 1,
         "norm_weight": 1,
@@ -254,12 +250,12 @@ def test_the_widest_rows_fit_on_every_chip(
     dtype: Any, hidden: int, options: dict[str, Any], tokens: int
 ) -> None:
     """Planned and placed without computing numbers; the weight has a wider dtype than rows in bfloat16."""
-    _, norm, w_qkv, *rest = arguments(1, 8, 10, 2, 128, dtype=dtype, **options)
-    wide = np.empty((hidden, w_qkv.shape[1]), F32)
-    rows = [None if each is None else np.empty((1, hidden), dtype) for each in (norm, rest[-2])]
-    rest[-2] = rows[1]
+    given = named(kernels.qkv_projection, arguments(1, 8, 10, 2, 128, dtype=dtype, **options))
+    given["x"] = np.empty((tokens, hidden), dtype)
+    given["w_qkv"] = np.empty((hidden, given["w_qkv"].shape[1]), F32)
+    for name in ("norm_weight", "norm_bias"):
+        given[name] = None if given[name] is None else np.empty((1, hidden), dtype)
     if "rotated" in options:
-        rest[NAMES.index("positions") + 3] = np.empty((tokens, 1), np.int32)
-    given = np.empty((tokens, hidden), dtype), rows[0], wide, *rest
+        given["positions"] = np.empty((tokens, 1), np.int32)
     for target in TARGETS:
-        simulate.World(target).launch(kernels.qkv_projection, [(given, {})], mode=simulate.Mode.dry)
+        simulate.World(target).launch(kernels.qkv_projection, [((), given)], mode=simulate.Mode.dry)

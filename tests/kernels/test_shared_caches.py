@@ -11,12 +11,23 @@ import pytest
 import nki_kernels as kernels
 import simulate
 from tests.kernels import test_attention_prefill as prompts
-from tests.kernels.accuracy import TARGETS, as_tuple, check, compare_all, copied, find_faults, normal, run
+from tests.kernels.accuracy import (
+    TARGETS,
+    as_tuple,
+    check,
+    compare_all,
+    copied,
+    find_faults,
+    in_order,
+    named,
+    normal,
+    run,
+)
 from tests.kernels.divided import divided
 from tests.kernels.test_attention_decode import DECODE, batch, in_pages, tables
 from tests.kernels.test_attention_prefill import PREFILL, continued, options
 from tests.kernels.test_qkv_projection import CASE as PROJECTION
-from tests.kernels.test_qkv_projection import NAMES
+from tests.kernels.test_qkv_projection import EPS
 from tests.kernels.test_qkv_projection import arguments as projected
 
 BF16 = ml_dtypes.bfloat16
@@ -155,17 +166,19 @@ def test_queries_are_projected_alone(target: str, dtype: Any, tokens: int) -> No
 def test_heads_of_values_are_normalised(target: str, dtype: Any, tokens: int) -> None:
     """Beside norms and rotation of queries and keys, and alone; columns of several groups."""
     for given in (
-        projected(tokens, 300, rotated=6, head_dim=16, dtype=dtype, q_norm=True, k_norm=True),
-        projected(tokens, 64, 12, 6, 144, head_dim=144, dtype=dtype, bias=True),
+        projected(tokens, 300, rotated=6, head_dim=16, dtype=dtype, q_norm=True, k_norm=True, v_norm=True),
+        projected(tokens, 64, 12, 6, 144, head_dim=144, dtype=dtype, bias=True, v_norm=True),
     ):
-        check(*PROJECTION, (*given, None, 1, True), target)
+        check(*PROJECTION, given, target)
 
 
 def test_the_reference_normalises_values_as_their_moments_say() -> None:
-    given = projected(4, 24, 2, 2, 8, head_dim=8, norm=False)
-    plain, normed = (kernels.qkv_projection_reference(*given, None, 1, flag) for flag in (False, True))
+    plain, normed = (
+        PROJECTION[1](*projected(4, 24, 2, 2, 8, head_dim=8, norm=False, v_norm=flag))
+        for flag in (False, True)
+    )
     heads = plain[2].reshape(4, 2, 8).astype(np.float64)
-    wanted = heads / np.sqrt((heads**2).mean(axis=2, keepdims=True) + given[3])
+    wanted = heads / np.sqrt((heads**2).mean(axis=2, keepdims=True) + EPS)
     # A sum of squares passes at most 9 roundings: of a square, 7 sums, the sum with eps. The root halves their error.
     # The root, its reciprocal and a product are three more.
     assert np.allclose(normed[2].reshape(4, 2, 8), wanted, rtol=(4.5 + 3) * 2.0**-24, atol=0)
@@ -176,9 +189,8 @@ def test_refuses_what_belongs_to_new_keys_and_takes_the_twin() -> None:
     norm = np.ones((1, 8), np.float32)
     decode = after(DECODE[1], batch([2, 3], 4, 2, 8, 16))
     prefill = after(PREFILL[1], prompts.arguments(6, 2, 1, 8, 2))
-    x, weight, w_qkv, eps, q_size, _, *rest = projected(9, 24, head=8, head_dim=8, q_norm=True)
-    only = dict(zip(NAMES, rest))
-    queries = x, weight, w_qkv[:, :q_size].copy(), eps, q_size, 0
+    only = named(kernels.qkv_projection, projected(9, 24, head=8, head_dim=8, q_norm=True))
+    only |= {"w_qkv": only["w_qkv"][:, : only["q_size"]].copy(), "kv_size": 0}
     for kernel, given, sentence in (
         (kernels.attention_decode, (decode[0], decode[0], *decode[2:]), "k and v come together"),
         (kernels.attention_decode, (*decode, 2, None, None, norm, norm), "k_norm is given without k"),
@@ -196,12 +208,12 @@ def test_refuses_what_belongs_to_new_keys_and_takes_the_twin() -> None:
         (kernels.attention_prefill, (prefill[0][:5].copy(), *prefill[1:]), "5 tokens do not divide into 2"),
         (
             kernels.qkv_projection,
-            (*queries, *(only | {"k_norm": norm}).values()),
+            in_order(kernels.qkv_projection, **only | {"k_norm": norm}),
             "k_norm or v_norm is given, and kv_size is 0",
         ),
         (
             kernels.qkv_projection,
-            (*queries, *only.values(), None, 1, True),
+            in_order(kernels.qkv_projection, **only | {"v_norm": True}),
             "k_norm or v_norm is given, and kv_size is 0",
         ),
     ):
@@ -209,4 +221,4 @@ def test_refuses_what_belongs_to_new_keys_and_takes_the_twin() -> None:
             run(kernel, given)
     run(kernels.attention_decode, (*decode, 2, None, None, norm, None))
     run(kernels.attention_prefill, prefill)
-    run(kernels.qkv_projection, (*queries, *only.values()))
+    run(kernels.qkv_projection, in_order(kernels.qkv_projection, **only))

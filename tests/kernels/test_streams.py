@@ -9,7 +9,7 @@ import pytest
 
 import nki_kernels as kernels
 import simulate
-from tests.kernels.accuracy import copied, normal
+from tests.kernels.accuracy import copied, in_order, normal
 
 HIDDEN, INNER, HEADS, KV_HEADS, DEPTH, POSITIONS, VOCABULARY = 256, 512, 4, 2, 64, 256, 4096
 Q, KV = HEADS * DEPTH, KV_HEADS * DEPTH
@@ -25,10 +25,20 @@ def layer(tokens: int) -> dict[str, tuple[Any, ...]]:
     cache = normal(8, 1, KV_HEADS, DEPTH, POSITIONS), normal(9, 1, KV_HEADS, POSITIONS, DEPTH)
     wide = normal(10, HIDDEN, INNER), normal(11, HIDDEN, INNER), normal(12, INNER, HIDDEN)
     calls = {
-        "qkv_projection": (x, norm, normal(13, HIDDEN, Q + 2 * KV), EPS, Q, KV),
+        "qkv_projection": in_order(
+            kernels.qkv_projection,
+            x=x,
+            norm_weight=norm,
+            w_qkv=normal(13, HIDDEN, Q + 2 * KV),
+            eps=EPS,
+            q_size=Q,
+            kv_size=KV,
+        ),
         "rope": (q, positions, cos, sin, HEADS),
         "output_projection": (q, normal(14, Q, HIDDEN), x),
-        "mlp": (x, norm, *wide, EPS),
+        "mlp": in_order(
+            kernels.mlp, x=x, norm_weight=norm, w_gate=wide[0], w_up=wide[1], w_down=wide[2], eps=EPS
+        ),
         "attention_prefill": (q, k, v, *cache, SCALE),
     }
     if tokens == 1:

@@ -38,6 +38,6 @@ def test_each_core_does_about_half_of_the_products(tokens: int) -> None:
 
 def test_refuses_a_column_that_two_cores_cannot_divide() -> None:
     world = simulate.World("trn2", logical_core_size=2)
-    world.launch(kernels.mlp, [(tuple(block(3, 40, 2)), {})])
+    world.launch(kernels.mlp, [(block(3, 40, 2), {})])
     with pytest.raises(AssertionError, match="2 cores divide at least 2 columns, not 1"):
-        world.launch(kernels.mlp, [(tuple(block(3, 40, 1)), {})])
+        world.launch(kernels.mlp, [(block(3, 40, 1), {})])

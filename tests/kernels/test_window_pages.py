@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import nki_kernels as kernels
-from tests.kernels.accuracy import TARGETS, compare, copied, in_float64, normal, run
+from tests.kernels.accuracy import TARGETS, compare, copied, in_float64, in_order, named, normal, run
 from tests.kernels.case import BF16, F32, KernelCase, KernelTests, exactly, limit, refuse, together, vary
 from tests.kernels.test_attention_block_decode import formed
 from tests.kernels.test_attention_decode import batch, in_pages, tables
@@ -36,57 +35,55 @@ def of_wide_block(new: int) -> tuple[Any, ...]:
 
 def of_layer(new: int) -> tuple[Any, ...]:
     given = of_block(new)
-    mlp = *(normal(seed, 96, 40, scale=96**-0.5) for seed in (21, 22)), normal(23, 40, 96, scale=40**-0.5)
-    return *given[:11], normal(20, 1, 96), *mlp, *given[11:]
+    w_gate, w_up = (normal(seed, 96, 40, scale=96**-0.5) for seed in (21, 22))
+    return in_order(
+        kernels.decoder_layer_decode,
+        **named(kernels.attention_block_decode, given),
+        mlp_norm_weight=normal(20, 1, 96),
+        w_gate=w_gate,
+        w_up=w_up,
+        w_down=normal(23, 40, 96, scale=40**-0.5),
+    )
 
 
 FORMS = {
-    "attention_decode": (of_attention, 5, 14),
-    "attention_block_decode": (of_block, 8, 18),
-    "attention_block_decode through HBM": (of_wide_block, 8, 18),
-    "decoder_layer_decode": (of_layer, 8, 22),
+    "attention_decode": of_attention,
+    "attention_block_decode": of_block,
+    "attention_block_decode through HBM": of_wide_block,
+    "decoder_layer_decode": of_layer,
 }
 
 
-def without_passed_pages(given: tuple[Any, ...], positions_at: int, tables_at: int) -> tuple[Any, ...]:
+def without_passed_pages(kernel: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
     """The same launch with tables that begin with the first page that a window reads; pages before it are NaN."""
-    arguments = list(copied(given))
-    positions, pages = arguments[positions_at], arguments[tables_at]
+    arguments = named(kernel, copied(given))
+    positions, pages = arguments["positions"], arguments["block_tables"]
     new = len(positions) // len(pages)
     first = np.maximum(0, positions[::new, 0] - WINDOW + 1) // BLOCK
     for own, begin in zip(pages, first):
-        for cache in arguments:
-            if isinstance(cache, np.ndarray) and cache.ndim == 4:
-                cache[own[:begin]] = np.nan
+        for cache in ("k_cache", "v_cache"):
+            arguments[cache][own[:begin]] = np.nan
     padded = np.pad(pages, ((0, 0), (0, 128 // BLOCK)))
-    arguments[tables_at] = np.stack(
+    arguments["block_tables"] = np.stack(
         [own[begin : begin + 128 // BLOCK] for own, begin in zip(padded, first)]
     ).astype(np.int32)
-    arguments[positions_at] = positions - BLOCK * first.repeat(new)[:, None].astype(np.int32)
-    arguments.insert(tables_at + 4, positions)
-    return tuple(arguments)
+    arguments["positions"] = positions - BLOCK * first.repeat(new)[:, None].astype(np.int32)
+    return in_order(kernel, **arguments | {"rope_positions": positions})
 
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("new", [1, 3])
-@pytest.mark.parametrize("form", FORMS.values(), ids=list(FORMS))
-def test_a_step_needs_the_pages_of_its_window_only(
-    target: str, new: int, form: tuple[Callable[[int], tuple[Any, ...]], int, int]
-) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_a_step_needs_the_pages_of_its_window_only(target: str, new: int, form: str) -> None:
     """The result is that of the whole table: rotations are those of the positions in the sequence."""
-    made, *places = form
-    kernel, whole = getattr(kernels, name_of(made)), made(new)
-    reference = getattr(kernels, f"{name_of(made)}_reference")
-    outputs = run(kernel, without_passed_pages(whole, *places), target)
+    name, whole = form.removesuffix(" through HBM"), FORMS[form](new)
+    kernel, reference = getattr(kernels, name), getattr(kernels, f"{name}_reference")
+    outputs = run(kernel, without_passed_pages(kernel, whole), target)
     plain, exact = reference(*copied(whole)), reference(*map(in_float64, copied(whole)))
     compare(outputs[0], exact[0], plain[0])
-    slots = np.divmod(whole[places[1] - 1][:, 0], BLOCK)
+    slots = np.divmod(named(kernel, whole)["slots"][:, 0], BLOCK)
     for cache, truth, same_dtype in zip(outputs[1:], exact[1:], plain[1:]):
         compare(cache[slots], truth[slots], same_dtype[slots])
-
-
-def name_of(made: Callable[[int], tuple[Any, ...]]) -> str:
-    return next(name for name, (own, *_) in FORMS.items() if own is made).removesuffix(" through HBM")
 
 
 @pytest.mark.parametrize(("rows", "refused"), [(1, True), (2, False), (3, True)])

@@ -30,6 +30,7 @@ from simulate.profile.what_if import WhatIf, halved
 from simulate.run import Launch
 from simulate.run.stream import Stream
 from simulate.timing import Reading
+from tests.kernels.accuracy import in_order
 from tests.timing import kernels
 from tests.timing.streams import EXACT, random_streams
 from tests.timing.test_rotation import chip_with, random_loop
@@ -163,7 +164,8 @@ def notebook_cases() -> Iterator[tuple[Case, str]]:
     for target in ("trn1", "trn2"):
         for rows in (1, 128, 512):
             x, norm = np.zeros((rows, 1024), kernels.BF16), np.zeros((1, 1024), kernels.BF16)
-            yield Case(nki_kernels.mlp, (x, norm, gate, gate, down, 1e-5)), target
+            block = dict(x=x, norm_weight=norm, w_gate=gate, w_up=gate, w_down=down, eps=1e-5)
+            yield Case(nki_kernels.mlp, in_order(nki_kernels.mlp, **block)), target
 
 
 @pytest.mark.slow

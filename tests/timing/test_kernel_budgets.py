@@ -25,6 +25,8 @@ import nki_kernels as kernels
 from nki_kernels import ladder
 from nki_kernels.experts.block_layout import block_total, has_loop, plan_blocks
 from simulate.testing import Predicted
+from tests.kernels.accuracy import in_order
+from tests.kernels.accuracy import named as named_arguments
 
 TOLERATED = 1.1
 """A budget of time is today's prediction and a tenth: what is meant to cost more says so here."""
@@ -104,7 +106,15 @@ def rmsnorm(tokens: int, hidden: int, predicted_us: float = 0.0) -> Work:
 
 def qkv_projection(tokens: int, hidden: int, q: int, kv: int, predicted_us: float = 0.0) -> Work:
     width = q + 2 * kv
-    arguments = (narrow(tokens, hidden), narrow(1, hidden), narrow(hidden, width), EPS, q, kv)
+    arguments = in_order(
+        kernels.qkv_projection,
+        x=narrow(tokens, hidden),
+        norm_weight=narrow(1, hidden),
+        w_qkv=narrow(hidden, width),
+        eps=EPS,
+        q_size=q,
+        kv_size=kv,
+    )
     columns = 65536 // 2 // -(-hidden // 128) // 512 * 512  # that stay in SBUF, for more than 128 rows
     reads = {"x": -(-width // columns) if tokens > 128 else 1, "norm_weight": 1, "w_qkv": 1}
     return Work(kernels.qkv_projection, arguments, reads, tokens * width * 2, predicted_us)
@@ -188,7 +198,14 @@ def decoder_layer_decode(
 ) -> Work:
     block = attention_block_decode(hidden, heads, kv, length)
     up, down = narrow(hidden, inner), narrow(inner, hidden)
-    arguments = (*block.arguments, narrow(1, hidden), up, up.copy(), down)
+    arguments = in_order(
+        kernels.decoder_layer_decode,
+        **named_arguments(kernels.attention_block_decode, block.arguments),
+        mlp_norm_weight=narrow(1, hidden),
+        w_gate=up,
+        w_up=up.copy(),
+        w_down=down,
+    )
     between = 2 * hidden * 2  # hidden states as rows: stored, and loaded as the residual
     reads = dict.fromkeys(("mlp_norm_weight", "w_gate", "w_up", "w_down"), 1)
     return Work(
@@ -212,10 +229,18 @@ def output_projection(
 
 def mlp(tokens: int, hidden: int, inner: int, predicted_us: float = 0.0, ranks: int = 1) -> Work:
     x, down = narrow(tokens, hidden), narrow(inner, hidden)
-    arguments: tuple[Any, ...] = (x, narrow(1, hidden), down.T.copy(), down.T.copy(), down, EPS)
+    arguments = in_order(
+        kernels.mlp,
+        x=x,
+        norm_weight=narrow(1, hidden),
+        w_gate=down.T.copy(),
+        w_up=down.T.copy(),
+        w_down=down,
+        eps=EPS,
+        replica_group=group(ranks) if ranks > 1 else None,
+    )
     times = -(-tokens // 512)
     reads = {"x": 1 + (tokens > 128), "norm_weight": 1, "w_gate": times, "w_up": times, "w_down": times}
-    arguments += (group(ranks),) if ranks > 1 else ()
     return Work(kernels.mlp, arguments, reads, x.nbytes, predicted_us, ranks)
 
 
@@ -296,10 +321,16 @@ def router(tokens: int, hidden: int, experts: int, top: int, predicted_us: float
 
 
 def of_experts(tokens: int, hidden: int, experts: int, inner: int, top: int) -> tuple[Any, ...]:
-    rows = narrow(tokens, hidden), narrow(tokens, hidden)
-    columns = narrow(experts, hidden, inner), narrow(experts, hidden, inner)
-    choices = wide(tokens, top), np.zeros((tokens, top), np.int32)
-    return *rows, *choices, *columns, narrow(experts, inner, hidden)
+    return in_order(
+        kernels.experts_decode,
+        x=narrow(tokens, hidden),
+        n=narrow(tokens, hidden),
+        weights=wide(tokens, top),
+        ids=np.zeros((tokens, top), np.int32),
+        w_gate=narrow(experts, hidden, inner),
+        w_up=narrow(experts, hidden, inner),
+        w_down=narrow(experts, inner, hidden),
+    )
 
 
 def experts_decode(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,11 +10,12 @@ import ml_dtypes
 import numpy as np
 
 import nki_kernels
-from tests.kernels.accuracy import as_tuple, compare, copied, in_float64, in_other_orders, normal
+from tests.kernels.accuracy import as_tuple, compare, copied, in_float64, in_order, in_other_orders, normal
 
 BF16 = ml_dtypes.bfloat16
 EPS = 1e-5
 Outputs = Sequence[tuple[np.ndarray, ...]]
+Arguments = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,22 @@ def two_cores(case: Case) -> Case:
     return replace(case, cores=2)
 
 
+def arguments_of(kernel: str, **arguments: Any) -> tuple[Any, ...]:
+    """Return arguments by name as all arguments of a kernel in the order of its parameters."""
+    return in_order(getattr(nki_kernels, kernel), **arguments)
+
+
+def by_name(
+    kernel: str, target: str, whole: Arguments, ranks: Sequence[Arguments] = (), copies: bool = True
+) -> Case:
+    """Return a case judged by the kernel's reference, whose arguments are given by name.
+
+    ranks: changes of the arguments of each of several ranks.
+    """
+    shards = tuple(arguments_of(kernel, **{**whole, **changes}) for changes in ranks)
+    return by_reference(kernel, target, *arguments_of(kernel, **whole), ranks=shards, copies=copies)
+
+
 def by_reference(
     kernel: str, target: str, *arguments: Any, whole: Any = None, ranks: Any = None, copies: bool = True
 ) -> Case:
@@ -53,10 +70,10 @@ def by_reference(
     """
     stored = (1, 2) if kernel.startswith("attention") and copies else ()
     reference = getattr(nki_kernels, f"{kernel}_reference")
-    given = whole or arguments
-    plain = as_tuple(reference(*copied(given)))
-    exact = as_tuple(reference(*(in_float64(argument) for argument in given)))
-    others = in_other_orders(reference, given)
+    arguments = whole or arguments
+    plain = as_tuple(reference(*copied(arguments)))
+    exact = as_tuple(reference(*(in_float64(argument) for argument in arguments)))
+    others = in_other_orders(reference, arguments)
 
     def judge(outputs: Outputs) -> None:
         for output in outputs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,17 @@ from nki.collectives import ReplicaGroup
 
 import nki_kernels
 from tests.kernels.accuracy import as_tuple, normal, whole_numbers
-from tools.mutants.cases.case import BF16, EPS, Case, Outputs, by_reference, two_cores, weights
+from tools.mutants.cases.case import (
+    BF16,
+    EPS,
+    Case,
+    Outputs,
+    arguments_of,
+    by_name,
+    by_reference,
+    two_cores,
+    weights,
+)
 
 
 def experts() -> list[Case]:
@@ -49,27 +59,22 @@ def _routers() -> list[Case]:
 
 def _given(
     sizes: Sequence[int], dtype: Any, held: Any, biases: bool, activation: str | None = None
-) -> list[Any]:
+) -> dict[str, Any]:
     """sizes: tokens, hidden, experts, intermediate, experts of a token."""
     tokens, hidden, count, inner, top_k = sizes
     rng = np.random.default_rng(tokens)
-    return [
-        normal(1, tokens, hidden, dtype=dtype),
-        normal(2, tokens, hidden, dtype=dtype, scale=3.0),
-        rng.random((tokens, top_k)).astype(np.float32),
-        np.stack([rng.permutation(count)[:top_k] for _ in range(tokens)]).astype(np.int32),
-        normal(3, count, hidden, inner, dtype=held, scale=hidden**-0.5),
-        normal(4, count, hidden, inner, dtype=held, scale=hidden**-0.5),
-        normal(5, count, inner, hidden, dtype=held, scale=inner**-0.5),
-        None,
-        activation or ("swigluoai" if biases else "silu"),
-        *(
-            (normal(6, count, inner, dtype=held), normal(7, count, inner, dtype=held))
-            if biases
-            else (None, None)
-        ),
-        normal(8, count, hidden, dtype=held) if biases else None,
-    ]
+    rows = {"b_gate": (6, inner), "b_up": (7, inner), "b_down": (8, hidden)} if biases else {}
+    return {
+        "x": normal(1, tokens, hidden, dtype=dtype),
+        "n": normal(2, tokens, hidden, dtype=dtype, scale=3.0),
+        "weights": rng.random((tokens, top_k)).astype(np.float32),
+        "ids": np.stack([rng.permutation(count)[:top_k] for _ in range(tokens)]).astype(np.int32),
+        "w_gate": normal(3, count, hidden, inner, dtype=held, scale=hidden**-0.5),
+        "w_up": normal(4, count, hidden, inner, dtype=held, scale=hidden**-0.5),
+        "w_down": normal(5, count, inner, hidden, dtype=held, scale=inner**-0.5),
+        "activation": activation or ("swigluoai" if biases else "silu"),
+        **{name: normal(seed, count, columns, dtype=held) for name, (seed, columns) in rows.items()},
+    }
 
 
 def _case(
@@ -80,23 +85,18 @@ def _case(
     held: Any = np.float32,
     biases: bool = False,
 ) -> Case:
-    return by_reference(kernel, target, *_given(sizes, dtype, held, biases))
+    return by_name(kernel, target, _given(sizes, dtype, held, biases))
 
 
 def _on_two_ranks(kernel: str, target: str, *sizes: int) -> Case:
     whole = _given(sizes, np.float32, np.float32, False)
     group, half = ReplicaGroup([[0, 1]]), sizes[3] // 2
-    ranks = tuple(
-        (
-            *whole[:4],
-            *(np.ascontiguousarray(each[:, :, part]) for each in whole[4:6]),
-            np.ascontiguousarray(whole[6][:, part]),
-            group,
-            *whole[8:],
-        )
+    ranks = [
+        {name: np.ascontiguousarray(whole[name][:, :, part]) for name in ("w_gate", "w_up")}
+        | {"w_down": np.ascontiguousarray(whole["w_down"][:, part]), "replica_group": group}
         for part in (slice(0, half), slice(half, None))
-    )
-    return by_reference(kernel, target, whole=whole, ranks=ranks)
+    ]
+    return by_name(kernel, target, whole, ranks)
 
 
 def _decode() -> list[Case]:
@@ -135,44 +135,43 @@ def _looped(
     activation: str | None = None,
 ) -> Case:
     """Half of the tokens choose the same experts, more than have room in the blocks of their own: a loop follows."""
-    given = _given(sizes, dtype, held, biases, activation)
-    given[3][: sizes[0] // 2] = np.arange(sizes[4])
-    return by_reference("experts_prefill", target, *given)
+    arguments = _given(sizes, dtype, held, biases, activation)
+    arguments["ids"][: sizes[0] // 2] = np.arange(sizes[4])
+    return by_name("experts_prefill", target, arguments)
 
 
 def _absent(kernel: str, target: str, *sizes: int, residual: bool, biases: bool) -> Case:
     """Choices of one expert more than there are are those of another rank, of weight 0."""
     tokens, _, count, _, top_k = sizes
-    x, n, share, _, *others = _given(sizes, np.float32, np.float32, biases)
-    rng = np.random.default_rng(tokens)
+    given, rng = _given(sizes, np.float32, np.float32, biases), np.random.default_rng(tokens)
     ids = np.stack([rng.permutation(count + 3)[:top_k] for _ in range(tokens)])
-    share, ids = np.where(ids < count, share, 0).astype(np.float32), np.minimum(ids, count).astype(np.int32)
-    return by_reference(kernel, target, x if residual else None, n, share, ids, *others, True)
+    given["weights"] = np.where(ids < count, given["weights"], 0).astype(np.float32)
+    given |= {"ids": np.minimum(ids, count).astype(np.int32), "absent": True}
+    return by_name(kernel, target, given if residual else given | {"x": None})
 
 
 def _absent_gate_of_nan() -> Case:
     """The gate of the last own expert, which choices of other ranks load, is NaN: the mask drops the product."""
-    case = _absent("experts_decode", "trn2", 2, 40, 4, 24, 2, residual=False, biases=False)
-    given = list(case.arguments[0])
-    given[2] = np.array([[0.5, 0.0], [0.0, 0.25]], np.float32)
-    given[3] = np.array([[1, 4], [4, 2]], np.int32)
-    given[4][3] = np.nan
-    return by_reference("experts_decode", "trn2", *given)
+    given = _given((2, 40, 4, 24, 2), np.float32, np.float32, False) | {"x": None, "absent": True}
+    given["weights"] = np.array([[0.5, 0.0], [0.0, 0.25]], np.float32)
+    given["ids"] = np.array([[1, 4], [4, 2]], np.int32)
+    given["w_gate"][3] = np.nan
+    return by_name("experts_decode", "trn2", given)
 
 
-def _between_ranks(kernel: str, target: str, *given: Sequence[Any], options: Sequence[Any]) -> Case:
-    """Two ranks, of whose arrays the reference takes lists."""
-    group = ReplicaGroup([[0, 1]])
-    reference = getattr(nki_kernels, f"{kernel}_reference")
-    wanted = reference(*map(list, given), *options, group, 2)
+def _between_ranks(kernel: str, target: str, arrays: Mapping[str, list[Any]], **shared: Any) -> Case:
+    """Two ranks, of whose arrays the reference takes lists; other arguments are the same on both."""
+    shared |= {"replica_group": ReplicaGroup([[0, 1]]), "ranks": 2}
+    expected_outputs = getattr(nki_kernels, f"{kernel}_reference")(**arrays, **shared)
+    ranks = [{name: each[rank] for name, each in arrays.items()} for rank in range(2)]
 
     def judge(outputs: Outputs) -> None:
-        for output, expected in zip(outputs, wanted):
+        for output, expected in zip(outputs, expected_outputs):
             for got, exact in zip(output, as_tuple(expected)):
                 assert got.dtype == exact.dtype
                 assert np.array_equal(got, exact)
 
-    return Case(kernel, target, tuple((*own, *options, group, 2) for own in zip(*given)), judge)
+    return Case(kernel, target, tuple(arguments_of(kernel, **own, **shared) for own in ranks), judge)
 
 
 def _dispatched(target: str, tokens: int, count: int) -> Case:
@@ -183,7 +182,8 @@ def _dispatched(target: str, tokens: int, count: int) -> Case:
         np.stack([rng.permutation(2 * count)[:3] for _ in range(tokens)]).astype(np.int32) for _ in range(2)
     ]
     first = [np.array([[rank * count]], np.int32) for rank in range(2)]
-    return _between_ranks("experts_dispatch", target, rows, shares, ids, first, options=(count,))
+    arrays = {"n": rows, "weights": shares, "ids": ids, "first": first}
+    return _between_ranks("experts_dispatch", target, arrays, experts=count)
 
 
 def _gathered(target: str, tokens: int) -> Case:
@@ -192,39 +192,32 @@ def _gathered(target: str, tokens: int) -> Case:
     rows = [normal(rank, tokens, 40) for rank in range(2)]
     shares = [rng.random((tokens, 3)).astype(np.float32) for _ in range(2)]
     ids = [rng.integers(0, 8, (tokens, 3)).astype(np.int32) for _ in range(2)]
-    return _between_ranks("experts_dispatch", target, rows, shares, ids, [None, None], options=(8,))
+    arrays = {"n": rows, "weights": shares, "ids": ids, "first": [None, None]}
+    return _between_ranks("experts_dispatch", target, arrays, experts=8)
 
 
 def _combined_alone(target: str, tokens: int, biases: bool, absent: bool = False) -> Case:
     """Sums without a residual, with biases or without; whole numbers, too."""
     results = [whole_numbers(rank, 2 * tokens, 40) for rank in range(2)]
-    rng, group = np.random.default_rng(tokens), ReplicaGroup([[0, 1]])
+    rng = np.random.default_rng(tokens)
     shares = [rng.integers(0, 3, (tokens, 3)).astype(np.float32) for _ in range(2)]
     ids = [
         np.where(own > 0, rng.integers(0, 5, own.shape), 5 if absent else 0).astype(np.int32)
         for own in shares
     ]
+    arrays = {"results": results, "x": [None, None]}
+    if not biases:
+        return _between_ranks("experts_combine", target, arrays)
+    arrays |= {"weights": shares, "ids": ids}
     b_down = whole_numbers(7, 5, 40)
-    first = list(zip(results, [None, None]))
-    own = [(*pair, group, 2) for pair in first]
-    given: list[Any] = [results, [None, None], group, 2]
-    if biases:
-        own = [(*before, *of_rank, b_down, absent) for before, of_rank in zip(own, zip(shares, ids))]
-        given += [shares, ids, b_down, absent]
-    wanted = nki_kernels.experts_combine_reference(*given)
-
-    def judge(outputs: Outputs) -> None:
-        for (got,), exact in zip(outputs, wanted):
-            assert got.dtype == exact.dtype and np.array_equal(got, exact)
-
-    return Case("experts_combine", target, tuple(own), judge)
+    return _between_ranks("experts_combine", target, arrays, b_down=b_down, absent=absent)
 
 
 def _combined(target: str, tokens: int) -> Case:
     """Whole numbers, so that the order of sums does not matter."""
     results = [whole_numbers(rank, 2 * tokens, 40) for rank in range(2)]
     rows = [whole_numbers(2 + rank, tokens, 40) for rank in range(2)]
-    return _between_ranks("experts_combine", target, results, rows, options=())
+    return _between_ranks("experts_combine", target, {"results": results, "x": rows})
 
 
 def _divided() -> list[Case]:

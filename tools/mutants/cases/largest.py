@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tools.mutants.cases.attention import prompt
-from tools.mutants.cases.case import BF16, EPS, Case
+from tools.mutants.cases.case import BF16, EPS, Case, arguments_of
 
 
 def largest() -> list[Case]:
@@ -16,10 +16,10 @@ def largest() -> list[Case]:
     def empty(*shape: int, dtype: Any = BF16) -> np.ndarray:
         return np.empty(shape, dtype)
 
-    def dry(kernel: str, *arguments: Any) -> Case:
-        return Case(kernel, "trn1", (arguments,), None)
+    def dry(kernel: str, *arguments: Any, **named: Any) -> Case:
+        return Case(kernel, "trn1", (arguments_of(kernel, **named) if named else arguments,), None)
 
-    place, offset, norm = np.zeros((1, 1), np.int32), np.zeros((1, 1), np.int32), empty(1, 8192)
+    place, offset = np.zeros((1, 1), np.int32), np.zeros((1, 1), np.int32)
     rows = empty(512, 8192, dtype=np.float32)
     deep = empty(129, 16384, dtype=np.float32)
     return [
@@ -36,24 +36,38 @@ def largest() -> list[Case]:
             64,
         ),
         dry("embedding", empty(129, 1, dtype=np.int32), empty(100, 8192, dtype=np.float32)),
-        dry("qkv_projection", rows, norm, empty(8192, 1536), EPS, 1024, 256),
-        dry("qkv_projection", rows[:3, :8].copy(), empty(1, 8), empty(8, 6144), EPS, 4096, 1024),
-        dry("qkv_projection", empty(1100, 8), empty(1, 8), empty(8, 12), EPS, 4, 4),
+        *(
+            dry(
+                "qkv_projection",
+                x=x,
+                norm_weight=empty(1, x.shape[1]),
+                w_qkv=empty(x.shape[1], q + 2 * kv),
+                eps=EPS,
+                q_size=q,
+                kv_size=kv,
+            )
+            for x, q, kv in ((rows, 1024, 256), (rows[:3, :8].copy(), 4096, 1024), (empty(1100, 8), 4, 4))
+        ),
         dry("output_projection", deep, empty(16384, 600), empty(129, 600, dtype=np.float32)),
         dry("output_projection", empty(3, 128, dtype=np.float32), empty(128, 8192), rows[:3]),
         dry("output_projection", empty(1100, 8), empty(8, 520), empty(1100, 520)),
-        dry("mlp", rows, norm, empty(8192, 24), empty(8192, 24), empty(24, 8192), EPS),
-        dry("mlp", empty(3, 8), empty(1, 8), empty(8, 5000), empty(8, 5000), empty(5000, 8), EPS),
-        dry(
-            "mlp",
-            empty(512, 128, dtype=np.float32),
-            empty(1, 128),
-            empty(128, 16384),
-            empty(128, 16384),
-            empty(16384, 128),
-            EPS,
+        *(
+            dry(
+                "mlp",
+                x=x,
+                norm_weight=empty(1, x.shape[1]),
+                w_gate=empty(x.shape[1], inner),
+                w_up=empty(x.shape[1], inner),
+                w_down=empty(inner, x.shape[1]),
+                eps=EPS,
+            )
+            for x, inner in (
+                (rows, 24),
+                (empty(3, 8), 5000),
+                (empty(512, 128, dtype=np.float32), 16384),
+                (empty(1100, 8), 520),
+            )
         ),
-        dry("mlp", empty(1100, 8), empty(1, 8), empty(8, 520), empty(8, 520), empty(520, 8), EPS),
         dry(
             "attention_decode",
             *prompt(1, 128, 8, 128),

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from nki.collectives import ReplicaGroup
 
-from tests.kernels.accuracy import copied, normal
-from tools.mutants.cases.case import BF16, EPS, Case, by_reference, weights
+from tests.kernels.accuracy import normal
+from tools.mutants.cases.case import BF16, EPS, Case, by_name, weights
 
 
 def _layer(
@@ -28,25 +28,39 @@ def _layer(
     gate, up = (weights(seed, hidden, inner, dtype) for seed in (16, 18))
     output, down = weights(13, q, hidden, dtype), weights(17, inner, hidden, dtype)
 
-    def shard(rank: int, of: int, group: Any) -> tuple[Any, ...]:
+    def shard(rank: int, of: int, group: Any = None) -> dict[str, Any]:
         heads = slice(q // of * rank, q // of * (rank + 1))
         own = slice(inner // of * rank, inner // of * (rank + 1))
-        w_qkv = np.concatenate([parts[0][:, heads], *parts[1:]], axis=1)
-        products = (x, norm, w_qkv, EPS, q // of, kv, *copied(caches), places, 0.25, output[heads].copy())
-        mlp = mlp_norm, gate[:, own].copy(), up[:, own].copy(), down[own].copy()
-        return *products, *mlp, 1, None, None, None, None, group
+        return {
+            "w_qkv": np.concatenate([parts[0][:, heads], *parts[1:]], axis=1),
+            "q_size": q // of,
+            "k_cache": caches[0].copy(),
+            "v_cache": caches[1].copy(),
+            "w_o": output[heads].copy(),
+            "w_gate": gate[:, own].copy(),
+            "w_up": up[:, own].copy(),
+            "w_down": down[own].copy(),
+            "replica_group": group,
+        }
 
-    whole = shard(0, 1, None)
+    whole = {
+        "x": x,
+        "norm_weight": norm,
+        "eps": EPS,
+        "kv_size": kv,
+        "positions": places,
+        "scale": 0.25,
+        "mlp_norm_weight": mlp_norm,
+        "num_kv_heads": 1,
+        **shard(0, 1),
+    }
     if biased:
-        rows = (
-            normal(seed, 1, width, dtype=dtype) for seed, width in ((19, inner), (20, inner), (21, hidden))
-        )
-        whole += (*(None,) * 6, "gelu_tanh", *rows)
-    if ranks == 1:
-        return by_reference("decoder_layer_decode", target, *whole)
+        whole["activation"] = "gelu_tanh"
+        for seed, name, width in ((19, "b_gate", inner), (20, "b_up", inner), (21, "b_down", hidden)):
+            whole[name] = normal(seed, 1, width, dtype=dtype)
     group = ReplicaGroup([list(range(ranks))])
-    shards = tuple(shard(rank, ranks, group) for rank in range(ranks))
-    return by_reference("decoder_layer_decode", target, whole=whole, ranks=shards)
+    shards = [shard(rank, ranks, group) for rank in range(ranks)] if ranks > 1 else []
+    return by_name("decoder_layer_decode", target, whole, shards)
 
 
 def layer() -> list[Case]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,14 +10,21 @@ from nki.collectives import ReplicaGroup
 
 import nki_kernels
 from tests.kernels.accuracy import compare, copied, in_float64, normal
-from tools.mutants.cases.case import BF16, EPS, Case, Outputs, by_reference, two_cores, weights
+from tools.mutants.cases.case import BF16, EPS, Case, Outputs, arguments_of, by_name, two_cores, weights
+
+
+def _projection(hidden: int, q: int, kv: int, w: Any = np.float32) -> dict[str, Any]:
+    """Return the arguments of qkv_projection beside x."""
+    weight = weights(3, hidden, q + 2 * kv, w)
+    norm = normal(2, 1, hidden, dtype=w)
+    return {"norm_weight": norm, "w_qkv": weight, "eps": EPS, "q_size": q, "kv_size": kv}
 
 
 def _qkv(
     target: str, tokens: int, hidden: int, q: int, kv: int, x: Any = np.float32, w: Any = np.float32
 ) -> Case:
-    arguments = normal(1, tokens, hidden, dtype=x), normal(2, 1, hidden, dtype=w)
-    return by_reference("qkv_projection", target, *arguments, weights(3, hidden, q + 2 * kv, w), EPS, q, kv)
+    rows = normal(1, tokens, hidden, dtype=x)
+    return by_name("qkv_projection", target, {"x": rows, **_projection(hidden, q, kv, w)})
 
 
 def _qkv_heads(
@@ -29,81 +37,91 @@ def _qkv_heads(
     depth: int = 8,
 ) -> Case:
     """qkv_projection with some heads and 1 of `depth` elements, and what `options` name of bias, norms and rotation."""
-    given: dict[str, Any] = {"head_dim": depth, "norm_offset": 1.0 if "offset" in options else 0.0}
-    width = (heads + 2) * depth
-    rows = {"bias": width, "q_norm": depth, "k_norm": depth, "norm_bias": hidden}
+    given = {"x": normal(1, tokens, hidden, dtype=dtype), "head_dim": depth, "v_norm": "v_norm" in options}
+    given |= _projection(hidden, heads * depth, depth, dtype)
+    given |= {"norm_offset": 1.0} if "offset" in options else {}
+    given |= {"norm_weight": None} if "no norm" in options else {}
+    rows = {"bias": (heads + 2) * depth, "q_norm": depth, "k_norm": depth, "norm_bias": hidden}
     for seed, (name, columns) in enumerate(rows.items()):
-        given[name] = normal(20 + seed, 1, columns, dtype=dtype) if name in options else None
-    angles = np.arange(60)[:, None] / 100 ** (np.arange(3) / 3)
-    turn = (
-        np.random.default_rng(6).integers(0, 60, (tokens, 1)).astype(np.int32),
-        np.cos(angles),
-        np.sin(angles),
-    )
-    for name, each in zip(("positions", "cos", "sin"), turn):
-        given[name] = each if name == "positions" else each.astype(np.float32)
-        given[name] = given[name] if "rope" in options else None
-    names = "bias positions cos sin head_dim q_norm k_norm norm_bias norm_offset".split()
-    x, norm = normal(1, tokens, hidden, dtype=dtype), normal(2, 1, hidden, dtype=dtype)
-    weight = weights(3, hidden, width, dtype)
-    first = (x, None if "no norm" in options else norm, weight, EPS, heads * depth, depth)
-    last = None, 1, "v_norm" in options
-    return by_reference("qkv_projection", target, *first, *(given[name] for name in names), *last)
+        given |= {name: normal(20 + seed, 1, columns, dtype=dtype)} if name in options else {}
+    if "rope" in options:
+        angles = np.arange(60)[:, None] / 100 ** (np.arange(3) / 3)
+        given["positions"] = np.random.default_rng(6).integers(0, 60, (tokens, 1)).astype(np.int32)
+        given |= {"cos": np.cos(angles).astype(np.float32), "sin": np.sin(angles).astype(np.float32)}
+    return by_name("qkv_projection", target, given)
 
 
-def _output(target: str, tokens: int, depth: int, hidden: int, ranks: int = 1, w: Any = np.float32) -> Case:
-    o, weight, residual = normal(1, tokens, depth), weights(2, depth, hidden, w), normal(3, tokens, hidden)
+def _output(
+    target: str,
+    tokens: int,
+    depth: int,
+    hidden: int,
+    ranks: int = 1,
+    w: Any = np.float32,
+    residual: bool = True,
+    **options: Any,
+) -> Case:
+    whole = {"o": normal(1, tokens, depth), "w_o": weights(2, depth, hidden, w), **options}
+    whole["residual"] = normal(3, tokens, hidden) if residual else None
+    return by_name("output_projection", target, whole, _cut(whole, ranks, o=1, w_o=0))
+
+
+def _cut(whole: Mapping[str, Any], ranks: int, **axes: int) -> list[dict[str, Any]]:
+    """Return what ranks are given in place of whole arguments, some of which are cut along an axis."""
     if ranks == 1:
-        return by_reference("output_projection", target, o, weight, residual)
+        return []
+    parts = {
+        name: np.split(whole[name], ranks, axis) for name, axis in axes.items() if whole.get(name) is not None
+    }
     group = ReplicaGroup([list(range(ranks))])
-    parts = np.split(np.arange(depth), ranks)
-    shards = tuple((o[:, part].copy(), weight[part], residual, group) for part in parts)
-    return by_reference("output_projection", target, whole=(o, weight, residual), ranks=shards)
+    return [
+        {"replica_group": group} | {name: each[rank].copy() for name, each in parts.items()}
+        for rank in range(ranks)
+    ]
+
+
+MLP_AXES = {"w_gate": 1, "w_up": 1, "w_down": 0, "b_gate": 1, "b_up": 1}
+
+
+def _feed_forward(
+    tokens: int, hidden: int, inner: int, x: Any = np.float32, w: Any = np.float32
+) -> dict[str, Any]:
+    """Return arguments of mlp."""
+    return {
+        "x": normal(1, tokens, hidden, dtype=x),
+        "norm_weight": normal(2, 1, hidden, dtype=w),
+        "w_gate": weights(3, hidden, inner, w),
+        "w_up": weights(4, hidden, inner, w),
+        "w_down": weights(5, inner, hidden, w),
+        "eps": EPS,
+    }
 
 
 def _mlp(target: str, tokens: int, hidden: int, inner: int, ranks: int = 1, w: Any = np.float32) -> Case:
-    x, norm = normal(1, tokens, hidden), normal(2, 1, hidden, dtype=w)
-    gate, up, down = (
-        weights(3, hidden, inner, w),
-        weights(4, hidden, inner, w),
-        weights(5, inner, hidden, w),
-    )
-    whole = (x, norm, gate, up, down, EPS)
-    if ranks == 1:
-        return by_reference("mlp", target, *whole)
-    group = ReplicaGroup([list(range(ranks))])
-    parts = np.split(np.arange(inner), ranks)
-    shards = tuple((x, norm, gate[:, p].copy(), up[:, p].copy(), down[p], EPS, group) for p in parts)
-    return by_reference("mlp", target, whole=whole, ranks=shards)
+    whole = _feed_forward(tokens, hidden, inner, w=w)
+    return by_name("mlp", target, whole, _cut(whole, ranks, **MLP_AXES))
 
 
-def _cut(
+def _over_sequence(
     kernel: str, target: str, tokens: int, hidden: int, width: int, ranks: int, row_gated: bool = False
 ) -> Case:
     """A projection whose rows are cut along the sequence over ranks, each with `width` columns or rows of weights."""
-    group, own = ReplicaGroup([list(range(ranks))]), np.split(np.arange(tokens), ranks)
-    parts = np.split(np.arange(width * ranks), ranks)
-    x, norm = normal(1, tokens, hidden), normal(2, 1, hidden)
-    down = weights(5, width * ranks, hidden)
-    gate, up = weights(3, hidden, width * ranks), weights(4, hidden, width * ranks)
-    whole: tuple[Any, ...]
+    whole = _feed_forward(tokens, hidden, width * ranks)
+    axes = {"x": 0}
     if kernel == "qkv_projection":
-        whole = (x, norm, weights(3, hidden, 40), EPS, 24, 8)
-        shards = tuple((x[rows], *whole[1:], *(None,) * 8, 0.0, group, ranks) for rows in own)
+        whole = {"x": whole["x"], **_projection(hidden, 24, 8)}
     elif kernel == "mlp":
-        gates = normal(7, hidden, 1) if row_gated else None
-        options = (None, "silu", None, None, None, None, 0.0, True)
-        whole = (x, norm, gate, up, down, EPS, *options, 1, gates)
-        rest = (EPS, group, *options[1:], ranks, gates)
-        shards = tuple(
-            (x[rows], norm, gate[:, p].copy(), up[:, p].copy(), down[p], *rest) for rows, p in zip(own, parts)
-        )
+        whole |= {"row_gate": normal(7, hidden, 1)} if row_gated else {}
+        axes |= MLP_AXES
     else:
         o = normal(6, tokens, width * ranks)
-        whole = (o, down, x)
-        shards = tuple((o[:, p].copy(), down[p], x[rows], group, None, ranks) for rows, p in zip(own, parts))
+        whole = {"o": o, "w_o": whole["w_down"], "residual": whole["x"]}
+        axes = {"o": 1, "w_o": 0, "residual": 0}
+    parts = _cut(whole, ranks, **axes)
+    shards = tuple(arguments_of(kernel, **{**whole, **part, "sequence_ranks": ranks}) for part in parts)
+    arguments = arguments_of(kernel, **whole)
     reference = getattr(nki_kernels, f"{kernel}_reference")
-    plain, exact = reference(*copied(whole)), reference(*(in_float64(argument) for argument in whole))
+    plain, exact = reference(*copied(arguments)), reference(*(in_float64(each) for each in arguments))
 
     def judge(outputs: Outputs) -> None:
         if kernel == "qkv_projection":
@@ -129,25 +147,19 @@ def _forms() -> list[Case]:
         ranks: int = 1,
         dtype: Any = BF16,
     ) -> Case:
-        x, norm = normal(1, tokens, hidden, dtype=dtype), normal(2, 1, hidden)
-        gate, up = weights(3, hidden, inner), weights(4, hidden, inner)
-        b_gate, b_up = normal(6, 1, inner), normal(7, 1, inner)
-        down, b_down, norm_bias = weights(5, inner, hidden), normal(8, 1, hidden), normal(9, 1, hidden)
-        rest = (b_down, norm_bias, 0.5)
-        first = (gate, up) if gated else (None, up)
-        biases = (b_gate, b_up) if gated else (None, b_up)
-        whole = (x, norm, *first, down, EPS, None, function, *biases, *rest)
-        if ranks == 1:
-            return by_reference("mlp", target, *whole)
-        group = ReplicaGroup([list(range(ranks))])
-        shards = tuple(
-            (x, norm, gate[:, p].copy(), up[:, p].copy(), down[p], EPS, group, function)
-            + (b_gate[:, p].copy(), b_up[:, p].copy(), *rest)
-            for p in np.split(np.arange(inner), ranks)
-        )
-        return by_reference("mlp", target, whole=whole, ranks=shards)
+        whole = _feed_forward(tokens, hidden, inner, dtype) | {
+            "activation": function,
+            "b_gate": normal(6, 1, inner),
+            "b_up": normal(7, 1, inner),
+            "b_down": normal(8, 1, hidden),
+            "norm_bias": normal(9, 1, hidden),
+            "norm_offset": 0.5,
+        }
+        whole |= {} if gated else {"w_gate": None, "b_gate": None}
+        return by_name("mlp", target, whole, _cut(whole, ranks, **MLP_AXES))
 
-    o, weight, residual = normal(1, 300, 72), weights(2, 72, 40), normal(3, 300, 40)
+    plain = _feed_forward(300, 40, 72)
+    bare = {"x": normal(3, 300, 40), "w_gate": normal(4, 40, 72), "w_up": normal(5, 40, 72)}
     return [
         form("trn2", 260, 40, 192, True, "gelu"),
         form("trn1", 5, 40, 160, False, "gelu_tanh"),
@@ -157,19 +169,17 @@ def _forms() -> list[Case]:
         _mlp("trn2", 130, 513, 8),
         _mlp("trn2", 1100, 24, 320),
         _mlp("trn2", 1, 24, 72),
-        by_reference("output_projection", "trn2", o, weight, residual, None, normal(4, 1, 40)),
-        by_reference("output_projection", "trn2", o, weight, None),
-        by_reference("output_projection", "trn1", o[:5].copy(), weight, None, None, normal(4, 1, 40)),
-        by_reference(
-            "mlp", "trn2", residual, None, *(normal(s, 40, 72) for s in (4, 5)), normal(6, 72, 40), EPS
-        ),
+        _output("trn2", 300, 72, 40, bias=normal(4, 1, 40)),
+        _output("trn2", 300, 72, 40, residual=False),
+        _output("trn1", 5, 72, 40, residual=False, bias=normal(4, 1, 40)),
+        by_name("mlp", "trn2", plain | bare | {"norm_weight": None, "w_down": normal(6, 72, 40)}),
         _bare_mlp("trn2", 5, 40, 72, 2),
         _row_gated("trn2", 5, 40, 72),
         _row_gated("trn1", 300, 1100, 40),
         _row_gated("trn2", 130, 600, 40, residual=False),
         _row_gated("trn2", 130, 600, 40, ranks=2),
-        by_reference("output_projection", "trn2", o, weight, residual, None, None, 1, normal(5, 300, 72)),
-        by_reference("qkv_projection", "trn2", *_gated_heads(5)),
+        _output("trn2", 300, 72, 40, gate=normal(5, 300, 72)),
+        by_name("qkv_projection", "trn2", _gated_heads(5)),
         _output("trn2", 300, 8, 5000, ranks=2),
         _output("trn2", 600, 1300, 2000, w=BF16),
         _mlp("trn1", 130, 8, 16384),
@@ -179,36 +189,23 @@ def _forms() -> list[Case]:
 
 def _bare_mlp(target: str, tokens: int, hidden: int, inner: int, ranks: int) -> Case:
     """A plain mlp without a norm and without a residual, over ranks."""
-    x, up, down = normal(1, tokens, hidden), weights(4, hidden, inner), weights(5, inner, hidden)
-    rest = (None, None, None, None, 0.0, False)
-    group = ReplicaGroup([list(range(ranks))])
-    shards = tuple(
-        (x, None, None, up[:, p].copy(), down[p], EPS, group, "relu", *rest)
-        for p in np.split(np.arange(inner), ranks)
-    )
-    whole = (x, None, None, up, down, EPS, None, "relu", *rest)
-    return by_reference("mlp", target, whole=whole, ranks=shards)
+    whole = _feed_forward(tokens, hidden, inner) | {"activation": "relu", "residual": False}
+    whole |= {"w_gate": None, "norm_weight": None}
+    return by_name("mlp", target, whole, _cut(whole, ranks, w_up=1, w_down=0))
 
 
 def _row_gated(
     target: str, tokens: int, hidden: int, inner: int, residual: bool = True, ranks: int = 1
 ) -> Case:
     """mlp whose rows have gates."""
-    x, norm = normal(1, tokens, hidden), normal(2, 1, hidden)
-    gate, up, down = weights(3, hidden, inner), weights(4, hidden, inner), weights(5, inner, hidden)
-    rest = ("silu", None, None, None, None, 0.0, residual, 1, weights(6, hidden, 1))
-    whole = (x, norm, gate, up, down, EPS, None, *rest)
-    if ranks == 1:
-        return by_reference("mlp", target, *whole)
-    group, parts = ReplicaGroup([list(range(ranks))]), np.split(np.arange(inner), ranks)
-    shards = tuple((x, norm, gate[:, p].copy(), up[:, p].copy(), down[p], EPS, group, *rest) for p in parts)
-    return by_reference("mlp", target, whole=whole, ranks=shards)
+    whole = _feed_forward(tokens, hidden, inner) | {"residual": residual, "row_gate": weights(6, hidden, 1)}
+    return by_name("mlp", target, whole, _cut(whole, ranks, **MLP_AXES))
 
 
-def _gated_heads(tokens: int) -> tuple[Any, ...]:
+def _gated_heads(tokens: int) -> dict[str, Any]:
     """Arguments of qkv_projection for queries, keys, values, and gates as wide as the queries."""
-    x, norm = normal(1, tokens, 24), normal(2, 1, 24)
-    return (x, norm, weights(3, 24, 16 + 8 + 8 + 16), EPS, 16, 8, *(None,) * 8, 0.0, None, 1, False, 16)
+    weight = weights(3, 24, 16 + 8 + 8 + 16)
+    return {"x": normal(1, tokens, 24), **_projection(24, 16, 8), "w_qkv": weight, "gate_size": 16}
 
 
 def projections() -> list[Case]:
@@ -253,15 +250,15 @@ def projections() -> list[Case]:
         _mlp("trn1", 5, 40, 72, ranks=2),
         _mlp("trn2", 3, 24, 2200),
         _mlp("trn3", 520, 24, 530),
-        _cut("qkv_projection", "trn2", 1100, 24, 20, ranks=2),
-        _cut("mlp", "trn2", 1028, 24, 16, ranks=4, row_gated=True),
-        _cut("mlp", "trn2", 381, 24, 16, ranks=3, row_gated=True),
-        _cut("qkv_projection", "trn3", 129, 24, 20, ranks=3),
-        _cut("qkv_projection", "trn2", 6, 24, 20, ranks=2),
-        _cut("mlp", "trn2", 1100, 24, 16, ranks=2),
-        _cut("mlp", "trn3", 129, 24, 16, ranks=3),
-        _cut("output_projection", "trn2", 264, 24, 16, ranks=2),
-        _cut("output_projection", "trn1", 129, 24, 16, ranks=3),
+        _over_sequence("qkv_projection", "trn2", 1100, 24, 20, ranks=2),
+        _over_sequence("mlp", "trn2", 1028, 24, 16, ranks=4, row_gated=True),
+        _over_sequence("mlp", "trn2", 381, 24, 16, ranks=3, row_gated=True),
+        _over_sequence("qkv_projection", "trn3", 129, 24, 20, ranks=3),
+        _over_sequence("qkv_projection", "trn2", 6, 24, 20, ranks=2),
+        _over_sequence("mlp", "trn2", 1100, 24, 16, ranks=2),
+        _over_sequence("mlp", "trn3", 129, 24, 16, ranks=3),
+        _over_sequence("output_projection", "trn2", 264, 24, 16, ranks=2),
+        _over_sequence("output_projection", "trn1", 129, 24, 16, ranks=3),
         two_cores(_mlp("trn2", 3, 40, 300)),
         two_cores(_mlp("trn3", 130, 40, 24, ranks=2)),
         two_cores(_output("trn2", 3, 24, 520)),
