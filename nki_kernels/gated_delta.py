@@ -29,10 +29,11 @@ Layout
 
 Tiling
     for chunks of 128 tokens, of each sequence and each four heads, four such units together:
-        what needs no state (`delta/chunks.py`): scores of keys with keys and queries, decays, and the inverse of the
-        triangle: blocks of 16 element by element (`delta/blocks.py`), which are then joined (`delta/inverse.py`).
-        The state through the chunk (`delta/chunk_states.py`), three products after one another.
-        Steps of several of these stages are issued in turn (`plan_chains`, `delta/steps.py`, `delta/order.py`).
+        what needs no state (`delta/chunk_scores.py`): scores of keys with keys and queries, decays, and the inverse of
+        the triangle: blocks of 16 element by element (`delta/block_inverse.py`), which are then joined
+        (`delta/chunk_inverse.py`).
+        The state through the chunk (`delta/chunk_outputs.py`), three products after one another.
+        Steps of several of these stages are issued in turn (`plan_chains`, `delta/wave_steps.py`, `delta/order.py`).
 
 Limits
     dk and dv up to 128; B up to 128. One physical core: of two the first does the work.
@@ -51,25 +52,25 @@ import nki.language as nl
 import nki.typing as nt
 import numpy as np
 
-from nki_kernels.delta.blocks import scratch_buffers
+from nki_kernels.delta.block_inverse import scratch_buffers
+from nki_kernels.delta.chunk_inverse import right_operands
 from nki_kernels.delta.decay import chunk_decays
-from nki_kernels.delta.inverse import right_operands
 from nki_kernels.delta.masks import chunk_constants
 from nki_kernels.delta.order import Chain, Step, issue_all
 from nki_kernels.delta.signature import Arguments, check_arguments, delta_rule_reference, select_gates
-from nki_kernels.delta.states import slot_numbers
-from nki_kernels.delta.steps import (
+from nki_kernels.delta.state_slots import slot_numbers
+from nki_kernels.delta.wave_plan import HEADS, Prompt, plan_units
+from nki_kernels.delta.wave_steps import (
     IDLE,
-    end_steps,
+    Wave,
     invert_steps,
     join_steps,
-    prepare_steps,
-    run_load,
-    run_load_sums,
+    output_steps,
+    plan_wave,
+    scale_steps,
+    score_steps,
     state_steps,
-    weigh_steps,
 )
-from nki_kernels.delta.units import HEADS, Prompt, plan_waves
 from nki_kernels.recurrent.ssd_between import Differences
 from nki_kernels.tiles import PARTITIONS, cast, load_repeated
 
@@ -101,22 +102,22 @@ def gated_delta(
         qkv, gates, a_log, dt_bias, norm_weight, states, state_slots, starts, counts, key_heads, eps
     )
     check_arguments(arguments)
-    heads, width = states.shape[1], states.shape[3]
-    y = nl.ndarray((qkv.shape[0], heads * width), dtype=qkv.dtype, buffer=nl.shared_hbm)
+    y = nl.ndarray((qkv.shape[0], states.shape[1] * states.shape[3]), dtype=qkv.dtype, buffer=nl.shared_hbm)
     if nl.program_id(0) > 0:
         return y, states
     constants = chunk_constants(qkv.dtype)
     weight = cast(load_repeated(norm_weight, PARTITIONS), nl.float32)
     slots = slot_numbers(state_slots, starts, states.shape[0])
-    waves = plan_waves(arguments)
-    most = 0
-    for wave in waves:
-        most = max(most, wave.heads)
-    scratch = scratch_buffers(most, qkv.dtype)
-    prompt = Prompt(arguments, y, constants, weight, slots, scratch, right_operands(HEADS, qkv.dtype))
-    run_load(prompt, waves[0])
-    prompt.decays = chunk_decays(arguments, constants)
-    prompt.differences = Differences() if prompt.decays.rows is not None else None
+    waves, most_heads = [], 0
+    for units in plan_units(arguments):
+        waves.append(plan_wave(len(waves), units))
+        most_heads = max(most_heads, waves[len(waves) - 1].blocks.heads)
+    scratch, operands = scratch_buffers(most_heads, qkv.dtype), right_operands(HEADS, qkv.dtype)
+    for unit in waves[0].units:
+        unit.load(arguments, slots)
+    decays = chunk_decays(arguments, constants)
+    differences = Differences() if decays.rows is not None else None
+    prompt = Prompt(arguments, y, constants, weight, slots, scratch, operands, decays, differences)
     issue_all(prompt, plan_chains(waves))
     return y, states
 
@@ -129,26 +130,26 @@ def plan_chains(waves):
     sums                DMAs of sums of decays                         scores w - SUMS_AHEAD
     scores              keys, decays, transposes, -A and P             load, sums, scores w - 1
     inverse             blocks of 16, by way of HBM                    scores, inverse w - 1
-    weigh               scaled keys, factors of outputs                scores, weigh w - 1
-    join                joins blocks to the inverse                    inverse, weigh, join w - 1
+    scale               scaled keys, factors of outputs                scores, scale w - 1
+    join                joins blocks to the inverse                    inverse, scale, join w - 1
     state               the state through the chunks                   join, state w - 1
     outputs             the last outputs                               state
     """
     chains, scores, outputs = [], [], []
-    load, inverse, weigh, join, state = [], [], [], [], []
+    load, inverse, scale, join, state = [], [], [], [], []
     for w in range(len(waves)):  # w: wave
         wave = waves[w]
-        load_steps = [Step(run_load, wave, IDLE, 2500)] if w > 0 else []
+        load_steps = [Step(Wave.load, wave, IDLE, 2500)] if w > 0 else []
         load = [Chain(load_steps, load + before_last(outputs, AHEAD))]
-        sums = [Chain([Step(run_load_sums, wave, IDLE, 2500)], before_last(scores, SUMS_AHEAD))]
-        scores.append(Chain(prepare_steps(wave), load + sums + before_last(scores, 1)))
+        sums = [Chain([Step(Wave.load_sums, wave, IDLE, 2500)], before_last(scores, SUMS_AHEAD))]
+        scores.append(Chain(score_steps(wave), load + sums + before_last(scores, 1)))
         scored = before_last(scores, 1)
         inverse = [Chain(invert_steps(wave), scored + inverse)]
-        weigh = [Chain(weigh_steps(wave), scored + weigh)]
-        join = [Chain(join_steps(wave), inverse + weigh + join)]
+        scale = [Chain(scale_steps(wave), scored + scale)]
+        join = [Chain(join_steps(wave), inverse + scale + join)]
         state = [Chain(state_steps(wave), join + state)]
-        outputs.append(Chain(end_steps(wave), state))
-        chains.extend(load + sums + scored + inverse + weigh + join + state + before_last(outputs, 1))
+        outputs.append(Chain(output_steps(wave), state))
+        chains.extend(load + sums + scored + inverse + scale + join + state + before_last(outputs, 1))
     return chains
 
 
@@ -175,17 +176,5 @@ def gated_delta_reference(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return outputs and states, token by token; states are updated in place."""
     return delta_rule_reference(
-        Arguments(
-            qkv,
-            gates[:, first:],
-            a_log,
-            dt_bias,
-            norm_weight,
-            states,
-            state_slots,
-            starts,
-            counts,
-            key_heads,
-            eps,
-        )
+        qkv, gates, a_log, dt_bias, norm_weight, states, state_slots, starts, counts, key_heads, eps, first
     )

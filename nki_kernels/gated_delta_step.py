@@ -9,10 +9,10 @@ says that the token is padding.
 
 Layout
     Each of four sequences has a quadrant of the partitions, where two heads with the same key have 16 lanes each and a
-    lane the state's rows of 8 neighbouring elements of a key (`delta/lanes.py`). So one indirect DMA moves 8 heads of
-    four sequences in pieces of 4 KiB, and a matmul over a quadrant reads one sequence: what is not a number in another
-    one does not reach it. The states are stationary; S^T q and S^T k are columns with dv on the partitions, as are the
-    numbers of all pairs of sequence and head, a column of ones times them on a diagonal.
+    lane the state's rows of 8 neighbouring elements of a key (`delta/state_lanes.py`). So one indirect DMA moves 8
+    heads of four sequences in pieces of 4 KiB, and a matmul over a quadrant reads one sequence: what is not a number in
+    another one does not reach it. The states are stationary; S^T q and S^T k are columns with dv on the partitions, as
+    are the numbers of all pairs of sequence and head, a column of ones times them on a diagonal.
 
 Tiling
     for up to 512 pairs of sequence and head, for batches of as many groups of four sequences and 8 heads as SBUF
@@ -42,11 +42,12 @@ import nki.language as nl
 import nki.typing as nt
 import numpy as np
 
-from nki_kernels.delta.lanes import (
+from nki_kernels.delta.output import exponentials, weigh
+from nki_kernels.delta.signature import Arguments, check_arguments, delta_rule_reference, select_gates
+from nki_kernels.delta.state_lanes import (
     QUADRANT,
     ROUNDS,
     SEQUENCES,
-    Lanes,
     decays_on_lanes,
     first_pieces,
     lane_offsets,
@@ -54,8 +55,6 @@ from nki_kernels.delta.lanes import (
     plan_lanes,
     state_groups,
 )
-from nki_kernels.delta.output import exponentials, weigh
-from nki_kernels.delta.signature import Arguments, check_arguments, delta_rule_reference, select_gates
 from nki_kernels.delta.token_factors import (
     DECAY,
     QUERY,
@@ -81,29 +80,6 @@ ROW_BYTES = 144 * 1024
 
 
 @dataclass
-class LaneConstants(nl.NKIObject):
-    """Tiles that depend on the sizes of states only.
-
-    offsets: [128, 1], what a lane adds to its sequence's first piece. masks: of the lanes of two heads, [128, 1] each.
-    zeros: the states of a round, [128, element]. All are float32.
-    """
-
-    offsets: nl.NkiTensor
-    masks: list
-    zeros: nl.NkiTensor
-
-
-@dataclass
-class LaneStates(nl.NKIObject):
-    """The states in HBM, and the first pieces of lanes that are read and written: [lane, column] int32."""
-
-    lanes: Lanes
-    elements: nl.NkiTensor
-    read: nl.NkiTensor
-    written: nl.NkiTensor
-
-
-@dataclass
 class LaneKeys(nl.NKIObject):
     """What multiplies the states of a group, and the group's keys: float32.
 
@@ -112,19 +88,6 @@ class LaneKeys(nl.NKIObject):
 
     columns: nl.NkiTensor
     keys: nl.NkiTensor
-
-
-@dataclass
-class TokenColumns(nl.NKIObject):
-    """Numbers of tokens with dv on the partitions, float32.
-
-    factors: [width, FACTORS, sequence, head]. values: times their factor, [width, sequence, head]. outputs: the same
-    shape; the groups fill it.
-    """
-
-    factors: nl.NkiTensor
-    values: nl.NkiTensor
-    outputs: nl.NkiTensor
 
 
 @nki.jit
@@ -158,9 +121,9 @@ def gated_delta_step(
     offsets, masks = lane_offsets(lanes)
     zeros = nl.ndarray((PARTITIONS, lanes.rows * width), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=zeros, value=0.0, engine=nisa.engine.gpsimd)
-    constants = LaneConstants(offsets, masks, zeros)
     for start, end in ranges(0, sequences, sequences_at_once(heads)):
-        advance_sequences(arguments, plan_lanes(states, start, end, key_heads), constants, y[start:end, :])
+        lanes = plan_lanes(states, start, end, key_heads)
+        advance_sequences(arguments, lanes, offsets, masks, zeros, y[start:end, :])
     return y, states
 
 
@@ -170,8 +133,11 @@ def sequences_at_once(heads):
     return most if most < SEQUENCES else most // SEQUENCES * SEQUENCES
 
 
-def advance_sequences(arguments, lanes, constants, y):
+def advance_sequences(arguments, lanes, offsets, masks, zeros, y):
     """Compute y and the new states of the sequences of `lanes`, in batches of groups of states in a software pipeline.
+
+    offsets: [128, 1], what a lane adds to its sequence's first piece. masks: of the lanes of two heads, [128, 1] each.
+    zeros: the states of a round, [128, element]. All are float32.
 
     All states of a batch are loaded before its first products. Those of the first batch are on their way while the
     factors of the tokens are computed. Then of group i:
@@ -182,60 +148,52 @@ def advance_sequences(arguments, lanes, constants, y):
     """
     first, end = lanes.first_sequence, lanes.first_sequence + lanes.sequences
     batches = plan_batches(lanes, row_bytes(lanes, arguments.qkv.dtype))
-    tiles = [copy_zeros(lanes, batches[0][0], constants.zeros)]
+    tiles = [copy_zeros(lanes, batches[0][0], zeros)]
 
     # The factors of the tokens: softplus, and all loads, before the first states.
     diagonal = identity(lanes.sequences, nl.uint8)
-    read, written = first_pieces(lanes, arguments.state_slots, arguments.starts, constants.offsets)
-    states = LaneStates(lanes, arguments.states, read, written)
+    read, written = first_pieces(lanes, arguments.state_slots, arguments.starts, offsets)
     keys = load_keys(lanes, arguments.qkv)
-    token_rows = begin_factors(arguments, lanes)
+    qkv, logs, rate, padding, terms = begin_factors(arguments, lanes)
     value_columns = lanes.heads * lanes.width
     z = load(arguments.gates[first:end, 0:value_columns], arguments.gates.dtype)
     norm_weight = load_repeated(arguments.norm_weight, lanes.sequences)
     gate_factors = exponentials(z, lanes.width)
 
-    # The first states, and the products of the first group.
-    load_states(states, batches[0], constants.zeros, tiles)
-    group_keys = []
-    for group in batches[0][0:2]:
-        group_keys.append(spread_keys(lanes, keys, group, constants.masks))
-    products = [multiply_states(lanes, batches[0][0], tiles[0], group_keys[0].columns)]
-    factors = repeat_on_partitions(finish_factors(token_rows), diagonal)
-    width_factors = factors[0 : lanes.width, :, :, :]
-    value_rows = token_rows.qkv[:, token_rows.qkv.shape[1] - value_columns : token_rows.qkv.shape[1]]
-    values = scale_values(value_rows, width_factors[:, WRITE, :, :])
-    outputs = nl.ndarray(values.shape, dtype=nl.float32, buffer=nl.sbuf)
-    tokens = TokenColumns(width_factors, values, outputs)
-    writes = [combine(lanes, tokens, batches[0][0], products[0])]
-    decays = decays_on_lanes(lanes, factors[:, DECAY, :, :], constants.masks)
-
     for b in range(len(batches)):  # b: batch of groups
-        groups = batches[b]
+        groups, group_keys = batches[b], []
         if b > 0:
-            tiles, group_keys = [], []
-            load_states(states, groups, constants.zeros, tiles)
-            for group in groups[0:2]:
-                group_keys.append(spread_keys(lanes, keys, group, constants.masks))
-            products = [multiply_states(lanes, groups[0], tiles[0], group_keys[0].columns)]
-            writes = [combine(lanes, tokens, groups[0], products[0])]
+            tiles = []
+        load_states(lanes, arguments.states, read, groups, zeros, tiles)
+        for group in groups[0:2]:
+            group_keys.append(spread_keys(lanes, keys, group, masks))
+        products = [multiply_states(lanes, groups[0], tiles[0], group_keys[0].columns)]
+        if b == 0:
+            token_rows = finish_factors(qkv, logs, rate, padding, terms)
+            all_factors = repeat_on_partitions(token_rows, diagonal)
+            factors = all_factors[0 : lanes.width, :, :, :]
+            values = scale_values(qkv[:, qkv.shape[1] - value_columns :], factors[:, WRITE, :, :])
+            outputs = nl.ndarray(values.shape, dtype=nl.float32, buffer=nl.sbuf)
+        writes = [combine(lanes, groups[0], products[0], factors, values, outputs)]
+        if b == 0:
+            decays = decays_on_lanes(lanes, all_factors[:, DECAY, :, :], masks)
         if len(groups) > 1:
             products.append(multiply_states(lanes, groups[1], tiles[1], group_keys[1].columns))
         for i in range(len(groups)):  # i: group
             if i + 2 < len(groups):
-                group_keys.append(spread_keys(lanes, keys, groups[i + 2], constants.masks))
+                group_keys.append(spread_keys(lanes, keys, groups[i + 2], masks))
             outer = outer_products(lanes, groups[i], group_keys[i].keys, writes[i])
             decay_and_add(lanes, groups[i], tiles[i], decays, outer)
-            store_states(states, groups[i], tiles[i])
+            store_states(lanes, arguments.states, written, groups[i], tiles[i])
             if b == 0 and i == 0:
                 weigh(gate_factors, z, norm_weight)
             if i + 1 < len(groups):
-                writes.append(combine(lanes, tokens, groups[i + 1], products[i + 1]))
+                writes.append(combine(lanes, groups[i + 1], products[i + 1], factors, values, outputs))
             if i + 2 < len(groups):
                 products.append(
                     multiply_states(lanes, groups[i + 2], tiles[i + 2], group_keys[i + 2].columns)
                 )
-    store_outputs(tokens.outputs, gate_factors, y, arguments.eps)
+    store_outputs(outputs, gate_factors, y, arguments.eps)
 
 
 def row_bytes(lanes, dtype):
@@ -266,15 +224,14 @@ def copy_zeros(lanes, group, zeros):
     return tile
 
 
-def load_states(states, groups, zeros, tiles):
+def load_states(lanes, states, first_pieces, groups, zeros, tiles):
     """Load the states of groups into tiles [lane, round, element]; append the tiles that are not allocated yet."""
     for i in range(len(groups)):  # i: group
         if i == len(tiles):
-            tiles.append(copy_zeros(states.lanes, groups[i], zeros))
+            tiles.append(copy_zeros(lanes, groups[i], zeros))
         for number in range(tiles[i].shape[1]):  # number: round
-            source = states.lanes.view_rounds(states.elements, states.read, groups[i], number, 1)
-            target = tiles[i][:, number : number + 1, :]
-            nisa.dma_copy(dst=target, src=source, oob_mode=nisa.oob_mode.skip)
+            source = lanes.view_rounds(states, first_pieces, groups[i], number, 1)
+            nisa.dma_copy(dst=tiles[i][:, number : number + 1, :], src=source, oob_mode=nisa.oob_mode.skip)
 
 
 def spread_keys(lanes, keys, group, masks):
@@ -318,15 +275,16 @@ def multiply_states(lanes, group, tile, columns):
     return bank
 
 
-def combine(lanes, tokens, group, products):
+def combine(lanes, group, products, factors, values, outputs):
     """Compute the outputs of a group, and return what its keys write: u over the key's length.
 
-    The latter is in PSUM on the lanes of its head, [lane, round, width].
+    The latter is in PSUM on the lanes of its head, [lane, round, width]. factors: [width, FACTORS, sequence, head].
+    values: times their factor, and outputs: [width, sequence, head].
     """
     first, last = group.heads
     share = lanes.heads_per_quadrant
-    factors = tokens.factors[:, :, group.sequences, first:last]
-    values = tokens.values[:, group.sequences, first:last]
+    factors = factors[:, :, group.sequences, first:last]
+    values = values[:, group.sequences, first:last]
     shape = (lanes.width, group.members, last - first)
     writes = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=writes, data1=products[:, :, :, 1], data2=factors[:, READ, :, :], op=nl.multiply)
@@ -338,7 +296,7 @@ def combine(lanes, tokens, group, products):
         nisa.nc_transpose(dst=on_lanes[:, i, :], data=heads.expand_dim(3).broadcast(3, lanes.lanes_per_head))
     scored = nl.ndarray(writes.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=scored, data1=writes, data2=factors[:, SCORE, :, :], op=nl.multiply)
-    outputs = tokens.outputs[:, group.sequences, first:last]
+    outputs = outputs[:, group.sequences, first:last]
     nisa.tensor_tensor(dst=outputs, data1=products[:, :, :, 0], data2=factors[:, QUERY, :, :], op=nl.multiply)
     nisa.tensor_tensor(dst=outputs, data1=outputs, data2=scored, op=nl.add)
     return on_lanes
@@ -376,10 +334,9 @@ def decay_and_add(lanes, group, tile, decays, outer):
         )
 
 
-def store_states(states, group, tile):
+def store_states(lanes, states, first_pieces, group, tile):
     """Store the states of a group. Lanes without rows have a piece beyond all slots, which the DMA skips."""
-    lanes = states.lanes
-    target = lanes.view_rounds(states.elements, states.written, group, 0, tile.shape[1])
+    target = lanes.view_rounds(states, first_pieces, group, 0, tile.shape[1])
     skips = nisa.oob_mode.skip if lanes.filled_lanes < lanes.lanes_per_head else nisa.oob_mode.error
     nisa.dma_copy(dst=target, src=tile, oob_mode=skips)
 
@@ -400,17 +357,5 @@ def gated_delta_step_reference(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return outputs and states of one token of each sequence; states are updated in place."""
     return delta_rule_reference(
-        Arguments(
-            qkv,
-            gates[:, first:],
-            a_log,
-            dt_bias,
-            norm_weight,
-            states,
-            state_slots,
-            starts,
-            counts,
-            key_heads,
-            eps,
-        )
+        qkv, gates, a_log, dt_bias, norm_weight, states, state_slots, starts, counts, key_heads, eps, first
     )

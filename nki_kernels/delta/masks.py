@@ -7,21 +7,21 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.delta.blocks import BLOCK, HALF
+from nki_kernels.delta.block_inverse import BLOCK, HALF
 from nki_kernels.tiles import MASKED, PARTITIONS
 
 LEVELS = (16, 32)
 """Sizes of the blocks that a level joins two by two, inside a half."""
 
 
-def triangle(dtype, value, fill, comparison, step):
-    """Return a tile [128, 128] of `value` where step * (column - row) compares with 0, and of `fill` elsewhere."""
+def triangle(dtype, value, fill, comparison):
+    """Return a tile [128, 128] of `value` where column - row compares with 0, and of `fill` elsewhere."""
     tile = nl.ndarray((PARTITIONS, PARTITIONS), dtype=dtype, buffer=nl.sbuf)
     nisa.memset(dst=tile, value=value)
     nisa.affine_select(
         dst=tile,
-        pattern=[[step, PARTITIONS]],
-        channel_multiplier=-step,
+        pattern=[[1, PARTITIONS]],
+        channel_multiplier=-1,
         on_true_tile=tile,
         on_false_value=fill,
         cmp_op=comparison,
@@ -50,12 +50,12 @@ class ChunkConstants(nl.NKIObject):
 def chunk_constants(dtype):
     """Return the constant tiles for products of a dtype."""
     return ChunkConstants(
-        until=triangle(nl.float32, 1.0, 0.0, nl.greater_equal, 1),
-        after=triangle(nl.float32, 1.0, 0.0, nl.less, 1),
-        ones=triangle(nl.float32, 1.0, 1.0, nl.equal, 1),
-        visible=triangle(dtype, 0.0, MASKED, nl.greater_equal, 1),
-        identity=triangle(dtype, 1.0, 0.0, nl.equal, 1),
-        wide_identity=triangle(nl.float32, 1.0, 0.0, nl.equal, 1),
+        until=triangle(nl.float32, 1.0, 0.0, nl.greater_equal),
+        after=triangle(nl.float32, 1.0, 0.0, nl.less),
+        ones=triangle(nl.float32, 1.0, 1.0, nl.equal),
+        visible=triangle(dtype, 0.0, MASKED, nl.greater_equal),
+        identity=triangle(dtype, 1.0, 0.0, nl.equal),
+        wide_identity=triangle(nl.float32, 1.0, 0.0, nl.equal),
         unit_block=unit_block(),
         second_blocks=second_blocks(dtype),
     )

@@ -19,7 +19,7 @@ SLACK = 3.0
 
 @dataclass
 class Step(nl.NKIObject):
-    """An entry of a chain: `run(prompt, target)` issues its instructions.
+    """An entry of a chain: `run(target, prompt)` issues its instructions; `run` is a method of the target's class.
 
     engine_times: how long it keeps the Tensor, Vector, Scalar and GpSimd engines. delay: from its start to that of the
     next step of its chain. Both are in ns.
@@ -68,7 +68,7 @@ class Chain(nl.NKIObject):
                 free[engine] = start + step.engine_times[engine]
         self.ready = start + SLACK * step.delay
         self.issued += 1
-        step.run(prompt, step.target)
+        step.run(step.target, prompt)
 
 
 def issue_all(prompt, chains):

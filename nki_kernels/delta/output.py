@@ -13,16 +13,16 @@ def gate_factors(z, weight):
     return factors
 
 
-def sums_of_squares(o):
-    """Return the sum of the squares of each head of o [rows, heads, width]: [rows, heads] float32."""
-    rows, heads, width = o.shape
+def sums_of_squares(tile, scratch_dtype):
+    """Return the sum of the squares of each head of a tile [rows, heads, n]: [rows, heads] float32."""
+    rows, heads, size = tile.shape
     squares = nl.ndarray((rows, heads), dtype=nl.float32, buffer=nl.sbuf)
-    scratch = nl.ndarray((rows, width), dtype=nl.float32, buffer=nl.sbuf)
+    scratch = nl.ndarray((rows, size), dtype=scratch_dtype, buffer=nl.sbuf)
     for head in range(heads):
         nisa.activation(
             dst=scratch,
             op=nl.square,
-            data=o[:, head, :],
+            data=tile[:, head, :],
             reduce_op=nl.add,
             reduce_res=squares[:, head : head + 1],
             reduce_cmd=nisa.reduce_cmd.reset_reduce,

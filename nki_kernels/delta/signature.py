@@ -73,26 +73,37 @@ def expect_row(row, columns):
     assert row.shape == (1, columns), f"a row of {columns} is [1, {columns}], not {row.shape}"
 
 
-def delta_rule_reference(arguments: Arguments) -> tuple[np.ndarray, np.ndarray]:
-    """Return outputs and states of arrays, token by token; states are updated in place.
+def delta_rule_reference(
+    qkv: np.ndarray,
+    gates: np.ndarray,
+    a_log: np.ndarray,
+    dt_bias: np.ndarray,
+    norm_weight: np.ndarray,
+    states: np.ndarray,
+    state_slots: np.ndarray,
+    starts: np.ndarray,
+    counts: np.ndarray,
+    key_heads: int,
+    eps: float,
+    first: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return outputs and states, token by token; states are updated in place.
 
     Outputs of padding follow from the state before it.
     """
-    qkv, states, key_heads = arguments.qkv, arguments.states, arguments.key_heads
-    starts, counts = arguments.starts, arguments.counts
     _, heads, depth, width = states.shape
     tokens = len(qkv) // len(counts)
     wide = widened(qkv)
     q, k, v = np.split(wide, [key_heads * depth, 2 * key_heads * depth], axis=1)
     bounds = [heads * width, heads * (width + 1), heads * (width + 2)]
-    z, b, a, _ = np.split(widened(arguments.gates), bounds, axis=1)
+    z, b, a, _ = np.split(widened(gates)[:, first:], bounds, axis=1)
     q, k = (unit_reference(rows.reshape(len(qkv), key_heads, depth)) for rows in (q, k))
     q, k = (np.repeat(rows, heads // key_heads, axis=1) for rows in (q * depth**-0.5, k))
     v = v.reshape(len(qkv), heads, width)
-    g = -np.exp(widened(arguments.a_log)) * np.logaddexp(a + widened(arguments.dt_bias), 0).astype(wide.dtype)
+    g = -np.exp(widened(a_log)) * np.logaddexp(a + widened(dt_bias), 0).astype(wide.dtype)
     beta = 1 / (1 + np.exp(-b))
     o = np.zeros_like(v)
-    for sequence, slot in enumerate(arguments.state_slots[:, 0]):
+    for sequence, slot in enumerate(state_slots[:, 0]):
         state = states[slot] * (starts[sequence, 0] != 0)
         for token in range(tokens):
             row = sequence * tokens + token
@@ -103,8 +114,8 @@ def delta_rule_reference(arguments: Arguments) -> tuple[np.ndarray, np.ndarray]:
                 state = state + k[row][:, :, None] * write[:, None, :]
             o[row] = (q[row][:, None, :] @ state)[:, 0]
         states[slot] = state
-    root = 1 / np.sqrt(np.mean(o * o, axis=2, keepdims=True) + wide.dtype.type(arguments.eps))
-    y = (o * root * widened(arguments.norm_weight)).reshape(z.shape) * (z / (1 + np.exp(-z)))
+    root = 1 / np.sqrt(np.mean(o * o, axis=2, keepdims=True) + wide.dtype.type(eps))
+    y = (o * root * widened(norm_weight)).reshape(z.shape) * (z / (1 + np.exp(-z)))
     return y.astype(qkv.dtype), states
 
 

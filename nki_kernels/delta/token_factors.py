@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.delta.chunks import LENGTH_EPS
-from nki_kernels.delta.output import gated_norm
+from nki_kernels.delta.chunk_scores import LENGTH_EPS
+from nki_kernels.delta.output import gated_norm, sums_of_squares
 from nki_kernels.dma import COMPILER, transfer
 from nki_kernels.tiles import BANK, PARTITIONS, load, load_repeated, psum_slots, ranges
 
@@ -34,26 +32,14 @@ BLOCK = 32
 """Rows and columns that the Vector engine transposes."""
 
 
-@dataclass
-class TokenRows(nl.NKIObject):
-    """Tokens as rows, and what their factors follow from.
-
-    qkv: [B, columns]. logs: g and beta, [B, 2, heads] float32, until `finish_decays` softplus and an exponential.
-    rate: exp(a_log), [B, heads] float32. padding: [B, 1], 1 for padding. terms: q * q, k * k and q * k, the last one
-    from `sum_products` on: [B, 3, key heads, depth] float32.
-    """
-
-    qkv: nl.NkiTensor
-    logs: nl.NkiTensor
-    rate: nl.NkiTensor
-    padding: nl.NkiTensor
-    terms: nl.NkiTensor
-
-
 def begin_factors(arguments, lanes):
     """Load the tokens of some sequences as rows, and begin their factors: softplus comes before all exponentials.
 
     g = -exp(a_log) softplus(a + dt_bias) and beta = 1 / (1 + exp(-b)), where b and a are the last columns of the gates.
+
+    Returns: qkv [B, columns]. logs: g and beta, [B, 2, heads] float32, until `finish_factors` softplus and an
+    exponential. rate: exp(a_log), [B, heads] float32. padding: [B, 1], 1 for padding. terms: q * q, k * k and room for
+    q * k, [B, 3, key heads, depth] float32.
     """
     sequences, heads, key_heads, depth = lanes.sequences, lanes.heads, lanes.key_heads, lanes.depth
     first, end = lanes.first_sequence, lanes.first_sequence + sequences
@@ -77,58 +63,40 @@ def begin_factors(arguments, lanes):
     terms = nl.ndarray((sequences, 3, key_heads, depth), dtype=nl.float32, buffer=nl.sbuf)
     squares = terms[:, 0:2, :, :].reshape((sequences, 2 * size))
     nisa.activation(dst=squares, op=nl.square, data=qkv[:, 0 : 2 * size])
-    return TokenRows(qkv, logs, rate, padding, terms)
+    return qkv, logs, rate, padding, terms
 
 
-def finish_decays(tokens):
-    """Finish g and beta in `logs`. Padding has 0 for both, which leaves the state unchanged."""
-    sequences, _, heads = tokens.logs.shape
-    g, beta = tokens.logs[:, 0, :], tokens.logs[:, 1, :]
-    nisa.tensor_scalar(dst=beta, data=beta, op0=nl.add, operand0=1.0)
-    nisa.reciprocal(dst=beta, data=beta)
-    nisa.scalar_tensor_tensor(
-        dst=g, data=g, op0=nl.multiply, operand0=-1.0, op1=nl.multiply, operand1=tokens.rate
-    )
-    across = tokens.padding.reshape((sequences, 1, 1)).broadcast(1, 2).broadcast(2, heads)
-    nisa.tensor_copy_predicated(dst=tokens.logs, src=0.0, predicate=across)
-
-
-def sum_products(tokens):
-    """Return q . q, k . k and q . k: [B, 3, key heads] float32."""
-    sequences, _, key_heads, depth = tokens.terms.shape
-    size = key_heads * depth
-    q, k = tokens.qkv[:, 0:size], tokens.qkv[:, size : 2 * size]
-    nisa.tensor_tensor(
-        dst=tokens.terms[:, 2, :, :].reshape((sequences, size)), data1=q, data2=k, op=nl.multiply
-    )
-    sums = nl.ndarray((sequences, 3, key_heads), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_reduce(dst=sums, op=nl.add, data=tokens.terms, axis=3)
-    return sums
-
-
-def finish_factors(tokens):
-    """Return the factors of all tokens and heads, [B, FACTORS, heads] float32.
+def finish_factors(qkv, logs, rate, padding, terms):
+    """Return the factors of all tokens and heads, [B, FACTORS, heads] float32; the arguments are from `begin_factors`.
 
     With c and d the inverse lengths of key and query, d over the root of the depth: exp(g), beta c,
-    exp(g) beta c^2, exp(g) d and (q . k) d, of the k and q of the arguments.
+    exp(g) beta c^2, exp(g) d and (q . k) d, of the k and q of the arguments. Padding has 0 for g and beta, which leaves
+    the state unchanged.
     """
-    sequences, _, heads = tokens.logs.shape
-    key_heads, depth = tokens.terms.shape[2], tokens.terms.shape[3]
-    group = heads // key_heads
-    finish_decays(tokens)
-    sums = sum_products(tokens)
+    sequences, _, key_heads, depth = terms.shape
+    heads, size = logs.shape[2], key_heads * depth
+    g, beta = logs[:, 0, :], logs[:, 1, :]
+    nisa.tensor_scalar(dst=beta, data=beta, op0=nl.add, operand0=1.0)
+    nisa.reciprocal(dst=beta, data=beta)
+    nisa.scalar_tensor_tensor(dst=g, data=g, op0=nl.multiply, operand0=-1.0, op1=nl.multiply, operand1=rate)
+    across = padding.reshape((sequences, 1, 1)).broadcast(1, 2).broadcast(2, heads)
+    nisa.tensor_copy_predicated(dst=logs, src=0.0, predicate=across)
+    products = terms[:, 2, :, :].reshape((sequences, size))
+    nisa.tensor_tensor(dst=products, data1=qkv[:, 0:size], data2=qkv[:, size : 2 * size], op=nl.multiply)
+    sums = nl.ndarray((sequences, 3, key_heads), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=sums, op=nl.add, data=terms, axis=3)
     queries = inverse_roots(sums[:, 0, :], float(depth), depth * LENGTH_EPS)
     keys = inverse_roots(sums[:, 1, :], 1.0, LENGTH_EPS)
     result = nl.ndarray((sequences, FACTORS, heads), dtype=nl.float32, buffer=nl.sbuf)
-    factors = result.reshape((sequences, FACTORS, key_heads, group))
-    nisa.activation(dst=result[:, DECAY, :], op=nl.exp, data=tokens.logs[:, 0, :])
-    key_lengths = keys.reshape((sequences, key_heads, 1)).broadcast(2, group)
-    query_lengths = queries.reshape((sequences, key_heads, 1)).broadcast(2, group)
-    scores = sums[:, 2, :].reshape((sequences, key_heads, 1)).broadcast(2, group)
-    beta = tokens.logs[:, 1, :].reshape((sequences, key_heads, group))
+    nisa.activation(dst=result[:, DECAY, :], op=nl.exp, data=g)
+    shape = (sequences, key_heads, heads // key_heads)
+    factors = result.reshape((sequences, FACTORS, key_heads, shape[2]))
+    key_lengths = keys.expand_dim(2).broadcast(2, shape[2])
+    query_lengths = queries.expand_dim(2).broadcast(2, shape[2])
+    scores = sums[:, 2, :].expand_dim(2).broadcast(2, shape[2])
     decay, write, read = factors[:, DECAY, :, :], factors[:, WRITE, :, :], factors[:, READ, :, :]
     nisa.tensor_tensor(dst=factors[:, SCORE, :, :], data1=scores, data2=query_lengths, op=nl.multiply)
-    nisa.tensor_tensor(dst=write, data1=beta, data2=key_lengths, op=nl.multiply)
+    nisa.tensor_tensor(dst=write, data1=beta.reshape(shape), data2=key_lengths, op=nl.multiply)
     nisa.tensor_tensor(dst=read, data1=write, data2=key_lengths, op=nl.multiply)
     nisa.tensor_tensor(dst=read, data1=read, data2=decay, op=nl.multiply)
     nisa.tensor_tensor(dst=factors[:, QUERY, :, :], data1=decay, data2=query_lengths, op=nl.multiply)
@@ -214,17 +182,7 @@ def store_outputs(o, factors, y, eps):
         bank = nl.ndarray((sequences, end - first, width), dtype=nl.float32, buffer=nl.psum)
         for head in range(first, end):
             nisa.nc_transpose(dst=bank[:, head - first, :], data=o[:, :, head])
-        squares = nl.ndarray((sequences, end - first), dtype=nl.float32, buffer=nl.sbuf)
-        scratch = nl.ndarray((sequences, width), dtype=nl.float32, buffer=nl.sbuf)
-        for head in range(end - first):
-            nisa.activation(
-                dst=scratch,
-                op=nl.square,
-                data=bank[:, head, :],
-                reduce_op=nl.add,
-                reduce_res=squares[:, head : head + 1],
-                reduce_cmd=nisa.reduce_cmd.reset_reduce,
-            )
+        squares = sums_of_squares(bank, nl.float32)
         roots = inverse_roots(squares, 1.0 / width, eps)
         result = gated_norm(bank, roots, factors[:, first:end, :], y.dtype)
         transfer(

@@ -18,6 +18,8 @@ that rounding.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import nki.isa as nisa
 import nki.language as nl
 
@@ -75,6 +77,15 @@ def sums_between(logs, after, before):
     return decays
 
 
+@dataclass
+class DifferenceRows(nl.NKIObject):
+    """Operands of a matmul whose product has the logarithms of decays; they begin at partition `row`."""
+
+    keys: nl.NkiTensor
+    queries: nl.NkiTensor
+    row: int
+
+
 class Differences(nl.NKIObject):
     """Operands of the matmuls that subtract, for up to 4 heads on each half of the partitions, which are used in turn.
 
@@ -94,7 +105,7 @@ class Differences(nl.NKIObject):
             nisa.tensor_copy(dst=tile, src=queries)
             self.queries.append(tile)
 
-    def bring(self, sums, heads):
+    def load(self, sums, heads):
         """Load the rows of up to 4 heads from `sums` [head, side, part, token] in HBM: the operands of their matmul."""
         first, last = heads
         tokens, pitch = sums.shape[3], 2 * PARTS * sums.shape[3]
@@ -110,7 +121,7 @@ class Differences(nl.NKIObject):
         transfer(keys[OF_KEYS:rows, :], source, STATIC)
         source = sums.ap(pattern=[[tokens, PARTS], [pitch, last - first], [1, tokens]], offset=first * pitch)
         transfer(queries[0:PARTS, :, :], source, STATIC)
-        return keys, queries, row
+        return DifferenceRows(keys, queries, row)
 
 
 def selected(tile, pattern, multiplier, least, most):
@@ -225,14 +236,14 @@ def differences(halves, tokens, heads):
     decays = nl.ndarray((tokens, heads, tokens), dtype=nl.bfloat16, buffer=nl.sbuf)
     banks = nl.ndarray((tokens, heads, tokens), dtype=nl.float32, buffer=nl.psum)
     first = 0
-    for keys, queries, row in halves:
-        last = first + queries.shape[1]
+    for rows in halves:
+        last = first + rows.queries.shape[1]
         nisa.nc_matmul(
             dst=banks[:, first:last, :],
-            stationary=keys,
-            moving=queries,
+            stationary=rows.keys,
+            moving=rows.queries,
             accumulate=False,
-            tile_position=(row, 0),
+            tile_position=(rows.row, 0),
             tile_size=(HALF, PARTITIONS),
         )
         first = last

@@ -87,7 +87,7 @@ class Chunk(nl.NKIObject):
         if self.sizes.narrow:
             halves = []
             for heads in ranges(pack.heads[0], pack.heads[1], BANK // PARTITIONS):
-                halves.append(self.constants.differences.bring(self.sides.rows, heads))
+                halves.append(self.constants.differences.load(self.sides.rows, heads))
             pack.halves = halves
 
     def decay(self, pack):

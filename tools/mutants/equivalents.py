@@ -28,7 +28,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     "a smaller tile, or fewer banks: the same sums in more instructions; only time differs": (
         "convolution.products.banks_of arithmetic: outputs[1] - outputs[0] -> (outputs[1]) + (outputs[0])",
         "convolution.products.held_outputs arithmetic: most >= outputs -> most > outputs",
-        "delta.units.head_ranges condition: if group <= HEADS -> False",
+        "delta.wave_plan.head_ranges condition: if group <= HEADS -> False",
         "matmul.fitting condition: if dtype == nl.float32 -> True",
         "projection.gated_product.packed_columns arithmetic: PARTITIONS // 4 -> *",
         "projection.residual_product.resident_columns clamp: *",
@@ -97,7 +97,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "recurrent.ssd_shared.score arithmetic: REPEATED * groups * sizes.most -> (REPEATED * groups) + (sizes.most)",
     ),
     "an address behind the states is skipped, also one twice as far behind": (
-        "delta.lanes.lane_offsets duplicate: nisa.tensor_tensor(dst=offsets, data1=offsets, data2=beyond, op=nl.add)",
+        "delta.state_lanes.lane_offsets duplicate: nisa.tensor_tensor(dst=offsets, *",
     ),
     "padding of one column more, which is loaded afterwards": (
         "convolution.windows.load_region bound: lower of end_column:width: end_column - 1",
@@ -106,8 +106,8 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "experts_prefill.experts_prefill swap: finish_down(row_blocks, pipeline.pend* <-> if table*",
     ),
     "the same ranges: four heads of one key head are one range, and the last group begins before the last head": (
-        "delta.units.head_ranges arithmetic: group <= HEADS -> group < HEADS",
-        "delta.units.head_ranges bound: range(0, heads, group): heads - 1",
+        "delta.wave_plan.head_ranges arithmetic: group <= HEADS -> group < HEADS",
+        "delta.wave_plan.head_ranges bound: range(0, heads, group): heads - 1",
     ),
     "the DMA casts in place of the engine: values are rounded once as well": (
         "experts.row_blocks.finish_down condition: if len(pending.targets) == 0 -> True",
