@@ -6,15 +6,14 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable
+from typing import TypeVar
 
 from simulate.targets import HARDWARE_VARIABLE, TARGETS
 
 ACTIVATIONS = ("auto", "float32", "bfloat16")
 BACKENDS = ("simulate", "numpy", "neuron")
 FIRST_PROMPT = "Once upon a time"
-_LOWEST_RATE, _HIGHEST_RATE = 1e-6, 1e9  # requests a second; at the highest they come 1 ns apart
-_LONGEST_PAUSE = 1e6  # seconds
-_LOWEST_PRICE, _HIGHEST_PRICE = 1e-6, 1e9  # dollars an hour; beyond them prices of tokens leave float64
 
 
 def add_cores(parser: argparse.ArgumentParser, target: str) -> None:
@@ -92,76 +91,8 @@ def add_buckets(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def count(text: str) -> int:
-    """A positive whole number."""
-    value = whole(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r:.60} is not a positive whole number")
-    return value
-
-
-def seed(text: str) -> int:
-    """A whole number of 0 or more."""
-    value = whole(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text!r:.60} is negative")
-    return value
-
-
-def temperature(text: str) -> float:
-    """0 or a positive number."""
-    value = number(text)
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r:.60} is neither 0 nor a positive number")
-    return value
-
-
-def price(text: str) -> float:
-    """Dollars an hour."""
-    value = number(text)
-    if not _LOWEST_PRICE <= value <= _HIGHEST_PRICE:
-        raise argparse.ArgumentTypeError(
-            f"{text!r:.60} is not a number from {_LOWEST_PRICE:g} to {_HIGHEST_PRICE:g}"
-        )
-    return value
-
-
-def rate(text: str) -> float:
-    """Requests a second."""
-    value = number(text)
-    if not _LOWEST_RATE <= value <= _HIGHEST_RATE:
-        raise argparse.ArgumentTypeError(
-            f"{text!r:.60} is not a number from {_LOWEST_RATE:g} to {_HIGHEST_RATE:g}"
-        )
-    return value
-
-
-def load(text: str) -> float:
-    """A share of a rate, 0.9 or 90%."""
-    value = number(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    if not 0.01 <= value <= 10:
-        raise argparse.ArgumentTypeError(f"{text!r:.60} is not a share from 1% to 1000%")
-    return value
-
-
-def pause(text: str) -> float:
-    """Seconds, 0 or more."""
-    value = number(text)
-    if not 0 <= value <= _LONGEST_PAUSE:
-        raise argparse.ArgumentTypeError(f"{text!r:.60} is not a number from 0 to {_LONGEST_PAUSE:g}")
-    return value
-
-
-def probability(text: str) -> float:
-    """A number above 0 and at most 1."""
-    value = number(text)
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r:.60} is not above 0 and at most 1")
-    return value
-
-
 def whole(text: str) -> int:
-    """A whole number."""
+    """Return a whole number. Raises ArgumentTypeError for another text."""
     try:
         return int(text)
     except ValueError:
@@ -169,8 +100,52 @@ def whole(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """A number."""
+    """Return a number. Raises ArgumentTypeError for another text."""
     try:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r:.60} is not a number") from None
+
+
+def _share(text: str) -> float:
+    """Return 0.9 of 0.9 or 90%."""
+    return number(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+
+
+Number = TypeVar("Number", int, float)
+
+
+def _checked(
+    read: Callable[[str], Number], is_taken: Callable[[Number], bool], refusal: str
+) -> Callable[[str], Number]:
+    """Return a reader of numbers that refuses some: with the text, and `refusal` behind it."""
+
+    def read_checked(text: str) -> Number:
+        value = read(text)
+        if not is_taken(value):
+            raise argparse.ArgumentTypeError(f"{text!r:.60} {refusal}")
+        return value
+
+    return read_checked
+
+
+count = _checked(whole, lambda value: value >= 1, "is not a positive whole number")
+seed = _checked(whole, lambda value: value >= 0, "is negative")
+temperature = _checked(number, lambda value: 0 <= value < math.inf, "is neither 0 nor a positive number")
+probability = _checked(number, lambda value: 0 < value <= 1, "is not above 0 and at most 1")
+load = _checked(_share, lambda value: 0.01 <= value <= 10, "is not a share from 1% to 1000%")
+"""A share of a rate, 0.9 or 90%."""
+
+
+def _between(lowest: float, highest: float) -> Callable[[str], float]:
+    return _checked(
+        number, lambda value: lowest <= value <= highest, f"is not a number from {lowest:g} to {highest:g}"
+    )
+
+
+price = _between(1e-6, 1e9)
+"""Dollars an hour; beyond the limits prices of tokens leave float64."""
+rate = _between(1e-6, 1e9)
+"""Requests a second; at the highest rate they come 1 ns apart."""
+pause = _between(0, 1e6)
+"""Seconds."""

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from model.layers.launch import Argument, Axis, Launch, Value, View
+from model.layers.launch import Argument, Axis, Launch, Value
 from model.mesh import Mesh
 
 Arrays = dict[str, Any]
@@ -81,7 +81,7 @@ class BoundLaunch:
         arguments = []
         for arrays, fixed in zip(self.rank_arrays, self.fixed):
             changing = {
-                parameter: value.of(arrays[value.name])
+                parameter: value.view_of(arrays[value.name])
                 for parameter, value in self.changing.items()
                 if parameter not in fixed
             }
@@ -131,7 +131,7 @@ class Binder:
         The argument of a receiving rank only gives the shape and dtype.
         """
         value, count = launch.arguments["x"], self._mesh.stage_ranks
-        assert isinstance(value, Value) and value.view is View.whole, f"{launch.results} passes in part"
+        assert isinstance(value, Value) and not value.takes_last_rows, f"{launch.results} passes in part"
         shape_only = np.broadcast_to(np.zeros((), value.dtype), value.shape)
         first_rank = (stage - 1) * count
         # Ranks in processes of their own keep their numbers. Those of one process count from 0 in a launch.
@@ -150,7 +150,7 @@ class Binder:
 
     def _bound(self, argument: Argument, arrays: Arrays) -> Any:
         if isinstance(argument, Value):
-            return argument.of(arrays[argument.name])
+            return argument.view_of(arrays[argument.name])
         return bound(argument, self._device, self._mesh)
 
 

@@ -178,7 +178,7 @@ class PagedModel:
 
     def _draw_inputs(self, sample_rows: Sequence[SampleRow | None], draws: Draws) -> dict[str, np.ndarray]:
         """The arguments of the kernel `sample` by name, [groups, rows of a group, 1 or vocabulary] each."""
-        arrays = arguments_of(sample_rows, self._vocab_size, draws.whole)
+        arrays = arguments_of(sample_rows, self._vocab_size, draws.full_vocabulary)
         group_rows = len(sample_rows) // self._mesh.data
         return {
             name: array.reshape(self._mesh.data, group_rows, array.shape[-1])

@@ -95,12 +95,12 @@ def shard_weights(
             format = weight.kernel_format(weights, kernel_parameters)
             if format is not None:
                 formats[weight.name] = format
-            parts: dict[object, dict[str, np.ndarray]] = {}
+            arrays_by_key: dict[object, dict[str, np.ndarray]] = {}
             for arrays, shard in zip(held, shards):
-                part = weight.part(shard)
-                if part not in parts:
-                    parts[part] = _take(weight, weights, shard, activations, format)
-                arrays |= parts[part]
+                key = weight.content_key(shard)
+                if key not in arrays_by_key:
+                    arrays_by_key[key] = _take(weight, weights, shard, activations, format)
+                arrays |= arrays_by_key[key]
         taken()
     return tuple(RankWeights(shard, activations, arrays, formats) for shard, arrays in zip(shards, held))
 

@@ -28,7 +28,7 @@ class StepGraph:
     def __str__(self) -> str:
         if self.draws is None:
             return f"{self.of}: {self.part}"
-        whole = " of the whole vocabulary" if self.draws.whole else ""
+        whole = " of the whole vocabulary" if self.draws.full_vocabulary else ""
         return f"{self.of}: {self.part}, draws from {self.draws.candidates}{whole}"
 
     @property

@@ -194,7 +194,7 @@ class _Parts:
             )
         if mixer.output_gate:  # one tensor of both, head by head
             query, size = inputs[0], mixer.head_dim
-            query = replace(query, of=2 * query.outputs, every=2 * size)
+            query = replace(query, tensor_outputs=2 * query.outputs, every=2 * size)
             inputs = (query, *inputs[1:], replace(query, first=size))
         owner = None if mixer.cache_of is None else f"layers.{mixer.cache_of}.attention"
         output = self._projection(names.output, hidden, mixer.query_width, mixer.output_bias)

@@ -67,42 +67,41 @@ def compose(config: ModelConfig) -> Decoder:
 
 def _mixer(config: ModelConfig, number: int) -> SelectiveStateSpace:
     block, hidden = config.blocks[number], config.hidden_size
-    own = block.mixer
-    assert isinstance(own, StateSpace)
+    mixer = block.mixer
+    assert isinstance(mixer, StateSpace)
     name, layer = f"layers.{number}.mixer", f"backbone.layers.{number}"
     tensor = f"{layer}.mixer"
-
-    def projection(which: str, outputs: int, inputs: int, bias: bool) -> Projection:
-        return Projection(
-            f"{tensor}.{which}.weight", outputs, inputs, f"{tensor}.{which}.bias" if bias else None
-        )
-
     halves = tuple(
         Projection(
             f"{tensor}.in_proj.weight",
-            own.inner,
+            mixer.inner,
             hidden,
-            f"{tensor}.in_proj.bias" if own.bias else None,
+            f"{tensor}.in_proj.bias" if mixer.bias else None,
             first,
-            2 * own.inner,
+            2 * mixer.inner,
         )
-        for first in (0, own.inner)
+        for first in (0, mixer.inner)
     )
     return SelectiveStateSpace(
         name,
         hidden,
-        own,
         Norm(f"{name}.norm", f"{layer}.norm.weight", hidden, block.norms.eps),
-        (halves[0], halves[1]),
+        halves,
         Convolution(
             f"{name}.convolution",
             f"{tensor}.conv1d",
-            own.convolution,
-            ((own.inner, COLUMN_PARALLEL),),
-            own.convolution_bias,
+            mixer.convolution,
+            ((mixer.inner, COLUMN_PARALLEL),),
+            mixer.convolution_bias,
         ),
-        projection("x_proj", own.step_rank + 2 * own.state, own.inner, False),
-        projection("dt_proj", own.inner, own.step_rank, True),
+        output_projection(tensor, hidden, mixer.inner, mixer.bias),
+        mixer,
+        Projection(f"{tensor}.x_proj.weight", mixer.step_rank + 2 * mixer.state, mixer.inner),
+        Projection(f"{tensor}.dt_proj.weight", mixer.inner, mixer.step_rank, f"{tensor}.dt_proj.bias"),
         ScanTensors(f"{tensor}.A_log", f"{tensor}.D"),
-        projection("out_proj", hidden, own.inner, own.bias),
     )
+
+
+def output_projection(tensor: str, hidden: int, inner: int, bias: bool) -> Projection:
+    """Return the output projection of a mixer whose tensors' names begin with `tensor`."""
+    return Projection(f"{tensor}.out_proj.weight", hidden, inner, f"{tensor}.out_proj.bias" if bias else None)

@@ -9,7 +9,7 @@ from model.config.mixers import StateSpaceHeads
 from model.config.parts import Block, ModelConfig
 from model.config.reading import MOST_HEADS, common, layer_count, norms
 from model.decoder import Decoder
-from model.families.mamba import around, check_activation
+from model.families.mamba import around, check_activation, output_projection
 from model.layers.norm import Norm
 from model.layers.projection import Projection
 from model.layers.recurrent import Convolution
@@ -64,39 +64,36 @@ def compose(config: ModelConfig) -> Decoder:
 
 def _mixer(config: ModelConfig, number: int) -> ScannedHeads:
     block, hidden = config.blocks[number], config.hidden_size
-    own = block.mixer
-    assert isinstance(own, StateSpaceHeads)
+    mixer = block.mixer
+    assert isinstance(mixer, StateSpaceHeads)
     name, layer = f"layers.{number}.mixer", f"backbone.layers.{number}"
     tensor = f"{layer}.mixer"
-    sizes = (own.inner, own.inner, own.shared, own.shared, own.heads)
-    bias = f"{tensor}.in_proj.bias" if own.bias else None
+    sizes = (mixer.inner, mixer.inner, mixer.shared, mixer.shared, mixer.heads)
+    bias = f"{tensor}.in_proj.bias" if mixer.bias else None
     inputs = tuple(
-        Projection(f"{tensor}.in_proj.weight", size, hidden, bias, sum(sizes[:place]), sum(sizes))
-        for place, size in enumerate(sizes)
-    )
-    output = Projection(
-        f"{tensor}.out_proj.weight", hidden, own.inner, f"{tensor}.out_proj.bias" if own.bias else None
+        Projection(f"{tensor}.in_proj.weight", size, hidden, bias, sum(sizes[:index]), sum(sizes))
+        for index, size in enumerate(sizes)
     )
     return ScannedHeads(
         name,
         hidden,
-        own,
         Norm(f"{name}.norm", f"{layer}.norm.weight", hidden, block.norms.eps),
         inputs,
         Convolution(
             f"{name}.convolution",
             f"{tensor}.conv1d",
-            own.convolution,
-            tuple(zip(sizes[1:4], input_cuts(own)[1:4])),
-            own.convolution_bias,
+            mixer.convolution,
+            tuple(zip(sizes[1:4], input_cuts(mixer)[1:4])),
+            mixer.convolution_bias,
         ),
+        output_projection(tensor, hidden, mixer.inner, mixer.bias),
+        mixer,
         HeadTensors(f"{tensor}.dt_bias", f"{tensor}.A_log", f"{tensor}.D"),
         Norm(
             f"{name}.inner_norm",
             f"{tensor}.norm.weight",
-            own.inner,
+            mixer.inner,
             block.norms.eps,
-            cut=by_query_heads(*own.divided),
+            cut=by_query_heads(*mixer.divided),
         ),
-        output,
     )

@@ -108,7 +108,7 @@ def _mixer(config: ModelConfig, number: int, norm: Norm) -> DeltaHeads:
                 own.key_heads * size,
                 hidden,
                 first=sum(sizes[:place]),
-                of=own.key_heads * every,
+                tensor_outputs=own.key_heads * every,
                 every=every,
             )
             for place, size in enumerate(sizes)
@@ -119,7 +119,6 @@ def _mixer(config: ModelConfig, number: int, norm: Norm) -> DeltaHeads:
     return DeltaHeads(
         name,
         hidden,
-        own,
         norm,
         (*inputs, *projections("in_proj_ba", shared, shared)),
         Convolution(
@@ -130,7 +129,8 @@ def _mixer(config: ModelConfig, number: int, norm: Norm) -> DeltaHeads:
             bias=False,
             activation=block.mlp.activation,
         ),
+        Projection(f"{tensor}.out_proj.weight", hidden, own.heads * own.value_dim),
+        own,
         DeltaTensors(f"{tensor}.A_log", f"{tensor}.dt_bias"),
         Norm(f"{name}.inner_norm", f"{tensor}.norm.weight", own.value_dim, block.norms.eps),
-        Projection(f"{tensor}.out_proj.weight", hidden, own.heads * own.value_dim),
     )

@@ -160,13 +160,13 @@ class _Observer(Arithmetic):
         self.heads: tuple[Attended, ...] = ()
         self.experts: tuple[Chosen, ...] = ()
 
-    def observe(self, seen: Seen, *found: np.ndarray) -> None:
+    def observe(self, seen: Seen, *arrays: np.ndarray) -> None:
         """Keep attention [heads, tokens, positions], or experts and their weights [tokens, experts of a token]."""
         if seen is Seen.attention:
-            last = found[0][:, -1]
+            last = arrays[0][:, -1]
             self.heads = tuple(
                 Attended(head, int(each.argmax()), float(each.max())) for head, each in enumerate(last)
             )
         else:
-            ids, weights = (each[-1] for each in found)
+            ids, weights = (each[-1] for each in arrays)
             self.experts = tuple(Chosen(int(id), float(weight)) for id, weight in zip(ids, weights))

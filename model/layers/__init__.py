@@ -10,7 +10,7 @@ from model.config.parts import Block, Experts, Mlp, ModelConfig
 def unsupported(config: ModelConfig) -> tuple[str, ...]:
     """The needs of a model that no layer of this package computes, in words; empty where the layers compute it."""
     return tuple(
-        dict.fromkeys(what for block in dict.fromkeys(config.blocks) for what in _unsupported(block))
+        dict.fromkeys(need for block in dict.fromkeys(config.blocks) for need in _unsupported(block))
     )
 
 

@@ -54,16 +54,16 @@ class Arithmetic:
         small = sum(weight.size for weight in weights.values()) * FLOAT32.itemsize <= widened_bytes
         self._weights, self._exact, self._dtype = weights, exact, dtype
         if small:
-            self._weights = {name: widened(self._held(name)) for name in weights}
+            self._weights = {name: widened(self._device_weight(name)) for name in weights}
             self._exact = frozenset(weights)  # rounded already
         self._ranks = ranks
         self._tables: dict[tuple[RopeParameters, int, int, bool], tuple[np.ndarray, np.ndarray]] = {}
 
-    def _held(self, name: str) -> Weight:
+    def _device_weight(self, name: str) -> Weight:
         """A weight in the dtype in which HBM holds it."""
         return as_held(self._weights[name], self._dtype, name in self._exact)
 
-    def observe(self, seen: Seen, *found: np.ndarray) -> None:
+    def observe(self, seen: Seen, *arrays: np.ndarray) -> None:
         """Called by layers with attention weights [heads, tokens, positions], or experts and weights [tokens, K]."""
 
     def rounded(self, x: np.ndarray) -> np.ndarray:
@@ -72,11 +72,11 @@ class Arithmetic:
 
     def rows(self, name: str, ids: np.ndarray) -> np.ndarray:
         """Rows of a table."""
-        return widened(np.asarray(self._held(name))[ids])
+        return widened(np.asarray(self._device_weight(name))[ids])
 
     def tensor(self, name: str) -> np.ndarray:
         """A whole tensor of the checkpoint, such as a number, [1]."""
-        return widened(self._held(name))
+        return widened(self._device_weight(name))
 
     def product(self, x: np.ndarray, projection: Projection) -> np.ndarray:
         """x [rows, in] times a projection [out, in], plus its bias."""
@@ -89,8 +89,8 @@ class Arithmetic:
         if self._ranks == 1:
             return self.product(x, projection)
         weight = self._matrix(projection)
-        parts = [span(x.shape[-1], Shard(rank, self._ranks)) for rank in range(self._ranks)]
-        partial = [self.rounded(x[:, own] @ weight[:, own].T) for own in parts]
+        column_spans = [span(x.shape[-1], Shard(rank, self._ranks)) for rank in range(self._ranks)]
+        partial = [self.rounded(x[:, columns] @ weight[:, columns].T) for columns in column_spans]
         return self.rounded(np.sum(partial, axis=0)) + self.bias(projection)
 
     def sum_of_products(
@@ -107,19 +107,19 @@ class Arithmetic:
         for rank in range(self._ranks):
             partial = np.zeros(shape, FLOAT32)
             for rows, x, projection in products:
-                own = span(x.shape[-1], Shard(rank, self._ranks))
-                partial[rows] += x[:, own] @ self._matrix(projection)[:, own].T
+                columns = span(x.shape[-1], Shard(rank, self._ranks))
+                partial[rows] += x[:, columns] @ self._matrix(projection)[:, columns].T
             total += partial if self._ranks == 1 else self.rounded(partial)
         return total if self._ranks == 1 else self.rounded(total)
 
     def _matrix(self, projection: Projection) -> np.ndarray:
-        return widened(projection.weight(WHOLE).part(self._held(projection.tensor)))
+        return widened(projection.weight(WHOLE).select(self._device_weight(projection.tensor)))
 
     def bias(self, projection: Projection) -> np.ndarray | np.float32:
         """The bias of a projection, 0 where it has none."""
         if projection.bias is None:
             return np.float32(0)
-        return widened(projection.bias_row(WHOLE).part(self._held(projection.bias)))
+        return widened(projection.bias_row(WHOLE).select(self._device_weight(projection.bias)))
 
     def norm(
         self, x: np.ndarray, name: str | None, eps: float, bias: str | None = None, offset: float = 0.0
@@ -130,8 +130,8 @@ class Arithmetic:
         root = np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(eps))
         if name is None:
             return self.rounded(x / root)
-        normalised = x / root * (widened(self._held(name)) + np.float32(offset))
-        return self.rounded(normalised if bias is None else normalised + widened(self._held(bias)))
+        normalised = x / root * (widened(self._device_weight(name)) + np.float32(offset))
+        return self.rounded(normalised if bias is None else normalised + widened(self._device_weight(bias)))
 
     def rotated(self, heads: np.ndarray, positions: Positions, span: Span) -> np.ndarray:
         """Pairs (i, i + R/2) of the first R elements of [heads, tokens, head_dim] turned by their position; rounded.
@@ -141,14 +141,14 @@ class Arithmetic:
         turn, limit, end = positions.rope, positions.limit, span.start + span.count
         stretched = turn.longest_short is not None and end > turn.longest_short
         key = turn, positions.width, limit, stretched
-        held = len(self._tables[key][0]) if key in self._tables else 0
-        if end > held:
-            count = max(end, min(2 * held, limit))
+        table_length = len(self._tables[key][0]) if key in self._tables else 0
+        if end > table_length:
+            count = max(end, min(2 * table_length, limit))
             self._tables[key] = rope.tables(turn, positions.width, limit, count, end)
         cos, sin = (table[span.start : end] for table in self._tables[key])
         half = cos.shape[1]
-        first, second, rest = np.split(heads, (half, 2 * half), axis=-1)
-        turned = np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
+        first, second, unrotated = np.split(heads, (half, 2 * half), axis=-1)
+        turned = np.concatenate([first * cos - second * sin, second * cos + first * sin, unrotated], axis=-1)
         return self.rounded(turned)
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
@@ -39,7 +38,7 @@ from model.layers.launch import (
 from model.layers.layer import Constant, Stateless, States
 from model.layers.norm import Norm, bias_of
 from model.layers.projection import Projection
-from model.layers.shard import ROW, Shard, by_kv_heads, by_query_heads, query_span
+from model.layers.shard import ROW, Cut, Shard, by_kv_heads, by_query_heads
 from model.layers.softmax import mixed_values
 from model.layers.weight import Weight, value_of
 
@@ -67,26 +66,32 @@ class CrossAttention:
     norm: Norm
     projections: CrossProjections
 
-    def _matrix(self, part: str) -> Weight:
-        own = self.projections
-        projection = {"q": own.query, "k": own.key, "v": own.value, "o": own.output}[part]
-        queries = by_query_heads(*self.heads.divided, axis=int(part == "o"))
-        cut = queries if part in "qo" else by_kv_heads(*self.heads.divided)
-        return Weight(f"{self.name}.w_{part}", (projection.weight(cut),))
+    def _projection(self, letter: str) -> tuple[Projection, Cut, Cut]:
+        """The projection that q, k, v or o names, and how ranks divide its matrix and its bias."""
+        projections = self.projections
+        query_heads, kv_heads = by_query_heads(*self.heads.divided), by_kv_heads(*self.heads.divided)
+        return {
+            "q": (projections.query, query_heads, query_heads),
+            "k": (projections.key, kv_heads, kv_heads),
+            "v": (projections.value, kv_heads, kv_heads),
+            "o": (projections.output, replace(query_heads, axis=1), ROW),
+        }[letter]
 
-    def _bias(self, part: str) -> Weight | None:
-        own = self.projections
-        projection = {"q": own.query, "k": own.key, "v": own.value, "o": own.output}[part]
+    def _matrix(self, letter: str) -> Weight:
+        projection, cut, _ = self._projection(letter)
+        return Weight(f"{self.name}.w_{letter}", (projection.weight(cut),))
+
+    def _bias(self, letter: str) -> Weight | None:
+        projection, _, cut = self._projection(letter)
         if projection.bias is None:
             return None
-        heads = by_query_heads(*self.heads.divided) if part == "q" else by_kv_heads(*self.heads.divided)
-        return Weight(f"{self.name}.b_{part}", (projection.bias_row(ROW if part == "o" else heads),))
+        return Weight(f"{self.name}.b_{letter}", (projection.bias_row(cut),))
 
     @property
     def weights(self) -> Sequence[Weight]:
         """The norm, the four projections and their biases."""
-        own = (each(part) for part in "qkvo" for each in (self._matrix, self._bias))
-        return (*self.norm.weights, *(each for each in own if each is not None))
+        weights = [weight for letter in "qkvo" for weight in (self._matrix(letter), self._bias(letter))]
+        return (*self.norm.weights, *(weight for weight in weights if weight is not None))
 
     def _cache(self, step: StepShape) -> Cache:
         heads, positions = self.heads.layout(step.ranks).kv_heads_of_rank, self.heads.cross_positions
@@ -106,8 +111,8 @@ class CrossAttention:
         """The kernels behind the encoder, whose rows `x` get its last norm: keys, and values."""
         x = Value("x", (step.tokens, self.hidden), step.activations)
         return [
-            self._project(step, x, norm, part, new.name, label)
-            for part, new, label in zip("kv", self._new(step), ("decoder's keys", "decoder's values"))
+            self._project(step, x, norm, letter, new.name, label)
+            for letter, new, label in zip("kv", self._new(step), ("decoder's keys", "decoder's values"))
         ]
 
     def _new(self, step: StepShape) -> tuple[Value, Value]:
@@ -115,14 +120,14 @@ class CrossAttention:
         rows = step.sequences * self.heads.cross_positions
         width = self.heads.layout(step.ranks).kv_heads_of_rank * self.heads.head_dim
         keys, values = (
-            Value(f"{self.name}.{each}", (rows, width), step.activations)
-            for each in ("new_keys", "new_values")
+            Value(f"{self.name}.{name}", (rows, width), step.activations)
+            for name in ("new_keys", "new_values")
         )
         return keys, values
 
-    def _project(self, step: StepShape, x: Value, norm: Norm, part: str, result: str, label: str) -> Launch:
+    def _project(self, step: StepShape, x: Value, norm: Norm, letter: str, result: str, label: str) -> Launch:
         """One projection of normalised rows."""
-        weight = self._matrix(part).value(step)
+        weight = self._matrix(letter).value(step)
         arguments: dict[str, Argument] = {
             "x": x,
             "norm_weight": norm.weight.value(step),
@@ -130,7 +135,7 @@ class CrossAttention:
             "eps": norm.eps,
             "q_size": weight.shape[1],
             "kv_size": 0,
-            "bias": value_of(self._bias(part), step),
+            "bias": value_of(self._bias(letter), step),
             "norm_bias": bias_of(norm, step),
         }
         return Launch("qkv_projection", arguments, (result,), product(x.shape[0], weight), x.shape[0], label)
@@ -144,7 +149,7 @@ class CrossAttention:
         if step.phase is Phase.prefill:
             attend = [self._prefill(step, queries)]
         else:
-            attend = [self._decode(step, queries, *each) for each in chunks(step)]
+            attend = [self._decode(step, queries, *chunk) for chunk in chunks(step)]
         finish: dict[str, Argument] = {
             "o": replace(queries, name="o"),
             "w_o": w_o,
@@ -159,8 +164,8 @@ class CrossAttention:
         """`passes` over the keys and values of so many windows."""
         operations = 4.0 * queries.shape[0] * queries.shape[1] * self.heads.cross_positions
         width = self.heads.layout(step.ranks).kv_heads_of_rank * self.heads.head_dim
-        held = 2 * sequences * self.heads.cross_positions * width * step.activations.itemsize
-        return LeastWork(operations, float(2 * queries.nbytes + passes * held))
+        cache_bytes = 2 * sequences * self.heads.cross_positions * width * step.activations.itemsize
+        return LeastWork(operations, float(2 * queries.nbytes + passes * cache_bytes))
 
     def _prefill(self, step: StepShape, queries: Value) -> Launch:
         """Attention of a prompt, which stores the encoder's keys and values."""
@@ -181,7 +186,7 @@ class CrossAttention:
             self._attended(step, queries, step.sequences, 2),
             step.tokens,
             "to the encoder",
-            Growth.whole,
+            Growth.full_step,
         )
 
     def _decode(self, step: StepShape, queries: Value, sequences: int, repeat: int) -> Launch:
@@ -194,7 +199,7 @@ class CrossAttention:
             last = last.last(sequences)
             cache_rows = arguments.get("cache_rows")
             if isinstance(cache_rows, Value):
-                arguments["cache_rows"] = cache_rows.last(sequences)
+                arguments |= {"cache_rows": cache_rows.last(sequences)}
         return Launch(
             "attention_decode",
             {
@@ -216,16 +221,21 @@ class CrossAttention:
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """Queries, the softmax and the sum with the residual are rounded as in attention to the tokens."""
         query = numpy.rounded(numpy.product(self.norm.reference(x, numpy), self.projections.query))
-        keys, values = (states[f"{self.name}.{each}"] for each in ("keys", "values"))
-        of_heads = self._by_head(query)
-        mixed = mixed_values(of_heads, keys, values, replace(self.heads, causal=False), span, numpy)
-        divided = partial(query_span, *self.heads.divided)
-        return numpy.rounded(x + numpy.summed_product(mixed, self.projections.output, divided))
+        keys, values = (states[name] for name in self._state_names)
+        mixed = mixed_values(
+            self._by_head(query), keys, values, replace(self.heads, causal=False), span, numpy
+        )
+        span_of_heads = by_query_heads(*self.heads.divided).span
+        return numpy.rounded(x + numpy.summed_product(mixed, self.projections.output, span_of_heads))
 
     def encoded_reference(self, normed: np.ndarray, states: States, numpy: Arithmetic) -> None:
         """Leave keys and values of normalised rows of the encoder in the states."""
-        for name, projection in (("keys", self.projections.key), ("values", self.projections.value)):
-            states[f"{self.name}.{name}"] = self._by_head(numpy.rounded(numpy.product(normed, projection)))
+        for name, projection in zip(self._state_names, (self.projections.key, self.projections.value)):
+            states[name] = self._by_head(numpy.rounded(numpy.product(normed, projection)))
+
+    @property
+    def _state_names(self) -> tuple[str, str]:
+        return f"{self.name}.keys", f"{self.name}.values"
 
     def _by_head(self, rows: np.ndarray) -> np.ndarray:
         return rows.reshape(len(rows), -1, self.heads.head_dim).swapaxes(0, 1)

@@ -60,8 +60,10 @@ class Embedding(Stateless):
             "scale": self.scale,
         }
         if self.position_table is not None:
-            arguments["positions"] = Value("own_positions", ids.shape, INT32)
-            arguments["position_table"] = self.position_table.value(step)
+            arguments |= {
+                "positions": Value("own_positions", ids.shape, INT32),
+                "position_table": self.position_table.value(step),
+            }
         return (Launch("embedding", arguments, ("x",), copied(x), step.own_rows),)
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:

@@ -26,7 +26,18 @@ import numpy as np
 
 from model.config.parts import SWIGLU_ALPHA, SWIGLU_LIMIT, SWIGLU_OAI, Experts
 from model.layers.arithmetic import Arithmetic, Seen, Span
-from model.layers.launch import INT32, Argument, Axis, Growth, Launch, LeastWork, StepShape, Value, product
+from model.layers.launch import (
+    INT32,
+    Argument,
+    Axis,
+    Growth,
+    Launch,
+    LeastWork,
+    StepShape,
+    Value,
+    copied,
+    product,
+)
 from model.layers.layer import Constant, Stateless, States
 from model.layers.mlp import FeedForward, activated
 from model.layers.norm import Norm
@@ -78,33 +89,37 @@ class RoutedExperts(Stateless):
     shared_gate: Projection | None = None
 
     @property
-    def _router_weights(self) -> dict[str, Weight | None]:
-        """The router's matrix [hidden, experts], its bias and that of the choice as rows where it has them."""
-        bias = chosen = None
-        if self.router.bias is not None:
-            bias = Weight(f"{self.name}.b_router", (self.router.bias_row(ROW),))
-        if self.choice_bias is not None:
-            row = Tensor(self.choice_bias, (self.routing.count,), ROW, exact=True)
-            chosen = Weight(f"{self.name}.b_choice", (row,))
-        return {
-            "w_router": Weight(f"{self.name}.w_router", (self.router.weight(TRANSPOSED),)),
-            "b_router": bias,
-            "b_choice": chosen,
-        }
+    def _w_router(self) -> Weight:
+        """The router's matrix [hidden, experts]."""
+        return Weight(f"{self.name}.w_router", (self.router.weight(TRANSPOSED),))
+
+    @property
+    def _b_router(self) -> Weight | None:
+        """The router's bias, a row."""
+        if self.router.bias is None:
+            return None
+        return Weight(f"{self.name}.b_router", (self.router.bias_row(ROW),))
+
+    @property
+    def _b_choice(self) -> Weight | None:
+        """The bias of the choice, a row."""
+        if self.choice_bias is None:
+            return None
+        row = Tensor(self.choice_bias, (self.routing.count,), ROW, exact=True)
+        return Weight(f"{self.name}.b_choice", (row,))
 
     @property
     def _shared_block(self) -> FeedForward | None:
         """The shared experts as a feed-forward block of its own, with the same norm."""
-        own = self.shared
-        if own is None:
+        if self.shared is None:
             return None
         return FeedForward(
             f"{self.name}.shared",
             self.hidden,
             self.norm,
-            own.gate,
-            own.up,
-            own.down,
+            self.shared.gate,
+            self.shared.up,
+            self.shared.down,
             self.routing.activation,
             row_gate=self.shared_gate,
         )
@@ -113,13 +128,16 @@ class RoutedExperts(Stateless):
     def _matrices(self) -> tuple[StackedWeight, ...]:
         """Those of all experts: gate and up [experts, hidden, width], down [experts, width, hidden]."""
         return (
-            self._stacked("w_gate", tuple(each.gate.weight(COLUMN_PARALLEL) for each in self.experts)),
-            self._stacked("w_up", tuple(each.up.weight(COLUMN_PARALLEL) for each in self.experts)),
-            self._stacked("w_down", tuple(each.down.weight(ROW_PARALLEL) for each in self.experts)),
+            StackedWeight(
+                f"{self.name}.w_gate", tuple(expert.gate.weight(COLUMN_PARALLEL) for expert in self.experts)
+            ),
+            StackedWeight(
+                f"{self.name}.w_up", tuple(expert.up.weight(COLUMN_PARALLEL) for expert in self.experts)
+            ),
+            StackedWeight(
+                f"{self.name}.w_down", tuple(expert.down.weight(ROW_PARALLEL) for expert in self.experts)
+            ),
         )
-
-    def _stacked(self, name: str, tensors: tuple[Tensor, ...]) -> StackedWeight:
-        return StackedWeight(f"{self.name}.{name}", tensors)
 
     @property
     def _biases(self) -> tuple[StackedRow | None, ...]:
@@ -127,18 +145,19 @@ class RoutedExperts(Stateless):
         if self.experts[0].down.bias is None:
             return (None, None, None)
         rows = {
-            "b_gate": tuple(each.gate.bias_row(COLUMN_PARALLEL) for each in self.experts),
-            "b_up": tuple(each.up.bias_row(COLUMN_PARALLEL) for each in self.experts),
-            "b_down": tuple(each.down.bias_row(ROW) for each in self.experts),
+            "b_gate": tuple(expert.gate.bias_row(COLUMN_PARALLEL) for expert in self.experts),
+            "b_up": tuple(expert.up.bias_row(COLUMN_PARALLEL) for expert in self.experts),
+            "b_down": tuple(expert.down.bias_row(ROW) for expert in self.experts),
         }
-        return tuple(StackedRow(f"{self.name}.{name}", each) for name, each in rows.items())
+        return tuple(StackedRow(f"{self.name}.{name}", tensors) for name, tensors in rows.items())
 
     @property
     def weights(self) -> Sequence[Weight]:
         """The norm, the router, and the projections of the experts, shared ones first."""
         shared = () if self._shared_block is None else self._shared_block.weights[len(self.norm.weights) :]
-        others = (*self._router_weights.values(), *shared, *self._matrices, *self._biases)
-        return (*self.norm.weights, *(each for each in others if each is not None))
+        router = (self._w_router, self._b_router, self._b_choice)
+        optional_weights = (*router, *shared, *self._matrices, *self._biases)
+        return (*self.norm.weights, *(weight for weight in optional_weights if weight is not None))
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
         """The number of a rank's first expert, where ranks divide them."""
@@ -154,9 +173,7 @@ class RoutedExperts(Stateless):
         """The norm and router, the shared experts, the chosen experts."""
         tokens = step.own_rows
         x = Value("x", (tokens, self.hidden), step.activations)
-        router = {name: value_of(weight, step) for name, weight in self._router_weights.items()}
-        matrix = router["w_router"]
-        assert matrix is not None
+        matrix = self._w_router.value(step)
         arguments: dict[str, Argument] = {
             "x": x,
             "norm_weight": self.norm.weight.value(step),
@@ -165,15 +182,15 @@ class RoutedExperts(Stateless):
             "top_k": self.routing.per_token,
             "renormalise": self.routing.renormalise,
             "scoring": self.routing.scoring,
-            "bias": router["b_router"],
-            "choice_bias": router["b_choice"],
+            "bias": value_of(self._b_router, step),
+            "choice_bias": value_of(self._b_choice, step),
             "groups": self.routing.groups,
             "top_groups": self.routing.top_groups,
             "scale": self.routing.scale,
             "norm_offset": self.norm.offset,
         }
         chosen_rows = self._chosen_rows(step, tokens)
-        names = tuple(each.name for each in chosen_rows)
+        names = tuple(array.name for array in chosen_rows)
         route = Launch("router", arguments, names, product(tokens, matrix), tokens)
         shared = () if self._shared_block is None else self._shared_block.launches(step)
         return (route, *shared, *self._exchanged(step, x, chosen_rows))
@@ -189,7 +206,7 @@ class RoutedExperts(Stateless):
 
     def _exchanged(self, step: StepShape, x: Value, chosen: tuple[Value, Value, Value]) -> list[Launch]:
         """Launches of the chosen experts. Exchanges stand around them: over expert ranks, and over sequence ranks."""
-        own, down = self.routing.count // step.expert_ranks, self._biases[2]
+        local_experts, down = self.routing.count // step.expert_ranks, self._biases[2]
         exchanges: list[tuple[Axis, int, str, str, Value | None]] = []
         if step.expert_ranks > 1:
             exchanges.append((Axis.expert, step.expert_ranks, "all_", "", self._first))
@@ -201,22 +218,19 @@ class RoutedExperts(Stateless):
         for axis, ranks, name, label, first in exchanges:
             received = self._chosen_rows(step, ranks * chosen[0].shape[0], name)
             results = Value(f"{name}expert_results", received[0].shape, x.dtype)
-            sizes = (
-                LeastWork(0.0, 2.0 * sum(each.nbytes for each in received)),
-                LeastWork(0.0, 2.0 * results.nbytes),
-            )
-            names = tuple(each.name for each in received)
+            work = LeastWork(0.0, 2.0 * sum(array.nbytes for array in received))
+            names = tuple(array.name for array in received)
             rows, weights, ids = chosen
             dispatched: dict[str, Argument] = {
                 "n": rows,
                 "weights": weights,
                 "ids": ids,
                 "first": first,
-                "experts": own,
+                "experts": local_experts,
                 "replica_group": axis,
                 "ranks": ranks,
             }
-            before.append(Launch("experts_dispatch", dispatched, names, sizes[0], step.own_rows, label))
+            before.append(Launch("experts_dispatch", dispatched, names, work, step.own_rows, label))
             combined: dict[str, Argument] = {
                 "results": results,
                 "x": residual,
@@ -230,11 +244,13 @@ class RoutedExperts(Stateless):
                     "b_down": down.value(step),
                     "absent": step.expert_ranks > 1,
                 }
-            after.insert(0, Launch("experts_combine", combined, (result,), sizes[1], step.own_rows, label))
+            after.insert(
+                0, Launch("experts_combine", combined, (result,), copied(results), step.own_rows, label)
+            )
             chosen, residual, result = received, None, results.name
-        return [*before, self.of_rows(step, chosen[0].shape[0]), *after]
+        return [*before, self.experts_launch(step, chosen[0].shape[0]), *after]
 
-    def of_rows(self, step: StepShape, rows: int) -> Launch:
+    def experts_launch(self, step: StepShape, rows: int) -> Launch:
         """A rank's experts for so many rows: those of a step with x, or those of all ranks with which it exchanges."""
         divided, cut = step.expert_ranks > 1, step.sequence_ranks > 1
         name = "whole_" if cut else "all_" if divided else ""
@@ -261,17 +277,17 @@ class RoutedExperts(Stateless):
             arguments |= {"replica_group": Axis.tensor, "b_down": b_down}
         kernel = "experts_decode" if rows <= DECODED_TOKENS else "experts_prefill"
         choices = rows // step.expert_ranks * self.routing.per_token
-        held = matrices[0].shape[0]
-        elements = sum(prod(matrix.shape) for matrix in matrices) / held
-        nbytes = sum(matrix.nbytes for matrix in matrices) / held
-        work = LeastWork(choices * elements * 2.0, min(choices, held) * nbytes)
+        local_experts = matrices[0].shape[0]
+        elements = sum(prod(matrix.shape) for matrix in matrices) / local_experts
+        nbytes = sum(matrix.nbytes for matrix in matrices) / local_experts
+        work = LeastWork(choices * elements * 2.0, min(choices, local_experts) * nbytes)
         result = f"{name}expert_results" if name else "x"
         return Launch(kernel, arguments, (result,), work, rows, growth=Growth.experts)
 
     def resized(self, count: int, per_token: int, width: int) -> RoutedExperts:
         """The same with other numbers of experts and of those of a token, no more than there are, and another width."""
         first = self.experts[0]
-        own = ExpertProjections(
+        projections = ExpertProjections(
             first.gate.resized(width),
             first.up.resized(width),
             replace(first.down, inputs=width),
@@ -280,7 +296,7 @@ class RoutedExperts(Stateless):
             self,
             routing=replace(self.routing, count=count, per_token=per_token, width=width),
             router=self.router.resized(count),
-            experts=(own,) * count,
+            experts=(projections,) * count,
         )
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
@@ -296,44 +312,43 @@ class RoutedExperts(Stateless):
         products = []
         total = x.copy()
         for number in np.unique(ids):
-            rows, places = np.nonzero(ids == number)
-            own = self.experts[number]
-            gate, up = (numpy.product(normed[rows], each) for each in (own.gate, own.up))
-            weight = weights[rows, places][:, None]
+            rows, choices = np.nonzero(ids == number)
+            expert = self.experts[number]
+            gate, up = (numpy.product(normed[rows], projection) for projection in (expert.gate, expert.up))
+            weight = weights[rows, choices][:, None]
             products.append(
-                (rows, numpy.rounded(gated(gate, up, self.routing.activation) * weight), own.down)
+                (rows, numpy.rounded(gated(gate, up, self.routing.activation) * weight), expert.down)
             )
-            total[rows] += weight * numpy.bias(own.down)
+            total[rows] += weight * numpy.bias(expert.down)
         return numpy.rounded(total + numpy.sum_of_products((len(x), self.hidden), products, even_span))
 
     def _chosen(self, logits: np.ndarray, numpy: Arithmetic) -> tuple[np.ndarray, np.ndarray]:
         """The numbers of each token's experts, the largest first and of equal ones the lowest, and their weights."""
-        own = self.routing
-        if own.scoring == "softmax":
+        if self.routing.scoring == "softmax":
             scores = np.exp(logits - logits.max(axis=1, keepdims=True))
             choice, total = logits, scores.sum(axis=1, keepdims=True)
         else:
             scores = 1 / (1 + np.exp(-logits))
             bias = 0 if self.choice_bias is None else numpy.tensor(self.choice_bias)
             choice, total = scores + bias, np.float32(1)
-        ids = np.argsort(-self._within_groups(choice), axis=1, kind="stable")[:, : own.per_token]
+        ids = np.argsort(-self._within_groups(choice), axis=1, kind="stable")[:, : self.routing.per_token]
         weights = np.take_along_axis(scores, ids, axis=1)
-        if own.renormalise:
+        if self.routing.renormalise:
             total = weights.sum(axis=1, keepdims=True)
-        return ids, weights / total * np.float32(own.scale)
+        return ids, weights / total * np.float32(self.routing.scale)
 
     def _within_groups(self, choice: np.ndarray) -> np.ndarray:
         """Scores for the choice, of the best groups alone.
 
         A group counts as its largest one with softmax, else as the sum of its two largest.
         """
-        own = self.routing
-        if own.top_groups == own.groups:
+        routing = self.routing
+        if routing.top_groups == routing.groups:
             return choice
-        by_group = choice.reshape(len(choice), own.groups, -1)
-        counted = 1 if own.scoring == "softmax" else 2
+        by_group = choice.reshape(len(choice), routing.groups, -1)
+        counted = 1 if routing.scoring == "softmax" else 2
         best = np.sort(by_group, axis=2)[:, :, -counted:].sum(axis=2)
-        taken = np.argsort(-best, axis=1, kind="stable")[:, : own.top_groups]
+        taken = np.argsort(-best, axis=1, kind="stable")[:, : routing.top_groups]
         mask = np.zeros(best.shape, bool)
         np.put_along_axis(mask, taken, True, axis=1)
         return np.where(mask[:, :, None], by_group, -np.inf).reshape(choice.shape)

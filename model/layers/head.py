@@ -19,6 +19,7 @@ from model.layers.launch import (
     Value,
     copied,
     product,
+    split_into_launches,
 )
 from model.layers.layer import Constant, Stateless, States
 from model.layers.norm import Norm, bias_of
@@ -77,12 +78,14 @@ class Head(Stateless):
             rows = min(step.tokens, _ROWS)
             pieces = -(-step.tokens // rows)
             return [
-                replace(each, repeat=pieces)
-                for each in (self._pick_rows(step, rows), *self._launches(step, rows, 1))
+                replace(launch, repeat=pieces)
+                for launch in (self._pick_rows(step, rows), *self._launches(step, rows, 1))
             ]
-        whole, rest = divmod(step.head_rows, _ROWS)
-        chunks = [(rows, repeat) for rows, repeat in ((_ROWS, whole), (rest, 1)) if rows and repeat]
-        launches = [launch for rows, repeat in chunks for launch in self._launches(step, rows, repeat)]
+        launches = [
+            launch
+            for rows, repeat in split_into_launches(step.head_rows, _ROWS)
+            for launch in self._launches(step, rows, repeat)
+        ]
         if step.phase is Phase.prefill and (step.sequences > 1 or step.padded or step.sequence_ranks > 1):
             return [self._pick_rows(step, step.head_rows), *launches]
         return launches
@@ -97,16 +100,15 @@ class Head(Stateless):
             "dtype": step.activations,
         }
         if step.sequence_ranks > 1:
-            arguments["replica_group"] = Axis.tensor
-        growth = Growth.sequences
-        return Launch("embedding", arguments, ("x",), picked, rows, label="last rows", growth=growth)
+            arguments |= {"replica_group": Axis.tensor}
+        return Launch("embedding", arguments, ("x",), picked, rows, "last rows", Growth.sequences)
 
     def _launches(self, step: StepShape, rows: int, repeat: int) -> Sequence[Launch]:
         x = Value("x", (step.tokens, self.hidden), step.activations).last(rows)
         w_head = self.w_head.value(step)
         first = Value(f"{self.name}.first_token", (1, 1), INT32)
         draws = step.draws
-        wanted = step.candidates if draws is None or draws.whole else draws.candidates
+        wanted = step.candidates if draws is None or draws.full_vocabulary else draws.candidates
         arguments: dict[str, Argument] = {
             "x": x,
             "norm_weight": self.norm.weight.value(step),

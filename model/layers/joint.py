@@ -11,14 +11,15 @@ from collections.abc import Iterable
 
 from model.layers.launch import Launch, LeastWork
 
+_NORM = "norm_weight"
 _MLP_PARAMETERS = {
-    "norm_weight": "mlp_norm_weight",
+    _NORM: "mlp_norm_weight",
     **{name: name for name in ("w_gate", "w_up", "w_down", "activation", "b_gate", "b_up", "b_down")},
 }
 """The parameters of `mlp` that `decoder_layer_decode` has too, and their names there."""
 
 _SHARED_PARAMETERS = ("x", "eps", "replica_group")
-"""The parameters that attention and MLP have in common."""
+"""The parameters that attention and MLP have in common; a joint launch has one argument for both."""
 
 _MLP_FIXED = {
     "norm_bias": None,
@@ -33,7 +34,7 @@ _MLP_FIXED = {
 def joined(launches: Iterable[Launch]) -> list[Launch]:
     """The launches of a decoder layer, with attention and MLP joined where `decoder_layer_decode` takes both.
 
-    A joint launch keeps the two launches that it replaces as its `parts`.
+    A joint launch keeps the two launches that it replaces as `fused`.
     """
     result: list[Launch] = []
     for launch in launches:
@@ -53,11 +54,9 @@ def _can_join(attention: Launch, mlp: Launch) -> bool:
         return False
     if not mlp.arguments.keys() <= {*_SHARED_PARAMETERS, *_MLP_PARAMETERS, *_MLP_FIXED}:
         return False  # the joint kernel has no parameter for it, such as the scales of a quantised weight
-    has_norm = mlp.arguments["norm_weight"] is not None
-    has_same_eps = mlp.arguments["eps"] == attention.arguments["eps"]
     return (
-        has_norm
-        and has_same_eps
+        mlp.arguments[_NORM] is not None
+        and all(mlp.arguments[name] == attention.arguments[name] for name in _SHARED_PARAMETERS)
         and all(mlp.arguments.get(name, value) == value for name, value in _MLP_FIXED.items())
     )
 
@@ -73,5 +72,5 @@ def _join(attention: Launch, mlp: Launch) -> Launch:
         attention.results,
         LeastWork(attention.work.operations + mlp.work.operations, attention.work.bytes + mlp.work.bytes),
         attention.rows,
-        parts=(attention, mlp),
+        fused=(attention, mlp),
     )

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -44,11 +43,12 @@ from model.layers.launch import (
     Value,
     gathered_rows,
     product,
+    split_into_launches,
 )
 from model.layers.layer import Constant, States
 from model.layers.norm import Norm
 from model.layers.projection import Projection
-from model.layers.shard import TRANSPOSED, HeadPart, Reordered, by_query_heads, query_span
+from model.layers.shard import TRANSPOSED, HeadPart, Reordered, by_query_heads
 from model.layers.weight import Tensor, Weight
 from model.precision import FLOAT32
 
@@ -85,28 +85,27 @@ class LatentMixer:
 
     @property
     def _positions(self) -> Positions:
-        own = self.heads.positions
-        assert own is not None
-        return own
+        positions = self.heads.positions
+        assert positions is not None
+        return positions
 
     @property
     def w_query_latent(self) -> Weight | None:
         """[hidden, query rank], on every rank."""
-        own = self.projections.query_latent
-        return None if own is None else Weight(f"{self.name}.w_q_a", (own.weight(TRANSPOSED),))
+        projection = self.projections.query_latent
+        return None if projection is None else Weight(f"{self.name}.w_q_a", (projection.weight(TRANSPOSED),))
 
     @property
     def w_query(self) -> Weight:
         """[query rank or hidden, a rank's heads, each rotated and plain]."""
-        order = tuple(self._head_order())
-        cut = Reordered(by_query_heads(*self.heads.divided), order)
+        cut = Reordered(by_query_heads(*self.heads.divided), tuple(self._head_order()))
         return Weight(f"{self.name}.w_q", (self.projections.query.weight(cut),))
 
     @property
     def w_latent(self) -> Weight:
         """[hidden, latent + key], on every rank."""
         rank = self.heads.latent_rank
-        order = (*range(rank), *(rank + each for each in self._turned_order()))
+        order = (*range(rank), *(rank + element for element in self._turned_order()))
         return Weight(f"{self.name}.w_kv", (self.projections.latent.weight(Reordered(TRANSPOSED, order)),))
 
     @property
@@ -117,9 +116,8 @@ class LatentMixer:
     @property
     def w_values(self) -> Weight:
         """[latent, values of a rank's heads]."""
-        own = self.heads
-        part = self._expanded(own.plain_dim, own.plain_dim + own.value_dim, False)
-        return Weight(f"{self.name}.w_uv", (part,))
+        first = self.heads.plain_dim
+        return Weight(f"{self.name}.w_uv", (self._expanded(first, first + self.heads.value_dim, False),))
 
     @property
     def w_o(self) -> Weight:
@@ -128,9 +126,8 @@ class LatentMixer:
         return Weight(f"{self.name}.w_o", (self.projections.output.weight(cut),))
 
     def _expanded(self, first: int, end: int, rows: bool) -> Tensor:
-        own = self.heads
-        span = partial(query_span, *own.divided)
-        return self.projections.expand.weight(HeadPart(span, own.heads, (first, end), rows))
+        span = by_query_heads(*self.heads.divided).span
+        return self.projections.expand.weight(HeadPart(span, self.heads.heads, (first, end), rows))
 
     def _turned_order(self) -> Sequence[int]:
         """The elements of a rotated part, so that pairs are half of it apart."""
@@ -140,12 +137,12 @@ class LatentMixer:
     def _head_order(self) -> Sequence[int]:
         """The elements of a checkpoint's head of queries in the order [rotated | plain]."""
         plain = self.heads.plain_dim
-        return (*(plain + each for each in self._turned_order()), *range(plain))
+        return (*(plain + element for element in self._turned_order()), *range(plain))
 
     @property
     def _norms(self) -> Sequence[Norm]:
-        own = (self.norm, self.query_norm, self.latent_norm)
-        return [each for each in own if each is not None]
+        norms = (self.norm, self.query_norm, self.latent_norm)
+        return [norm for norm in norms if norm is not None]
 
     @property
     def weights(self) -> Sequence[Weight]:
@@ -166,50 +163,53 @@ class LatentMixer:
         return create_latent_cache(self.name, self.heads.row_width, replace(step, decoding=None))
 
     def _tables(self, step: StepShape) -> tuple[Value, Value]:
-        own = self._positions
-        shape = (min(step.cache_length, own.limit), own.width // 2)
-        cos, sin = (Value(f"{own.name}.{function}", shape, FLOAT32) for function in ("cos", "sin"))
+        positions = self._positions
+        shape = (min(step.cache_length, positions.limit), positions.width // 2)
+        cos, sin = (Value(f"{positions.name}.{function}", shape, FLOAT32) for function in ("cos", "sin"))
         return cos, sin
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
         """Cosines and sines of every position, which equal layers share."""
         return {
-            table.name: RotaryTable(self._positions, table.shape[0], which)
-            for which, table in enumerate(self._tables(step))
+            table.name: RotaryTable(self._positions, table.shape[0], index)
+            for index, table in enumerate(self._tables(step))
         }
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Projections, attention, output."""
         if step.phase is Phase.prefill:
             return [*self._project(step), *self._prefill(step), self._finish(step)]
-        size = -(-self.heads.latent_rank // _ROWS) * _ROWS * self._own_heads(step) * step.activations.itemsize
+        size = (
+            -(-self.heads.latent_rank // _ROWS)
+            * _ROWS
+            * self._heads_of_rank(step)
+            * step.activations.itemsize
+        )
         most = max(1, min(_ROWS, _QUERY_BYTES * _ROWS // size) // step.new_tokens)
-        whole, rest = divmod(step.sequences, most)
-        chunks = [(count, repeat) for count, repeat in ((most, whole), (rest, 1)) if count and repeat]
-        attend = [self._decode(step, count, repeat) for count, repeat in chunks]
+        chunks = split_into_launches(step.sequences, most)
+        attend = [self._decode(step, sequences, repeat) for sequences, repeat in chunks]
         return [*self._project(step), *attend, self._finish(step)]
 
-    def _own_heads(self, step: StepShape) -> int:
+    def _heads_of_rank(self, step: StepShape) -> int:
         return self.heads.layout(step.ranks).heads_of_rank
 
     def _queries(self, step: StepShape) -> Value:
-        width = self._own_heads(step) * self.heads.query_dim
+        width = self._heads_of_rank(step) * self.heads.query_dim
         return Value("q", (step.tokens, width), step.activations)
 
     def _rows(self, step: StepShape) -> Value:
         return Value("kv", (step.tokens, self.heads.row_width), step.activations)
 
     def _outputs(self, step: StepShape) -> Value:
-        width = self._own_heads(step) * self.heads.value_dim
+        width = self._heads_of_rank(step) * self.heads.value_dim
         return Value("o", (step.tokens, width), step.activations)
 
     def _project(self, step: StepShape) -> list[Launch]:
         """Queries, rotated, and the latents and keys of the tokens."""
         x = Value("x", (step.own_rows, self.hidden), step.activations)
-        at = Value("positions", (step.tokens, 1), INT32)
         cos, sin = self._tables(step)
         rotation: dict[str, Argument] = {
-            "positions": at,
+            "positions": Value("positions", (step.tokens, 1), INT32),
             "cos": cos,
             "sin": sin,
             "head_dim": self.heads.query_dim,
@@ -267,30 +267,31 @@ class LatentMixer:
 
     def _prefill(self, step: StepShape) -> list[Launch]:
         """Keys and values of the tokens and of a prefix, and attention of the tokens with them."""
-        own, heads = self.heads, self._own_heads(step)
+        heads = self._heads_of_rank(step)
         new, cache = step.new_tokens, self._cache(step)
         end = step.prefix + new
-        matrices = [each.value(step) for each in (self.w_keys, self.w_values)]
+        matrices = [weight.value(step) for weight in (self.w_keys, self.w_values)]
         expanded = step.sequences * end
-        held = (step.sequences, heads)
-        keys = Value("expanded_keys", (*held, own.query_dim, end), step.activations)
-        values = Value("expanded_values", (*held, end, own.value_dim), step.activations)
+        keys = Value("expanded_keys", (step.sequences, heads, self.heads.query_dim, end), step.activations)
+        values = Value(
+            "expanded_values", (step.sequences, heads, end, self.heads.value_dim), step.activations
+        )
         size = step.activations.itemsize
         pairs = step.sequences * (end * (end + 1) - step.prefix * (step.prefix + 1)) // 2
-        each = heads * (own.query_dim + own.value_dim)
-        attended = size * each * (expanded + step.tokens)
+        width = heads * (self.heads.query_dim + self.heads.value_dim)
+        attended = size * width * (expanded + step.tokens)
         attend: dict[str, Argument] = {
             "q": self._queries(step),
             "k": None,
             "v": None,
             "k_cache": keys,
             "v_cache": values,
-            "scale": own.score_scale,
+            "scale": self.heads.score_scale,
             "num_kv_heads": heads,
             "prefix": step.prefix,
         }
         if step.prefix:
-            attend["positions"] = cache.positions
+            attend |= {"positions": cache.positions}
         return [
             Launch(
                 "latent_keys_values",
@@ -303,14 +304,14 @@ class LatentMixer:
                     "prefix": step.prefix,
                 },
                 (keys.name, values.name, *cache.names),
-                product(expanded, *matrices, moved_bytes=float(size * each * expanded)),
+                product(expanded, *matrices, moved_bytes=float(size * width * expanded)),
                 step.tokens,
             ),
             Launch(
                 "attention_prefill",
                 attend,
                 ("o",),
-                LeastWork(2.0 * each * pairs, float(attended)),
+                LeastWork(2.0 * width * pairs, float(attended)),
                 step.tokens,
                 growth=Growth.square,
             ),
@@ -318,19 +319,19 @@ class LatentMixer:
 
     def _decode(self, step: StepShape, sequences: int, repeat: int) -> Launch:
         """Attention of the new tokens of some sequences with the rows of their caches."""
-        own, tokens = self.heads, sequences * step.new_tokens
+        tokens = sequences * step.new_tokens
         q, kv = (
-            each.last(tokens) if tokens < step.tokens else each
-            for each in (self._queries(step), self._rows(step))
+            rows.last(tokens) if tokens < step.tokens else rows
+            for rows in (self._queries(step), self._rows(step))
         )
         cache = self._cache(replace(step, tokens=tokens, sequences=sequences))
         seen = sequences * step.cache_length
-        heads = self._own_heads(step)
-        matrices = [each.value(step) for each in (self.w_keys, self.w_values)]
+        heads = self._heads_of_rank(step)
+        matrices = [weight.value(step) for weight in (self.w_keys, self.w_values)]
         projections = product(
-            tokens, *matrices, moved_bytes=float(seen * own.row_width * step.activations.itemsize)
+            tokens, *matrices, moved_bytes=float(seen * self.heads.row_width * step.activations.itemsize)
         )
-        scored = 2.0 * step.new_tokens * seen * heads * (own.row_width + own.latent_rank)
+        scored = 2.0 * step.new_tokens * seen * heads * (self.heads.row_width + self.heads.latent_rank)
         return Launch(
             "latent_attention_decode",
             {
@@ -338,7 +339,7 @@ class LatentMixer:
                 "kv": kv,
                 **cache.arguments,
                 "positions": cache.positions,
-                "scale": own.score_scale,
+                "scale": self.heads.score_scale,
                 **self._latent_arguments(step),
             },
             ("o", *cache.names),
@@ -362,33 +363,35 @@ class LatentMixer:
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """The naive form: keys and values of every head are expanded from the rows of all positions."""
-        own, count = self.heads, len(x)
+        count = len(x)
         normed = self.norm.reference(x, numpy)
         source = normed
         if self.projections.query_latent is not None and self.query_norm is not None:
             latent = numpy.rounded(numpy.product(normed, self.projections.query_latent))
             source = self.query_norm.reference(latent, numpy)
-        query = numpy.rounded(numpy.product(source, self.projections.query)).reshape(count, own.heads, -1)
+        query = numpy.rounded(numpy.product(source, self.projections.query)).reshape(
+            count, self.heads.heads, -1
+        )
         query = numpy.rotated(query[:, :, list(self._head_order())].swapaxes(0, 1), self._positions, span)
-        found = numpy.rounded(numpy.product(normed, self.projections.latent))
-        latent, key = np.split(found, [own.latent_rank], axis=1)
+        projected = numpy.rounded(numpy.product(normed, self.projections.latent))
+        latent, key = np.split(projected, [self.heads.latent_rank], axis=1)
         key = numpy.rotated(key[None, :, list(self._turned_order())], self._positions, span)[0]
         new = np.concatenate([self.latent_norm.reference(latent, numpy), key], axis=1)
         name = f"{self.name}.rows"
         rows = states[name] = np.concatenate([states[name], new]) if name in states else new
-        mixed = self._mixed(query, rows, numpy)
-        y = numpy.summed_product(mixed, self.projections.output, partial(query_span, *own.divided))
+        span_of_heads = by_query_heads(*self.heads.divided).span
+        y = numpy.summed_product(self._mixed(query, rows, numpy), self.projections.output, span_of_heads)
         return numpy.rounded(x + y)
 
     def _mixed(self, query: np.ndarray, rows: np.ndarray, numpy: Arithmetic) -> np.ndarray:
         """The values, weighed by the softmax of the scores: [tokens, heads * value_dim]."""
-        own, tokens = self.heads, query.shape[1]
-        latent, key = np.split(rows, [own.latent_rank], axis=1)
+        heads, tokens = self.heads, query.shape[1]
+        latent, key = np.split(rows, [heads.latent_rank], axis=1)
         expanded = numpy.rounded(numpy.product(latent, self.projections.expand))
-        plain, values = np.split(expanded.reshape(len(rows), own.heads, -1), [own.plain_dim], axis=2)
-        turned = np.broadcast_to(key[:, None], (len(rows), own.heads, own.rope_dim))
+        plain, values = np.split(expanded.reshape(len(rows), heads.heads, -1), [heads.plain_dim], axis=2)
+        turned = np.broadcast_to(key[:, None], (len(rows), heads.heads, heads.rope_dim))
         keys = np.concatenate([turned, plain], axis=2).transpose(1, 2, 0)
-        scores = query @ keys * np.float32(own.score_scale)
+        scores = query @ keys * np.float32(heads.score_scale)
         hidden = np.arange(len(rows) - tokens, len(rows))[:, None] < np.arange(len(rows))
         scores[:, hidden] = -np.inf
         scores = np.exp(scores - scores.max(axis=-1, keepdims=True))

@@ -38,9 +38,9 @@ def table_length(positions: int, block_size: int) -> int:
     are 1,024 in an eighth of the DMAs that 640 take: predicted for 16 sequences of a Gemma 3 1B on trn2, 8.8 ms a step
     against 12.0.
     """
-    each = -(-positions // PARTITIONS)
-    together = min(block_size, 1 << (each - 1).bit_length())
-    return -(-each // together) * together * PARTITIONS
+    positions_per_partition = -(-positions // PARTITIONS)
+    together = min(block_size, 1 << (positions_per_partition - 1).bit_length())
+    return -(-positions_per_partition // together) * together * PARTITIONS
 
 
 WindowPages = tuple[tuple[int, int], ...]
@@ -68,25 +68,25 @@ class Phase(Enum):
 class Growth(Enum):
     """How the work of a launch follows the step: with its rows, their square, its sequences, or the experts reached.
 
-    That of a `whole` one follows both its rows and its sequences, so that no smaller step tells.
+    That of a `full_step` one follows both its rows and its sequences, so that no smaller step tells.
     """
 
     rows = "rows"
     experts = "experts"
     square = "square"
     sequences = "sequences"
-    whole = "whole"
+    full_step = "whole"
 
 
 @dataclass(frozen=True)
 class WeightDtypes:
-    """The dtypes of the arrays of weights: the default, but for the arrays that `others` names with theirs.
+    """The dtypes of the arrays of weights: the default, but for the arrays that `overrides` names with theirs.
 
     `formats` are those of the weights that kernels read in their stored tensors, by the names of the weights.
     """
 
     default: np.dtype
-    others: frozenset[tuple[str, np.dtype]] = frozenset()
+    overrides: frozenset[tuple[str, np.dtype]] = frozenset()
     formats: frozenset[tuple[str, Format]] = frozenset()
 
     @classmethod
@@ -96,10 +96,10 @@ class WeightDtypes:
         """Return the dtypes of named arrays; the default is the one that most of them have."""
         counts = Counter(dtypes.values())
         default = max(counts, key=lambda dtype: (counts[dtype], dtype.name))
-        others = frozenset((name, dtype) for name, dtype in dtypes.items() if dtype != default)
-        return cls(default, others, frozenset(formats.items()))
+        overrides = frozenset((name, dtype) for name, dtype in dtypes.items() if dtype != default)
+        return cls(default, overrides, frozenset(formats.items()))
 
-    def of(self, name: str) -> np.dtype:
+    def dtype_of(self, name: str) -> np.dtype:
         """Return the dtype of an array."""
         return self._by_name.get(name, self.default)
 
@@ -109,7 +109,7 @@ class WeightDtypes:
 
     @cached_property
     def _by_name(self) -> dict[str, np.dtype]:
-        return dict(self.others)
+        return dict(self.overrides)
 
     @cached_property
     def _formats(self) -> dict[str, Format]:
@@ -120,12 +120,12 @@ class WeightDtypes:
 class Draws:
     """One variant of the draw on the device: next tokens are drawn from the likeliest `candidates`.
 
-    The candidates are those that the head picked out. With `whole` the kernel changes the logits of the whole
+    The candidates are those that the head picked out. With `full_vocabulary` the kernel changes the logits of the whole
     vocabulary first and picks out candidates again. Its log-probabilities are then of the whole vocabulary.
     """
 
     candidates: int
-    whole: bool = False
+    full_vocabulary: bool = False
 
 
 @dataclass(frozen=True)
@@ -234,16 +234,11 @@ class StepShape:
         return Shard(self.rank, self.ranks, 0, self.expert_ranks)
 
 
-class View(Enum):
-    """Which view of the bound array a launch is given."""
-
-    whole = "whole"
-    last_rows = "last rows"
-
-
 @dataclass(frozen=True)
 class Value:
     """An array that a launch reads or returns, on one rank, by its shape as the launch sees it.
+
+    A launch that `takes_last_rows` is given as many of the array's last rows as the shape says.
 
     A step binds it by its name to a weight, a state, a constant, an activation, or an input of the step. The inputs of
     a step are int32 arrays, and float32 ones for `sample`. vLLM's name is in brackets where it differs.
@@ -267,7 +262,7 @@ class Value:
     name: str
     shape: Shape
     dtype: np.dtype
-    view: View = View.whole
+    takes_last_rows: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -276,11 +271,11 @@ class Value:
 
     def last(self, rows: int) -> Value:
         """The last rows of the array."""
-        return replace(self, shape=(rows, *self.shape[1:]), view=View.last_rows)
+        return replace(self, shape=(rows, *self.shape[1:]), takes_last_rows=True)
 
-    def of(self, array: Any) -> Any:
+    def view_of(self, array: Any) -> Any:
         """The view of a bound array."""
-        return array if self.view is View.whole else array[-self.shape[0] :]
+        return array[-self.shape[0] :] if self.takes_last_rows else array
 
 
 Argument = Value | np.dtype | Axis | float | int | str | None
@@ -302,7 +297,7 @@ class Launch:
     `results` are the names under which the step keeps what the kernel returns, in the kernel's order.
 
     One launch works on `rows` rows, and a step repeats it `repeat` times with other rows. `growth` says how its time
-    follows the size of the step. With a `window`, quadratic growth becomes linear beyond that many rows. `parts` are
+    follows the size of the step. With a `window`, quadratic growth becomes linear beyond that many rows. `fused` are
     the launches that this one replaces, if any.
     """
 
@@ -315,7 +310,7 @@ class Launch:
     growth: Growth = Growth.rows
     window: int | None = None
     repeat: int = 1
-    parts: tuple[Launch, ...] = ()
+    fused: tuple[Launch, ...] = ()
 
     @property
     def values(self) -> Sequence[Value]:
@@ -337,10 +332,16 @@ def gathered_rows(step: StepShape) -> dict[str, Argument]:
 
 def product(rows: int, *weights: Value, moved_bytes: float = 0.0) -> LeastWork:
     """Rows multiplied with matrices of weights, which are read once; and other bytes that have to be moved."""
-    products = rows * sum(prod(each.shape) for each in weights)
-    return LeastWork(2.0 * products, moved_bytes + sum(each.nbytes for each in weights))
+    products = rows * sum(prod(weight.shape) for weight in weights)
+    return LeastWork(2.0 * products, moved_bytes + sum(weight.nbytes for weight in weights))
 
 
 def copied(value: Value) -> LeastWork:
     """An array read and written."""
     return LeastWork(0.0, 2.0 * value.nbytes)
+
+
+def split_into_launches(count: int, largest: int) -> list[tuple[int, int]]:
+    """Return the sizes of launches that together take `count` rows or sequences, each with how often it is repeated."""
+    full_launches, remainder = divmod(count, largest)
+    return [(size, repeat) for size, repeat in ((largest, full_launches), (remainder, 1)) if size and repeat]

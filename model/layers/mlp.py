@@ -51,18 +51,17 @@ class FeedForward(Stateless):
         `b_up` are rows [1, width of the rank], `b_down` is [1, hidden]. What the block lacks is left out.
         """
         weights: dict[str, Weight] = {}
-        for suffix, projection, matrix_cut, bias_cut in (
-            ("gate", self.gate, COLUMN_PARALLEL, COLUMN_PARALLEL),
-            ("up", self.up, COLUMN_PARALLEL, COLUMN_PARALLEL),
-            ("down", self.down, ROW_PARALLEL, ROW),
+        for matrix, bias, projection, matrix_cut, bias_cut in (
+            ("w_gate", "b_gate", self.gate, COLUMN_PARALLEL, COLUMN_PARALLEL),
+            ("w_up", "b_up", self.up, COLUMN_PARALLEL, COLUMN_PARALLEL),
+            ("w_down", "b_down", self.down, ROW_PARALLEL, ROW),
         ):
             if projection is None:
                 continue
-            parameter = f"w_{suffix}"
             tensors = (projection.weight(matrix_cut),)
-            weights[parameter] = Weight(f"{self.name}.{parameter}", tensors, reader=("mlp", parameter))
+            weights[matrix] = Weight(f"{self.name}.{matrix}", tensors, reader=("mlp", matrix))
             if projection.bias is not None:
-                weights[f"b_{suffix}"] = Weight(f"{self.name}.b_{suffix}", (projection.bias_row(bias_cut),))
+                weights[bias] = Weight(f"{self.name}.{bias}", (projection.bias_row(bias_cut),))
         return weights
 
     @property

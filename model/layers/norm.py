@@ -68,10 +68,10 @@ class Norm:
             "norm_offset": self.offset,
         }
         if isinstance(self.cut, Divided):
-            arguments["replica_group"] = Axis.tensor
-            arguments["row_elements"] = self.cut.held(self.size, step.ranks)
+            row_elements = self.cut.held_elements(self.size, step.ranks)
+            arguments |= {"replica_group": Axis.tensor, "row_elements": row_elements}
         if scale is not None:
-            arguments["scale"] = scale.weight.value(step)
+            arguments |= {"scale": scale.weight.value(step)}
         return Launch("rmsnorm", arguments, (result,), LeastWork(0.0, float(moved)), x.shape[0], label)
 
     def reference(self, x: np.ndarray, numpy: Arithmetic) -> np.ndarray:

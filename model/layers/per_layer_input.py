@@ -157,7 +157,7 @@ class GatedInput(Stateless):
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """The gated input is rounded, the projected one, and the sum with the residual."""
         first = self.inputs.first
-        own = states[self.inputs.array][:, first : first + self.gate.outputs]
-        gated = numpy.rounded(activated(numpy.product(x, self.gate), self.activation) * own)
+        layer_inputs = states[self.inputs.array][:, first : first + self.gate.outputs]
+        gated = numpy.rounded(activated(numpy.product(x, self.gate), self.activation) * layer_inputs)
         y = self._after.reference(numpy.rounded(numpy.product(gated, self.output)), numpy)
         return scaled_sum(x, y, self.scale, numpy)

@@ -12,8 +12,8 @@ from model.layers.weight import Tensor, Zeros
 class Projection:
     """A matrix [outputs, inputs] of tensor `tensor`, and its bias of tensor `bias` where it has one.
 
-    A fused one is a part of a tensor of `of` outputs, those from `first` on; or as many from `first` on of `every` so
-    many. Some checkpoints hold it `transposed`.
+    A fused one is a part of a tensor of `tensor_outputs` outputs, those from `first` on; or as many from `first` on of
+    `every` so many. Some checkpoints hold it `transposed`.
     """
 
     tensor: str
@@ -21,17 +21,17 @@ class Projection:
     inputs: int
     bias: str | None = None
     first: int = 0
-    of: int = 0
+    tensor_outputs: int = 0
     transposed: bool = False
     every: int = 0
 
     def resized(self, outputs: int) -> Projection:
         """The same with another number of outputs, and of those of a tensor that holds others as well."""
-        return replace(self, outputs=outputs, of=self.of * outputs // self.outputs)
+        return replace(self, outputs=outputs, tensor_outputs=self.tensor_outputs * outputs // self.outputs)
 
     def weight(self, cut: Cut) -> Tensor:
         """The matrix, of which a rank holds what `cut` says."""
-        shape = (self.of or self.outputs, self.inputs)
+        shape = (self.tensor_outputs or self.outputs, self.inputs)
         stored = shape[::-1] if self.transposed else shape
         return Tensor(self.tensor, stored, cut, self._outputs, self.transposed)
 
@@ -39,11 +39,11 @@ class Projection:
         """The bias, of which a rank holds what `cut` says, as a row; zeros where there is none."""
         if self.bias is None:
             return Zeros("", (self.outputs,), cut)
-        return Tensor(self.bias, (self.of or self.outputs,), cut, self._outputs)
+        return Tensor(self.bias, (self.tensor_outputs or self.outputs,), cut, self._outputs)
 
     @property
     def _outputs(self) -> tuple[int, int, int] | None:
-        if not self.of:
+        if not self.tensor_outputs:
             return None
-        period = self.every or self.of
-        return self.first, self.first + self.outputs * period // self.of, period
+        period = self.every or self.tensor_outputs
+        return self.first, self.first + self.outputs * period // self.tensor_outputs, period

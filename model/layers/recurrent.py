@@ -1,24 +1,41 @@
-"""States of one size, however long a sequence is: where they lie, and a convolution before a recurrence.
+"""Blocks with a recurrence in place of attention: projections, a convolution, the recurrence, and the output.
 
-A state is an array [slots, …]. A step says which slot each sequence has, at which position its tokens begin, and how
-many of them are no padding.
+    inner = in(norm(x))
+    x     = x + output(recurrence(convolution(inner), inner))
+
+A state is an array [slots, …] of one size, however long a sequence is. A step says which slot each sequence has, at
+which position its tokens begin, and how many of them are no padding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from model.layers.arithmetic import Arithmetic
+from model.layers.arithmetic import Arithmetic, Span
 from model.layers.cache import Cache
-from model.layers.launch import INT32, Launch, LeastWork, StepShape, Value
-from model.layers.layer import States
+from model.layers.launch import (
+    FLOAT32,
+    INT32,
+    Argument,
+    Axis,
+    Launch,
+    LeastWork,
+    StepShape,
+    Value,
+    gathered_rows,
+    product,
+)
+from model.layers.layer import Constant, States
 from model.layers.mlp import activated
+from model.layers.norm import Norm
 from model.layers.paged import STATES
-from model.layers.shard import Cut, Depthwise
-from model.layers.weight import Tensor, Weight
+from model.layers.projection import Projection
+from model.layers.shard import ROW, Cut, Depthwise, Divided
+from model.layers.weight import Tensor, Weight, value_of
 
 OF_SEQUENCE = ("state_slots", "starts", "counts")
 """What a step gives recurrent kernels of each sequence, by the names of their parameters."""
@@ -34,37 +51,32 @@ def sequence_arguments(step: StepShape) -> dict[str, Value]:
     return {name: Value(name, (step.sequences, 1), INT32) for name in OF_SEQUENCE}
 
 
-def create_state_cache(step: StepShape, *states: Value) -> Cache:
-    """Create the cache of a recurrent layer from its states [slots, ...]; slots are copied in a step that has such."""
-    return Cache(states, step, STATES, is_copied=bool(step.slots))
-
-
 @dataclass(frozen=True)
 class Convolution:
     """A causal convolution of every channel by itself, with an activation: tensors `weight`.weight and .bias.
 
-    `cut` says which of the channels a rank holds. A fused tensor is cut by `parts` of channels, side by side.
+    `channel_cuts` are numbers of channels that lie side by side in the tensor, each with the cut to a rank's channels.
     """
 
     name: str
     tensor: str
     taps: int
-    parts: tuple[tuple[int, Cut], ...]
+    channel_cuts: tuple[tuple[int, Cut], ...]
     bias: bool
     activation: str | None = "silu"
 
     @property
     def channels(self) -> int:
         """Channels of all ranks."""
-        return sum(size for size, _ in self.parts)
+        return sum(size for size, _ in self.channel_cuts)
 
     def _tensors(self, name: str, shape: tuple[int, ...], cut: Callable[[Cut], Cut]) -> tuple[Tensor, ...]:
         """The parts of a tensor of all channels."""
-        found, first = [], 0
-        for size, own in self.parts:
-            found.append(Tensor(name, shape, cut(own), (first, first + size, self.channels)))
+        tensors, first = [], 0
+        for size, channel_cut in self.channel_cuts:
+            tensors.append(Tensor(name, shape, cut(channel_cut), (first, first + size, self.channels)))
             first += size
-        return tuple(found)
+        return tuple(tensors)
 
     @property
     def _weight(self) -> Weight:
@@ -77,7 +89,7 @@ class Convolution:
         """[1, channels of a rank]."""
         if not self.bias:
             return None
-        tensors = self._tensors(f"{self.tensor}.bias", (self.channels,), lambda own: own)
+        tensors = self._tensors(f"{self.tensor}.bias", (self.channels,), lambda channel_cut: channel_cut)
         return Weight(f"{self.name}.bias", tensors)
 
     @property
@@ -87,15 +99,15 @@ class Convolution:
 
     def state(self, step: StepShape) -> Value:
         """The last inputs of each sequence, [slots, taps - 1, channels of a rank]."""
-        own = self._weight.shape(step.shard)[1]
-        return Value(f"{self.name}.state", (slots(step), self.taps - 1, own), step.activations)
+        channels = self._weight.shape(step.shard)[1]
+        return Value(f"{self.name}.state", (slots(step), self.taps - 1, channels), step.activations)
 
     def launch(self, step: StepShape, x: Value, result: str, first: int = 0) -> Launch:
         """The convolution of the columns of `x` from `first` on."""
         state, weight = self.state(step), self._weight.value(step)
         bias = None if self._bias is None else self._bias.value(step)
-        size, own = step.activations.itemsize, weight.shape[1]
-        moved = 2 * step.tokens * own + 2 * step.sequences * (self.taps - 1) * own
+        size, channels = step.activations.itemsize, weight.shape[1]
+        moved = 2 * step.tokens * channels + 2 * step.sequences * (self.taps - 1) * channels
         return Launch(
             "causal_conv1d",
             {
@@ -108,7 +120,7 @@ class Convolution:
                 "activation": self.activation,
             },
             (result, state.name),
-            LeastWork(2.0 * self.taps * step.tokens * own, float(size * moved + weight.nbytes)),
+            LeastWork(2.0 * self.taps * step.tokens * channels, float(size * moved + weight.nbytes)),
             step.tokens,
         )
 
@@ -116,10 +128,130 @@ class Convolution:
         """x [tokens, channels], rounded at the end; the last inputs stay in `states`."""
         name, count = f"{self.name}.state", self.taps - 1
         before = states.get(name, np.zeros((count, x.shape[1]), np.float32))
-        given = np.concatenate([before, x])
-        states[name] = given[len(given) - count :]
+        padded = np.concatenate([before, x])
+        states[name] = padded[len(padded) - count :]
         weight = numpy.tensor(f"{self.tensor}.weight")[:, 0, :]
-        summed = sum(given[tap : tap + len(x)] * weight[:, tap] for tap in range(self.taps))
+        summed = sum(padded[tap : tap + len(x)] * weight[:, tap] for tap in range(self.taps))
         if self.bias:
             summed = summed + numpy.tensor(f"{self.tensor}.bias")
         return numpy.rounded(summed if self.activation is None else activated(summed, self.activation))
+
+
+@dataclass(frozen=True)
+class RecurrentBlock:
+    """x + output(recurrence(convolution(inputs(norm(x))))); `inputs` lie side by side in one product."""
+
+    name: str
+    hidden: int
+    norm: Norm
+    inputs: tuple[Projection, ...]
+    convolution: Convolution
+    output: Projection
+
+    @abstractmethod
+    def _cuts(self) -> tuple[Sequence[Cut], Divided]:
+        """How ranks divide the outputs of each of `inputs`, and the inputs of `output`."""
+
+    @property
+    @abstractmethod
+    def _inner_weights(self) -> Sequence[Weight]:
+        """The weights behind the convolution, that of the output included."""
+
+    @abstractmethod
+    def _state_shape(self, step: StepShape) -> tuple[int, ...]:
+        """The shape of a sequence's state on a rank."""
+
+    @abstractmethod
+    def _recurrence(self, step: StepShape, inner: Value, y: Value) -> Sequence[Launch]:
+        """The launches from the projected rows to those of the output projection, with the shape of `y`."""
+
+    @abstractmethod
+    def _recurrence_reference(
+        self, inner: Sequence[np.ndarray], states: States, numpy: Arithmetic
+    ) -> np.ndarray:
+        """Rows of the output projection, of the projected and rounded rows of each of `inputs`."""
+
+    @property
+    def _w_in(self) -> Weight:
+        """[hidden, a rank's columns of all inputs]."""
+        tensors = (projection.weight(cut) for projection, cut in zip(self.inputs, self._cuts()[0]))
+        return Weight(f"{self.name}.w_in", tuple(tensors))
+
+    @property
+    def _b_in(self) -> Weight | None:
+        if self.inputs[0].bias is None:
+            return None
+        rows = (projection.bias_row(cut) for projection, cut in zip(self.inputs, self._cuts()[0]))
+        return Weight(f"{self.name}.b_in", tuple(rows))
+
+    @property
+    def _w_out(self) -> Weight:
+        """[a rank's rows, hidden]."""
+        return Weight(f"{self.name}.w_out", (self.output.weight(self._cuts()[1]),))
+
+    @property
+    def _b_out(self) -> Weight | None:
+        return (
+            None if self.output.bias is None else Weight(f"{self.name}.b_out", (self.output.bias_row(ROW),))
+        )
+
+    @property
+    def weights(self) -> Sequence[Weight]:
+        """The norm, the projections, the convolution, and the weights of the recurrence."""
+        weights = (self._w_in, *self.convolution.weights, *self._inner_weights, self._b_in, self._b_out)
+        return (*self.norm.weights, *(weight for weight in weights if weight is not None))
+
+    @property
+    def _state_name(self) -> str:
+        return f"{self.name}.state"
+
+    def _state(self, step: StepShape) -> Value:
+        return Value(self._state_name, (slots(step), *self._state_shape(step)), FLOAT32)
+
+    def caches(self, step: StepShape) -> Sequence[Cache]:
+        """The last inputs of the convolution, and the state; slots are copied in a step that has such."""
+        states = self.convolution.state(step), self._state(step)
+        return (Cache(states, step, STATES, is_copied=bool(step.slots)),)
+
+    def constants(self, step: StepShape) -> Mapping[str, Constant]:
+        """None."""
+        return {}
+
+    def launches(self, step: StepShape) -> Sequence[Launch]:
+        """The projection of normalised rows, the convolution and the recurrence, and the output."""
+        w_in, w_out, tokens = self._w_in.value(step), self._w_out.value(step), step.tokens
+        x = Value("x", (step.own_rows, self.hidden), step.activations)
+        inner = Value("inner", (tokens, w_in.shape[1]), step.activations)
+        y = Value("scanned", (tokens, w_out.shape[0]), step.activations)
+        recurrence = self._recurrence(step, inner, y)
+        enter: dict[str, Argument] = {
+            "x": x,
+            "norm_weight": self.norm.weight.value(step),
+            "w_qkv": w_in,
+            "eps": self.norm.eps,
+            "q_size": w_in.shape[1],
+            "kv_size": 0,
+            "bias": value_of(self._b_in, step),
+            "norm_offset": self.norm.offset,
+            **gathered_rows(step),
+        }
+        leave: dict[str, Argument] = {
+            "o": Value(recurrence[-1].results[0], y.shape, y.dtype),
+            "w_o": w_out,
+            "residual": x,
+            "replica_group": Axis.tensor,
+            "bias": value_of(self._b_out, step),
+            "sequence_ranks": step.sequence_ranks,
+        }
+        return (
+            Launch("qkv_projection", enter, (inner.name,), product(tokens, w_in), tokens),
+            *recurrence,
+            Launch("output_projection", leave, ("x",), product(tokens, w_out), tokens),
+        )
+
+    def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
+        """Token by token; rounded are the projected rows, those of the output projection, and the sum."""
+        normed = self.norm.reference(x, numpy)
+        inner = [numpy.rounded(numpy.product(normed, projection)) for projection in self.inputs]
+        y = self._recurrence_reference(inner, states, numpy)
+        return numpy.rounded(x + numpy.summed_product(y, self.output, self._cuts()[1].span))

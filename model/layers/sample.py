@@ -9,6 +9,7 @@ rules that logits decide.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from model.layers.launch import (
 from model.layers.shard import vocabulary_span
 from model.sampling import SampleRow
 
-DRAWS = (Draws(8), Draws(64), Draws(64, whole=True), Draws(256, whole=True))
+DRAWS = (Draws(8), Draws(64), Draws(64, full_vocabulary=True), Draws(256, full_vocabulary=True))
 """The kinds of draws, each serving what the one before it serves.
 
 Up to 64 candidates cost lm_head little, which finds them while it reads weights; 256 would take it three times as long
@@ -62,11 +63,14 @@ def draws_for(row: SampleRow, vocabulary: int, ranks: int) -> Draws | None:
     """The first kind that serves a row; None where the host has to draw."""
     needed = 1 if row.temperature == 0 else row.top_k or vocabulary
     needed = max(needed, row.logprobs or 0)
-    whole = row.adjusts or row.logprobs is not None
+    needs_full_vocabulary = row.adjusts or row.logprobs is not None
     if (row.adjusts and row.logprobs is not None) or row.by_logits is not None:
         return None
     for draws in DRAWS:
-        if needed <= candidates_held(draws.candidates, vocabulary, ranks) and draws.whole >= whole:
+        if (
+            needed <= candidates_held(draws.candidates, vocabulary, ranks)
+            and draws.full_vocabulary >= needs_full_vocabulary
+        ):
             return draws
     return None
 
@@ -75,28 +79,30 @@ def served(
     rows: Sequence[SampleRow | None], vocabulary: int, ranks: int
 ) -> tuple[Draws | None, list[SampleRow | None]]:
     """The first kind that serves every row that one does, and these rows; None in the place of the others."""
-    kinds = [None if row is None else draws_for(row, vocabulary, ranks) for row in rows]
-    last = max((DRAWS.index(each) for each in kinds if each is not None), default=None)
-    left = [None if kind is None else row for row, kind in zip(rows, kinds)]
+    row_draws = [None if row is None else draws_for(row, vocabulary, ranks) for row in rows]
+    last = max((DRAWS.index(draws) for draws in row_draws if draws is not None), default=None)
+    left = [None if draws is None else row for row, draws in zip(rows, row_draws)]
     return None if last is None else DRAWS[last], left
 
 
-def arguments_of(rows: Sequence[SampleRow | None], vocabulary: int, whole: bool) -> Mapping[str, np.ndarray]:
-    """What rows bring to a launch: [rows, 1] and, for the `whole` vocabulary, [rows, vocabulary], float32.
+def arguments_of(
+    rows: Sequence[SampleRow | None], vocabulary: int, full_vocabulary: bool
+) -> Mapping[str, np.ndarray]:
+    """What rows bring to a launch: [rows, 1] and, for the `full_vocabulary`, [rows, vocabulary], float32.
 
     Where there is no row, the launch takes the likeliest token for nobody.
     """
-    rows = [row or SampleRow(0.0) for row in rows]
-    given = {name: np.array([[getattr(row, name)] for row in rows], np.float32) for name in NUMBERS}
-    given["top_k"][given["top_k"] == 0] = vocabulary
-    if whole:
+    filled = [row or SampleRow(0.0) for row in rows]
+    filled = [replace(row, top_k=row.top_k or vocabulary) for row in filled]
+    arrays = {name: np.array([[getattr(row, name)] for row in filled], np.float32) for name in NUMBERS}
+    if full_vocabulary:
         for name in COLUMNS:
-            given[name] = np.zeros((len(rows), vocabulary), np.float32)
-            for number, row in enumerate(rows):
-                own = getattr(row, name)
-                if own is not None:
-                    given[name][number] = own
-    return given
+            arrays[name] = np.zeros((len(rows), vocabulary), np.float32)
+            for number, row in enumerate(filled):
+                column = getattr(row, name)
+                if column is not None:
+                    arrays[name][number] = column
+    return arrays
 
 
 def sample_launch(step: StepShape, vocabulary: int, first_token: Value, rows: int, repeat: int) -> Launch:
@@ -105,18 +111,24 @@ def sample_launch(step: StepShape, vocabulary: int, first_token: Value, rows: in
     assert draws is not None
     keep = candidates_held(draws.candidates, vocabulary, step.ranks)
     arguments: dict[str, Argument] = {name: Value(name, (rows, 1), FLOAT32) for name in LIMITS}
-    arguments["candidates"] = keep
-    if draws.whole:
-        own = vocabulary_span(vocabulary, step.shard)
-        columns = (rows, own.stop - own.start)
-        arguments["logits"] = Value("logits", columns, FLOAT32)
-        arguments |= {name: Value(name, columns, FLOAT32) for name in COLUMNS}
+    arguments |= {"candidates": keep}
+    if draws.full_vocabulary:
+        local_tokens = vocabulary_span(vocabulary, step.shard)
+        columns = (rows, local_tokens.stop - local_tokens.start)
+        arguments |= {name: Value(name, columns, FLOAT32) for name in ("logits", *COLUMNS)}
         arguments |= {name: Value(name, (rows, 1), FLOAT32) for name in PENALTIES}
         arguments |= {"vocab_offset": first_token, "replica_group": Axis.tensor, "num_ranks": step.ranks}
     else:
-        arguments["logits"] = Value("values", (rows, keep), FLOAT32)
-        arguments["ids"] = Value("tokens", (rows, keep), INT32)
+        candidates = Value("values", (rows, keep), FLOAT32)
+        arguments |= {"logits": candidates, "ids": Value("tokens", (rows, keep), INT32)}
     moved = sum(value.nbytes for value in arguments.values() if isinstance(value, Value))
     results = rows * (8 + 8 * keep)  # ids and log-probabilities of the draw and the candidates
-    work = LeastWork(0.0, moved + results)
-    return Launch("sample", arguments, RESULTS, work, rows, growth=Growth.sequences, repeat=repeat)
+    return Launch(
+        "sample",
+        arguments,
+        RESULTS,
+        LeastWork(0.0, moved + results),
+        rows,
+        growth=Growth.sequences,
+        repeat=repeat,
+    )

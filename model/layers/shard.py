@@ -50,27 +50,27 @@ class Shard:
 
 def even_span(size: int, shard: Shard) -> slice:
     """The part of `size` elements that a rank holds: ceil(size / ranks) of them, and the rest on the last rank."""
-    part = -(-size // shard.ranks)
-    return slice(min(size, shard.rank * part), min(size, (shard.rank + 1) * part))
+    size_of_rank = -(-size // shard.ranks)
+    return slice(min(size, shard.rank * size_of_rank), min(size, (shard.rank + 1) * size_of_rank))
 
 
 def vocabulary_span(size: int, shard: Shard) -> slice:
     """The part of `size` tokens that a rank holds: as many on every rank, and one more on each of the first ones."""
-    part, more = divmod(size, shard.ranks)
-    first = shard.rank * part + min(shard.rank, more)
-    return slice(first, first + part + (shard.rank < more))
+    size_of_rank, more = divmod(size, shard.ranks)
+    first = shard.rank * size_of_rank + min(shard.rank, more)
+    return slice(first, first + size_of_rank + (shard.rank < more))
 
 
 def query_span(heads: int, kv_heads: int, size: int, shard: Shard) -> slice:
     """The part of `size` elements, `heads` query heads side by side in `kv_heads` groups, that a rank holds."""
-    own = HeadLayout(heads, kv_heads, shard.ranks).queries(shard.rank)
-    return slice(own.start * size // heads, own.stop * size // heads)
+    local_heads = HeadLayout(heads, kv_heads, shard.ranks).queries(shard.rank)
+    return slice(local_heads.start * size // heads, local_heads.stop * size // heads)
 
 
 def kv_span(heads: int, kv_heads: int, size: int, shard: Shard) -> slice:
     """The part of `size` elements, `kv_heads` key/value heads side by side, that a rank holds."""
-    own = HeadLayout(heads, kv_heads, shard.ranks).keys(shard.rank)
-    return slice(own.start * size // kv_heads, own.stop * size // kv_heads)
+    local_heads = HeadLayout(heads, kv_heads, shard.ranks).keys(shard.rank)
+    return slice(local_heads.start * size // kv_heads, local_heads.stop * size // kv_heads)
 
 
 @dataclass(frozen=True)
@@ -88,24 +88,24 @@ class Selection:
 
     def take(self, weight: Weight) -> np.ndarray:
         """Return a copy of the part; a quantised weight is widened, its other parts are not."""
-        part = weight if weight.ndim == 2 else np.asarray(weight)[:, None]
-        part = part[:, self.inputs.start : self.inputs.stop]
+        selected = weight if weight.ndim == 2 else np.asarray(weight)[:, None]
+        selected = selected[:, self.inputs.start : self.inputs.stop]
         if isinstance(self.outputs, range):
-            part = part[self.outputs.start : self.outputs.stop]
+            selected = selected[self.outputs.start : self.outputs.stop]
         elif self.outputs:
             first = min(self.outputs)
-            part = np.asarray(part[first : max(self.outputs) + 1])[np.subtract(self.outputs, first)]
+            selected = np.asarray(selected[first : max(self.outputs) + 1])[np.subtract(self.outputs, first)]
         else:
-            part = part[:0]
+            selected = selected[:0]
         if self.is_transposed:
-            return _transposed(part, self.shape)
-        if part.shape == self.shape:
-            return np.array(part)
-        result = np.zeros(self.shape, part.dtype)
-        result[: part.shape[0], : part.shape[1]] = part
+            return _transposed(selected, self.shape)
+        if selected.shape == self.shape:
+            return np.array(selected)
+        result = np.zeros(self.shape, selected.dtype)
+        result[: selected.shape[0], : selected.shape[1]] = selected
         return result
 
-    def of_entries(self, block: tuple[int, int]) -> Selection:
+    def to_entries(self, block: tuple[int, int]) -> Selection:
         """Return the same part of a stored tensor, whose entries stand for blocks (rows, columns) of the weight.
 
         Raises ModelError where the part does not consist of whole blocks, unless it is inside one.
@@ -118,13 +118,13 @@ class Selection:
         return Selection(outputs, inputs, shape[::-1] if self.is_transposed else shape, self.is_transposed)
 
 
-def _entries(part: range | tuple[int, ...], block: int) -> range:
+def _entries(elements: range | tuple[int, ...], block: int) -> range:
     """Return the entries that stand for elements, a block each."""
-    if not part:
+    if not elements:
         return range(0)
-    first, last = part[0] // block, part[-1] // block
-    whole = range(part[0], part[-1] + 1)
-    if tuple(part) != tuple(whole) or (part[0] % block and first != last):
+    first, last = elements[0] // block, elements[-1] // block
+    contiguous = range(elements[0], elements[-1] + 1)
+    if tuple(elements) != tuple(contiguous) or (elements[0] % block and first != last):
         raise ModelError(f"a rank's part of a weight does not consist of whole blocks of {block} elements")
     return range(first, last + 1)
 
@@ -132,7 +132,7 @@ def _entries(part: range | tuple[int, ...], block: int) -> range:
 class Cut(Protocol):
     """The part of a checkpoint's tensor that one rank holds, and its layout."""
 
-    def shape(self, whole: Shape, shard: Shard) -> Shape:
+    def shape(self, tensor_shape: Shape, shard: Shard) -> Shape:
         """Return the shape of what a rank holds of a tensor of shape `whole`."""
 
     def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
@@ -143,12 +143,12 @@ class MatrixCut(Cut):
     """A cut of a weight [out, in], or of a vector [out], which is taken as [out, 1]."""
 
     @abstractmethod
-    def select(self, whole: Shape, shard: Shard) -> Selection:
+    def select(self, tensor_shape: Shape, shard: Shard) -> Selection:
         """Return what a rank holds of a weight of shape `whole`."""
 
-    def shape(self, whole: Shape, shard: Shard) -> Shape:
+    def shape(self, tensor_shape: Shape, shard: Shard) -> Shape:
         """Return the shape of the selection."""
-        return self.select(whole, shard).shape
+        return self.select(tensor_shape, shard).shape
 
     def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
         """Return a copy of the selection."""
@@ -158,9 +158,9 @@ class MatrixCut(Cut):
 class Whole(Cut):
     """The whole tensor, on every rank."""
 
-    def shape(self, whole: Shape, shard: Shard) -> Shape:
+    def shape(self, tensor_shape: Shape, shard: Shard) -> Shape:
         """Return the unchanged shape."""
-        return whole
+        return tensor_shape
 
     def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
         """Return a copy."""
@@ -170,9 +170,9 @@ class Whole(Cut):
 class Row(Cut):
     """A vector [n] as the row of a matrix [1, n], on every rank."""
 
-    def shape(self, whole: Shape, shard: Shard) -> Shape:
+    def shape(self, tensor_shape: Shape, shard: Shard) -> Shape:
         """Return [1, n]."""
-        return (1, *whole)
+        return (1, *tensor_shape)
 
     def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
         """Return a copy."""
@@ -182,9 +182,9 @@ class Row(Cut):
 class Taps(Cut):
     """A convolution [out, in, taps], kept as [taps, in, out], on every rank."""
 
-    def shape(self, whole: Shape, shard: Shard) -> Shape:
+    def shape(self, tensor_shape: Shape, shard: Shard) -> Shape:
         """Return [taps, in, out]."""
-        return whole[::-1]
+        return tensor_shape[::-1]
 
     def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
         """Return a contiguous copy."""
@@ -194,9 +194,9 @@ class Taps(Cut):
 class Transposed(MatrixCut):
     """A whole projection [out, in], kept as [in, out], on every rank."""
 
-    def select(self, whole: Shape, shard: Shard) -> Selection:
+    def select(self, tensor_shape: Shape, shard: Shard) -> Selection:
         """Return the whole weight."""
-        return Selection(range(whole[0]), range(whole[1]), (whole[1], whole[0]))
+        return Selection(range(tensor_shape[0]), range(tensor_shape[1]), (tensor_shape[1], tensor_shape[0]))
 
 
 @dataclass(frozen=True)
@@ -211,17 +211,17 @@ class Divided(MatrixCut):
     span: Callable[[int, Shard], slice]
     padded: bool = False
 
-    def select(self, whole: Shape, shard: Shard) -> Selection:
+    def select(self, tensor_shape: Shape, shard: Shard) -> Selection:
         """Return the rank's part of one axis."""
-        outputs, inputs = whole if len(whole) == 2 else (*whole, 1)
+        outputs, inputs = tensor_shape if len(tensor_shape) == 2 else (*tensor_shape, 1)
         size = (outputs, inputs)[self.axis]
-        part = _range(self.span(size, shard))
-        length = len(_range(self.span(size, Shard(0, shard.ranks)))) if self.padded else len(part)
+        local_range = _range(self.span(size, shard))
+        length = len(_range(self.span(size, Shard(0, shard.ranks)))) if self.padded else len(local_range)
         if self.axis == 0:
-            return Selection(part, range(inputs), (inputs, length))
-        return Selection(range(outputs), part, (length, outputs))
+            return Selection(local_range, range(inputs), (inputs, length))
+        return Selection(range(outputs), local_range, (length, outputs))
 
-    def held(self, size: int, ranks: int) -> int:
+    def held_elements(self, size: int, ranks: int) -> int:
         """Return the elements of an axis of `size` that all ranks hold; copies count as often, padding does not."""
         spans = (self.span(size, Shard(rank, ranks)) for rank in range(ranks))
         return sum(span.stop - span.start for span in spans)
@@ -233,15 +233,15 @@ class Rows(Cut):
 
     span: Callable[[int, Shard], slice]
 
-    def shape(self, whole: Shape, shard: Shard) -> Shape:
+    def shape(self, tensor_shape: Shape, shard: Shard) -> Shape:
         """Return [rows of every rank, n]."""
-        return (len(_range(self.span(whole[0], Shard(0, shard.ranks)))), *whole[1:])
+        return (len(_range(self.span(tensor_shape[0], Shard(0, shard.ranks)))), *tensor_shape[1:])
 
     def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
         """Return a copy of the part."""
         result = np.zeros(self.shape(tensor.shape, shard), tensor.dtype)
-        part = tensor[self.span(len(tensor), shard)]
-        result[: len(part)] = part
+        local_rows = tensor[self.span(len(tensor), shard)]
+        result[: len(local_rows)] = local_rows
         return result
 
 
@@ -252,9 +252,9 @@ class Reordered(MatrixCut):
     cut: MatrixCut
     order: tuple[int, ...]
 
-    def select(self, whole: Shape, shard: Shard) -> Selection:
+    def select(self, tensor_shape: Shape, shard: Shard) -> Selection:
         """Return the part, whose outputs are in whole runs, reordered."""
-        selection = self.cut.select(whole, shard)
+        selection = self.cut.select(tensor_shape, shard)
         runs = np.reshape(selection.outputs, (-1, len(self.order)))
         outputs = runs[:, list(self.order)].ravel()
         return replace(selection, outputs=tuple(outputs.tolist()))
@@ -262,24 +262,24 @@ class Reordered(MatrixCut):
 
 @dataclass(frozen=True)
 class HeadPart(MatrixCut):
-    """Of each of a rank's heads of a projection [heads * n, in] the outputs `part`: kept so, or as [in, out].
+    """Of each of a rank's heads of a projection [heads * n, in] the rows `rows_of_head`: kept so, or as [in, out].
 
     `span` gives a rank's heads. Every rank's part is as long as the first one's, filled up with zeros.
     """
 
     span: Callable[[int, Shard], slice]
     heads: int
-    part: tuple[int, int]
-    rows: bool
+    rows_of_head: tuple[int, int]
+    keeps_layout: bool
 
-    def select(self, whole: Shape, shard: Shard) -> Selection:
+    def select(self, tensor_shape: Shape, shard: Shard) -> Selection:
         """Return the part of each head of a rank."""
-        height, (first, end) = whole[0] // self.heads, self.part
+        height, (first, end) = tensor_shape[0] // self.heads, self.rows_of_head
         heads = _range(self.span(self.heads, shard))
         outputs = tuple(head * height + row for head in heads for row in range(first, end))
         count = len(_range(self.span(self.heads, Shard(0, shard.ranks)))) * (end - first)
-        shape = (count, whole[1]) if self.rows else (whole[1], count)
-        return Selection(outputs, range(whole[1]), shape, is_transposed=not self.rows)
+        shape = (count, tensor_shape[1]) if self.keeps_layout else (tensor_shape[1], count)
+        return Selection(outputs, range(tensor_shape[1]), shape, is_transposed=not self.keeps_layout)
 
 
 @dataclass(frozen=True)
@@ -288,9 +288,9 @@ class Depthwise(Cut):
 
     cut: Cut
 
-    def shape(self, whole: Shape, shard: Shard) -> Shape:
+    def shape(self, tensor_shape: Shape, shard: Shard) -> Shape:
         """Return [taps, channels of a rank]."""
-        return self.cut.shape((whole[0], whole[2]), shard)
+        return self.cut.shape((tensor_shape[0], tensor_shape[2]), shard)
 
     def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
         """Return the part, transposed, contiguous."""
@@ -307,18 +307,18 @@ ROWS_PARALLEL = Rows(even_span)
 VOCABULARY_PARALLEL = Divided(0, vocabulary_span)
 
 
-def by_query_heads(heads: int, kv_heads: int, axis: int = 0) -> MatrixCut:
+def by_query_heads(heads: int, kv_heads: int, axis: int = 0) -> Divided:
     """The cut of a projection into query heads; they are its outputs, or its inputs where `axis` is 1."""
     return Divided(axis, partial(query_span, heads, kv_heads), padded=True)
 
 
-def by_kv_heads(heads: int, kv_heads: int) -> MatrixCut:
+def by_kv_heads(heads: int, kv_heads: int) -> Divided:
     """The cut of a projection into key/value heads."""
     return Divided(0, partial(kv_span, heads, kv_heads), padded=True)
 
 
-def _range(part: slice) -> range:
-    return range(part.start, part.stop)
+def _range(span: slice) -> range:
+    return range(span.start, span.stop)
 
 
 def _transposed(weight: Weight, shape: Shape) -> np.ndarray:

@@ -12,7 +12,7 @@ def mixed_values(
     query: np.ndarray,
     keys: np.ndarray,
     values: np.ndarray,
-    own: GroupedAttention,
+    mixer: GroupedAttention,
     span: Span,
     numpy: Arithmetic,
     sinks_of: str | None = None,
@@ -21,16 +21,16 @@ def mixed_values(
 
     Arrays are [heads, tokens, head_dim]; `sinks_of` is the tensor of a score of each head that joins the sum.
     """
-    group = own.heads // own.kv_heads
+    group = mixer.heads // mixer.kv_heads
     scores = query @ np.repeat(keys, group, axis=0).swapaxes(1, 2)
-    scores *= np.float32(own.score_scale)
-    if own.softcap is not None:
-        scores = np.float32(own.softcap) * np.tanh(scores / np.float32(own.softcap))
+    scores *= np.float32(mixer.score_scale)
+    if mixer.softcap is not None:
+        scores = np.float32(mixer.softcap) * np.tanh(scores / np.float32(mixer.softcap))
     tokens, length = scores.shape[1:]
     before = np.arange(length - tokens, length)[:, None] - np.arange(length)
-    hidden = before < (0 if own.causal else -length)
-    if own.window is not None:
-        hidden |= before >= own.window
+    hidden = before < (0 if mixer.causal else -length)
+    if mixer.window is not None:
+        hidden |= before >= mixer.window
     scores[:, hidden] = -np.inf
     sinks = None if sinks_of is None else numpy.tensor(sinks_of)[:, None, None]
     largest = scores.max(axis=-1, keepdims=True)

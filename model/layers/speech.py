@@ -57,14 +57,17 @@ class SpeechInput(Stateless):
     @property
     def weights(self) -> Sequence[Weight]:
         """Both convolutions, their biases, and the table of positions."""
-        return (*(each(number) for number in (0, 1) for each in (self._weight, self._bias)), self._table)
+        return (
+            *(create_weight(number) for number in (0, 1) for create_weight in (self._weight, self._bias)),
+            self._table,
+        )
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Two kernels."""
-        columns, kind = 2 * self.positions, step.activations
-        features = Value("features", (step.sequences, self.mel_bins, columns), kind)
-        waves = Value("waves", (step.sequences, self.hidden, columns), kind)
-        x = Value("x", (step.tokens, self.hidden), kind)
+        columns, dtype = 2 * self.positions, step.activations
+        features = Value("features", (step.sequences, self.mel_bins, columns), dtype)
+        waves = Value("waves", (step.sequences, self.hidden, columns), dtype)
+        x = Value("x", (step.tokens, self.hidden), dtype)
         return (
             self._launch(step, 0, features, waves),
             self._launch(step, 1, waves, x, added=self._table.value(step)),
@@ -85,9 +88,9 @@ class SpeechInput(Stateless):
         if added is not None:
             arguments |= {"as_rows": True, "added": added}
         read = [argument for argument in arguments.values() if isinstance(argument, Value)]
-        places = step.tokens * 2 // _STRIDES[number]
+        positions = step.tokens * 2 // _STRIDES[number]
         work = LeastWork(
-            2.0 * places * TAPS_OF_BOTH * self._inputs(number) * self.hidden,
+            2.0 * positions * TAPS_OF_BOTH * self._inputs(number) * self.hidden,
             float(sum(value.nbytes for value in (*read, result))),
         )
         label = ("spectrum", "every second place")[number]

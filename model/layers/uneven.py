@@ -22,9 +22,9 @@ def _sentences(config: ModelConfig, ranks: int) -> Iterator[str]:
             yield from _heads(block.mixer.layout(ranks))
     for block in config.blocks:
         if isinstance(block.mlp, Mlp) and block.mlp.width % ranks:
-            own = even_span(block.mlp.width, Shard(0, ranks)).stop
-            padding = ranks * own - block.mlp.width
-            yield f"an MLP of width {block.mlp.width}: {own} a rank, {_padded(padding, ranks * own)}"
+            width = even_span(block.mlp.width, Shard(0, ranks)).stop
+            padding = ranks * width - block.mlp.width
+            yield f"an MLP of width {block.mlp.width}: {width} a rank, {_padded(padding, ranks * width)}"
     if config.vocab_size % ranks:
         first, last = (vocabulary_span(config.vocab_size, Shard(rank, ranks)) for rank in (0, ranks - 1))
         sizes = f"{first.stop} or {last.stop - last.start}"
@@ -34,17 +34,17 @@ def _sentences(config: ModelConfig, ranks: int) -> Iterator[str]:
 def _heads(layout: HeadLayout) -> Iterator[str]:
     """Groups of query heads that have padding, or whose key/value head several ranks hold."""
     idle = sum(not layout.queries(rank) for rank in range(layout.ranks))
-    parts = []
+    remarks = []
     if layout.padding:
-        parts.append(_padded(layout.padding, layout.ranks * layout.heads_of_rank))
+        remarks.append(_padded(layout.padding, layout.ranks * layout.heads_of_rank))
     if idle:
-        parts.append(f"{idle} {'rank holds' if idle == 1 else 'ranks hold'} padding only")
+        remarks.append(f"{idle} {'rank holds' if idle == 1 else 'ranks hold'} padding only")
     if layout.copies > 1:
-        parts.append(f"{layout.copies} ranks hold each key/value head")
-    if parts:
+        remarks.append(f"{layout.copies} ranks hold each key/value head")
+    if remarks:
         groups = f"{layout.heads} query heads in {layout.kv_heads} group{'s' if layout.kv_heads > 1 else ''}"
-        yield f"{groups}: {layout.heads_of_rank} a rank, {', '.join(parts)}"
+        yield f"{groups}: {layout.heads_of_rank} a rank, {', '.join(remarks)}"
 
 
-def _padded(padding: int, of_all: int) -> str:
-    return f"{padding} of {of_all} {'is' if padding == 1 else 'are'} padding"
+def _padded(padding: int, total: int) -> str:
+    return f"{padding} of {total} {'is' if padding == 1 else 'are'} padding"

@@ -30,25 +30,25 @@ class Tensor:
     transposed: bool = False
     exact: bool = False
 
-    def part(self, tensor: StoredWeight) -> StoredWeight:
+    def select(self, tensor: StoredWeight) -> StoredWeight:
         """The part of the checkpoint's tensor, [out, in] or [out]."""
-        whole = tensor.T if self.transposed else tensor
+        matrix = tensor.T if self.transposed else tensor
         if self.outputs is None:
-            return whole
+            return matrix
         first, end, period = self.outputs
-        if period == len(whole):
-            return whole[first:end]
-        rest = whole.shape[1:]
-        return whole.reshape(-1, period, *rest)[:, first:end].reshape(-1, *rest)
+        if period == len(matrix):
+            return matrix[first:end]
+        inner_shape = matrix.shape[1:]
+        return matrix.reshape(-1, period, *inner_shape)[:, first:end].reshape(-1, *inner_shape)
 
     @property
     def part_shape(self) -> Shape:
         """The shape of the part of the checkpoint's tensor, [out, in] or [out]."""
-        whole = self.shape[::-1] if self.transposed else self.shape
+        shape = self.shape[::-1] if self.transposed else self.shape
         if self.outputs is None:
-            return whole
+            return shape
         first, end, period = self.outputs
-        return (whole[0] // period * (end - first), *whole[1:])
+        return (shape[0] // period * (end - first), *shape[1:])
 
     def rank_shape(self, shard: Shard) -> Shape:
         """The shape of what a rank holds."""
@@ -58,7 +58,7 @@ class Tensor:
         self, weights: Mapping[str, StoredWeight], shard: Shard, activations: np.dtype = FLOAT32
     ) -> np.ndarray:
         """What a rank holds beside activations of a dtype, copied from a checkpoint."""
-        return self.cut.take(as_held(self.part(weights[self.name]), activations, self.exact), shard)
+        return self.cut.take(as_held(self.select(weights[self.name]), activations, self.exact), shard)
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,12 @@ class Weight:
     @property
     def is_whole(self) -> bool:
         """Whether every rank holds the same elements."""
-        cuts = (each.cut.cut if isinstance(each.cut, Reordered) else each.cut for each in self.tensors)
+        cuts = (
+            tensor.cut.cut if isinstance(tensor.cut, Reordered) else tensor.cut for tensor in self.tensors
+        )
         return all(isinstance(cut, (Whole, Row, Transposed)) for cut in cuts)
 
-    def part(self, shard: Shard) -> object:
+    def content_key(self, shard: Shard) -> object:
         """What ranks have in common that hold the same elements."""
         return None if self.is_whole else shard.rank
 
@@ -101,13 +103,13 @@ class Weight:
     ) -> np.ndarray:
         """The array of a rank, copied from a checkpoint; parts of several dtypes have the one that holds them all."""
         dtype = self.held_dtype(weights, activations)
-        parts = [
+        arrays = [
             np.zeros(tensor.rank_shape(shard), dtype)
             if isinstance(tensor, Zeros)
             else tensor.take(weights, shard, activations).astype(dtype, copy=False)
             for tensor in self.tensors
         ]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+        return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=1)
 
     def kernel_format(
         self, weights: Mapping[str, StoredWeight], parameters: KernelParameters
@@ -120,9 +122,9 @@ class Weight:
             return None
         formats: set[Format | None] = set()
         for tensor in self.tensors:
-            part = None if isinstance(tensor, Zeros) else tensor.part(weights[tensor.name])
-            is_kept = isinstance(part, QuantisedWeight) and isinstance(tensor.cut, MatrixCut)
-            formats.add(part.format if is_kept and isinstance(part, QuantisedWeight) else None)
+            selected = None if isinstance(tensor, Zeros) else tensor.select(weights[tensor.name])
+            is_kept = isinstance(selected, QuantisedWeight) and isinstance(tensor.cut, MatrixCut)
+            formats.add(selected.format if is_kept and isinstance(selected, QuantisedWeight) else None)
         format = formats.pop() if len(formats) == 1 else None
         if format is None or not format.kernel_tensors:
             return None
@@ -134,22 +136,22 @@ class Weight:
         self, weights: Mapping[str, StoredWeight], shard: Shard, format: Format
     ) -> dict[str, np.ndarray]:
         """Return the arrays of a rank by name: the stored tensors that the kernel reads, cut without widening."""
-        parts: dict[str, list[np.ndarray]] = {name: [] for name in format.kernel_tensors}
+        stored_arrays: dict[str, list[np.ndarray]] = {name: [] for name in format.kernel_tensors}
         for tensor in self.tensors:
-            part, cut = tensor.part(weights[tensor.name]), tensor.cut
-            assert isinstance(part, QuantisedWeight) and isinstance(cut, MatrixCut)
-            selection, stored = cut.select(part.shape, shard), part.stored()
-            for name, spec in format.describe_tensors(part.shape).items():
-                if name in parts:
-                    parts[name].append(selection.of_entries(spec.block).take(stored[name]))
+            selected, cut = tensor.select(weights[tensor.name]), tensor.cut
+            assert isinstance(selected, QuantisedWeight) and isinstance(cut, MatrixCut)
+            selection, stored = cut.select(selected.shape, shard), selected.stored()
+            for name, spec in format.describe_tensors(selected.shape).items():
+                if name in stored_arrays:
+                    stored_arrays[name].append(selection.to_entries(spec.block).take(stored[name]))
         return {
             self.name + _suffix(name): arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=1)
-            for name, arrays in parts.items()
+            for name, arrays in stored_arrays.items()
         }
 
     def dtype(self, dtypes: WeightDtypes) -> np.dtype:
         """The array's dtype among those of all weights."""
-        return FLOAT32 if self.tensors[0].exact else dtypes.of(self.name)
+        return FLOAT32 if self.tensors[0].exact else dtypes.dtype_of(self.name)
 
     def held_dtype(self, weights: Mapping[str, StoredWeight], activations: np.dtype) -> np.dtype:
         """The dtype of the array beside activations of a dtype, which holds all of the checkpoint's tensors."""
@@ -171,7 +173,7 @@ class Weight:
             for tensor in self.tensors:
                 assert isinstance(tensor.cut, MatrixCut)
                 spec = format.describe_tensors(tensor.part_shape)[name]
-                shapes.append(tensor.cut.select(tensor.part_shape, shard).of_entries(spec.block).shape)
+                shapes.append(tensor.cut.select(tensor.part_shape, shard).to_entries(spec.block).shape)
             arrays[self.name + _suffix(name)] = (_side_by_side(shapes), spec.dtype)
         return arrays
 
@@ -202,24 +204,24 @@ def _suffix(stored_tensor: str) -> str:
 class StackedWeight(Weight):
     """Tensors of one shape, one of each expert of a rank, one behind the other: [experts, …]."""
 
-    def part(self, shard: Shard) -> object:
+    def content_key(self, shard: Shard) -> object:
         """What ranks have in common that hold the same elements."""
-        return super().part(shard), shard.expert_rank
+        return super().content_key(shard), shard.expert_rank
 
-    def _own(self, shard: Shard) -> tuple[Tensor, ...]:
+    def _local_tensors(self, shard: Shard) -> tuple[Tensor, ...]:
         """Those of the experts that a rank holds."""
         count = len(self.tensors) // shard.expert_ranks
         return self.tensors[shard.expert_rank * count : (shard.expert_rank + 1) * count]
 
     def shape(self, shard: Shard) -> Shape:
         """The shape of the array on a rank."""
-        return (len(self._own(shard)), *self.tensors[0].rank_shape(shard))
+        return (len(self._local_tensors(shard)), *self.tensors[0].rank_shape(shard))
 
     def take(
         self, weights: Mapping[str, StoredWeight], shard: Shard, activations: np.dtype = FLOAT32
     ) -> np.ndarray:
         """The array of a rank, copied from a checkpoint, expert by expert."""
-        tensors = self._own(shard)
+        tensors = self._local_tensors(shard)
         result = np.empty(
             (len(tensors), *tensors[0].rank_shape(shard)), self.held_dtype(weights, activations)
         )
@@ -234,7 +236,7 @@ class StackedRow(StackedWeight):
 
     def shape(self, shard: Shard) -> Shape:
         """[experts, length] on a rank."""
-        return (len(self._own(shard)), self.tensors[0].rank_shape(shard)[1])
+        return (len(self._local_tensors(shard)), self.tensors[0].rank_shape(shard)[1])
 
     def take(
         self, weights: Mapping[str, StoredWeight], shard: Shard, activations: np.dtype = FLOAT32

@@ -269,9 +269,9 @@ class Predictor:
         self, part: BlockLayers, launch: Launch, step: StepShape, count: int
     ) -> tuple[LaunchTime, ...]:
         time = self._part(part, launch, step, count)
-        if not time.refusal or not launch.parts:
+        if not time.refusal or not launch.fused:
             return (time,)
-        return tuple(self._part(part, each, step, count) for each in launch.parts)
+        return tuple(self._part(part, each, step, count) for each in launch.fused)
 
     def _part(self, part: BlockLayers, launch: Launch, step: StepShape, count: int) -> LaunchTime:
         floor_ns = 1e9 * self._core.seconds(launch.work.operations, launch.work.bytes)
@@ -310,7 +310,7 @@ class Predictor:
             tokens = step.new_tokens * count
             return _titled(part, replace(step, tokens=tokens, sequences=count, decoding=None), launch.title)
 
-        if launch.growth is Growth.whole:
+        if launch.growth is Growth.full_step:
             return self._dry.launch(launch)
         if launch.growth is Growth.experts:
             return self._of_experts(part, launch, step)
@@ -351,7 +351,7 @@ class Predictor:
 
         def sized(rows: int, count: int, chosen: int, width: int) -> Launch:
             """The launch for so many rows and experts of a rank, of which each row chooses so many, of a width."""
-            return layer.resized(count * groups, chosen, width).of_rows(step, rows)
+            return layer.resized(count * groups, chosen, width).experts_launch(step, rows)
 
         return by_experts(self._dry.launch, sized, launch.rows, routing, step.ranks)
 
@@ -386,5 +386,5 @@ def _mean(
 
 def _titled(part: BlockLayers, step: StepShape, title: str) -> Launch:
     """The launch of a title in a step, alone or as a part of another."""
-    found = (each for joint in launches_of(part, step) for each in (joint, *joint.parts))
-    return next(each for each in found if each.title == title)
+    launches = (launch for joint in launches_of(part, step) for launch in (joint, *joint.fused))
+    return next(launch for launch in launches if launch.title == title)

@@ -121,7 +121,7 @@ def test_device_draws_the_tokens_of_the_host_at_every_corner(kind: str) -> None:
     assert all(draws_for(row, SIZE, 1) is not None for row in cases)
     for first in range(0, len(cases), 128):
         rows = cases[first : first + 128]
-        given = arguments_of(rows, SIZE, whole=True)
+        given = arguments_of(rows, SIZE, full_vocabulary=True)
         limits = [given[name] for name in ("uniform", "temperature", "top_k", "top_p", "min_p")]
         adjusting = [given[name] for name in ("bias", "prompt_counts", "output_counts")]
         penalties = [given[name] for name in ("repetition", "presence", "frequency")]
@@ -150,7 +150,7 @@ def test_a_bias_out_of_range_is_refused(value: float) -> None:
 def test_any_top_k_leaves_a_token(top_k: int) -> None:
     for row in rows_of(top_k=top_k):
         assert 0 <= draw(logits_of("usual")[None], [row])[0] < SIZE
-        arguments_of([row], SIZE, whole=False)
+        arguments_of([row], SIZE, full_vocabulary=False)
 
 
 def test_kinds_of_draws_are_those_of_the_device() -> None:

@@ -21,7 +21,7 @@ from model.families import compose, load_config
 from model.kernel_model import KernelModel
 from model.launch_list import launches_of
 from model.layers.joint import joined
-from model.layers.launch import Launch, Phase, StepShape, Value, View, WeightDtypes
+from model.layers.launch import Launch, Phase, StepShape, Value, WeightDtypes
 from model.layers.layer import states_of
 from model.mesh import Mesh
 from model.weights import shard_weights
@@ -186,10 +186,10 @@ def test_ranks_that_cut_the_sequence_hold_their_rows_of_a_prompt_and_decode_as_w
 def test_views_are_rows_from_the_end() -> None:
     array = np.arange(12).reshape(4, 3)
     value = Value("x", (4, 3), array.dtype)
-    assert value.of(array) is array
-    assert np.array_equal(value.last(1).of(array), array[3:])
-    assert np.array_equal(value.last(3).of(array), array[1:])
-    assert value.last(4).view is View.last_rows
+    assert value.view_of(array) is array
+    assert np.array_equal(value.last(1).view_of(array), array[3:])
+    assert np.array_equal(value.last(3).view_of(array), array[1:])
+    assert value.last(4).takes_last_rows
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_a_joint_launch_is_its_parts_and_only_what_the_kernel_takes_is_joined(wr
     step = StepShape(Phase.decode, 3, 3, 128, 64, 2, FLOAT32, WeightDtypes(FLOAT32))
     block, mlp = [launch for layer in layers for launch in layer.launches(step)]
     (layer,) = joined([block, mlp])
-    assert layer.parts == (block, mlp)
+    assert layer.fused == (block, mlp)
     assert layer.results == block.results
     assert layer.work.operations == block.work.operations + mlp.work.operations
     assert layer.work.bytes == block.work.bytes + mlp.work.bytes

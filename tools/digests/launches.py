@@ -60,7 +60,7 @@ def _steps(window_pages: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, Ste
         "paged decode": paged,
         "paged drafts": replace(paged, tokens=6),
         "paged draws": replace(paged, draws=Draws(8), candidates=8),
-        "paged draws of all": replace(paged, draws=Draws(8, whole=True), candidates=8),
+        "paged draws of all": replace(paged, draws=Draws(8, full_vocabulary=True), candidates=8),
         "paged prefill": replace(paged, **prompt),
         "paged prefill behind a prefix": replace(paged, **prompt, prefix=32),
         "paged scores": replace(paged, **prompt, scores=True),
@@ -101,7 +101,7 @@ def _digest(decoder: Decoder, step: StepShape) -> str:
 def describe(launch: Launch) -> str:
     """Return a launch as one line, with all arguments by the names of the kernel's parameters."""
     arguments = ", ".join(f"{name}={value!r}" for name, value in sorted(by_name(launch).items()))
-    parts = "".join(f"; {describe(part)}" for part in launch.parts)
+    parts = "".join(f"; {describe(part)}" for part in launch.fused)
     scalars = (launch.rows, launch.label, launch.growth.value, launch.window, launch.repeat)
     return f"{launch.kernel}({arguments}) -> {launch.results} {launch.work} {scalars}{parts}"
 
