@@ -13,7 +13,7 @@ Arguments
     eps          compile-time float, of the norms
     q_size, kv_size  compile-time ints, Q and KV
     k_cache, v_cache, positions, scale, num_kv_heads, cos, sin, q_norm, k_norm, slots, block_tables, window, softcap,
-    sinks, rope_positions, position_group, position_ranks, position_rank  as in attention_decode
+    sinks, rope_positions, position_group, position_ranks, position_rank, k_scale, v_scale  as in attention_decode
     w_o          [Q, H] @ HBM
     replica_group  the ranks whose products are added, or None
     returns y    [T, H] @ HBM, x's dtype, and the two caches
@@ -58,6 +58,7 @@ from nki_kernels.attention_decode import (
     check_tables,
 )
 from nki_kernels.cache.create import create_cache
+from nki_kernels.cache.scales import load_scales
 from nki_kernels.decode.attend import attend
 from nki_kernels.decode.block import BlockWeights, attention_block, output_tile
 from nki_kernels.decode.hidden import hidden_fits, load_hidden, store_hidden
@@ -103,15 +104,20 @@ def attention_block_decode(
     position_group=None,
     position_ranks=1,
     position_rank=None,
+    k_scale=None,
+    v_scale=None,
 ):
     """Norm, queries, keys and values, attention with the caches, output projection, and the residual."""
     expect_dims(2, x, "x [T, H]")
     weights = BlockWeights(norm_weight, w_qkv, w_o, q_size, kv_size)
     angle_rows = check_rope_positions(rope_positions, positions)
-    step = DecodeStep(positions, angle_rows, scale, cos, sin, q_norm, k_norm, eps, window, softcap, sinks)
     ranks = RankArguments(position_group, position_ranks, position_rank)
     ranks.check()
     cache = create_cache(k_cache, v_cache, slots, block_tables, None, x.shape[0])
+    scales = load_scales(k_scale, v_scale, cache)
+    step = DecodeStep(
+        positions, angle_rows, scale, cos, sin, q_norm, k_norm, eps, window, softcap, sinks, scales
+    )
     if nl.num_programs() == 1 and position_ranks == 1 and hidden_fits(x.shape[0], x.shape[1], x.dtype):
         y = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
         store_hidden(y, attended(x, weights, cache, step, num_kv_heads, replica_group))
@@ -200,12 +206,25 @@ def attention_block_decode_reference(
     position_group: object = None,
     position_ranks: int = 1,
     position_rank: np.ndarray | None = None,
+    k_scale: np.ndarray | None = None,
+    v_scale: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The three references one after another; of one rank."""
     q, k, v = qkv_projection_reference(x, norm_weight, w_qkv, eps, q_size, kv_size)
     turned = (cos, sin, q_norm, k_norm, eps)
     options = (slots, block_tables, window, softcap, sinks, rope_positions)
     o, k_cache, v_cache = attention_decode_reference(
-        q, k, v, k_cache, v_cache, positions, scale, num_kv_heads, *turned, *options
+        q,
+        k,
+        v,
+        k_cache,
+        v_cache,
+        positions,
+        scale,
+        num_kv_heads,
+        *turned,
+        *options,
+        k_scale=k_scale,
+        v_scale=v_scale,
     )
     return output_projection_reference(o, w_o, x), k_cache, v_cache

@@ -15,8 +15,8 @@ Dimensions
 Arguments
     q             [T, Hq * D] @ HBM, float32 or bfloat16
     k, v          [T, Hk * D] @ HBM, q's dtype; or both None
-    k_cache       [B, Hk, D, S] @ HBM, any float dtype; the new positions are written
-    v_cache       [B, Hk, S, D] @ HBM, any float dtype; the new positions are written
+    k_cache       [B, Hk, D, S] @ HBM, any float dtype, or int8 with scales; the new positions are written
+    v_cache       [B, Hk, S, D] @ HBM, as k_cache; the new positions are written
                   or, with block_tables, both [P, block, Hk, D]: P pages of `block` positions each;
                   or, with cache_rows, as many rows [Hk, …] as there are, of which some are those of the sequences
     positions     [T, 1] @ HBM, int32, consecutive within a sequence, 0 <= position < S
@@ -39,6 +39,8 @@ Arguments
     position_rank   [1, 1] @ HBM, int32: the place of this rank in its list
     cache_rows      [B, 1] @ HBM, int32: the row of both caches that holds each sequence, or None: row b holds sequence
                     b. Without k, v and block_tables
+    k_scale, v_scale  [1, Hk] @ HBM, float32, or both None: a cached number stands for itself times the scale of its
+                  head; with caches of int8 or float8_e4m3, see `cache.scales`
     returns o     [T, Hq * D] @ HBM, q's dtype, and the two caches; o alone without k and v
 
     The instructions do not depend on the positions: they address DMAs at run time and take part in the mask, and all S
@@ -93,6 +95,7 @@ import nki.typing as nt
 import numpy as np
 
 from nki_kernels.cache.create import create_cache
+from nki_kernels.cache.scales import load_scales, store_reference, use_reference
 from nki_kernels.decode.attend import attend_share
 from nki_kernels.decode.sizes import Sizes
 from nki_kernels.decode.step import DecodeStep, RankArguments
@@ -131,6 +134,8 @@ def attention_decode(
     position_ranks=1,
     position_rank=None,
     cache_rows=None,
+    k_scale=None,
+    v_scale=None,
 ):
     """Attention of the new tokens of a batch with its caches, to which their keys and values, if any, are written."""
     stored = k is None
@@ -139,7 +144,10 @@ def attention_decode(
     ranks.check()
     cache = create_cache(k_cache, v_cache, slots, block_tables, cache_rows, q.shape[0], stored)
     angle_rows = check_rope_positions(rope_positions, positions)
-    step = DecodeStep(positions, angle_rows, scale, cos, sin, q_norm, k_norm, eps, window, softcap, sinks)
+    scales = load_scales(k_scale, v_scale, cache)
+    step = DecodeStep(
+        positions, angle_rows, scale, cos, sin, q_norm, k_norm, eps, window, softcap, sinks, scales
+    )
     sizes = step_sizes((q, k, v), cache, step, num_kv_heads, position_ranks)
     check_tables(sizes.depth, step, stored)
     o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
@@ -278,6 +286,8 @@ def attention_decode_reference(
     position_ranks: int = 1,
     position_rank: np.ndarray | None = None,
     cache_rows: np.ndarray | None = None,
+    k_scale: np.ndarray | None = None,
+    v_scale: np.ndarray | None = None,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Softmax over the positions up to each new one, head by head, in float32; the caches are updated in place.
 
@@ -304,9 +314,13 @@ def attention_decode_reference(
             turned = first * cosines - second * sines, second * cosines + first * sines
             each = np.concatenate([*turned, rest], axis=2)
         heads.append(each.astype(q.dtype))
+    scales = [scale if scale is None else scale.reshape(-1, 1, 1) for scale in (k_scale, v_scale)]
     fresh: tuple[np.ndarray, ...] = ()
     if v is not None:
-        fresh = heads[1].swapaxes(0, 1), v.reshape(tokens, kv_heads, depth).swapaxes(0, 1)
+        fresh = tuple(
+            store_reference(rows.reshape(tokens, kv_heads, depth).swapaxes(0, 1), scale, k_cache.dtype)
+            for rows, scale in zip((heads[1], v), scales)
+        )
     outputs = []
     for token in range(tokens):
         sequence, new = token * sequences // tokens, tokens // sequences
@@ -317,11 +331,11 @@ def attention_decode_reference(
         else:
             pages = (cache[block_tables[sequence]] for cache in (k_cache, v_cache))
             held = tuple(each.reshape(-1, kv_heads, depth).swapaxes(0, 1) for each in pages)
-        keys, values = (widened(old[:, :before]) for old in held)
+        keys, values = (use_reference(old[:, :before], scale) for old, scale in zip(held, scales))
         if fresh:
             keys, values = (
-                np.concatenate([old, widened(own[:, begin : token + 1])], axis=1)
-                for old, own in zip((keys, values), fresh)
+                np.concatenate([old, use_reference(own[:, begin : token + 1], scale)], axis=1)
+                for old, own, scale in zip((keys, values), fresh, scales)
             )
         if window is not None:
             keys, values = keys[:, -window:], values[:, -window:]

@@ -12,7 +12,7 @@ Dimensions
 Arguments
     q              [T, Hq * D] @ HBM, float32 or bfloat16; rotated
     k, v           [T, Hk * D] @ HBM, q's dtype; or both None: the caches hold those of the new tokens already
-    k_cache, v_cache  [P, page, Hk, D] @ HBM, any float dtype; the new positions are written
+    k_cache, v_cache  [P, page, Hk, D] @ HBM, any float dtype, or int8 with scales; the new positions are written
     positions      [T, 1] int32 @ HBM, as the tables count them
     scale          compile-time float > 0
     decoding       compile-time int, rows of the sequences that decode, between 1 and T - 1
@@ -21,7 +21,7 @@ Arguments
     block_tables   [A, N] int32 @ HBM, pages of the sequences that decode
     prompt_tables  [B, M] int32 @ HBM, pages of the prompts
     prefix         compile-time int, the cached positions of each prompt that are read
-    window, softcap, sinks  as in attention_decode
+    window, softcap, sinks, k_scale, v_scale  as in attention_decode
     returns o      [T, Hq * D] @ HBM, q's dtype, and the two caches; o alone without k and v
 
 Layout, tiling
@@ -49,6 +49,7 @@ import numpy as np
 from nki_kernels.attention_decode import attention_decode_reference, step_sizes
 from nki_kernels.attention_prefill import MAX_TOKENS, attend, attention_prefill_reference
 from nki_kernels.cache.create import create_cache, create_prompt_cache
+from nki_kernels.cache.scales import load_scales
 from nki_kernels.decode.attend import attend_share
 from nki_kernels.decode.share import wait_for_other_core
 from nki_kernels.decode.step import DecodeStep, RankArguments
@@ -75,6 +76,8 @@ def attention_mixed(
     window=None,
     softcap=None,
     sinks=None,
+    k_scale=None,
+    v_scale=None,
 ):
     """Attention of rows that decode, then of rows of prompts; new keys and values, if any, go to the caches."""
     expect_dims(2, q, "q [T, Hq * D]")
@@ -86,7 +89,10 @@ def attention_mixed(
     cache = create_cache(k_cache, v_cache, own_slots, block_tables, None, decoding, k is None)
     # A window that covers all positions of the tables is none.
     shorter, own_positions = within(window, cache.capacity), rows(positions, first)
-    step = DecodeStep(own_positions, own_positions, scale, window=shorter, softcap=softcap, sinks=sinks)
+    scales = load_scales(k_scale, v_scale, cache)
+    step = DecodeStep(
+        own_positions, own_positions, scale, window=shorter, softcap=softcap, sinks=sinks, scales=scales
+    )
     attend_share(
         rows(o, first), tokens, cache, step_sizes(tokens, cache, step, num_kv_heads), step, RankArguments()
     )
@@ -95,7 +101,7 @@ def attention_mixed(
     cache = create_prompt_cache(k_cache, v_cache, rows(slots, others), prompt_tables, None)
     keys_of_prompt = prefix + (q.shape[0] - decoding) // cache.sequences
     prompts = PromptStep(
-        scale, prefix, rows(positions, others), within(window, keys_of_prompt), softcap, sinks
+        scale, prefix, rows(positions, others), within(window, keys_of_prompt), softcap, sinks, scales=scales
     )
     case = Case(rows(o, others), rows(q, others), rows(k, others), rows(v, others), cache, prompts)
     check_prefill(case, num_kv_heads, MAX_TOKENS)
@@ -144,6 +150,8 @@ def attention_mixed_reference(
     window: int | None = None,
     softcap: float | None = None,
     sinks: np.ndarray | None = None,
+    k_scale: np.ndarray | None = None,
+    v_scale: np.ndarray | None = None,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The two references on their rows, one after the other; the caches are updated in place."""
     assert slots is not None
@@ -164,10 +172,22 @@ def attention_mixed_reference(
                 0.0,
                 *places,
                 *options,
+                k_scale=k_scale,
+                v_scale=v_scale,
             )
         else:
             places = positions[part], prefix, slots[part], prompt_tables
-            done = attention_prefill_reference(*own, k_cache, v_cache, scale, num_kv_heads, *places, *options)
+            done = attention_prefill_reference(
+                *own,
+                k_cache,
+                v_cache,
+                scale,
+                num_kv_heads,
+                *places,
+                *options,
+                k_scale=k_scale,
+                v_scale=v_scale,
+            )
         outputs.append(done if isinstance(done, np.ndarray) else done[0])
     o = np.concatenate(outputs)
     return o if k is None else (o, k_cache, v_cache)

@@ -17,8 +17,8 @@ Arguments
     k, v          [T, Hk * D] and [T, Hk * Dv] @ HBM, q's dtype; without `causal` they may have another number of rows
                   (cross attention). Both None: the caches hold the new keys and values already, of another layer of
                   the step
-    k_cache       [B, Hk, D, S] or paged [P, page, Hk, D] @ HBM, any float dtype
-    v_cache       [B, Hk, S, Dv] or paged [P, page, Hk, D] @ HBM, any float dtype
+    k_cache       [B, Hk, D, S] or paged [P, page, Hk, D] @ HBM, any float dtype, or int8 with scales
+    v_cache       [B, Hk, S, Dv] or paged [P, page, Hk, D] @ HBM, as k_cache
     scale         compile-time float > 0, usually D ** -0.5
     num_kv_heads  compile-time int or None; Hk, as the caches have it
     positions     [T, 1] int32 @ HBM; that of a sequence's first token is how many cached positions are valid
@@ -33,6 +33,8 @@ Arguments
     slopes        [1, Hq] float32 @ HBM or None
     cache_rows    [B, 1] int32 @ HBM: the row of contiguous caches that takes each sequence, or None: row b takes
                   sequence b. Without a prefix
+    k_scale, v_scale  [1, Hk] float32 @ HBM or both None: a cached number stands for itself times the scale of its head;
+                  with caches of int8 or float8_e4m3, see `cache.scales`
     returns o     [T, Hq * Dv] @ HBM, q's dtype, and the two caches; o alone without k and v: no cache is written
 
 Layout
@@ -97,6 +99,7 @@ import nki.typing as nt
 import numpy as np
 
 from nki_kernels.cache.create import create_prompt_cache
+from nki_kernels.cache.scales import load_scales, store_reference, use_reference
 from nki_kernels.precision import widened
 from nki_kernels.prefill.cached import Cached, load_cached, store_new
 from nki_kernels.prefill.checks import check_prefill, check_room
@@ -138,6 +141,8 @@ def attention_prefill(
     causal=True,
     slopes=None,
     cache_rows=None,
+    k_scale=None,
+    v_scale=None,
 ):
     """Attention of new tokens with cached ones and each other; their keys and values, if any, go to the caches."""
     expect_dims(2, q, "q [T, Hq * D]")
@@ -147,7 +152,8 @@ def attention_prefill(
     )
     o_shape = (q.shape[0], q.shape[1] // cache.depth * cache.value_depth)
     o = nl.ndarray(o_shape, dtype=q.dtype, buffer=nl.shared_hbm)
-    step = PromptStep(scale, prefix, positions, window, softcap, sinks, causal, slopes)
+    scales = load_scales(k_scale, v_scale, cache)
+    step = PromptStep(scale, prefix, positions, window, softcap, sinks, causal, slopes, scales)
     case = Case(o, q, k, v, cache, step)
     check_prefill(case, num_kv_heads, MAX_TOKENS)
     prepare(case)
@@ -284,6 +290,8 @@ def attention_prefill_reference(
     causal: bool = True,
     slopes: np.ndarray | None = None,
     cache_rows: np.ndarray | None = None,
+    k_scale: np.ndarray | None = None,
+    v_scale: np.ndarray | None = None,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Softmax of the whole masked score matrix in float32, sequence by sequence; the caches are updated in place."""
     sequences = len(k_cache if block_tables is None else block_tables)
@@ -293,6 +301,7 @@ def attention_prefill_reference(
     heads = k_cache.shape[1 if block_tables is None else 2]
     count = len(q if k is None else k) // sequences
     sizes, results = (depth, width), []
+    scales = [each if each is None else each.reshape(-1, 1) for each in (k_scale, v_scale)]
     for b in range(sequences):
         queries = widened(np.split(q, sequences)[b]).reshape(-1, heads, q.shape[1] // (heads * depth), depth)
         valid = int(np.split(positions, sequences)[b][0, 0]) if prefix and positions is not None else 0
@@ -308,12 +317,17 @@ def attention_prefill_reference(
             )
             place = np.divmod(np.split(slots, sequences)[b][:, 0], k_cache.shape[1])
         new_keys, new_values = (
-            each[place] if new is None else np.split(new, sequences)[b].reshape(-1, heads, size)
-            for each, new, size in zip(held, (k, v), sizes)
+            each[place]
+            if new is None
+            else store_reference(np.split(new, sequences)[b].reshape(-1, heads, size), scale_of, each.dtype)
+            for each, new, size, scale_of in zip(held, (k, v), sizes, scales)
         )
         held[0][place], held[1][place] = new_keys, new_values
-        keys = np.concatenate([widened(old_keys), widened(new_keys)]).transpose(1, 2, 0)[:, None]
-        values = np.concatenate([widened(old_values), widened(new_values)]).transpose(1, 0, 2)[:, None]
+        keys, values = (
+            np.concatenate([use_reference(old, scale_of), use_reference(new, scale_of)])
+            for old, new, scale_of in zip((old_keys, old_values), (new_keys, new_values), scales)
+        )
+        keys, values = keys.transpose(1, 2, 0)[:, None], values.transpose(1, 0, 2)[:, None]
         scores = queries.transpose(1, 2, 0, 3) @ keys * queries.dtype.type(scale)
         if softcap is not None:
             scores = np.tanh(scores / queries.dtype.type(softcap)) * queries.dtype.type(softcap)

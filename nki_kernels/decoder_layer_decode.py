@@ -10,7 +10,8 @@ Dimensions
 Arguments
     x                [T, H] @ HBM, float32 or bfloat16, the same on every rank
     norm_weight, w_qkv, eps, q_size, kv_size, k_cache, v_cache, positions, scale, w_o, num_kv_heads, cos, sin, q_norm,
-    k_norm, replica_group, slots, block_tables, window, softcap, sinks, rope_positions   as in attention_block_decode
+    k_norm, replica_group, slots, block_tables, window, softcap, sinks, rope_positions, k_scale,
+    v_scale          as in attention_block_decode
     mlp_norm_weight  [1, H] @ HBM, of the RMSNorm before the feed-forward block, whose eps is the same
     w_gate, w_up, w_down, activation, b_gate, b_up, b_down   as in mlp
     returns y        [T, H] @ HBM, x's dtype, the same on every rank, and the two caches
@@ -48,6 +49,7 @@ from nki_kernels.attention_block_decode import (
 )
 from nki_kernels.attention_decode import check_rope_positions
 from nki_kernels.cache.create import create_cache
+from nki_kernels.cache.scales import load_scales
 from nki_kernels.decode.block import BlockWeights
 from nki_kernels.decode.feed_forward import feed_forward, prepare_feed_forward
 from nki_kernels.decode.hidden import hidden_fits
@@ -90,6 +92,8 @@ def decoder_layer_decode(
     b_gate=None,
     b_up=None,
     b_down=None,
+    k_scale=None,
+    v_scale=None,
 ):
     """The attention block and the feed-forward block, with their norms, residuals and sums over ranks."""
     assert nl.num_programs() == 1, (
@@ -123,6 +127,8 @@ def decoder_layer_decode(
             softcap,
             sinks,
             rope_positions,
+            k_scale=k_scale,
+            v_scale=v_scale,
         )
         y = mlp(
             between,
@@ -146,7 +152,10 @@ def decoder_layer_decode(
     weights = BlockWeights(norm_weight, w_qkv, w_o, q_size, kv_size)
     angle_rows = check_rope_positions(rope_positions, positions)
     cache = create_cache(k_cache, v_cache, slots, block_tables, None, x.shape[0])
-    step = DecodeStep(positions, angle_rows, scale, cos, sin, q_norm, k_norm, eps, window, softcap, sinks)
+    scales = load_scales(k_scale, v_scale, cache)
+    step = DecodeStep(
+        positions, angle_rows, scale, cos, sin, q_norm, k_norm, eps, window, softcap, sinks, scales
+    )
     tile = attended(x, weights, cache, step, num_kv_heads, replica_group)
     feed_forward(y, tile, operands, eps)
     return y, k_cache, v_cache
@@ -184,12 +193,16 @@ def decoder_layer_decode_reference(
     b_gate: np.ndarray | None = None,
     b_up: np.ndarray | None = None,
     b_down: np.ndarray | None = None,
+    k_scale: np.ndarray | None = None,
+    v_scale: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The two references one after another; of one rank."""
     attended = (x, norm_weight, w_qkv, eps, q_size, kv_size, k_cache, v_cache, positions, scale, w_o)
     tables = (num_kv_heads, cos, sin, q_norm, k_norm)
     options = (slots, block_tables, window, softcap, sinks, rope_positions)
-    between, k_cache, v_cache = attention_block_decode_reference(*attended, *tables, None, *options)
+    between, k_cache, v_cache = attention_block_decode_reference(
+        *attended, *tables, None, *options, k_scale=k_scale, v_scale=v_scale
+    )
     weights = (mlp_norm_weight, w_gate, w_up, w_down)
     y = mlp_reference(between, *weights, eps, None, activation, b_gate, b_up, b_down)
     return y, k_cache, v_cache

@@ -20,6 +20,7 @@ from nki_kernels.cache.addresses import (
     scatter,
 )
 from nki_kernels.cache.contiguous import start_and_size
+from nki_kernels.cache.scales import round_to_cache
 from nki_kernels.decode.sizes import Buffers, boxes, units_in
 from nki_kernels.dma import COMPILER, SCALAR, STATIC, transfer
 from nki_kernels.prefill.keys import place_keys
@@ -255,9 +256,14 @@ class PagedCache(nl.NKIObject):
         slots = nl.ndarray((end - start, 1), dtype=nl.int32, buffer=nl.sbuf)
         nisa.dma_copy(dst=slots, src=self.slots[first + start : first + end, :])
         columns = [head.number * case.depth, (head.number + 1) * case.depth]
-        for new, cache in ((case.k, self.k_cache), (case.v, self.v_cache)):
+        for new, cache, inverses in (
+            (case.k, self.k_cache, case.scales.inverse_keys if case.scales is not None else None),
+            (case.v, self.v_cache, case.scales.inverse_values if case.scales is not None else None),
+        ):
             rows = nl.ndarray((end - start, case.depth), dtype=case.dtype, buffer=nl.sbuf)
             nisa.dma_copy(dst=rows, src=new[first + start : first + end, columns[0] : columns[1]])
+            if inverses is not None:
+                round_to_cache(rows, inverses[0 : end - start, head.number : head.number + 1], cache.dtype)
             target = cache.reshape((-1, width)).ap(
                 pattern=[[width, end - start], [1, case.depth]], offset=columns[0], vector_offset=slots
             )

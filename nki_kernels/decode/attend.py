@@ -41,7 +41,7 @@ def attend(work, q, k, tokens):
     value_rows = []
     if not work.sizes.stored:
         place_tokens(work, heights)
-        value_rows = new_value_rows(work.v, heights, work.sizes)
+        value_rows = new_value_rows(work.v, heights, work.sizes, work.step.scales)
     take_tokens(work, queries, keys, key_rows, value_rows)
     run(work)
     if work.ranks is not None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.cache.scales import round_to_cache
 from nki_kernels.decode.hidden import reciprocal_roots, weighted_blocks
 from nki_kernels.decode.loads import bring_first, take_tokens
 from nki_kernels.decode.output import add_output
@@ -60,6 +61,8 @@ def attention_block(tile, weights, work, replica_group):
         bring_first(work)
     work.w_o = weights.w_o
     queries, keys = placed_heads(projected.heads, rotation, step, sizes)
+    if step.scales is not None:
+        take_scales(queries, keys, projected.values, step.scales, sizes)
     value_rows = []
     for first, end in spans:
         value_rows.append(projected.values[first:end, :])
@@ -100,6 +103,24 @@ def placed_heads(heads, rotation, step, sizes):
     else:
         rotated_heads(results, heads, rotation)
     return results[0], results[1]
+
+
+def take_scales(queries, keys, values, scales, sizes):
+    """Multiply queries by the scales of their keys, and round keys and values to the cache.
+
+    queries, keys: [D in part, part, token, head]. values: [token, Hk * D].
+    """
+    tokens, kv_heads = sizes.tokens, sizes.kv_heads
+    for part in range(sizes.parts):
+        height = min(PARTITIONS, sizes.depth - part * PARTITIONS)
+        own = queries[0:height, part, :, :].reshape_dim(2, (kv_heads, sizes.share))
+        factors = scales.keys[0:height, :].expand_dim(1).expand_dim(3)
+        factors = factors.broadcast(1, tokens).broadcast(3, sizes.share)
+        nisa.tensor_tensor(dst=own, data1=own, data2=factors, op=nl.multiply)
+        inverses = scales.inverse_keys[0:height, :].expand_dim(1).broadcast(1, tokens)
+        round_to_cache(keys[0:height, part, :, :], inverses, scales.dtype)
+    inverses = scales.inverse_values[0:tokens, :].expand_dim(2).broadcast(2, sizes.depth)
+    round_to_cache(values.reshape((tokens, kv_heads, sizes.depth)), inverses, scales.dtype)
 
 
 def rows_of_keys(keys, spans, sizes):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.cache.scales import round_to_cache, scale_column
 from nki_kernels.decode.sizes import units_in
 from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.tiles import PARTITIONS
@@ -36,12 +37,21 @@ def allocate_buffers(cache, sizes, groups):
     return keys, values, all_new
 
 
-def load_new_values(new, v, box, sizes):
-    """Bring the values of the new tokens of a group of units, from HBM or from rows in SBUF: [new token, unit, D]."""
+def load_new_values(new, v, box, sizes, scales):
+    """Bring the values of the new tokens of a group of units, from HBM or from rows in SBUF: [new token, unit, D].
+
+    Values from HBM are rounded to a cache with `scales`; those in SBUF are already.
+    """
     if v.buffer != nl.sbuf:
         rows = v.reshape((sizes.sequences, sizes.new, sizes.kv_heads, sizes.depth))
         rows = rows[box[0] : box[1], :, box[2] : box[3], :].permute((1, 0, 2, 3))
-        transfer(new[:, 0 : units_in(box), :], rows, SCALAR)
+        target = new[:, 0 : units_in(box), :]
+        transfer(target, rows, SCALAR)
+        if scales is not None:
+            target = target.reshape_dim(1, (box[1] - box[0], box[3] - box[2]))
+            inverses = scales.inverse_values[0 : sizes.new, box[2] : box[3]].expand_dim(1).expand_dim(3)
+            inverses = inverses.broadcast(1, box[1] - box[0]).broadcast(3, sizes.depth)
+            round_to_cache(target, inverses, scales.dtype)
         return
     left, right = box[2] * sizes.depth, box[3] * sizes.depth
     together = box[1] - box[0] if sizes.new == 1 else 1
@@ -71,8 +81,8 @@ def clear_values(tile, valid, first, last, sizes):
             )
 
 
-def new_value_rows(v, heights, sizes):
-    """The new tokens' values as rows (token, kv head): tiles [height, D]."""
+def new_value_rows(v, heights, sizes, scales):
+    """The new tokens' values as rows (token, kv head), rounded to a cache with `scales`: tiles [height, D]."""
     source = v.reshape((sizes.tokens, sizes.kv_heads, sizes.depth))
     result = []
     first = 0
@@ -80,6 +90,9 @@ def new_value_rows(v, heights, sizes):
         tile = nl.ndarray((height, sizes.depth), dtype=v.dtype, buffer=nl.sbuf)
         last = first + height // sizes.kv_heads
         transfer(tile, source[first:last], SCALAR)
+        if scales is not None:
+            column = scale_column(scales.inverse_values, last - first, 1)
+            round_to_cache(tile, column, scales.dtype)
         result.append(tile)
         first = last
     return result

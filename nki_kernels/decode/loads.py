@@ -82,7 +82,7 @@ def bring_first_new_values(work):
         whole = whole and units_in(work.groups[group][0]) == sizes.units
     if whole:
         end = work.groups[count - 1][0][1]
-        load_new_values(work.new_values, work.v, (0, end, 0, sizes.kv_heads), sizes)
+        load_new_values(work.new_values, work.v, (0, end, 0, sizes.kv_heads), sizes, work.step.scales)
         return
     for group in range(count):
         bring_new_values(work, group)
@@ -93,7 +93,7 @@ def bring_new_values(work, group):
     if work.sizes.stored:
         return
     new = work.value_tiles[group % work.sizes.value_buffers][1]
-    load_new_values(new, work.v, work.groups[group][0], work.sizes)
+    load_new_values(new, work.v, work.groups[group][0], work.sizes, work.step.scales)
 
 
 def bring_later_keys(work, group):

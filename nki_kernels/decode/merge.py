@@ -13,6 +13,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.cache.scales import scale_column
 from nki_kernels.decode.products import product_rows, store, weight_sums
 from nki_kernels.decode.sizes import first_unit, units_in
 
@@ -38,11 +39,11 @@ def partial_rows(result, block, largest, ones, sizes):
     nisa.tensor_copy(dst=result[:, depth + 1 : depth + 2], src=bank)
 
 
-def merged(parts, scale, sinks, dtype):
+def merged(parts, scale, sinks, value_scales, dtype):
     """Partial outputs [row, part, D + 2] as outputs [row, D]; sinks: a score [row, 1] that takes part in the sum, or
     None.
 
-    The factors are multiplied into `parts`.
+    The factors are multiplied into `parts`. value_scales: [row, 1], by which outputs are multiplied, or None.
     """
     rows, _, width = parts.shape
     depth = width - 2
@@ -63,6 +64,8 @@ def merged(parts, scale, sinks, dtype):
         nisa.tensor_tensor(dst=weights, data1=weights, data2=relative(sinks, largest, scale), op=nl.add)
     inverse = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.reciprocal(dst=inverse, data=weights)
+    if value_scales is not None:
+        nisa.tensor_tensor(dst=inverse, data1=inverse, data2=value_scales, op=nl.multiply)
     result = nl.ndarray((rows, depth), dtype=dtype, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=result, data=total[:, 0:depth], op0=nl.multiply, operand0=inverse)
     return result
@@ -85,6 +88,13 @@ def sink_column(rows, source, scale):
     return column
 
 
+def value_scales_of_rows(scales, box, sizes):
+    """Return the scales of values of rows (unit, new token, head) of a block [rows, 1], or None without scales."""
+    if scales is None:
+        return None
+    return scale_column(scales.values[:, box[2] : box[3]], box[1] - box[0], sizes.queries)
+
+
 def finish_with_other_core(block, o, work):
     """Exchange the partial outputs of a block with the other core; the first core stores what they make."""
     sizes, box = work.sizes, block[0]
@@ -100,4 +110,5 @@ def finish_with_other_core(block, o, work):
         if work.sinks is not None:
             heads = work.sinks.reshape((1, sizes.kv_heads, 1, sizes.share))[:, box[2] : box[3]]
             sinks = sink_column(rows, heads.broadcast(2, sizes.new), work.scale)
-        store(merged(parts, work.scale, sinks, o.dtype), o, box, sizes)
+        value_scales = value_scales_of_rows(work.step.scales, box, sizes)
+        store(merged(parts, work.scale, sinks, value_scales, o.dtype), o, box, sizes)

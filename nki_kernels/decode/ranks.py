@@ -12,6 +12,7 @@ import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.cache.scales import scale_column
 from nki_kernels.decode.merge import merged, partial_rows, sink_column
 from nki_kernels.decode.sizes import units_in
 from nki_kernels.dma import SCALAR, transfer
@@ -122,5 +123,8 @@ def merge_ranks(work):
         sinks = None
         if work.sinks is not None:
             sinks = sink_column(rows, work.sinks.broadcast(0, last - first), work.scale)
-        result = merged(parts, work.scale, sinks, work.o.dtype)
+        value_scales = None
+        if work.step.scales is not None:
+            value_scales = scale_column(work.step.scales.values, last - first, heads // sizes.kv_heads)
+        result = merged(parts, work.scale, sinks, value_scales, work.o.dtype)
         transfer(target[first:last], result, SCALAR)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import nki.isa as nisa
+import nki.language as nl
 
 from nki_kernels.decode.buffers import clear_values
 from nki_kernels.decode.loads import bring_later_keys, bring_new_values, bring_values
-from nki_kernels.decode.merge import finish_with_other_core
+from nki_kernels.decode.merge import finish_with_other_core, value_scales_of_rows
 from nki_kernels.decode.products import (
     finish,
     finish_in_place,
@@ -29,7 +30,7 @@ from nki_kernels.decode.softmax import (
 )
 from nki_kernels.decode.work import cached_values, see
 from nki_kernels.dma import SCALAR
-from nki_kernels.tiles import blocks
+from nki_kernels.tiles import PARTITIONS, blocks
 
 CHUNKS_LAST = 8
 """Chunks whose products come behind the sum of the weights, which is inverted meanwhile."""
@@ -163,6 +164,21 @@ def finish_block(work, inverse):
     elif work.ranks is not None:
         keep_partial(work.block, work)
     elif work.in_place:
+        if work.step.scales is not None:
+            scale_in_place(inverse, work.step.scales, work.block[0])
         finish_in_place(work.block, inverse, work.o, work.sizes)
     else:
+        value_scales = value_scales_of_rows(work.step.scales, work.block[0], work.sizes)
+        if value_scales is not None:
+            nisa.tensor_tensor(dst=inverse, data1=inverse, data2=value_scales, op=nl.multiply)
         finish(work.block, inverse, work.o, work.sizes)
+
+
+def scale_in_place(inverse, scales, box):
+    """Multiply factors of outputs [128, unit, new token, head] by the scales of their values."""
+    heads = box[3] - box[2]
+    columns = inverse.shape[2] * inverse.shape[3]
+    by_head = inverse.reshape((PARTITIONS, box[1] - box[0], heads, columns))
+    factors = scales.values[:, box[2] : box[3]].expand_dim(1).expand_dim(3)
+    factors = factors.broadcast(1, box[1] - box[0]).broadcast(3, columns)
+    nisa.tensor_tensor(dst=by_head, data1=by_head, data2=factors, op=nl.multiply)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import nki.language as nl
 
+from nki_kernels.cache.scales import CacheScales
 from nki_kernels.decode.ranks import check_position_ranks, expect_ranks
 
 
@@ -14,6 +15,7 @@ class DecodeStep(nl.NKIObject):
     """Positions, rotation, norms of heads and changes of scores, by the names of `attention_decode`'s parameters.
 
     positions and angle_rows [T, 1] are the positions of new tokens in the cache and in the tables `cos` and `sin`.
+    `scales` are those of the cache, see `load_scales`.
     """
 
     positions: object
@@ -27,6 +29,7 @@ class DecodeStep(nl.NKIObject):
     window: object = None
     softcap: object = None
     sinks: object = None
+    scales: CacheScales | None = None
 
     def of_share(self, share, sizes):
         """Return the step of a share of a launch with `sizes`."""
@@ -42,6 +45,7 @@ class DecodeStep(nl.NKIObject):
             self.window,
             self.softcap,
             share.columns(self.sinks, sizes.kv_heads),
+            None if self.scales is None else self.scales.of_share(share, sizes.kv_heads),
         )
 
 

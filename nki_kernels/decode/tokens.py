@@ -9,6 +9,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.cache.scales import round_to_cache, scale_column
 from nki_kernels.dma import COMPILER, SCALAR, STATIC, transfer
 from nki_kernels.tiles import PARTITIONS, blocks, cast, rms_normalised
 
@@ -24,7 +25,7 @@ class NewTokens(nl.NKIObject):
         self.sources = None
         self.step = step
         self.first_positions = load_first_positions(step.positions, sizes.sequences, sizes.kv_heads)
-        self.segments = row_blocks(sizes.tokens, self.heads)
+        self.segments = row_blocks(sizes.tokens, self.heads, step.scales is None)
         self.angles = []
         self.loaded = []
 
@@ -92,6 +93,8 @@ def transposed_tokens(tokens, sizes):
         if cosines is not None:
             rows = rotated(rows, cosines, sines, dtype)
         rows = cast(rows, dtype)
+        if step.scales is not None:
+            take_scales(rows, heads, segments, step.scales)
         place_transposed(results, rows, heads, segments)
         which, first, last, at = segments[-1]
         if which == 1:
@@ -109,9 +112,12 @@ def key_heights(tokens, sizes):
     return heights
 
 
-def row_blocks(tokens, heads):
-    """The rows of one block each: segments (0: queries or 1: keys, first token, last token, first partition)."""
-    if heads[1] > 0 and tokens * (heads[0] + heads[1]) <= PARTITIONS:
+def row_blocks(tokens, heads, alike):
+    """The rows of one block each: segments (0: queries or 1: keys, first token, last token, first partition).
+
+    alike: whether queries and keys take the same instructions, so that they may share a block.
+    """
+    if alike and heads[1] > 0 and tokens * (heads[0] + heads[1]) <= PARTITIONS:
         return [[(0, 0, tokens, 0), (1, 0, tokens, tokens * heads[0])]]
     result = []
     for which in range(2 if heads[1] > 0 else 1):
@@ -192,6 +198,18 @@ def rotated(rows, cosines, sines, dtype):
     if 2 * half < depth:
         nisa.tensor_copy(dst=result[:, 2 * half : depth], src=rows[:, 2 * half : depth])
     return result
+
+
+def take_scales(rows, heads, segments, scales):
+    """Multiply rows [rows, D] of queries by the scales of their keys, or round rows of keys to the cache."""
+    which, first, last, _ = segments[0]
+    together = heads[which] // scales.keys.shape[1]
+    if which == 0:
+        column = scale_column(scales.keys, last - first, together)
+        nisa.tensor_scalar(dst=rows, data=rows, op0=nl.multiply, operand0=column)
+        return
+    column = scale_column(scales.inverse_keys, last - first, together)
+    round_to_cache(rows, column, scales.dtype)
 
 
 def place_transposed(results, rows, heads, segments):

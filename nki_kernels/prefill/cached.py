@@ -70,8 +70,12 @@ def load_piece(case, head, cached, first, last, used):
     """Load blocks first … last of cached keys and values, `used` positions of each."""
     count = last - first
     shape = (case.part_depth, count, case.parts, used)
-    keys = nl.ndarray(shape, dtype=case.cache.k_cache.dtype, buffer=nl.sbuf)
-    values = nl.ndarray((used, count, case.value_depth), dtype=case.cache.v_cache.dtype, buffer=nl.sbuf)
+    k_dtype, v_dtype = case.cache.k_cache.dtype, case.cache.v_cache.dtype
+    if case.scales is not None:
+        # DMA casts bytes, which it does not transpose.
+        k_dtype, v_dtype = case.dtype, case.dtype
+    keys = nl.ndarray(shape, dtype=k_dtype, buffer=nl.sbuf)
+    values = nl.ndarray((used, count, case.value_depth), dtype=v_dtype, buffer=nl.sbuf)
     case.cache.load_prefix(case, head, first, keys, values)
     values = cast(values, case.dtype)
     valid = cached.keys[:, first * PARTITIONS : last * PARTITIONS]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.cache.scales import round_to_cache
 from nki_kernels.prefill.cores import query_head
 from nki_kernels.tiles import PARTITIONS, aligned_tile, blocks
 
@@ -55,9 +56,11 @@ def load_queries(case, queries):
     queries.tile = aligned_tile(shape, case.dtype)
     for part, end, height in case.pieces:
         columns = source[:, :, part * case.part_depth : part * case.part_depth + (end - part) * height]
-        nisa.dma_transpose(
-            dst=queries.tile[0:height, :, part:end, :], src=columns.reshape_dim(2, (end - part, height))
-        )
+        tile = queries.tile[0:height, :, part:end, :]
+        nisa.dma_transpose(dst=tile, src=columns.reshape_dim(2, (end - part, height)))
+        if case.scales is not None:
+            scale = case.scales.keys[0:height, queries.head : queries.head + 1]
+            nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=scale)
 
 
 def load_new_keys(case, head, first):
@@ -86,7 +89,8 @@ def place_keys(case, keys, source):
 
 
 def clean_new_keys(case, head):
-    """Clean the new keys of a head, as many at a time as one DMA brings."""
+    """Clean the new keys of a head, as many at a time as one DMA brings, and round them to a cache with scales."""
+    inverses = None if case.scales is None else case.scales.inverse_keys[:, head.number : head.number + 1]
     for first in range(0, blocks(case.new_keys), LOADED_BLOCKS):
         start, end = row_range(case, first)
         at = case.prefix // PARTITIONS + first
@@ -94,9 +98,9 @@ def clean_new_keys(case, head):
         used = (end - start) % PARTITIONS
         for part, last, height in case.pieces:
             if full > 0:
-                clean(case, head.keys[0:height, at : at + full, part:last, :])
+                clean(case, head.keys[0:height, at : at + full, part:last, :], inverses)
             if used > 0:
-                clean(case, head.keys[0:height, at + full : at + full + 1, part:last, 0:used])
+                clean(case, head.keys[0:height, at + full : at + full + 1, part:last, 0:used], inverses)
 
 
 def load_new_values(case, head, first):
@@ -115,10 +119,11 @@ def load_new_values(case, head, first):
 
 
 def clean_new_values(case, head, first, end):
-    """Clean the values that load_new_values brings; an agenda's step."""
+    """Clean the values that load_new_values brings, and round them to a cache with scales; an agenda's step."""
+    inverses = None if case.scales is None else case.scales.inverse_values[:, head.number : head.number + 1]
     for tile in new_values(case, head, first):
         if tile is not None:
-            clean(case, tile)
+            clean(case, tile, inverses)
 
 
 def new_values(case, head, first):
@@ -142,8 +147,8 @@ def row_range(case, first):
     return start, min(case.new_keys, start + LOADED_BLOCKS * PARTITIONS)
 
 
-def clean(case, tile):
-    """Set elements that are NaN or infinite to 0.
+def clean(case, tile, inverses):
+    """Set elements that are NaN or infinite to 0, and round new ones to a cache whose scales have `inverses` [128, 1].
 
     0 * x == 0 tells finite elements. The bits of the tile, as integers, are multiplied by that 0 or 1: a product with
     the element itself would keep a NaN. 16-bit integers are exact in the float32 of the engines, 32-bit ones on GpSimd.
@@ -156,3 +161,5 @@ def clean(case, tile):
     if case.filling and integer == nl.int16:
         engine = nisa.engine.vector
     nisa.tensor_tensor(dst=bits, data1=bits, data2=finite, op=nl.multiply, engine=engine)
+    if inverses is not None and not case.stored:
+        round_to_cache(tile, inverses[0 : tile.shape[0], :], case.scales.dtype)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.cache.scales import CacheScales
 from nki_kernels.prefill.cores import divide_heads, owner, query_head
 from nki_kernels.prefill.masks import Masks, cached_mask, first_key, identity, mask_of
 from nki_kernels.prefill.room import fit
@@ -76,7 +77,10 @@ class Tuning(nl.NKIObject):
 
 @dataclass
 class PromptStep(nl.NKIObject):
-    """The arguments of a launch beside its tokens and its cache, by the names of `attention_prefill`'s parameters."""
+    """The arguments of a launch beside its tokens and its cache, by the names of `attention_prefill`'s parameters.
+
+    `scales` are those of the cache, see `load_scales`.
+    """
 
     scale: float
     prefix: int
@@ -86,6 +90,7 @@ class PromptStep(nl.NKIObject):
     sinks: object = None
     causal: bool = True
     slopes: object = None
+    scales: CacheScales | None = None
 
 
 class Case(nl.NKIObject):
@@ -112,6 +117,7 @@ class Case(nl.NKIObject):
         self.sinks = step.sinks
         self.sinks_by_rows = {}
         self.slopes = step.slopes
+        self.scales = step.scales
         self.slopes_by_rows = {}
         self.places = {}
         self.distances = {}
@@ -128,7 +134,7 @@ def prepare(case):
     case.prefix = blocks(case.cached) * PARTITIONS
     case.keys = case.prefix + case.new_keys
     # Padding behind a prompt, which a causal mask hides, may hold anything; without one every new key counts.
-    case.cleans = case.causal or case.prefix > 0
+    case.cleans = case.causal or case.prefix > 0 or case.scales is not None
     divide_depth(case)
     case.masks = Masks(case.dtype, case.causal, case.window)
     case.tuning = Tuning(case.dtype, nisa.get_nc_version() > nisa.nc_version.gen2, case.parts)

@@ -260,10 +260,19 @@ def divide(case, span, sums, engine):
     values = sums[:, 0 : case.value_depth]
     if engine == nisa.engine.vector:
         nisa.reciprocal(dst=inverse, data=weights)
+        scale_outputs(case, span, inverse)
         nisa.tensor_scalar(dst=span.result, data=values, op0=nl.multiply, operand0=inverse)
     else:
         nisa.tensor_scalar(dst=inverse, data=weights, op0=nl.power, operand0=-1.0)
+        scale_outputs(case, span, inverse)
         on_gpsimd(span.result, values, inverse.broadcast(1, case.value_depth), nl.multiply)
+
+
+def scale_outputs(case, span, factors):
+    """Multiply factors of outputs [row, 1] by the scale of their values, where a cache has scales."""
+    if case.scales is not None:
+        head = span.queries.head
+        on_gpsimd(factors, factors, case.scales.values[0 : span.rows, head : head + 1], nl.multiply)
 
 
 def store(case, span, start, end):

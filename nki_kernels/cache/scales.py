@@ -1,0 +1,111 @@
+"""Scales of caches: a cache of 8 bits holds keys and values divided by the scale of their head, and rounded.
+
+    stored = round(x * (1 / scale)) within the range of the cache's dtype;   used = stored * scale
+
+Attention is linear in the scales of a head. So kernels compute with stored numbers: queries are multiplied by the scale
+of their keys, and outputs by the scale of their values. New tokens attend to the rounded numbers of each other, as
+later tokens will, so a prompt gives the same outputs in one launch and in several.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+
+from nki_kernels.precision import widened
+from nki_kernels.tiles import PARTITIONS, load_repeated
+
+
+@dataclass
+class CacheScales(nl.NKIObject):
+    """Scales of a cache of `dtype`, and their inverses: [128, Hk] @ SBUF, float32, the same on every partition."""
+
+    dtype: object
+    keys: nl.NkiTensor
+    values: nl.NkiTensor
+    inverse_keys: nl.NkiTensor
+    inverse_values: nl.NkiTensor
+
+    def of_share(self, share, kv_heads):
+        """Return the scales of a share of a launch with `kv_heads`."""
+        return CacheScales(
+            self.dtype,
+            share.columns(self.keys, kv_heads),
+            share.columns(self.values, kv_heads),
+            share.columns(self.inverse_keys, kv_heads),
+            share.columns(self.inverse_values, kv_heads),
+        )
+
+
+def load_scales(k_scale, v_scale, cache):
+    """Return the scales of a cache, or None; refuse one without the other, and dtypes that do not go with them."""
+    dtype = cache.k_cache.dtype
+    assert (k_scale is None) == (v_scale is None), "k_scale and v_scale come together"
+    if k_scale is None:
+        assert dtype != nl.int8, "caches of int8 take k_scale and v_scale"
+        return None
+    stored_range(dtype)
+    assert cache.v_cache.dtype == dtype, f"k_cache is {dtype}, v_cache is {cache.v_cache.dtype}"
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        assert scale.shape == (1, cache.kv_heads), f"{name} is [1, {cache.kv_heads}], not {scale.shape}"
+    keys, values = load_repeated(k_scale, PARTITIONS), load_repeated(v_scale, PARTITIONS)
+    return CacheScales(dtype, keys, values, inverse(keys), inverse(values))
+
+
+def inverse(scales):
+    """Return the inverses of scales: the Vector engine multiplies, it does not divide."""
+    result = nl.ndarray(scales.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.reciprocal(dst=result, data=scales)
+    return result
+
+
+def stored_range(dtype):
+    """Return the least and the largest number that a cache with scales stores; refuse other dtypes."""
+    if dtype == nl.int8:
+        return -128.0, 127.0
+    assert dtype == nl.float8_e4m3, f"k_scale and v_scale go with caches of int8 or float8_e4m3, not {dtype}"
+    return -240.0, 240.0
+
+
+def round_to_cache(tile, inverse_scales, dtype):
+    """Replace new keys or values by the numbers that a cache stores.
+
+    inverse_scales: one for each element, or [partitions, 1].
+    """
+    least, largest = stored_range(dtype)
+    ratios = nl.ndarray(tile.shape, dtype=nl.float32, buffer=nl.sbuf)
+    if len(inverse_scales.shape) == 2 and inverse_scales.shape[1] == 1:
+        nisa.tensor_scalar(dst=ratios, data=tile, op0=nl.multiply, operand0=inverse_scales)
+    else:
+        nisa.tensor_tensor(dst=ratios, data1=tile, data2=inverse_scales, op=nl.multiply)
+    stored = nl.ndarray(tile.shape, dtype=dtype, buffer=nl.sbuf)
+    nisa.tensor_scalar(
+        dst=stored, data=ratios, op0=nl.minimum, operand0=largest, op1=nl.maximum, operand1=least
+    )
+    nisa.tensor_copy(dst=tile, src=stored)
+
+
+def scale_column(scales, times, together):
+    """Return scales [128, Hk], `times` times and each `together` times, as a column [times * Hk * together, 1]."""
+    heads = scales.shape[1]
+    column = nl.ndarray((times * heads * together, 1), dtype=nl.float32, buffer=nl.sbuf)
+    row = scales[0:1, :].reshape((1, 1, heads, 1)).broadcast(1, times).broadcast(3, together)
+    nisa.dma_copy(dst=column, src=row)
+    return column
+
+
+def store_reference(rows: np.ndarray, scale: np.ndarray | None, dtype: np.dtype) -> np.ndarray:
+    """Return what a cache of `dtype` stores of rows, whose scales broadcast to them."""
+    if scale is None:
+        return rows
+    least, largest = (-128, 127) if dtype == np.int8 else (-240, 240)
+    ratios = np.clip(widened(rows) * (1 / scale), least, largest)
+    return (np.rint(ratios) if dtype == np.int8 else ratios).astype(dtype)
+
+
+def use_reference(stored: np.ndarray, scale: np.ndarray | None) -> np.ndarray:
+    """Return what attention takes of stored rows, in float32."""
+    return widened(stored) if scale is None else widened(stored) * scale

@@ -1,0 +1,227 @@
+"""Caches of int8 and float8_e4m3 with scales of their heads: what they hold, and attention with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+import nki_kernels as kernels
+import simulate
+from tests.kernels.accuracy import as_tuple, compare_all, copied, normal, run
+from tests.kernels.bounds import rounding_bound
+from tests.kernels.case import BF16, F32, KernelCase, KernelTests, refuse, together
+from tests.kernels.divided import divided
+from tests.kernels.test_attention_block_decode import formed
+from tests.kernels.test_attention_decode import step
+from tests.kernels.test_attention_mixed import mixed
+from tests.kernels.test_attention_prefill import arguments, continued
+from tests.kernels.test_decoder_layer_decode import layer
+
+FP8 = ml_dtypes.float8_e4m3
+LARGEST = {np.int8: 127, FP8: 240}
+PROJECTED = kernels.attention_block_decode_reference, kernels.decoder_layer_decode_reference
+SINKS = normal(12, 1, 4) * 3
+
+
+def scaled(dtype: Any, kv_heads: int = 2) -> dict[str, Any]:
+    """Settings of caches of a dtype; a scale holds 1.5 to 2.5 standard deviations, so some elements are clipped."""
+    factors = np.random.default_rng(3).uniform(1.5, 2.5, (2, 1, kv_heads)).astype(F32)
+
+    def store(cache: np.ndarray) -> np.ndarray:
+        numbers = np.clip(
+            np.nan_to_num(cache.astype(F32)) * (LARGEST[dtype] / 2), *[-LARGEST[dtype], LARGEST[dtype]]
+        )
+        return (np.rint(numbers) if dtype is np.int8 else numbers).astype(dtype)
+
+    k_scale, v_scale = factors / F32(LARGEST[dtype])
+    return dict(k_cache=store, v_cache=store, k_scale=k_scale, v_scale=v_scale)
+
+
+def order(stored: np.ndarray) -> np.ndarray:
+    """Integers that order stored numbers: neighbouring numbers have neighbouring ones."""
+    bits = stored.view(np.int8).astype(np.int32)
+    return bits if stored.dtype == np.int8 else np.where(bits < 0, -(bits & 127), bits)
+
+
+def within(outputs: Sequence[np.ndarray], reference: Callable[..., Any], given: Sequence[Any]) -> None:
+    """Outputs as near as numpy's; caches hold exactly the reference's numbers.
+
+    Keys and values that a kernel projects itself differ by roundings, so a stored number may be a neighbour.
+    """
+    dtypes = [each.dtype if isinstance(each, np.ndarray) else None for each in given]
+
+    def first(*own: Any) -> tuple[np.ndarray, ...]:
+        stored = [each.astype(dtype) if dtype in (np.int8, FP8) else each for each, dtype in zip(own, dtypes)]
+        return as_tuple(reference(*stored))[:1]
+
+    compare_all(outputs[:1], first, given)
+    for cache, expected in zip(outputs[1:], reference(*copied(given))[1:], strict=True):
+        assert cache.dtype == expected.dtype
+        assert np.abs(order(cache) - order(expected)).max() <= (reference in PROJECTED)
+
+
+BOTH = [scaled(np.int8), scaled(FP8)]
+IN_PAGES = dict(positions=128, block=16)
+
+
+class TestDecode(KernelTests):
+    case = KernelCase(
+        kernels.attention_decode,
+        step,
+        values=[
+            *(dict(half=8) | each for each in BOTH),
+            dict(dtype=BF16) | BOTH[0],
+            dict(kv_heads=1, new=3, half=4) | scaled(np.int8, 1),
+            dict(depth=130, new=2, window=5, softcap=2.0, sinks=SINKS) | BOTH[1],
+            dict(firsts=(2100, 5), heads=24, positions=2304, new=3) | BOTH[0],
+        ],
+        every_chip=[IN_PAGES | dict(new=2, half=8) | each for each in BOTH],
+        refusals=[
+            refuse("k_scale and v_scale come together", BOTH[0], v_scale=lambda _: None),
+            refuse(
+                "caches of int8 take k_scale and v_scale",
+                BOTH[0],
+                k_scale=lambda _: None,
+                v_scale=lambda _: None,
+            ),
+            refuse("k_scale is [1, 2], not (1, 1)", BOTH[0], k_scale=np.ones((1, 1), F32)),
+            refuse("v_scale is [1, 2], not (2,)", BOTH[0], v_scale=np.ones(2, F32)),
+            refuse(
+                "k_scale and v_scale go with caches of int8 or float8_e4m3, not float32",
+                k_scale=np.ones((1, 2), F32),
+                v_scale=np.ones((1, 2), F32),
+            ),
+            refuse("k_cache is int8, v_cache is float8_e4m3", BOTH[0], v_cache=BOTH[1]["v_cache"]),
+        ],
+        two_cores=[
+            dict(firsts=(20, 7), half=8) | BOTH[0],
+            dict(firsts=(100, 7, 30), heads=2, kv_heads=1) | IN_PAGES | scaled(FP8, 1),
+        ],
+        two_sums=[
+            dict(firsts=(4000,), heads=6, kv_heads=3, depth=8, positions=4000 + 96) | scaled(np.int8, 3)
+        ],
+        tolerance=within,
+    )
+
+
+class TestPrefill(KernelTests):
+    case = KernelCase(
+        kernels.attention_prefill,
+        arguments,
+        values=[
+            *(dict(tokens=150, dtype=dtype) | each for each in BOTH for dtype in (F32, BF16)),
+            dict(tokens=150, depth=192, sequences=3, window=20, softcap=2.0) | BOTH[0],
+            dict(causal=False) | BOTH[0],
+        ],
+        every_chip=[dict(tokens=1300, heads=1, kv_heads=1, dtype=BF16) | scaled(np.int8, 1)],
+        tolerance=within,
+    )
+
+
+class TestPrefillAfterCachedPositions(KernelTests):
+    case = KernelCase(
+        kernels.attention_prefill,
+        continued,
+        every_chip=together("page dtype", (None, F32), (16, F32), (128, BF16), garbage=0.0, **BOTH[0]),
+        values=[dict(page=32, window=60, garbage=0.0) | BOTH[1]],
+        tolerance=within,
+        replays=False,
+    )
+
+
+class TestMixed(KernelTests):
+    case = KernelCase(
+        kernels.attention_mixed,
+        mixed,
+        every_chip=[dict(dtype=dtype) | each for each, dtype in zip(BOTH, (F32, BF16))],
+        tolerance=within,
+        replays=False,
+    )
+
+
+class TestBlockDecode(KernelTests):
+    case = KernelCase(
+        kernels.attention_block_decode,
+        formed,
+        every_chip=[BOTH[0]],
+        values=[
+            dict(new=3, block=16) | BOTH[1],
+            dict(depth=192, half=40) | BOTH[0],
+            dict(half=0, norms=False, dtype=BF16) | BOTH[0],
+            dict(sequences=66, new=2, positions=8, kv=1) | scaled(np.int8, 1),
+        ],
+        tolerance=within,
+    )
+
+
+class TestDecoderLayer(KernelTests):
+    case = KernelCase(
+        kernels.decoder_layer_decode,
+        layer,
+        every_chip=[BOTH[0]],
+        values=[dict(sequences=66, hidden=4096, inner=8, positions=8) | BOTH[1]],
+        tolerance=within,
+    )
+
+
+def test_ranks_that_divide_positions() -> None:
+    """Each rank multiplies its own queries before they are gathered, and its own outputs once they are merged."""
+    ranks, case = (
+        4,
+        TestDecode.case.arguments(dict(firsts=(0, 70, 297), heads=8, positions=304, new=3) | BOTH[0]),
+    )
+    names, whole = [*case], tuple(case.values())
+    shares = [
+        (*share, *whole[len(share) :]) for share in divided(whole[: names.index("rope_positions")], ranks)
+    ]
+    world = simulate.World("trn2", ranks)
+    outputs = world.launch(kernels.attention_decode, [(copied(share), {}) for share in shares]).outputs
+    heads = [o.reshape(9, 2, 1, 16) for o, _, _ in outputs]
+    k_cache, v_cache = (
+        np.stack(caches, axis=-1) for caches in zip(*((k, v.swapaxes(2, 3)) for _, k, v in outputs))
+    )
+    found = (
+        np.stack(heads, axis=2).reshape(whole[0].shape),
+        k_cache.reshape(whole[3].shape),
+        v_cache.reshape(whole[3].shape).swapaxes(2, 3),
+    )
+    within(found, kernels.attention_decode_reference, whole)
+
+
+def test_pages_are_copied_byte_by_byte() -> None:
+    """A page of int8 has as many bytes as elements, and its copy holds the same."""
+    pages = [
+        np.random.default_rng(seed).integers(-128, 128, (5, 16, 2, 32)).astype(np.int8) for seed in (1, 2)
+    ]
+    numbers = np.int32([[3], [0]]), np.int32([[1], [4]])
+    outputs = run(kernels.copy_pages, (*pages, *numbers))
+    for page, copy in zip(pages, outputs):
+        assert copy.dtype == np.int8
+        assert np.array_equal(copy, page[[0, 3, 2, 3, 0]])
+
+
+def test_a_prompt_in_parts_equals_the_whole() -> None:
+    """New tokens attend to the rounded keys and values of each other, as later tokens do."""
+    given = TestPrefill.case.arguments(dict(tokens=40, capacity=41) | BOTH[0])
+    whole = run(kernels.attention_prefill, tuple(given.values()))
+    rows = dict.fromkeys("qkv", slice(0, 25))
+    first = run(
+        kernels.attention_prefill,
+        tuple({**given, **{name: given[name][rows[name]] for name in rows}}.values()),
+    )
+    later = {**given, **{name: given[name][25:] for name in "qkv"}, "k_cache": first[1], "v_cache": first[2]}
+    later |= dict(prefix=25, positions=np.arange(25, 40, dtype=np.int32)[:, None])
+    last = run(kernels.attention_prefill, tuple(later.values()))
+    assert np.array_equal(whole[1][..., :40], last[1][..., :40])
+    assert np.array_equal(whole[2][:, :, :40], last[2][:, :, :40])
+    keys = whole[1][0, :, :, :40] * given["k_scale"].reshape(2, 1, 1)
+    values = whole[2][0, :, :40] * given["v_scale"].reshape(2, 1, 1)
+    for row in range(25, 40):
+        for head in range(4):
+            columns = slice(16 * head, 16 * head + 16)
+            seen = keys[head // 2, :, : row + 1].T, values[head // 2, : row + 1]
+            bound = rounding_bound(given["q"][row, columns].astype(np.float64), *seen, given["scale"])
+            assert np.abs(whole[0][row, columns] - last[0][row - 25, columns]).max() <= bound
