@@ -29,6 +29,7 @@ from model.engine.grammars import GrammarLimits, Grammars
 from model.engine.speculation import NO_RECURRENT_DRAFTS, DraftModel, PromptLookup, Proposer
 from model.errors import ModelError
 from model.families import load_config
+from model.layers.cache import check_cache_dtype
 from model.mesh import Mesh, check_expert_groups, routed_experts
 from model.paged_model import PagedModel
 from model.shipped import PRETRAINED, model_path
@@ -55,7 +56,8 @@ class EngineArgs:
     factors, sequences of all lengths take the long ones. `speculative_config` has `num_speculative_tokens`, and the
     folder of a draft `model`, or `method` ngram with `prompt_lookup_max` and `prompt_lookup_min`. `buckets` are the
     sizes to which steps are rounded up, such as "sequences=1,16 tokens=64,512 context=2048", by default powers of two,
-    and fewer of them on NeuronCores, where every shape is compiled (`BucketLimits.compiled`).
+    and fewer of them on NeuronCores, where every shape is compiled (`BucketLimits.compiled`). `kv_cache_dtype` is one
+    of `model.layers.cache.CACHE_FORMATS`, in which pages hold keys and values: auto is `dtype`.
 
     A grammar of structured outputs that takes more than `grammar_cpu_seconds` of CPU time or `grammar_memory_mib` MiB
     to compile is refused. A mask that takes more than `mask_seconds` ends its request with an error.
@@ -65,6 +67,7 @@ class EngineArgs:
     tensor_parallel_size: int = 1
     expert_parallel_size: int = 1
     dtype: str = "float32"
+    kv_cache_dtype: str = "auto"
     target: str = "trn2"
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 512
@@ -91,6 +94,7 @@ class EngineArgs:
             for name in names:
                 object.__setattr__(self, name, check(name, getattr(self, name)))
         check_range("seed", self.seed, 0, 2**63 - 1)
+        check_cache_dtype(self.kv_cache_dtype)
         if not isinstance(self.speculative_config, Mapping | None):
             raise ModelError(
                 f"speculative_config is {display_value(self.speculative_config)}; it must be a mapping of names"
@@ -113,7 +117,7 @@ _TYPES: Sequence[tuple[Callable[[str, Any], Any], Sequence[str]]] = (
     ),
     (check_optional_integer, ("max_model_len", "num_pages", "num_state_slots")),
     (check_flag, ("enable_prefix_caching", "enable_chunked_prefill")),
-    (check_text, ("dtype", "target", "backend")),
+    (check_text, ("dtype", "kv_cache_dtype", "target", "backend")),
 )
 
 
@@ -124,6 +128,7 @@ def args_of(options: argparse.Namespace, **more: Any) -> EngineArgs:
         tensor_parallel_size=options.tp,
         expert_parallel_size=options.ep,
         dtype=options.dtype,
+        kv_cache_dtype=options.kv_cache_dtype,
         target=options.target,
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=max(options.max_num_batched_tokens, options.max_num_seqs),
@@ -304,7 +309,16 @@ def _paged_model(
     device = _device(args, mesh.ranks)
     own = list(dict.fromkeys(map(mesh.shard, device.local_ranks)))
     weights = shard_weights(config, checkpoint, mesh.tensor, own, checkpoint.let_go, args.dtype)
-    return PagedModel(config, weights, device, pools, buckets, slots=slots, mesh=mesh)
+    return PagedModel(
+        config,
+        weights,
+        device,
+        pools,
+        buckets,
+        slots=slots,
+        mesh=mesh,
+        kv_cache_dtype=args.kv_cache_dtype,
+    )
 
 
 def _mesh(config: ModelConfig, args: EngineArgs) -> Mesh:

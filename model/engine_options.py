@@ -61,6 +61,12 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
         help="positions between snapshots of these states, a multiple of --block-size (default: %(default)s)",
     )
     add(
+        "--kv-cache-dtype",
+        metavar="NAME",
+        default="auto",
+        help="of cached keys and values: auto, the dtype of activations (default: %(default)s)",
+    )
+    add(
         "--speculative-config",
         metavar="JSON",
         help="drafts, as LLM takes them: '{\"num_speculative_tokens\": 3}' looks them up in the prompt",

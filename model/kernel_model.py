@@ -11,6 +11,7 @@ from model.bound_launch import Device
 from model.config import ModelConfig
 from model.expert_load import ExpertLoad
 from model.launched import LaunchedModel, Progress
+from model.layers.cache import AUTO, check_cache_dtype
 from model.layers.launch import Phase, StepShape
 from model.mesh import Mesh
 from model.sampling import StepOutput
@@ -23,7 +24,8 @@ class KernelModel:
     `weights` are the shards of the ranks in this process, each once; the groups of `mesh` share them. `cache_length`
     positions are held per layer and sequence; `candidates` is how many of the best tokens the sampler wants picked out
     (lm_head picks a multiple of eight, and beyond eight no more than a rank's part of the vocabulary holds).
-    `progress` is called with the layers done, and their number, before the first and after each one.
+    `progress` is called with the layers done, and their number, before the first and after each one. `kv_cache_dtype`
+    is one of `CACHE_FORMATS`.
     """
 
     def __init__(
@@ -37,7 +39,9 @@ class KernelModel:
         sequences: int = 1,
         mesh: Mesh | None = None,
         expert_load: ExpertLoad | None = None,
+        kv_cache_dtype: str = AUTO,
     ) -> None:
+        check_cache_dtype(kv_cache_dtype)
         self._mesh = mesh = mesh or Mesh(device.ranks)
         self._cache_length = cache_length
         first = weights[0]
@@ -52,6 +56,7 @@ class KernelModel:
             candidates=candidates,
             cuts_sequence=mesh.sequence,
             expert_ranks=mesh.expert,
+            cache_dtype=kv_cache_dtype,
         )
         self._sequences = sequences
         self._longest_short, self._limit = config.longest_short, config.context

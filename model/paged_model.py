@@ -25,6 +25,7 @@ from model.engine.speculation import NO_ROWS, Rows
 from model.expert_load import ExpertLoad
 from model.families import compose
 from model.launched import LaunchedModel
+from model.layers.cache import AUTO
 from model.layers.launch import Draws, Phase, StepShape, WeightDtypes
 from model.layers.paged import STATES, Kind
 from model.layers.sample import DRAWS, arguments_of, served
@@ -42,8 +43,8 @@ class PagedModel:
     window are another one where it has pages of its own. `slots` are the recurrent states of sequences, or their
     encoded windows of speech. On the device each pool has one more page, and `slots` one more slot, for padding.
 
-    `buckets` are the sizes that steps are rounded up to. `candidates` are as in KernelModel. Each data-parallel group
-    of `mesh` holds as many pages and slots, and computes its own requests.
+    `buckets` are the sizes that steps are rounded up to. `candidates` and `kv_cache_dtype` are as in KernelModel. Each
+    data-parallel group of `mesh` holds as many pages and slots, and computes its own requests.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class PagedModel:
         candidates: int = 1,
         slots: SlotPool | None = None,
         mesh: Mesh | None = None,
+        kv_cache_dtype: str = AUTO,
     ) -> None:
         """ModelError where the machine has too little memory for pages and slots."""
         assert config.longest_short is None, (
@@ -71,7 +73,15 @@ class PagedModel:
         self._has_encoder, self._spectrum_shape = config.cross_positions > 0, config.spectrum
         first_rank = weights[0]
         self._largest_step = largest_step(
-            config, mesh, first_rank.dtype, first_rank.dtypes, self._pools, slots, self._buckets, candidates
+            config,
+            mesh,
+            first_rank.dtype,
+            first_rank.dtypes,
+            self._pools,
+            slots,
+            self._buckets,
+            candidates,
+            kv_cache_dtype,
         )
         self._inputs = StepInputs(self._largest_step.context, self._pools, slots, config.cross_positions)
         draw_variants = 1 + len(DRAWS)
@@ -222,6 +232,7 @@ def largest_step(
     slots: SlotPool | None,
     buckets: Buckets,
     candidates: int = 1,
+    kv_cache_dtype: str = AUTO,
 ) -> StepShape:
     """Return the step that decides the sizes of states and constants."""
     return StepShape(
@@ -240,6 +251,7 @@ def largest_step(
         block_size=(slots or pools[0]).block_size,
         slots=slots.count + 1 if slots else 0,
         expert_ranks=mesh.expert,
+        cache_dtype=kv_cache_dtype,
     )
 
 

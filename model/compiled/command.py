@@ -87,7 +87,16 @@ def engine_graphs(parts: EngineParts) -> list[Graph]:
     activations = activation_dtype(args.dtype, config, checkpoint)
     weights = weight_dtypes(compose(config).weights, checkpoint, activations)
     buckets = buckets_of(config, parts.buckets)
-    largest = largest_step(config, parts.mesh, activations, weights, parts.pools, parts.slots, buckets)
+    largest = largest_step(
+        config,
+        parts.mesh,
+        activations,
+        weights,
+        parts.pools,
+        parts.slots,
+        buckets,
+        kv_cache_dtype=args.kv_cache_dtype,
+    )
     return graphs_of(config, buckets, largest, _kinds(parts))
 
 

@@ -16,7 +16,7 @@ from HBM; values contract over positions. Or pages, of which layers with a windo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -36,7 +36,7 @@ from model.layers.launch import (
     Value,
     product,
 )
-from model.layers.layer import States
+from model.layers.layer import Constant, States
 from model.layers.shard import by_query_heads
 from model.layers.softmax import mixed_values
 from model.layers.weight import Tensor, Weight, value_of
@@ -81,7 +81,11 @@ class Attention(AttentionHeads):
     def _cache(self, step: StepShape) -> Cache:
         """The keys and values that the layer reads. All layers of an encoder share one array, as none keeps its own."""
         name = self.owner or (self.name if self.heads.causal else ENCODED)
-        return create_cache(name, self._kv_heads(step), self.heads.head_dim, step, self.heads.window)
+        return create_cache(name, self.heads.layout(step.ranks), self.heads.head_dim, step, self.heads.window)
+
+    def constants(self, step: StepShape) -> Mapping[str, Constant]:
+        """The tables of rotations, and the scales of the cache."""
+        return {**super().constants(step), **self._cache(step).constants}
 
     @property
     def _is_one_launch(self) -> bool:

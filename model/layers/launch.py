@@ -150,6 +150,7 @@ class StepShape:
         draws                how the step draws next tokens; None where it does not
         scores               whether the head takes all rows of a prefill step, and not only the last of each sequence
         decoding             the step of the sequences that decode beside the prompts of a prefill step, if any
+        cache_dtype          the name of the cache's format (`CACHE_FORMATS`)
 
     The rows of `decoding` come before those of the prompts, and `tokens` counts both. `sequences`, `cache_length` and
     `prefix` are those of the prompts.
@@ -176,6 +177,7 @@ class StepShape:
     decoding: StepShape | None = None
     expert_ranks: int = 1
     slots: int = 0
+    cache_dtype: str = "auto"
 
     def of_window(self, window: int | None) -> StepShape:
         """This step as layers with a window see it: with their pages, where they have their own.

@@ -569,12 +569,29 @@ def test_ranks_hold_the_elements_and_the_scales(write_model, random_weights, ran
     },
 )
 
+CACHE_FORMAT = Addition(
+    "toy_int8",
+    {},
+    checks=("tests/model/test_cache_formats.py", "tests/model/test_layer_caches.py"),
+    edits={
+        "model/layers/cache.py": (
+            "CACHE_FORMATS = {\n",
+            "def fixed_scales(array: str, heads: int) -> np.ndarray:\n"
+            '    """Return the scale of each head: 1 / 32, 2 / 32, and so on."""\n'
+            "    return np.arange(1, heads + 1) / 32\n\n\n"
+            "CACHE_FORMATS = {\n"
+            '    "toy_int8": CacheFormat(np.dtype(np.int8), fixed_scales),\n',
+        ),
+    },
+)
+
 ADDITIONS = {
     "an instruction": INSTRUCTION,
     "a kernel": KERNEL,
     "a detector": DETECTOR,
     "a weight format": WEIGHT_FORMAT,
     "a weight format that kernels read": READ_BY_KERNELS,
+    "a cache format": CACHE_FORMAT,
 }
 """By row of the table; other rows join when they list every file that their additions touch."""
 if "`simulate/targets.py`" in ROWS["a chip"]:

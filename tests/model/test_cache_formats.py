@@ -1,0 +1,166 @@
+"""Every cache format: contiguous caches and pages give the tokens of its definition in numpy, and hold its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import nki_kernels
+import simulate
+from model import LLM, SamplingParams
+from model.checkpoint import open_checkpoint
+from model.config.heads import HeadLayout
+from model.device import SimulatedDevice
+from model.errors import ModelError
+from model.families import load_config
+from model.kernel_model import KernelModel
+from model.layers.attention import Attention
+from model.layers.cache import (
+    CACHE_FORMATS,
+    CacheFormat,
+    create_cache,
+    create_encoder_cache,
+    create_latent_cache,
+)
+from model.layers.launch import FLOAT32, Phase, StepShape, WeightDtypes
+from model.layers.shard import Shard
+from model.reference import ReferenceModel
+from model.weights import shard_weights
+
+PROMPT = [3, 9, 27, 5, 60, 11, 8, 40, 2, 33]
+NEW_TOKENS = 6
+HEADS = HeadLayout(4, 2, 1)
+STEP = StepShape(Phase.decode, 2, 2, 128, 128, 1, FLOAT32, WeightDtypes(FLOAT32))
+formats = pytest.mark.parametrize("name", CACHE_FORMATS)
+
+
+def stored_and_used(name: str, array: str, rows: np.ndarray) -> np.ndarray:
+    """Rows [heads, tokens, dim] as they come back from a cache of a format."""
+    format = CACHE_FORMATS[name]
+    if format.scale is None:
+        return rows.astype(format.dtype or rows.dtype).astype(np.float32)
+    assert format.dtype is not None
+    scales = np.asarray(format.scale(array, len(rows)), np.float32).reshape(-1, 1, 1)
+    limits = (np.iinfo if format.dtype.kind == "i" else ml_dtypes.finfo)(format.dtype)
+    numbers = np.clip(rows / scales, float(limits.min), float(limits.max))
+    numbers = np.rint(numbers) if format.dtype.kind == "i" else numbers
+    return numbers.astype(format.dtype).astype(np.float32) * scales
+
+
+@pytest.fixture
+def model(write_model, random_weights, byte_tokenizer):
+    """A folder of a model whose keys and values have random weights."""
+    folder = write_model()
+    safetensors.numpy.save_file(random_weights(), folder / "model.safetensors")
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def generate(backend: KernelModel | ReferenceModel) -> tuple[list[int], list[np.ndarray]]:
+    """Return the likeliest tokens after the prompt, and their logits."""
+    outputs = backend.prefill([PROMPT])
+    tokens: list[int] = []
+    logits: list[np.ndarray] = []
+    for position in range(len(PROMPT), len(PROMPT) + NEW_TOKENS):
+        logits.append(outputs[0].logits)
+        tokens.append(int(np.argmax(logits[-1])))
+        outputs = backend.decode([tokens[-1]], [position])
+    return tokens, logits
+
+
+@formats
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_caches_and_pages_give_the_tokens_of_the_definition(model, monkeypatch, name, ranks) -> None:
+    config = load_config(model)
+    weights = open_checkpoint(model, config)
+    shards = shard_weights(config, weights, ranks)
+    kernels = KernelModel(config, shards, SimulatedDevice("trn2", ranks), 128, kv_cache_dtype=name)
+    tokens, logits = generate(kernels)
+    paged = LLM(
+        model,
+        tensor_parallel_size=ranks,
+        kv_cache_dtype=name,
+        block_size=4,
+        max_num_batched_tokens=5,
+        max_num_seqs=2,
+    )
+    params = SamplingParams(n=2, temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
+    for cached in (0, 8):  # two samples share the last page of the prompt, so one of them gets a copy
+        output = paged.generate({"prompt_token_ids": PROMPT}, params, use_tqdm=False)[0]
+        assert [list(sample.token_ids) for sample in output.outputs] == [tokens, tokens]
+        assert output.metrics.num_cached_tokens == cached
+
+    see = Attention._seen
+
+    def seen(self: Attention, new: Sequence[np.ndarray], states):
+        names = (f"{self.name}.keys", f"{self.name}.values")
+        return see(self, [stored_and_used(name, array, rows) for array, rows in zip(names, new)], states)
+
+    monkeypatch.setattr(Attention, "_seen", seen)
+    expected, exact = generate(ReferenceModel(config, weights))
+    assert tokens == expected
+    # Two layers of some sixteen roundings each; a stored number that is its neighbour costs a thousand times as much.
+    bound = 32 * np.spacing(np.abs(exact).max())
+    assert max(np.abs(one - two).max() for one, two in zip(logits, exact)) <= bound
+
+
+@formats
+@pytest.mark.parametrize("paged", [False, True])
+def test_a_page_has_the_bytes_of_its_elements(name, paged) -> None:
+    step = (
+        replace(STEP, pages=9, block_size=16, cache_dtype=name) if paged else replace(STEP, cache_dtype=name)
+    )
+    cache = create_cache("a", HEADS, 8, step)
+    dtype = CACHE_FORMATS[name].dtype or step.activations
+    assert {array.dtype for array in cache.arrays} == {dtype}
+    assert cache.page_bytes == 2 * 2 * 8 * (16 if paged else 128) * dtype.itemsize
+
+
+@formats
+def test_scales_are_launch_arguments_and_constants_of_each_rank(name) -> None:
+    format, heads = CACHE_FORMATS[name], HeadLayout(6, 3, 2)
+    cache = create_cache("a", heads, 8, replace(STEP, ranks=2, cache_dtype=name))
+    names = {"k_scale": "a.keys.scale", "v_scale": "a.values.scale"} if format.scale else {}
+    scales = {parameter: value for parameter, value in cache.arguments.items() if parameter.endswith("scale")}
+    assert {parameter: value.name for parameter, value in scales.items()} == names
+    assert set(cache.constants) == set(names.values())
+    for value in scales.values():
+        first, last = (cache.constants[value.name](Shard(rank, 2)) for rank in range(2))
+        assert first.shape == last.shape == value.shape == (1, 2)
+        whole = format.scale(value.name.removesuffix(".scale"), 3)
+        assert np.array_equal(np.concatenate([first, last], axis=1)[0], [*whole.astype(np.float32), 1])
+
+
+@formats
+def test_copied_pages_hold_the_same_bytes(name) -> None:
+    cache = create_cache("a", HEADS, 8, replace(STEP, pages=5, block_size=16, cache_dtype=name))
+    launch = cache.copy(2)
+    random = np.random.default_rng(5)
+    arrays = [
+        random.integers(0, 100, array.nbytes).astype(np.uint8).view(array.dtype).reshape(array.shape)
+        for array in cache.arrays
+    ]
+    numbers = np.int32([[3], [0]]), np.int32([[1], [4]])
+    before = [array.copy() for array in arrays]
+    kernel = getattr(nki_kernels, launch.kernel)
+    outputs = simulate.World("trn2").launch(kernel, [((*arrays, *numbers), {})]).outputs[0]
+    for array, output in zip(before, outputs):
+        assert output.tobytes() == array[[0, 3, 2, 3, 0]].tobytes()
+
+
+def test_unknown_names_and_caches_without_formats_are_refused(monkeypatch) -> None:
+    with pytest.raises(ModelError, match=r"kv_cache_dtype is 'int3'; it is one of .*auto"):
+        LLM(kv_cache_dtype="int3")
+    monkeypatch.setitem(CACHE_FORMATS, "half", CacheFormat(np.dtype(np.float16)))
+    step = replace(STEP, cache_dtype="half")
+    sentence = "kv_cache_dtype is half, but {} have the dtype of activations; use auto"
+    with pytest.raises(ModelError, match=sentence.format("rows of latent attention")):
+        create_latent_cache("a", 24, step)
+    with pytest.raises(ModelError, match=sentence.format("keys and values of an encoder")):
+        create_encoder_cache("a", 2, 8, 30, step)
+    assert create_cache("a", HEADS, 8, step).page_bytes == 2 * 2 * 8 * 128 * 2
