@@ -8,7 +8,7 @@ from model.decoder import BlockLayers
 from model.layers.joint import joined
 from model.layers.launch import Launch, StepShape
 from model.layers.layer import Layer
-from model.layers.paged import MOST_COPIES, Kind, of_kind
+from model.layers.paged import MOST_COPIES, CacheGroup, name_in_group
 
 
 def launches_of(part: BlockLayers, shape: StepShape) -> list[Launch]:
@@ -16,11 +16,13 @@ def launches_of(part: BlockLayers, shape: StepShape) -> list[Launch]:
     return joined(launch for layer in part for launch in layer.launches(shape))
 
 
-def copies_of(layers: Iterable[Layer], shape: StepShape, copies: int, kind: Kind) -> list[Launch]:
-    """The launches that copy so many pages of one kind, or slots."""
-    name = of_kind("copy_sources", shape, kind)
+def copies_of(layers: Iterable[Layer], shape: StepShape, copies: int, group: CacheGroup) -> list[Launch]:
+    """Return the launches that copy so many pages or slots of a cache group."""
+    name = name_in_group("copy_sources", shape, group)
     caches = (cache for layer in layers for cache in layer.caches(shape) if cache.is_copied)
-    return [cache.copy(copies) for cache in caches if of_kind("copy_sources", shape, cache.group) == name]
+    return [
+        cache.copy(copies) for cache in caches if name_in_group("copy_sources", shape, cache.group) == name
+    ]
 
 
 def copy_sizes(copies: int) -> list[int]:

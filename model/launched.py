@@ -21,7 +21,7 @@ from model.layers.cross_attention import LAST_OF_WINDOW
 from model.layers.experts import EXPERT_IDS
 from model.layers.launch import Launch, Phase, StepShape, Value
 from model.layers.layer import Constant, Layer, states_of
-from model.layers.paged import OF_KIND, Kind, of_kind, spare
+from model.layers.paged import GROUP_ARRAYS, CacheGroup, name_in_group, spare
 from model.layers.recurrent import OF_SEQUENCE
 from model.layers.sample import COLUMNS, NUMBERS, RESULTS
 from model.layers.shard import vocabulary_span
@@ -32,9 +32,9 @@ from model.weights import RankWeights
 
 STEP_INPUTS = (
     *("features", "ids", "own_positions", "rope_rows", "logits_indices"),
-    *(*OF_SEQUENCE, *OF_KIND, LAST_OF_WINDOW, *NUMBERS, *COLUMNS),
+    *(*OF_SEQUENCE, *GROUP_ARRAYS, LAST_OF_WINDOW, *NUMBERS, *COLUMNS),
 )
-"""The names of the arrays that the host computes for each step. Those of `OF_KIND` come once per cache group."""
+"""The names of the arrays that the host computes for each step. Those of `GROUP_ARRAYS` come once per cache group."""
 
 Progress = Callable[[int, int], None]
 """Called with the number of layers done and the number of all, before the first layer and after each one."""
@@ -101,7 +101,7 @@ class LaunchedModel:
                 zeros = {state.name: np.zeros(state.shape, state.dtype) for state in stage.states}
                 arrays.update({name: self._device.hold(array) for name, array in zeros.items()})
 
-    def copy_pages(self, group_copies: Sequence[Mapping[int, int]], cache_group: Kind) -> None:
+    def copy_pages(self, group_copies: Sequence[Mapping[int, int]], cache_group: CacheGroup) -> None:
         """Copy pages or slots of one cache group in every layer that has them.
 
         `group_copies` maps, for each data-parallel group, the number of a destination to that of its source. Copies
@@ -110,7 +110,8 @@ class LaunchedModel:
         pending = [list(copies.items()) for copies in group_copies]
         padding_page = spare(self._largest_step, cache_group)
         destinations_name, sources_name = (
-            of_kind(name, self._largest_step, cache_group) for name in ("copy_destinations", "copy_sources")
+            name_in_group(name, self._largest_step, cache_group)
+            for name in ("copy_destinations", "copy_sources")
         )
         for size in copy_sizes(max(map(len, pending))):
             padded = [
@@ -263,7 +264,9 @@ class LaunchedModel:
                 f"{launch.kernel}: {launch.repeat} launches of other sequences"
             )
         results = {result for launch in launches for result in launch.results}
-        window_inputs = {of_kind(name, shape, window) for name in OF_KIND for window, _ in shape.window_pages}
+        window_inputs = {
+            name_in_group(name, shape, window) for name in GROUP_ARRAYS for window, _ in shape.window_pages
+        }
         changing = {*STEP_INPUTS, *window_inputs, *results, *self._lasting_names}
         bound_sections = [
             [self._binder.bind(launch, changing, stage.rank_arrays) for launch in section]
@@ -288,7 +291,7 @@ class LaunchedModel:
         step = encoder.step(self._largest_step)
         return [launch for section in encoder.sections for launch in launches_of(section, step)]
 
-    def _bind_copies(self, copies: int, cache_group: Kind) -> list[BoundLaunch]:
+    def _bind_copies(self, copies: int, cache_group: CacheGroup) -> list[BoundLaunch]:
         """The launches that copy so many pages or slots of a cache group."""
         launches = copies_of(self._decoder.layers, self._largest_step, copies, cache_group)
         changing = {value.name for launch in launches for value in launch.values}

@@ -27,7 +27,7 @@ from model.families import compose
 from model.launched import LaunchedModel
 from model.layers.cache import AUTO
 from model.layers.launch import Draws, Phase, StepShape, WeightDtypes
-from model.layers.paged import STATES, Kind
+from model.layers.paged import STATES, CacheGroup
 from model.layers.sample import DRAWS, arguments_of, served
 from model.mesh import Mesh
 from model.sampling import SampleRow, StepOutput
@@ -68,7 +68,9 @@ class PagedModel:
         self.use = BucketUse(self._buckets, ExpertLoad.of(config, mesh))
         self._pools = [pools] if isinstance(pools, PagePool) else list(pools)
         self._slots = slots
-        self._cache_groups: list[Kind] = [pool.window for pool in self._pools] + ([STATES] if slots else [])
+        self._cache_groups: list[CacheGroup] = [pool.window for pool in self._pools] + (
+            [STATES] if slots else []
+        )
         self._vocab_size = config.vocab_size
         self._has_encoder, self._spectrum_shape = config.cross_positions > 0, config.spectrum
         first_rank = weights[0]
@@ -141,7 +143,7 @@ class PagedModel:
             inputs |= self._draw_inputs([None] * (self._mesh.data * step.head_rows), draws)
         self._model.step(step, inputs)
 
-    def launch_copies(self, count: int, cache_group: Kind) -> None:
+    def launch_copies(self, count: int, cache_group: CacheGroup) -> None:
         """Launch copies of the first `count` pages or slots of a cache group onto themselves."""
         self._model.copy_pages([{page: page for page in range(count)}] * self._mesh.data, cache_group)
 

@@ -88,12 +88,12 @@ class StepInputs:
         for number, pool in enumerate(self.pools):
             block_table, first_blocks = self._block_table(step, number, chunks)
             slot_mapping = _slot_mapping(block_table, first_blocks, positions, num_scheduled_tokens, pool)
-            tables[paged.of_kind("block_tables", step, pool.window)] = block_table
-            columns[paged.of_kind("slots", step, pool.window)] = slot_mapping
+            tables[paged.name_in_group("block_tables", step, pool.window)] = block_table
+            columns[paged.name_in_group("slots", step, pool.window)] = slot_mapping
             if pool.window is not None:
                 last_position = block_table.shape[1] * pool.block_size - 1
                 positions_in_table = np.minimum(positions - first_blocks * pool.block_size, last_position)
-                columns[paged.of_kind("positions", step, pool.window)] = positions_in_table
+                columns[paged.name_in_group("positions", step, pool.window)] = positions_in_table
         return {name: column.reshape(-1) for name, column in columns.items()}, tables
 
     def _block_table(

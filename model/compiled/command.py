@@ -29,7 +29,7 @@ from model.device.neuron import Framework, Software, cache_variables, installed_
 from model.engine_args import EngineParts, args_of, engine_parts
 from model.errors import ModelError
 from model.families import compose
-from model.layers.paged import STATES, Kind
+from model.layers.paged import STATES, CacheGroup
 from model.paged_model import buckets_of, largest_step
 from model.precision import activation_dtype
 from model.weights import weight_dtypes
@@ -110,7 +110,7 @@ def launch_all(parts: EngineParts) -> None:
             model.launch_padding(graph.part, graph.draws)
 
 
-def _kinds(parts: EngineParts) -> list[Kind]:
+def _kinds(parts: EngineParts) -> list[CacheGroup]:
     return [*(pool.window for pool in parts.pools), *([STATES] if parts.slots else [])]
 
 

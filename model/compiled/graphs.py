@@ -12,7 +12,7 @@ from model.engine.buckets import Buckets, PartShape
 from model.families import compose
 from model.launch_list import copies_of, launches_of
 from model.layers.launch import Draws, Launch, StepShape
-from model.layers.paged import MOST_COPIES, STATES, Kind, spare
+from model.layers.paged import MOST_COPIES, STATES, CacheGroup, spare
 from model.layers.sample import DRAWS
 from model.paged_model import step_of
 
@@ -49,7 +49,7 @@ class CopyGraph:
     """Copies of so many pages of a kind, or slots, in every layer that has them."""
 
     count: int
-    kind: Kind
+    kind: CacheGroup
     launches: tuple[Launch, ...]
 
     def __str__(self) -> str:
@@ -105,7 +105,7 @@ class Environment:
 
 
 def graphs_of(
-    config: ModelConfig, buckets: Buckets, largest: StepShape, kinds: Sequence[Kind]
+    config: ModelConfig, buckets: Buckets, largest: StepShape, kinds: Sequence[CacheGroup]
 ) -> list[Graph]:
     """Every graph that an engine may launch, but those of prompts whose every token is scored."""
     decoder = compose(config)

@@ -15,7 +15,7 @@ import numpy as np
 from model.config.heads import HeadLayout
 from model.errors import ModelError
 from model.layers.launch import FLOAT32, INT32, Argument, Launch, LeastWork, StepShape, Value
-from model.layers.paged import STATES, Kind, Slots, of_kind
+from model.layers.paged import STATES, CacheGroup, Slots, name_in_group
 from model.layers.shard import Shard
 
 AUTO = "auto"
@@ -80,7 +80,7 @@ class Cache:
 
     arrays: tuple[Value, ...]
     step: StepShape
-    group: Kind = None
+    group: CacheGroup = None
     parameters: tuple[str, ...] = ()
     is_copied: bool = True
     scales: tuple[tuple[str, HeadScales], ...] = ()
@@ -103,7 +103,7 @@ class Cache:
     @property
     def positions(self) -> Value:
         """The positions [tokens, 1] of new tokens, counted from the first one that the cache or its table holds."""
-        return Value(of_kind("positions", self.step, self.group), (self.step.tokens, 1), INT32)
+        return Value(name_in_group("positions", self.step, self.group), (self.step.tokens, 1), INT32)
 
     @property
     def arguments(self) -> dict[str, Argument]:
@@ -123,7 +123,7 @@ class Cache:
         if not step.block_size:
             assert step.decoding is None, "sequences decode beside prompts on pages"
             return arrays
-        arrays["slots"] = Value(of_kind("slots", step, self.group), (step.tokens, 1), INT32)
+        arrays["slots"] = Value(name_in_group("slots", step, self.group), (step.tokens, 1), INT32)
         if step.decoding is None:
             return arrays | {"block_tables": self._table("block_tables", step)}
         tables = {"block_tables": step.decoding, "prompt_tables": step}
@@ -133,14 +133,14 @@ class Cache:
         """The block table [sequences, blocks] of a step."""
         window = self.group if isinstance(self.group, int) else None
         blocks = step.of_window(window).cache_length // step.block_size
-        return Value(of_kind(parameter, self.step, self.group), (step.sequences, blocks), INT32)
+        return Value(name_in_group(parameter, self.step, self.group), (step.sequences, blocks), INT32)
 
     def copy(self, copies: int) -> Launch:
         """A kernel that copies so many pages or slots of the one or two arrays."""
         first, second = (*self.arrays, None)[:2]
         arguments: dict[str, Argument] = {"cache": first, "other": second}
         for parameter in ("sources", "destinations"):
-            name = of_kind(f"copy_{parameter}", self.step, self.group)
+            name = name_in_group(f"copy_{parameter}", self.step, self.group)
             arguments[parameter] = Value(name, (copies, 1), INT32)
         work = LeastWork(0.0, 2.0 * copies * self.page_bytes)
         return Launch("copy_pages", arguments, self.names, work, copies)
@@ -197,14 +197,14 @@ def _check_plain(step: StepShape, content: str) -> None:
         )
 
 
-def _contiguous(name: str, key_shape: tuple[int, int, int, int], step: StepShape, group: Kind) -> Cache:
+def _contiguous(name: str, key_shape: tuple[int, int, int, int], step: StepShape, group: CacheGroup) -> Cache:
     """Create keys [rows, heads, dim, length] and values [rows, heads, length, dim]."""
     rows, heads, dim, length = key_shape
     return _keys_and_values(name, key_shape, (rows, heads, length, dim), step, group)
 
 
 def _keys_and_values(
-    name: str, key_shape: tuple[int, ...], value_shape: tuple[int, ...], step: StepShape, group: Kind
+    name: str, key_shape: tuple[int, ...], value_shape: tuple[int, ...], step: StepShape, group: CacheGroup
 ) -> Cache:
     keys = Value(f"{name}.keys", key_shape, step.activations)
     values = Value(f"{name}.values", value_shape, step.activations)

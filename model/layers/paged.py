@@ -1,7 +1,7 @@
 """The cache groups of a model: layers whose pages or slots the same arrays of a step name.
 
-Layers that see a window of positions may have pages of a kind of their own. Then slots, tables and positions come once
-more for that kind, and their names end with the window. Slots of recurrent states are copied like pages.
+Layers that see a window of positions may be a group of their own. Then slots, tables and positions come once more for
+that group, and their names end with the window. Slots of recurrent states are copied like pages.
 """
 
 from __future__ import annotations
@@ -10,32 +10,32 @@ from enum import Enum
 
 from model.layers.launch import StepShape
 
-OF_KIND = ("positions", "slots", "block_tables", "prompt_tables", "copy_sources", "copy_destinations")
-"""The arrays that come once for every kind of pages."""
+GROUP_ARRAYS = ("positions", "slots", "block_tables", "prompt_tables", "copy_sources", "copy_destinations")
+"""The arrays of a step that come once for every cache group."""
 
 MOST_COPIES = 128
 """Pages that one launch copies: one on each partition."""
 
 
 class Slots(Enum):
-    """The kind of what recurrent layers keep, where the kinds of pages are windows, or None for all positions."""
+    """The cache group of recurrent layers and encoders, which keep slots; other groups keep pages."""
 
     states = "states"
 
 
 STATES = Slots.states
 
-Kind = int | Slots | None
-"""Pages of layers that see a window of positions, or all, or slots."""
+CacheGroup = int | Slots | None
+"""The window of the group's layers, or None for layers that see all positions; or slots."""
 
 
-def of_kind(name: str, step: StepShape, kind: Kind) -> str:
-    """The name of one of the arrays for layers that see a window of positions, or all, or for recurrent ones."""
-    if isinstance(kind, Slots):
-        return f"{name}.{kind.value}"
-    return f"{name}.{kind}" if kind in dict(step.window_pages) else name
+def name_in_group(name: str, step: StepShape, group: CacheGroup) -> str:
+    """Return the name of one of GROUP_ARRAYS for a cache group; it ends with the window or the slots, if any."""
+    if isinstance(group, Slots):
+        return f"{name}.{group.value}"
+    return f"{name}.{group}" if group in dict(step.window_pages) else name
 
 
-def spare(step: StepShape, kind: Kind) -> int:
-    """The number of the page or slot that nobody reads, the last one."""
-    return (step.slots if isinstance(kind, Slots) else step.of_window(kind).pages) - 1
+def spare(step: StepShape, group: CacheGroup) -> int:
+    """Return the number of the page or slot that is only written, the last one."""
+    return (step.slots if isinstance(group, Slots) else step.of_window(group).pages) - 1

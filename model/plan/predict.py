@@ -26,7 +26,7 @@ from model.families import compose
 from model.launch_list import copies_of, copy_sizes, launches_of
 from model.layers.experts import RoutedExperts
 from model.layers.launch import Growth, Launch, Phase, StepShape, WeightDtypes, WindowPages
-from model.layers.paged import STATES, Kind
+from model.layers.paged import STATES, CacheGroup
 from model.layers.sample import DRAWS
 from model.mesh import Mesh
 from model.paged_model import step_of
@@ -161,7 +161,7 @@ class Predictor:
     def copies(
         self,
         count: int,
-        kind: Kind,
+        kind: CacheGroup,
         pages: int,
         block_size: int,
         window_pages: WindowPages = (),

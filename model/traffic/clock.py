@@ -10,7 +10,7 @@ from typing import Protocol
 from model.engine import Batch
 from model.engine.buckets import Buckets, PartShape
 from model.engine.kv_cache import PageCopies
-from model.layers.paged import STATES, Kind
+from model.layers.paged import STATES, CacheGroup
 from model.plan.predict import PassTime, Predictor
 
 
@@ -47,7 +47,7 @@ class PredictedClock:
         self,
         predictor: Predictor,
         buckets: Buckets,
-        pages: Mapping[Kind, int],
+        pages: Mapping[CacheGroup, int],
         block_size: int,
         groups: int = 1,
     ) -> None:

@@ -13,7 +13,7 @@ from model.engine.buckets import Buckets
 from model.engine.speculation import NO_RECURRENT_DRAFTS
 from model.errors import ModelError
 from model.layers import unsupported
-from model.layers.paged import STATES, Kind
+from model.layers.paged import STATES, CacheGroup
 from model.mesh import check_expert_groups, routed_experts
 from model.paged_model import buckets_of
 from model.plan.memory import Demand, PageKind, footprint, page_kinds, possible_tp, smallest_tp, with_pages
@@ -123,7 +123,7 @@ class Deployment:
         ]
         self.kinds = _kinds(models, self.setup, record.hbm_bytes_per_core, self.predictors)
         self._check_room(length)
-        pages: dict[Kind, int] = {
+        pages: dict[CacheGroup, int] = {
             STATES if kind.recurrent else kind.window: kind.pages for kind in self.kinds
         }
         sizes = setup.buckets
