@@ -47,14 +47,13 @@ import nki.typing as nt
 import numpy as np
 
 from nki_kernels.attention_decode import attention_decode_reference, step_sizes
-from nki_kernels.attention_prefill import MAX_TOKENS, attend, attention_prefill_reference
+from nki_kernels.attention_prefill import attend_prompts, attention_prefill_reference
 from nki_kernels.cache.create import create_cache, create_prompt_cache
 from nki_kernels.cache.scales import load_scales
 from nki_kernels.decode.attend import attend_share
 from nki_kernels.decode.share import wait_for_other_core
 from nki_kernels.decode.step import DecodeStep, RankArguments
-from nki_kernels.prefill.checks import check_prefill, check_room
-from nki_kernels.prefill.plan import Case, PromptStep, prepare
+from nki_kernels.prefill.prompts import Prompts, PromptStep
 from nki_kernels.tiles import expect_dims
 
 
@@ -103,11 +102,10 @@ def attention_mixed(
     prompts = PromptStep(
         scale, prefix, rows(positions, others), within(window, keys_of_prompt), softcap, sinks, scales=scales
     )
-    case = Case(rows(o, others), rows(q, others), rows(k, others), rows(v, others), cache, prompts)
-    check_prefill(case, num_kv_heads, MAX_TOKENS)
-    prepare(case)
-    check_room(case)
-    attend(case)
+    attend_prompts(
+        Prompts(rows(o, others), rows(q, others), rows(k, others), rows(v, others), cache, prompts),
+        num_kv_heads,
+    )
     if k is None:
         return o
     return o, k_cache, v_cache

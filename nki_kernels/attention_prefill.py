@@ -46,10 +46,10 @@ Layout
 
 Tiling
     for each sequence and key/value head: its keys and values stay in SBUF (prefill/keys.py)
-        for 128 queries, one head after the other, short sequences with several heads side by side (prefill/plan.py)
+        for 128 queries, one head after the other, short sequences with several heads side by side (prefill/spans.py)
             for a span of up to 8192 keys (4096 on gen2 and in float32): the scores go to SBUF in float32, and with them
             the maximum. It is exact, so any finite scores are safe; only several spans take an online softmax.
-            exp, transposes, products (prefill/tiles.py)
+            exp, transposes, products (prefill/span_steps.py)
     Steps of about four tiles overlap in the order that prefill/order.py explains. Blocks of 128 x 128 scores that a
     mask empties are skipped; those that it cuts get it by a matmul with an identity (prefill/masks.py).
 
@@ -94,6 +94,7 @@ Cost
 from __future__ import annotations
 
 import nki
+import nki.isa as nisa
 import nki.language as nl
 import nki.typing as nt
 import numpy as np
@@ -103,20 +104,19 @@ from nki_kernels.cache.scales import load_scales, store_reference, use_reference
 from nki_kernels.precision import widened
 from nki_kernels.prefill.cached import Cached, load_cached, store_new
 from nki_kernels.prefill.checks import check_prefill, check_room
-from nki_kernels.prefill.cores import stores_last, stores_part, wait_for_reads
+from nki_kernels.prefill.cores import stores_blocks, stores_last, wait_for_reads
+from nki_kernels.prefill.key_blocks import LOADED_BLOCKS
 from nki_kernels.prefill.keys import (
-    LOADED_BLOCKS,
+    BlockLoad,
     Head,
-    allocate,
     clean_new_keys,
     clean_new_values,
     load_new_keys,
     load_new_values,
-    load_queries,
-    row_range,
 )
-from nki_kernels.prefill.order import Agenda, issue_all, note, score_span
-from nki_kernels.prefill.plan import Case, PromptStep, all_queries, prepare, prepare_masks, spans_of
+from nki_kernels.prefill.order import Agenda, score_span
+from nki_kernels.prefill.prompts import PrefillLaunch, Prompts, PromptStep
+from nki_kernels.prefill.spans import list_queries, prepare_masks, spans_of
 from nki_kernels.tiles import PARTITIONS, blocks, expect_dims
 
 MAX_TOKENS = 8192
@@ -154,122 +154,134 @@ def attention_prefill(
     o = nl.ndarray(o_shape, dtype=q.dtype, buffer=nl.shared_hbm)
     scales = load_scales(k_scale, v_scale, cache)
     step = PromptStep(scale, prefix, positions, window, softcap, sinks, causal, slopes, scales)
-    case = Case(o, q, k, v, cache, step)
-    check_prefill(case, num_kv_heads, MAX_TOKENS)
-    prepare(case)
-    check_room(case)
-    attend(case)
-    if case.stored:
+    attend_prompts(Prompts(o, q, k, v, cache, step), num_kv_heads)
+    if k is None:
         return o
     return o, k_cache, v_cache
 
 
-def attend(case):
-    """Issue the steps of all tiles; queries and heads are loaded ahead of them."""
-    work = all_queries(case)
-    agenda = Agenda()
-    heads = []
+def attend_prompts(prompts, num_kv_heads):
+    """Compute the attention of all prompts of a launch; refuse arguments that do not fit together."""
+    check_prefill(prompts, num_kv_heads, MAX_TOKENS)
+    launch = PrefillLaunch(prompts)
+    check_room(launch)
+    attend(launch)
+
+
+def attend(launch):
+    """Issue the steps of all tiles of queries, each behind the loads of later tiles and of the heads that are near."""
+    prompts = launch.prompts
+    tiles = list_queries(prompts, launch.masks)
+    agenda = Agenda(launch)
+    heads = HeadLoads(launch, agenda, tiles)
     loaded = 0
     time = 0
-    for i in range(len(work)):
+    for i in range(len(tiles)):
         if loaded == 0:
-            prepare_masks(case, work[i])
-            load_queries(case, work[i])
+            prepare_masks(launch, tiles[i])
+            tiles[i].load(prompts)
             loaded = 1
-        time = bring_heads(case, agenda, heads, work, i, time)
-        while loaded < min(len(work), i + case.tuning.queries_ahead):
-            load_queries(case, work[loaded])
-            loaded = loaded + 1
-        for span in spans_of(case, work[i]):
-            time = score_span(agenda, case, span, time)
-    time = issue_all(agenda, case, time)
-    if stores_last(case):
-        wait_for_reads(case)
-        for head in heads:
-            note_stores(case, agenda, head, time)
-    issue_all(agenda, case, time)
+        time = heads.load_near(i, time)
+        heads.clean_near(i, time)
+        while loaded < min(len(tiles), i + launch.ahead.queries):
+            tiles[loaded].load(prompts)
+            loaded += 1
+        for span in spans_of(launch, tiles[i], heads.head_of(i)):
+            time = score_span(agenda, span, time)
+    time = agenda.issue_all(time)
+    if stores_last(prompts):
+        wait_for_reads(prompts.cache)
+        for head in heads.heads:
+            note_loads(agenda, time, launch.tuning.cache_after, store_new, head)
+    agenda.issue_all(time)
 
 
-def bring_heads(case, agenda, heads, work, i, time):
-    """Load the head of tile i of queries and the next one, if it is near, and clean their keys; returns the time.
+class HeadLoads(nl.NKIObject):
+    """The key/value heads of tiles of queries, in the order of their loads; `cleaned` of them are clean and noted."""
 
-    Cleaning waits for the loads, and with it all that the Vector engine does after it: so it follows later.
+    def __init__(self, launch, agenda, tiles):
+        self.launch, self.agenda, self.tiles = launch, agenda, tiles
+        self.heads = []
+        self.cleaned = 0
+
+    def head_of(self, i):
+        """Return the head of tile i of queries: the last one that is loaded, or the one before."""
+        return self.heads[-1] if self.heads[-1].first <= i else self.heads[-2]
+
+    def load_near(self, i, time):
+        """Load the head of tile i of queries and the next one, if it is near; returns the time."""
+        for k in range(i, min(len(self.tiles), i + self.launch.ahead.heads)):
+            queries = self.tiles[k]
+            if self.heads:
+                last = self.heads[-1]
+                if last.sequence == queries.sequence and last.number == queries.kv_head:
+                    continue
+                if last.first > i:
+                    break
+            if not self.launch.ahead.two_heads_fit:
+                time = self.agenda.issue_all(time)
+            self.heads.append(load_head(self.launch.prompts, self.heads, queries, k, cleaning_engine(i)))
+        return time
+
+    def clean_near(self, i, time):
+        """Clean the keys of heads whose first tile is near, and note the cleaning of their values and their stores.
+
+        Cleaning waits for the loads, and with it all that the Vector engine does after it: so it follows later. Padding
+        behind a prompt, which a causal mask hides, may hold anything; without one every new key counts. Cleaning also
+        rounds to a cache with scales.
+        """
+        prompts, tuning = self.launch.prompts, self.launch.tuning
+        for head in self.heads[self.cleaned :]:
+            if head.first >= i + tuning.cleaned_ahead:
+                return
+            if prompts.step.causal or prompts.prefix > 0 or prompts.scales is not None:
+                if prompts.prefix == 0:
+                    clean_new_keys(prompts, head, cleaning_engine(i))
+                note_loads(self.agenda, time, tuning.values_after, clean_new_values, head)
+            if not stores_last(prompts):
+                note_loads(self.agenda, time, tuning.cache_after, store_new, head)
+            self.cleaned += 1
+
+
+def cleaning_engine(i):
+    """Return the engine that cleans keys before tile i of queries: the Vector engine while the pipeline fills."""
+    return nisa.engine.vector if i == 0 else nisa.engine.gpsimd
+
+
+def load_head(prompts, heads, queries, first, engine):
+    """Load all keys and values of the head of some queries, behind `heads`; the first of its tiles is tile `first`.
+
+    The first new key takes the place of cached ones that are not valid, so it is clean before them; `engine` cleans.
     """
-    for k in range(i, min(len(work), i + case.tuning.heads_ahead)):
-        queries = work[k]
-        if begins_head(heads, queries):
-            if work[i].keys is not None and work[i].keys.first < heads[-1].first:
-                break
-            if not case.two_heads_fit:
-                time = issue_all(agenda, case, time)
-            heads.append(load_head(case, heads, queries, k))
-        queries.keys = heads[-1]
-    for head in heads[-2:]:
-        if not head.ready and head.first < i + case.tuning.cleaned_ahead:
-            if case.cleans:
-                if case.prefix == 0:
-                    clean_new_keys(case, head)
-                note_values(case, agenda, head, time)
-            if not stores_last(case):
-                note_stores(case, agenda, head, time)
-            head.ready = True
-    case.filling = False
-    return time
-
-
-def begins_head(heads, queries):
-    """Whether queries are the first ones of a key/value head of a sequence."""
-    return not heads or heads[-1].sequence != queries.sequence or heads[-1].number != queries.head
-
-
-def load_head(case, heads, queries, first):
-    """Load all keys and values of the head of some queries, the first ones of which are tile `first`.
-
-    The first new key takes the place of cached ones that are not valid, so it is clean before them.
-    """
-    head = Head(queries.sequence, queries.head, first)
-    allocate(case, head)
-    count = blocks(case.new_keys)
-    if case.stored:
-        case.cache.load_stored(case, head)
+    head = Head(prompts, queries.sequence, queries.kv_head, first)
+    if prompts.stored:
+        prompts.cache.load_stored(prompts, head)
     else:
-        for block in range(0, count, LOADED_BLOCKS):
-            load_new_keys(case, head, block)
-    if case.prefix > 0:
-        clean_new_keys(case, head)
-        head.cached = cached_of(case, heads, head)
-    for block in range(0, case.prefix // PARTITIONS, LOADED_BLOCKS):
-        load_cached(case, head, head.cached, block)
-    if case.stored:
-        return head
-    for block in range(0, count, LOADED_BLOCKS):
-        load_new_values(case, head, block)
-    if case.both_load and case.prefix > 0 and not stores_last(case):
-        wait_for_reads(case)
+        load_new_keys(prompts, head)
+    if prompts.prefix > 0:
+        clean_new_keys(prompts, head, engine)
+        same_sequence = heads and heads[-1].sequence == head.sequence
+        head.take_cached(heads[-1].cached if same_sequence else Cached(prompts, head.sequence))
+    for block in range(0, prompts.prefix // PARTITIONS, LOADED_BLOCKS):
+        load_cached(prompts, head, block)
+    if not prompts.stored:
+        load_new_values(prompts, head)
+        if prompts.share.both_load and prompts.prefix > 0 and not stores_last(prompts):
+            wait_for_reads(prompts.cache)
     return head
 
 
-def cached_of(case, heads, head):
-    """The cached positions of a head's sequence, which the head before may have found."""
-    if heads and heads[-1].sequence == head.sequence:
-        return heads[-1].cached
-    return Cached(case, head.sequence)
+def note_loads(agenda, time, distance, step, head):
+    """Note a step of all that one DMA brings of a head: cleaning of values, or writes to the caches by this core.
 
-
-def note_values(case, agenda, head, time):
-    """Note the cleaning of the new values, behind the first scores."""
-    for first in range(0, blocks(case.new_keys), LOADED_BLOCKS):
-        time = time + case.tuning.values_after
-        note(agenda, time, clean_new_values, head, first, 0)
-
-
-def note_stores(case, agenda, head, time):
-    """Note the writes to the caches: late enough not to hold up the DMAs that others wait for."""
-    for first in range(0, blocks(case.new_keys), LOADED_BLOCKS):
-        _, end = row_range(case, first)
-        time = time + case.tuning.cache_after
-        if stores_part(case, first // LOADED_BLOCKS):
-            note(agenda, time, store_new, head, first, end)
+    The steps are `distance` apart. Values are cleaned behind the first scores. The writes are late enough not to hold
+    up the DMAs that others wait for.
+    """
+    prompts = agenda.launch.prompts
+    for first in range(0, blocks(prompts.new_keys), LOADED_BLOCKS):
+        time += distance
+        if step == clean_new_values or stores_blocks(prompts, first // LOADED_BLOCKS):
+            agenda.note(time, step, BlockLoad(head, first))
 
 
 def attention_prefill_reference(

@@ -27,7 +27,7 @@ from nki_kernels.decode.sizes import (
     units_in,
 )
 from nki_kernels.dma import COMPILER, SCALAR, STATIC, transfer
-from nki_kernels.prefill.pieces import new_keys, new_pieces, new_values, pieces_of
+from nki_kernels.prefill.key_blocks import new_keys, new_pieces, new_values, pieces_of
 from nki_kernels.tiles import PARTITIONS, blocks
 
 
@@ -159,9 +159,9 @@ class ContiguousCache(nl.NKIObject):
         used, count, _ = values.shape
         start = first * PARTITIONS
         end = start + used * count
-        for part in range(case.parts):
+        for part in range(case.depth_tiles):
             height = case.heights[part]
-            row = part * case.part_depth
+            row = part * case.tile_depth
             rows = self.k_cache[head.sequence, head.number, row : row + height]
             source = rows[:, start:end].reshape_dim(1, (count, used))
             nisa.dma_copy(dst=keys[0:height, :, part, :], src=source)
@@ -175,7 +175,7 @@ class ContiguousCache(nl.NKIObject):
         """
         address = self.address(case, head)
         for piece in new_pieces(case):
-            for part in case.pieces:
+            for part in case.depth_ranges:
                 source = key_places(self.k_cache, case, part, piece, address)
                 transfer(new_keys(case, head, part, piece), source, SCALAR)
         for piece in new_pieces(case):
@@ -220,7 +220,7 @@ def store_pieces(cache, case, head, first, end):
     """Write new keys and values of a head to contiguous caches, from block `first` of them up to row `end`."""
     address = cache.address(case, head)
     for piece in pieces_of(first * PARTITIONS, end):
-        for part in case.pieces:
+        for part in case.depth_ranges:
             target = key_places(cache.k_cache, case, part, piece, address)
             transfer(target, new_keys(case, head, part, piece), COMPILER)
         target = value_places(cache.v_cache, case, piece, address)
@@ -231,12 +231,12 @@ def key_places(cache, case, part, piece, address):
     """Return where contiguous keys have a piece of new ones: [part of D, block, part, key]."""
     first_part, end, height = part
     capacity = cache.shape[3]
-    row = address.row * case.depth + first_part * case.part_depth
+    row = address.row * case.depth + first_part * case.tile_depth
     return cache.ap(
         pattern=[
             [capacity, height],
             [piece.used, piece.count],
-            [case.part_depth * capacity, end - first_part],
+            [case.tile_depth * capacity, end - first_part],
             [1, piece.used],
         ],
         offset=row * capacity + piece.start,

@@ -23,8 +23,8 @@ from nki_kernels.cache.contiguous import start_and_size
 from nki_kernels.cache.scales import round_to_cache
 from nki_kernels.decode.sizes import Buffers, boxes, units_in
 from nki_kernels.dma import COMPILER, SCALAR, STATIC, transfer
+from nki_kernels.prefill.key_blocks import new_pieces, new_values
 from nki_kernels.prefill.keys import place_keys
-from nki_kernels.prefill.pieces import new_pieces, new_values
 from nki_kernels.tiles import PARTITIONS, blocks, cast
 
 MAX_ROWS = 2**24

@@ -11,56 +11,59 @@ import nki.isa as nisa
 import nki.language as nl
 
 
-def divide_heads(case):
-    """Which part of the work is this core's; `group` becomes the query heads that it takes of each key/value head."""
-    case.cores = nl.num_programs()
-    case.core = nl.program_id(0)
-    case.whole_group = case.group
-    case.first_of_group = 0
-    case.both_load = case.sequences * case.kv_heads % case.cores > 0
-    case.divides_tiles = False
-    if not case.both_load:
-        return
-    if case.group % case.cores == 0:
-        case.group = case.group // case.cores
-        case.first_of_group = case.core * case.group
-    elif case.q.shape[0] // case.sequences > nl.tile_size.pmax:
-        case.divides_tiles = True
-    else:
-        case.both_load = False
+class CoreShare(nl.NKIObject):
+    """What this core takes of `pairs` of a sequence and a key/value head: `group` query heads of each, or tiles.
+
+    The heads begin at `first_of_group` of the `whole_group` that shares a key/value head.
+    """
+
+    def __init__(self, pairs, whole_group, queries):
+        self.cores, self.core = nl.num_programs(), nl.program_id(0)
+        self.pairs, self.whole_group = pairs, whole_group
+        unequal = pairs % self.cores > 0
+        divides_group = unequal and whole_group % self.cores == 0
+        self.divides_tiles = unequal and not divides_group and queries > nl.tile_size.pmax
+        self.both_load = divides_group or self.divides_tiles
+        self.group = whole_group // self.cores if divides_group else whole_group
+        self.first_of_group = self.core * self.group if divides_group else 0
+
+    def query_head(self, kv_head, head):
+        """Return the number of a query head among all, from its number among those of a key/value head here."""
+        return kv_head * self.whole_group + self.first_of_group + head
+
+    def owner(self, pair, keys, seen_by_core):
+        """Return the core that takes a tile of queries of a pair, which sees so many keys.
+
+        `seen_by_core` counts the keys that each core's tiles of the pair see.
+        """
+        if self.divides_tiles:
+            least = 0
+            for core in range(self.cores):
+                if seen_by_core[core] < seen_by_core[least]:
+                    least = core
+            seen_by_core[least] += keys
+            return least
+        if self.both_load:
+            return self.core
+        return pair * self.cores // self.pairs
 
 
-def query_head(case, queries, head):
-    """The number of a query head among all, from its number among those of the queries."""
-    return queries.head * case.whole_group + case.first_of_group + head
+def stores_blocks(prompts, index):
+    """Return whether this core writes a head's new keys and values of one load to the caches."""
+    share = prompts.share
+    return not prompts.stored and (not share.both_load or index % share.cores == share.core)
 
 
-def owner(case, queries, given, keys):
-    """The core that takes some queries; `given` counts the keys that each core's queries of their head see."""
-    pair = queries.sequence * case.kv_heads + queries.head
-    if case.divides_tiles:
-        least = 0
-        for core in range(case.cores):
-            if given[core] < given[least]:
-                least = core
-        given[least] = given[least] + keys
-        return least
-    if case.both_load:
-        return case.core
-    return pair * case.cores // (case.sequences * case.kv_heads)
+def stores_last(prompts):
+    """Return whether no cache is written before all are read.
+
+    A table may name pages of the other core behind its last position.
+    """
+    shared = prompts.share.cores > 1 and prompts.cache.shares_pages
+    return not prompts.stored and shared and prompts.prefix > 0
 
 
-def stores_part(case, number):
-    """Whether this core writes a part of a head's new keys and values to the caches."""
-    return not case.stored and (not case.both_load or number % case.cores == case.core)
-
-
-def stores_last(case):
-    """Whether no cache is written before all are read: a table may name pages of the other core behind its own."""
-    return not case.stored and case.cores > 1 and case.prefix > 0 and case.cache.shares_pages
-
-
-def wait_for_reads(case):
-    """No core writes to the caches before both have read them."""
-    for cache in (case.cache.k_cache, case.cache.v_cache):
-        nisa.core_barrier(data=cache, cores=(0, 1))
+def wait_for_reads(cache):
+    """Order what both cores read from the caches before what they write to them."""
+    for tensor in (cache.k_cache, cache.v_cache):
+        nisa.core_barrier(data=tensor, cores=(0, 1))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import nki.language as nl
 
-from nki_kernels.prefill.tiles import (
+from nki_kernels.prefill.span_steps import (
     exponents,
     exponents_by_key,
     finish,
@@ -18,80 +18,76 @@ from nki_kernels.prefill.tiles import (
     score,
     store,
 )
-from nki_kernels.tiles import PARTITIONS
+from nki_kernels.prefill.spans import Chunk
+from nki_kernels.tiles import PARTITIONS, aligned_tile, blocks, ranges
 
 SLOT = 128
 """Keys between two times of the agenda."""
 
 
 class Agenda(nl.NKIObject):
-    """Steps by the time at which they are issued; those of one time in the order in which they were noted."""
+    """Steps by the time at which they are issued; those of one time in the order in which they were noted.
 
-    def __init__(self):
+    `slots` before `done` are issued.
+    """
+
+    def __init__(self, launch):
+        self.launch = launch
         self.slots = []
         self.done = 0
 
+    def note(self, time, step, operand):
+        """Issue `step` of an operand (a chunk, a span, a load) at a time, or with the next steps if that is past."""
+        slot = max(time // SLOT, self.done)
+        while len(self.slots) <= slot:
+            self.slots.append([])
+        self.slots[slot].append((step, operand))
 
-def note(agenda, time, step, span, start, end):
-    """Issue `step` of a span for keys start … end at a time, or with the next steps if that is past."""
-    slot = max(time // SLOT, agenda.done)
-    while len(agenda.slots) <= slot:
-        agenda.slots.append([])
-    agenda.slots[slot].append((step, span, start, end))
+    def issue(self, time):
+        """Issue all steps up to a time; None: all that remain."""
+        while self.done < len(self.slots) and (time is None or self.done * SLOT <= time):
+            for step, operand in self.slots[self.done]:
+                step(self.launch, operand)
+            self.done += 1
 
-
-def issue(agenda, case, time):
-    """Issue all steps up to a time; None: all that are left."""
-    while agenda.done < len(agenda.slots) and (time is None or agenda.done * SLOT <= time):
-        for step, span, start, end in agenda.slots[agenda.done]:
-            step(case, span, start, end)
-        agenda.done = agenda.done + 1
-
-
-def issue_all(agenda, case, time):
-    """Issue all steps that are left; returns the time from which on steps are issued when they are due."""
-    issue(agenda, case, None)
-    return max(time, agenda.done * SLOT)
+    def issue_all(self, time):
+        """Issue all steps that remain; returns the time from which on steps are issued when they are due."""
+        self.issue(None)
+        return max(time, self.done * SLOT)
 
 
-def note_span(agenda, case, span, begin):
-    """Note the steps of a span whose scores begin at time `begin`."""
-    tuning = case.tuning
+def score_span(agenda, span, first_time):
+    """Compute the scores of a span, with the steps that are due between; returns the time at their end.
+
+    Notes the later steps of the span: exponents and products of each chunk, then those of keys whose scores are
+    computed again, and the sums.
+    """
+    launch, tuning = agenda.launch, agenda.launch.tuning
+    dtype = launch.prompts.dtype
     # While the pipeline fills, the Scalar engine waits for the first maxima anyway.
-    lag = min(tuning.exponents_after, tuning.exponents_first + begin // tuning.ramp)
-    ready = begin + span.end - span.start + lag
-    passed = 0
-    split = span.start + span.recomputed * PARTITIONS
-    for start in range(split, span.end, tuning.exponents):
-        end = min(span.end, start + tuning.exponents)
-        note(agenda, ready + passed, exponents, span, start, end)
-        passed = passed + end - start
-        note_products(agenda, span, start, end, ready + passed + tuning.multiply_after)
-    for start in range(span.start, split, tuning.recomputed):
-        end = min(split, start + tuning.recomputed)
-        note(agenda, ready + passed + tuning.recompute_after, recompute, span, start, end)
-        note(agenda, ready + passed + tuning.by_key_after, exponents_by_key, span, start, end)
-        passed = passed + end - start
-        note_products(agenda, span, start, end, ready + passed + tuning.multiply_after)
-    done = ready + passed + tuning.multiply_after + tuning.finish_after
-    note(agenda, done, finish, span, span.start, span.end)
+    lag = min(tuning.exponents_after, tuning.exponents_first + first_time // tuning.ramp)
+    time = first_time + span.end - span.start + lag
+    for start, end in ranges(span.split, span.end, tuning.exponents):
+        weights = aligned_tile((PARTITIONS, blocks(end - start), span.rows), dtype)
+        chunk = Chunk(span, start, end, weights)
+        agenda.note(time, exponents, chunk)
+        time += end - start
+        agenda.note(time + tuning.multiply_after, multiply, chunk)
+    for start, end in ranges(span.start, span.split, tuning.recomputed):
+        shape = (PARTITIONS, (end - start) // PARTITIONS, PARTITIONS)
+        scores = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
+        chunk = Chunk(span, start, end, nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf), scores)
+        agenda.note(time + tuning.recompute_after, recompute, chunk)
+        agenda.note(time + tuning.by_key_after, exponents_by_key, chunk)
+        time += end - start
+        agenda.note(time + tuning.multiply_after, multiply, chunk)
+    time += tuning.multiply_after + tuning.finish_after
+    agenda.note(time, finish, span)
     if span.last:
-        note(agenda, done + tuning.store_after, store, span, span.start, span.end)
-
-
-def note_products(agenda, span, start, end, time):
-    """Note the products of the blocks of keys start … end."""
-    for first in range(start, end, PARTITIONS):
-        note(agenda, time, multiply, span, first, min(end, first + PARTITIONS))
-
-
-def score_span(agenda, case, span, begin):
-    """Compute the scores of a span from time `begin` on, with what is due between; returns the time at their end."""
-    note_span(agenda, case, span, begin)
-    time = begin
-    for start in range(span.start, span.end, case.tuning.scores):
-        end = min(span.end, start + case.tuning.scores)
-        score(case, span, start, end)
-        time = time + end - start
-        issue(agenda, case, time)
+        agenda.note(time + tuning.store_after, store, span)
+    time = first_time
+    for start, end in ranges(span.start, span.end, tuning.scores):
+        score(launch, span, start, end)
+        time += end - start
+        agenda.issue(time)
     return time

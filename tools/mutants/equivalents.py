@@ -20,7 +20,6 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     ),
     "the tile has partitions, or a block, that nobody touches; every operand is sliced to what was written": (
         "*.* clamp: min(tokens, PARTITIONS) -> PARTITIONS",
-        "prefill.keys.allocate tile size: (PARTITIONS, count, case.value_depth + 1): count + 1",
         "recurrent.selective_prompt.scan_prompts arithmetic: end - begin -> (end) + (begin)",
         "recurrent.ssd_shared.bring_in bound: upper of sizes.left:*: sizes.left + sizes.width + 1",
         "projection.gated_product.accumulate clamp: min(hidden, PARTITIONS) -> PARTITIONS",
@@ -124,7 +123,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     "a copy more, of the same values": ("tiles.cast condition: if tile.dtype == dtype -> False",),
     "the step of a dim of size 1, or the leading step beside a vector_offset, which NKI ignores": (
         "embedding.gathered pattern: [[width, rows], [1, width]]: width *",
-        "prefill.plan.sink_before pattern: [[1, heads], [0, queries.count], [1, 1]]: 1 + 1 #2",
+        "prefill.spans.sink_before pattern: [[1, heads], [0, queries.count], [1, 1]]: 1 + 1 #2",
         "rope.gather pattern: [[half, rows], [1, half]]: half *",
     ),
     "another of the ranks attends with the new keys and values, which all of them have": (
@@ -139,11 +138,11 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     ),
     "zero is added": ("projection.rows.repeated_row condition: if offset == 0.0 -> False",),
     "only distances of keys that are masked differ": (
-        "prefill.slopes.cached_distances operand: tensor_scalar operand1=0.0 -> *",
-        "prefill.slopes.cached_distances value: operand1=0.0: 0.0 + 1",
+        "prefill.slopes.write_cached_distances operand: tensor_scalar operand1=0.0 -> *",
+        "prefill.slopes.write_cached_distances value: operand1=0.0: 0.0 + 1",
     ),
     "whole numbers up to 127, which bfloat16 holds": (
-        "prefill.slopes.places dtype: (span.rows, 1) dtype=nl.float32 -> nl.bfloat16",
+        "prefill.slopes.numbers_of_rows dtype: (span.rows, 1) dtype=nl.float32 -> nl.bfloat16",
     ),
     "the strided slice ends between two of its elements": (
         "sampling.candidates.over_ranks bound: upper of 0:ranks * keep:keep: ranks * keep - 1",

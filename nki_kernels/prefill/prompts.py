@@ -1,0 +1,94 @@
+"""The arguments and sizes of a launch of attention_prefill, and the tiles that all of its steps share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.cache.scales import CacheScales
+from nki_kernels.prefill.cores import CoreShare
+from nki_kernels.prefill.load_ahead import LoadAhead
+from nki_kernels.prefill.masks import Masks
+from nki_kernels.prefill.slopes import Slopes
+from nki_kernels.prefill.tuning import Tuning
+from nki_kernels.tiles import PARTITIONS, blocks
+
+
+@dataclass
+class PromptStep(nl.NKIObject):
+    """The arguments of a launch beside its tokens and its cache, by the names of `attention_prefill`'s parameters.
+
+    `scales` are those of the cache, see `load_scales`.
+    """
+
+    scale: float
+    prefix: int
+    positions: object = None
+    window: object = None
+    softcap: object = None
+    sinks: object = None
+    causal: bool = True
+    slopes: object = None
+    scales: CacheScales | None = None
+
+
+class Prompts(nl.NKIObject):
+    """The tensors of a launch, whose results go to o, and its sizes; `share` is what this core takes of it.
+
+    `stored`: the cache has the new keys and values already. Of `cached` positions, padded to `prefix`, keys come before
+    the new ones. D is divided into `depth_tiles` of `tile_depth` elements or less, their `heights`. `depth_ranges` are
+    (first tile, end, height) of tiles of one height.
+    """
+
+    def __init__(self, o, q, k, v, cache, step):
+        self.o, self.q, self.k, self.v, self.cache, self.step = o, q, k, v, cache, step
+        self.stored = k is None
+        self.dtype = q.dtype
+        self.sequences, self.kv_heads = cache.sequences, cache.kv_heads
+        self.depth, self.value_depth = cache.depth, cache.value_depth
+        self.positions, self.cached, self.scales = step.positions, step.prefix, step.scales
+        self.queries = q.shape[0] // self.sequences
+        self.new_keys = self.queries if self.stored else k.shape[0] // self.sequences
+        self.prefix = blocks(self.cached) * PARTITIONS
+        self.keys = self.prefix + self.new_keys
+        group = q.shape[1] // (self.kv_heads * self.depth)
+        self.share = CoreShare(self.sequences * self.kv_heads, group, self.queries)
+        self.depth_tiles = blocks(self.depth)
+        self.tile_depth = blocks(self.depth, self.depth_tiles)
+        last = self.depth - (self.depth_tiles - 1) * self.tile_depth
+        self.heights = [self.tile_depth] * (self.depth_tiles - 1) + [last]
+        self.depth_ranges = [(0, self.depth_tiles, self.tile_depth)]
+        if last < self.tile_depth:
+            self.depth_ranges = [
+                (0, self.depth_tiles - 1, self.tile_depth),
+                (self.depth_tiles - 1, self.depth_tiles, last),
+            ]
+
+
+class PrefillLaunch(nl.NKIObject):
+    """What the steps of all spans share: the prompts, distances of the pipeline, masks, and tiles made when needed.
+
+    `exp_scale` is what exp multiplies scores by. `sinks` are those of rows of heads, by the rows' name.
+    """
+
+    def __init__(self, prompts):
+        step = prompts.step
+        self.prompts = prompts
+        self.masks = Masks(prompts.dtype, step.causal, step.window)
+        wide = nisa.get_nc_version() > nisa.nc_version.gen2
+        self.tuning = Tuning(prompts.dtype, wide, prompts.depth_tiles, step)
+        self.ahead = LoadAhead(prompts, self.tuning)
+        self.exp_scale = step.scale if step.softcap is None else step.softcap
+        self.slopes = None if step.slopes is None else Slopes(prompts)
+        self.sinks = {}
+        self.minus_one = column(-1.0)
+        self.minus_scale = column(-self.exp_scale)
+
+
+def column(value):
+    """Return a tile [128, 1] of one float32 value."""
+    tile = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=tile, value=value)
+    return tile

@@ -1,0 +1,247 @@
+"""The steps by which attention_prefill brings one tile of queries past a span of keys.
+
+    scores     scores [row, key] of some keys of the span; the Vector engine moves them to SBUF and keeps their maximum
+    exponents  exp(scale * (score - maximum)), then transposed by DMA to [key, row]
+    recompute  scores once more, as [key, row] minus the maximum, of the span's first keys; their exp needs no transpose
+    multiply   the product with one block of values and their column of ones
+    finish     the product joined to that of the span before, or divided by its sum and stored
+
+A row is one query of one head; a tile has up to 128 rows. A span has those of a tile's keys whose scores lie in
+SBUF at one time. The steps of many spans overlap: see attention_prefill.
+"""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.dma import COMPILER, transfer
+from nki_kernels.prefill.spans import mask_of_keys
+from nki_kernels.tiles import BANK, PARTITIONS, blocks, ranges
+
+SHIFT_TERMS = 3
+"""Numbers whose sum is the shift of a row."""
+
+SHIFT_ROWS = 64
+"""Rows of the array that a matmul takes which adds the shift: two lie side by side; 64 is the least on every chip."""
+
+
+def queries_of(prompts, span, tile):
+    """Return the span's queries [D in tile, row], as a stationary tile."""
+    first = span.first_head
+    return span.queries.tile[0 : prompts.heights[tile], first : first + span.heads, tile, :]
+
+
+def score(launch, span, start, end):
+    """Write scores of keys start … end of a span, masked; behind the last ones find what exp subtracts."""
+    step = launch.prompts.step
+    bank = nl.ndarray((span.rows, end - start), dtype=nl.float32, buffer=nl.psum)
+    first = start
+    while first < end:
+        last = min(end, first + BANK)
+        if last % PARTITIONS > 0 and last - first > PARTITIONS:
+            last = last // PARTITIONS * PARTITIONS
+        multiply_keys(launch.prompts, span, bank[:, first - start : last - start], first, last)
+        first = last
+    scores = span.scores[:, start - span.start : end - span.start]
+    if step.softcap is None:
+        add_masks(launch, span, bank, start, end)
+        if launch.slopes is not None:
+            launch.slopes.add(span, scores, bank, start, end)
+            bank = scores
+    else:
+        # tanh would make a masked score an ordinary one, so masks follow it.
+        nisa.activation(dst=scores, op=nl.tanh, data=bank, scale=step.scale / step.softcap)
+        add_masks(launch, span, scores, start, end)
+        bank = scores
+    nisa.tensor_scalar_reduce(
+        dst=scores,
+        data=bank,
+        op0=nl.multiply,
+        operand0=1.0,
+        reduce_op=nl.maximum,
+        reduce_res=span.maximum if end == span.end else None,
+        reduce_cmd=nisa.reduce_cmd.reset_reduce if start == span.start else nisa.reduce_cmd.reduce,
+    )
+    if end == span.end:
+        choose_shift(launch, span)
+
+
+def add_masks(launch, span, scores, start, end):
+    """Add to scores in PSUM or SBUF the masks of blocks of keys that not all queries see, repeated for each head."""
+    for first in range(start, end, PARTITIONS):
+        last = min(end, first + PARTITIONS)
+        mask = mask_of_keys(launch, span.queries, span.head, first, last)
+        if mask is not None:
+            repeat = launch.masks.identity(span.queries.count, span.heads)
+            masked = scores[:, first - start : last - start]
+            if scores.buffer == nl.psum:
+                nisa.nc_matmul(dst=masked, stationary=repeat, moving=mask, accumulate=True)
+            else:
+                rows = nl.ndarray((span.rows, last - first), dtype=nl.float32, buffer=nl.psum)
+                nisa.nc_matmul(dst=rows, stationary=repeat, moving=mask, accumulate=False)
+                nisa.tensor_tensor(dst=masked, data1=masked, data2=rows, op=nl.add)
+
+
+def multiply_keys(prompts, span, result, first, last):
+    """Write queries . keys first … last to `result` [row, key]: whole blocks, or the used keys of the last one."""
+    block = first // PARTITIONS
+    count = blocks(last - first)
+    for tile in range(prompts.depth_tiles):
+        height = prompts.heights[tile]
+        moving = span.head.keys[0:height, block : block + count, tile, :]
+        if last % PARTITIONS > 0:
+            moving = span.head.keys[0:height, block, tile, 0 : last - first]
+        nisa.nc_matmul(
+            dst=result, stationary=queries_of(prompts, span, tile), moving=moving, accumulate=tile > 0
+        )
+
+
+def choose_shift(launch, span):
+    """Find what is subtracted from the scores of each row: their maximum, also over the spans before."""
+    maximum = span.maximum
+    if span.before is not None:
+        on_gpsimd(maximum, maximum, span.before.maximum, nl.maximum)
+    on_gpsimd(span.bias, maximum, launch.minus_scale[0 : span.rows, :], nl.multiply)
+    if span.shift is not None:
+        split_shift(span.shift, maximum, launch.minus_one[0 : span.rows, :])
+
+
+def split_shift(shift, maximum, minus_one):
+    """Write the negative maxima [row, 1] as rows of SHIFT_TERMS numbers of the keys' dtype, which a matmul adds up.
+
+    Three bfloat16 numbers hold the bits of a float32 one, so a row's keys all have the same shift.
+    """
+    terms = nl.ndarray((maximum.shape[0], SHIFT_TERMS), dtype=shift.dtype, buffer=nl.sbuf)
+    remaining = maximum
+    for i in range(SHIFT_TERMS):
+        on_gpsimd(terms[:, i : i + 1], remaining, minus_one, nl.multiply)
+        if i + 1 < SHIFT_TERMS:
+            less = nl.ndarray(maximum.shape, dtype=nl.float32, buffer=nl.sbuf)
+            on_gpsimd(less, remaining, terms[:, i : i + 1], nl.add)
+            remaining = less
+    for row in range(0, PARTITIONS, SHIFT_ROWS):
+        nisa.dma_transpose(dst=shift[row : row + SHIFT_TERMS, :], src=terms)
+
+
+def on_gpsimd(result, first, second, op):
+    """Apply an operator to tiles in SBUF on GpSimd, which has nothing else to do."""
+    nisa.tensor_tensor(dst=result, data1=first, data2=second, op=op, engine=nisa.engine.gpsimd)
+
+
+def exponents(launch, chunk):
+    """Take exp of the scores of a chunk of keys in SBUF, and transpose them by DMA."""
+    span, count = chunk.span, chunk.end - chunk.start
+    weights = nl.ndarray((span.rows, count), dtype=chunk.weights.dtype, buffer=nl.sbuf)
+    nisa.activation(
+        dst=weights,
+        op=nl.exp,
+        data=span.scores[:, chunk.start - span.start : chunk.end - span.start],
+        bias=span.bias,
+        scale=launch.exp_scale,
+    )
+    full = count // PARTITIONS
+    if full > 0:
+        source = weights[:, 0 : full * PARTITIONS].reshape_dim(1, (full, PARTITIONS))
+        nisa.dma_transpose(dst=chunk.weights[:, 0:full, :], src=source)
+    if full * PARTITIONS < count:
+        used = count - full * PARTITIONS
+        nisa.dma_transpose(dst=chunk.weights[0:used, full, :], src=weights[:, full * PARTITIONS :])
+
+
+def recompute(launch, chunk):
+    """Compute scores of a chunk of keys less the shift, as [key, block, row] in PSUM; the span has 128 rows."""
+    prompts, span = launch.prompts, chunk.span
+    count = (chunk.end - chunk.start) // PARTITIONS
+    per_bank = BANK // PARTITIONS
+    for first, last in ranges(0, count, per_bank):
+        row = first // per_bank % (PARTITIONS // SHIFT_ROWS) * SHIFT_ROWS
+        shift = span.shift[row : row + SHIFT_TERMS, :].reshape((SHIFT_TERMS, 1, PARTITIONS))
+        nisa.nc_matmul(
+            dst=chunk.scores[:, first:last, :],
+            stationary=launch.masks.ones[row : row + SHIFT_TERMS, :],
+            moving=shift.broadcast(1, last - first),
+            accumulate=False,
+            tile_position=(row, 0),
+            tile_size=(SHIFT_ROWS, PARTITIONS),
+        )
+    for i in range(count):
+        for tile in range(prompts.depth_tiles):
+            nisa.nc_matmul(
+                dst=chunk.scores[:, i, :],
+                stationary=span.head.keys[0 : prompts.heights[tile], chunk.start // PARTITIONS + i, tile, :],
+                moving=queries_of(prompts, span, tile),
+                accumulate=True,
+            )
+
+
+def exponents_by_key(launch, chunk):
+    """Take exp of recomputed scores, straight from PSUM."""
+    nisa.activation(dst=chunk.weights, op=nl.exp, data=chunk.scores, scale=launch.exp_scale)
+
+
+def multiply(launch, chunk):
+    """Add the products of the weights and values of a chunk of keys; the first chunk of a span starts the sum."""
+    span = chunk.span
+    for i in range(chunk.weights.shape[1]):
+        start = chunk.start + i * PARTITIONS
+        used = min(PARTITIONS, chunk.end - start)
+        for first, last in ranges(0, launch.prompts.value_depth + 1, BANK):
+            nisa.nc_matmul(
+                dst=span.product[:, first:last],
+                stationary=chunk.weights[0:used, i, :],
+                moving=span.head.values[0:used, start // PARTITIONS, first:last],
+                accumulate=start != span.split,
+            )
+
+
+def finish(launch, span):
+    """Join the product to that of the span before; the last span of a tile divides by the sum."""
+    if span.sums is None:
+        # For few keys the Scalar engine and GpSimd have more to do than the Vector engine.
+        divide(launch.prompts, span, span.product, nisa.engine.vector)
+        return
+    if span.before is None:
+        nisa.activation(dst=span.sums, op=nl.copy, data=span.product)
+    else:
+        correction = nl.ndarray((span.rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.activation(
+            dst=correction, op=nl.exp, data=span.before.maximum, bias=span.bias, scale=launch.exp_scale
+        )
+        nisa.scalar_tensor_tensor(
+            dst=span.sums,
+            data=span.before.sums,
+            op0=nl.multiply,
+            operand0=correction,
+            op1=nl.add,
+            operand1=span.product,
+        )
+    if span.last:
+        divide(launch.prompts, span, span.sums, nisa.engine.gpsimd)
+
+
+def divide(prompts, span, sums, engine):
+    """Divide sums of values [row, Dv] by the sum of weights behind them; the Vector engine takes them from PSUM."""
+    result, depth, head = span.result, prompts.value_depth, span.queries.kv_head
+    inverse = nl.ndarray((span.rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    weights, values = sums[:, depth : depth + 1], sums[:, 0:depth]
+    if engine == nisa.engine.vector:
+        nisa.reciprocal(dst=inverse, data=weights)
+    else:
+        nisa.tensor_scalar(dst=inverse, data=weights, op0=nl.power, operand0=-1.0)
+    if prompts.scales is not None:
+        on_gpsimd(inverse, inverse, prompts.scales.values[0 : span.rows, head : head + 1], nl.multiply)
+    if engine == nisa.engine.vector:
+        nisa.tensor_scalar(dst=result, data=values, op0=nl.multiply, operand0=inverse)
+    else:
+        on_gpsimd(result, values, inverse.broadcast(1, depth), nl.multiply)
+
+
+def store(launch, span):
+    """Write the rows of a tile: [head, query] on the partitions, one head beside the other in o."""
+    prompts, queries, depth = launch.prompts, span.queries, launch.prompts.value_depth
+    first = queries.sequence * prompts.queries + queries.first
+    head = prompts.share.query_head(queries.kv_head, span.first_head)
+    columns = prompts.o[first : first + queries.count, head * depth : (head + span.heads) * depth]
+    rows = columns.reshape_dim(1, (span.heads, depth)).permute((1, 0, 2))
+    transfer(rows, span.result, COMPILER)
