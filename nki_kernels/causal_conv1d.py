@@ -55,9 +55,16 @@ from nki_kernels.mlp import activation_function, activation_reference
 from nki_kernels.precision import widened
 from nki_kernels.projection.normalised_rows import transpose_rows
 from nki_kernels.projection.row_groups import blocks_tile, item_bytes
-from nki_kernels.recurrent.conv_prompt import prompts
+from nki_kernels.recurrent.conv_prompt import ConvArguments, convolve_prompts
 from nki_kernels.recurrent.diagonal import columns_of
-from nki_kernels.recurrent.slots import check_places, column, sequence_groups, slots_or_none, state_rows
+from nki_kernels.recurrent.slots import (
+    SequenceTable,
+    check_table,
+    column,
+    sequence_groups,
+    slots_or_none,
+    state_rows,
+)
 from nki_kernels.tiles import BANK, PARTITIONS, expect_dims, load, ranges
 
 MOST_TAPS = 8
@@ -81,29 +88,30 @@ def causal_conv1d(
     first=0,
     activation="silu",
 ):
-    """A convolution along the tokens of each sequence, every channel by itself."""
+    """Convolve along the tokens of each sequence, every channel by itself."""
     expect_dims(2, x, "x [T, W]")
     expect_dims(2, weight, "weight [K, C]")
-    tokens = x.shape[0]
-    sequences = check_arguments(x, weight, bias, state, state_slots, starts, counts, first)
     function = nl.copy if activation is None else activation_function(activation)
-    y = nl.ndarray((tokens, weight.shape[1]), dtype=x.dtype, buffer=nl.shared_hbm)
+    table = SequenceTable(state_slots, starts, counts)
+    arguments = ConvArguments(x, weight, bias, state, table, first, function)
+    sequences = check_arguments(arguments)
+    y = nl.ndarray((x.shape[0], weight.shape[1]), dtype=x.dtype, buffer=nl.shared_hbm)
     begin, end = part(weight.shape[1], PARTITIONS, nl.program_id(0))
-    places = (state_slots, starts, counts)
-    if tokens == sequences:
-        most = ROW_BYTES // item_bytes(x.dtype) // (1 if sequences <= FEW_SEQUENCES else 4)
-        for panel in ranges(begin, end, most):
-            across = columns_of((weight,) if bias is None else (weight, bias), panel, x.dtype)
-            for group in sequence_groups(sequences):
-                one_token(y, x, state, across, places, group, panel, first, function)
+    if x.shape[0] > sequences:
+        convolve_prompts(y, arguments, (begin, end))
         return y, state
-    prompts(y, (x, weight, bias), state, places, (begin, end), first, function)
+    most = ROW_BYTES // item_bytes(x.dtype) // (1 if sequences <= FEW_SEQUENCES else 4)
+    for panel in ranges(begin, end, most):
+        across = columns_of((weight,) if bias is None else (weight, bias), panel, x.dtype)
+        for group in sequence_groups(sequences):
+            convolve_token(y, arguments, across, group, panel)
     return y, state
 
 
-def check_arguments(x, weight, bias, state, state_slots, starts, counts, first):
-    """The number of sequences; refuse shapes that do not fit together, and sizes beyond the limits."""
-    taps, channels = weight.shape
+def check_arguments(arguments):
+    """Return the number of sequences; refuse shapes that do not fit together, and sizes beyond the limits."""
+    x, bias, state, first = arguments.x, arguments.bias, arguments.state, arguments.first
+    taps, channels = arguments.weight.shape
     assert 2 <= taps <= MOST_TAPS, f"causal_conv1d takes 2 to {MOST_TAPS} taps, not {taps}"
     assert first >= 0 and first + channels <= x.shape[1], (
         f"channels {first} to {first + channels} of rows of {x.shape[1]}"
@@ -113,17 +121,17 @@ def check_arguments(x, weight, bias, state, state_slots, starts, counts, first):
     assert state.dtype == x.dtype, f"state is {state.dtype}, x is {x.dtype}"
     if bias is not None:
         assert bias.shape == (1, channels), f"bias is [1, {channels}], not {bias.shape}"
-    return check_places(x.shape[0], state, state_slots, starts, counts)
+    return check_table(x.shape[0], state, arguments.table)
 
 
-def one_token(y, x, state, across, places, group, panel, first, function):
-    """One token of each sequence of a group: y, and the states moved on by a row."""
-    start, end = group
-    left, right = panel
+def convolve_token(y, arguments, across, group, panel):
+    """Compute y of one token of each sequence of a group, and move the states on by a row."""
+    (start, end), (left, right) = group, panel
+    x, state, table, first = arguments.x, arguments.state, arguments.table, arguments.first
     slots, height, _ = state.shape
-    numbers = column(places[0], start, end)
-    read = slots_or_none(numbers, column(places[1], start, end), slots)
-    written = slots_or_none(numbers, column(places[2], start, end), slots)
+    numbers = column(table.state_slots, start, end)
+    read = slots_or_none(numbers, column(table.starts, start, end), slots)
+    written = slots_or_none(numbers, column(table.counts, start, end), slots)
     old = nl.ndarray((end - start, height, right - left), dtype=state.dtype, buffer=nl.sbuf)
     nisa.memset(dst=old, value=0.0)
     nisa.dma_copy(dst=old, src=state_rows(state, read, 0, height, panel), oob_mode=nisa.oob_mode.skip)
@@ -133,11 +141,11 @@ def one_token(y, x, state, across, places, group, panel, first, function):
         nisa.dma_copy(dst=moved, src=old[:, 1:height, :], oob_mode=nisa.oob_mode.skip)
     last = state_rows(state, written, height - 1, height, panel)
     nisa.dma_copy(dst=last, src=new, oob_mode=nisa.oob_mode.skip)
-    nisa.dma_copy(dst=y[start:end, left:right], src=taps_of_one(old, new, across, function))
+    nisa.dma_copy(dst=y[start:end, left:right], src=sum_taps(old, new, across, arguments.function))
 
 
-def taps_of_one(old, new, across, function):
-    """The rows [sequence, column] that follow from old rows [sequence, row, column] and new ones."""
+def sum_taps(old, new, across, function):
+    """Return the rows [sequence, column] that follow from old rows [sequence, row, column] and new ones."""
     sequences, height, width = old.shape
     shape = (across.shape[0], across.shape[1], sequences)
     sums = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -157,8 +165,8 @@ def taps_of_one(old, new, across, function):
     for first, last in ranges(0, width, BANK):
         bank = nl.ndarray((sequences, last - first), dtype=old.dtype, buffer=nl.psum)
         for start, end in ranges(first, last):
-            own = active[0 : end - start, start // PARTITIONS, :]
-            nisa.nc_transpose(dst=bank[:, start - first : end - first], data=own)
+            block = active[0 : end - start, start // PARTITIONS, :]
+            nisa.nc_transpose(dst=bank[:, start - first : end - first], data=block)
         nisa.tensor_copy(dst=result[:, first:last], src=bank)
     return result
 
@@ -174,17 +182,17 @@ def causal_conv1d_reference(
     first: int = 0,
     activation: str | None = "silu",
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The formula in float32, sequence by sequence; the state is updated in place."""
+    """Apply the formula in float32, sequence by sequence; the state is updated in place."""
     taps, channels = weight.shape
     y = np.empty((len(x), channels), x.dtype)
-    each = len(x) // len(state_slots)
+    tokens = len(x) // len(state_slots)
     for number, (slot, start, count) in enumerate(np.hstack([state_slots, starts, counts])):
-        rows = slice(number * each, (number + 1) * each)
+        rows = slice(number * tokens, (number + 1) * tokens)
         before = state[slot] if start else np.zeros_like(state[slot])
-        given = np.concatenate([before, x[rows, first : first + channels]])
-        summed = sum(widened(given[tap : tap + each]) * widened(weight[tap]) for tap in range(taps))
+        inputs = np.concatenate([before, x[rows, first : first + channels]])
+        summed = sum(widened(inputs[tap : tap + tokens]) * widened(weight[tap]) for tap in range(taps))
         summed = summed if bias is None else summed + widened(bias)
         y[rows] = summed if activation is None else activation_reference(summed, activation)
         if count:
-            state[slot] = given[count : count + taps - 1]
+            state[slot] = inputs[count : count + taps - 1]
     return y, state

@@ -60,7 +60,7 @@ from nki_kernels.mlp import activation_reference
 from nki_kernels.precision import widened
 from nki_kernels.recurrent.selective_prompt import scan_prompts
 from nki_kernels.recurrent.selective_step import scan_step
-from nki_kernels.recurrent.slots import check_places
+from nki_kernels.recurrent.slots import ScanArguments, SequenceTable, check_table
 from nki_kernels.tiles import PARTITIONS, expect_dims
 
 MOST_STATES = 64
@@ -82,24 +82,23 @@ def selective_scan(
     counts,
     gate_first=0,
 ):
-    """The selective scan of some tokens of each sequence, with its skip and its gate."""
+    """Apply the selective scan to some tokens of each sequence, with its skip and its gate."""
     expect_dims(2, u, "u [T, C]")
-    tokens, channels = u.shape
-    places = (state_slots, starts, counts)
-    given = (u, projected, w_dt, dt_bias, a_log, d, gate, gate_first)
-    sequences = check_arguments(given, state, places)
-    y = nl.ndarray((tokens, channels), dtype=u.dtype, buffer=nl.shared_hbm)
-    own = part(channels, PARTITIONS, nl.program_id(0))
-    if tokens == sequences:
-        scan_step(y, given, state, places, own)
+    table = SequenceTable(state_slots, starts, counts)
+    arguments = ScanArguments(u, projected, w_dt, dt_bias, a_log, d, gate, gate_first, state, table)
+    sequences = check_arguments(arguments)
+    y = nl.ndarray(u.shape, dtype=u.dtype, buffer=nl.shared_hbm)
+    channels = part(u.shape[1], PARTITIONS, nl.program_id(0))
+    if u.shape[0] == sequences:
+        scan_step(y, arguments, channels)
     else:
-        scan_prompts(y, given, state, places, sequences, own)
+        scan_prompts(y, arguments, channels)
     return y, state
 
 
-def check_arguments(given, state, places):
-    """The number of sequences; refuse shapes that do not fit together, and sizes beyond the limits."""
-    u, projected, w_dt, dt_bias, a_log, d, gate, gate_first = given
+def check_arguments(arguments):
+    """Return the number of sequences; refuse shapes that do not fit together, and sizes beyond the limits."""
+    u, w_dt, a_log, state = arguments.u, arguments.w_dt, arguments.a_log, arguments.state
     tokens, channels = u.shape
     expect_dims(2, w_dt, "w_dt [R, C]")
     expect_dims(2, a_log, "a_log [C, N]")
@@ -107,22 +106,23 @@ def check_arguments(given, state, places):
     assert rank <= MOST_RANK, f"selective_scan takes a rank of at most {MOST_RANK}, not {rank}"
     assert states <= MOST_STATES, f"selective_scan takes at most {MOST_STATES} states, not {states}"
     for name, tensor, shape in (
-        ("projected", projected, (tokens, rank + 2 * states)),
+        ("projected", arguments.projected, (tokens, rank + 2 * states)),
         ("w_dt", w_dt, (rank, channels)),
-        ("dt_bias", dt_bias, (1, channels)),
+        ("dt_bias", arguments.dt_bias, (1, channels)),
         ("a_log", a_log, (channels, states)),
-        ("d", d, (1, channels)),
+        ("d", arguments.d, (1, channels)),
     ):
         assert tensor.shape == shape, f"{name} is {shape}, not {tensor.shape}"
-    assert gate.shape[0] == tokens and gate_first >= 0 and gate_first + channels <= gate.shape[1], (
-        f"gate is [{tokens}, {gate_first + channels} or more], not {gate.shape}"
+    gate, first = arguments.gate, arguments.gate_first
+    assert gate.shape[0] == tokens and first >= 0 and first + channels <= gate.shape[1], (
+        f"gate is [{tokens}, {first + channels} or more], not {gate.shape}"
     )
-    for name, tensor in (("projected", projected), ("gate", gate)):
+    for name, tensor in (("projected", arguments.projected), ("gate", gate)):
         assert tensor.dtype == u.dtype, f"{name} is {tensor.dtype}, u is {u.dtype}"
     expect_dims(3, state, "state [S, C, N]")
     assert state.shape[1:] == (channels, states), f"state is [S, {channels}, {states}], not {state.shape}"
     assert state.dtype == nl.float32, f"state is float32, not {state.dtype}"
-    return check_places(tokens, state, places[0], places[1], places[2])
+    return check_table(tokens, state, arguments.table)
 
 
 def selective_scan_reference(
@@ -139,20 +139,20 @@ def selective_scan_reference(
     counts: np.ndarray,
     gate_first: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The formulas in float32, token by token; the state is updated in place."""
+    """Apply the formulas in float32, token by token; the state is updated in place."""
     rank, (channels, states) = len(w_dt), a_log.shape
     low, into, out = np.split(widened(projected), (rank, rank + states), axis=1)
     inputs, rates = widened(u), -np.exp(widened(a_log))
     steps = np.logaddexp(0, low @ widened(w_dt) + widened(dt_bias))
     scanned = np.empty(u.shape, inputs.dtype)
-    each = len(u) // len(state_slots)
+    tokens = len(u) // len(state_slots)
     for number, (slot, start, count) in enumerate(np.hstack([state_slots, starts, counts])):
-        held = state[slot] if start else np.zeros_like(state[slot])
-        for token in range(number * each, (number + 1) * each):
-            dt = steps[token][:, None] * float(token - number * each < count)
-            held = np.exp(dt * rates) * held + dt * inputs[token][:, None] * into[token]
-            scanned[token] = held @ out[token]
-        state[slot] = held
+        current = state[slot] if start else np.zeros_like(state[slot])
+        for token in range(number * tokens, (number + 1) * tokens):
+            dt = steps[token][:, None] * float(token - number * tokens < count)
+            current = np.exp(dt * rates) * current + dt * inputs[token][:, None] * into[token]
+            scanned[token] = current @ out[token]
+        state[slot] = current
     skipped = scanned + inputs * widened(d)
     gates = activation_reference(widened(gate[:, gate_first : gate_first + channels]), "silu")
     return (skipped * gates).astype(u.dtype), state

@@ -65,9 +65,9 @@ from nki_kernels.cores import part
 from nki_kernels.mlp import activation_reference
 from nki_kernels.precision import widened
 from nki_kernels.projection.row_groups import item_bytes
-from nki_kernels.recurrent.slots import check_places
+from nki_kernels.recurrent.slots import SequenceTable, check_table
 from nki_kernels.recurrent.ssd_prompt import ssd_prompts
-from nki_kernels.recurrent.ssd_sizes import Inputs, Sizes
+from nki_kernels.recurrent.ssd_sizes import Inputs, plan_sizes
 from nki_kernels.recurrent.ssd_step import ssd_step
 from nki_kernels.tiles import BANK, PARTITIONS, expect_dims, ranges
 
@@ -95,51 +95,52 @@ def ssd(
     dt_least=0.0,
     dt_most=None,
 ):
-    """The recurrence of Mamba-2 over some tokens of each sequence, with its skip and its gate."""
+    """Apply the recurrence of Mamba-2 to some tokens of each sequence, with its skip and its gate."""
     expect_dims(2, u, "u [T, H P + 2 G N]")
     expect_dims(3, state, "state [S, N, H P]")
-    places = (state_slots, starts, counts)
-    sequences = check_arguments(u, steps, (dt_bias, a_log, d), gate, state, places, groups)
-    own = part(dt_bias.shape[1], 1, nl.program_id(0))
-    limits = (dt_least, dt_most)
-    sizes = Sizes(u, state, dt_bias.shape[1], groups, own, steps_first, gate_first, limits)
+    inputs = Inputs(u, steps, dt_bias, a_log, d, gate, state, SequenceTable(state_slots, starts, counts))
+    sequences = check_arguments(inputs, groups)
+    heads = dt_bias.shape[1]
+    first_head, end_head = part(heads, 1, nl.program_id(0))
     for name, array, last in (
-        ("steps", steps, steps_first + sizes.heads),
+        ("steps", steps, steps_first + heads),
         ("gate", gate, gate_first + state.shape[2]),
     ):
         assert array.shape[1] >= last, f"{name} has {array.shape[1]} columns, not {last} or more"
     y = nl.ndarray((u.shape[0], state.shape[2]), dtype=u.dtype, buffer=nl.shared_hbm)
-    inputs = Inputs(u, steps, dt_bias, a_log, d, gate)
+    limits = (dt_least, dt_most)
     if u.shape[0] == sequences:
-        ssd_step(y, inputs, state, places, sizes)
-    else:
-        most = PANEL_BYTES // item_bytes(u.dtype) // sizes.depth
-        for panel in ranges(own[0], own[1], max(1, min(PARTITIONS, most))):
-            panel_sizes = Sizes(u, state, dt_bias.shape[1], groups, panel, steps_first, gate_first, limits)
-            ssd_prompts(y, inputs, state, places, sequences, panel_sizes)
+        ssd_step(
+            y, inputs, plan_sizes(inputs, groups, (first_head, end_head), steps_first, gate_first, limits)
+        )
+        return y, state
+    most = PANEL_BYTES // item_bytes(u.dtype) // (state.shape[2] // heads)
+    for panel in ranges(first_head, end_head, max(1, min(PARTITIONS, most))):
+        ssd_prompts(y, inputs, plan_sizes(inputs, groups, panel, steps_first, gate_first, limits))
     return y, state
 
 
-def check_arguments(u, steps, vectors, gate, state, places, groups):
-    """The number of sequences; refuse shapes that do not fit together, and sizes beyond the limits."""
+def check_arguments(inputs, groups):
+    """Return the number of sequences; refuse shapes that do not fit together, and sizes beyond the limits."""
+    u, state = inputs.u, inputs.state
     tokens, width = u.shape
     _, states, inner = state.shape
-    heads = vectors[0].shape[1]
+    heads = inputs.dt_bias.shape[1]
     assert state.dtype == nl.float32, f"state is float32, not {state.dtype}"
     assert states <= PARTITIONS, f"ssd takes states of at most {PARTITIONS}, not {states}"
     assert inner % heads == 0 and heads % groups == 0, f"{inner} elements of {heads} heads in {groups} groups"
     assert max(heads, inner // heads) <= BANK, f"ssd takes at most {BANK} heads of at most {BANK} elements"
-    wanted = inner + 2 * groups * states
-    assert width == wanted, f"u is [{tokens}, {wanted}], not {u.shape}"
+    columns = inner + 2 * groups * states
+    assert width == columns, f"u is [{tokens}, {columns}], not {u.shape}"
     row_bytes = width * (4 if u.dtype == nl.float32 else 2)
     assert row_bytes <= MOST_ROW_BYTES, f"rows of u take {row_bytes} bytes, more than {MOST_ROW_BYTES}"
-    for name, vector in (("dt_bias", vectors[0]), ("a_log", vectors[1]), ("d", vectors[2])):
+    for name, vector in (("dt_bias", inputs.dt_bias), ("a_log", inputs.a_log), ("d", inputs.d)):
         assert vector.shape == (1, heads), f"{name} is [1, {heads}], not {vector.shape}"
-    for name, rows in (("steps", steps), ("gate", gate)):
+    for name, rows in (("steps", inputs.steps), ("gate", inputs.gate)):
         expect_dims(2, rows, f"{name} [T, W]")
         assert rows.shape[0] == tokens, f"{name} has {rows.shape[0]} rows, not {tokens}"
         assert rows.dtype == u.dtype, f"{name} is {rows.dtype}, u is {u.dtype}"
-    return check_places(tokens, state, places[0], places[1], places[2])
+    return check_table(tokens, state, inputs.table)
 
 
 def ssd_reference(
@@ -159,27 +160,27 @@ def ssd_reference(
     dt_least: float = 0.0,
     dt_most: float | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The formulas in float32, token by token; the state is updated in place."""
+    """Apply the formulas in float32, token by token; the state is updated in place."""
     (_, states, inner), heads = state.shape, dt_bias.shape[1]
     x, into, out = np.split(widened(u), (inner, inner + groups * states), axis=1)
     x = x.reshape(len(u), heads, -1)
     into, out = (
-        np.repeat(each.reshape(len(u), groups, states), heads // groups, axis=1) for each in (into, out)
+        np.repeat(rows.reshape(len(u), groups, states), heads // groups, axis=1) for rows in (into, out)
     )
     times = np.logaddexp(0, widened(steps[:, steps_first : steps_first + heads]) + widened(dt_bias))
     times = np.clip(times, dt_least, dt_most)
     rates = -np.exp(widened(a_log))[0]
     scanned = np.empty_like(x)
-    each = len(u) // len(state_slots)
+    tokens = len(u) // len(state_slots)
     for number, (slot, start, count) in enumerate(np.hstack([state_slots, starts, counts])):
-        held = state[slot].reshape(states, heads, -1)
-        held = held if start else np.zeros_like(held)
-        for token in range(number * each, (number + 1) * each):
-            dt = times[token] * float(token - number * each < count)
+        current = state[slot].reshape(states, heads, -1)
+        current = current if start else np.zeros_like(current)
+        for token in range(number * tokens, (number + 1) * tokens):
+            dt = times[token] * float(token - number * tokens < count)
             fed = np.einsum("hn,hp->nhp", into[token], dt[:, None] * x[token])
-            held = np.exp(dt * rates)[:, None] * held + fed
-            scanned[token] = np.einsum("nhp,hn->hp", held, out[token])
-        state[slot] = held.reshape(states, inner)
+            current = np.exp(dt * rates)[:, None] * current + fed
+            scanned[token] = np.einsum("nhp,hn->hp", current, out[token])
+        state[slot] = current.reshape(states, inner)
     y = (scanned + x * widened(d).reshape(-1, 1)).reshape(len(u), inner)
     gates = activation_reference(widened(gate[:, gate_first : gate_first + inner]), "silu")
     return (y * gates).astype(u.dtype), state

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.recurrent.ssd_between import PARTS, SumsInParts, bounded, logarithms
+from nki_kernels.recurrent.ssd_between import PARTS, bounded, logarithms, sum_in_parts
 from nki_kernels.tiles import BANK, MASKED, PARTITIONS, blocks, cast, load_repeated, ranges
 
 LEAST = -104.0
@@ -130,7 +130,7 @@ def rows_of_sums(g, beta, constants):
     rows = []
     for first, end in ranges(0, size, columns_together(heads)):
         columns = slice(first, end)
-        sums = SumsInParts(
+        sums = sum_in_parts(
             logs[:, columns],
             minus[:, columns],
             beta_logs[:, columns],

@@ -10,24 +10,24 @@ from nki_kernels.tiles import identity, transpose_into
 
 
 def columns_of(rows, panel, dtype):
-    """A panel of columns of rows [*, C] of HBM, [c in block, block, row], in float32 with the values of a dtype."""
+    """Load a panel of columns of rows [*, C], [c in block, block, row], in float32 with the values of a dtype."""
     left, right = panel
     count = 0
-    for each in rows:
-        count += each.shape[0]
+    for array in rows:
+        count += array.shape[0]
     # DMAs cast, and put rows on partitions that engines do not begin at.
     raw = nl.ndarray((count, right - left), dtype=dtype, buffer=nl.sbuf)
     first = 0
-    for each in rows:
-        nisa.dma_copy(dst=raw[first : first + each.shape[0], :], src=each[:, left:right])
-        first += each.shape[0]
+    for array in rows:
+        nisa.dma_copy(dst=raw[first : first + array.shape[0], :], src=array[:, left:right])
+        first += array.shape[0]
     result = blocks_tile(right - left, count, nl.float32)
     transpose_into(result, 0, 0, raw)
     return result
 
 
 def diagonals(columns, dtype):
-    """Each column of [c in block, block, row] as a diagonal: [c in block, block, row, c]."""
+    """Return each column of [c in block, block, row] as a diagonal: [c in block, block, row, c]."""
     height, count, rows = columns.shape
     ones = identity(height, nl.float32)
     result = nl.ndarray((height, count, rows, height), dtype=dtype, buffer=nl.sbuf)

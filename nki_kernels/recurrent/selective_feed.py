@@ -19,37 +19,37 @@ PIECES = 3
 
 
 def cut(dtype):
-    """(pieces of each number, tokens of a block) for weights of a dtype."""
+    """Return (pieces of each number, tokens of a block) for weights of a dtype."""
     pieces = 1 if dtype == nl.float32 else PIECES
     return pieces, PARTITIONS // pieces
 
 
 def regions(tokens, size):
-    """(first token, blocks, tokens of a block): the whole blocks, and the last one where it is shorter."""
-    whole = tokens // size
-    found = [] if whole == 0 else [(0, whole, size)]
-    if tokens > whole * size:
-        found.append((whole * size, 1, tokens - whole * size))
-    return found
+    """Return (first token, blocks, tokens of a block) of the full blocks, and of the last one if it is shorter."""
+    full = tokens // size
+    result = [] if full == 0 else [(0, full, size)]
+    if tokens > full * size:
+        result.append((full * size, 1, tokens - full * size))
+    return result
 
 
 def block_diagonals(projected, rows, columns, dtype):
-    """Weights of tokens as diagonals, one for each piece: [piece and token in block, block, state, token in block]."""
+    """Load weights of tokens as diagonals for each piece: [piece and token in block, block, state, token in block]."""
     pieces, size = cut(dtype)
     start, tokens, states = rows[0], rows[1] - rows[0], columns[1] - columns[0]
     count = blocks(tokens, size)
     weights = nl.ndarray((pieces * size, count, states), dtype=dtype, buffer=nl.sbuf)
     shape = (pieces * size, count, states, min(size, tokens))
     result = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
-    for first, whole, used in regions(tokens, size):
+    for first, full, used in regions(tokens, size):
         number = first // size
-        source = projected[start + first : start + first + whole * used, columns[0] : columns[1]]
-        source = source.reshape_dim(0, (whole, used)).permute((1, 0, 2))
+        source = projected[start + first : start + first + full * used, columns[0] : columns[1]]
+        source = source.reshape_dim(0, (full, used)).permute((1, 0, 2))
         for piece in range(pieces):
-            own = weights[piece * used : (piece + 1) * used, number : number + whole, :]
-            nisa.dma_copy(dst=own, src=source)
+            target = weights[piece * used : (piece + 1) * used, number : number + full, :]
+            nisa.dma_copy(dst=target, src=source)
         ones = stacked_identities(pieces, used, dtype)
-        for block in range(number, number + whole):
+        for block in range(number, number + full):
             nisa.tensor_tensor(
                 dst=result[0 : pieces * used, block, :, 0:used],
                 data1=ones.expand_dim(1).broadcast(1, states),
@@ -61,15 +61,15 @@ def block_diagonals(projected, rows, columns, dtype):
 
 
 def stacked_identities(count, size, dtype):
-    """Identities [size, size] on the partitions below one another: [count * size, size]."""
+    """Return identities [size, size] on the partitions below one another: [count * size, size]."""
     shape = (count * size, size)
     ones = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
     nisa.memset(dst=ones, value=1.0, engine=nisa.engine.gpsimd)
     result = None
     for number in range(count):
-        own = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
+        ones_of_block = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
         nisa.affine_select(
-            dst=own,
+            dst=ones_of_block,
             pattern=[[-1, size]],
             offset=-number * size,
             channel_multiplier=1,
@@ -78,36 +78,42 @@ def stacked_identities(count, size, dtype):
             cmp_op=nl.equal,
         )
         if result is not None:
-            nisa.tensor_tensor(dst=own, data1=own, data2=result, op=nl.add, engine=nisa.engine.gpsimd)
-        result = own
+            nisa.tensor_tensor(
+                dst=ones_of_block, data1=ones_of_block, data2=result, op=nl.add, engine=nisa.engine.gpsimd
+            )
+        result = ones_of_block
     return result
 
 
-def fed_columns(steps, inputs, dtype):
-    """steps * inputs of a tile [c, token], cut: [c, pieces of a block, one behind another]; on GpSimd."""
+def scale_inputs(steps, inputs, dtype):
+    """Return steps * inputs of a tile [c, token], cut: [c, pieces of a block, one after another]; on GpSimd."""
     pieces, size = cut(dtype)
     height, tokens = steps.shape
-    grown = nl.ndarray(steps.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=grown, data1=steps, data2=inputs, op=nl.multiply, engine=nisa.engine.gpsimd)
-    columns = grown
+    scaled = nl.ndarray(steps.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=scaled, data1=steps, data2=inputs, op=nl.multiply, engine=nisa.engine.gpsimd)
+    columns = scaled
     if pieces > 1:
         columns = nl.ndarray((height, pieces * tokens), dtype=dtype, buffer=nl.sbuf)
-        for first, whole, used in regions(tokens, size):
-            last = first + whole * used
-            rest = grown[:, first:last].reshape_dim(1, (whole, used))
-            beside = columns[:, pieces * first : pieces * last].reshape_dim(1, (whole, pieces, used))
+        for first, full, used in regions(tokens, size):
+            last = first + full * used
+            remainder = scaled[:, first:last].reshape_dim(1, (full, used))
+            cut_columns = columns[:, pieces * first : pieces * last].reshape_dim(1, (full, pieces, used))
             for piece in range(pieces):
-                own = beside[:, :, piece, :]
-                nisa.tensor_copy(dst=own, src=rest, engine=nisa.engine.gpsimd)
+                target = cut_columns[:, :, piece, :]
+                nisa.tensor_copy(dst=target, src=remainder, engine=nisa.engine.gpsimd)
                 if piece + 1 < pieces:
                     nisa.tensor_tensor(
-                        dst=rest, data1=rest, data2=own, op=nl.subtract, engine=nisa.engine.gpsimd
+                        dst=remainder,
+                        data1=remainder,
+                        data2=target,
+                        op=nl.subtract,
+                        engine=nisa.engine.gpsimd,
                     )
     return columns
 
 
-def fed_rows(columns, dtype):
-    """The rows of `fed_columns`: [piece and token in block, block, c]."""
+def transpose_inputs(columns, dtype):
+    """Return the result of `scale_inputs` as rows: [piece and token in block, block, c]."""
     pieces, size = cut(dtype)
     height, count = columns.shape
     rows = nl.ndarray((pieces * size, blocks(count, pieces * size), height), dtype=dtype, buffer=nl.sbuf)
@@ -115,8 +121,8 @@ def fed_rows(columns, dtype):
     return rows
 
 
-def feed(rows, weights, state, tokens):
-    """What is added to an element of the states of each channel for each token: [c, token] @ PSUM."""
+def multiply_inputs(rows, weights, state, tokens):
+    """Return what is added to an element of the states of each channel for each token: [c, token] @ PSUM."""
     pieces, size = cut(rows.dtype)
     bank = nl.ndarray((rows.shape[2], tokens), dtype=nl.float32, buffer=nl.psum)
     for block in range(blocks(tokens, size)):

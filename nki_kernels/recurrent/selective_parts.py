@@ -1,4 +1,4 @@
-"""What prompts of the selective scan are made of: chunks, units and their single steps, and states in HBM."""
+"""Chunks and units of prompts of the selective scan with their tiles, and their states in HBM."""
 
 from __future__ import annotations
 
@@ -11,19 +11,9 @@ from nki_kernels.dma import STATIC
 from nki_kernels.projection.normalised_rows import transpose_rows
 from nki_kernels.projection.products import add_products
 from nki_kernels.projection.row_groups import blocks_tile
-from nki_kernels.recurrent.selective_feed import block_diagonals
+from nki_kernels.recurrent.selective_feed import block_diagonals, scale_inputs, transpose_inputs
 from nki_kernels.tiles import MASKED, PARTITIONS, blocks, load, ranges
 from nki_kernels.weights import WeightMatrix, load_blocks
-
-
-@dataclass
-class Slots(nl.NKIObject):
-    """States in HBM, and for each sequence [1, B] the slots that are read and written, and the count of its tokens."""
-
-    state: nl.NkiTensor
-    read: nl.NkiTensor
-    written: nl.NkiTensor
-    counts: nl.NkiTensor
 
 
 @dataclass
@@ -58,95 +48,150 @@ class ChunkOperands(nl.NKIObject):
     mask: nl.NkiTensor
 
 
+@dataclass
 class Chunk(nl.NKIObject):
-    """What all units of a chunk share."""
+    """What all units of a chunk share.
 
-    def __init__(self, rows, operands):
-        self.rows = rows
-        self.operands = operands
-        self.carried = None
-        self.parts = ranges(0, rows[1] - rows[0])
+    rows: (start, end) of its tokens. carried: the states that it begins with, and later those that it ends with, [c in
+    tile, tile, state] float32; None until they are loaded.
+    """
+
+    rows: tuple
+    operands: ChunkOperands
+    carried: nl.NkiTensor | None = None
+
+    def carry(self, states):
+        """Begin with some states, which the scans replace."""
+        self.carried = states
 
 
+@dataclass
 class Unit(nl.NKIObject):
-    """A tile of channels of a chunk on its way: u across, [c, token], its gates, and what follows from them."""
+    """A tile of channels (first, end) of a chunk; tiles are None until the method that computes them.
 
-    def __init__(self, chunk, tile, channels, across, gates):
-        self.chunk = chunk
-        self.tile = tile
-        self.channels = channels
-        self.across = across
-        self.gates = gates
-        self.steps = None
-        self.columns = None
-        self.fed = None
-        self.sums = None
+    across: u, [c, token]. gates: rows, [token in part, part, c], later their silu in float32. steps: time steps
+    [c, token], first without bias in PSUM. columns, inputs: time steps times u, cut as in `scale_inputs`, and as rows.
+    sums: rows of y before the gate, in the shape of the gates in PSUM.
+    """
+
+    chunk: Chunk
+    tile: int
+    channels: tuple
+    across: nl.NkiTensor
+    gates: nl.NkiTensor
+    steps: nl.NkiTensor | None = None
+    columns: nl.NkiTensor | None = None
+    inputs: nl.NkiTensor | None = None
+    sums: nl.NkiTensor | None = None
+
+    def tokens(self):
+        """Return the number of its tokens."""
+        return self.chunk.rows[1] - self.chunk.rows[0]
+
+    def project_steps(self, weights):
+        """Begin `steps` with projected ones, beyond all for padding."""
+        operands, height, left = self.chunk.operands, self.across.shape[0], self.tile * PARTITIONS
+        tokens, columns = self.tokens(), (left, left + height)
+        self.steps = nl.ndarray((height, tokens), dtype=nl.float32, buffer=nl.psum)
+        add_products([[self.steps]], weights.w_dt, [columns], operands.steps, [(0, tokens)], 0, weights.rank)
+        ones = weights.ones[:, 0:height]
+        nisa.nc_matmul(dst=self.steps, stationary=ones, moving=operands.mask, accumulate=True)
+
+    def soften_steps(self, weights):
+        """Replace `steps` by softplus of them and their bias, float32: 0 for padding."""
+        projected, bias = self.steps, weights.dt_bias[0 : self.across.shape[0], self.tile, :]
+        self.steps = nl.ndarray(projected.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.activation(dst=self.steps, op=nl.softplus, data=projected, bias=bias)
+
+    def open_gates(self):
+        """Replace `gates` by their silu."""
+        rows = self.gates
+        self.gates = nl.ndarray(rows.shape, dtype=nl.float32, buffer=nl.sbuf)
+        for used in used_slices(self.tokens()):
+            nisa.activation(dst=self.gates[used], op=nl.silu, data=rows[used])
+
+    def scale_inputs(self, dtype):
+        """Compute `columns`."""
+        self.columns = scale_inputs(self.steps, self.across, dtype)
+
+    def transpose_inputs(self, dtype):
+        """Compute `inputs`."""
+        self.inputs = transpose_inputs(self.columns, dtype)
+
+    def begin_sums(self, factor):
+        """Begin `sums` with u times a factor [c, c]."""
+        self.sums = nl.ndarray(self.gates.shape, dtype=nl.float32, buffer=nl.psum)
+        self.add_rows(self.across, factor, False)
+
+    def add_rows(self, tile, factor, accumulate):
+        """Add tile^T @ factor to `sums`, for a tile [c, token]."""
+        bounds = ranges(0, self.tokens())
+        for i in range(len(bounds)):  # i: part of the tokens
+            first, last = bounds[i]
+            nisa.nc_matmul(
+                dst=self.sums[0 : last - first, i, :],
+                stationary=tile[:, first:last],
+                moving=factor,
+                accumulate=accumulate,
+            )
 
 
 def row_of_ones(dtype):
-    """A row [1, 128] of ones."""
+    """Return a row [1, 128] of ones."""
     ones = nl.ndarray((1, PARTITIONS), dtype=dtype, buffer=nl.sbuf)
     nisa.memset(dst=ones, value=1.0)
     return ones
 
 
-def activated(gates, rows):
-    """silu of gates [token in part, part, c] in float32."""
-    result = nl.ndarray(gates.shape, dtype=nl.float32, buffer=nl.sbuf)
-    for part in used_parts(rows[1] - rows[0]):
-        nisa.activation(dst=result[part], op=nl.silu, data=gates[part])
-    return result
-
-
-def decay_rates(a_log, own):
-    """-exp(a_log) of own channels, [c in tile, tile, state] in float32."""
-    begin, end = own
+def decay_rates(a_log, channels):
+    """Return -exp(a_log) of channels (first, end), [c in tile, tile, state] in float32."""
+    begin, end = channels
     tile = load_blocks(WeightMatrix(a_log[begin:end, :]), nl.float32, STATIC)
     rates = nl.ndarray(tile.shape, dtype=nl.float32, buffer=nl.sbuf)
-    for part in used_parts(end - begin):
-        nisa.activation(dst=rates[part], op=nl.exp, data=tile[part])
-        nisa.tensor_scalar(dst=rates[part], data=rates[part], op0=nl.multiply, operand0=-1.0)
+    for used in used_slices(end - begin):
+        nisa.activation(dst=rates[used], op=nl.exp, data=tile[used])
+        nisa.tensor_scalar(dst=rates[used], data=rates[used], op0=nl.multiply, operand0=-1.0)
     return rates
 
 
-def used_parts(channels):
-    """Which elements of a tile [c in tile, tile, …] the channels fill: those of whole tiles, and of the last one."""
-    full = channels // PARTITIONS
-    parts = [] if full == 0 else [(slice(0, PARTITIONS), slice(0, full))]
-    if channels > full * PARTITIONS:
-        parts.append((slice(0, channels - full * PARTITIONS), slice(full, full + 1)))
-    return parts
+def used_slices(size):
+    """Return the slices of a tile [row in block, block, …] that `size` rows fill: of full blocks, and of the last."""
+    full = size // PARTITIONS
+    slices = [] if full == 0 else [(slice(0, PARTITIONS), slice(0, full))]
+    if size > full * PARTITIONS:
+        slices.append((slice(0, size - full * PARTITIONS), slice(full, full + 1)))
+    return slices
 
 
-def states_of(state, slot, own, part):
-    """A view of HBM [c in tile, tile, state]: a part of the states in one slot, whose number is in a tile [1, 1]."""
+def view_states(state, slot, channels, used):
+    """Return a view of HBM [c in tile, tile, state]: slices of the states in the slot of a number [1, 1]."""
     _, _, states = state.shape
-    rows, tiles = part
-    first = own[0] + tiles.start * PARTITIONS
+    rows, tiles = used
+    first = channels[0] + tiles.start * PARTITIONS
     pattern = [[states, rows.stop], [PARTITIONS * states, tiles.stop - tiles.start], [1, states]]
     return state.ap(pattern=pattern, offset=first * states, scalar_offset=slot, indirect_dim=0)
 
 
-def load_states(state, slot, own):
-    """The states of own channels, [c in tile, tile, state]; zeros for a slot beyond all."""
-    channels = own[1] - own[0]
-    shape = (min(PARTITIONS, channels), blocks(channels), state.shape[2])
+def load_states(state, slot, channels):
+    """Load the states of channels (first, end), [c in tile, tile, state]; zeros for a slot beyond all."""
+    count = channels[1] - channels[0]
+    shape = (min(PARTITIONS, count), blocks(count), state.shape[2])
     result = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=result, value=0.0)
-    for part in used_parts(channels):
-        source = states_of(state, slot, own, part)
-        nisa.dma_copy(dst=result[part], src=source, oob_mode=nisa.oob_mode.skip)
+    for used in used_slices(count):
+        source = view_states(state, slot, channels, used)
+        nisa.dma_copy(dst=result[used], src=source, oob_mode=nisa.oob_mode.skip)
     return result
 
 
-def store_states(state, slot, held, own):
-    """The states of own channels to a slot."""
-    for part in used_parts(own[1] - own[0]):
-        nisa.dma_copy(dst=states_of(state, slot, own, part), src=held[part])
+def store_states(state, slot, tile, channels):
+    """Store the states of channels (first, end) to a slot."""
+    for used in used_slices(channels[1] - channels[0]):
+        nisa.dma_copy(dst=view_states(state, slot, channels, used), src=tile[used])
 
 
 def load_rows(projected, rows, states):
-    """Rows of a chunk: time steps and output weights in tiles of 128 rows, and input weights as diagonals."""
+    """Load rows of a chunk: time steps and output weights in tiles of 128 rows, and input weights as diagonals."""
     start, end = rows
     rank = projected.shape[1] - 2 * states
     low, out = [], []
@@ -156,9 +201,8 @@ def load_rows(projected, rows, states):
     return low, out, block_diagonals(projected, rows, (rank, rank + states), projected.dtype)
 
 
-def spread(rows, first, count, weights):
+def prepare_operands(low, output_rows, into, first, count, weights):
     """Return the operands of a chunk, whose first token is the sequence's token `first`, from its loaded rows."""
-    low, output_rows, into = rows
     rank, states, dtype = low[0].shape[1], output_rows[0].shape[1], low[0].dtype
     tokens = (len(low) - 1) * PARTITIONS + low[len(low) - 1].shape[0]
     steps = blocks_tile(rank, tokens, weights.w_dt.dtype)
@@ -177,7 +221,7 @@ def spread(rows, first, count, weights):
 
 
 def mask_row(tokens, first, count, dtype):
-    """A row [1, token]: MASKED from the sequence's token number `count`, a tile [1, 1], on."""
+    """Return a row [1, token]: MASKED from the sequence's token number `count`, a tile [1, 1], on."""
     numbers = nl.ndarray((1, tokens), dtype=nl.float32, buffer=nl.sbuf)
     nisa.iota(dst=numbers, pattern=[[1, tokens]], offset=first)
     result = nl.ndarray((1, tokens), dtype=dtype, buffer=nl.sbuf)
@@ -187,37 +231,8 @@ def mask_row(tokens, first, count, dtype):
     return result
 
 
-def projected_steps(weights, operands, tile, height):
-    """Return projected time steps, beyond all for padding: [c, token] @ PSUM."""
-    steps, mask, w_dt = operands.steps, operands.mask, weights.w_dt
-    tokens, left = mask.shape[1], tile * PARTITIONS
-    bank = nl.ndarray((height, tokens), dtype=nl.float32, buffer=nl.psum)
-    add_products([[bank]], w_dt, [(left, left + height)], steps, [(0, tokens)], 0, weights.rank)
-    nisa.nc_matmul(dst=bank, stationary=weights.ones[:, 0:height], moving=mask, accumulate=True)
-    return bank
-
-
-def time_steps(bank, bias):
-    """softplus of projected time steps and a bias [c, 1], 0 for padding: [c, token] in float32."""
-    result = nl.ndarray(bank.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation(dst=result, op=nl.softplus, data=bank, bias=bias)
-    return result
-
-
-def decayed(steps, rate):
-    """exp(rate * steps) of a tile [c, token], for a rate [c, 1]."""
+def compute_decays(steps, rate):
+    """Return exp(rate * steps) of a tile [c, token], for a rate [c, 1]."""
     result = nl.ndarray(steps.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=result, op=nl.exp, data=steps, scale=rate)
     return result
-
-
-def add_rows(sums, tile, factor, parts, accumulate):
-    """Add tile^T @ factor to rows of sums [token in part, part, c], for a tile [c, token]."""
-    for number in range(len(parts)):
-        first, last = parts[number]
-        nisa.nc_matmul(
-            dst=sums[0 : last - first, number, :],
-            stationary=tile[:, first:last],
-            moving=factor,
-            accumulate=accumulate,
-        )

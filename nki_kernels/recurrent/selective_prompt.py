@@ -17,24 +17,19 @@ from nki_kernels.projection.normalised_rows import transpose_rows
 from nki_kernels.projection.products import transpose_part
 from nki_kernels.projection.row_groups import blocks_tile, item_bytes
 from nki_kernels.recurrent.diagonal import columns_of, diagonals
-from nki_kernels.recurrent.selective_feed import fed_columns, fed_rows, feed
+from nki_kernels.recurrent.selective_feed import multiply_inputs
 from nki_kernels.recurrent.selective_parts import (
     Chunk,
     ScanWeights,
-    Slots,
     Unit,
-    activated,
-    add_rows,
+    compute_decays,
     decay_rates,
-    decayed,
     load_rows,
     load_states,
-    projected_steps,
+    prepare_operands,
     row_of_ones,
-    spread,
     store_states,
-    time_steps,
-    used_parts,
+    used_slices,
 )
 from nki_kernels.recurrent.slots import load_row, product_dtype, row, slots_or_none
 from nki_kernels.tiles import BANK, PARTITIONS, identity, load, ranges
@@ -64,76 +59,65 @@ SPREAD_BYTES = 16384
 """Of a partition, for the output weights of a chunk on all partitions."""
 
 
-def scan_prompts(y, given, state, places, sequences, own):
-    """All tokens of all sequences, for the channels `own`."""
-    u, _, w_dt, dt_bias, a_log, d, _, _ = given
-    begin, end = own
-    each = u.shape[0] // sequences
-    states = a_log.shape[1]
+def scan_prompts(y, arguments, channels):
+    """Compute y of all tokens of all sequences for channels (first, end), and the states."""
+    u, w_dt, table, states = arguments.u, arguments.w_dt, arguments.table, arguments.a_log.shape[1]
+    begin, end = channels
     weights = ScanWeights(
         rank=w_dt.shape[0],
         w_dt=load_blocks(WeightMatrix(w_dt[:, begin:end]), product_dtype(u, w_dt), STATIC),
-        dt_bias=columns_of((dt_bias,), own, nl.float32),
-        d=columns_of((d,), own, u.dtype),
-        rates=decay_rates(a_log, own),
+        dt_bias=columns_of((arguments.dt_bias,), channels, nl.float32),
+        d=columns_of((arguments.d,), channels, u.dtype),
+        rates=decay_rates(arguments.a_log, channels),
         ones=row_of_ones(product_dtype(u, w_dt)),
         identity=identity(min(PARTITIONS, end - begin), u.dtype),
         selector=identity(states, u.dtype),
     )
-    read = slots_or_none(row(places[0], 1), row(places[1], 1), state.shape[0])
-    written = load_row(places[0])
-    counts = row(places[2], 1)
-    scans = Scans(
-        y,
-        given,
-        weights,
-        Slots(state, read, written, counts),
-        own,
-        chunks_of(each, sequences, u.dtype, states),
-    )
+    slots = slots_or_none(row(table.state_slots, 1), row(table.starts, 1), arguments.state.shape[0])
+    written = load_row(table.state_slots)
+    scans = Scans(y, arguments, weights, slots, written, row(table.counts, 1), channels)
     for number in range(scans.count):
         scans.scan(number)
     scans.end()
 
 
-def chunks_of(each, sequences, dtype, states):
-    """(sequence, its first token here, end) of all chunks."""
+def plan_chunks(tokens, sequences, dtype, states):
+    """Return (sequence, its first token here, end) of all chunks."""
     size = min(BANK, SPREAD_BYTES // item_bytes(dtype) // states)
     if dtype == nl.float32:
         size = min(size, BANK // 2)
     chunks = []
     for sequence in range(sequences):
-        for first, last in ranges(0, each, size):
+        for first, last in ranges(0, tokens, size):
             chunks.append((sequence, first, last))
     return chunks
 
 
 class Scans(nl.NKIObject):
-    """All units, one after another; what comes before and after the scans of each is done among those of others.
+    """All units, one after another; what comes before and after the scans of a unit is done among those of others.
 
     No engine waits for another one's last instruction: decays are LEAD scans ahead, inputs FED, sums a group behind,
     and of what prepares units one stage is issued behind each group of scans.
     """
 
-    def __init__(self, y, given, weights, slots, own, plan):
+    def __init__(self, y, arguments, weights, read, written, counts, channels):
         self.y = y
-        self.u = given[0]
-        self.projected = given[1]
-        self.gate = given[6]
-        self.gate_first = given[7]
+        self.u = arguments.u
+        self.arguments = arguments
         self.weights = weights
-        self.slots = slots
-        self.own = own
-        self.plan = plan
-        self.tiles = ranges(own[0], own[1])
+        self.read, self.written, self.counts = read, written, counts
+        self.channels = channels
         self.states = weights.rates.shape[2]
-        self.count = len(plan) * len(self.tiles)
+        self.tokens = self.u.shape[0] // counts.shape[1]
+        self.plan = plan_chunks(self.tokens, counts.shape[1], self.u.dtype, self.states)
+        self.tiles = ranges(channels[0], channels[1])
+        self.count = len(self.plan) * len(self.tiles)
         self.together = PREPARED if len(self.tiles) >= 2 * PREPARED else 1
         self.raw = []
         self.chunks = []
         self.units = []
         self.stepped = 0
-        self.fed = 0
+        self.multiplied = 0
         self.decays = []
         self.inputs = []
         self.unsummed = None
@@ -145,74 +129,73 @@ class Scans(nl.NKIObject):
             self.prepare(0, stage)
 
     def scan(self, number):
-        """The scans of a unit, one for each element of its states."""
+        """Issue the scans of a unit, one for each element of its states."""
         unit = self.units[number]
         height, tokens = unit.steps.shape
-        unit.sums = nl.ndarray(unit.gates.shape, dtype=nl.float32, buffer=nl.psum)
-        skip = self.skips[0:height, unit.tile, 0, 0:height]
-        add_rows(unit.sums, unit.across, skip, unit.chunk.parts, False)
-        held = unit.chunk.carried[0:height, unit.tile, :]
+        unit.begin_sums(self.skips[0:height, unit.tile, 0, 0:height])
+        carried = unit.chunk.carried[0:height, unit.tile, :]
         groups = ranges(0, self.states, GROUP)
-        for place in range(len(groups)):
-            first, last = groups[place]
+        for i in range(len(groups)):  # i: group of elements
+            first, last = groups[i]
             scanned = nl.ndarray((height, last - first, tokens), dtype=nl.float32, buffer=nl.sbuf)
             for state in range(first, last):
-                at = number * self.states + state
-                self.work_ahead(at)
+                index = number * self.states + state
+                self.work_ahead(index)
                 nisa.tensor_tensor_scan(
                     dst=scanned[:, state - first, :],
-                    data0=self.decays[at],
-                    data1=self.inputs[at],
-                    initial=held[:, state : state + 1],
+                    data0=self.decays[index],
+                    data1=self.inputs[index],
+                    initial=carried[:, state : state + 1],
                     op0=nl.multiply,
                     op1=nl.add,
                 )
-                self.decays[at], self.inputs[at] = None, None
-            weighed = self.weigh(unit, scanned, groups[place])
+                self.decays[index], self.inputs[index] = None, None
+            weighed = self.weigh(unit, scanned, groups[i])
             self.add_up()
             self.unsummed = (unit, weighed)
-            if place == min(1, len(groups) - 1):
+            if i == min(1, len(groups) - 1):
                 self.finish()
-            self.stages_of(number, place, len(groups))
+            self.issue_stages(number, i, len(groups))
         self.unfinished = unit
         sequence = self.plan[number // len(self.tiles)][0]
         if number + 1 == self.count or self.plan[(number + 1) // len(self.tiles)][0] > sequence:
-            slot = self.slots.written[0:1, sequence : sequence + 1]
-            store_states(self.slots.state, slot, unit.chunk.carried, self.own)
+            slot = self.written[0:1, sequence : sequence + 1]
+            store_states(self.arguments.state, slot, unit.chunk.carried, self.channels)
         self.units[number] = None
 
-    def stages_of(self, number, place, groups):
-        """Stages of the next units behind group `place` of a unit: one, or more where there are few groups."""
-        slot, slots = (number % self.together) * groups + place, self.together * groups
+    def issue_stages(self, number, group, groups):
+        """Issue stages of the next units behind a group of a unit: one, or more where there are few groups."""
+        slot, slots = (number % self.together) * groups + group, self.together * groups
         begin, end = max(slot, STAGES * slot // slots), max(slot + 1, STAGES * (slot + 1) // slots)
         for stage in range(begin, min(STAGES, end)):
             self.prepare((number // self.together + 1) * self.together, stage)
 
     def end(self):
-        """The rest of the last unit."""
+        """Finish the last unit."""
         self.add_up()
         self.finish()
 
-    def work_ahead(self, at):
-        """Decays and inputs of the scans from number `at` on, as far ahead as units are prepared."""
-        while len(self.decays) < min(self.stepped * self.states, at + LEAD):
+    def work_ahead(self, index):
+        """Compute decays and inputs of the scans from an index on, as far ahead as units are prepared."""
+        while len(self.decays) < min(self.stepped * self.states, index + LEAD):
             number, state = len(self.decays) // self.states, len(self.decays) % self.states
             unit = self.units[number]
             rate = self.weights.rates[0 : unit.steps.shape[0], unit.tile, state : state + 1]
-            self.decays.append(decayed(unit.steps, rate))
-        while len(self.inputs) < min(self.fed * self.states, at + FED):
+            self.decays.append(compute_decays(unit.steps, rate))
+        while len(self.inputs) < min(self.multiplied * self.states, index + FED):
             number, state = len(self.inputs) // self.states, len(self.inputs) % self.states
             unit = self.units[number]
-            self.inputs.append(feed(unit.fed, unit.chunk.operands.into, state, unit.steps.shape[1]))
+            into, tokens = unit.chunk.operands.into, unit.steps.shape[1]
+            self.inputs.append(multiply_inputs(unit.inputs, into, state, tokens))
 
     def weigh(self, unit, scanned, group):
-        """A group of elements [c, element, token], weighed, on GpSimd; those of the last token are kept."""
+        """Return a group of elements [c, element, token], weighed, on GpSimd; keep those of the last token."""
         first, last = group
         height, _, tokens = scanned.shape
         result = nl.ndarray(scanned.shape, dtype=self.u.dtype, buffer=nl.sbuf)
         out = unit.chunk.operands.out[0:height, first:last, :]
-        held = unit.chunk.carried[0:height, unit.tile, first:last]
-        nisa.tensor_copy(dst=held, src=scanned[:, :, tokens - 1], engine=nisa.engine.gpsimd)
+        carried = unit.chunk.carried[0:height, unit.tile, first:last]
+        nisa.tensor_copy(dst=carried, src=scanned[:, :, tokens - 1], engine=nisa.engine.gpsimd)
         nisa.tensor_tensor(dst=result, data1=scanned, data2=out, op=nl.multiply, engine=nisa.engine.gpsimd)
         return result
 
@@ -223,8 +206,7 @@ class Scans(nl.NKIObject):
         unit, weighed = self.unsummed
         height = weighed.shape[0]
         for element in range(weighed.shape[1]):
-            factor = self.weights.identity[0:height, 0:height]
-            add_rows(unit.sums, weighed[:, element, :], factor, unit.chunk.parts, True)
+            unit.add_rows(weighed[:, element, :], self.weights.identity[0:height, 0:height], True)
 
     def finish(self):
         """Gate the sums of the unit before, and store them as rows of y."""
@@ -234,12 +216,12 @@ class Scans(nl.NKIObject):
         result = nl.ndarray(unit.gates.shape, dtype=self.y.dtype, buffer=nl.sbuf)
         copied = nl.ndarray(unit.gates.shape, dtype=nl.float32, buffer=nl.sbuf)
         start, end = unit.chunk.rows
-        for part in used_parts(end - start):
-            nisa.activation(dst=copied[part], op=nl.copy, data=unit.sums[part])
+        for used in used_slices(end - start):
+            nisa.activation(dst=copied[used], op=nl.copy, data=unit.sums[used])
             nisa.tensor_tensor(
-                dst=result[part],
-                data1=copied[part],
-                data2=unit.gates[part],
+                dst=result[used],
+                data1=copied[used],
+                data2=unit.gates[used],
                 op=nl.multiply,
                 engine=nisa.engine.gpsimd,
             )
@@ -248,32 +230,25 @@ class Scans(nl.NKIObject):
         self.unfinished = None
 
     def prepare(self, first, stage):
-        """A stage of the units from `first` on that are prepared together."""
+        """Issue a stage of the units from `first` on that are prepared together."""
         last = min(first + self.together, self.count)
+        units = self.units[first:last]
         if stage == 0:
-            for number in range(first, last):
-                unit = self.units[number]
-                unit.steps = projected_steps(
-                    self.weights, unit.chunk.operands, unit.tile, unit.across.shape[0]
-                )
+            for unit in units:
+                unit.project_steps(self.weights)
         if stage == 1:
-            for number in range(first, last):
-                unit = self.units[number]
-                unit.steps = time_steps(
-                    unit.steps, self.weights.dt_bias[0 : unit.across.shape[0], unit.tile, :]
-                )
-            for number in range(first, last):
+            for unit in units:
+                unit.soften_steps(self.weights)
+            for unit in units:
                 # Functions of one table one after another.
-                unit = self.units[number]
-                unit.gates = activated(unit.gates, unit.chunk.rows)
+                unit.open_gates()
             self.stepped = max(self.stepped, last)
-        for place in range(last - first):
-            unit = self.units[first + place]
-            if stage == 2 + 2 * place:
-                unit.columns = fed_columns(unit.steps, unit.across, self.u.dtype)
-            if stage == 4 + 2 * place:
-                unit.fed = fed_rows(unit.columns, self.u.dtype)
-                self.fed = first + place + 1
+        for i in range(len(units)):  # i: unit
+            if stage == 2 + 2 * i:
+                units[i].scale_inputs(self.u.dtype)
+            if stage == 4 + 2 * i:
+                units[i].transpose_inputs(self.u.dtype)
+                self.multiplied = first + i + 1
         if stage + 1 == STAGES:
             loaded = min(last + self.together, self.count)
             self.load(loaded)
@@ -281,31 +256,32 @@ class Scans(nl.NKIObject):
             self.load_shared(self.whole_chunks(loaded, BEFORE + self.together))
 
     def whole_chunks(self, number, more):
-        """The units of the chunks of so many `more` units; of one chunk more at most, as SBUF holds few."""
+        """Return the units of the chunks of so many `more` units; of one chunk more at most, as SBUF holds few."""
         chunk, following = (number - 1) // len(self.tiles), (number - 1 + more) // len(self.tiles)
         return (min(chunk + 1, following) + 1) * len(self.tiles)
 
     def load_shared(self, number):
         """Load what the units before `number` share with others of their chunks."""
         while len(self.raw) * len(self.tiles) < min(number, self.count):
-            self.raw.append(load_rows(self.projected, self.rows_of(len(self.raw)), self.states))
+            rows = self.chunk_rows(len(self.raw))
+            self.raw.append(load_rows(self.arguments.projected, rows, self.states))
 
-    def rows_of(self, chunk):
-        """The rows of a chunk among those of all sequences."""
-        sequence, first, last = self.plan[chunk]
-        each = self.u.shape[0] // self.slots.read.shape[1]
-        return sequence * each + first, sequence * each + last
+    def chunk_rows(self, index):
+        """Return the rows (start, end) of a chunk among those of all sequences."""
+        sequence, first, last = self.plan[index]
+        return sequence * self.tokens + first, sequence * self.tokens + last
 
     def share(self, number):
-        """What the units before `number` share with others of their chunks."""
+        """Prepare what the units before `number` share with others of their chunks."""
         self.load_shared(number)
         while len(self.chunks) * len(self.tiles) < min(number, self.count):
-            place = len(self.chunks)
-            sequence, first, _ = self.plan[place]
-            own = slice(sequence, sequence + 1)
-            operands = spread(self.raw[place], first, self.slots.counts[0:1, own], self.weights)
-            self.raw[place] = None
-            self.chunks.append(Chunk(self.rows_of(place), operands))
+            index = len(self.chunks)
+            sequence, first, _ = self.plan[index]
+            low, out, into = self.raw[index]
+            count = self.counts[0:1, sequence : sequence + 1]
+            operands = prepare_operands(low, out, into, first, count, self.weights)
+            self.raw[index] = None
+            self.chunks.append(Chunk(self.chunk_rows(index), operands))
 
     def load(self, number):
         """Load the rows of the units before `number`: u across, [c, token], and gates [token in part, part, c]."""
@@ -322,18 +298,17 @@ class Scans(nl.NKIObject):
             else:
                 transpose_part(across, self.u[start:end, left:right], 0)
             gates = blocks_tile(end - start, right - left, self.u.dtype)
-            columns = slice(self.gate_first + left, self.gate_first + right)
-            load_rows_into(gates, self.gate[start:end, columns], STATIC)
+            first = self.arguments.gate_first
+            load_rows_into(gates, self.arguments.gate[start:end, first + left : first + right], STATIC)
             self.units.append(Unit(chunk, tile, (left, right), across[:, 0, :], gates))
         self.carry()
 
     def carry(self):
-        """The states that chunks begin with; loaded behind the first rows, because that DMA has many descriptors."""
-        for place in range(len(self.chunks)):
-            sequence, first, _ = self.plan[place]
-            if self.chunks[place].carried is None:
-                if first == 0:
-                    slot = self.slots.read[0:1, sequence : sequence + 1]
-                    self.chunks[place].carried = load_states(self.slots.state, slot, self.own)
-                else:
-                    self.chunks[place].carried = self.chunks[place - 1].carried
+        """Load the states that chunks begin with, behind the first rows, because that DMA has many descriptors."""
+        for i in range(len(self.chunks)):  # i: chunk
+            sequence, first, _ = self.plan[i]
+            if self.chunks[i].carried is None and first == 0:
+                slot = self.read[0:1, sequence : sequence + 1]
+                self.chunks[i].carry(load_states(self.arguments.state, slot, self.channels))
+            elif self.chunks[i].carried is None:
+                self.chunks[i].carry(self.chunks[i - 1].carried)

@@ -19,19 +19,19 @@ import nki.language as nl
 from nki_kernels.dma import SCALAR, SYNC, transfer
 from nki_kernels.projection.products import add_products
 from nki_kernels.projection.row_groups import blocks_tile
-from nki_kernels.recurrent.selective_spread import (
+from nki_kernels.recurrent.selective_layout import (
     APART,
-    Spread,
+    Layout,
     lanes,
-    of_all,
-    of_channels,
-    of_sets,
-    of_tokens,
-    panels_of,
+    load_channels,
+    load_for_sequences,
+    load_tokens,
+    repeat_for_sets,
     row_numbers,
-    rows_of,
     sequences_together,
+    split_panels,
     tile_like,
+    view_channels,
 )
 from nki_kernels.recurrent.slots import product_dtype, row, slots_or_none
 from nki_kernels.tiles import BANK, PARTITIONS, blocks, load, ranges
@@ -53,95 +53,86 @@ SQUARE = 32
 """Rows and columns that the Vector engine transposes at once."""
 
 
-@dataclass
-class Piece(nl.NKIObject):
-    """Channels (first, end) of a unit, and their tiles, [partition, channel, state] float32.
-
-    unit: its index. decay: what multiplies the states. inputs: what is added to them. weighed: the new states times
-    their output weights.
-    """
-
-    unit: int
-    channels: tuple
-    decay: nl.NkiTensor | None = None
-    inputs: nl.NkiTensor | None = None
-    weighed: nl.NkiTensor | None = None
-
-
-def scan_step(y, given, state, places, own):
-    """The token of each sequence, for the channels `own`."""
-    count = places[0].shape[0]
-    slots = slots_or_none(row(places[0], 1), row(places[1], 1), state.shape[0])
-    sequences = sequences_together(count, own, state.shape[2])
-    q = lanes(sequences, own)
-    for channels in ranges(own[0], own[1], q * CHANNELS):
-        width = (channels[1] - channels[0]) // q
-        sets = max(1, min(CHANNELS // max(width, 2 * state.shape[2]), PARTITIONS // sequences))
+def scan_step(y, arguments, channels):
+    """Compute y of the token of each sequence for channels (first, end), and the states."""
+    table, state = arguments.table, arguments.state
+    count, states = table.counts.shape[0], state.shape[2]
+    slots = slots_or_none(row(table.state_slots, 1), row(table.starts, 1), state.shape[0])
+    sequences = sequences_together(count, channels, states)
+    q = lanes(sequences, channels)
+    for first, last in ranges(channels[0], channels[1], q * CHANNELS):
+        width = (last - first) // q
+        sets = max(1, min(CHANNELS // max(width, 2 * states), PARTITIONS // sequences))
         for start, end in ranges(0, count, sets * sequences):
-            spread = Spread(start, sequences, (end - start) // sequences, channels, q)
-            step_of(y, given, state, places, slots, spread)
+            sets_here = (end - start) // sequences
+            layout = Layout(start, sequences, sets_here, (first, last), q, width, sequences * q)
+            scan_sets(y, arguments, slots, layout)
 
 
-def step_of(y, given, state, places, slots, box):
-    """The token of some sequences, for some channels."""
-    u, projected, w_dt, dt_bias, a_log, d, gate, gate_first = given
+def scan_sets(y, arguments, slots, layout):
+    """Compute y of the token of the sequences of a layout, and the states, for its channels.
+
+    The states of the first two batches are on their way while the time steps are computed. Then of piece i:
+
+    GpSimd, Scalar and Vector engines    Vector engine, and DMAs                      Vector engine
+    factors of piece i                   advance piece i - 1; load the next batch     sums of piece i - 2
+    """
+    projected, w_dt, a_log = arguments.projected, arguments.w_dt, arguments.a_log
     states, rank = a_log.shape[1], w_dt.shape[0]
-    dtype = product_dtype(u, w_dt)
-    panels = panels_of(box, blocks(rank) * (4 if dtype == nl.float32 else 2))
+    dtype, width = product_dtype(arguments.u, w_dt), layout.width
+    panels = split_panels(layout, blocks(rank) * (4 if dtype == nl.float32 else 2))
     matrix = load_blocks(WeightMatrix(w_dt[:, panels[0][0] : panels[0][1]]), dtype, SCALAR)
-    low = load(projected[box.start : box.start + box.count, 0:rank], dtype)
-    counts = of_tokens(places[2], box, 0, 1)
-    bias = of_all(dt_bias, box, 1, (0, box.width))
-    weights = of_tokens(projected, box, rank, 2 * states)
-    rows = Rows(box, weights, of_channels(u, box, 0))
-    parts = ranges(0, box.width, max(1, STATES // states))
-    numbers = row_numbers(state, places, box)
-    units = []
-    for part in parts:
-        for number in range(box.sets):
-            units.append(Unit(state, slots, numbers, rows, part, number))
-    together = max(1, STATE_BYTES // (8 * (parts[0][1] - parts[0][0]) * states))
-    rates = rates_of(a_log, box, parts[0])
+    end = layout.start + layout.sets * layout.sequences
+    low = load(projected[layout.start : end, 0:rank], dtype)
+    counts = load_tokens(arguments.table.counts, layout, 0, 1)
+    bias = load_for_sequences(arguments.dt_bias, layout, 1, (0, width))
+    weights = load_tokens(projected, layout, rank, 2 * states)
+    rows = Rows(layout, weights, load_channels(arguments.u, layout, 0), zero_column(layout))
+    channel_ranges = ranges(0, width, max(1, STATES // states))
+    read, written = row_numbers(arguments.state, arguments.table, layout)
+    units, pieces = [], []
+    for channels in channel_ranges:
+        for index in range(layout.sets):
+            unit = Unit(arguments.state, slots, read, written, rows, channels, index)
+            for first, last in ranges(channels[0], channels[1], max(1, PIECE // states)):
+                pieces.append(Piece(unit, len(units), (first, last)))
+            units.append(unit)
+    together = max(1, STATE_BYTES // (8 * (channel_ranges[0][1] - channel_ranges[0][0]) * states))
+    rates = decay_rates(a_log, layout, channel_ranges[0])
     load_batch(units, 0, together)
-    rows.take_steps(time_steps(low, w_dt, matrix, panels, bias, counts, box))
+    rows.take_steps(time_steps(low, w_dt, matrix, panels, bias, counts, layout))
     load_batch(units, together, together)
-    pass_pieces(units, together, a_log, rates)
-    result = rows.gated(of_channels(gate, box, gate_first), of_all(d, box, 1, (0, box.width)), y.dtype)
-    nisa.dma_copy(dst=rows_of(y, box, 0), src=result)
+    for i in range(len(pieces) + 2):  # i: piece
+        if i < len(pieces):
+            unit = pieces[i].unit
+            if pieces[i].unit_index > 0 and unit.index == 0 and pieces[i].channels[0] == unit.channels[0]:
+                rates = decay_rates(a_log, layout, unit.channels)
+            pieces[i].compute_factors(rates, nisa.engine.gpsimd if i % 2 == 0 else nisa.engine.vector)
+        if 0 <= i - 1 < len(pieces):
+            following = pieces[i - 1].unit_index + 1
+            pieces[i - 1].advance()
+            if pieces[i - 1].is_last() and following % together == 0:
+                load_batch(units, following + together, together)
+        if i >= 2:
+            pieces[i - 2].sum_states()
+    gates = load_channels(arguments.gate, layout, arguments.gate_first)
+    y_rows = rows.gate(gates, load_for_sequences(arguments.d, layout, 1, (0, width)), y.dtype)
+    nisa.dma_copy(dst=view_channels(y, layout, 0), src=y_rows)
 
 
-def rates_of(a_log, box, part):
-    """The rates at which the states of some channels decay, [partition, channel, state]."""
+def decay_rates(a_log, layout, channels):
+    """Return exp(a_log) of channels (first, end) of every partition, [partition, channel, state] float32."""
     states = a_log.shape[1]
-    rates = nl.ndarray((box.rows, part[1] - part[0], states), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation(dst=rates, op=nl.exp, data=of_all(a_log, box, states, part))
+    rates = nl.ndarray((layout.rows, channels[1] - channels[0], states), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=rates, op=nl.exp, data=load_for_sequences(a_log, layout, states, channels))
     return rates
 
 
-def pass_pieces(units, together, a_log, rates):
-    """Pieces of all units one after the other; the states of so many units are loaded and stored together."""
-    states = a_log.shape[1]
-    pieces = []
-    for number in range(len(units)):
-        first, last = units[number].part
-        for channels in ranges(first, last, max(1, PIECE // states)):
-            pieces.append(Piece(number, channels))
-    for number in range(len(pieces) + 2):
-        if number < len(pieces):
-            piece = pieces[number]
-            unit = units[piece.unit]
-            if piece.unit > 0 and unit.number == 0 and piece.channels[0] == unit.part[0]:
-                rates = rates_of(a_log, unit.rows.box, unit.part)
-            unit.factors(piece, rates, number)
-        if 0 <= number - 1 < len(pieces):
-            piece = pieces[number - 1]
-            unit = units[piece.unit]
-            unit.move_on(piece)
-            if piece.channels[1] == unit.part[1] and (piece.unit + 1) % together == 0:
-                load_batch(units, piece.unit + 1 + together, together)
-        if number >= 2:
-            piece = pieces[number - 2]
-            units[piece.unit].add_up(piece)
+def zero_column(layout):
+    """Return zeros, [partition, 1] float32."""
+    zero = nl.ndarray((layout.rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=zero, value=0.0)
+    return zero
 
 
 def load_batch(units, first, together):
@@ -150,15 +141,15 @@ def load_batch(units, first, together):
         unit.load(first <= together)
 
 
-def time_steps(low, w_dt, matrix, panels, bias, counts, box):
-    """softplus of projected time steps, 0 for padding: [partition, set, channel] in float32.
+def time_steps(low, w_dt, matrix, panels, bias, counts, layout):
+    """Return softplus of projected time steps, 0 for padding: [partition, set, channel] in float32.
 
     matrix: the first of the panels of w_dt, as blocks.
     """
     sequences, rank = low.shape
     across = blocks_tile(rank, sequences, low.dtype)
     transpose_exactly(across, low)
-    start, end = box.channels
+    start, end = layout.channels
     rows = nl.ndarray((sequences, end - start), dtype=nl.float32, buffer=nl.sbuf)
     for left, right in panels:
         if left > start:
@@ -167,20 +158,20 @@ def time_steps(low, w_dt, matrix, panels, bias, counts, box):
             bank = nl.ndarray((sequences, last - first), dtype=nl.float32, buffer=nl.psum)
             add_products([[bank]], across, [(0, sequences)], matrix, [(first - left, last - left)], 0, rank)
             nisa.tensor_copy(dst=rows[:, first - start : last - start], src=bank)
-    steps = nl.ndarray((box.rows, box.sets, box.width), dtype=nl.float32, buffer=nl.sbuf)
-    for number in range(box.sets):
-        own = rows[number * box.sequences : (number + 1) * box.sequences, :]
-        transfer(steps[:, number, :], own, SCALAR)
-    nisa.tensor_tensor(dst=steps, data1=steps, data2=of_sets(bias, box), op=nl.add)
+    steps = nl.ndarray((layout.rows, layout.sets, layout.width), dtype=nl.float32, buffer=nl.sbuf)
+    for i in range(layout.sets):  # i: set
+        set_rows = rows[i * layout.sequences : (i + 1) * layout.sequences, :]
+        transfer(steps[:, i, :], set_rows, SCALAR)
+    nisa.tensor_tensor(dst=steps, data1=steps, data2=repeat_for_sets(bias, layout), op=nl.add)
     nisa.activation(dst=steps, op=nl.softplus, data=steps)
     live = tile_like(counts)
     nisa.tensor_scalar(dst=live, data=counts, op0=nl.greater_equal, operand0=1.0)
-    nisa.tensor_tensor(dst=steps, data1=steps, data2=live.broadcast(2, box.width), op=nl.multiply)
+    nisa.tensor_tensor(dst=steps, data1=steps, data2=live.broadcast(2, layout.width), op=nl.multiply)
     return steps
 
 
 def transpose_exactly(across, low):
-    """Rows [sequence, rank] to blocks [rank in block, block, sequence], 32 x 32 at once, bit by bit on every chip."""
+    """Transpose rows [sequence, rank] to blocks [rank in block, block, sequence], bit by bit on every chip."""
     sequences, rank = low.shape
     for left, right in ranges(0, rank, SQUARE):
         block, top = left // PARTITIONS, left % PARTITIONS
@@ -192,27 +183,34 @@ def transpose_exactly(across, low):
             )
 
 
+@dataclass
 class Rows(nl.NKIObject):
-    """What belongs to the channels of all sets, [partition, set, channel]; weights are [partition, set, 2 * state]."""
+    """Numbers of the channels of all sets, [partition, set, channel] float32; weights are [partition, set, 2 * state].
 
-    def __init__(self, box, weights, inputs):
-        self.box = box
-        self.weights = weights
-        self.inputs = inputs
-        self.zero = nl.ndarray((box.rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.memset(dst=self.zero, value=0.0)
+    inputs: u. zero: [partition, 1]. steps: None until `take_steps`. scaled: inputs times steps. sums: over the states;
+    the pieces write them.
+    """
+
+    layout: Layout
+    weights: nl.NkiTensor
+    inputs: nl.NkiTensor
+    zero: nl.NkiTensor
+    steps: nl.NkiTensor | None = None
+    scaled: nl.NkiTensor | None = None
+    sums: nl.NkiTensor | None = None
 
     def take_steps(self, steps):
-        """Note time steps, and multiply inputs by them."""
+        """Note time steps, multiply inputs by them, and allocate the sums."""
         self.steps = steps
-        self.grown = tile_like(steps)
-        nisa.tensor_tensor(dst=self.grown, data1=steps, data2=self.inputs, op=nl.multiply)
+        self.scaled = tile_like(steps)
+        nisa.tensor_tensor(dst=self.scaled, data1=steps, data2=self.inputs, op=nl.multiply)
         self.sums = tile_like(steps)
 
-    def gated(self, gates, skip, dtype):
-        """(sums + skip * inputs) * silu(gates)."""
+    def gate(self, gates, skip, dtype):
+        """Return (sums + skip * inputs) * silu(gates)."""
         skipped = tile_like(self.sums)
-        nisa.tensor_tensor(dst=skipped, data1=self.inputs, data2=of_sets(skip, self.box), op=nl.multiply)
+        skips = repeat_for_sets(skip, self.layout)
+        nisa.tensor_tensor(dst=skipped, data1=self.inputs, data2=skips, op=nl.multiply)
         nisa.tensor_tensor(dst=skipped, data1=skipped, data2=self.sums, op=nl.add)
         active = tile_like(self.sums)
         nisa.activation(dst=active, op=nl.silu, data=gates)
@@ -221,115 +219,126 @@ class Rows(nl.NKIObject):
         return result
 
 
+@dataclass
 class Unit(nl.NKIObject):
-    """The channels `part` of each partition, of one set of sequences: their states [partition, channel, state]."""
+    """Channels (first, end) of each partition, of one set of sequences.
 
-    def __init__(self, state, slots, numbers, rows, part, number):
-        self.state = state
-        self.slots = slots
-        self.numbers = numbers
-        self.rows = rows
-        self.part = part
-        self.width = part[1] - part[0]
-        self.number = number
+    slots: those that sequences read, [1, B]. read, written: rows of states, see `row_numbers`. index: of the set.
+    states: [partition, channel, state] float32, None until they are loaded.
+    """
+
+    state: nl.NkiTensor
+    slots: nl.NkiTensor
+    read: nl.NkiTensor | None
+    written: nl.NkiTensor
+    rows: Rows
+    channels: tuple
+    index: int
+    states: nl.NkiTensor | None = None
 
     def load(self, at_once):
         """Load the states of each sequence; zeros for slots beyond all.
 
         GpSimd, which has nothing to do at once, makes zeros then, and the Scalar engine later.
         """
-        box, states = self.rows.box, self.state.shape[2]
-        self.held = nl.ndarray((box.rows, self.width, states), dtype=nl.float32, buffer=nl.sbuf)
+        layout, size = self.rows.layout, self.state.shape[2]
+        (first, last), elements = self.channels, (self.channels[1] - self.channels[0]) * size
+        self.states = nl.ndarray((layout.rows, last - first, size), dtype=nl.float32, buffer=nl.sbuf)
         if at_once:
-            nisa.memset(dst=self.held, value=0.0, engine=nisa.engine.gpsimd)
+            nisa.memset(dst=self.states, value=0.0, engine=nisa.engine.gpsimd)
         else:
-            zeros = self.rows.zero.broadcast(1, self.width * states)
-            nisa.activation(dst=self.held, op=nl.copy, data=zeros)
-        if box.sequences > APART:
-            nisa.dma_copy(dst=self.held, src=self.in_rows(self.numbers[0]), oob_mode=nisa.oob_mode.skip)
+            nisa.activation(dst=self.states, op=nl.copy, data=self.rows.zero.broadcast(1, elements))
+        if layout.sequences > APART:
+            nisa.dma_copy(dst=self.states, src=self.view_rows(self.read), oob_mode=nisa.oob_mode.skip)
             return
-        for number in range(box.sequences):
-            at = box.start + self.number * box.sequences + number
+        for i in range(layout.sequences):  # i: sequence of the set
+            sequence = layout.start + self.index * layout.sequences + i
             source = self.state.ap(
-                pattern=[[box.width * states, box.q], [1, self.width * states]],
-                offset=(box.first + self.part[0]) * states,
-                scalar_offset=self.slots[:, at : at + 1],
+                pattern=[[layout.width * size, layout.q], [1, elements]],
+                offset=(layout.channels[0] + first) * size,
+                scalar_offset=self.slots[:, sequence : sequence + 1],
                 indirect_dim=0,
             )
-            own = self.held[number * box.q : (number + 1) * box.q, :, :]
-            transfer(own, source, SYNC, nisa.oob_mode.skip)
+            target = self.states[i * layout.q : (i + 1) * layout.q, :, :]
+            transfer(target, source, SYNC, nisa.oob_mode.skip)
 
-    def in_rows(self, numbers):
-        """The states of all sequences in HBM, from the rows on that numbers [partition, set] give."""
-        slots, channels, states = self.state.shape
-        return self.state.reshape((slots * channels, states)).ap(
-            pattern=[[states, self.rows.box.rows], [1, self.width * states]],
-            offset=self.part[0] * states,
-            vector_offset=numbers[:, self.number : self.number + 1],
+    def view_rows(self, numbers):
+        """Return a view of the states of all sequences in HBM, from the rows on that numbers [partition, set] give."""
+        (slots, channels, size), (first, last) = self.state.shape, self.channels
+        return self.state.reshape((slots * channels, size)).ap(
+            pattern=[[size, self.rows.layout.rows], [1, (last - first) * size]],
+            offset=first * size,
+            vector_offset=numbers[:, self.index : self.index + 1],
         )
 
-    def store(self):
-        """Store the states of all sequences together."""
-        nisa.dma_copy(dst=self.in_rows(self.numbers[1]), src=self.held)
 
-    def own(self, piece):
-        """The channels of a piece within the part."""
-        return slice(piece[0] - self.part[0], piece[1] - self.part[0])
+@dataclass
+class Piece(nl.NKIObject):
+    """Channels (first, end) of a unit, and their tiles, [partition, channel, state] float32.
 
-    def by_channel(self, columns, piece):
-        """Numbers [partition, set, channel] of a piece's channels, seen as [partition, channel, state]."""
-        return columns[:, self.number, piece[0] : piece[1]].expand_dim(2).broadcast(2, self.state.shape[2])
+    unit_index: of the unit. decay: what multiplies the states. inputs: what is added to them. weighed: the new states
+    times their output weights.
+    """
 
-    def by_state(self, side, piece):
-        """The weights that write the states (side 0) or read them (side 1), seen as [partition, channel, state]."""
-        states = self.state.shape[2]
-        weights = self.rows.weights[:, self.number, side * states : (side + 1) * states]
-        return weights.expand_dim(1).broadcast(1, piece[1] - piece[0])
+    unit: Unit
+    unit_index: int
+    channels: tuple
+    decay: nl.NkiTensor | None = None
+    inputs: nl.NkiTensor | None = None
+    weighed: nl.NkiTensor | None = None
 
-    def factors(self, piece, rates, number):
-        """What a piece of the states is multiplied by, and what is added to it: [partition, channel, state].
+    def is_last(self):
+        """Return whether it is the last piece of its unit."""
+        return self.channels[1] == self.unit.channels[1]
+
+    def select(self, tile):
+        """Return its channels of a tile of the unit, [partition, channel, state]."""
+        first = self.unit.channels[0]
+        return tile[:, self.channels[0] - first : self.channels[1] - first, :]
+
+    def by_channel(self, columns):
+        """Return a view of its numbers of [partition, set, channel] as [partition, channel, state]."""
+        numbers = columns[:, self.unit.index, self.channels[0] : self.channels[1]]
+        return numbers.expand_dim(2).broadcast(2, self.unit.state.shape[2])
+
+    def by_state(self, side):
+        """Return the weights that write the states (side 0) or read them (side 1), as [partition, channel, state]."""
+        size = self.unit.state.shape[2]
+        weights = self.unit.rows.weights[:, self.unit.index, side * size : (side + 1) * size]
+        return weights.expand_dim(1).broadcast(1, self.channels[1] - self.channels[0])
+
+    def compute_factors(self, unit_rates, engine):
+        """Compute `decay` and `inputs`.
 
         GpSimd and the Vector engine take the decays of pieces in turn, so that both are busy as long.
         """
-        channels = piece.channels
-        unit_rates = rates[:, self.own(channels), :]
-        decay = tile_like(unit_rates)
-        steps = self.by_channel(self.rows.steps, channels)
-        engine = nisa.engine.gpsimd if number % 2 == 0 else nisa.engine.vector
-        nisa.tensor_tensor(dst=decay, data1=unit_rates, data2=steps, op=nl.multiply, engine=engine)
-        nisa.activation(dst=decay, op=nl.exp, data=decay, scale=-1.0)
-        inputs = tile_like(unit_rates)
+        rates, rows = self.select(unit_rates), self.unit.rows
+        self.decay = tile_like(rates)
+        steps = self.by_channel(rows.steps)
+        nisa.tensor_tensor(dst=self.decay, data1=rates, data2=steps, op=nl.multiply, engine=engine)
+        nisa.activation(dst=self.decay, op=nl.exp, data=self.decay, scale=-1.0)
+        self.inputs = tile_like(rates)
         nisa.tensor_tensor(
-            dst=inputs,
-            data1=self.by_channel(self.rows.grown, channels),
-            data2=self.by_state(0, channels),
+            dst=self.inputs,
+            data1=self.by_channel(rows.scaled),
+            data2=self.by_state(0),
             op=nl.multiply,
             engine=nisa.engine.gpsimd,
         )
-        piece.decay = decay
-        piece.inputs = inputs
 
-    def move_on(self, piece):
-        """A piece of the states one token on, and weighed; after the last piece they are stored."""
-        channels = piece.channels
-        state = self.held[:, self.own(channels), :]
-        nisa.tensor_tensor(dst=state, data1=state, data2=piece.decay, op=nl.multiply)
-        nisa.tensor_tensor(dst=state, data1=state, data2=piece.inputs, op=nl.add)
-        if channels[1] == self.part[1]:
-            self.store()
-        weighed = tile_like(state)
+    def advance(self):
+        """Advance the states by a token, and compute `weighed`; after the last piece store the states."""
+        unit, states = self.unit, self.select(self.unit.states)
+        nisa.tensor_tensor(dst=states, data1=states, data2=self.decay, op=nl.multiply)
+        nisa.tensor_tensor(dst=states, data1=states, data2=self.inputs, op=nl.add)
+        if self.is_last():
+            nisa.dma_copy(dst=unit.view_rows(unit.written), src=unit.states)
+        self.weighed = tile_like(states)
         nisa.tensor_tensor(
-            dst=weighed,
-            data1=state,
-            data2=self.by_state(1, channels),
-            op=nl.multiply,
-            engine=nisa.engine.gpsimd,
+            dst=self.weighed, data1=states, data2=self.by_state(1), op=nl.multiply, engine=nisa.engine.gpsimd
         )
-        piece.weighed = weighed
 
-    def add_up(self, piece):
-        """The sums over the states of a piece."""
-        first, last = piece.channels
-        nisa.tensor_reduce(
-            dst=self.rows.sums[:, self.number, first:last], op=nl.add, data=piece.weighed, axis=2
-        )
+    def sum_states(self):
+        """Add up the weighed states."""
+        sums = self.unit.rows.sums[:, self.unit.index, self.channels[0] : self.channels[1]]
+        nisa.tensor_reduce(dst=sums, op=nl.add, data=self.weighed, axis=2)

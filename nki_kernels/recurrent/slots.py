@@ -6,17 +6,48 @@ are worked out in float32, which holds those below 2^24 exactly.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.tiles import PARTITIONS, expect_dims, load
+from nki_kernels.tiles import expect_dims, load, ranges
 
 
-def check_places(tokens, state, state_slots, starts, counts):
-    """The number of sequences; refuse run-time data of other shapes, and tokens that the sequences do not divide."""
+@dataclass
+class SequenceTable(nl.NKIObject):
+    """Run-time numbers of sequences, [B, 1] int32 @ HBM each: slots of states, first positions, and new tokens."""
+
+    state_slots: nl.NkiTensor
+    starts: nl.NkiTensor
+    counts: nl.NkiTensor
+
+
+@dataclass
+class ScanArguments(nl.NKIObject):
+    """The arguments of `selective_scan`, which describes them."""
+
+    u: nl.NkiTensor
+    projected: nl.NkiTensor
+    w_dt: nl.NkiTensor
+    dt_bias: nl.NkiTensor
+    a_log: nl.NkiTensor
+    d: nl.NkiTensor
+    gate: nl.NkiTensor
+    gate_first: int
+    state: nl.NkiTensor
+    table: SequenceTable
+
+
+def check_table(tokens, state, table):
+    """Return the number of sequences.
+
+    Refuses run-time numbers of other shapes, and tokens that the sequences do not divide.
+    """
+    state_slots = table.state_slots
     expect_dims(2, state_slots, "state_slots [B, 1]")
     sequences = state_slots.shape[0]
-    for name, numbers in (("state_slots", state_slots), ("starts", starts), ("counts", counts)):
+    for name, numbers in (("state_slots", state_slots), ("starts", table.starts), ("counts", table.counts)):
         assert numbers.shape == (sequences, 1), f"{name} are [{sequences}, 1], not {numbers.shape}"
     assert tokens % sequences == 0, f"{tokens} tokens of {sequences} sequences"
     elements = 1
@@ -31,12 +62,12 @@ def check_places(tokens, state, state_slots, starts, counts):
 
 
 def column(numbers, first, last):
-    """Run-time numbers of some sequences, one on each partition, in float32."""
+    """Load run-time numbers of some sequences, one on each partition, in float32."""
     return load(numbers[first:last, :], nl.float32)
 
 
 def row(numbers, height):
-    """Run-time numbers [B, 1] of all sequences on each of `height` partitions, in float32: [height, B]."""
+    """Load run-time numbers [B, 1] of all sequences to each of `height` partitions, in float32: [height, B]."""
     sequences = numbers.shape[0]
     raw = nl.ndarray((height, sequences), dtype=numbers.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=raw, src=numbers.ap(pattern=[[0, height], [1, sequences]]))
@@ -46,7 +77,7 @@ def row(numbers, height):
 
 
 def state_rows(state, numbers, begin, end, panel):
-    """Some rows of the states of a group, by their slots: [sequence, row, column] in HBM."""
+    """Return a view of some rows of the states of a group, by their slots: [sequence, row, column] in HBM."""
     _, height, channels = state.shape
     left, right = panel
     pattern = [[height * channels, numbers.shape[0]], [channels, end - begin], [1, right - left]]
@@ -61,7 +92,7 @@ def load_row(numbers):
 
 
 def below(numbers, limit, value):
-    """`value` where a number is below the limit, else 0."""
+    """Return `value` where a number is below the limit, else 0."""
     result = nl.ndarray(numbers.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(
         dst=result, data=numbers, op0=nl.less, operand0=limit, op1=nl.multiply, operand1=float(value)
@@ -70,25 +101,22 @@ def below(numbers, limit, value):
 
 
 def total(first, second, dtype):
-    """The sum of two tiles of numbers, in a dtype."""
+    """Return the sum of two tiles of numbers, in a dtype."""
     result = nl.ndarray(first.shape, dtype=dtype, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=result, data1=first, data2=second, op=nl.add)
     return result
 
 
 def slots_or_none(slots, numbers, count):
-    """The slots of sequences [rows, columns] int32, and one beyond all `count` of them where a number is 0."""
+    """Return the slots of sequences [rows, columns] int32, and one beyond all `count` of them where a number is 0."""
     return total(slots, below(numbers, 1.0, count), nl.int32)
 
 
 def product_dtype(rows, weight):
-    """The dtype of a product whose sums go to float32 states: that of both, or float32."""
+    """Return the dtype of a product whose sums go to float32 states: that of both, or float32."""
     return rows.dtype if rows.dtype == weight.dtype else nl.float32
 
 
 def sequence_groups(sequences):
-    """Ranges of up to 128 sequences."""
-    groups = []
-    for first in range(0, sequences, PARTITIONS):
-        groups.append((first, min(sequences, first + PARTITIONS)))
-    return groups
+    """Return ranges of up to 128 sequences."""
+    return ranges(0, sequences)

@@ -52,12 +52,12 @@ OF_KEYS = PARTS + -(-PARTITIONS // BLOCK)
 
 
 def by_query(factors, tokens):
-    """Factors [key, head] seen as [key, head, query]."""
+    """Return a view of factors [key, head] as [key, head, query]."""
     return factors.expand_dim(2).broadcast(2, tokens)
 
 
 def sums_between(logs, after, before):
-    """exp of the sums of `logs` [token, head] between key and query: [key, head, query] in float32."""
+    """Return exp of the sums of `logs` [token, head] between key and query: [key, head, query] in float32."""
     tokens, heads = logs.shape
     behind = nl.ndarray((tokens, heads, tokens), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(
@@ -71,8 +71,8 @@ def sums_between(logs, after, before):
     for start, end in ranges(0, heads, BANK // tokens):
         bank = nl.ndarray((tokens, end - start, tokens), dtype=nl.float32, buffer=nl.psum)
         for head in range(start, end):
-            own = behind[:, head, :]
-            nisa.nc_matmul(dst=bank[:, head - start, :], stationary=own, moving=before, accumulate=False)
+            terms = behind[:, head, :]
+            nisa.nc_matmul(dst=bank[:, head - start, :], stationary=terms, moving=before, accumulate=False)
         nisa.activation(dst=decays[:, start:end, :], op=nl.exp, data=bank)
     return decays
 
@@ -125,7 +125,7 @@ class Differences(nl.NKIObject):
 
 
 def selected(tile, pattern, multiplier, least, most):
-    """The tile where multiplier * row + pattern over its free dims is in a range, else 0; a half as the other."""
+    """Return the tile where multiplier * row + pattern over its free dims is in a range, else 0, in both halves."""
     for limit, comparison in ((least, nl.greater_equal), (most, nl.less_equal)):
         chosen = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.sbuf)
         for row in (0, HALF):
@@ -143,21 +143,21 @@ def selected(tile, pattern, multiplier, least, most):
 
 
 def constant(shape, value):
-    """A tile of bfloat16 with one value."""
+    """Return a tile of bfloat16 with one value."""
     result = nl.ndarray(shape, dtype=nl.bfloat16, buffer=nl.sbuf)
     nisa.memset(dst=result, value=value)
     return result
 
 
 def key_rows():
-    """The keys' side of both halves: ones for queries' sums, and where a key is behind a row's block of queries."""
+    """Return the keys' side of both halves: ones for queries' sums, and where a key is after a row's block."""
     # Row 3 is that of block 0, so key - 3 * (row - 2) is not negative; nor is it in rows 0 to 2.
     least = -BLOCK * (PARTS - 1)
     return selected(constant((PARTITIONS, PARTITIONS), 1.0), [[1, PARTITIONS]], -BLOCK, least, PARTITIONS)
 
 
 def query_rows():
-    """The queries' side of both halves: `MASKED` for the block of a row, and ones for the head of a row of keys."""
+    """Return the queries' side of both halves: `MASKED` for a row's block, and ones for the head of a row of keys."""
     heads, tokens = BANK // PARTITIONS, PARTITIONS
     # query - 3 * (row - 3) is 0, 1 or 2
     least = -BLOCK * PARTS
@@ -176,63 +176,74 @@ def query_rows():
 
 
 def logarithms(steps):
-    """Of time steps: none below that of the least one."""
+    """Return logarithms of time steps plus LOG_LARGER: none is below that of the least one."""
     result = nl.ndarray(steps.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=result, data=steps, op0=nl.maximum, operand0=LEAST_STEP)
     nisa.activation(dst=result, op=nl.log, data=result, scale=LARGER)
     return result
 
 
-def bounded(of_steps, logs, lowest=LEAST):
-    """What `SumsInParts` takes of the results of `logarithms`, in place, and of those of decays: twice.
+def bounded(step_logs, logs, lowest=LEAST):
+    """Return the logarithms of decays that `SumsInParts` takes, twice, and prepare the results of `logarithms`.
 
-    None of the latter is below `lowest`; the second time they have the other sign.
+    None of the former is below `lowest`; the second time they have the other sign.
     """
     least = nl.ndarray(logs.shape, dtype=nl.float32, buffer=nl.sbuf)
     minus = nl.ndarray(logs.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=of_steps, data=of_steps, op0=nl.subtract, operand0=LOG_LARGER)
-    nisa.tensor_scalar(dst=least, data=of_steps, op0=nl.maximum, operand0=0.0, op1=nl.add, operand1=lowest)
+    nisa.tensor_scalar(dst=step_logs, data=step_logs, op0=nl.subtract, operand0=LOG_LARGER)
+    nisa.tensor_scalar(dst=least, data=step_logs, op0=nl.maximum, operand0=0.0, op1=nl.add, operand1=lowest)
     nisa.tensor_tensor(dst=least, data1=least, data2=logs, op=nl.maximum)
     nisa.tensor_scalar(dst=minus, data=least, op0=nl.multiply, operand0=-1.0)
     return least, minus
 
 
+@dataclass
 class SumsInParts(nl.NKIObject):
-    """The rows that `Differences` takes, made part after part: [head, side, part, token] in HBM.
+    """The rows that `Differences` takes, made part after part: [head, side, part, token].
 
     Side 0 has the sums of logs [token, head] up to a token, side 1 the logarithm of its time step less that sum.
+    pieces: bfloat16 in SBUF. remainder: what the pieces lack of the sums. kept: the index of the latest piece. rows:
+    the pieces in HBM, None until the last one.
     """
 
-    def __init__(self, logs, minus, steps, before, one):
-        tokens, heads = logs.shape
-        sums = nl.ndarray((heads, 2, tokens), dtype=nl.float32, buffer=nl.psum)
-        nisa.nc_matmul(dst=sums[:, 0, :], stationary=logs, moving=before, accumulate=False)
-        nisa.nc_matmul(dst=sums[:, 1, :], stationary=minus, moving=before, accumulate=False)
-        nisa.nc_matmul(dst=sums[:, 1, :], stationary=steps, moving=one, accumulate=True)
-        self.parts = nl.ndarray((heads, 2, PARTS, tokens), dtype=nl.bfloat16, buffer=nl.sbuf)
-        self.rest = sums
-        self.part = 0
-        self.keep()
+    pieces: nl.NkiTensor
+    remainder: nl.NkiTensor
+    kept: int = 0
+    rows: nl.NkiTensor | None = None
 
     def keep(self):
-        """The next part of what is left of the sums."""
-        nisa.activation(dst=self.parts[:, :, self.part, :], op=nl.copy, data=self.rest)
+        """Keep the next part of the remainder."""
+        nisa.activation(dst=self.pieces[:, :, self.kept, :], op=nl.copy, data=self.remainder)
 
     def next(self):
-        """Subtract a part, and keep the next one; the last one goes to HBM with all others."""
-        rest = nl.ndarray(self.rest.shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_tensor(dst=rest, data1=self.rest, data2=self.parts[:, :, self.part, :], op=nl.subtract)
-        self.rest = rest
-        self.part += 1
+        """Subtract a part, and keep the next one; store the last one to HBM with all others."""
+        remainder = nl.ndarray(self.remainder.shape, dtype=nl.float32, buffer=nl.sbuf)
+        part_before = self.pieces[:, :, self.kept, :]
+        nisa.tensor_tensor(dst=remainder, data1=self.remainder, data2=part_before, op=nl.subtract)
+        self.remainder = remainder
+        self.kept += 1
         self.keep()
-        if self.part + 1 == PARTS:
-            shape = self.parts.shape
+        if self.kept + 1 == PARTS:
+            shape = self.pieces.shape
             self.rows = nl.ndarray(shape, dtype=nl.bfloat16, buffer=nl.private_hbm, name="sums_of_decays")
-            transfer(self.rows, self.parts, COMPILER)
+            transfer(self.rows, self.pieces, COMPILER)
+
+
+def sum_in_parts(logs, minus, steps, before, one):
+    """Return the SumsInParts of logs [token, head], of the same with the other sign, and of time steps' logarithms."""
+    tokens, heads = logs.shape
+    sums = nl.ndarray((heads, 2, tokens), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(dst=sums[:, 0, :], stationary=logs, moving=before, accumulate=False)
+    nisa.nc_matmul(dst=sums[:, 1, :], stationary=minus, moving=before, accumulate=False)
+    nisa.nc_matmul(dst=sums[:, 1, :], stationary=steps, moving=one, accumulate=True)
+    pieces = nl.ndarray((heads, 2, PARTS, tokens), dtype=nl.bfloat16, buffer=nl.sbuf)
+    result = SumsInParts(pieces, sums)
+    result.keep()
+    return result
 
 
 def differences(halves, tokens, heads):
-    """exp of the differences of a pack's rows, times the keys' time steps: [key, head, query] in bfloat16."""
+    """Return exp of the differences of a pack's rows, times the keys' time steps: [key, head, query] in bfloat16."""
     decays = nl.ndarray((tokens, heads, tokens), dtype=nl.bfloat16, buffer=nl.sbuf)
     banks = nl.ndarray((tokens, heads, tokens), dtype=nl.float32, buffer=nl.psum)
     first = 0

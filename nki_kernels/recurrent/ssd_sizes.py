@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import nki.language as nl
 
+from nki_kernels.recurrent.slots import SequenceTable
 from nki_kernels.tiles import BANK
 
 TOGETHER = 8
@@ -22,30 +23,33 @@ class Inputs(nl.NKIObject):
     a_log: nl.NkiTensor
     d: nl.NkiTensor
     gate: nl.NkiTensor
+    state: nl.NkiTensor
+    table: SequenceTable
 
 
+@dataclass
 class Sizes(nl.NKIObject):
     """Sizes of one core: `local_heads` heads of all, with `depth` elements each, and where their columns begin.
 
-    Packs have up to `most` heads. `narrow` steps take sums of decays with the heads on the partitions.
+    dt_limits: the least and the largest time step, which may be None. Packs have up to `most` heads. `narrow` steps
+    take sums of decays with the heads on the partitions.
     """
 
-    def __init__(self, u, state, heads, groups, head_range, steps_first, gate_first, dt_limits):
-        self.dtype = u.dtype
-        self.states = state.shape[1]
-        self.inner = state.shape[2]
-        self.heads = heads
-        self.depth = state.shape[2] // heads
-        self.groups = groups
-        self.first_head = head_range[0]
-        self.local_heads = head_range[1] - head_range[0]
-        self.left = head_range[0] * self.depth
-        self.width = self.local_heads * self.depth
-        self.steps_first = steps_first + head_range[0]
-        self.gate_first = gate_first + head_range[0] * self.depth
-        self.dt_limits = dt_limits
-        self.most = max(1, min(TOGETHER, BANK // self.depth, heads // groups, self.local_heads))
-        self.narrow = u.dtype != nl.float32
+    dtype: object
+    states: int
+    inner: int
+    heads: int
+    depth: int
+    groups: int
+    first_head: int
+    local_heads: int
+    left: int
+    width: int
+    steps_first: int
+    gate_first: int
+    dt_limits: tuple
+    most: int
+    narrow: bool
 
     def group_of(self, head):
         """Return the group of one of the local heads."""
@@ -70,3 +74,26 @@ class Sizes(nl.NKIObject):
             result.append((first, last))
             first = last
         return result
+
+
+def plan_sizes(inputs, groups, head_range, steps_first, gate_first, dt_limits):
+    """Return the sizes of heads (first, end)."""
+    (first, end), heads, inner = head_range, inputs.dt_bias.shape[1], inputs.state.shape[2]
+    depth, dtype = inner // heads, inputs.u.dtype
+    return Sizes(
+        dtype=dtype,
+        states=inputs.state.shape[1],
+        inner=inner,
+        heads=heads,
+        depth=depth,
+        groups=groups,
+        first_head=first,
+        local_heads=end - first,
+        left=first * depth,
+        width=(end - first) * depth,
+        steps_first=steps_first + first,
+        gate_first=gate_first + first * depth,
+        dt_limits=dt_limits,
+        most=max(1, min(TOGETHER, BANK // depth, heads // groups, end - first)),
+        narrow=dtype != nl.float32,
+    )

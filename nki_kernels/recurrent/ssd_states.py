@@ -8,6 +8,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import SYNC, transfer
+from nki_kernels.recurrent.ssd_sizes import Sizes
 
 
 @dataclass
@@ -19,16 +20,20 @@ class StateSlots(nl.NKIObject):
     written: nl.NkiTensor
 
 
+@dataclass
 class SequenceState(nl.NKIObject):
-    """The state of a sequence, [n, column], from its slot and back; `rounded` is it in the dtype of products."""
+    """The state of a sequence, [n, column], from its slot and back.
 
-    def __init__(self, slots, sequence, sizes):
-        self.states = slots.states
-        self.read = slots.read[0:1, sequence : sequence + 1]
-        self.written = slots.written[0:1, sequence : sequence + 1]
-        self.sizes = sizes
-        self.wide = None
-        self.rounded = None
+    read, written: numbers of its slots, [1, 1]. wide: float32, None until it is loaded. rounded: the same in the dtype
+    of products.
+    """
+
+    states: nl.NkiTensor
+    read: nl.NkiTensor
+    written: nl.NkiTensor
+    sizes: Sizes
+    wide: nl.NkiTensor | None = None
+    rounded: nl.NkiTensor | None = None
 
     def load(self):
         """Load the states of this core's heads; zeros at the start of a sequence."""

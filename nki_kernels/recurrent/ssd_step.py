@@ -16,7 +16,7 @@ import nki.language as nl
 from nki_kernels.dma import SCALAR, SYNC, transfer
 from nki_kernels.recurrent.slots import load_row, row, slots_or_none
 from nki_kernels.recurrent.ssd_heads import by_head, in_heads
-from nki_kernels.recurrent.ssd_rows import Panel, Sequences, panels
+from nki_kernels.recurrent.ssd_panel import Panel, Sequences, panels
 from nki_kernels.recurrent.ssd_states import StateSlots
 from nki_kernels.tiles import PARTITIONS, ranges
 
@@ -39,15 +39,15 @@ READ = 3
 """Packs whose outer products are made before the state of the first of them is read."""
 
 
-def ssd_step(y, inputs, state, places, sizes):
+def ssd_step(y, inputs, sizes):
     """Compute y of the token of each sequence, and the states, for the local heads."""
-    count = places[0].shape[0]
-    read = slots_or_none(row(places[0], 1), row(places[1], 1), state.shape[0])
-    slots = StateSlots(state, read, load_row(places[0]))
+    table, count = inputs.table, inputs.table.counts.shape[0]
+    read = slots_or_none(row(table.state_slots, 1), row(table.starts, 1), inputs.state.shape[0])
+    slots = StateSlots(inputs.state, read, load_row(table.state_slots))
     units = []
     widest = 0
     for group in ranges(0, count, SEQUENCES):
-        sequences = Sequences(inputs, places[2], group, sizes)
+        sequences = Sequences(inputs, group, sizes)
         for packs in panels(sizes, PANEL if count > FEW else PANEL // 2):
             panel = Panel(y, sequences, packs)
             widest = max(widest, panel.width)

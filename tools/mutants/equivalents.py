@@ -21,7 +21,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     "the tile has partitions, or a block, that nobody touches; every operand is sliced to what was written": (
         "*.* clamp: min(tokens, PARTITIONS) -> PARTITIONS",
         "recurrent.selective_prompt.scan_prompts arithmetic: end - begin -> (end) + (begin)",
-        "recurrent.ssd_shared.bring_in bound: upper of sizes.left:*: sizes.left + sizes.width + 1",
+        "recurrent.ssd_chunk.load_rows bound: upper of sizes.left:*: sizes.left + sizes.width + 1",
         "projection.gated_product.accumulate clamp: min(hidden, PARTITIONS) -> PARTITIONS",
     ),
     "a smaller tile, or fewer banks: the same sums in more instructions; only time differs": (
@@ -90,10 +90,10 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "recurrent.ssd_times.limit duplicate: *",
     ),
     "two cores take the first and the second half of the channels: a sum of both ends has as many factors of two": (
-        "recurrent.selective_spread.lanes arithmetic: own[1] - own[0] -> (own[1]) + (own[0])",
+        "recurrent.selective_layout.lanes arithmetic: channels[1] - channels[0] -> *",
     ),
     "scores are repeated for each head, or read by all heads: only time differs": (
-        "recurrent.ssd_shared.score arithmetic: REPEATED * groups * sizes.most -> (REPEATED * groups) + (sizes.most)",
+        "recurrent.ssd_chunk.score arithmetic: REPEATED * groups * sizes.most -> (REPEATED * groups) + (sizes.most)",
     ),
     "an address behind the states is skipped, also one twice as far behind": (
         "delta.state_lanes.lane_offsets duplicate: nisa.tensor_tensor(dst=offsets, *",

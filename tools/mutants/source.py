@@ -19,7 +19,7 @@ MODULES = tuple(
 )
 """The modules that are mutated; precision.py serves the references only, the ladder has tests of its own."""
 
-WITH_METHODS = ("cache.", "delta.")
+WITH_METHODS = ("cache.", "delta.", "recurrent.")
 """The packages of modules whose methods are mutated as functions are."""
 
 Path_ = tuple[str | int, ...]
@@ -130,7 +130,7 @@ def _at(node: ast.AST, place: ast.AST) -> ast.AST:
 def kernels(module: str) -> Iterator[tuple[ast.FunctionDef, Path_]]:
     """Yield the functions of a module that issue instructions or lead to them, with their paths.
 
-    Methods count where classes are the module's subject: those of caches and of the gated delta rule.
+    Methods count where classes are the module's subject: those of caches and of recurrent kernels.
     """
     for number, node in enumerate(tree(module).body):
         if isinstance(node, ast.FunctionDef):

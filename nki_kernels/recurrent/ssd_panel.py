@@ -11,8 +11,8 @@ import nki.language as nl
 
 from nki_kernels.projection.normalised_rows import on_every_row
 from nki_kernels.recurrent.slots import column
+from nki_kernels.recurrent.ssd_chunk import load_aside
 from nki_kernels.recurrent.ssd_heads import by_head, exponential, filled, in_heads
-from nki_kernels.recurrent.ssd_shared import load_aside
 from nki_kernels.recurrent.ssd_times import decay_rates, time_steps
 from nki_kernels.tiles import BANK, PARTITIONS, load, ranges
 
@@ -32,9 +32,8 @@ def panels(sizes, most):
 class Sequences(nl.NKIObject):
     """Up to 32 sequences: what all panels of their states need."""
 
-    def __init__(self, inputs, counts, group, sizes):
+    def __init__(self, inputs, group, sizes):
         self.inputs = inputs
-        self.counts = counts
         self.group = group
         self.count = group[1] - group[0]
         self.sizes = sizes
@@ -52,7 +51,7 @@ class Sequences(nl.NKIObject):
         rows = load(
             inputs.steps[start:end, sizes.steps_first : sizes.steps_first + sizes.local_heads], u.dtype
         )
-        count = column(self.counts, start, end)
+        count = column(inputs.table.counts, start, end)
         self.weights = load(u[start:end, sizes.inner :], u.dtype)
         bias = on_every_row(inputs.dt_bias[:, heads], self.count, nl.float32, 0.0)
         times = time_steps(rows, bias, sizes.dt_limits)
