@@ -72,14 +72,16 @@ class _Round:
     def _members(self, leader: Op, alike: Iterable[Op]) -> list[Op]:
         """An operation and those behind it that step on from it evenly."""
         size = views.count(leader.writes[0].shape)
-        members = [leader]
+        members, steps = [leader], _Steps(leader)
         for op in islice(alike, 1, _LOOKED_AT):
             if (len(members) + 1) * size > _MOST_ELEMENTS:
                 break
             if id(op) in self._gone:
                 continue
-            if self._steps(members, op) and self._may_come_early(op, self._places[id(leader)]):
+            step = steps.to(op)
+            if step is not None and self._may_come_early(op, self._places[id(leader)]):
                 members.append(op)
+                steps.take(op, step)
             elif len(members) > 1:
                 break
         return members
@@ -100,34 +102,6 @@ class _Round:
             ):
                 return False
         return True
-
-    def _steps(self, members: Sequence[Op], op: Op) -> bool:
-        """Whether an operation continues the steps of some operands from member to member."""
-        separate: dict[int, int] = {}
-        for slot, view in enumerate(_views(op)):
-            own = [_views(member)[slot] for member in members]
-            if not _same_layout(own[0], view):
-                return False
-            if _is_one(view.value, own[0].value):
-                step = view.offset - own[-1].offset
-                if len(own) > 1 and not _is_one(own[-1].value, own[0].value):
-                    return False
-                if len(own) > 1 and step != own[1].offset - own[0].offset:
-                    return False
-                if step <= 0 and slot == 0:
-                    return False
-                if step < 0 or not _may_step(op, slot, step):
-                    return False
-                continue
-            values = [each.value for each in own]
-            if view.offset != own[0].offset or any(each is view.value for each in values):
-                return False
-            if len(set(map(id, values))) != len(values) or not _may_be_parts(view.value, own):
-                return False
-            # A value that stands in two operands of one member has to be the same part for both.
-            if separate.setdefault(id(view.value), id(own[0].value)) != id(own[0].value):
-                return False
-        return len(set(separate.values())) == len(separate)
 
     def _replace(self, members: Sequence[Op]) -> None:
         """Let the first member do the work of all."""
@@ -157,6 +131,50 @@ class _Round:
         whole = self._builder.value(ValueKind.buffer, (len(values), *values[0].shape), values[0].dtype)
         for number, value in enumerate(values):
             self._def_use.move(value, whole, number * size)
+
+
+class _Steps:
+    """How the operands of members lie behind each other: a step apart in one value, or at one place of separate ones.
+
+    Members are operations of one kind: the operands of a slot have the same shape, strides, dtype and kind of value.
+    """
+
+    def __init__(self, leader: Op) -> None:
+        self._count = 1
+        self._first = self._last = _views(leader)
+        self._steps: Sequence[int | None] | None = None
+        self._parts = [{id(view.value)} for view in self._first]
+
+    def to(self, op: Op) -> Sequence[int | None] | None:
+        """The step of each operand from the last member to an operation, None of a separate value; None if uneven."""
+        steps: list[int | None] = []
+        separate: dict[int, int] = {}
+        for slot, (view, first) in enumerate(zip(_views(op), self._first)):
+            value, whole = view.value, first.value
+            if _is_one(value, whole):
+                step = view.offset - self._last[slot].offset
+                if step < 0 or (step == 0 and slot == 0) or not _may_step(op, slot, step):
+                    return None
+                steps.append(step)
+            else:
+                if view.offset != first.offset or id(value) in self._parts[slot]:
+                    return None
+                if not _may_be_parts(value, whole, self._count + 1):
+                    return None
+                # A value that stands in two operands of one member has to be the same part for both.
+                if separate.setdefault(id(value), id(whole)) != id(whole):
+                    return None
+                steps.append(None)
+            if self._steps is not None and steps[-1] != self._steps[slot]:
+                return None
+        return steps if len(set(separate.values())) == len(separate) else None
+
+    def take(self, op: Op, steps: Sequence[int | None]) -> None:
+        """Let an operation be the last member, which lies these steps behind the one before."""
+        self._count += 1
+        self._last, self._steps = _views(op), steps
+        for parts, view in zip(self._parts, self._last):
+            parts.add(id(view.value))
 
 
 def _stores(ops: Sequence[Op]) -> dict[int, list[int]]:
@@ -196,10 +214,6 @@ def _views(op: Op) -> tuple[View, ...]:
     return (*op.writes, *op.reads)
 
 
-def _same_layout(first: View, second: View) -> bool:
-    return first.shape == second.shape and first.strides == second.strides
-
-
 def _may_step(op: Op, slot: int, step: int) -> bool:
     """Whether an operand may step: what is gathered from is one tensor, and a sum's order of elements stays."""
     view = _views(op)[slot]
@@ -217,12 +231,11 @@ def _is_one(first: Value, second: Value) -> bool:
     return first is second or (first.storage is not None and first.storage is second.storage)
 
 
-def _may_be_parts(value: Value, others: Sequence[View]) -> bool:
-    """Whether a value and those of other members may become parts of one."""
-    first = others[0].value
+def _may_be_parts(value: Value, first: Value, count: int) -> bool:
+    """Whether a value and that of the first member may become two of `count` parts of one."""
     are_buffers = value.kind is ValueKind.buffer and first.kind is ValueKind.buffer
     alike = value.shape == first.shape and value.dtype == first.dtype
-    return are_buffers and alike and value.size * (len(others) + 1) <= _MOST_ELEMENTS
+    return are_buffers and alike and value.size * count <= _MOST_ELEMENTS
 
 
 def _overlap(first: View, second: View) -> bool:
