@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +13,16 @@ import simulate
 
 simulate.install()  # any test file can be run alone, also one that imports `nki` before anything of ours
 
+gc.disable()  # modules and thousands of collected tests are no garbage, and would be searched again and again
+
 STORIES260K = "NKW_STORIES260K"
 _OURS = ("NKI_", "NKW_", "NEURON_")
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage of tests alone from now on."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
