@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -101,8 +101,7 @@ def open_checkpoint(folder: Path | str, config: ModelConfig) -> Checkpoint:
     if prefix and not any(name.startswith(prefix) for name in tensors):
         heads = {name for name in shapes if not name.startswith(prefix)} | set(decoder.unread)
         tensors = {name if name in heads else prefix + name: tensor for name, tensor in tensors.items()}
-    for stack, parts in decoder.stacks.items():
-        _divide_stack(source, tensors, stack, parts, others=decoder.stacks)
+    _divide_stacks(source, tensors, decoder.stacks)
     weights = _quantised_weights(source, tensors, decoder, config)
     for name, shape in shapes.items():
         weight = weights.get(name, tensors.get(name))
@@ -140,25 +139,26 @@ def _quantised_weights(
     return weights
 
 
-def _divide_stack(
-    source: Path, tensors: dict[str, np.ndarray], stack: str, parts: Sequence[str], others: Container[str]
-) -> None:
-    """Replace a stack by its parts: a tensor [parts, ...] of its name, and those of a format, named behind it.
-
-    others are the names of all stacks, which a format's tensors do not have.
-    """
-    names = [
-        name for name in tensors if name == stack or (name.startswith(f"{stack}_") and name not in others)
-    ]
-    if not names:
-        raise _error(f"{source}: tensor {stack} is missing")
-    for name in names:
-        tensor = tensors.pop(name)
-        if tensor.shape[:1] != (len(parts),):
-            asked = f"config.json asks for {len(parts)} experts"
-            raise _error(f"{source}: {name} has shape {tensor.shape}; {asked}")
-        suffix = name.removeprefix(stack)
-        tensors |= {part + suffix: tensor[index] for index, part in enumerate(parts)}
+def _divide_stacks(source: Path, tensors: dict[str, np.ndarray], stacks: Mapping[str, Sequence[str]]) -> None:
+    """Replace every stack by its parts: a tensor [parts, ...] of its name, and those of a format, named behind it."""
+    stack_tensors: dict[str, list[str]] = {stack: [] for stack in stacks}
+    for name in tensors:
+        ends = (len(name), *(match.start() for match in re.finditer("_", name)))
+        stack = next((name[:end] for end in ends if name[:end] in stacks), None)
+        if stack is not None:
+            stack_tensors[stack].append(name)
+    for stack, names in stack_tensors.items():
+        if not names:
+            raise _error(f"{source}: tensor {stack} is missing")
+        parts = stacks[stack]
+        for name in names:
+            tensor = tensors.pop(name)
+            if tensor.shape[:1] != (len(parts),):
+                raise _error(
+                    f"{source}: {name} has shape {tensor.shape}; config.json asks for {len(parts)} experts"
+                )
+            suffix = name.removeprefix(stack)
+            tensors |= {part + suffix: tensor[index] for index, part in enumerate(parts)}
 
 
 def _shards(index: Path, maps: dict[Path, mmap.mmap]) -> dict[str, np.ndarray]:

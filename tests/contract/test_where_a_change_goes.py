@@ -18,6 +18,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+FORMAT_PAGE = (ROOT / "docs/weight-formats.md").read_text(encoding="utf-8")
 ROWS = dict(re.findall(r"^\| (a\w? [\w -]+?) \| (.+) \|$", CONTRIBUTING, re.MULTILINE))
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "dist")
 
@@ -364,65 +365,13 @@ def test_its_kernels_generate_what_its_reference_does(tmp_path, byte_tokenizer, 
     )
 
 
+_FORMAT = "model/formats/toy_int8.py"
+_FORMAT_TEST = "tests/model/test_toy_int8.py"
 WEIGHT_FORMAT = Addition(
     "toy_int8",
     {
-        "model/formats/toy_int8.py": '''"""Integers of eight bits with a scale for each output channel."""
-
-from __future__ import annotations
-
-from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
-
-import numpy as np
-
-from model.errors import ModelError
-from model.formats.format import ELEMENTS, SCALES, ConfigFields, Format, QuantisedWeight, Shape, TensorSpec
-
-INT8 = np.dtype(np.int8)
-
-
-@dataclass(frozen=True)
-class ToyInt8(Format):
-    """Element [i, j] stands for element * scale[i]."""
-
-    @property
-    def name(self) -> str:
-        """toy_int8."""
-        return "toy_int8"
-
-    @classmethod
-    def from_config(cls, quantization_config: ConfigFields) -> ToyInt8:
-        """Return the format; it has no parameters."""
-        return cls()
-
-    def describe_tensors(self, shape: Shape) -> dict[str, TensorSpec]:
-        """Return the elements [out, in] and their scales [out, 1]."""
-        scales = TensorSpec((shape[0], 1), np.dtype(np.float32), (1, shape[1]))
-        return {ELEMENTS: TensorSpec(shape, INT8), SCALES: scales}
-
-    def from_checkpoint(
-        self, name: str, tensors: MutableMapping[str, np.ndarray], shape: Shape, dtype: np.dtype
-    ) -> QuantisedWeight | None:
-        """Take the elements and the scales of a weight."""
-        elements = tensors.get(name)
-        if elements is None or elements.dtype != INT8 or elements.shape != shape:
-            return None
-        if f"{name}_scale" not in tensors:
-            raise ModelError(f"tensor {name}_scale is missing")
-        stored = {ELEMENTS: tensors.pop(name), SCALES: tensors.pop(f"{name}_scale")}
-        return QuantisedWeight.from_tensors(self, stored, shape, dtype)
-
-    def widen(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return each element times the scale of its channel."""
-        return tensors[ELEMENTS].astype(np.float32) * tensors[SCALES]
-
-    def pack(self, array: np.ndarray) -> dict[str, np.ndarray]:
-        """Return elements whose largest magnitude in each channel is 127."""
-        scales = np.abs(array).max(axis=1, keepdims=True) / np.float32(127)
-        return {ELEMENTS: np.rint(array / scales).astype(INT8), SCALES: scales}
-''',
-        "tests/model/test_toy_int8.py": '''"""A model with such weights generates the tokens of its widened weights."""
+        _FORMAT: re.findall(r"```python\n(.*?)```", FORMAT_PAGE, re.DOTALL)[0],
+        _FORMAT_TEST: '''"""A model with such weights generates the tokens of its widened weights."""
 
 from __future__ import annotations
 
@@ -478,8 +427,6 @@ def test_it_generates_the_tokens_of_its_widened_weights(
     },
 )
 
-_FORMAT = "model/formats/toy_int8.py"
-_FORMAT_TEST = "tests/model/test_toy_int8.py"
 READ_BY_KERNELS = replace(
     WEIGHT_FORMAT,
     files={
