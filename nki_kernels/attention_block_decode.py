@@ -128,7 +128,7 @@ def attention_block_decode(
         own_cache = cache.of_share(share)
         own_sizes, own_step = sizes_of_share(sizes, share, own_cache), step.of_share(share, sizes)
         tokens = expect_tokens(own_sizes, own_step)
-    q, k, v = qkv_projection(x, norm_weight, w_qkv, eps, q_size, kv_size)
+    q, k, v = qkv_projection(x, w_qkv, q_size, kv_size, norm_weight, eps)
     # Each core projects half of the columns; the barriers run beside each other.
     wait_for_other_core(nl.num_programs(), q, nisa.engine.scalar)
     wait_for_other_core(nl.num_programs(), k, nisa.engine.tensor)
@@ -210,7 +210,7 @@ def attention_block_decode_reference(
     v_scale: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The three references one after another; of one rank."""
-    q, k, v = qkv_projection_reference(x, norm_weight, w_qkv, eps, q_size, kv_size)
+    q, k, v = qkv_projection_reference(x, w_qkv, q_size, kv_size, norm_weight, eps)
     turned = (cos, sin, q_norm, k_norm, eps)
     options = (slots, block_tables, window, softcap, sinks, rope_positions)
     o, k_cache, v_cache = attention_decode_reference(

@@ -13,7 +13,7 @@ Arguments
     k_norm, replica_group, slots, block_tables, window, softcap, sinks, rope_positions, k_scale,
     v_scale          as in attention_block_decode
     mlp_norm_weight  [1, H] @ HBM, of the RMSNorm before the feed-forward block, whose eps is the same
-    w_gate, w_up, w_down, activation, b_gate, b_up, b_down   as in mlp
+    w_up, w_down, w_gate, activation, b_gate, b_up, b_down   as in mlp
     returns y        [T, H] @ HBM, x's dtype, the same on every rank, and the two caches
 
 Layout and tiling
@@ -73,9 +73,9 @@ def decoder_layer_decode(
     scale,
     w_o,
     mlp_norm_weight,
-    w_gate,
     w_up,
     w_down,
+    w_gate=None,
     num_kv_heads=None,
     cos=None,
     sin=None,
@@ -132,10 +132,10 @@ def decoder_layer_decode(
         )
         y = mlp(
             between,
-            mlp_norm_weight,
-            w_gate,
             w_up,
             w_down,
+            w_gate,
+            mlp_norm_weight,
             eps,
             replica_group,
             activation,
@@ -174,9 +174,9 @@ def decoder_layer_decode_reference(
     scale: float,
     w_o: np.ndarray,
     mlp_norm_weight: np.ndarray,
-    w_gate: np.ndarray | None,
     w_up: np.ndarray,
     w_down: np.ndarray,
+    w_gate: np.ndarray | None = None,
     num_kv_heads: int | None = None,
     cos: np.ndarray | None = None,
     sin: np.ndarray | None = None,
@@ -203,6 +203,6 @@ def decoder_layer_decode_reference(
     between, k_cache, v_cache = attention_block_decode_reference(
         *attended, *tables, None, *options, k_scale=k_scale, v_scale=v_scale
     )
-    weights = (mlp_norm_weight, w_gate, w_up, w_down)
+    weights = (w_up, w_down, w_gate, mlp_norm_weight)
     y = mlp_reference(between, *weights, eps, None, activation, b_gate, b_up, b_down)
     return y, k_cache, v_cache

@@ -64,12 +64,12 @@ EXAMPLES = {
     "per_layer_input": ("f32[4,256]", "bf16[256,64]", "f32[4,192]", "bf16[64,256]", "64"),
     "copy_pages": ("bf16[9,4,2,8]", "bf16[9,4,2,8]", _NUMBER, _NUMBER),
     "router": ("f32[4,256]", "f32[1,256]", "bf16[256,16]", "1e-5", "2"),
-    "experts_decode": ("x=f32[1,256]", *_EXPERTS),
-    "experts_prefill": ("x=f32[1,256]", *_EXPERTS),
+    "experts_decode": ("residual=f32[1,256]", *_EXPERTS),
+    "experts_prefill": ("residual=f32[1,256]", *_EXPERTS),
     "experts_dispatch": (
         *("n=f32[1,256]", *_CHOICE, f"first={_NUMBER}", "experts=2", "replica_group=group", "ranks=2"),
     ),
-    "experts_combine": ("results=f32[2,256]", "x=f32[1,256]", "replica_group=group", "ranks=2"),
+    "experts_combine": ("results=f32[2,256]", "residual=f32[1,256]", "replica_group=group", "ranks=2"),
     "gated_delta": ("f32[4,48]", "f32[4,18]", *_DELTA),
     "gated_delta_step": ("bf16[1,48]", "bf16[1,18]", *_DELTA),
     "causal_conv1d": (

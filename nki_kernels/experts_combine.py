@@ -1,6 +1,6 @@
 """experts_combine: what the experts of all ranks made of this rank's tokens, plus the residual.
 
-    y = x + sum over ranks s of results[r * T : (r + 1) * T] of rank s,   where r is the place of this rank
+    y = residual + sum over ranks s of results[r * T : (r + 1) * T] of rank s,   where r is the place of this rank
 
 With biases plus sum over k of weights[:, k] * b_down[e], where e = ids[:, k].
 
@@ -10,9 +10,9 @@ Dimensions
 Arguments
     results        [N * T, H] @ HBM, float32 or bfloat16: the sum of this rank's experts for the tokens of all ranks,
                    which lie as `experts_dispatch` leaves them
-    x              [T, H] @ HBM, results' dtype: the residual of this rank's tokens; or None: nothing is added
     replica_group  nki.collectives.ReplicaGroup
     ranks          compile-time int N: the length of this rank's list
+    residual       [T, H] @ HBM, results' dtype, of this rank's tokens; or None: nothing is added
     weights, ids   [T, K] @ HBM, float32 and int32: the choices of this rank's tokens, with b_down only
     b_down         [E, H] @ HBM, float32 or bfloat16: biases that no rank has added to its results; or None
     absent         compile-time bool: choices of E are experts of other ranks, of weight 0
@@ -29,7 +29,8 @@ Limits
     H up to 8192, in float32 up to 4096.
 
 Cost
-    HBM: results three times, received parts twice, x and y once. Rounding to results' dtype: y. Bound: the collective.
+    HBM: results three times, received parts twice, residual and y once. Rounding to results' dtype: y.
+    Bound: the collective.
 """
 
 from __future__ import annotations
@@ -42,22 +43,24 @@ import numpy as np
 
 from nki_kernels.experts.arguments import MAX_ROW_BYTES, Routing
 from nki_kernels.experts.weighted_sums import add_chosen_biases
-from nki_kernels.precision import widened
+from nki_kernels.precision import widened, widened_or_zero
 from nki_kernels.tiles import expect_dims, expect_hidden, load, ranges
 
 
 @nki.jit
-def experts_combine(results, x, replica_group, ranks, weights=None, ids=None, b_down=None, absent=False):
+def experts_combine(
+    results, replica_group, ranks, residual=None, weights=None, ids=None, b_down=None, absent=False
+):
     """The sum over ranks of their results of this rank's tokens, plus the residual."""
     expect_dims(2, results, "results [N * T, H]")
     tokens, hidden = results.shape[0] // ranks, results.shape[1]
     dtype = results.dtype
     expect_hidden("experts_combine", results, hidden, MAX_ROW_BYTES)
-    if x is not None:
-        expect_dims(2, x, "x [T, H]")
-        shape = (ranks * x.shape[0], x.shape[1])
-        assert results.shape == shape and dtype == x.dtype, (
-            f"results are [{shape[0]}, {shape[1]}] {x.dtype}, not {results.shape} {dtype}"
+    if residual is not None:
+        expect_dims(2, residual, "residual [T, H]")
+        shape = (ranks * residual.shape[0], residual.shape[1])
+        assert results.shape == shape and dtype == residual.dtype, (
+            f"results are [{shape[0]}, {shape[1]}] {residual.dtype}, not {results.shape} {dtype}"
         )
     if b_down is not None:
         assert ids.shape[0] == tokens, f"ids of {ids.shape[0]} tokens, results are of {tokens}"
@@ -71,7 +74,7 @@ def experts_combine(results, x, replica_group, ranks, weights=None, ids=None, b_
     nisa.dma_copy(dst=own, src=results)
     ncc.all_to_all(srcs=[own], dsts=[parts], replica_group=replica_group, collective_dim=0)
     for first, last in ranges(0, tokens):
-        total = None if x is None else load(x[first:last, :], nl.float32)
+        total = None if residual is None else load(residual[first:last, :], nl.float32)
         if b_down is not None:
             routing = Routing(weights[first:last, :], ids[first:last, :], absent)
             total = add_chosen_biases(total, routing, b_down)
@@ -90,9 +93,9 @@ def experts_combine(results, x, replica_group, ranks, weights=None, ids=None, b_
 
 def experts_combine_reference(
     results: list[np.ndarray],
-    x: list[np.ndarray] | list[None],
     replica_group: object,
     ranks: int,
+    residual: list[np.ndarray] | list[None] | None = None,
     weights: list[np.ndarray] | None = None,
     ids: list[np.ndarray] | None = None,
     b_down: np.ndarray | None = None,
@@ -101,11 +104,11 @@ def experts_combine_reference(
     """On every rank of one group, given the arrays of all its ranks; `b_down` is the same on each."""
     found = []
     tokens = len(results[0]) // ranks
-    for place, residual in enumerate(x):
+    for place in range(len(results)):
         own = slice(place * tokens, (place + 1) * tokens)
         total = np.sum([widened(each[own]) for each in results], axis=0)
         if residual is not None:
-            total = total + widened(residual)
+            total = total + widened_or_zero(residual[place])
         if b_down is not None and weights is not None and ids is not None:
             biases = np.concatenate([widened(b_down), np.zeros((1, b_down.shape[1]), np.float32)])
             total = total + np.einsum("tk,tkh->th", weights[place], biases[ids[place]])

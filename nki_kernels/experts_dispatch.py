@@ -13,10 +13,10 @@ Arguments
     n              [T, H] @ HBM, float32 or bfloat16: this rank's rows, as `router` returns them
     weights        [T, K] @ HBM, float32
     ids            [T, K] @ HBM, int32: numbers among the experts of all ranks
-    first          [1, 1] @ HBM, int32: the number of this rank's first expert; or None: choices stay as they are
     experts        compile-time int: experts of each rank; without `first` nothing depends on it
     replica_group  nki.collectives.ReplicaGroup
     ranks          compile-time int N: the length of this rank's list
+    first          [1, 1] @ HBM, int32: the number of this rank's first expert; or None: choices stay as they are
     returns rows   [N * T, H] @ HBM, n's dtype
             own_weights, own_ids  [N * T, K] @ HBM, float32 and int32
 
@@ -47,7 +47,7 @@ from nki_kernels.tiles import PARTITIONS, cast, expect_dims, load, load_repeated
 
 
 @nki.jit
-def experts_dispatch(n, weights, ids, first, experts, replica_group, ranks):
+def experts_dispatch(n, weights, ids, experts, replica_group, ranks, first=None):
     """The rows of all ranks, and the weights and numbers of those choices that are this rank's experts."""
     expect_dims(2, n, "n [T, H]")
     expect_dims(2, ids, "ids [T, K]")
@@ -119,15 +119,15 @@ def experts_dispatch_reference(
     n: list[np.ndarray],
     weights: list[np.ndarray],
     ids: list[np.ndarray],
-    first: list[np.ndarray] | list[None],
     experts: int,
     replica_group: object,
     ranks: int,
+    first: list[np.ndarray] | list[None] | None = None,
 ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """On every rank of one group, given the arrays of all its ranks."""
     rows, every_weight, every_id = (np.concatenate(each) for each in (n, weights, ids))
     results = []
-    for own in first:
+    for own in first or [None] * len(n):
         if own is None:
             results.append((rows, every_weight, every_id))
             continue

@@ -1,6 +1,6 @@
 """experts_prefill: the experts that each token of a prompt passes, weighted, with the residual, summed over ranks.
 
-    y = x + sum over ranks of sum over k of weights[:, k] * (g(n @ w_gate[e]) * (n @ w_up[e])) @ w_down[e]
+    y = residual + sum over ranks of sum over k of weights[:, k] * (g(n @ w_gate[e]) * (n @ w_up[e])) @ w_down[e]
 
 where e = ids[:, k], with biases where they are given. Rows and choices are those that `router` returns. Any number of
 tokens may choose an expert, none or all of them: none is dropped.
@@ -34,8 +34,8 @@ Limits
     H up to 8192, in float32 up to 4096; E up to 512; rows of all blocks below 2^24.
 
 Cost
-    HBM: the weights of an expert once for each block, n once for each row of a block, x and y once, the results of
-    blocks written once and read once where a token chose them. Over ranks: one all-reduce of y's size in n's dtype.
+    HBM: the weights of an expert once for each block, n once for each row of a block, residual and y once, the results
+    of blocks written once and read once where a token chose them. Over ranks: one all-reduce of y's size in n's dtype.
     Rounding to n's dtype: the intermediate, the result of each expert, over ranks the partial sum and the sum, and y.
     Bound: the Tensor engine or HBM, whichever takes longer for a block. Predicted on trn2 in bfloat16 for T = 2048 and
     balanced choices, of the floor, in the slower reading:
@@ -98,13 +98,13 @@ MOST_ROWS = 2**24
 
 @nki.jit
 def experts_prefill(
-    x,
     n,
     weights,
     ids,
     w_gate,
     w_up,
     w_down,
+    residual=None,
     replica_group=None,
     activation="silu",
     b_gate=None,
@@ -115,7 +115,7 @@ def experts_prefill(
     """Compute the weighted sum of the experts of each token, plus the residual."""
     experts = expert_weights(w_gate, w_up, w_down, b_gate, b_up, b_down)
     routing = Routing(weights, ids, absent)
-    check_arguments(x, n, routing, experts)
+    check_arguments(residual, n, routing, experts)
     tokens, hidden = n.shape
     count, inner = w_gate.shape[0], w_gate.shape[2]
     choices_total = tokens * min(ids.shape[1], count)
@@ -152,7 +152,7 @@ def experts_prefill(
     # What the first blocks do not need is found while they are computed.
     static = len(block_experts)
     run_blocks(row_blocks, pipeline, 0, 1)
-    sums = TokenSums(y, x, routing, load_biases(b_down, n.dtype), replica_group, [])
+    sums = TokenSums(y, residual, routing, load_biases(b_down, n.dtype), replica_group, [])
     for first, end in ranges(0, tokens)[0 : tiles_ahead(hidden)]:
         prepare_tile(sums, first, end)
     initial = add_terms(sums.prepared[0].terms)
@@ -242,13 +242,13 @@ def sum_results(sums, results, rows, initial):
 
 
 def experts_prefill_reference(
-    x: np.ndarray | None,
     n: np.ndarray,
     weights: np.ndarray,
     ids: np.ndarray,
     w_gate: np.ndarray,
     w_up: np.ndarray,
     w_down: np.ndarray,
+    residual: np.ndarray | None = None,
     replica_group: object = None,
     activation: str = "silu",
     b_gate: np.ndarray | None = None,
@@ -259,4 +259,4 @@ def experts_prefill_reference(
     """Compute y token by token in float32; for several ranks pass the intermediate columns of all of them."""
     routing = Routing(weights, ids, absent)
     experts = expert_weights(w_gate, w_up, w_down, b_gate, b_up, b_down)
-    return experts_reference(x, n, routing, experts, activation)
+    return experts_reference(residual, n, routing, experts, activation)

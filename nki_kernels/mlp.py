@@ -11,9 +11,10 @@ Dimensions
 
 Arguments
     x                [T, H] @ HBM, float32 or bfloat16, the same on every rank; cut over ranks this rank's T/N rows
-    norm_weight      [1, H] @ HBM, float32 or bfloat16, or None; norm_bias the same
-    w_gate, w_up     [H, F] @ HBM, float32 or bfloat16: this rank's columns; read in x's dtype; w_gate may be None
+    w_up             [H, F] @ HBM, float32 or bfloat16: this rank's columns; read in x's dtype
     w_down           [F, H] @ HBM, float32 or bfloat16: this rank's rows; read in x's dtype
+    w_gate           [H, F] @ HBM, float32 or bfloat16, as w_up; or None
+    norm_weight      [1, H] @ HBM, float32 or bfloat16, or None; norm_bias the same
     eps, norm_offset compile-time floats
     replica_group    nki.collectives.ReplicaGroup, or None for one rank
     activation       "silu", "gelu" (by the error function), "gelu_tanh" or "relu"
@@ -100,11 +101,11 @@ FEW_ROWS_SUMS_IN_FLIGHT = 8
 @nki.jit
 def mlp(
     x,
-    norm_weight,
-    w_gate,
     w_up,
     w_down,
-    eps,
+    w_gate=None,
+    norm_weight=None,
+    eps=0.0,
     replica_group=None,
     activation="silu",
     b_gate=None,
@@ -272,11 +273,11 @@ def activation_function(name):
 
 def mlp_reference(
     x: np.ndarray,
-    norm_weight: np.ndarray | None,
-    w_gate: np.ndarray | None,
     w_up: np.ndarray,
     w_down: np.ndarray,
-    eps: float,
+    w_gate: np.ndarray | None = None,
+    norm_weight: np.ndarray | None = None,
+    eps: float = 0.0,
     replica_group: object = None,
     activation: str = "silu",
     b_gate: np.ndarray | None = None,

@@ -94,7 +94,7 @@ GATED_COLUMNS = 2048
 
 
 @nki.jit
-def output_projection(o, w_o, residual, replica_group=None, bias=None, sequence_ranks=1, gate=None):
+def output_projection(o, w_o, residual=None, replica_group=None, bias=None, sequence_ranks=1, gate=None):
     """The residual, if any, plus the sum over ranks of o @ w_o."""
     expect_dims(2, o, "o [T, K]")
     expect_dims(2, w_o, "w_o [K, H]")
@@ -208,7 +208,7 @@ def transposed_group(tiles):
 def output_projection_reference(
     o: np.ndarray,
     w_o: np.ndarray,
-    residual: np.ndarray | None,
+    residual: np.ndarray | None = None,
     replica_group: object = None,
     bias: np.ndarray | None = None,
     sequence_ranks: int = 1,

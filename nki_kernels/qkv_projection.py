@@ -11,11 +11,11 @@ Dimensions
 
 Arguments
     x            [T, H] @ HBM, float32 or bfloat16
-    norm_weight  [1, H] @ HBM, float32 or bfloat16, or None
     w_qkv        [H, Q + 2 KV + G] @ HBM, float32 or bfloat16; read in x's dtype
-    eps          compile-time float, of all norms
     q_size       compile-time int, Q
     kv_size      compile-time int, KV; 0 in a layer that reads the keys and values of another one
+    norm_weight  [1, H] @ HBM, float32 or bfloat16, or None
+    eps          compile-time float, of all norms
     bias         [1, Q + 2 KV + G] @ HBM, float32 or bfloat16, or None
     positions    [T, 1] @ HBM, int32, 0 <= position < S; with cos and sin
     cos, sin     [S, R/2] @ HBM, float32, or None
@@ -90,11 +90,11 @@ LEAST_OWN_ROWS = 16
 @nki.jit
 def qkv_projection(
     x,
-    norm_weight,
     w_qkv,
-    eps,
     q_size,
-    kv_size,
+    kv_size=0,
+    norm_weight=None,
+    eps=0.0,
     bias=None,
     positions=None,
     cos=None,
@@ -254,11 +254,11 @@ def store_columns(output, output_column, row, tile, tile_column):
 
 def qkv_projection_reference(
     x: np.ndarray,
-    norm_weight: np.ndarray | None,
     w_qkv: np.ndarray,
-    eps: float,
     q_size: int,
-    kv_size: int,
+    kv_size: int = 0,
+    norm_weight: np.ndarray | None = None,
+    eps: float = 0.0,
     bias: np.ndarray | None = None,
     positions: np.ndarray | None = None,
     cos: np.ndarray | None = None,

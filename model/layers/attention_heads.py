@@ -166,9 +166,7 @@ class AttentionHeads:
         first = self.norm or next(iter(self.head_norms), None)
         arguments: dict[str, Argument] = {
             "x": x,
-            "norm_weight": None if self.norm is None else self.norm.weight.value(step),
             "w_qkv": w_qkv,
-            "eps": 0.0 if first is None else first.eps,
             "q_size": q.shape[1],
             "kv_size": 0 if self.owner else k.shape[1],
             "bias": value_of(self.b_qkv, step),
@@ -177,8 +175,10 @@ class AttentionHeads:
             "v_norm": self.heads.value_norm,
             **gathered_rows(step),
         }
+        if self.norm is not None:
+            arguments["norm_weight"] = self.norm.weight.value(step)
         if first is not None:
-            arguments["norm_offset"] = first.offset
+            arguments |= {"eps": first.eps, "norm_offset": first.offset}
         if not self._whole_norms:
             arguments |= self._head_norm_arguments(step)
             if self.heads.positions is not None:

@@ -134,7 +134,6 @@ class CrossAttention:
             "w_qkv": weight,
             "eps": norm.eps,
             "q_size": weight.shape[1],
-            "kv_size": 0,
             "bias": value_of(self._bias(letter), step),
             "norm_bias": bias_of(norm, step),
         }

@@ -233,9 +233,9 @@ class RoutedExperts(Stateless):
             before.append(Launch("experts_dispatch", dispatched, names, work, step.own_rows, label))
             combined: dict[str, Argument] = {
                 "results": results,
-                "x": residual,
                 "replica_group": axis,
                 "ranks": ranks,
+                "residual": residual,
             }
             if axis is Axis.tensor and down is not None:  # each rank would add them to its part of the sum
                 combined |= {
@@ -255,19 +255,18 @@ class RoutedExperts(Stateless):
         divided, cut = step.expert_ranks > 1, step.sequence_ranks > 1
         name = "whole_" if cut else "all_" if divided else ""
         chosen = self._chosen_rows(step, rows, name)
-        x = None if name else Value("x", chosen[0].shape, step.activations)
         matrices = [weight.value(step) for weight in self._matrices]
         w_gate, w_up, w_down = matrices
         b_gate, b_up, b_down = (value_of(bias, step) for bias in self._biases)
         given_rows, weights, ids = chosen
         arguments: dict[str, Argument] = {
-            "x": x,
             "n": given_rows,
             "weights": weights,
             "ids": ids,
             "w_gate": w_gate,
             "w_up": w_up,
             "w_down": w_down,
+            "residual": None if name else Value("x", chosen[0].shape, step.activations),
             "activation": self.routing.activation,
             "b_gate": b_gate,
             "b_up": b_up,

@@ -22,11 +22,10 @@ _SHARED_PARAMETERS = ("x", "eps", "replica_group")
 """The parameters that attention and MLP have in common; a joint launch has one argument for both."""
 
 _MLP_FIXED = {
-    "norm_bias": None,
     "norm_offset": 0.0,
     "residual": True,
     "sequence_ranks": 1,
-    "row_gate": None,
+    **dict.fromkeys(("norm_bias", "row_gate")),
 }
 """The parameters of `mlp` that `decoder_layer_decode` lacks, and the argument that it computes with."""
 
@@ -55,8 +54,8 @@ def _can_join(attention: Launch, mlp: Launch) -> bool:
     if not mlp.arguments.keys() <= {*_SHARED_PARAMETERS, *_MLP_PARAMETERS, *_MLP_FIXED}:
         return False  # the joint kernel has no parameter for it, such as the scales of a quantised weight
     return (
-        mlp.arguments[_NORM] is not None
-        and all(mlp.arguments[name] == attention.arguments[name] for name in _SHARED_PARAMETERS)
+        mlp.arguments.get(_NORM) is not None
+        and all(mlp.arguments.get(name) == attention.arguments[name] for name in _SHARED_PARAMETERS)
         and all(mlp.arguments.get(name, value) == value for name, value in _MLP_FIXED.items())
     )
 

@@ -246,7 +246,6 @@ class LatentMixer:
             "w_qkv": matrix,
             "eps": norm.eps,
             "q_size": result.shape[1],
-            "kv_size": 0,
             **rotation,
         }
         if rows > source.shape[0]:

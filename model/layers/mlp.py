@@ -89,13 +89,9 @@ class FeedForward(Stateless):
         projections: dict[str, Value] = {}
         for name, weight in self._projection_weights().items():
             projections |= weight.arguments(name, step)
-        nearest_norm = self.norm or self.after
         arguments: dict[str, Argument] = {
             "x": x,
-            "norm_weight": None if self.norm is None else self.norm.weight.value(step),
-            "w_gate": None,
             **projections,
-            "eps": 0.0 if nearest_norm is None else nearest_norm.eps,
             "replica_group": Axis.tensor,
             "activation": self.activation,
             "residual": self.after is None,
@@ -103,7 +99,14 @@ class FeedForward(Stateless):
             "row_gate": value_of(self._row_gate_weight, step),
         }
         if self.norm is not None:
-            arguments |= {"norm_bias": bias_of(self.norm, step), "norm_offset": self.norm.offset}
+            arguments |= {
+                "norm_weight": self.norm.weight.value(step),
+                "norm_bias": bias_of(self.norm, step),
+                "norm_offset": self.norm.offset,
+            }
+        nearest_norm = self.norm or self.after
+        if nearest_norm is not None:
+            arguments["eps"] = nearest_norm.eps
         result = x if self.after is None else Value("mlp", x.shape, x.dtype)
         matrices = [projections[name] for name in ("w_gate", "w_up", "w_down") if name in projections]
         work = product(step.tokens, *matrices)

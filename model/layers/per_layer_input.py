@@ -70,11 +70,9 @@ class PerLayerInputs(Stateless):
         projected = Value(f"{self.name}.projected", (step.own_rows, width), step.activations)
         arguments: dict[str, Argument] = {
             "x": x,
-            "norm_weight": None,
             "w_qkv": w,
             "eps": self.norm.eps * hidden,
             "q_size": width,
-            "kv_size": 0,
             "head_dim": self.norm.size,
             "q_norm": self.norm.weight.value(step),
         }

@@ -230,7 +230,6 @@ class RecurrentBlock:
             "w_qkv": w_in,
             "eps": self.norm.eps,
             "q_size": w_in.shape[1],
-            "kv_size": 0,
             "bias": value_of(self._b_in, step),
             "norm_offset": self.norm.offset,
             **gathered_rows(step),

@@ -77,7 +77,6 @@ class SelectiveStateSpace(RecurrentBlock):
         select: dict[str, Argument] = {
             "o": u,
             "w_o": w_select,
-            "residual": None,
             "replica_group": Axis.tensor,
         }
         work, rows = product(step.tokens, w_select), step.tokens

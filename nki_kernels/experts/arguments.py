@@ -47,7 +47,7 @@ def expert_weights(w_gate, w_up, w_down, b_gate, b_up, b_down):
     return ExpertWeights(matrices[0], matrices[1], matrices[2], b_gate, b_up, b_down)
 
 
-def check_arguments(x, n, routing, experts):
+def check_arguments(residual, n, routing, experts):
     """Refuse shapes that do not fit together, and sizes beyond the limits."""
     ids, w_gate, w_down = routing.ids, experts.w_gate.elements, experts.w_down.elements
     expect_dims(2, n, "n [T, H]")
@@ -58,9 +58,9 @@ def check_arguments(x, n, routing, experts):
     most = MAX_ROW_BYTES // (4 if n.dtype == nl.float32 else 2)
     assert hidden <= most, f"experts take a hidden size of at most {most}, not {hidden}"
     assert count <= BANK, f"at most {BANK} experts are taken, not {count}"
-    if x is not None:
-        assert n.shape == x.shape and n.dtype == x.dtype, (
-            f"n is {n.shape} {n.dtype}, x is {x.shape} {x.dtype}"
+    if residual is not None:
+        assert n.shape == residual.shape and n.dtype == residual.dtype, (
+            f"n is {n.shape} {n.dtype}, residual is {residual.shape} {residual.dtype}"
         )
     assert ids.shape[0] == tokens, f"ids of {ids.shape[0]} tokens, n has {tokens}"
     assert routing.absent or ids.shape[1] <= count, f"{ids.shape[1]} of {count} experts for a token"
@@ -78,14 +78,14 @@ def check_arguments(x, n, routing, experts):
 
 
 def experts_reference(
-    x: np.ndarray | None, n: np.ndarray, routing: Routing, experts: ExpertWeights, activation: str
+    residual: np.ndarray | None, n: np.ndarray, routing: Routing, experts: ExpertWeights, activation: str
 ) -> np.ndarray:
     """Compute y token by token in float32, given numpy arrays in the records.
 
     For several ranks pass the intermediate columns of all of them: the sum over ranks is the product.
     """
     rows = widened(n)
-    y = np.zeros_like(rows) if x is None else widened(x).copy()
+    y = np.zeros_like(rows) if residual is None else widened(residual).copy()
     w_gate, w_up, w_down = experts.w_gate.elements, experts.w_up.elements, experts.w_down.elements
     for token, k in np.ndindex(*routing.ids.shape):
         expert = routing.ids[token, k]

@@ -38,13 +38,13 @@ class PreparedTile(nl.NKIObject):
 
 @dataclass
 class TokenSums(nl.NKIObject):
-    """The sums of all tokens: y [T, H] @ HBM, the residual x [T, H] @ HBM or None.
+    """The sums of all tokens: y [T, H] @ HBM, the residual [T, H] @ HBM or None.
 
     biases: a list of ExpertBiases, empty without biases. prepared: PreparedTile of the first tiles.
     """
 
     y: nl.NkiTensor
-    x: nl.NkiTensor | None
+    residual: nl.NkiTensor | None
     routing: Routing
     biases: list
     replica_group: object
@@ -60,8 +60,8 @@ def prepare_tile(sums, first, end):
     """Load what the sum of tokens first … end needs beside results."""
     weights = load(sums.routing.weights[first:end, :], nl.float32)
     terms = []
-    if sums.x is not None:
-        terms.append(load(sums.x[first:end, :], sums.y.dtype))
+    if sums.residual is not None:
+        terms.append(load(sums.residual[first:end, :], sums.y.dtype))
     if len(sums.biases) > 0:
         ids = load_indices(sums.routing.ids[first:end, :])
         terms.append(weigh_biases(weights, ids, sums.biases))

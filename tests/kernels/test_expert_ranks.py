@@ -93,7 +93,7 @@ def test_biases_are_added_once_to_the_sum_over_ranks(
         ids[::2, 1], weights[::2, 1] = 8, 0.0
     group = ReplicaGroup([[0, 1]])
     shared = dict(ranks=2, b_down=b_down, absent=absent)
-    names = ("results", "x", "weights", "ids")
+    names = ("results", "residual", "weights", "ids")
     every = [dict(zip(names, own)) for own in zip(results, x, *zip(*(each[1:] for each in choices)))]
     found = launch("experts_combine", [own | shared | {"replica_group": group} for own in every])
     for place, own in enumerate(found):
@@ -119,7 +119,9 @@ def test_the_results_of_all_ranks_are_added(ranks: int, tokens: int, dtype: Any)
     x = [normal(9 + rank, tokens, 40, dtype=dtype) for rank in range(ranks)]
     group = ReplicaGroup([list(range(ranks))])
     shared = dict(replica_group=group, ranks=ranks)
-    found = launch("experts_combine", [dict(results=own, x=rows, **shared) for own, rows in zip(results, x)])
+    found = launch(
+        "experts_combine", [dict(results=own, residual=rows, **shared) for own, rows in zip(results, x)]
+    )
     for place, own in enumerate(found):
         parts = [each[place * tokens : (place + 1) * tokens] for each in results]
         compare_all((own,), summed, (x[place], *parts))
@@ -130,13 +132,13 @@ def summed(x: np.ndarray, *parts: np.ndarray) -> np.ndarray:
     places = ([part] * len(parts) for part in parts)
     results = [np.concatenate(part) for part in places]
     return kernels.experts_combine_reference(
-        results=results, x=[x] * len(parts), replica_group=None, ranks=len(parts)
+        results=results, residual=[x] * len(parts), replica_group=None, ranks=len(parts)
     )[0]
 
 
 def whole_chain(given: dict[str, Any], kernel: str, ranks: int) -> list[np.ndarray]:
     """The tokens of all ranks, each of which has as many of them and of the experts."""
-    x, experts = given["x"], len(given["w_up"])
+    x, experts = given["residual"], len(given["w_up"])
     tokens, each = len(x) // ranks, experts // ranks
     parts = [slice(rank * tokens, (rank + 1) * tokens) for rank in range(ranks)]
     received = dispatched([tuple(given[name][own] for name in CHOICE) for own in parts], experts)
@@ -146,14 +148,14 @@ def whole_chain(given: dict[str, Any], kernel: str, ranks: int) -> list[np.ndarr
         kernel,
         [
             given
-            | {"x": None, "absent": True}
+            | {"residual": None, "absent": True}
             | dict(zip(CHOICE, own))
             | {name: given[name][held] for name in stacks}
             for own, held in zip(received, own_experts)
         ],
     )
     shared = dict(replica_group=ReplicaGroup([list(range(ranks))]), ranks=ranks)
-    combined = [dict(results=results, x=x[own], **shared) for results, own in zip(computed, parts)]
+    combined = [dict(results=results, residual=x[own], **shared) for results, own in zip(computed, parts)]
     return launch("experts_combine", combined)
 
 
@@ -216,7 +218,7 @@ def combine(tokens: int = 5, hidden: int = 24, dtype: Any = F32, biases: bool = 
     if biases:
         _, weights, ids = choices_of(1, tokens, 8)[0]
         beside = dict(weights=weights, ids=ids, b_down=normal(2, 8, hidden))
-    own = dict(results=rows, x=rows.copy(), replica_group=ONE, ranks=1)
+    own = dict(results=rows, residual=rows.copy(), replica_group=ONE, ranks=1)
     return in_order(kernels.experts_combine, **own, **beside)
 
 

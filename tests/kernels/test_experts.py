@@ -48,7 +48,7 @@ def arguments(
         ids = np.stack([rng.permutation(experts)[:top_k] for _ in range(tokens)])
     return in_order(
         kernels.experts_decode,
-        x=normal(1, tokens, hidden, dtype=dtype),
+        residual=normal(1, tokens, hidden, dtype=dtype),
         n=normal(2, tokens, hidden, dtype=dtype),
         weights=rng.random((tokens, top_k)).astype(np.float32),
         ids=ids.astype(np.int32),
@@ -96,7 +96,7 @@ BOTH_VALUES = [
 ]
 REFUSALS = [
     refuse("n is (4, 24)", n=normal(1, 4, 24)),
-    refuse("n is (5, 24) bfloat16, x is (5, 24) float32", n=normal(1, 5, 24, dtype=BF16)),
+    refuse("n is (5, 24) bfloat16, residual is (5, 24) float32", n=normal(1, 5, 24, dtype=BF16)),
     refuse("weights are (5, 3), ids are (5, 2)", weights=normal(1, 5, 3)),
     refuse("ids of 4 tokens, n has 5", ids=np.zeros((4, 2), np.int32)),
     refuse("w_gate and w_up are (6, 24, 10), not (6, 24, 11)", w_up=normal(1, 6, 24, 11)),

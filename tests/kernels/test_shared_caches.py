@@ -155,9 +155,10 @@ def test_a_step_over_ranks_that_divide_positions(block: int) -> None:
 @pytest.mark.parametrize("tokens", [5, 131])
 def test_queries_are_projected_alone(target: str, dtype: Any, tokens: int) -> None:
     whole = projected(tokens, 300, rotated=16, dtype=dtype, q_norm=True, bias=True, norm_offset=1.0)
-    x, norm, w_qkv, eps, q_size, _, bias, *rest = whole
-    given = x, norm, w_qkv[:, :q_size].copy(), eps, q_size, 0, bias[:, :q_size].copy(), *rest
-    check(*PROJECTION, given, target)
+    given = named(kernels.qkv_projection, whole)
+    for name in ("w_qkv", "bias"):
+        given[name] = given[name][:, : given["q_size"]].copy()
+    check(*PROJECTION, in_order(kernels.qkv_projection, **given | {"kv_size": 0}), target)
 
 
 @pytest.mark.parametrize("target", TARGETS)

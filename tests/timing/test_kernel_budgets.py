@@ -323,7 +323,7 @@ def router(tokens: int, hidden: int, experts: int, top: int, predicted_us: float
 def of_experts(tokens: int, hidden: int, experts: int, inner: int, top: int) -> tuple[Any, ...]:
     return in_order(
         kernels.experts_decode,
-        x=narrow(tokens, hidden),
+        residual=narrow(tokens, hidden),
         n=narrow(tokens, hidden),
         weights=wide(tokens, top),
         ids=np.zeros((tokens, top), np.int32),
@@ -339,7 +339,7 @@ def experts_decode(
     """The weights of a token's choices are read onto every partition where each choice has its own product."""
     few = tokens * top <= experts
     times = min(1, tokens * top / experts)
-    reads: dict[str, float] = {"x": 1, "n": 1, "ids": 1, "weights": 128 if few else 1}
+    reads: dict[str, float] = {"residual": 1, "n": 1, "ids": 1, "weights": 128 if few else 1}
     reads |= dict.fromkeys(("w_gate", "w_up", "w_down"), times)
     arguments = of_experts(tokens, hidden, experts, inner, top)
     return Work(kernels.experts_decode, arguments, reads, tokens * hidden * 2, predicted_us)
@@ -355,7 +355,7 @@ def experts_prefill(
     layout = plan_blocks(tokens * top, experts, hidden, inner, 2, True)
     size = layout.rows
     count = block_total(layout) - (layout.dealt if has_loop(layout) else 0)
-    reads: dict[str, float] = {"x": 1, "ids": 1, "weights": 1, "n": count * size / tokens}
+    reads: dict[str, float] = {"residual": 1, "ids": 1, "weights": 1, "n": count * size / tokens}
     reads |= dict.fromkeys(("w_gate", "w_up", "w_down"), count / experts)
     order = 4 * (2 * count * size + tokens * top)
     if has_loop(layout):
@@ -407,17 +407,18 @@ def experts_dispatch(tokens: int, hidden: int, top: int, ranks: int, predicted_u
     """All is copied before it meets and after; the first expert's number is read onto every partition."""
     given = narrow(tokens, hidden), wide(tokens, top), np.zeros((tokens, top), np.int32)
     size = sum(each.nbytes for each in given)
-    arguments = (*given, np.zeros((1, 1), np.int32), 8, group(ranks), ranks)
+    arguments = (*given, 8, group(ranks), ranks, np.zeros((1, 1), np.int32))
     reads = {"n": 1, "weights": 1, "ids": 1, "first": 128}
     return Work(kernels.experts_dispatch, arguments, reads, (2 + 3 * ranks) * size, predicted_us, ranks)
 
 
 def experts_combine(tokens: int, hidden: int, ranks: int, predicted_us: float = 0.0) -> Work:
     """Results are copied before they meet; what is received is read once."""
-    results, x = narrow(ranks * tokens, hidden), narrow(tokens, hidden)
-    arguments = (results, x, group(ranks), ranks)
-    other = 4 * results.nbytes + x.nbytes
-    return Work(kernels.experts_combine, arguments, {"results": 1, "x": 1}, other, predicted_us, ranks)
+    results, residual = narrow(ranks * tokens, hidden), narrow(tokens, hidden)
+    arguments = (results, group(ranks), ranks, residual)
+    other = 4 * results.nbytes + residual.nbytes
+    reads = {"results": 1, "residual": 1}
+    return Work(kernels.experts_combine, arguments, reads, other, predicted_us, ranks)
 
 
 def lm_head(rows: int, hidden: int, columns: int, top: int, predicted_us: float = 0.0) -> Work:

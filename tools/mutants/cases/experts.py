@@ -65,7 +65,7 @@ def _given(
     rng = np.random.default_rng(tokens)
     rows = {"b_gate": (6, inner), "b_up": (7, inner), "b_down": (8, hidden)} if biases else {}
     return {
-        "x": normal(1, tokens, hidden, dtype=dtype),
+        "residual": normal(1, tokens, hidden, dtype=dtype),
         "n": normal(2, tokens, hidden, dtype=dtype, scale=3.0),
         "weights": rng.random((tokens, top_k)).astype(np.float32),
         "ids": np.stack([rng.permutation(count)[:top_k] for _ in range(tokens)]).astype(np.int32),
@@ -147,12 +147,12 @@ def _absent(kernel: str, target: str, *sizes: int, residual: bool, biases: bool)
     ids = np.stack([rng.permutation(count + 3)[:top_k] for _ in range(tokens)])
     given["weights"] = np.where(ids < count, given["weights"], 0).astype(np.float32)
     given |= {"ids": np.minimum(ids, count).astype(np.int32), "absent": True}
-    return by_name(kernel, target, given if residual else given | {"x": None})
+    return by_name(kernel, target, given if residual else given | {"residual": None})
 
 
 def _absent_gate_of_nan() -> Case:
     """The gate of the last own expert, which choices of other ranks load, is NaN: the mask drops the product."""
-    given = _given((2, 40, 4, 24, 2), np.float32, np.float32, False) | {"x": None, "absent": True}
+    given = _given((2, 40, 4, 24, 2), np.float32, np.float32, False) | {"residual": None, "absent": True}
     given["weights"] = np.array([[0.5, 0.0], [0.0, 0.25]], np.float32)
     given["ids"] = np.array([[1, 4], [4, 2]], np.int32)
     given["w_gate"][3] = np.nan
@@ -205,7 +205,7 @@ def _combined_alone(target: str, tokens: int, biases: bool, absent: bool = False
         np.where(own > 0, rng.integers(0, 5, own.shape), 5 if absent else 0).astype(np.int32)
         for own in shares
     ]
-    arrays = {"results": results, "x": [None, None]}
+    arrays = {"results": results, "residual": [None, None]}
     if not biases:
         return _between_ranks("experts_combine", target, arrays)
     arrays |= {"weights": shares, "ids": ids}
@@ -217,7 +217,7 @@ def _combined(target: str, tokens: int) -> Case:
     """Whole numbers, so that the order of sums does not matter."""
     results = [whole_numbers(rank, 2 * tokens, 40) for rank in range(2)]
     rows = [whole_numbers(2 + rank, tokens, 40) for rank in range(2)]
-    return _between_ranks("experts_combine", target, {"results": results, "x": rows})
+    return _between_ranks("experts_combine", target, {"results": results, "residual": rows})
 
 
 def _divided() -> list[Case]:
