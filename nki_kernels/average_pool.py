@@ -45,16 +45,16 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
-from nki_kernels.convolution.cells import Part, groups_of, read_together
+from nki_kernels.convolution.cells import OutputBox, count_groups, split_reads
 from nki_kernels.convolution.packing import Pack, load_packed
 from nki_kernels.convolution.pooling import (
+    allocate_result,
     groups,
-    result_of,
-    windows_of,
+    pool_windows,
     windows_reference,
 )
-from nki_kernels.convolution.products import of_box, summed
-from nki_kernels.convolution.windows import boxes, spans, stripe_sizes, tile_sizes, whole
+from nki_kernels.convolution.products import select_box, sum_taps
+from nki_kernels.convolution.windows import all_results, boxes, spans, stripe_sizes, tile_sizes
 from nki_kernels.projection.row_groups import item_bytes
 from nki_kernels.tiles import ACCUMULATOR_BANKS, PARTITIONS, ranges
 
@@ -64,54 +64,54 @@ HALF = PARTITIONS // 2
 
 @nki.jit
 def average_pool(x, window, stride=None, padding=None, count_include_pad=True):
-    """The mean of every window."""
+    """Return the mean of every window."""
     beyond = (0,) * len(window) if padding is None else padding
-    windows = windows_of("average_pool", x, window, stride, beyond)
-    y = result_of(x, windows)
-    held = [repeated_identity(x.dtype, windows.window)]
+    windows = pool_windows("average_pool", x, window, stride, beyond)
+    y = allocate_result(x, windows)
+    identities = [repeated_identity(x.dtype, windows.window)]
     shares = {}
-    for source, target, own in groups(x, y, windows):
-        pack = Pack(own, source.shape[0], 1, 1, 1)
-        pack.lay_out(own)
-        tile = tile_sizes(own, item_bytes(x.dtype))
+    for source, target, group_windows in groups(x, y, windows):
+        pack = Pack(group_windows, source.shape[0], 1, 1, 1)
+        group_windows.lay_out(pack)
+        tile = tile_sizes(group_windows, item_bytes(x.dtype))
         # The Tensor engine issues a matmul in 64 cycles, so two halves of few columns take longer than the whole.
         width = HALF if tile[0] * tile[1] * tile[2] >= PARTITIONS else PARTITIONS
-        sizes = stripe_sizes(own, tile, item_bytes(x.dtype), 1, groups_of(width))
-        stripes = boxes(whole(own), sizes)
+        sizes = stripe_sizes(group_windows, tile, item_bytes(x.dtype), 1, count_groups(width))
+        stripes = boxes(all_results(group_windows), sizes)
         images = source.permute((1, 0, 2, 3))
-        following = load_packed(images, own, stripes[0:1], pack)
+        following = load_packed(images, group_windows, stripes[0:1], pack)
         for number in range(len(stripes)):
             regions = following
             if number + 1 < len(stripes):
-                following = load_packed(images, own, stripes[number + 1 : number + 2], pack)
-            banks = banks_of(stripes[number], tile, source.shape[0], width)
+                following = load_packed(images, group_windows, stripes[number + 1 : number + 2], pack)
+            banks = plan_banks(stripes[number], tile, source.shape[0], width)
             for group, last in ranges(0, len(banks), ACCUMULATOR_BANKS):
-                sums = summed(banks[group:last], regions, own, held, pack, (width, width))
+                sums = sum_taps(banks[group:last], regions, group_windows, identities, pack, (width, width))
                 for i in range(last - group):
                     box = banks[group + i][0].box
-                    share = None if count_include_pad else edge_shares(shares, own, box)
-                    store_means(target, banks[group + i], sums[i], own.window, share, i % 2 == 0)
+                    share = None if count_include_pad else edge_shares(shares, group_windows, box)
+                    store_means(target, banks[group + i], sums[i], group_windows.window, share, i % 2 == 0)
     return y
 
 
-def banks_of(stripe, tile, channels, width):
-    """The parts of a stripe by the PSUM bank that holds their sums: the channels of one box, `width` in each part.
+def plan_banks(stripe, tile, channels, width):
+    """Return the boxes of a stripe by the PSUM bank that holds their sums: the channels of a box, `width` at a time.
 
     The halves of every second box change places: so the matmuls of two boxes lie in the four quarters of the array.
     """
-    places = boxes(stripe, tile)
+    stripe_boxes = boxes(stripe, tile)
     banks = []
-    for number in range(len(places)):
-        parts = []
+    for number in range(len(stripe_boxes)):
+        bank = []
         for first, end in ranges(0, channels, width):
             position = (first, (first + number % 2 * width) % PARTITIONS)
-            parts.append(Part(stripe, places[number], (first, end), position, end - first))
-        banks.append(parts)
+            bank.append(OutputBox(stripe, stripe_boxes[number], (first, end), position, end - first))
+        banks.append(bank)
     return banks
 
 
 def repeated_identity(dtype, window):
-    """An identity of 128 rows for each tap, [row, tap row, tap column, column]: a view that repeats one."""
+    """Return an identity of 128 rows for each tap, [row, tap row, tap column, column]: a view that repeats one."""
     ones = nl.ndarray((PARTITIONS, 1, 1, PARTITIONS), dtype=dtype, buffer=nl.sbuf)
     nisa.memset(dst=ones, value=1.0)
     result = nl.ndarray((PARTITIONS, 1, 1, PARTITIONS), dtype=dtype, buffer=nl.sbuf)
@@ -128,7 +128,7 @@ def repeated_identity(dtype, window):
 
 
 def edge_shares(shares, windows, box):
-    """1 / count for the windows of a box, [128, 1, row, column], kept in `shares`; None where all are whole."""
+    """Return 1 / count for the windows of a box, [128, 1, row, column], kept in `shares`; None where all are whole."""
     rows = counts(windows, box, 0)
     columns = counts(windows, box, 1)
     alike = len(rows) == 1 and len(columns) == 1
@@ -140,32 +140,32 @@ def edge_shares(shares, windows, box):
         tile = nl.ndarray((PARTITIONS, 1, height, width), dtype=nl.float32, buffer=nl.sbuf)
         for top, bottom, high in rows:
             for left, right, wide in columns:
-                part = tile[:, :, top:bottom, left:right]
-                nisa.memset(dst=part, value=1.0 / (high * wide), engine=nisa.engine.gpsimd)
+                target = tile[:, :, top:bottom, left:right]
+                nisa.memset(dst=target, value=1.0 / (high * wide), engine=nisa.engine.gpsimd)
         shares[key] = tile
     return shares[key]
 
 
 def counts(windows, box, axis):
-    """Runs (first, end, count) of windows of a box, along rows or columns, with equally many elements in the image."""
+    """Return runs (first, end, count) of windows of a box, along an axis, with equally many elements in the image."""
     result = []
     first, last = box[axis + 1]
-    for place in range(first, last):
-        one = (box[0], (place, place + 1), (place, place + 1))
-        start, end = spans(windows, one)[axis]
+    for index in range(first, last):
+        window_box = (box[0], (index, index + 1), (index, index + 1))
+        start, end = spans(windows, window_box)[axis]
         inside = min(end, windows.image[axis]) - max(start, 0)
-        at = place - first
+        offset = index - first
         if len(result) > 0 and result[len(result) - 1][2] == inside:
-            result[len(result) - 1] = (result[len(result) - 1][0], at + 1, inside)
+            result[len(result) - 1] = (result[len(result) - 1][0], offset + 1, inside)
         else:
-            result.append((at, at + 1, inside))
+            result.append((offset, offset + 1, inside))
     return result
 
 
-def store_means(target, parts, bank, window, share, by_scalar):
-    """Store the sums of the parts of a PSUM tile, divided by the size of a window, or times a share of each."""
+def store_means(target, output_boxes, bank, window, share, by_scalar):
+    """Store the sums of the boxes of a PSUM tile, divided by the size of a window, or times a share of each."""
     mean = 1.0 / (window[0] * window[1])
-    for sums, first, together in read_together(parts, bank):
+    for sums, first, together in split_reads(output_boxes, bank):
         result = nl.ndarray(sums.shape, dtype=target.dtype, buffer=nl.sbuf)
         if share is not None:
             for group in range(sums.shape[1]):
@@ -179,10 +179,10 @@ def store_means(target, parts, bank, window, share, by_scalar):
             nisa.activation(dst=result, op=nl.copy, data=sums, scale=mean)
         else:
             nisa.tensor_scalar(dst=result, data=sums, op0=nl.multiply, operand0=mean)
-        for part in together:
-            at = part.position[1] - first
-            own = of_box(target[part.outputs[0] : part.outputs[1]], part.box)
-            nisa.dma_copy(dst=own, src=result[at : at + part.width])
+        for output_box in together:
+            start = output_box.position[1] - first
+            box = select_box(target[output_box.outputs[0] : output_box.outputs[1]], output_box.box)
+            nisa.dma_copy(dst=box, src=result[start : start + output_box.width()])
 
 
 def average_pool_reference(
@@ -192,8 +192,8 @@ def average_pool_reference(
     padding: tuple[int, ...] | None = None,
     count_include_pad: bool = True,
 ) -> np.ndarray:
-    """The sum of all windows, laid side by side, in float32, and those of ones in the image."""
+    """Divide the sums of all windows, laid side by side in float32, by those of ones in the image."""
     beyond = (0,) * len(window) if padding is None else padding
-    found = windows_reference(x, window, stride, beyond, 0.0)
+    sums = windows_reference(x, window, stride, beyond, 0.0)
     inside = windows_reference(np.ones_like(x), window, stride, beyond, float(count_include_pad))
-    return (found.sum(axis=-1) / inside.sum(axis=-1)).astype(x.dtype)
+    return (sums.sum(axis=-1) / inside.sum(axis=-1)).astype(x.dtype)

@@ -55,7 +55,7 @@ from nki_kernels.tiles import PARTITIONS, expect_dims
 
 @nki.jit
 def conv1d(x, w, bias=None, stride=1, padding=0, activation=None, as_rows=False, added=None):
-    """Sequences convolved with windows, plus a bias, through an activation."""
+    """Convolve sequences with windows, add a bias, and apply an activation."""
     expect_dims(3, x, "x [N, C, L]")
     expect_dims(3, w, "w [U, C, O]")
     sequences, channels, length = x.shape
@@ -72,15 +72,15 @@ def conv1d(x, w, bias=None, stride=1, padding=0, activation=None, as_rows=False,
     function = nl.copy if activation is None else activation_function(activation)
     first, end = part(outputs, PARTITIONS, nl.program_id(0))
     images = x.expand_dim(2)
-    own = bias[:, first:end] if bias is not None else None
+    bias_columns = bias[:, first:end] if bias is not None else None
     if as_rows:
         y = nl.ndarray((sequences * windows.columns, outputs), dtype=x.dtype, buffer=nl.shared_hbm)
         rows = y[:, first:end].reshape_dim(0, (sequences, windows.columns))
         other = added[:, first:end] if added is not None else None
-        convolve_rows(rows, images, w[:, :, first:end], own, other, windows, function)
+        convolve_rows(rows, images, w[:, :, first:end], bias_columns, other, windows, function)
         return y
     y = nl.ndarray((sequences, outputs, windows.columns), dtype=x.dtype, buffer=nl.shared_hbm)
-    convolve(y[:, first:end, :].expand_dim(2), images, w[:, :, first:end], own, windows, function)
+    convolve(y[:, first:end, :].expand_dim(2), images, w[:, :, first:end], bias_columns, windows, function)
     return y
 
 
@@ -94,7 +94,7 @@ def conv1d_reference(
     as_rows: bool = False,
     added: np.ndarray | None = None,
 ) -> np.ndarray:
-    """The convolution of images of one row."""
+    """Convolve images of one row."""
     y = conv2d_reference(widened(x)[:, :, None], w[None], bias, (1, stride), (0, padding), activation)[
         :, :, 0
     ]

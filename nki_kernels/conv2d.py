@@ -63,7 +63,7 @@ from nki_kernels.tiles import PARTITIONS, expect_dims
 
 @nki.jit
 def conv2d(x, w, bias=None, stride=(1, 1), padding=(0, 0), activation=None):
-    """Images convolved with windows, plus a bias, through an activation."""
+    """Convolve images with windows, add a bias, and apply an activation."""
     expect_dims(4, x, "x [N, C, H, W]")
     expect_dims(4, w, "w [U, V, C, O]")
     images, channels, height, width = x.shape
@@ -80,8 +80,8 @@ def conv2d(x, w, bias=None, stride=(1, 1), padding=(0, 0), activation=None):
     y = pixels.reshape((images, outputs, windows.rows, windows.columns))
     first, end = part(outputs, PARTITIONS, nl.program_id(0))
     taps = w.flatten_dims(0, 1)[:, :, first:end]
-    own = bias[:, first:end] if bias is not None else None
-    convolve(y[:, first:end, :, :], x, taps, own, windows, function)
+    bias_columns = bias[:, first:end] if bias is not None else None
+    convolve(y[:, first:end, :, :], x, taps, bias_columns, windows, function)
     return y
 
 
@@ -93,8 +93,8 @@ def conv2d_reference(
     padding: tuple[int, int] = (0, 0),
     activation: str | None = None,
 ) -> np.ndarray:
-    """One matrix product of all windows, laid side by side, in float32."""
-    padded = np.pad(widened(x), ((0, 0), (0, 0), *((each, each) for each in padding)))
+    """Compute one matrix product of all windows, laid side by side, in float32."""
+    padded = np.pad(widened(x), ((0, 0), (0, 0), *((size, size) for size in padding)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, w.shape[:2], axis=(2, 3))
     windows = windows[:, :, :: stride[0], :: stride[1]].transpose(0, 2, 3, 4, 5, 1)
     sums = windows.reshape(*windows.shape[:3], -1) @ widened(w).reshape(-1, w.shape[3])

@@ -93,7 +93,7 @@ def page_elements(array):
 
 
 def rows_of_page(arrays, count):
-    """Rows of a page that lie on partitions of their own: 1 where all arrays have small pages."""
+    """Return the rows of a page that lie on partitions of their own: 1 where all arrays have small pages."""
     largest = 0
     for array in arrays:
         largest = max(largest, page_elements(array))
@@ -107,12 +107,12 @@ def rows_of_page(arrays, count):
 
 
 def in_rows(array, rows):
-    """An array as rows of its pages: [P * rows, elements]."""
+    """Return an array as rows of its pages: [P * rows, elements]."""
     return array.reshape((array.shape[0] * rows, page_elements(array) // rows))
 
 
 def row_numbers(pages, rows):
-    """The numbers of the rows of some pages in SBUF: [N * rows, 1] int32.
+    """Return the numbers of the rows of some pages in SBUF: [N * rows, 1] int32.
 
     float32 holds the numbers exactly below 2^24.
     """
@@ -133,30 +133,30 @@ def row_numbers(pages, rows):
     return result
 
 
-def piece_of(array, numbers, first):
-    """A piece of the rows of some numbers, from an element on: [rows, elements] in HBM."""
+def view_piece(array, numbers, first):
+    """Return a view of a piece of the rows of some numbers, from an element on: [rows, elements] in HBM."""
     elements = array.shape[1]
     pattern = [[elements, numbers.shape[0]], [1, min(PIECE, elements - first)]]
     return array.ap(pattern=pattern, offset=first, vector_offset=numbers)
 
 
 def load_piece(array, read, first):
-    """Bring a piece of the rows that are read."""
+    """Load a piece of the rows that are read."""
     shape = (read.shape[0], min(PIECE, array.shape[1] - first))
     piece = nl.ndarray(shape, dtype=array.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=piece, src=piece_of(array, read, first))
+    nisa.dma_copy(dst=piece, src=view_piece(array, read, first))
     return piece
 
 
 def store_piece(array, written, first, piece):
-    """Write a piece of the rows that are written."""
-    nisa.dma_copy(dst=piece_of(array, written, first), src=piece)
+    """Store a piece of the rows that are written."""
+    nisa.dma_copy(dst=view_piece(array, written, first), src=piece)
 
 
 def copy_pages_reference(
     cache: np.ndarray, other: np.ndarray | None, sources: np.ndarray, destinations: np.ndarray
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-    """Rows of pages, read before any is written; the arrays are updated in place."""
+    """Copy rows of pages, read before any is written; the arrays are updated in place."""
     for array in (cache, other):
         if array is not None:
             array[destinations[:, 0]] = array[sources[:, 0]]

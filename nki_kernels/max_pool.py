@@ -39,13 +39,13 @@ import nki.language as nl
 import numpy as np
 
 from nki_kernels.convolution.pooling import (
+    allocate_result,
     groups,
-    result_of,
-    windows_of,
+    pool_windows,
     windows_reference,
 )
-from nki_kernels.convolution.products import of_box
-from nki_kernels.convolution.windows import boxes, load_region, tile_sizes, whole
+from nki_kernels.convolution.products import select_box
+from nki_kernels.convolution.windows import all_results, boxes, load_region, tile_sizes
 from nki_kernels.projection.row_groups import item_bytes
 
 LOWEST = float("-inf")
@@ -56,36 +56,36 @@ RESULTS = 2048
 
 @nki.jit
 def max_pool(x, window, stride=None, padding=None):
-    """The largest element of every window."""
+    """Return the largest element of every window."""
     beyond = (0,) * len(window) if padding is None else padding
-    windows = windows_of("max_pool", x, window, stride, beyond)
-    y = result_of(x, windows)
-    for source, target, own in groups(x, y, windows):
-        sizes = tile_sizes(own, item_bytes(x.dtype), RESULTS)
-        stripes = boxes(whole(own), sizes)
-        following = load_region(source, own, stripes[0], LOWEST)
+    windows = pool_windows("max_pool", x, window, stride, beyond)
+    y = allocate_result(x, windows)
+    for source, target, group_windows in groups(x, y, windows):
+        sizes = tile_sizes(group_windows, item_bytes(x.dtype), RESULTS)
+        stripes = boxes(all_results(group_windows), sizes)
+        following = load_region(source, group_windows, stripes[0], LOWEST)
         for number in range(len(stripes)):
             region = following
             if number + 1 < len(stripes):
-                following = load_region(source, own, stripes[number + 1], LOWEST)
-            wide = largest(region, 3, own.window[1], own.stride[1])
-            result = largest(wide, 2, own.window[0], own.stride[0])
-            nisa.dma_copy(dst=of_box(target, stripes[number]), src=result)
+                following = load_region(source, group_windows, stripes[number + 1], LOWEST)
+            wide = largest(region, 3, group_windows.window[1], group_windows.stride[1])
+            result = largest(wide, 2, group_windows.window[0], group_windows.stride[0])
+            nisa.dma_copy(dst=select_box(target, stripes[number]), src=result)
     return y
 
 
 def largest(tile, dim, window, stride):
-    """The largest of every window along a dim of a tile; a view of the tile where windows have one element."""
+    """Return the largest of every window along a dim of a tile; a view of the tile where windows have one element."""
     count = (tile.shape[dim] - window) // stride + 1
     taps = []
-    for at in range(window):
-        taps.append(tile.slice(dim, at, at + (count - 1) * stride + 1, stride))
+    for element in range(window):
+        taps.append(tile.slice(dim, element, element + (count - 1) * stride + 1, stride))
     if window == 1:
         return taps[0]
     result = nl.ndarray(taps[0].shape, dtype=tile.dtype, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=result, data1=taps[0], data2=taps[1], op=nl.maximum)
-    for at in range(2, window):
-        nisa.tensor_tensor(dst=result, data1=result, data2=taps[at], op=nl.maximum)
+    for element in range(2, window):
+        nisa.tensor_tensor(dst=result, data1=result, data2=taps[element], op=nl.maximum)
     return result
 
 
@@ -95,6 +95,6 @@ def max_pool_reference(
     stride: tuple[int, ...] | None = None,
     padding: tuple[int, ...] | None = None,
 ) -> np.ndarray:
-    """The maximum of all windows, laid side by side."""
+    """Return the maximum of all windows, laid side by side."""
     beyond = (0,) * len(window) if padding is None else padding
     return windows_reference(x, window, stride, beyond, -np.inf).max(axis=-1).astype(x.dtype)

@@ -73,8 +73,8 @@ import numpy as np
 
 from nki_kernels.cores import part
 from nki_kernels.precision import widened
-from nki_kernels.sampling.candidates import find_candidates, given_candidates, over_ranks
-from nki_kernels.sampling.draw import candidate_weights, column, draw, prepared, value_of
+from nki_kernels.sampling.candidates import find_candidates, given_candidates, merge_ranks
+from nki_kernels.sampling.draw import candidate_weights, column, draw, prepare_parameters, value_of
 from nki_kernels.sampling.top_k import MAX_GATHERED, MISSING, multiple_of_eight
 from nki_kernels.tiles import MASKED, PARTITIONS, cast, expect_dims, load, load_repeated
 
@@ -105,7 +105,7 @@ def sample(
     replica_group=None,
     num_ranks=1,
 ):
-    """The next token of each row and its log-probability, and the candidates with theirs."""
+    """Draw the next token of each row; return it and its log-probability, and the candidates with theirs."""
     check_arguments(logits, uniform, candidates, ids, replica_group, num_ranks)
     check_penalties(logits, output_counts, prompt_counts, (repetition, presence, frequency))
     rows = logits.shape[0]
@@ -122,44 +122,46 @@ def sample(
     divides = nl.num_programs() > 1 and rows > 1 and replica_group is None
     first, end = part(rows, 1, nl.program_id(0)) if divides else (0, rows)
     if divides or nl.program_id(0) == 0:
-        limits = load_limits(own_rows((uniform, temperature, top_k, top_p, min_p), first, end))
+        limits = load_limits(select_rows((uniform, temperature, top_k, top_p, min_p), first, end))
         values, found_ids, total = largest_adjusted(
-            own_rows(sources, first, end),
-            own_rows(penalties, first, end),
+            select_rows(sources, first, end),
+            select_rows(penalties, first, end),
             None if ids is None else ids[first:end, :],
             vocab_offset,
             keep,
         )
         if replica_group is not None:
-            values, found_ids, total = over_ranks(values, found_ids, total, replica_group, num_ranks)
-        draw_rows(own_rows(results, first, end), values, found_ids, total, limits)
+            values, found_ids, total = merge_ranks(values, found_ids, total, replica_group, num_ranks)
+        draw_rows(select_rows(results, first, end), values, found_ids, total, limits)
     return chosen_ids, log_probs, top_ids, top_log_probs
 
 
-def own_rows(tensors, first, end):
-    """Rows first … end of each tensor of HBM that there is."""
-    parts = []
+def select_rows(tensors, first, end):
+    """Return rows first … end of each tensor of HBM; None for None."""
+    row_views = []
     for tensor in tensors:
-        parts.append(None if tensor is None else tensor[first:end, :])
-    return parts
+        row_views.append(None if tensor is None else tensor[first:end, :])
+    return row_views
 
 
 def load_limits(limits):
-    """The uniform numbers of a draw, what `prepared` makes of temperature, top_k and top_p, and min_p, in SBUF."""
+    """Load the uniform numbers of a draw, the results of `prepare_parameters`, and min_p."""
     uniform, temperature, top_k, top_p, min_p = limits
-    parameters = prepared(load(temperature, nl.float32), load(top_k, nl.float32), load(top_p, nl.float32))
+    parameters = prepare_parameters(
+        load(temperature, nl.float32), load(top_k, nl.float32), load(top_p, nl.float32)
+    )
     least_share = load(min_p, nl.float32)
     return load(uniform, nl.float32), parameters, least_share
 
 
 def largest_adjusted(sources, penalties, ids, vocab_offset, keep):
-    """The `keep` largest adjusted logits of each row, their ids in float32, and the sum of exp(logit - best) of all."""
+    """Return the `keep` largest adjusted logits of each row, their ids in float32, and the sum of exp(logit - best)."""
     logits, bias, _, output_counts = sources
     if ids is not None and bias is None and output_counts is None:
         values, total = given_candidates(logits, keep)
         return values, load(ids[:, 0:keep], nl.float32), total
     values, columns, total = find_candidates(sources, penalties, keep)
-    return values, ids_of(columns, ids, vocab_offset), total
+    return values, find_ids(columns, ids, vocab_offset), total
 
 
 def draw_rows(results, values, found_ids, total, limits):
@@ -202,10 +204,10 @@ def check_penalties(logits, output_counts, prompt_counts, penalties):
     """Refuse penalties without counts, counts without penalties, and counts of another shape."""
     rows, columns = logits.shape
     if output_counts is None:
-        given = 0 if prompt_counts is None else 1
+        penalty_count = 0 if prompt_counts is None else 1
         for penalty in penalties:
-            given = given if penalty is None else given + 1
-        assert given == 0, "penalties and prompt_counts need output_counts"
+            penalty_count = penalty_count if penalty is None else penalty_count + 1
+        assert penalty_count == 0, "penalties and prompt_counts need output_counts"
     else:
         shape = (rows, columns)
         assert output_counts.shape == shape, (
@@ -215,8 +217,8 @@ def check_penalties(logits, output_counts, prompt_counts, penalties):
             assert penalty is not None, "output_counts needs repetition, presence and frequency"
 
 
-def ids_of(columns, ids, vocab_offset):
-    """The ids of columns [T, K], in float32: those given, or the columns' numbers from the offset on."""
+def find_ids(columns, ids, vocab_offset):
+    """Return the ids of columns [T, K], in float32: those in `ids`, or the columns' numbers from the offset on."""
     rows, keep = columns.shape
     if ids is None and vocab_offset is None:
         return columns
@@ -225,14 +227,14 @@ def ids_of(columns, ids, vocab_offset):
         offset = cast(load_repeated(vocab_offset, rows), nl.float32)
         nisa.tensor_scalar(dst=result, data=columns, op0=nl.add, operand0=offset)
     else:
-        places = nl.ndarray((rows, keep), dtype=nl.uint32, buffer=nl.sbuf)
-        nisa.tensor_copy(dst=places, src=columns)
-        nisa.nc_n_gather(dst=result, data=load(ids, nl.float32), indices=places)
+        indices = nl.ndarray((rows, keep), dtype=nl.uint32, buffer=nl.sbuf)
+        nisa.tensor_copy(dst=indices, src=columns)
+        nisa.nc_n_gather(dst=result, data=load(ids, nl.float32), indices=indices)
     return result
 
 
 def log_probabilities(values, best, log_sum):
-    """Log-probabilities of values [T, n]; minus infinity for masked ones."""
+    """Return log-probabilities of values [T, n]; minus infinity for masked ones."""
     result = nl.ndarray(values.shape, dtype=nl.float32, buffer=nl.sbuf)
     masked = nl.ndarray(values.shape, dtype=nl.uint8, buffer=nl.sbuf)
     nisa.tensor_scalar(

@@ -13,8 +13,8 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.convolution.cells import MOST_TILES, groups_of, side
-from nki_kernels.convolution.windows import sizes_of, spans
+from nki_kernels.convolution.cells import MOST_TILES, count_groups, side
+from nki_kernels.convolution.windows import box_sizes, spans
 from nki_kernels.projection.row_groups import item_bytes
 from nki_kernels.tiles import BANK, PARTITIONS, blocks, cast, ranges
 
@@ -47,39 +47,38 @@ class Pack(nl.NKIObject):
         fewest = number == blocks(channels)
         self.shortest = shortest
         self.side = side(self.height(0), shortest) if fewest else PARTITIONS
-        self.groups = groups_of(self.side)
+        self.groups = count_groups(self.side)
 
     def region_rows(self, windows, rows):
-        """Rows of a region of so many rows of results."""
+        """Return the rows of a region of so many rows of results."""
         return (rows - 1) * self.row_step + (self.steps[0] - 1) * self.rows + 1
 
     def region_columns(self, windows, columns):
-        """Columns of a region of so many columns of results."""
+        """Return the columns of a region of so many columns of results."""
         return (columns - 1) * windows.stride[1] + (self.steps[1] - 1) * self.columns + 1
 
-    def lay_out(self, windows):
-        """Have windows lie in regions as the pack loads them."""
-        windows.step = (self.row_step, windows.stride[1])
-        windows.reach = (self.region_rows(windows, 1), self.region_columns(windows, 1))
+    def limit_groups(self, stripes):
+        """Use no more groups of partitions than there are stripes."""
+        self.groups = min(self.groups, stripes)
 
     def height(self, block):
-        """Partitions that the taps of a block of channels take."""
+        """Return the partitions that the taps of a block of channels take."""
         first, end = self.blocks[block]
         return self.rows * self.columns * (end - first)
 
     def width(self, outputs):
-        """Columns of a tile of the array that so many outputs fit into."""
+        """Return the columns of a tile of the array that so many outputs fit into."""
         return side(min(outputs, PARTITIONS), self.shortest)
 
-    def used(self, window, block, place):
-        """Partitions in the step that begins at a place (row, column) of the window: those of the taps inside it."""
+    def used(self, window, block, position):
+        """Return the partitions of the step that begins at (row, column) of the window: those of the taps inside it."""
         first, end = self.blocks[block]
-        taps = min(self.rows, window[0] - place[0]) * min(self.columns, window[1] - place[1])
+        taps = min(self.rows, window[0] - position[0]) * min(self.columns, window[1] - position[1])
         return taps * (end - first)
 
 
 def packed(windows, channels, outputs, dtype, shortest):
-    """The pack with which the slower of Tensor engine and HBM is fastest; of equals the one that loads least.
+    """Return the pack with which the slower of Tensor engine and HBM is fastest; of equals the one that loads least.
 
     A last pack of fewer columns uses the first partitions only if all rows of the window are in it, so several columns
     are packed beside all rows. Where weights of 128 outputs would not stay in SBUF, a pack has the array to itself: a
@@ -106,21 +105,21 @@ def packed(windows, channels, outputs, dtype, shortest):
 
 
 def slots(pack, outputs, tiles):
-    """How often the columns of a PSUM tile stream for one step of a pack and all outputs, of so many such tiles.
+    """Return how often the columns of a PSUM tile stream for one step of a pack and all outputs, of so many such tiles.
 
     Tiles of the array that lie side by side share the time.
     """
     result = 0.0
     for first, end in ranges(0, outputs):
-        beside = pack.groups * groups_of(pack.width(end - first))
-        result += 1.0 / min(beside, tiles, MOST_TILES)
+        tiles_together = pack.groups * count_groups(pack.width(end - first))
+        result += 1.0 / min(tiles_together, tiles, MOST_TILES)
     return result
 
 
 def load_weights(w, window, pack, dtype):
-    """For every block of channels its weights [group and tap and channel, row step, column step, output]."""
+    """Load the weights of every block of channels, [group and tap and channel, row step, column step, output]."""
     taps = w.reshape_dim(0, window)
-    held = []
+    weights = []
     for block in range(len(pack.blocks)):
         first, end = pack.blocks[block]
         height = end - first
@@ -132,29 +131,29 @@ def load_weights(w, window, pack, dtype):
             nisa.memset(dst=tile[:, :, pack.steps[1] - 1, :], value=0.0)
         for column in range(pack.columns):
             for row in range(pack.rows):
-                at = (column * pack.rows + row) * height
+                first_row = (column * pack.rows + row) * height
                 source = taps[row : window[0] : pack.rows, column : window[1] : pack.columns, first:end, :]
-                target = tile[at : at + height, 0 : source.shape[0], 0 : source.shape[1], :]
+                target = tile[first_row : first_row + height, 0 : source.shape[0], 0 : source.shape[1], :]
                 nisa.dma_copy(dst=target, src=source.permute((2, 0, 1, 3)))
-        held.append(repeated(tile, pack, dtype))
-    return held
+        weights.append(repeated(tile, pack, dtype))
+    return weights
 
 
 def repeated(tile, pack, dtype):
-    """A tile in a dtype, once for each group of partitions."""
+    """Return a tile in a dtype, once for each group of partitions."""
     if pack.groups == 1:
         return cast(tile, dtype)
     height = tile.shape[0]
     shape = ((pack.groups - 1) * pack.side + height,) + tile.shape[1:]
     result = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
     for group in range(pack.groups):
-        at = group * pack.side
-        nisa.tensor_copy(dst=result[at : at + height], src=tile)
+        first_row = group * pack.side
+        nisa.tensor_copy(dst=result[first_row : first_row + height], src=tile)
     return result
 
 
 def load_packed(x, windows, stripes, pack):
-    """What stripes read of images x [N, C, H, W], each in its group, for every block of channels.
+    """Load what stripes read of images x [N, C, H, W], each in its group, for every block of channels.
 
     A region is [group and tap and channel, image, row, column]. Row r of a stripe's is row r * row_step of the image,
     from where the stripe begins. Places beyond the image are zeros; what no step reads stays unwritten.
@@ -177,18 +176,18 @@ def load_packed(x, windows, stripes, pack):
             clear_columns(region, windows, stripes[0], pack)
         for group in range(len(stripes)):
             images, rows, columns = region_sizes(windows, stripes[group], pack)
-            at = group * pack.side
-            own = region[at : at + height, 0:images, 0:rows, 0:columns]
+            first_row = group * pack.side
+            stripe_region = region[first_row : first_row + height, 0:images, 0:rows, 0:columns]
             if not alike:
-                clear_columns(own, windows, stripes[group], pack)
-            load_stripe(own, across[first:end], windows, stripes[group], pack)
+                clear_columns(stripe_region, windows, stripes[group], pack)
+            load_stripe(stripe_region, across[first:end], windows, stripes[group], pack)
         regions.append(region)
     return regions
 
 
 def region_sizes(windows, stripe, pack):
-    """Images, rows and columns of the region of a stripe."""
-    images, rows, columns = sizes_of(stripe)
+    """Return images, rows and columns of the region of a stripe."""
+    images, rows, columns = box_sizes(stripe)
     return (images, pack.region_rows(windows, rows), pack.region_columns(windows, columns))
 
 
@@ -204,7 +203,7 @@ def load_stripe(region, across, windows, stripe, pack):
             upper, lower = inside(top + row, step, region.shape[2], bottom, windows.image[0])
             if begin >= stop or upper >= lower:
                 continue
-            at = (column * pack.rows + row) * height
+            first_row = (column * pack.rows + row) * height
             start = top + row + upper * step
             source = across[
                 :,
@@ -212,7 +211,7 @@ def load_stripe(region, across, windows, stripe, pack):
                 start : start + (lower - upper - 1) * step + 1 : step,
                 left + column + begin : left + column + stop,
             ]
-            target = region[at : at + height, :, upper:lower, begin:stop]
+            target = region[first_row : first_row + height, :, upper:lower, begin:stop]
             load_part(target, source, pack, stop - begin < region.shape[3])
 
 
@@ -232,12 +231,12 @@ def load_part(target, source, pack, apart):
 
 
 def inside(start, step, count, end, size):
-    """Of `count` places from `start` on, so many apart, the range that lies within the image and before `end`."""
+    """Return of `count` positions from `start` on, so many apart, the range inside the image and before `end`."""
     return min(count, blocks(max(0, -start), step)), min(count, blocks(max(0, min(end, size) - start), step))
 
 
 def clear_columns(region, windows, stripe, pack):
-    """Zeros in the columns of a region where the image of any tap ends, on all partitions at once."""
+    """Write zeros to the columns of a region where the image of any tap ends, on all partitions at once."""
     left = spans(windows, stripe)[1][0]
     count = region.shape[3]
     begin = min(count, max(0, -left))
@@ -249,7 +248,7 @@ def clear_columns(region, windows, stripe, pack):
 
 
 def clear_rows(region, windows, top, step, pack):
-    """Zeros in the rows of the region of a stripe where the image of any tap ends."""
+    """Write zeros to the rows of the region of a stripe where the image of any tap ends."""
     count = region.shape[2]
     upper = min(count, blocks(max(0, -top), step))
     lower = max(upper, min(count, blocks(max(0, windows.image[0] - top - pack.rows + 1), step)))

@@ -12,12 +12,12 @@ from nki_kernels.tiles import PARTITIONS
 
 
 def pair(values, first):
-    """A pair for rows and columns; of one value, for sequences, the columns' one."""
+    """Return a pair for rows and columns; of one value, for sequences, the columns' one."""
     return values if len(values) == 2 else (first, values[0])
 
 
-def windows_of(kernel, x, window, stride, padding):
-    """The windows over x [N, C, H, W], or [N, C, L] as images of one row."""
+def pool_windows(kernel, x, window, stride, padding):
+    """Return the windows over x [N, C, H, W], or [N, C, L] as images of one row."""
     assert len(x.shape) in (3, 4), f"expected x [N, C, H, W] or [N, C, L], not a tensor of shape {x.shape}"
     steps = window if stride is None else stride
     for values in (window, steps, padding):
@@ -31,8 +31,8 @@ def windows_of(kernel, x, window, stride, padding):
     return Windows(1, image, sizes[0], sizes[1], sizes[2])
 
 
-def result_of(x, windows):
-    """An empty result in HBM of the form of x.
+def allocate_result(x, windows):
+    """Allocate the result in HBM, of the form of x.
 
     Its results of one channel are one dim, so that stores of different rows touch boxes that are apart.
     """
@@ -44,7 +44,7 @@ def result_of(x, windows):
 
 
 def groups(x, y, windows):
-    """Views (x, y, windows) [channel, group, row, column] of this core's channels of all images, 128 to a group.
+    """Return views (x, y, windows) [channel, group, row, column] of this core's channels of all images, 128 to a group.
 
     A channel of an image is as good as one of another, so both are one axis. The last group may be smaller, and then
     has views of its own.
@@ -55,13 +55,13 @@ def groups(x, y, windows):
     for start, last in ((first, first + full), (first + full, end)):
         if last > start:
             many = (last - start) // min(PARTITIONS, last - start)
-            of_size = Windows(many, windows.image, windows.window, windows.stride, windows.padding)
-            result.append((grouped(x, start, last, many), grouped(y, start, last, many), of_size))
+            group_windows = Windows(many, windows.image, windows.window, windows.stride, windows.padding)
+            result.append((grouped(x, start, last, many), grouped(y, start, last, many), group_windows))
     return result
 
 
 def grouped(x, first, end, many):
-    """Channels first … end of x [N, C, …] in `many` groups: [channel, group, row, column]."""
+    """Return channels first … end of x [N, C, …] in `many` groups: [channel, group, row, column]."""
     rows = x.flatten_dims(0, 1)[first:end]
     rows = rows.expand_dim(1) if len(rows.shape) == 2 else rows
     return rows.reshape_dim(0, (many, (end - first) // many)).permute((1, 0, 2, 3))
@@ -74,10 +74,10 @@ def windows_reference(
     padding: tuple[int, ...],
     beyond: float,
 ) -> np.ndarray:
-    """All windows of x, with so much beyond its edges: [N, C, windows, …, elements of a window], in float32."""
-    padded = np.pad(widened(x), ((0, 0), (0, 0), *((each, each) for each in padding)), constant_values=beyond)
+    """Return all windows of x, with so much beyond its edges: [N, C, windows, …, elements of a window], in float32."""
+    padded = np.pad(widened(x), ((0, 0), (0, 0), *((size, size) for size in padding)), constant_values=beyond)
     axes = tuple(range(2, x.ndim))
-    found = np.lib.stride_tricks.sliding_window_view(padded, window, axis=axes)
+    views = np.lib.stride_tricks.sliding_window_view(padded, window, axis=axes)
     steps = tuple(slice(None, None, step) for step in stride or window)
-    found = found[(slice(None), slice(None), *steps)]
-    return found.reshape(*found.shape[: x.ndim], -1)
+    views = views[(slice(None), slice(None), *steps)]
+    return views.reshape(*views.shape[: x.ndim], -1)

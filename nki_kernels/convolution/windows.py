@@ -36,9 +36,14 @@ class Windows(nl.NKIObject):
         # Of a region in SBUF: elements that windows read, and how far apart windows are. A pack of taps changes both.
         self.reach, self.step = window, stride
 
+    def lay_out(self, pack):
+        """Have windows read regions as a pack of taps loads them."""
+        self.step = (pack.row_step, self.stride[1])
+        self.reach = (pack.region_rows(self, 1), pack.region_columns(self, 1))
+
 
 def count(size, window, stride, padding):
-    """How many windows of one dim lie within the padded size."""
+    """Return how many windows of one dim lie within the padded size."""
     return (size + 2 * padding - window) // stride + 1
 
 
@@ -57,13 +62,13 @@ def check_windows(kernel, image, window, stride, padding):
         )
 
 
-def whole(windows):
-    """The box of all results."""
+def all_results(windows):
+    """Return the box of all results."""
     return ((0, windows.images), (0, windows.rows), (0, windows.columns))
 
 
 def boxes(box, sizes):
-    """Boxes of at most `sizes` images, rows and columns that cover a box."""
+    """Return boxes of at most `sizes` images, rows and columns that cover a box."""
     result = []
     for images in ranges(box[0][0], box[0][1], sizes[0]):
         for rows in ranges(box[1][0], box[1][1], sizes[1]):
@@ -72,18 +77,18 @@ def boxes(box, sizes):
     return result
 
 
-def sizes_of(box):
-    """Images, rows and columns of a box."""
+def box_sizes(box):
+    """Return images, rows and columns of a box."""
     return (box[0][1] - box[0][0], box[1][1] - box[1][0], box[2][1] - box[2][0])
 
 
 def evenly(size, most):
-    """The size of parts of at most `most`, so that all are about equal."""
+    """Return the size of parts of at most `most`, so that all are about equal."""
     return blocks(size, blocks(size, most))
 
 
 def tile_sizes(windows, each_bytes, most=BANK):
-    """Images, rows and columns of a PSUM tile of at most `most` results, whose region fits into TILE_BYTES.
+    """Return images, rows and columns of a PSUM tile of at most `most` results, whose region fits into TILE_BYTES.
 
     each_bytes: of a partition, for one element of the image: those of all its blocks of channels.
     """
@@ -106,7 +111,7 @@ def tile_sizes(windows, each_bytes, most=BANK):
 
 
 def stripe_sizes(windows, tile, each_bytes, rows=1, columns=1):
-    """Images, rows and columns that are loaded together: PSUM tiles along one axis, as many as fit into STRIPE_BYTES.
+    """Return images, rows and columns to load together: PSUM tiles along one axis, as many as fit into STRIPE_BYTES.
 
     Where `rows` stripes are loaded and `columns` tiles of each are summed at a time, the sizes that take fewest steps.
     Of sizes that take as many, the largest one with at least LOADS loads.
@@ -124,7 +129,7 @@ def stripe_sizes(windows, tile, each_bytes, rows=1, columns=1):
 
 
 def candidates(tile, limits, columns):
-    """Sizes of stripes: so many tiles along the first axis that one does not cover, or whole images for `columns`."""
+    """Return sizes of stripes: so many tiles along the first axis that one does not cover, or images for `columns`."""
     axis = 2
     while axis > 0 and tile[axis] == limits[axis]:
         axis = axis - 1
@@ -137,13 +142,13 @@ def candidates(tile, limits, columns):
     return result
 
 
-def boxes_in(sizes, each):
-    """How many boxes of one size cover another."""
-    return blocks(sizes[0], each[0]) * blocks(sizes[1], each[1]) * blocks(sizes[2], each[2])
+def boxes_in(sizes, inner):
+    """Return how many boxes of an inner size cover another."""
+    return blocks(sizes[0], inner[0]) * blocks(sizes[1], inner[1]) * blocks(sizes[2], inner[2])
 
 
 def stretched(sizes, axis, times, limits):
-    """Sizes with one of them so many times as large, up to its limit."""
+    """Return sizes with one of them so many times as large, up to its limit."""
     result = []
     for other in range(3):
         size = sizes[other] * times if other == axis else sizes[other]
@@ -152,7 +157,7 @@ def stretched(sizes, axis, times, limits):
 
 
 def region_elements(windows, sizes):
-    """Elements of one channel that a box of these sizes reads."""
+    """Return the elements of one channel that a box of these sizes reads."""
     rows = (sizes[1] - 1) * windows.step[0] + windows.reach[0]
     columns = (sizes[2] - 1) * windows.step[1] + windows.reach[1]
     return sizes[0] * rows * columns
@@ -170,9 +175,9 @@ def spans(windows, box):
 
 
 def load_region(x, windows, box, padding):
-    """What a box reads of images x [channel, image, row, column] of HBM: [channel, image, row, column]."""
+    """Load what a box reads of images x [channel, image, row, column]: [channel, image, row, column]."""
     (top, bottom), (left, right) = spans(windows, box)
-    images = sizes_of(box)[0]
+    images = box_sizes(box)[0]
     height, width = bottom - top, right - left
     region = nl.ndarray((x.shape[0], images, height, width), dtype=x.dtype, buffer=nl.sbuf)
     first_row, end_row = max(0, -top), min(bottom, windows.image[0]) - top
@@ -194,8 +199,8 @@ def load_region(x, windows, box, padding):
 
 
 def tap(region, windows, stripe, box, row, column):
-    """The elements at (row, column) of the windows of a box, of the region of the stripe that the box is in."""
-    images, rows, columns = sizes_of(box)
+    """Return a view of the elements at (row, column) of a box's windows, in the region of its stripe."""
+    images, rows, columns = box_sizes(box)
     image = box[0][0] - stripe[0][0]
     top = (box[1][0] - stripe[1][0]) * windows.step[0] + row
     left = (box[2][0] - stripe[2][0]) * windows.step[1] + column

@@ -42,7 +42,7 @@ def given_candidates(logits, keep):
 
 
 def find_candidates(sources, penalties, keep):
-    """The `keep` largest adjusted logits, their columns, and the sum of exp(logit - best) of all."""
+    """Return the `keep` largest adjusted logits, their columns, and the sum of exp(logit - best) of all."""
     logits, _, _, output_counts = sources
     rows, total_columns = logits.shape
     chunks = chunks_of_a_row(rows, blocks(total_columns, LEAST_COLUMNS))
@@ -59,13 +59,13 @@ def find_candidates(sources, penalties, keep):
         first, size = cuts[i]
         scores = load_adjusted(sources, parameters, first, size, chunks)
         work = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
-        found, places = search(scores, work, keep)
-        nisa.tensor_copy(dst=maxima[:, i : i + 1], src=found[:, 0:1])
+        largest_of_chunks, indices = search(scores, work, keep)
+        nisa.tensor_copy(dst=maxima[:, i : i + 1], src=largest_of_chunks[:, 0:1])
         add_exponentials(sums[:, i : i + 1], scores, maxima[:, i : i + 1])
         candidates = new_candidates(rows, room)
         if waiting is not None:
             merge(candidates, waiting, keep)
-        waiting = collect(candidates, i > 0, first, found, places, size, keep)
+        waiting = collect(candidates, i > 0, first, largest_of_chunks, indices, size, keep)
     largest = merged(waiting, keep)
     all_maxima = nl.ndarray((rows, chunks * len(cuts)), dtype=nl.float32, buffer=nl.sbuf)
     all_sums = nl.ndarray((rows, chunks * len(cuts)), dtype=nl.float32, buffer=nl.sbuf)
@@ -75,7 +75,7 @@ def find_candidates(sources, penalties, keep):
 
 
 def add_exponentials(total, scores, largest):
-    """The sum of exp(score - largest) of each partition, in `total` [P, 1]."""
+    """Write the sum of exp(score - largest) of each partition to `total` [P, 1]."""
     bias = column(scores.shape[0])
     nisa.tensor_scalar(dst=bias, data=largest, op0=nl.multiply, operand0=-1.0)
     terms = nl.ndarray(scores.shape, dtype=nl.bfloat16, buffer=nl.sbuf)
@@ -90,8 +90,8 @@ def add_exponentials(total, scores, largest):
     )
 
 
-def over_ranks(values, ids, total, replica_group, ranks):
-    """The largest candidates of all ranks, their ids, and the sum of exp(logit - best) over all ranks."""
+def merge_ranks(values, ids, total, replica_group, ranks):
+    """Return the largest candidates of all ranks, their ids, and the sum of exp(logit - best) over all ranks."""
     rows, keep = values.shape
     names = ("values", "ids", "totals")
     every_value, every_id, totals = gather_ranks((values, ids, total), names, replica_group, ranks)
@@ -102,7 +102,7 @@ def over_ranks(values, ids, total, replica_group, ranks):
 
 
 def total_exponentials(maxima, sums, best):
-    """The sum of exp(x - best) of each row, [rows, 1], from those of its parts: sums [rows, n] of exp(x - maximum)."""
+    """Return the sum of exp(x - best) of each row, [rows, 1], from sums [rows, n] of exp(x - maximum) of its parts."""
     exponents = nl.ndarray(maxima.shape, dtype=nl.float32, buffer=nl.sbuf)
     factors = nl.ndarray(maxima.shape, dtype=nl.float32, buffer=nl.sbuf)
     products = nl.ndarray(maxima.shape, dtype=nl.float32, buffer=nl.sbuf)

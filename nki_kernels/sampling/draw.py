@@ -26,18 +26,18 @@ LEAST_EXPONENT = -200.0
 
 
 def column(rows):
-    """A tile [rows, 1] float32."""
+    """Allocate a tile [rows, 1] float32."""
     return nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
 
 
-def prepared(temperature, top_k, top_p):
-    """1 / temperature; top_k, 1 where the temperature is 0; top_p, beyond any sum where it is 1 or more."""
+def prepare_parameters(temperature, top_k, top_p):
+    """Return 1 / temperature; top_k, 1 where the temperature is 0; top_p, beyond any sum where it is 1 or more."""
     rows = temperature.shape[0]
     floored = column(rows)
     inverse = column(rows)
     positive = column(rows)
     beyond_one = column(rows)
-    places = column(rows)
+    kept_count = column(rows)
     share = column(rows)
     nisa.tensor_scalar(dst=floored, data=temperature, op0=nl.maximum, operand0=LEAST_TEMPERATURE)
     nisa.reciprocal(dst=inverse, data=floored)
@@ -45,15 +45,15 @@ def prepared(temperature, top_k, top_p):
     nisa.scalar_tensor_tensor(
         dst=beyond_one, data=top_k, op0=nl.subtract, operand0=1.0, op1=nl.multiply, operand1=positive
     )
-    nisa.tensor_scalar(dst=places, data=beyond_one, op0=nl.add, operand0=1.0)
+    nisa.tensor_scalar(dst=kept_count, data=beyond_one, op0=nl.add, operand0=1.0)
     nisa.scalar_tensor_tensor(
         dst=share, data=top_p, op0=nl.greater_equal, operand0=1.0, op1=nl.add, operand1=top_p
     )
-    return inverse, places, share
+    return inverse, kept_count, share
 
 
 def cumulative(weights):
-    """Sums of weights [rows, K] up to and with each place, added one after the other in float32."""
+    """Return the sums of weights [rows, K] up to each candidate and with it, added one after the other in float32."""
     rows, count = weights.shape
     ones = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=ones, value=1.0)
@@ -63,7 +63,7 @@ def cumulative(weights):
 
 
 def keep_where(weights, data, operator, bound):
-    """Weights of a row times 1 where operator(data, bound) holds, times 0 elsewhere; bound: [rows, 1] or a number."""
+    """Return weights of a row where operator(data, bound) holds, 0 elsewhere; bound: [rows, 1] or a number."""
     kept = nl.ndarray(weights.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.scalar_tensor_tensor(
         dst=kept, data=data, op0=operator, operand0=bound, op1=nl.multiply, operand1=weights
@@ -72,9 +72,9 @@ def keep_where(weights, data, operator, bound):
 
 
 def candidate_weights(values, parameters, min_p):
-    """exp((value - best) / temperature) of each candidate that top-k, top-p and min-p keep, in this order; else 0."""
+    """Return exp((value - best) / temperature) of candidates that top-k, top-p, min-p keep, in this order; else 0."""
     rows, count = values.shape
-    inverse, places, share = parameters
+    inverse, kept_count, share = parameters
     below_best = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
     exponents = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
     weights = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
@@ -88,10 +88,10 @@ def candidate_weights(values, parameters, min_p):
     )
     nisa.tensor_scalar(dst=exponents, data=below_best, op0=nl.maximum, operand0=LEAST_EXPONENT)
     nisa.activation(dst=weights, op=nl.exp, data=exponents)
-    place = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.iota(dst=place, pattern=[[1, count]])
+    rank = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.iota(dst=rank, pattern=[[1, count]])
     weights = keep_where(weights, values, nl.greater, MASKED)
-    weights = keep_where(weights, place, nl.less, places)
+    weights = keep_where(weights, rank, nl.less, kept_count)
     nisa.memset(dst=weights[:, 0:1], value=1.0)
     sums = cumulative(weights)
     limit = column(rows)
@@ -105,17 +105,19 @@ def candidate_weights(values, parameters, min_p):
 
 
 def draw(weights, ids, uniform):
-    """The id of one candidate of each row, [rows, 1]: the first in the order of ids whose cumulative sum is above
-    uniform times the sum of all weights. ids: [rows, K], whole numbers in float32.
+    """Return the id of one candidate of each row, [rows, 1].
+
+    It is the first in the order of ids whose cumulative sum is above uniform times the sum of all weights. ids:
+    [rows, K], whole numbers in float32.
     """
     rows, count = ids.shape
     backwards = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=backwards, data=ids, op0=nl.multiply, operand0=-1.0)
     in_order = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
-    places = nl.ndarray((rows, count), dtype=nl.uint32, buffer=nl.sbuf)
-    take_largest(in_order, places, backwards, backwards)
+    indices = nl.ndarray((rows, count), dtype=nl.uint32, buffer=nl.sbuf)
+    take_largest(in_order, indices, backwards, backwards)
     ordered = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.nc_n_gather(dst=ordered, data=weights, indices=places)
+    nisa.nc_n_gather(dst=ordered, data=weights, indices=indices)
     sums = cumulative(ordered)
     drawn = column(rows)
     nisa.scalar_tensor_tensor(
@@ -138,7 +140,7 @@ def draw(weights, ids, uniform):
 
 
 def value_of(chosen, ids, values):
-    """The value of the candidate with the chosen id of each row, [rows, 1]."""
+    """Return the value of the candidate with the chosen id of each row, [rows, 1]."""
     only = nl.ndarray(values.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.scalar_tensor_tensor(
         dst=only, data=ids, op0=nl.equal, operand0=chosen, op1=nl.multiply, operand1=values

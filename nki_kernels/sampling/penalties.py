@@ -103,13 +103,13 @@ def penalise(logits, seen, counts, parameters):
     )
     nisa.tensor_tensor(dst=both, data1=lowered, data2=raised, op=nl.add)
     nisa.tensor_copy_predicated(dst=logits, src=both, predicate=seen)
-    there = nl.ndarray(logits.shape, dtype=nl.float32, buffer=nl.sbuf)
+    penalty = nl.ndarray(logits.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(
-        dst=there, data=counts, op0=nl.greater, operand0=0.0, op1=nl.multiply, operand1=presence
+        dst=penalty, data=counts, op0=nl.greater, operand0=0.0, op1=nl.multiply, operand1=presence
     )
     fewer = nl.ndarray(logits.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.scalar_tensor_tensor(
-        dst=fewer, data=counts, op0=nl.multiply, operand0=frequency, op1=nl.add, operand1=there
+        dst=fewer, data=counts, op0=nl.multiply, operand0=frequency, op1=nl.add, operand1=penalty
     )
     result = nl.ndarray(logits.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=result, data1=logits, data2=fewer, op=nl.subtract)

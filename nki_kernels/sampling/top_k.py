@@ -1,4 +1,4 @@
-"""Largest values of each row and their places, in two stages: the tile helpers of lm_head and sample.
+"""Largest values of each row and their indices, in two stages: the tile helpers of lm_head and sample.
 
 A row of n columns is cut into pieces of up to `chunks` times `width` columns. The chunks of a piece lie on partitions
 of their own, [row, chunk] behind one another, so few rows fill the lanes as well as many. The first stage searches the
@@ -34,7 +34,7 @@ MISSING = -2.0e38
 """The value of padding and of what is no number: below any score."""
 
 LEAST = -3.0e38
-"""Replaces the values that were found: below MISSING, so that no place is found twice."""
+"""Replaces the values that were taken: below MISSING, so that no index is taken twice."""
 
 SENT_BY_GPSIMD = 256
 """float32 values of a partition that GpSimd sends to the other core at once; it starts sooner than a DMA."""
@@ -44,7 +44,7 @@ _EIGHT = 8
 
 
 def multiple_of_eight(count):
-    """The number of values that are found for a top_k of `count`."""
+    """Return the number of values that are searched for a top_k of `count`."""
     return blocks(count, _EIGHT) * _EIGHT
 
 
@@ -54,24 +54,24 @@ def backwards(tile, first):
     return tile.ap(pattern=[[columns, partitions], [-1, _EIGHT]], offset=first + _EIGHT - 1)
 
 
-def take_largest(values, places, scores, work):
-    """The largest of each row of scores [P, n], descending: columns 0 … k of values, and their places [P, k] uint32.
+def take_largest(values, indices, scores, work):
+    """Write the largest of each row of scores [P, n], descending, to columns 0 … k of values; indices: [P, k] uint32.
 
-    values and places are whole tiles. Eight are found at a time, and removed in `work` [P, n], which may be `scores`.
+    values and indices are whole tiles. Eight are found at a time, and removed in `work` [P, n], which may be `scores`.
     nc_match_replace8 serves its last slot first and takes the first occurrence that is left. So it gets the eight in
-    ascending order, and equal values get ascending places.
+    ascending order, and equal values get ascending indices.
     """
     source = scores
-    for first in range(0, places.shape[1], _EIGHT):
+    for first in range(0, indices.shape[1], _EIGHT):
         nisa.max8(dst=values[:, first : first + _EIGHT], src=source)
         nisa.nc_match_replace8(
-            dst=work, data=source, vals=backwards(values, first), imm=LEAST, dst_idx=backwards(places, first)
+            dst=work, data=source, vals=backwards(values, first), imm=LEAST, dst_idx=backwards(indices, first)
         )
         source = work
 
 
 def chunks_of_a_row(rows, most):
-    """Partitions over which the columns of each of `rows` rows are spread: a power of two, at most `most`."""
+    """Return the partitions over which the columns of each of `rows` rows are spread: a power of 2, at most `most`."""
     chunks = 1
     while 2 * chunks <= most and 2 * chunks * rows <= PARTITIONS:
         chunks = 2 * chunks
@@ -79,56 +79,57 @@ def chunks_of_a_row(rows, most):
 
 
 def pieces(columns, chunks, width, keep):
-    """The pieces of a row, as (first column, columns of a chunk); the end of the last piece may be padding.
+    """Return the pieces of a row, as (first column, columns of a chunk); the end of the last piece may be padding.
 
     A chunk with less than `keep` columns gets a multiple of eight of them, all of which are candidates. So does one
     that is searched in groups.
     """
-    found = []
+    bounds = []
     first = 0
     while first < columns:
         size = min(width, blocks(columns - first, chunks))
         if size < keep or is_grouped(size, keep):
             size = multiple_of_eight(size)
-        found.append((first, size))
+        bounds.append((first, size))
         first = first + chunks * size
-    return found
+    return bounds
 
 
 def new_candidates(rows, count):
-    """Room for `count` candidates of each row: values [rows, count], and their columns [rows, count], in float32."""
+    """Allocate `count` candidates of each row: values [rows, count], and their columns [rows, count], in float32."""
     values = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
     columns = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
     return values, columns
 
 
 def search(scores, work, keep):
-    """First stage: the `keep` largest of each chunk of scores [row * chunk, column], descending, and their places."""
+    """Return the `keep` largest of each chunk of scores [row * chunk, column], descending, and their indices."""
     lanes, size = scores.shape
-    each = min(keep, size)
-    found = nl.ndarray((lanes, each), dtype=nl.float32, buffer=nl.sbuf)
-    places = nl.ndarray((lanes, each), dtype=nl.uint32, buffer=nl.sbuf)
+    count = min(keep, size)
+    largest = nl.ndarray((lanes, count), dtype=nl.float32, buffer=nl.sbuf)
+    indices = nl.ndarray((lanes, count), dtype=nl.uint32, buffer=nl.sbuf)
     if is_grouped(size, keep):
-        search_groups(found, places, scores)
+        search_groups(largest, indices, scores)
     else:
-        take_largest(found, places, scores, work)
-    return found, places
+        take_largest(largest, indices, scores, work)
+    return largest, indices
 
 
 def is_grouped(size, keep):
-    """Whether a chunk is so long that its columns are searched in groups of eight."""
+    """Return whether a chunk is so long that its columns are searched in groups of eight."""
     return size >= max(GROUPED_COLUMNS, GROUPED_PER_VALUE * keep) and keep > _EIGHT
 
 
-def search_groups(found, places, scores):
-    """As take_largest, for scores [P, n] @ SBUF that are kept: first the groups of eight neighbours with the largest
-    maxima, then all of their elements.
+def search_groups(largest, indices, scores):
+    """Do what `take_largest` does, for scores [P, n] @ SBUF that are kept.
+
+    First search the groups of eight neighbours with the largest maxima, then all of their elements.
 
     The k largest lie in k groups: an element of any other group has k elements before it, one of each group chosen.
-    The groups are put into the order of their places before they are searched, for the sake of equal values.
+    The groups are put into the order of their indices before they are searched, for the sake of equal values.
     """
     lanes, size = scores.shape
-    keep = places.shape[1]
+    keep = indices.shape[1]
     count = size // _EIGHT
     maxima = nl.ndarray((lanes, count), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_reduce(dst=maxima, op=nl.maximum, data=scores.reshape_dim(1, (count, _EIGHT)), axis=2)
@@ -147,87 +148,87 @@ def search_groups(found, places, scores):
     )
     values = nl.ndarray((lanes, keep * _EIGHT), dtype=nl.float32, buffer=nl.sbuf)
     nisa.nc_n_gather(dst=values, data=scores, indices=elements)
-    at = nl.ndarray((lanes, keep), dtype=nl.uint32, buffer=nl.sbuf)
-    take_largest(found, at, values, values)
-    nisa.nc_n_gather(dst=places, data=elements, indices=at)
+    positions = nl.ndarray((lanes, keep), dtype=nl.uint32, buffer=nl.sbuf)
+    take_largest(largest, positions, values, values)
+    nisa.nc_n_gather(dst=indices, data=elements, indices=positions)
 
 
-def join(values, columns, found, places, span, first):
-    """What is found in neighbouring chunks of `span` columns, beside each other; columns count from `first` on.
+def join(values, columns, largest, indices, span, first):
+    """Copy the largest of neighbouring chunks of `span` columns side by side; columns count from `first` on.
 
-    found, places: [row * chunk, n], into values, columns: [row * group, n * chunks of a group], for any number of
+    largest, indices: [row * chunk, n], into values, columns: [row * group, n * chunks of a group], for any number of
     groups of a row. They travel on the Scalar engine's queue: the queue of bulk loads must not wait for a search.
     """
     lanes, count = values.shape
-    each = found.shape[1]
+    chunk_values = largest.shape[1]
     offsets = nl.ndarray((lanes, count), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.iota(dst=offsets, pattern=[[span, count // each], [0, each]], offset=first)
-    moved = nl.ndarray((lanes, count), dtype=places.dtype, buffer=nl.sbuf)
-    transfer(values, found, SCALAR)
-    transfer(moved, places, SCALAR)
+    nisa.iota(dst=offsets, pattern=[[span, count // chunk_values], [0, chunk_values]], offset=first)
+    moved = nl.ndarray((lanes, count), dtype=indices.dtype, buffer=nl.sbuf)
+    transfer(values, largest, SCALAR)
+    transfer(moved, indices, SCALAR)
     nisa.tensor_tensor(dst=columns, data1=moved, data2=offsets, op=nl.add, engine=nisa.engine.gpsimd)
 
 
-def collect(candidates, begun, first, found, places, size, keep):
-    """What `search` found in a piece from column `first` on, in chunks of `size`, to the candidates of each row.
+def collect(candidates, begun, first, largest, indices, size, keep):
+    """Append the results of `search` in a piece from column `first` on, in chunks of `size`, to candidates of each row.
 
-    They lie from place `keep` on, behind the largest of earlier pieces if those have `begun`. More chunks than
+    They begin at index `keep`, behind the largest of earlier pieces if those have `begun`. More chunks than
     MERGED_CHUNKS are first searched in groups. Returns the candidates that are there.
     """
     values, columns = candidates
     rows = values.shape[0]
-    chunks = found.shape[0] // rows
+    chunks = largest.shape[0] // rows
     span = size
     while chunks > MERGED_CHUNKS:
         together = min(GROUP, chunks // MERGED_CHUNKS)
         chunks = chunks // together
-        each = found.shape[1]
-        group = new_candidates(rows * chunks, together * each)
-        join(group[0], group[1], found, places, span, 0)
+        chunk_values = largest.shape[1]
+        group = new_candidates(rows * chunks, together * chunk_values)
+        join(group[0], group[1], largest, indices, span, 0)
         span = span * together
-        best = new_candidates(rows * chunks, min(keep, together * each))
-        merge(best, group, min(keep, together * each))
-        found = best[0]
-        places = best[1]
-    end = keep + chunks * found.shape[1]
-    join(values[:, keep:end], columns[:, keep:end], found, places, span, first)
+        best = new_candidates(rows * chunks, min(keep, together * chunk_values))
+        merge(best, group, min(keep, together * chunk_values))
+        largest = best[0]
+        indices = best[1]
+    end = keep + chunks * largest.shape[1]
+    join(values[:, keep:end], columns[:, keep:end], largest, indices, span, first)
     start = 0 if begun else keep
     return values[:, start:end], columns[:, start:end]
 
 
 def merge(largest, candidates, keep, work=None):
-    """Second stage: the `keep` largest candidates of each row to the first places of `largest`.
+    """Write the `keep` largest candidates of each row to the first columns of `largest`.
 
     Their values are lost, unless there is `work`, a tile like them.
 
-    A place that is none, which NaN gives, becomes the last one: a gather takes places only.
+    An index beyond all, which NaN gives, becomes the last one.
     """
     values, columns = candidates
     rows, count = values.shape
-    places = nl.ndarray((rows, keep), dtype=nl.uint32, buffer=nl.sbuf)
+    indices = nl.ndarray((rows, keep), dtype=nl.uint32, buffer=nl.sbuf)
     valid = nl.ndarray((rows, keep), dtype=nl.uint32, buffer=nl.sbuf)
-    take_largest(largest[0], places, values, values if work is None else work)
-    nisa.tensor_scalar(dst=valid, data=places, op0=nl.minimum, operand0=float(count - 1))
+    take_largest(largest[0], indices, values, values if work is None else work)
+    nisa.tensor_scalar(dst=valid, data=indices, op0=nl.minimum, operand0=float(count - 1))
     nisa.nc_n_gather(dst=largest[1][:, 0:keep], data=columns, indices=valid)
 
 
 def merged(candidates, keep):
-    """The `keep` largest of candidates, whose values are lost, and their columns."""
+    """Return the `keep` largest of candidates, whose values are lost, and their columns."""
     largest = new_candidates(candidates[0].shape[0], keep)
     merge(largest, candidates, keep)
     return largest
 
 
 def gather_cores(tiles):
-    """float32 tiles [rows, n] of the two cores of a logical core, in their order beside each other: [rows, 2 * n]."""
+    """Gather float32 tiles [rows, n] of the two cores of a logical core side by side, in their order: [rows, 2 * n]."""
     core = nl.program_id(0)
     results = []
     for i in range(len(tiles)):
         rows, count = tiles[i].shape
         result = nl.ndarray((rows, 2 * count), dtype=nl.float32, buffer=nl.sbuf)
-        own = core * count
-        other = count - own
-        nisa.tensor_copy(dst=result[:, own : own + count], src=tiles[i])
+        start = core * count
+        other = count - start
+        nisa.tensor_copy(dst=result[:, start : start + count], src=tiles[i])
         nisa.sendrecv(
             src=tiles[i],
             dst=result[:, other : other + count],
@@ -241,11 +242,11 @@ def gather_cores(tiles):
 
 
 def gather_ranks(tiles, names, replica_group, ranks):
-    """float32 tiles [rows, n] of all ranks beside each other, [rows, ranks * n], in the order of the group's list.
+    """Gather float32 tiles [rows, n] of all ranks side by side, [rows, ranks * n], in the order of the group's list.
 
     all_gather puts the ranks' rows below each other; loading them puts those of one row into one partition.
     """
-    own = []
+    sources = []
     everyone = []
     for i in range(len(tiles)):
         rows, count = tiles[i].shape
@@ -254,9 +255,9 @@ def gather_ranks(tiles, names, replica_group, ranks):
             (ranks * rows, count), dtype=nl.float32, buffer=nl.private_hbm, name=f"all_{names[i]}"
         )
         nisa.dma_copy(dst=one, src=tiles[i])
-        own.append(one)
+        sources.append(one)
         everyone.append(every)
-    ncc.all_gather(srcs=own, dsts=everyone, replica_group=replica_group, collective_dim=0)
+    ncc.all_gather(srcs=sources, dsts=everyone, replica_group=replica_group, collective_dim=0)
     results = []
     for i in range(len(tiles)):
         rows, count = tiles[i].shape

@@ -83,8 +83,8 @@ def spread_pieces(logits, operands, w_head, finish, first, end, keep, delays):
             merge(candidates, waiting, keep)
         scores = finish_logits(logits[:, start : start + weights.shape[1]], sums, chunks, finish)
         work = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
-        found, places = search(scores, work, keep)
-        collected = collect(candidates, waiting is not None, start, found, places, size, keep)
+        largest, indices = search(scores, work, keep)
+        collected = collect(candidates, waiting is not None, start, largest, indices, size, keep)
         if waiting is not None and not at_once:
             merge(candidates, waiting, keep)
         waiting = collected
@@ -114,7 +114,7 @@ def finish_logits(logits, sums, chunks, finish):
 
 
 def copy_logits(scores, sums, finish):
-    """The sums of a product, scaled and capped if asked, from PSUM to `scores`."""
+    """Copy the sums of a product, scaled and capped if asked, from PSUM to `scores`."""
     scale, softcap = finish
     if softcap is None:
         nisa.activation(dst=scores, op=nl.copy, data=sums, scale=scale)
@@ -125,14 +125,14 @@ def copy_logits(scores, sums, finish):
 
 
 def tail_columns(hidden, columns, keep):
-    """The columns of each piece that is searched as a row, without chunks, in the order of the columns."""
+    """Return the columns of each piece that is searched as a row, without chunks, in the order of the columns."""
     sizes = []
     if hidden < TAIL_HIDDEN * keep:
         return sizes
-    wanted = TAIL_COLUMNS[1:] if nisa.get_nc_version() == nisa.nc_version.gen4 else TAIL_COLUMNS
-    rest = columns
-    for size in wanted:
-        if rest - size >= LEAST_SPREAD:
+    tail_sizes = TAIL_COLUMNS[1:] if nisa.get_nc_version() == nisa.nc_version.gen4 else TAIL_COLUMNS
+    spread_columns = columns
+    for size in tail_sizes:
+        if spread_columns - size >= LEAST_SPREAD:
             sizes = [size] + sizes
-            rest -= size
+            spread_columns -= size
     return sizes

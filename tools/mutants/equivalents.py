@@ -25,8 +25,8 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "projection.gated_product.accumulate clamp: min(hidden, PARTITIONS) -> PARTITIONS",
     ),
     "a smaller tile, or fewer banks: the same sums in more instructions; only time differs": (
-        "convolution.products.banks_of arithmetic: outputs[1] - outputs[0] -> (outputs[1]) + (outputs[0])",
-        "convolution.products.held_outputs arithmetic: most >= outputs -> most > outputs",
+        "convolution.products.plan_banks arithmetic: outputs[1] - outputs[0] -> (outputs[1]) + (outputs[0])",
+        "convolution.products.count_resident_outputs arithmetic: most >= outputs -> most > outputs",
         "delta.wave_plan.head_ranges condition: if group <= HEADS -> False",
         "matmul.fitting condition: if dtype == nl.float32 -> True",
         "projection.gated_product.packed_columns arithmetic: PARTITIONS // 4 -> *",
@@ -52,7 +52,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "sampling.vocabulary.tail_columns arithmetic: hidden*",
         "sampling.vocabulary.tail_columns arithmetic: TAIL_HIDDEN*",
         "sampling.vocabulary.tail_columns arithmetic: nisa*",
-        "sampling.vocabulary.tail_columns arithmetic: rest*",
+        "sampling.vocabulary.tail_columns arithmetic: spread_columns*",
         "sampling.vocabulary.tail_columns bound: *",
         "sampling.vocabulary.tail_columns condition: *",
     ),
@@ -145,7 +145,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "prefill.slopes.numbers_of_rows dtype: (span.rows, 1) dtype=nl.float32 -> nl.bfloat16",
     ),
     "the strided slice ends between two of its elements": (
-        "sampling.candidates.over_ranks bound: upper of 0:ranks * keep:keep: ranks * keep - 1",
+        "sampling.candidates.merge_ranks bound: upper of 0:ranks * keep:keep: ranks * keep - 1",
         "projection.spread_product.padding_operands bound: upper of chunks - 1:width:chunks: width - 1",
     ),
     "stored, joined or computed again from the same operands": (
@@ -153,7 +153,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "sampling.candidates.add_exponentials duplicate: nisa.activation(*",
         "sampling.candidates.find_candidates duplicate: add_exponentials(*",
         "lm_head.lm_head duplicate: nisa.dma_copy(dst=ids*",
-        "sample.ids_of duplicate: nisa.nc_n_gather(*",
+        "sample.find_ids duplicate: nisa.nc_n_gather(*",
         "sample.draw_rows duplicate: nisa.dma_copy(*",
         "projection.spread_product.spread_rows duplicate: load_normalised(*",
         "sampling.top_k.collect duplicate: join(*",
@@ -161,7 +161,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     ),
     "neither instruction touches what the other writes, though tiles or parts of a tile are named in both": (
         "sampling.draw.candidate_weights swap: nisa.memset(dst=ahead*",
-        "sampling.draw.prepared swap: *",
+        "sampling.draw.prepare_parameters swap: *",
         "sample.draw_rows swap: *",
         "projection.spread_product.padding_operands swap: *",
     ),
