@@ -35,6 +35,7 @@ from model.layers.launch import (
     StepShape,
     Value,
     product,
+    split_into_launches,
 )
 from model.layers.layer import Constant, States
 from model.layers.shard import by_query_heads
@@ -94,9 +95,9 @@ class Attention(AttentionHeads):
         fits = self.hidden <= _WIDEST_BLOCK and self.heads.head_dim <= _LARGEST_HEAD
         plain = plain and fits and not self.after
         biased = self.b_qkv is not None or self.b_o is not None
-        own_heads = self.owner is None and not self.heads.value_norm and not self._whole_norms
+        projects_all_heads = self.owner is None and not self.heads.value_norm and not self._whole_norms
         plain = plain and not biased and not self.heads.output_gate
-        return plain and own_heads and self._rotates_by_position
+        return plain and projects_all_heads and self._rotates_by_position
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Projection, attention, output; a decode step is one launch where that is possible."""
@@ -131,32 +132,33 @@ class Attention(AttentionHeads):
         }
         in_sequence = replace(cache.positions, name="positions")
         if cache.positions != in_sequence:
-            arguments["rope_positions"] = in_sequence
+            arguments |= {"rope_positions": in_sequence}
         return arguments
 
     def _prefill(self, step: StepShape) -> Launch:
         tokens, end = step.tokens, step.prefix + step.tokens // step.sequences
         q, k, v = self._projected(step)
         cache = self._cache(step)
-        held = step.of_window(self.heads.window)
+        window_step = step.of_window(self.heads.window)
         pairs = step.sequences * (self.heads.pairs(end) - self.heads.pairs(step.prefix))
         passes = 4 if self.owner is None else 2
         elements = (
-            tokens * (2 * q.shape[1] + passes * k.shape[1]) + 2 * step.sequences * held.prefix * k.shape[1]
+            tokens * (2 * q.shape[1] + passes * k.shape[1])
+            + 2 * step.sequences * window_step.prefix * k.shape[1]
         )
-        window = self._window(held.prefix + tokens // step.sequences)
+        window = self._window(window_step.prefix + tokens // step.sequences)
         arguments: dict[str, Argument] = {
             "q": q,
             **self._new(k, v),
             **cache.arguments,
             "scale": self.heads.score_scale,
             "num_kv_heads": self._kv_heads(step),
-            "prefix": held.prefix,
+            "prefix": window_step.prefix,
             **self._score_arguments(step, window),
             "causal": self.heads.causal,
         }
         if step.prefix:
-            arguments["positions"] = cache.positions
+            arguments |= {"positions": cache.positions}
         return Launch(
             "attention_prefill",
             arguments,
@@ -173,8 +175,8 @@ class Attention(AttentionHeads):
         q, k, v = self._projected(step)
         cache = self._cache(step)
         length = decoding.of_window(self.heads.window).cache_length
-        held = step.of_window(self.heads.window).prefix
-        window = self._window(max(length, held + step.new_tokens))
+        prefix = step.of_window(self.heads.window).prefix
+        window = self._window(max(length, prefix + step.new_tokens))
         operations, moved = self._attended(decoding, decoding.sequences)
         return Launch(
             "attention_mixed",
@@ -186,7 +188,7 @@ class Attention(AttentionHeads):
                 "scale": self.heads.score_scale,
                 "decoding": decoding.tokens,
                 "num_kv_heads": self._kv_heads(step),
-                "prefix": held,
+                "prefix": prefix,
                 **self._score_arguments(step, window),
             },
             prompts.results,
@@ -207,14 +209,16 @@ class Attention(AttentionHeads):
     def _decode(self, step: StepShape, sequences: int, repeat: int) -> Launch:
         """Attention of the new tokens of some sequences."""
         rows = sequences * step.new_tokens
-        q, k, v = (each.last(rows) if rows < step.tokens else each for each in self._projected(step))
-        part = replace(step, tokens=rows, sequences=sequences)
+        q, k, v = (
+            projected.last(rows) if rows < step.tokens else projected for projected in self._projected(step)
+        )
+        launch_step = replace(step, tokens=rows, sequences=sequences)
         arguments: dict[str, Argument] = {
             "q": q,
             **self._new(k, v),
             "scale": self.heads.score_scale,
             "num_kv_heads": self._kv_heads(step),
-            **self._decode_arguments(part),
+            **self._decode_arguments(launch_step),
         }
         if self._rotates_in_attention(step):
             arguments |= self._rotation_arguments(step)
@@ -223,7 +227,7 @@ class Attention(AttentionHeads):
         return Launch(
             "attention_decode",
             arguments,
-            self._results(self._cache(part)),
+            self._results(self._cache(launch_step)),
             LeastWork(*self._attended(step, sequences)),
             rows,
             repeat=repeat,
@@ -242,7 +246,7 @@ class Attention(AttentionHeads):
         x = Value("x", (step.tokens, self.hidden), step.activations)
         x = x.last(rows) if rows < step.tokens else x
         q, k, _ = self._projected(step)
-        part = replace(step, tokens=rows, sequences=sequences)
+        launch_step = replace(step, tokens=rows, sequences=sequences)
         w_qkv, w_o = self.w_qkv.value(step), self.w_o.value(step)
         attended, moved = self._attended(step, sequences)
         products = product(rows, w_qkv, w_o, moved_bytes=moved)
@@ -261,9 +265,9 @@ class Attention(AttentionHeads):
                 **self._rotation_arguments(step),
                 **self._head_norm_arguments(step),
                 "replica_group": Axis.tensor,
-                **self._decode_arguments(part),
+                **self._decode_arguments(launch_step),
             },
-            ("x", *self._cache(part).names),
+            ("x", *self._cache(launch_step).names),
             LeastWork(products.operations + attended, products.bytes),
             rows,
             repeat=repeat,
@@ -288,14 +292,12 @@ class Attention(AttentionHeads):
         """Keys and values that tokens may attend to, with the new ones, which are kept except in an encoder."""
         if not self.heads.causal:
             return new
-        names = [f"{self.owner or self.name}.{each}" for each in ("keys", "values")]
-        for name, each in zip(names, new):
-            states[name] = np.concatenate([states[name], each], axis=1) if name in states else each
+        names = [f"{self.owner or self.name}.{name}" for name in ("keys", "values")]
+        for name, array in zip(names, new):
+            states[name] = np.concatenate([states[name], array], axis=1) if name in states else array
         return [states[name] for name in names]
 
 
 def chunks(step: StepShape) -> list[tuple[int, int]]:
     """How many sequences each launch of a decode step takes, and how often it is repeated for others."""
-    most = _ROWS // step.new_tokens
-    whole, rest = divmod(step.sequences, most)
-    return [(sequences, repeat) for sequences, repeat in ((most, whole), (rest, 1)) if sequences and repeat]
+    return split_into_launches(step.sequences, _ROWS // step.new_tokens)

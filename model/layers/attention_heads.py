@@ -51,21 +51,24 @@ class AttentionProjections:
 
 @dataclass(frozen=True)
 class RotaryTable:
-    """Cosines (`which` is 0) or sines (1) of `count` positions, [count, half of what is rotated of a head].
+    """Cosines (`index` is 0) or sines (1) of `count` positions, [count, half of what is rotated of a head].
 
     With longrope those of short sequences, and behind them those of long ones.
     """
 
     positions: Positions
     count: int
-    which: int
+    index: int
 
     def __call__(self, shard: Shard) -> np.ndarray:
         """The table, the same on every rank."""
-        own, short = self.positions, self.positions.rope.longest_short
+        positions, short = self.positions, self.positions.rope.longest_short
         lengths = (self.count,) if short is None else (short, short + 1)
-        parts = [rope.tables(own.rope, own.width, own.limit, self.count, length) for length in lengths]
-        return np.concatenate([part[self.which] for part in parts])
+        tables = [
+            rope.tables(positions.rope, positions.width, positions.limit, self.count, length)
+            for length in lengths
+        ]
+        return np.concatenate([table[self.index] for table in tables])
 
 
 @dataclass(frozen=True)
@@ -92,14 +95,18 @@ class AttentionHeads:
     @property
     def w_qkv(self) -> Weight:
         """[hidden, queries + keys + values + gates] of a rank's heads; of a layer without a cache [hidden, queries]."""
-        return Weight(f"{self.name}.w_qkv", tuple(own.weight(cut) for own, cut in self._inputs()))
+        return Weight(
+            f"{self.name}.w_qkv", tuple(projection.weight(cut) for projection, cut in self._inputs())
+        )
 
     @property
     def b_qkv(self) -> Weight | None:
         """The biases of these columns, as a row."""
-        if all(each.bias is None for each in self.projections.inputs):
+        if all(projection.bias is None for projection in self.projections.inputs):
             return None
-        return Weight(f"{self.name}.b_qkv", tuple(own.bias_row(cut) for own, cut in self._inputs()))
+        return Weight(
+            f"{self.name}.b_qkv", tuple(projection.bias_row(cut) for projection, cut in self._inputs())
+        )
 
     @property
     def w_o(self) -> Weight:
@@ -117,8 +124,8 @@ class AttentionHeads:
     @property
     def weights(self) -> Sequence[Weight]:
         """The norms, both projections and their biases."""
-        norms = [each for each in (self.norm, *self.head_norms, self.after) if each is not None]
-        biases = [each for each in (self.b_qkv, self.b_o) if each is not None]
+        norms = [norm for norm in (self.norm, *self.head_norms, self.after) if norm is not None]
+        biases = [bias for bias in (self.b_qkv, self.b_o) if bias is not None]
         return (*(weight for norm in norms for weight in norm.weights), self.w_qkv, self.w_o, *biases)
 
     def _gate(self, step: StepShape) -> Value | None:
@@ -129,21 +136,21 @@ class AttentionHeads:
         return replace(q, name="gate")
 
     def _tables(self, step: StepShape) -> tuple[Value | None, Value | None]:
-        own = self.heads.positions
-        if own is None:
+        positions = self.heads.positions
+        if positions is None:
             return None, None
-        rows = min(step.cache_length, own.limit) * (1 if own.rope.longest_short is None else 2)
-        shape = (rows, -(-own.width // 2))
-        cos, sin = (Value(f"{own.name}.{function}", shape, FLOAT32) for function in ("cos", "sin"))
+        rows = min(step.cache_length, positions.limit) * (1 if positions.rope.longest_short is None else 2)
+        shape = (rows, -(-positions.width // 2))
+        cos, sin = (Value(f"{positions.name}.{function}", shape, FLOAT32) for function in ("cos", "sin"))
         return cos, sin
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
         """Cosines and sines of every position, which equal layers share."""
-        own = self.heads.positions
+        positions = self.heads.positions
         return {
-            table.name: RotaryTable(own, min(step.cache_length, own.limit), which)
-            for which, table in enumerate(self._tables(step))
-            if table is not None and own is not None
+            table.name: RotaryTable(positions, min(step.cache_length, positions.limit), index)
+            for index, table in enumerate(self._tables(step))
+            if table is not None and positions is not None
         }
 
     @property
@@ -154,14 +161,14 @@ class AttentionHeads:
     @property
     def _rotates_by_position(self) -> bool:
         """Whether the rows of the tables of rotations are the positions, or nothing is rotated."""
-        own = self.heads.positions
-        return own is None or own.rope.longest_short is None
+        positions = self.heads.positions
+        return positions is None or positions.rope.longest_short is None
 
     def _project(self, step: StepShape) -> list[Launch]:
         """Queries, keys and values, normalised and rotated; and gates."""
         q, k, _ = self._projected(step)
         x = Value("x", (step.own_rows, self.hidden), step.activations)
-        at = Value("positions" if self._rotates_by_position else "rope_rows", (step.tokens, 1), INT32)
+        positions = Value("positions" if self._rotates_by_position else "rope_rows", (step.tokens, 1), INT32)
         w_qkv = self.w_qkv.value(step)
         first = self.norm or next(iter(self.head_norms), None)
         arguments: dict[str, Argument] = {
@@ -182,20 +189,20 @@ class AttentionHeads:
         if not self._whole_norms:
             arguments |= self._head_norm_arguments(step)
             if self.heads.positions is not None:
-                arguments |= {"positions": at, **self._rotation_arguments(step)}
+                arguments |= {"positions": positions, **self._rotation_arguments(step)}
         if self.heads.output_gate:
-            arguments["gate_size"] = q.shape[1]
+            arguments |= {"gate_size": q.shape[1]}
         work, names = product(step.tokens, w_qkv), ("q", "k", "v", "gate")[: len(self.projections.inputs)]
         launches = [Launch("qkv_projection", arguments, names, work, step.tokens)]
         if not self._whole_norms:
             return launches
-        for norm, each, label in zip(self.head_norms, (q, k), ("queries", "keys")):
-            launches.append(norm.launch(step, each, each.name, label, None))
+        for norm, rows, label in zip(self.head_norms, (q, k), ("queries", "keys")):
+            launches.append(norm.launch(step, rows, rows.name, label, None))
         if self.heads.positions is not None and not self._rotates_in_attention(step):
             for rotated, label in ((q, "queries"), (k, "keys")):
                 turn: dict[str, Argument] = {
                     "x": rotated,
-                    "positions": at,
+                    "positions": positions,
                     **self._rotation_arguments(step),
                     "heads": rotated.shape[1] // self.heads.head_dim,
                 }
@@ -242,13 +249,13 @@ class AttentionHeads:
         return launches
 
     def _projected(self, step: StepShape) -> tuple[Value, Value, Value]:
-        own = self.heads.layout(step.ranks)
+        layout = self.heads.layout(step.ranks)
         q, k, v = (
             Value(name, (step.tokens, count * self.heads.head_dim), step.activations)
             for name, count in (
-                ("q", own.heads_of_rank),
-                ("k", own.kv_heads_of_rank),
-                ("v", own.kv_heads_of_rank),
+                ("q", layout.heads_of_rank),
+                ("k", layout.kv_heads_of_rank),
+                ("v", layout.kv_heads_of_rank),
             )
         )
         return q, k, v
@@ -258,23 +265,23 @@ class AttentionHeads:
 
     def _heads(self, normed: np.ndarray, span: Span, numpy: Arithmetic) -> list[np.ndarray]:
         """Queries, keys and values, or queries alone, [heads, tokens, head_dim]: normalised and rotated."""
-        found = [
+        arrays = [
             numpy.rounded(numpy.product(normed, projection)) for projection in self.projections.inputs[:3]
         ]
-        turned = range(min(2, len(found)))
+        turned = range(min(2, len(arrays)))
         if self._whole_norms:
-            for each, norm in zip(turned, self.head_norms):
-                found[each] = norm.reference(found[each], numpy)
-        found = [each.reshape(len(normed), -1, self.heads.head_dim).swapaxes(0, 1) for each in found]
+            for index, norm in zip(turned, self.head_norms):
+                arrays[index] = norm.reference(arrays[index], numpy)
+        arrays = [array.reshape(len(normed), -1, self.heads.head_dim).swapaxes(0, 1) for array in arrays]
         if not self._whole_norms:
-            for each, norm in zip(turned, self.head_norms):
-                found[each] = norm.reference(found[each], numpy)
+            for index, norm in zip(turned, self.head_norms):
+                arrays[index] = norm.reference(arrays[index], numpy)
         if self.heads.value_norm and self.norm is not None:
-            found[2] = numpy.norm(found[2], None, self.norm.eps)
+            arrays[2] = numpy.norm(arrays[2], None, self.norm.eps)
         if self.heads.positions is not None:
-            for each in turned:
-                found[each] = numpy.rotated(found[each], self.heads.positions, span)
-        return found
+            for index in turned:
+                arrays[index] = numpy.rotated(arrays[index], self.heads.positions, span)
+        return arrays
 
     def _output(self, mixed: np.ndarray, normed: np.ndarray, numpy: Arithmetic) -> np.ndarray:
         """What the outputs of all heads, side by side, add up to; gated rows are rounded."""

@@ -154,7 +154,7 @@ def test_any_top_k_leaves_a_token(top_k: int) -> None:
 
 
 def test_kinds_of_draws_are_those_of_the_device() -> None:
-    assert DRAWS[-1].whole and DRAWS[-1].candidates >= SIZE
+    assert DRAWS[-1].full_vocabulary and DRAWS[-1].candidates >= SIZE
 
 
 def test_tokens_that_differ_by_less_than_float32_expresses_draw_alike_on_host_and_device() -> None:
