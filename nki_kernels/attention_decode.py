@@ -85,6 +85,8 @@ Cost
     pages it takes 9.5 ns to address 4 KiB, and Scalar copies transposed keys: 12 to 17 % more at 4096 positions.
     On two cores 90 % for 16 sequences of 8192 positions; one sequence of 8192 gains 10 %. Eight ranks that
     share a kv head take 154 us for 64 sequences of 8192 positions (undivided 788), of which 24 us are two collectives.
+    Caches with scales take half of the bytes of bfloat16 and more time, because DMA casts what it loads: 175 us for 16
+    sequences of 4096 positions with 4 heads on 1, where bfloat16 takes 91 (96 in pages).
 """
 
 from __future__ import annotations

@@ -331,13 +331,13 @@ def attention_prefill_reference(
         new_keys, new_values = (
             each[place]
             if new is None
-            else store_reference(np.split(new, sequences)[b].reshape(-1, heads, size), scale_of, each.dtype)
-            for each, new, size, scale_of in zip(held, (k, v), sizes, scales)
+            else store_reference(np.split(new, sequences)[b].reshape(-1, heads, size), head_scale, each.dtype)
+            for each, new, size, head_scale in zip(held, (k, v), sizes, scales)
         )
         held[0][place], held[1][place] = new_keys, new_values
         keys, values = (
-            np.concatenate([use_reference(old, scale_of), use_reference(new, scale_of)])
-            for old, new, scale_of in zip((old_keys, old_values), (new_keys, new_values), scales)
+            np.concatenate([use_reference(old, head_scale), use_reference(new, head_scale)])
+            for old, new, head_scale in zip((old_keys, old_values), (new_keys, new_values), scales)
         )
         keys, values = keys.transpose(1, 2, 0)[:, None], values.transpose(1, 0, 2)[:, None]
         scores = queries.transpose(1, 2, 0, 3) @ keys * queries.dtype.type(scale)

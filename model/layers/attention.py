@@ -141,11 +141,10 @@ class Attention(AttentionHeads):
         cache = self._cache(step)
         window_step = step.of_window(self.heads.window)
         pairs = step.sequences * (self.heads.pairs(end) - self.heads.pairs(step.prefix))
-        passes = 4 if self.owner is None else 2
-        elements = (
-            tokens * (2 * q.shape[1] + passes * k.shape[1])
-            + 2 * step.sequences * window_step.prefix * k.shape[1]
-        )
+        # Queries, outputs and, of a layer with a cache of its own, keys and values are activations.
+        activations = 2 * tokens * (q.shape[1] + (k.shape[1] if self.owner is None else 0))
+        cached = 2 * k.shape[1] * (tokens + step.sequences * window_step.prefix)
+        moved = step.activations.itemsize * activations + cache.arrays[0].dtype.itemsize * cached
         window = self._window(window_step.prefix + tokens // step.sequences)
         arguments: dict[str, Argument] = {
             "q": q,
@@ -163,7 +162,7 @@ class Attention(AttentionHeads):
             "attention_prefill",
             arguments,
             self._results(cache),
-            LeastWork(4.0 * q.shape[1] * pairs, float(step.activations.itemsize * elements)),
+            LeastWork(4.0 * q.shape[1] * pairs, float(moved)),
             tokens,
             growth=Growth.square,
             window=window,
@@ -237,7 +236,8 @@ class Attention(AttentionHeads):
         """Operations and bytes of a step's attention of sequences whose caches are full."""
         q, k, _ = self._projected(step)
         seen = sequences * self.heads.seen(step.cache_length)
-        return 4.0 * step.new_tokens * q.shape[1] * seen, 2.0 * k.shape[1] * seen * step.activations.itemsize
+        itemsize = self._cache(step).arrays[0].dtype.itemsize
+        return 4.0 * step.new_tokens * q.shape[1] * seen, 2.0 * k.shape[1] * seen * itemsize
 
     def _decode_block(self, step: StepShape, sequences: int, repeat: int) -> Launch:
         """The step of some sequences, norm and both projections included."""

@@ -113,10 +113,10 @@ def take_scales(queries, keys, values, scales, sizes):
     tokens, kv_heads = sizes.tokens, sizes.kv_heads
     for part in range(sizes.parts):
         height = min(PARTITIONS, sizes.depth - part * PARTITIONS)
-        own = queries[0:height, part, :, :].reshape_dim(2, (kv_heads, sizes.share))
+        by_head = queries[0:height, part, :, :].reshape_dim(2, (kv_heads, sizes.share))
         factors = scales.keys[0:height, :].expand_dim(1).expand_dim(3)
         factors = factors.broadcast(1, tokens).broadcast(3, sizes.share)
-        nisa.tensor_tensor(dst=own, data1=own, data2=factors, op=nl.multiply)
+        nisa.tensor_tensor(dst=by_head, data1=by_head, data2=factors, op=nl.multiply)
         inverses = scales.inverse_keys[0:height, :].expand_dim(1).broadcast(1, tokens)
         round_to_cache(keys[0:height, part, :, :], inverses, scales.dtype)
     inverses = scales.inverse_values[0:tokens, :].expand_dim(2).broadcast(2, sizes.depth)
