@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.delta.block_inverse import HALF, BlockInverses
+from nki_kernels.delta.block_inverse import HALF
 from nki_kernels.delta.chunk_scores import ChunkScores
 from nki_kernels.delta.masks import LEVELS
 from nki_kernels.tiles import PARTITIONS
@@ -30,7 +30,7 @@ IN_TURN = 4
 
 @dataclass
 class ChunkInverse(nl.NKIObject):
-    """The inverse of a unit's triangle, of which `blocks` has the blocks of both halves, and what follows from it.
+    """The inverse of a unit's triangle, whose halves are in the wave's blocks, and what follows from it.
 
     right: the first product of the last level, [row, head, column]; it has the rows of the second half only. corner:
     the block of the transposed inverse that joins the halves, [column, head, row]. reading: -(X exp(G) k) transposed,
@@ -38,7 +38,6 @@ class ChunkInverse(nl.NKIObject):
     """
 
     scores: ChunkScores
-    blocks: BlockInverses
     right: nl.NkiTensor | None = None
     corner: nl.NkiTensor | None = None
     reading: nl.NkiTensor | None = None
@@ -49,7 +48,7 @@ class ChunkInverse(nl.NKIObject):
 
     def link_halves(self, prompt):
         """Compute `right`."""
-        x, negated = self.select_heads(self.blocks.x), self.select_heads(self.blocks.negated)
+        x, negated = self.select_heads(self.scores.blocks.x), self.select_heads(self.scores.blocks.negated)
         inner = nl.ndarray((PARTITIONS, x.shape[1], HALF), dtype=nl.float32, buffer=nl.psum)
         for head in range(x.shape[1]):
             nisa.nc_matmul(
@@ -65,7 +64,7 @@ class ChunkInverse(nl.NKIObject):
 
     def join_halves(self, prompt):
         """Compute `corner`."""
-        y = self.select_heads(self.blocks.y)
+        y = self.select_heads(self.scores.blocks.y)
         joined = nl.ndarray((HALF, y.shape[1], HALF), dtype=nl.float32, buffer=nl.psum)
         for head in range(y.shape[1]):
             nisa.nc_matmul(
@@ -81,7 +80,7 @@ class ChunkInverse(nl.NKIObject):
 
     def list_blocks(self, head):
         """Return the three blocks of a head's transposed inverse that are not zeros: (row, column, block)."""
-        y = self.select_heads(self.blocks.y)
+        y = self.select_heads(self.scores.blocks.y)
         return [
             (0, 0, y[0:HALF, head, :]),
             (0, HALF, self.corner[:, head, :]),
@@ -124,13 +123,13 @@ class JoinLevel(nl.NKIObject):
     def select_changing(self):
         """Return the blocks of x and y that change."""
         inverse, size = self.inverse, LEVELS[self.level]
-        x = select_blocks(inverse.select_heads(inverse.blocks.x), size, False)
-        return x, select_blocks(inverse.select_heads(inverse.blocks.y), size, True)
+        x = select_blocks(inverse.select_heads(inverse.scores.blocks.x), size, False)
+        return x, select_blocks(inverse.select_heads(inverse.scores.blocks.y), size, True)
 
     def link(self, prompt):
         """Compute `right`."""
         inverse, size = self.inverse, LEVELS[self.level]
-        inner = products(inverse.select_heads(inverse.blocks.negated), self.select_changing()[0])
+        inner = products(inverse.select_heads(inverse.scores.blocks.negated), self.select_changing()[0])
         right_operand = prompt.right_operands[self.level][inverse.scores.unit.index % IN_TURN]
         self.right = right_operand[:, 0 : inner.shape[1], :]
         mask = prompt.constants.second_blocks[self.level].reshape((PARTITIONS, 1, inner.shape[2], 1))
@@ -142,7 +141,7 @@ class JoinLevel(nl.NKIObject):
     def join(self, prompt):
         """Compute `joined_x` and `joined_y`: the second products, plus the blocks before."""
         x, y = self.select_changing()
-        left, identity = self.inverse.select_heads(self.inverse.blocks.y), prompt.constants.identity
+        left, identity = self.inverse.select_heads(self.inverse.scores.blocks.y), prompt.constants.identity
         self.joined_x = products(left, select_blocks(self.right, LEVELS[self.level], False))
         nisa.nc_matmul(dst=self.joined_x, stationary=identity, moving=x, accumulate=True)
         self.joined_y = products(self.right, y)

@@ -50,7 +50,7 @@ def plan_wave(index, units):
     wave = Wave(units, BlockInverses(index % IN_TURN, units[len(units) - 1].wave_heads[1]), [], [], [])
     for unit in units:
         scores, pairs = ChunkScores(unit, wave.blocks), []
-        inverse = ChunkInverse(scores, wave.blocks)
+        inverse = ChunkInverse(scores)
         for first, end in ranges(0, unit.count_heads(), PAIR):
             pairs.append(HeadPair(inverse, first // PAIR, first, end))
         wave.scores.append(scores)

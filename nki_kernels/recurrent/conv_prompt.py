@@ -106,10 +106,8 @@ def panel_factors(arguments, panel):
 
 def panel_buffers():
     """Return two tiles that are used in turn, so that the Vector engine need not wait for the Scalar engine."""
-    buffers = []
-    for _ in range(2):
-        buffers.append(nl.ndarray((PARTITIONS, BANK), dtype=nl.float32, buffer=nl.sbuf))
-    return buffers
+    first = nl.ndarray((PARTITIONS, BANK), dtype=nl.float32, buffer=nl.sbuf)
+    return [first, nl.ndarray((PARTITIONS, BANK), dtype=nl.float32, buffer=nl.sbuf)]
 
 
 def context_rows(state, table):

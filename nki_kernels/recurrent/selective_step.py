@@ -34,6 +34,7 @@ from nki_kernels.recurrent.selective_layout import (
     view_channels,
 )
 from nki_kernels.recurrent.slots import product_dtype, row, slots_or_none
+from nki_kernels.recurrent.ssd_heads import filled
 from nki_kernels.tiles import BANK, PARTITIONS, blocks, load, ranges
 from nki_kernels.weights import WeightMatrix, load_blocks
 
@@ -87,7 +88,7 @@ def scan_sets(y, arguments, slots, layout):
     counts = load_tokens(arguments.table.counts, layout, 0, 1)
     bias = load_for_sequences(arguments.dt_bias, layout, 1, (0, width))
     weights = load_tokens(projected, layout, rank, 2 * states)
-    rows = Rows(layout, weights, load_channels(arguments.u, layout, 0), zero_column(layout))
+    rows = Rows(layout, weights, load_channels(arguments.u, layout, 0), filled((layout.rows, 1), 0.0))
     channel_ranges = ranges(0, width, max(1, STATES // states))
     read, written = row_numbers(arguments.state, arguments.table, layout)
     units, pieces = [], []
@@ -126,13 +127,6 @@ def decay_rates(a_log, layout, channels):
     rates = nl.ndarray((layout.rows, channels[1] - channels[0], states), dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=rates, op=nl.exp, data=load_for_sequences(a_log, layout, states, channels))
     return rates
-
-
-def zero_column(layout):
-    """Return zeros, [partition, 1] float32."""
-    zero = nl.ndarray((layout.rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=zero, value=0.0)
-    return zero
 
 
 def load_batch(units, first, together):

@@ -6,19 +6,22 @@ columns, which transposes turn to rows of y.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.projection.normalised_rows import on_every_row
 from nki_kernels.recurrent.slots import column
 from nki_kernels.recurrent.ssd_chunk import load_aside
-from nki_kernels.recurrent.ssd_heads import by_head, exponential, filled, in_heads
+from nki_kernels.recurrent.ssd_heads import exponential, filled, scale_heads
+from nki_kernels.recurrent.ssd_sizes import Inputs, Sizes
 from nki_kernels.recurrent.ssd_times import decay_rates, time_steps
 from nki_kernels.tiles import BANK, PARTITIONS, load, ranges
 
 
-def panels(sizes, most):
-    """Lists of packs that lie side by side, of up to `most` columns each."""
+def split_panels(sizes, most):
+    """Return lists of packs that lie side by side, of up to `most` columns each."""
     panel_packs = []
     for pack in sizes.split_heads(BANK // sizes.depth):
         last = len(panel_packs) - 1
@@ -29,21 +32,29 @@ def panels(sizes, most):
     return panel_packs
 
 
+@dataclass
 class Sequences(nl.NKIObject):
-    """Up to 32 sequences: what all panels of their states need."""
+    """Up to 32 sequences, (start, end): what all panels of their states need; tiles are None until `prepare`.
 
-    def __init__(self, inputs, group, sizes):
-        self.inputs = inputs
-        self.group = group
-        self.count = group[1] - group[0]
-        self.sizes = sizes
-        self.ready = False
+    weights: [sequence, side and group and n]. times, decays, skip: [sequence, head] float32. ones: [1, 128]. zero:
+    [128, 1].
+    """
+
+    inputs: Inputs
+    group: tuple
+    count: int
+    sizes: Sizes
+    weights: nl.NkiTensor | None = None
+    times: nl.NkiTensor | None = None
+    decays: nl.NkiTensor | None = None
+    skip: nl.NkiTensor | None = None
+    ones: nl.NkiTensor | None = None
+    zero: nl.NkiTensor | None = None
 
     def prepare(self):
-        """Time steps, decays, weights and skips, with the sequences on the partitions; and constants."""
-        if self.ready:
+        """Compute the tiles, with the sequences on the partitions, if they are not computed."""
+        if self.zero is not None:
             return
-        self.ready = True
         inputs, u = self.inputs, self.inputs.u
         sizes = self.sizes
         start, end = self.group
@@ -68,49 +79,39 @@ class Sequences(nl.NKIObject):
         self.zero = filled((PARTITIONS, 1), 0.0)
 
 
+@dataclass
 class Panel(nl.NKIObject):
-    """Some own heads of a group of sequences.
+    """Heads (first, end) of a group of sequences; tiles are None until `prepare`.
 
     What is read of a state comes in blocks of up to 128 columns: `blocks` (column, first, end) of each pack. `runs` are
-    the columns (first, end, height) of blocks side by side with as many columns.
+    the columns (first, end, height) of blocks side by side with as many columns. x, gates: rows [sequence, column].
+    rows: inputs times time steps, weights, and decays, of which lines are taken. sums: [row of block, block, sequence];
+    units write them.
     """
 
-    def __init__(self, y, sequences, packs):
-        sizes = sequences.sizes
-        self.y = y
-        self.sequences = sequences
-        self.packs = packs
-        self.sizes = sizes
-        self.heads = (packs[0][0], packs[len(packs) - 1][1])
-        self.left = self.heads[0] * sizes.depth
-        self.width = (self.heads[1] - self.heads[0]) * sizes.depth
-        self.ready = False
-        self.blocks = []
-        self.runs = []
-        count = 0
-        for number in range(len(packs)):
-            left, right = self.columns(number)
-            pack_blocks = []
-            for first, last in ranges(left, right):
-                pack_blocks.append((count, first, last))
-                if len(self.runs) == 0 or self.runs[-1][2] != last - first:
-                    self.runs.append((count, count, last - first))
-                self.runs[-1] = (self.runs[-1][0], count + 1, last - first)
-                count += 1
-            self.blocks.append(pack_blocks)
+    y: nl.NkiTensor
+    sequences: Sequences
+    packs: list
+    heads: tuple
+    left: int
+    width: int
+    blocks: list
+    runs: list
+    x: nl.NkiTensor | None = None
+    gates: nl.NkiTensor | None = None
+    rows: nl.NkiTensor | None = None
+    sums: nl.NkiTensor | None = None
 
     def columns(self, number):
-        """The range of columns of the panel that a pack has."""
-        first, last = self.packs[number]
-        return first * self.sizes.depth - self.left, last * self.sizes.depth - self.left
+        """Return the range of columns of the panel that a pack has."""
+        (first, last), depth = self.packs[number], self.sequences.sizes.depth
+        return first * depth - self.left, last * depth - self.left
 
     def prepare(self):
-        """Rows [sequence, column] that lines are taken of: inputs times time steps, weights, decays."""
-        if self.ready:
+        """Load x and gates, and compute `rows`, if they are not there."""
+        if self.sums is not None:
             return
-        self.ready = True
-        sequences, sizes = self.sequences, self.sizes
-        inputs = sequences.inputs
+        sequences, sizes, inputs = self.sequences, self.sequences.sizes, self.sequences.inputs
         start, end = sequences.group
         column = sizes.left + self.left
         self.x = load_aside(inputs.u[start:end, column : column + self.width])
@@ -129,7 +130,7 @@ class Panel(nl.NKIObject):
 
     def finish(self):
         """Turn the sums to rows, add the skip, gate, and store the rows of y."""
-        sequences, sizes = self.sequences, self.sizes
+        sequences, sizes = self.sequences, self.sequences.sizes
         first, last = self.heads
         shape = (sequences.count, self.width)
         skip = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -157,12 +158,20 @@ class Panel(nl.NKIObject):
         nisa.dma_copy(dst=self.y[start:end, left : left + self.width], src=result)
 
 
-def scale_heads(dst, rows, factors, depth):
-    """dst = each head of rows [row, head * element] times its factor [row, head], on GpSimd."""
-    nisa.tensor_tensor(
-        dst=in_heads(dst, depth),
-        data1=in_heads(rows, depth),
-        data2=by_head(factors, depth),
-        op=nl.multiply,
-        engine=nisa.engine.gpsimd,
-    )
+def plan_panel(y, sequences, packs):
+    """Return the panel of some packs of heads, side by side."""
+    depth = sequences.sizes.depth
+    first, end = packs[0][0], packs[len(packs) - 1][1]
+    panel = Panel(y, sequences, packs, (first, end), first * depth, (end - first) * depth, [], [])
+    count, runs = 0, panel.runs
+    for number in range(len(packs)):
+        left, right = panel.columns(number)
+        pack_blocks = []
+        for begin, stop in ranges(left, right):
+            pack_blocks.append((count, begin, stop))
+            if len(runs) == 0 or runs[-1][2] != stop - begin:
+                runs.append((count, count, stop - begin))
+            runs[-1] = (runs[-1][0], count + 1, stop - begin)
+            count += 1
+        panel.blocks.append(pack_blocks)
+    return panel

@@ -16,7 +16,7 @@ from nki_kernels.recurrent.slots import load_row, row, slots_or_none
 from nki_kernels.recurrent.ssd_between import IN_TURN
 from nki_kernels.recurrent.ssd_chunk import PHASES, SUMMED, Chunk, ChunkTiles, Constants
 from nki_kernels.recurrent.ssd_pack import Pack
-from nki_kernels.recurrent.ssd_states import SequenceState, StateSlots
+from nki_kernels.recurrent.ssd_states import SequenceState
 from nki_kernels.recurrent.ssd_times import STEP_PHASES, TimeSteps, decay_rates
 from nki_kernels.tiles import PARTITIONS, ranges
 
@@ -53,16 +53,16 @@ def ssd_prompts(y, inputs, sizes):
     constants, table = Constants(), inputs.table
     counts = row(table.counts, PARTITIONS)
     read = slots_or_none(row(table.state_slots, 1), row(table.starts, 1), inputs.state.shape[0])
-    slots = StateSlots(inputs.state, read, load_row(table.state_slots))
+    written = load_row(table.state_slots)
     sequences = table.counts.shape[0]
     tokens = y.shape[0] // sequences
     together = max(1, AT_ONCE // sizes.local_heads)
     chunks = []
     for sequence in range(sequences):
         state = SequenceState(
-            slots.states,
-            slots.read[0:1, sequence : sequence + 1],
-            slots.written[0:1, sequence : sequence + 1],
+            inputs.state,
+            read[0:1, sequence : sequence + 1],
+            written[0:1, sequence : sequence + 1],
             sizes,
         )
         for first, last in ranges(0, tokens):

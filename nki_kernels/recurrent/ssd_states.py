@@ -12,15 +12,6 @@ from nki_kernels.recurrent.ssd_sizes import Sizes
 
 
 @dataclass
-class StateSlots(nl.NKIObject):
-    """The states [slot, n, column] @ HBM, and the slots that sequences read and write, [1, B] int32."""
-
-    states: nl.NkiTensor
-    read: nl.NkiTensor
-    written: nl.NkiTensor
-
-
-@dataclass
 class SequenceState(nl.NKIObject):
     """The state of a sequence, [n, column], from its slot and back.
 

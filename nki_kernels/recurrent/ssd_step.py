@@ -10,14 +10,16 @@ the states of a batch are loaded together while those of the batch before are mo
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import SCALAR, SYNC, transfer
 from nki_kernels.recurrent.slots import load_row, row, slots_or_none
 from nki_kernels.recurrent.ssd_heads import by_head, in_heads
-from nki_kernels.recurrent.ssd_panel import Panel, Sequences, panels
-from nki_kernels.recurrent.ssd_states import StateSlots
+from nki_kernels.recurrent.ssd_panel import Panel, Sequences, plan_panel, split_panels
+from nki_kernels.recurrent.ssd_sizes import Sizes
 from nki_kernels.tiles import PARTITIONS, ranges
 
 SEQUENCES = 32
@@ -43,21 +45,21 @@ def ssd_step(y, inputs, sizes):
     """Compute y of the token of each sequence, and the states, for the local heads."""
     table, count = inputs.table, inputs.table.counts.shape[0]
     read = slots_or_none(row(table.state_slots, 1), row(table.starts, 1), inputs.state.shape[0])
-    slots = StateSlots(inputs.state, read, load_row(table.state_slots))
+    written = load_row(table.state_slots)
     units = []
     widest = 0
     for group in ranges(0, count, SEQUENCES):
-        sequences = Sequences(inputs, group, sizes)
-        for packs in panels(sizes, PANEL if count > FEW else PANEL // 2):
-            panel = Panel(y, sequences, packs)
+        sequences = Sequences(inputs, group, group[1] - group[0], sizes)
+        for packs in split_panels(sizes, PANEL if count > FEW else PANEL // 2):
+            panel = plan_panel(y, sequences, packs)
             widest = max(widest, panel.width)
             for sequence in range(sequences.count):
-                units.append(Unit(panel, slots, sequence))
+                units.append(Unit(panel, sizes, read, written, sequence, []))
     pass_units(units, max(1, STATE_BYTES // (8 * widest)))
 
 
 def pass_units(units, together):
-    """Packs of all units one after the other; the states of so many units are loaded and stored together."""
+    """Issue packs of all units one after the other; the states of so many units are loaded and stored together."""
     turns = []
     for number in range(len(units)):
         for pack in range(len(units[number].panel.packs)):
@@ -83,7 +85,7 @@ def pass_units(units, together):
             units[unit].move_on(pack)
         if number >= READ:
             unit, pack = turns[number - READ]
-            units[unit].read(pack)
+            units[unit].read_pack(pack)
             if pack == len(units[unit].panel.packs) - 1 and (unit + 1) % together == 0:
                 load_batch(units, unit + 1 + together, together)
 
@@ -94,21 +96,32 @@ def load_batch(units, first, together):
         unit.load()
 
 
+@dataclass
 class Unit(nl.NKIObject):
-    """A panel of the state of one sequence: [n, column]."""
+    """A panel of the state of one sequence, [n, column]; tiles are None until the method that computes them.
 
-    def __init__(self, panel, slots, sequence):
-        self.panel = panel
-        self.slots = slots
-        self.sequence = sequence
-        self.sizes = panel.sizes
-        self.banks = []
+    read, written: slots of all sequences, [1, B] int32. sequence: in the panel's group. banks: outer products of packs,
+    in PSUM. state: float32. line: rows of the panel for the sequence, [1, column]. decays: [n, head]. out: the weights
+    that read the state, [n, group]. sums: what is read, [row of block, block] in PSUM.
+    """
+
+    panel: Panel
+    sizes: Sizes
+    read: nl.NkiTensor
+    written: nl.NkiTensor
+    sequence: int
+    banks: list
+    state: nl.NkiTensor | None = None
+    line: nl.NkiTensor | None = None
+    decays: nl.NkiTensor | None = None
+    out: nl.NkiTensor | None = None
+    sums: nl.NkiTensor | None = None
 
     def view_slot(self, slots):
         """Return the panel of the state in its slot, in HBM: [n, column]. slots: [1, B] int32."""
         sizes, panel = self.sizes, self.panel
         sequence = panel.sequences.group[0] + self.sequence
-        return self.slots.states.ap(
+        return panel.sequences.inputs.state.ap(
             pattern=[[sizes.inner, sizes.states], [1, panel.width]],
             offset=sizes.left + panel.left,
             scalar_offset=slots[:, sequence : sequence + 1],
@@ -123,22 +136,22 @@ class Unit(nl.NKIObject):
         self.state = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
         zeros = sequences.zero[0 : shape[0], :].broadcast(1, shape[1])
         nisa.activation(dst=self.state, op=nl.copy, data=zeros)
-        transfer(self.state, self.view_slot(self.slots.read), SYNC, nisa.oob_mode.skip)
+        transfer(self.state, self.view_slot(self.read), SYNC, nisa.oob_mode.skip)
 
     def line_up(self):
-        """Bring what the sequence needs to one partition."""
+        """Copy the sequence's row of the panel to one partition, `line`."""
         rows = self.panel.rows
         self.line = nl.ndarray((1, rows.shape[1]), dtype=nl.float32, buffer=nl.sbuf)
         transfer(self.line, rows[self.sequence : self.sequence + 1, :], SCALAR)
 
     def weights(self, group, side):
-        """The weights of a group that write the state (side 0) or read it (side 1), [1, n]."""
+        """Return the weights of a group that write the state (side 0) or read it (side 1), [1, n]."""
         sizes = self.sizes
         first = self.panel.width + (side * sizes.groups + group) * sizes.states
         return self.line[:, first : first + sizes.states]
 
     def begin(self):
-        """Decays on each partition, [n, head], and the weights that read the state as columns [n, group]."""
+        """Compute `decays` and `out`, and allocate `sums`."""
         sizes, ones = self.sizes, self.panel.sequences.ones
         decays = self.line[:, self.panel.width + 2 * sizes.groups * sizes.states :]
         bank = nl.ndarray((sizes.states, decays.shape[1]), dtype=nl.float32, buffer=nl.psum)
@@ -158,7 +171,7 @@ class Unit(nl.NKIObject):
         self.sums = nl.ndarray((PARTITIONS, self.panel.runs[-1][1]), dtype=nl.float32, buffer=nl.psum)
 
     def multiply(self, number):
-        """The columns of a pack decay; the outer product of weights and inputs goes to PSUM."""
+        """Compute the outer product of weights and inputs of a pack, and decay its columns."""
         sizes, panel = self.sizes, self.panel
         left, right = panel.columns(number)
         first, last = panel.packs[number]
@@ -185,9 +198,9 @@ class Unit(nl.NKIObject):
         columns = self.state[:, left:right]
         nisa.tensor_tensor(dst=columns, data1=columns, data2=self.banks[number], op=nl.add)
         if number == len(self.panel.packs) - 1:
-            transfer(self.view_slot(self.slots.written), self.state, SYNC)
+            transfer(self.view_slot(self.written), self.state, SYNC)
 
-    def read(self, number):
+    def read_pack(self, number):
         """Read the columns of a pack; after the last one keep what was read, and finish the panel's last sequence."""
         panel = self.panel
         group = self.sizes.group_of(panel.packs[number][0])
