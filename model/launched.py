@@ -22,7 +22,7 @@ from model.layers.experts import EXPERT_IDS
 from model.layers.launch import Launch, Phase, StepShape, Value
 from model.layers.layer import Constant, Layer, states_of
 from model.layers.paged import GROUP_ARRAYS, CacheGroup, name_in_group, spare
-from model.layers.recurrent import OF_SEQUENCE
+from model.layers.recurrent import SEQUENCE_ARRAYS
 from model.layers.sample import COLUMNS, NUMBERS, RESULTS
 from model.layers.shard import vocabulary_span
 from model.mesh import Mesh
@@ -32,7 +32,7 @@ from model.weights import RankWeights
 
 STEP_INPUTS = (
     *("features", "ids", "own_positions", "rope_rows", "logits_indices"),
-    *(*OF_SEQUENCE, *GROUP_ARRAYS, LAST_OF_WINDOW, *NUMBERS, *COLUMNS),
+    *(*SEQUENCE_ARRAYS, *GROUP_ARRAYS, LAST_OF_WINDOW, *NUMBERS, *COLUMNS),
 )
 """The names of the arrays that the host computes for each step. Those of `GROUP_ARRAYS` come once per cache group."""
 

@@ -105,7 +105,7 @@ class StepInputs:
         the page of padding.
         """
         pool = self.pools[pool_number]
-        blocks = step.of_window(pool.window).cache_length // pool.block_size
+        blocks = step.for_window(pool.window).cache_length // pool.block_size
         block_table = np.full((step.sequences, blocks), pool.count, np.int32)
         first_blocks = np.zeros((step.sequences, 1), np.int32)
         for row, chunk in enumerate(chunks):

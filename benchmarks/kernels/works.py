@@ -123,7 +123,7 @@ def divided_works() -> Iterator[Work]:
     """
     for work in works():
         if work.shape is None or work.shape.name == "70B tp32":
-            launches = (each for launch in work.launches for each in launch.parts or (launch,))
+            launches = (each for launch in work.launches for each in launch.fused or (launch,))
             yield replace(work, launches=tuple(launches))
 
 

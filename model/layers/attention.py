@@ -124,7 +124,7 @@ class Attention(AttentionHeads):
 
         `rope_positions` are the positions in the sequence, where `positions` count from the first page of a window.
         """
-        cache, length = self._cache(step), step.of_window(self.heads.window).cache_length
+        cache, length = self._cache(step), step.for_window(self.heads.window).cache_length
         arguments: dict[str, Argument] = {
             **cache.arguments,
             "positions": cache.positions,
@@ -139,7 +139,7 @@ class Attention(AttentionHeads):
         tokens, end = step.tokens, step.prefix + step.tokens // step.sequences
         q, k, v = self._projected(step)
         cache = self._cache(step)
-        window_step = step.of_window(self.heads.window)
+        window_step = step.for_window(self.heads.window)
         pairs = step.sequences * (self.heads.pairs(end) - self.heads.pairs(step.prefix))
         # Queries, outputs and, of a layer with a cache of its own, keys and values are activations.
         activations = 2 * tokens * (q.shape[1] + (k.shape[1] if self.owner is None else 0))
@@ -173,8 +173,8 @@ class Attention(AttentionHeads):
         prompts = self._prefill(step.prompts)
         q, k, v = self._projected(step)
         cache = self._cache(step)
-        length = decoding.of_window(self.heads.window).cache_length
-        prefix = step.of_window(self.heads.window).prefix
+        length = decoding.for_window(self.heads.window).cache_length
+        prefix = step.for_window(self.heads.window).prefix
         window = self._window(max(length, prefix + step.new_tokens))
         operations, moved = self._attended(decoding, decoding.sequences)
         return Launch(

@@ -167,7 +167,7 @@ class AttentionHeads:
     def _project(self, step: StepShape) -> list[Launch]:
         """Queries, keys and values, normalised and rotated; and gates."""
         q, k, _ = self._projected(step)
-        x = Value("x", (step.own_rows, self.hidden), step.activations)
+        x = Value("x", (step.local_rows, self.hidden), step.activations)
         positions = Value("positions" if self._rotates_by_position else "rope_rows", (step.tokens, 1), INT32)
         w_qkv = self.w_qkv.value(step)
         first = self.norm or next(iter(self.head_norms), None)
@@ -230,7 +230,7 @@ class AttentionHeads:
 
     def _finish(self, step: StepShape) -> list[Launch]:
         """The output projection, plus the residual; with a norm between them, where there is one."""
-        x = Value("x", (step.own_rows, self.hidden), step.activations)
+        x = Value("x", (step.local_rows, self.hidden), step.activations)
         q, _, _ = self._projected(step)
         o, w_o, rows = Value("o", q.shape, step.activations), self.w_o.value(step), step.tokens
         result = x if self.after is None else Value("attended", x.shape, x.dtype)

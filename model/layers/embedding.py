@@ -51,8 +51,8 @@ class Embedding(Stateless):
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """One kernel, for the rank's own rows."""
-        ids = Value("ids", (step.own_rows, 1), INT32)
-        x = Value("x", (step.own_rows, self.hidden), step.activations)
+        ids = Value("ids", (step.local_rows, 1), INT32)
+        x = Value("x", (step.local_rows, self.hidden), step.activations)
         arguments: dict[str, Argument] = {
             "ids": ids,
             "table": self.table.value(step),
@@ -64,7 +64,7 @@ class Embedding(Stateless):
                 "positions": Value("own_positions", ids.shape, INT32),
                 "position_table": self.position_table.value(step),
             }
-        return (Launch("embedding", arguments, ("x",), copied(x), step.own_rows),)
+        return (Launch("embedding", arguments, ("x",), copied(x), step.local_rows),)
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """ids [tokens] -> [tokens, hidden]."""

@@ -171,7 +171,7 @@ class RoutedExperts(Stateless):
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """The norm and router, the shared experts, the chosen experts."""
-        tokens = step.own_rows
+        tokens = step.local_rows
         x = Value("x", (tokens, self.hidden), step.activations)
         matrix = self._w_router.value(step)
         arguments: dict[str, Argument] = {
@@ -230,7 +230,7 @@ class RoutedExperts(Stateless):
                 "replica_group": axis,
                 "ranks": ranks,
             }
-            before.append(Launch("experts_dispatch", dispatched, names, work, step.own_rows, label))
+            before.append(Launch("experts_dispatch", dispatched, names, work, step.local_rows, label))
             combined: dict[str, Argument] = {
                 "results": results,
                 "replica_group": axis,
@@ -245,7 +245,7 @@ class RoutedExperts(Stateless):
                     "absent": step.expert_ranks > 1,
                 }
             after.insert(
-                0, Launch("experts_combine", combined, (result,), copied(results), step.own_rows, label)
+                0, Launch("experts_combine", combined, (result,), copied(results), step.local_rows, label)
             )
             chosen, residual, result = received, None, results.name
         return [*before, self.experts_launch(step, chosen[0].shape[0]), *after]

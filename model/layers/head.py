@@ -92,7 +92,7 @@ class Head(Stateless):
 
     def _pick_rows(self, step: StepShape, rows: int) -> Launch:
         """The rows of x at `logits_indices` [rows, 1], gathered from all ranks' rows by the kernel `embedding`."""
-        x = Value("x", (step.own_rows, self.hidden), step.activations)
+        x = Value("x", (step.local_rows, self.hidden), step.activations)
         picked = copied(Value("x", (rows, self.hidden), step.activations))
         arguments: dict[str, Argument] = {
             "ids": Value("logits_indices", (rows, 1), INT32),

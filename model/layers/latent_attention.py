@@ -206,7 +206,7 @@ class LatentMixer:
 
     def _project(self, step: StepShape) -> list[Launch]:
         """Queries, rotated, and the latents and keys of the tokens."""
-        x = Value("x", (step.own_rows, self.hidden), step.activations)
+        x = Value("x", (step.local_rows, self.hidden), step.activations)
         cos, sin = self._tables(step)
         rotation: dict[str, Argument] = {
             "positions": Value("positions", (step.tokens, 1), INT32),
@@ -217,7 +217,7 @@ class LatentMixer:
         source, normed, launches = x, self.norm, []
         first = self.w_query_latent
         if first is not None and self.query_norm is not None:
-            latent = Value("query_latent", (step.own_rows, self.heads.query_rank), step.activations)
+            latent = Value("query_latent", (step.local_rows, self.heads.query_rank), step.activations)
             launches.append(self._projected(step, (x, self.norm), first, latent, "latents of queries", {}))
             source, normed = latent, self.query_norm
         queries = self._queries(step)
@@ -349,7 +349,7 @@ class LatentMixer:
 
     def _finish(self, step: StepShape) -> Launch:
         """The output projection, plus the residual."""
-        x = Value("x", (step.own_rows, self.hidden), step.activations)
+        x = Value("x", (step.local_rows, self.hidden), step.activations)
         w_o = self.w_o.value(step)
         arguments: dict[str, Argument] = {
             "o": self._outputs(step),

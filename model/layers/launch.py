@@ -179,7 +179,7 @@ class StepShape:
     slots: int = 0
     cache_dtype: str = "auto"
 
-    def of_window(self, window: int | None) -> StepShape:
+    def for_window(self, window: int | None) -> StepShape:
         """This step as layers with a window see it: with their pages, where they have their own.
 
         Their tables begin with the first page that the step's first token of a sequence reads, so they are as long as
@@ -207,7 +207,7 @@ class StepShape:
         return self.ranks if self.cuts_sequence and self.phase is Phase.prefill else 1
 
     @property
-    def own_rows(self) -> int:
+    def local_rows(self) -> int:
         """The rows of the residual stream that a rank holds."""
         return -(-self.tokens // self.sequence_ranks)
 
@@ -258,7 +258,7 @@ class Value:
         counts              [sequences, 1]         how many tokens are no padding (num_scheduled_tokens)
 
     Layers that have pages for their window have slots, tables and positions of their own. These positions count from
-    the first page of the table (`StepShape.of_window`). A step that draws also has the arguments of `sample`.
+    the first page of the table (`StepShape.for_window`). A step that draws also has the arguments of `sample`.
     """
 
     name: str

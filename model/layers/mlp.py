@@ -85,7 +85,7 @@ class FeedForward(Stateless):
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """One launch of `mlp`, and one of the norm after it where there is one."""
-        x = Value("x", (step.own_rows, self.hidden), step.activations)
+        x = Value("x", (step.local_rows, self.hidden), step.activations)
         projections: dict[str, Value] = {}
         for name, weight in self._projection_weights().items():
             projections |= weight.arguments(name, step)

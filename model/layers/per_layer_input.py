@@ -38,7 +38,7 @@ class Columns:
 
     def value(self, step: StepShape) -> Value:
         """The whole array as an argument of a launch."""
-        return Value(self.array, (step.own_rows, self.width), step.activations)
+        return Value(self.array, (step.local_rows, self.width), step.activations)
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class PerLayerInputs(Stateless):
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Three kernels."""
         hidden, width = self.embedding.hidden, self.rows.hidden
-        x, w = Value("x", (step.own_rows, hidden), step.activations), self._w.value(step)
-        projected = Value(f"{self.name}.projected", (step.own_rows, width), step.activations)
+        x, w = Value("x", (step.local_rows, hidden), step.activations), self._w.value(step)
+        projected = Value(f"{self.name}.projected", (step.local_rows, width), step.activations)
         arguments: dict[str, Argument] = {
             "x": x,
             "w_qkv": w,
@@ -86,7 +86,12 @@ class PerLayerInputs(Stateless):
             label=label,
         )
         project = Launch(
-            "qkv_projection", arguments, (projected.name,), product(step.own_rows, w), step.own_rows, label
+            "qkv_projection",
+            arguments,
+            (projected.name,),
+            product(step.local_rows, w),
+            step.local_rows,
+            label,
         )
         return (*self.embedding.launches(step), project, added)
 
@@ -135,7 +140,7 @@ class GatedInput(Stateless):
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """One kernel, and the norm after it."""
-        x = Value("x", (step.own_rows, self.hidden), step.activations)
+        x = Value("x", (step.local_rows, self.hidden), step.activations)
         w_gate, w_output = self._w_gate.value(step), self._w_output.value(step)
         arguments: dict[str, Argument] = {
             "x": x,
@@ -146,9 +151,9 @@ class GatedInput(Stateless):
             "activation": self.activation,
         }
         y = Value("gated_input", x.shape, x.dtype)
-        work = product(step.own_rows, w_gate, w_output)
+        work = product(step.local_rows, w_gate, w_output)
         return (
-            Launch("per_layer_input", arguments, (y.name,), work, step.own_rows),
+            Launch("per_layer_input", arguments, (y.name,), work, step.local_rows),
             self._after.launch(step, y, "x", "after the layer's input", x, self.scale),
         )
 

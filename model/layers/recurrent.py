@@ -37,7 +37,7 @@ from model.layers.projection import Projection
 from model.layers.shard import ROW, Cut, Depthwise, Divided
 from model.layers.weight import Tensor, Weight, value_of
 
-OF_SEQUENCE = ("state_slots", "starts", "counts")
+SEQUENCE_ARRAYS = ("state_slots", "starts", "counts")
 """What a step gives recurrent kernels of each sequence, by the names of their parameters."""
 
 
@@ -48,7 +48,7 @@ def slots(step: StepShape) -> int:
 
 def sequence_arguments(step: StepShape) -> dict[str, Value]:
     """The arguments `state_slots`, `starts` and `counts` of a recurrent kernel, [sequences, 1] int32 each."""
-    return {name: Value(name, (step.sequences, 1), INT32) for name in OF_SEQUENCE}
+    return {name: Value(name, (step.sequences, 1), INT32) for name in SEQUENCE_ARRAYS}
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ class RecurrentBlock:
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """The projection of normalised rows, the convolution and the recurrence, and the output."""
         w_in, w_out, tokens = self._w_in.value(step), self._w_out.value(step), step.tokens
-        x = Value("x", (step.own_rows, self.hidden), step.activations)
+        x = Value("x", (step.local_rows, self.hidden), step.activations)
         inner = Value("inner", (tokens, w_in.shape[1]), step.activations)
         y = Value("scanned", (tokens, w_out.shape[0]), step.activations)
         recurrence = self._recurrence(step, inner, y)

@@ -319,7 +319,7 @@ class Predictor:
         if launch.growth is Growth.sequences:
             return self._dry.by_rows(of_sequences, launch.rows)
         if launch.growth is Growth.rows:
-            if launch.rows == step.own_rows:
+            if launch.rows == step.local_rows:
                 return self._dry.by_rows(of_own_rows, launch.rows)
             return self._dry.by_rows(resized, launch.rows, step.sequence_ranks)
         return self._of_prompts(part, launch, step)

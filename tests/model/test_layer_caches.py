@@ -51,7 +51,7 @@ def test_pages_of_a_window_have_slots_tables_and_positions_of_their_own() -> Non
     assert names(narrow) == {**keys_and_values, "slots": "slots.32", "block_tables": "block_tables.32"}
     assert (wide.positions.name, narrow.positions.name) == ("positions", "positions.32")
     assert wide.arguments["slots"].shape == (6, 1) and wide.arguments["block_tables"].shape == (3, 16)
-    assert narrow.arguments["block_tables"].shape == (3, WINDOWED.of_window(32).cache_length // 16)
+    assert narrow.arguments["block_tables"].shape == (3, WINDOWED.for_window(32).cache_length // 16)
 
 
 def test_what_a_launch_without_pages_is_given() -> None:
