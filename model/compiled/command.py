@@ -29,7 +29,7 @@ from model.device.neuron import Framework, Software, cache_variables, installed_
 from model.engine_args import EngineParts, args_of, engine_parts
 from model.errors import ModelError
 from model.families import compose
-from model.layers.paged import STATES, CacheGroup
+from model.layers.paged import STATES
 from model.paged_model import buckets_of, largest_step
 from model.precision import activation_dtype
 from model.weights import weight_dtypes
@@ -97,7 +97,8 @@ def engine_graphs(parts: EngineParts) -> list[Graph]:
         buckets,
         kv_cache_dtype=args.kv_cache_dtype,
     )
-    return graphs_of(config, buckets, largest, _kinds(parts))
+    groups = [*(pool.window for pool in parts.pools), *([STATES] if parts.slots else [])]
+    return graphs_of(config, buckets, largest, groups)
 
 
 def launch_all(parts: EngineParts) -> None:
@@ -108,10 +109,6 @@ def launch_all(parts: EngineParts) -> None:
             model.launch_copies(graph.count, graph.kind)
         elif isinstance(graph, StepGraph):  # prompts launch an encoder as well
             model.launch_padding(graph.part, graph.draws)
-
-
-def _kinds(parts: EngineParts) -> list[CacheGroup]:
-    return [*(pool.window for pool in parts.pools), *([STATES] if parts.slots else [])]
 
 
 def _environment(options: argparse.Namespace, versions: Mapping[str, str]) -> Environment:
@@ -134,7 +131,10 @@ def _compile(options: argparse.Namespace, software: Software, wanted: Mapping[st
     known = read_manifest(options.out)
     lacking = [key for key in wanted if key not in known]
     if lacking:
-        variables = {**cache_variables(software.framework, str(options.out)), **_target(options.target)}
+        # inf2 has the cores of trn1; the variable knows trn1, trn2 and trn3.
+        platform = "trn1" if options.target == "inf2" else options.target
+        cache = cache_variables(software.framework, str(options.out))
+        variables = {**cache, "NEURON_PLATFORM_TARGET_OVERRIDE": platform}
         try:
             options.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -150,11 +150,6 @@ def _compile(options: argparse.Namespace, software: Software, wanted: Mapping[st
     show_lines(
         f"{len(lacking)} graphs compiled, {len(wanted) - len(lacking)} known; {options.out / MANIFEST}"
     )
-
-
-def _target(target: str) -> dict[str, str]:
-    """inf2 has the cores of trn1; the variable knows trn1, trn2 and trn3."""
-    return {"NEURON_PLATFORM_TARGET_OVERRIDE": "trn1" if target == "inf2" else target}
 
 
 def _command(options: argparse.Namespace, software: Software) -> list[str]:

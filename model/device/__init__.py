@@ -6,10 +6,6 @@ No other package of the model imports the simulator.
 from __future__ import annotations
 
 from model.device.chips import (
-    INSTANCES,
-    Hardware,
-    Instance,
-    Number,
     chip,
     collective_ns,
     instance_named,
@@ -22,6 +18,7 @@ from model.device.files import page_style, write_page, write_passes
 from model.device.pipeline import PipelinedPass, Schedule, scheduled
 from model.device.prediction import KernelTime, Pass, Prediction
 from model.device.simulated import SimulatedDevice, rank_of_this_process
+from simulate.hardware import INSTANCES, Hardware, Instance, Number
 
 __all__ = [
     "INSTANCES",

@@ -39,6 +39,18 @@ def generate_command(options: argparse.Namespace) -> int:
             raise ModelError(f"--{option} needs the simulate backend; {options.backend} predicts no timeline")
     if options.explain is not None and options.explain > options.max_new_tokens:
         raise ModelError(f"--explain {options.explain}: --max-new-tokens is {options.max_new_tokens}")
+    job, tokenizer = _read_job(options)
+    given = [options.prompt_file] if options.prompt_file not in (None, STDOUT) else []
+    outputs = Outputs(lambda: [*model_files(options.model), *job.weights.files, *given])
+    trace = outputs.claim(options.trace, "trace", "NKW-TRACE-PATH")
+    page = outputs.claim(options.html, "page", "NKW-PAGE-PATH")
+    with json_document(options.json, outputs, "generate", "NKW-GENERATE-FILE") as contents:
+        contents.update(_reported(job, tokenizer, trace, page))
+    return 0
+
+
+def _read_job(options: argparse.Namespace) -> tuple[Job, Tokenizer]:
+    """Read the model and the prompts. Raises ModelError for what does not fit together."""
     config = load_config(options.model)
     mesh = mesh_of(options, config)
     sampling = sampling_options(options)
@@ -47,14 +59,7 @@ def generate_command(options: argparse.Namespace) -> int:
     check_groups(mesh, prompts)
     ids = encoded(prompts, options, tokenizer, config)
     weights = open_checkpoint(options.model, config)
-    given = [options.prompt_file] if options.prompt_file not in (None, STDOUT) else []
-    outputs = Outputs(lambda: [*model_files(options.model), *weights.files, *given])
-    trace = outputs.claim(options.trace, "trace", "NKW-TRACE-PATH")
-    page = outputs.claim(options.html, "page", "NKW-PAGE-PATH")
-    job = Job(options, config, weights, prompts, ids, sampling, mesh)
-    with json_document(options.json, outputs, "generate", "NKW-GENERATE-FILE") as contents:
-        contents.update(_reported(job, tokenizer, trace, page))
-    return 0
+    return Job(options, config, weights, prompts, ids, sampling, mesh), tokenizer
 
 
 def _reported(
@@ -109,16 +114,10 @@ def _explained(job: Job, tokenizer: Tokenizer, generations: Sequence[Generation]
 
 def _follow(options: argparse.Namespace) -> int:
     """Take part in a generation as a rank that prints and writes nothing; rank 0 does."""
-    config = load_config(options.model)
-    mesh = mesh_of(options, config)
-    tokenizer = Tokenizer(options.model, config.vocab_size)
-    prompts = read_prompts(options, shared=this_rank() is not None)
-    check_groups(mesh, prompts)
-    ids = encoded(prompts, options, tokenizer, config)
-    weights = open_checkpoint(options.model, config)
-    job = Job(options, config, weights, prompts, ids, sampling_options(options), mesh)
+    job, tokenizer = _read_job(options)
     backend = job.backend(lambda done, layers: None)
-    generate(backend, tokenizer, config, ids, options.max_new_tokens, job.sampling, stops=options.stop)
+    most = options.max_new_tokens
+    generate(backend, tokenizer, job.config, job.prompt_ids, most, job.sampling, stops=options.stop)
     return 0
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 
@@ -36,7 +35,7 @@ from model.layers.launch import (
 from model.layers.layer import Constant
 from model.layers.norm import Norm, bias_of
 from model.layers.projection import Projection
-from model.layers.shard import ROW, Cut, Shard, by_kv_heads, by_query_heads, query_span
+from model.layers.shard import ROW, Cut, Shard, by_kv_heads, by_query_heads
 from model.layers.weight import Weight, value_of
 from model.precision import FLOAT32
 
@@ -127,13 +126,6 @@ class AttentionHeads:
         norms = [norm for norm in (self.norm, *self.head_norms, self.after) if norm is not None]
         biases = [bias for bias in (self.b_qkv, self.b_o) if bias is not None]
         return (*(weight for norm in norms for weight in norm.weights), self.w_qkv, self.w_o, *biases)
-
-    def _gate(self, step: StepShape) -> Value | None:
-        """The gates of the heads' outputs."""
-        if not self.heads.output_gate:
-            return None
-        q, _, _ = self._projected(step)
-        return replace(q, name="gate")
 
     def _tables(self, step: StepShape) -> tuple[Value | None, Value | None]:
         positions = self.heads.positions
@@ -241,7 +233,7 @@ class AttentionHeads:
             "replica_group": Axis.tensor,
             "bias": value_of(self.b_o, step),
             "sequence_ranks": step.sequence_ranks,
-            "gate": self._gate(step),
+            "gate": replace(q, name="gate") if self.heads.output_gate else None,
         }
         launches = [Launch("output_projection", arguments, (result.name,), product(rows, w_o), rows)]
         if self.after is not None:
@@ -288,4 +280,4 @@ class AttentionHeads:
         if self.heads.output_gate:
             gate = numpy.rounded(numpy.product(normed, self.projections.inputs[3]))
             mixed = numpy.rounded(mixed / (1 + np.exp(-gate)))
-        return numpy.summed_product(mixed, self.projections.output, partial(query_span, *self.heads.divided))
+        return numpy.summed_product(mixed, self.projections.output, by_query_heads(*self.heads.divided).span)

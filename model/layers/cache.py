@@ -132,7 +132,7 @@ class Cache:
     def _table(self, parameter: str, step: StepShape) -> Value:
         """The block table [sequences, blocks] of a step."""
         window = self.group if isinstance(self.group, int) else None
-        blocks = step.of_window(window).cache_length // step.block_size
+        blocks = step.for_window(window).cache_length // step.block_size
         return Value(name_in_group(parameter, self.step, self.group), (step.sequences, blocks), INT32)
 
     def copy(self, copies: int) -> Launch:
@@ -154,7 +154,7 @@ def create_cache(name: str, heads: HeadLayout, dim: int, step: StepShape, window
     Layers that see a `window` of positions may have pages of their own.
     """
     if step.block_size:
-        shape = (step.of_window(window).pages, step.block_size, heads.kv_heads_of_rank, dim)
+        shape = (step.for_window(window).pages, step.block_size, heads.kv_heads_of_rank, dim)
         cache = _keys_and_values(name, shape, shape, step, window)
     else:
         cache = _contiguous(

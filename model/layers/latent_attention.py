@@ -140,16 +140,12 @@ class LatentMixer:
         return (*(plain + element for element in self._turned_order()), *range(plain))
 
     @property
-    def _norms(self) -> Sequence[Norm]:
-        norms = (self.norm, self.query_norm, self.latent_norm)
-        return [norm for norm in norms if norm is not None]
-
-    @property
     def weights(self) -> Sequence[Weight]:
         """The norms and all projections."""
         first = self.w_query_latent
+        norms = (norm for norm in (self.norm, self.query_norm, self.latent_norm) if norm is not None)
         return (
-            *(weight for norm in self._norms for weight in norm.weights),
+            *(weight for norm in norms for weight in norm.weights),
             *((first,) if first is not None else ()),
             *(self.w_query, self.w_latent, self.w_keys, self.w_values, self.w_o),
         )
@@ -199,10 +195,6 @@ class LatentMixer:
 
     def _rows(self, step: StepShape) -> Value:
         return Value("kv", (step.tokens, self.heads.row_width), step.activations)
-
-    def _outputs(self, step: StepShape) -> Value:
-        width = self._heads_of_rank(step) * self.heads.value_dim
-        return Value("o", (step.tokens, width), step.activations)
 
     def _project(self, step: StepShape) -> list[Launch]:
         """Queries, rotated, and the latents and keys of the tokens."""
@@ -352,7 +344,7 @@ class LatentMixer:
         x = Value("x", (step.local_rows, self.hidden), step.activations)
         w_o = self.w_o.value(step)
         arguments: dict[str, Argument] = {
-            "o": self._outputs(step),
+            "o": Value("o", (step.tokens, w_o.shape[0]), step.activations),
             "w_o": w_o,
             "residual": x,
             "replica_group": Axis.tensor,

@@ -38,4 +38,4 @@ def name_in_group(name: str, step: StepShape, group: CacheGroup) -> str:
 
 def spare(step: StepShape, group: CacheGroup) -> int:
     """Return the number of the page or slot that is only written, the last one."""
-    return (step.slots if isinstance(group, Slots) else step.of_window(group).pages) - 1
+    return (step.slots if isinstance(group, Slots) else step.for_window(group).pages) - 1

@@ -61,18 +61,24 @@ router = APIRouter(responses=_ERRORS)
 def make_app(service: Service, metrics: Metrics) -> FastAPI:
     """The application; FastAPI's own pages are left out, because they load scripts of other hosts."""
     app = FastAPI(
-        title="NKI Workbench", version=version(), docs_url=None, redoc_url=None, redirect_slashes=False
+        title="NKI Workbench",
+        version=version(),
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        exception_handlers={
+            ApiError: _said,
+            EngineFailed: _stopped,
+            EngineFull: _full,
+            ModelError: _refused,
+            RequestValidationError: _invalid,
+            HTTPException: _http,
+            ClientGone: _gone,
+            Exception: _failed,
+        },
     )
     app.state.service, app.state.metrics = service, metrics
     app.include_router(router)
-    app.add_exception_handler(ApiError, _said)
-    app.add_exception_handler(EngineFailed, _stopped)
-    app.add_exception_handler(EngineFull, _full)
-    app.add_exception_handler(ModelError, _refused)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(ClientGone, _gone)
-    app.add_exception_handler(Exception, _failed)
     return app
 
 

@@ -10,7 +10,7 @@ from html import escape
 
 from model.device import page_style
 from model.traffic.chart import Line, Point, Scale, chart
-from model.traffic.report import MOMENTS, Percentiles, Slice, Summary
+from model.traffic.report import MOMENTS, Slice, Summary
 from model.traffic.search import RatePoint
 from model.traffic.text import basis, comparison, milliseconds, report
 from model.traffic.traffic import Traffic
@@ -101,12 +101,11 @@ def _distributions(run: Summary) -> str:
     if run.handover is not None:
         times["until the pages have moved"] = run.handover
     x = Scale.around("ms", (value / 1e6 for each in times.values() for value in each.values()), True)
-    lines = [Line(name, _share_of(each)) for name, each in times.items()]
+    lines = [
+        Line(name, [(value / 1e6, float(percent)) for percent, value in percentiles.items()])
+        for name, percentiles in times.items()
+    ]
     return chart("how many take at most so long", x, Scale("%", 0, 100), lines)
-
-
-def _share_of(times: Percentiles) -> list[Point]:
-    return [(value / 1e6, float(percent)) for percent, value in times.items()]
 
 
 def _over_time(run: Summary, title: str, unit: str, values: dict[str, Callable[[Slice], float]]) -> str:
