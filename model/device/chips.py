@@ -6,25 +6,25 @@ import importlib
 from collections.abc import Collection
 
 from model.device.binding import bind_simulator, checked, parameters_of
-from simulate import hardware
 from simulate.files import Named
-from simulate.hardware import Hardware, Instance
+from simulate.hardware import Hardware, Instance, hardware, instance
+from simulate.hardware import use_overlay as hardware_overlay
 from simulate.isa.dma_costs import collective
 
 
 def chip(target: str) -> Hardware:
     """The record of one chip, with a core's limits, clocks and bandwidths."""
-    return checked(lambda: hardware.hardware(target))
+    return checked(lambda: hardware(target))
 
 
 def use_overlay(path: Named) -> None:
     """Let numbers of a file replace those of the chips; ModelError for a file that is no overlay."""
-    checked(lambda: hardware.use_overlay(path))
+    checked(lambda: hardware_overlay(path))
 
 
 def instance_named(name: str) -> Instance:
     """An instance type by its name, or several of them over EFA; ModelError for a name that is neither."""
-    return checked(lambda: hardware.instance(name))
+    return checked(lambda: instance(name))
 
 
 def kernel_limit(kernel: str, name: str) -> int:

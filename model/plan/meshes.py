@@ -24,6 +24,7 @@ from model.plan.memory import DTYPE_BYTES, MeshShape, cache_bytes, layer_element
 from model.plan.parameters import BlockCounts, ModelCounts
 from model.plan.predict import MOST_MICRO_BATCHES
 from model.stages import divided
+from model.weights import check_ranks
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ class Meshes:
     def step(self, shape: MeshShape, batch: int) -> Estimate:
         """A step of a batch, in the number of micro-batches that takes least."""
         most = min(batch // shape.ep, MOST_MICRO_BATCHES) if shape.pp > 1 else 1
-        found = (self._step(shape, batch, count) for count in _powers(most))
+        found = (self._step(shape, batch, count) for count in powers_of_two(most))
         return min(found, key=lambda each: each.step_ns)
 
     def _shapes(self, tp: int | None, pp: int | None, ep: int | None) -> Iterator[MeshShape]:
@@ -128,9 +129,11 @@ class Meshes:
         counts = {each.num_experts for each in self._blocks if each.num_experts}
         experts = gcd(*counts) if counts else 1
         for own_tp in possible_tp(self._model, self._cores) if tp is None else [tp]:
-            for own_pp in _powers(min(len(self._cuts) + 1, self._cores // own_tp)) if pp is None else [pp]:
+            for own_pp in (
+                powers_of_two(min(len(self._cuts) + 1, self._cores // own_tp)) if pp is None else [pp]
+            ):
                 most = min(experts & -experts, self._batch, self._cores // (own_tp * own_pp))
-                for own_ep in _powers(most) if ep is None else [ep]:
+                for own_ep in powers_of_two(most) if ep is None else [ep]:
                     shape = MeshShape(own_tp, own_pp, own_ep)
                     if shape.ranks <= self._cores:
                         yield shape
@@ -236,7 +239,7 @@ def check_mesh(
     ranks = (tp or 1) * (pp or 1) * (ep or 1)
     if ranks > cores:
         raise ModelError(f"{ranks} ranks on {name}, which has {cores} cores")
-    check_tp(model, tp or 1)
+    check_ranks(model.config, tp or 1)
     if pp is not None and pp > model.num_layers:
         raise ModelError(
             f"{pp} pipeline stages for {model.num_layers} layers; this model takes --pp 1 to {model.num_layers}"
@@ -253,13 +256,6 @@ def check_mesh(
         raise ModelError(f"--ep {ep} is nothing for this model: it {held}")
 
 
-def check_tp(model: ModelCounts, tp: int) -> None:
-    """ModelError for tensor-parallel ranks that cannot share a model."""
-    refusal = model.config.refusal(tp)
-    if refusal is not None:
-        raise ModelError(refusal)
-
-
-def _powers(most: int) -> list[int]:
+def powers_of_two(most: int) -> list[int]:
     """The powers of two up to `most`."""
     return [2**exponent for exponent in range(max(1, most).bit_length())]

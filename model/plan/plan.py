@@ -12,11 +12,12 @@ from model.mesh import check_sequence
 from model.plan import roofline
 from model.plan.dry import Time
 from model.plan.memory import DTYPE_BYTES, Footprint, MeshShape, footprint, possible_tp, smallest_tp
-from model.plan.meshes import Candidate, Meshes, check_mesh, check_tp
+from model.plan.meshes import Candidate, Meshes, check_mesh, powers_of_two
 from model.plan.parameters import ModelCounts
 from model.plan.predict import PassTime, Predictor
 from model.plan.roofline import Accelerator, Work
 from model.speech.rules import BEGINNING_TOKENS
+from model.weights import check_ranks
 
 DEFAULT_INSTANCE = "trn2.48xlarge"
 DEFAULT_TOKENS = 1024
@@ -187,9 +188,8 @@ def make_plan(model: ModelCounts, request: Request) -> Plan:
     work = roofline.prefill(model, dtype, request.batch, prompt)
     packed = predictor.first_tokens(prompt, request.batch) if predictor else None
     first_tokens = Phase(work, 1e9 * work.seconds(peaks), packed)
-    powers = {2**exponent for exponent in range(LARGEST_BATCH.bit_length())}
     rates = []
-    for batch in sorted(powers | {request.batch}):
+    for batch in sorted({*powers_of_two(LARGEST_BATCH), request.batch}):
         work = roofline.decode(model, dtype, batch, prompt + generate)
         least_ns = place.step_ns(work, batch)
         step = Phase(work, least_ns, predictor.step(batch) if predictor else None)
@@ -286,7 +286,7 @@ class _Place:
             raise ModelError("--pp and --ep are for the cores of an instance, not for an accelerator")
         peaks = roofline.accelerator(text)
         tp = request.tp or 1
-        check_tp(model, tp)
+        check_ranks(model.config, tp)
         room = None
         if peaks.memory_bytes is not None:
             size = DTYPE_BYTES[dtype]
