@@ -175,7 +175,7 @@ class AttentionHeads:
             **gathered_rows(step),
         }
         if self.norm is not None:
-            arguments["norm_weight"] = self.norm.weight.value(step)
+            arguments |= {"norm_weight": self.norm.weight.value(step)}
         if first is not None:
             arguments |= {"eps": first.eps, "norm_offset": first.offset}
         if not self._whole_norms:

@@ -106,7 +106,7 @@ class FeedForward(Stateless):
             }
         nearest_norm = self.norm or self.after
         if nearest_norm is not None:
-            arguments["eps"] = nearest_norm.eps
+            arguments |= {"eps": nearest_norm.eps}
         result = x if self.after is None else Value("mlp", x.shape, x.dtype)
         matrices = [projections[name] for name in ("w_gate", "w_up", "w_down") if name in projections]
         work = product(step.tokens, *matrices)
