@@ -59,14 +59,13 @@ from nki_kernels.attention_decode import (
 )
 from nki_kernels.cache.create import create_cache
 from nki_kernels.cache.scales import load_scales
-from nki_kernels.decode.attend import attend
+from nki_kernels.decode.arguments import DecodeStep, RankArguments
+from nki_kernels.decode.attend import ShareStart
 from nki_kernels.decode.block import BlockWeights, attention_block, output_tile
 from nki_kernels.decode.hidden import hidden_fits, load_hidden, store_hidden
-from nki_kernels.decode.share import share_of_core, sizes_of_share, wait_for_other_core
+from nki_kernels.decode.launch import DecodeLaunch
+from nki_kernels.decode.share import share_of_core, wait_for_other_core
 from nki_kernels.decode.sizes import Sizes
-from nki_kernels.decode.step import DecodeStep, RankArguments
-from nki_kernels.decode.tokens import expect_tokens
-from nki_kernels.decode.work import Work
 from nki_kernels.output_projection import output_projection, output_projection_reference
 from nki_kernels.qkv_projection import qkv_projection, qkv_projection_reference
 from nki_kernels.rmsnorm import MAX_HIDDEN
@@ -124,21 +123,15 @@ def attention_block_decode(
         return y, k_cache, v_cache
     sizes = checked_sizes(x, weights, cache, step, num_kv_heads, position_ranks)
     share = share_of_core(sizes)
-    if share is not None:
-        own_cache = cache.of_share(share)
-        own_sizes, own_step = sizes_of_share(sizes, share, own_cache), step.of_share(share, sizes)
-        tokens = expect_tokens(own_sizes, own_step)
+    start = None if share is None else ShareStart(share, cache, sizes, step)
     q, k, v = qkv_projection(x, w_qkv, q_size, kv_size, norm_weight, eps)
     # Each core projects half of the columns; the barriers run beside each other.
     wait_for_other_core(nl.num_programs(), q, nisa.engine.scalar)
     wait_for_other_core(nl.num_programs(), k, nisa.engine.tensor)
     wait_for_other_core(nl.num_programs(), v, nisa.engine.gpsimd)
     o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
-    if share is not None:
-        own_ranks = ranks.load()
-        own_v, own_o = share.part(v, sizes), share.part(o, sizes)
-        work = Work(own_sizes, share, own_ranks, own_cache, own_v, own_o, own_step)
-        attend(work, share.part(q, sizes), share.part(k, sizes), tokens)
+    if start is not None:
+        start.attend(o, (q, k, v), ranks)
     wait_for_other_core(nl.num_programs(), o, nisa.engine.scalar)
     return output_projection(o, w_o, x, replica_group), k_cache, v_cache
 
@@ -146,8 +139,8 @@ def attention_block_decode(
 def attended(x, weights, cache, step, num_kv_heads, replica_group):
     """Return the block for rows x that `hidden_fits`, on one core: a tile of hidden states, see `hidden`."""
     sizes = checked_sizes(x, weights, cache, step, num_kv_heads, 1)
-    work = Work(sizes, share_of_core(sizes), None, cache, None, output_tile(sizes), step)
-    return attention_block(load_hidden(x), weights, work, replica_group)
+    launch = DecodeLaunch(sizes, share_of_core(sizes), None, cache, output_tile(sizes), step)
+    return attention_block(load_hidden(x), weights, launch, replica_group)
 
 
 def checked_sizes(x, weights, cache, step, num_kv_heads, ranks):

@@ -98,9 +98,9 @@ import numpy as np
 
 from nki_kernels.cache.create import create_cache
 from nki_kernels.cache.scales import load_scales, store_reference, use_reference
+from nki_kernels.decode.arguments import DecodeStep, RankArguments
 from nki_kernels.decode.attend import attend_share
 from nki_kernels.decode.sizes import Sizes
-from nki_kernels.decode.step import DecodeStep, RankArguments
 from nki_kernels.precision import widened
 from nki_kernels.rmsnorm import rmsnorm_reference
 from nki_kernels.tiles import PARTITIONS, expect_dims
@@ -241,7 +241,7 @@ def check_options(sizes, step):
     assert window is None or window >= 1, f"window is {window}; a token sees at least its own position"
     assert softcap is None or softcap > 0, f"softcap is {softcap}; scores are capped at a positive number"
     if sinks is not None:
-        assert sinks.shape == (1, sizes.own_heads), f"sinks are [1, {sizes.own_heads}], not {sinks.shape}"
+        assert sinks.shape == (1, sizes.local_heads), f"sinks are [1, {sizes.local_heads}], not {sinks.shape}"
         assert sizes.stored or sizes.new <= MAX_NEW_WITH_SINKS, (
             f"attention_decode takes at most {MAX_NEW_WITH_SINKS} new tokens of a sequence with sinks, "
             f"not {sizes.new}"

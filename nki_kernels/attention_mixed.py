@@ -50,9 +50,9 @@ from nki_kernels.attention_decode import attention_decode_reference, step_sizes
 from nki_kernels.attention_prefill import attend_prompts, attention_prefill_reference
 from nki_kernels.cache.create import create_cache, create_prompt_cache
 from nki_kernels.cache.scales import load_scales
+from nki_kernels.decode.arguments import DecodeStep, RankArguments
 from nki_kernels.decode.attend import attend_share
 from nki_kernels.decode.share import wait_for_other_core
-from nki_kernels.decode.step import DecodeStep, RankArguments
 from nki_kernels.prefill.prompts import Prompts, PromptStep
 from nki_kernels.tiles import expect_dims
 

@@ -50,10 +50,10 @@ from nki_kernels.attention_block_decode import (
 from nki_kernels.attention_decode import check_rope_positions
 from nki_kernels.cache.create import create_cache
 from nki_kernels.cache.scales import load_scales
+from nki_kernels.decode.arguments import DecodeStep
 from nki_kernels.decode.block import BlockWeights
 from nki_kernels.decode.feed_forward import feed_forward, prepare_feed_forward
 from nki_kernels.decode.hidden import hidden_fits
-from nki_kernels.decode.step import DecodeStep
 from nki_kernels.mlp import activation_function, check_arguments, mlp, mlp_reference
 from nki_kernels.projection.feed_forward import Weights
 from nki_kernels.weights import WeightMatrix, matrix_or_none

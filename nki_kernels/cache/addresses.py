@@ -26,7 +26,7 @@ def is_written_elsewhere(numbers, work):
             dst=ranks_of_positions, data=numbers, op0=nl.bitwise_and, operand0=work.ranks.count - 1
         )
         nisa.tensor_scalar(
-            dst=result, data=ranks_of_positions, op0=nl.not_equal, operand0=work.ranks.place[0:1, :]
+            dst=result, data=ranks_of_positions, op0=nl.not_equal, operand0=work.ranks.index[0:1, :]
         )
         return result
     first, end = work.share.slots

@@ -96,7 +96,7 @@ class ContiguousCache(nl.NKIObject):
         first_slot = self.first_slot
         source = self.k_cache[:, :, :, first_slot : first_slot + sizes.capacity]
         source = self.in_box(source, box)
-        for part in range(sizes.parts):
+        for part in range(sizes.depth_tiles):
             start, stop = part * PARTITIONS, min(sizes.depth, (part + 1) * PARTITIONS)
             rows = source[:, :, start:stop, :].permute((2, 0, 1, 3))
             transfer(tile[0 : stop - start, part, 0:units, :], rows, STATIC)
@@ -114,9 +114,9 @@ class ContiguousCache(nl.NKIObject):
         if sizes.full > 0:
             rows = source[:, :, 0:whole, :].reshape_dim(2, (PARTITIONS, sizes.full)).permute((2, 0, 1, 3, 4))
             transfer(tile[:, 0:units, 0 : sizes.full, :], rows, queue)
-        if sizes.rest > 0:
+        if sizes.remaining > 0:
             rows = source[:, :, whole : sizes.capacity, :].permute((2, 0, 1, 3))
-            transfer(tile[0 : sizes.rest, 0:units, sizes.full, :], rows, queue)
+            transfer(tile[0 : sizes.remaining, 0:units, sizes.full, :], rows, queue)
 
     def in_box(self, array, box):
         """Return the sequences and kv heads of a box, counted from those of the share."""
@@ -286,5 +286,5 @@ def clear_unfilled_units(tile, units, sizes):
     """Zero the units and the last positions of a tile of rows that loads of so many units leave."""
     if units < sizes.units:
         nisa.memset(dst=tile[:, units : sizes.units, :, :], value=0.0)
-    if sizes.rest > 0:
+    if sizes.remaining > 0:
         nisa.memset(dst=tile[:, 0:units, sizes.full, :], value=0.0)

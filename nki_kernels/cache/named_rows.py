@@ -92,7 +92,7 @@ class RowCache(nl.NKIObject):
         depth, capacity = self.k_cache.shape[2], self.k_cache.shape[3]
         for sequence in range(box[0], box[1]):
             unit = (sequence - box[0]) * heads
-            for part in range(sizes.parts):
+            for part in range(sizes.depth_tiles):
                 start, stop = part * PARTITIONS, min(depth, (part + 1) * PARTITIONS)
                 source = self.k_cache.ap(
                     pattern=[[capacity, stop - start], [depth * capacity, heads], [1, sizes.capacity]],
@@ -112,8 +112,8 @@ class RowCache(nl.NKIObject):
         pieces = []
         if sizes.full > 0:
             pieces.append((0, PARTITIONS, sizes.full, 0))
-        if sizes.rest > 0:
-            pieces.append((whole, sizes.rest, 1, sizes.full))
+        if sizes.remaining > 0:
+            pieces.append((whole, sizes.remaining, 1, sizes.full))
         for sequence in range(box[0], box[1]):
             unit = (sequence - box[0]) * heads
             for slot, height, count, chunk in pieces:

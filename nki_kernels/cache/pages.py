@@ -173,7 +173,7 @@ class PagedCache(nl.NKIObject):
         chunks: the first chunk, and the first one that stays. Keys lie position by position in the tile.
         """
         for unit in range(units_in(box)):
-            for part in range(sizes.parts):
+            for part in range(sizes.depth_tiles):
                 start, stop = part * PARTITIONS, min(sizes.depth, (part + 1) * PARTITIONS)
                 height = stop - start
                 columns = tile[0:height, part, unit, :].reshape((height, PARTITIONS, sizes.full))

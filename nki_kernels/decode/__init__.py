@@ -1,1 +1,1 @@
-"""The parts of the kernels of a decode step: tile sizes, tokens, caches, products, softmax."""
+"""Helpers of the kernels of a decode step: tile sizes, tokens, caches, products, softmax."""

@@ -2,47 +2,70 @@
 
 from __future__ import annotations
 
-from nki_kernels.decode.buffers import new_value_rows
-from nki_kernels.decode.loads import bring_after_gather, bring_first, take_tokens
+import nki.language as nl
+
+from nki_kernels.decode.group_loads import GroupLoads
+from nki_kernels.decode.launch import DecodeLaunch, SeenKeys, TokenRows
 from nki_kernels.decode.pipeline import run
 from nki_kernels.decode.ranks import merge_ranks, queries_of_all_ranks
 from nki_kernels.decode.share import share_of_core, sizes_of_share
-from nki_kernels.decode.tokens import expect_tokens, key_heights, load_tokens, transposed_tokens
-from nki_kernels.decode.work import Work, place_tokens, prepare
+from nki_kernels.decode.tokens import NewTokens
+from nki_kernels.decode.values import new_value_rows
 
 
 def attend_share(o, tokens, cache, sizes, step, ranks):
-    """Attention of this core's share of a launch with `sizes`, into its part of o; nothing where none is left for it.
+    """Compute attention of this core's share of a launch with `sizes`, if any, into its rows and columns of o.
 
     tokens: q, k and v. step: see `DecodeStep`. ranks: see `RankArguments`.
     """
     share = share_of_core(sizes)
-    if share is None:
-        return
-    q, k, v = tokens
-    own_cache = cache.of_share(share)
-    own_sizes, own_step = sizes_of_share(sizes, share, own_cache), step.of_share(share, sizes)
-    expected = expect_tokens(own_sizes, own_step)
-    own_ranks = ranks.load()
-    work = Work(own_sizes, share, own_ranks, own_cache, share.part(v, sizes), share.part(o, sizes), own_step)
-    attend(work, share.part(q, sizes), share.part(k, sizes), expected)
+    if share is not None:
+        start = ShareStart(share, cache, sizes, step)
+        start.attend(o, tokens, ranks)
 
 
-def attend(work, q, k, tokens):
-    """Attention of one core, into its output; `tokens` has begun to load what depends on the positions alone."""
-    load_tokens(tokens, q, k, work.sizes)
-    heights = key_heights(tokens, work.sizes)
-    bring_first(work)
-    prepare(work, tokens.first_positions)
-    queries, keys, key_rows = transposed_tokens(tokens, work.sizes)
-    if work.ranks is not None:
-        queries = queries_of_all_ranks(queries, work.ranks, work.sizes)
-        bring_after_gather(work)
-    value_rows = []
-    if not work.sizes.stored:
-        place_tokens(work, heights)
-        value_rows = new_value_rows(work.v, heights, work.sizes, work.step.scales)
-    take_tokens(work, queries, keys, key_rows, value_rows)
-    run(work)
-    if work.ranks is not None:
-        merge_ranks(work)
+class ShareStart(nl.NKIObject):
+    """A share of a launch with `sizes`, whose loads that depend on the positions alone have begun."""
+
+    def __init__(self, share, cache, sizes, step):
+        self.share, self.launch_sizes = share, sizes
+        self.cache = cache.of_share(share)
+        self.sizes = sizes_of_share(sizes, share, self.cache)
+        self.step = step.for_share(share, sizes)
+        self.tokens = NewTokens(self.sizes, self.step)
+
+    def attend(self, o, tokens, ranks):
+        """Compute attention into the share's rows and columns of o; tokens: q, k and v of the launch."""
+        position_ranks = ranks.load()
+        local_o = self.share.heads_of_tokens(o, self.launch_sizes)
+        launch = DecodeLaunch(self.sizes, self.share, position_ranks, self.cache, local_o, self.step)
+        local_tokens = []
+        for tensor in tokens:
+            local_tokens.append(self.share.heads_of_tokens(tensor, self.launch_sizes))
+        attend(launch, self.tokens, local_tokens)
+
+
+def attend(launch, tokens, qkv):
+    """Compute attention of one core: tokens are loaded beside the first groups, whose loads continue in the pipeline.
+
+    tokens: `NewTokens` whose loads have begun that depend on the positions alone. qkv: queries, keys and values.
+    """
+    sizes = launch.sizes
+    q, k, v = qkv
+    tokens.load(q, k)
+    heights = tokens.key_heights()
+    loads = GroupLoads(launch)
+    seen_keys = SeenKeys(launch, tokens.first_positions)
+    queries, keys, key_rows = tokens.transposed()
+    if launch.ranks is not None:
+        queries = queries_of_all_ranks(queries, launch.ranks, sizes)
+        loads.load_after_gather()
+    value_rows, key_addresses, value_addresses = [], None, None
+    if not sizes.stored:
+        key_addresses, value_addresses = launch.cache.new_addresses(launch, launch.step.positions, heights)
+        value_rows = new_value_rows(v, heights, sizes, launch.step.scales)
+    rows = TokenRows(queries, keys, v, key_rows, value_rows, key_addresses, value_addresses)
+    loads.take_tokens(rows, seen_keys, None)
+    run(launch, loads, seen_keys, 0)
+    if launch.ranks is not None:
+        merge_ranks(launch)

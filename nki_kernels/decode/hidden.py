@@ -19,19 +19,19 @@ HIDDEN_BYTES = 8192
 
 
 def hidden_fits(rows, hidden, dtype):
-    """Whether rows of hidden states can stay in SBUF in this layout."""
+    """Return whether rows of hidden states can stay in SBUF in this layout."""
     bytes_each = 4 if dtype == nl.float32 else 2
     return rows <= PARTITIONS and rows * blocks(hidden) * bytes_each <= HIDDEN_BYTES
 
 
 def hidden_tile(rows, hidden, dtype):
-    """An empty tile for hidden states [rows, H]."""
+    """Return an empty tile for hidden states [rows, H]."""
     shape = (in_block(hidden, 0, True), rows, blocks(hidden))
     return nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
 
 
 def load_hidden(x):
-    """Hidden states [T, H] of HBM as a tile [partition, T, C]; what the last partition lacks becomes 0."""
+    """Load hidden states [T, H] of HBM as a tile [partition, T, C]; what the last partition lacks becomes 0."""
     rows, hidden = x.shape
     tile = hidden_tile(rows, hidden, x.dtype)
     count = blocks(hidden)
@@ -58,7 +58,7 @@ def store_hidden(y, tile):
 
 
 def weighted_blocks(tile, norm_weight):
-    """Hidden states times the norm's weight, as an operand of products: [partition, C, row]."""
+    """Return hidden states times the norm's weight, as an operand of products: [partition, C, row]."""
     height, rows, count = tile.shape
     weight = column_of(norm_weight, 0.0, True)
     result = nl.ndarray((height, count, rows), dtype=tile.dtype, buffer=nl.sbuf)
@@ -68,7 +68,7 @@ def weighted_blocks(tile, norm_weight):
 
 
 def reciprocal_roots(tile, hidden, eps):
-    """1 / rms of each row, float32: as [128, rows], the same on every partition, and as a column [rows, 1]."""
+    """Return 1 / rms of each row, float32: as [128, rows], the same on every partition, and as a column [rows, 1]."""
     height, rows, _ = tile.shape
     squares = nl.ndarray(tile.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=squares, op=nl.square, data=tile)

@@ -1,11 +1,11 @@
-"""Partial outputs: attention with a part of the keys, and how the parts of cores and ranks become one output.
+"""Partial outputs: attention with some of the keys, and how partial outputs of cores and ranks become one.
 
 A partial output of a query is a row of D + 2 float32: its weighted values and the sum of its weights, both relative to
-the largest score among the part's keys, and that score, m. With M the largest of all parts
+the largest score among its keys, and that score, m. With M the largest of all partial outputs
 
     o = sum of exp(scale * (m - M)) * values / sum of exp(scale * (m - M)) * weights
 
-A part of which a query sees no key has m = LOWEST, so its factor is zero.
+Where a query sees no key, m = LOWEST, so the factor is zero.
 """
 
 from __future__ import annotations
@@ -18,42 +18,36 @@ from nki_kernels.decode.products import product_rows, store, weight_sums
 from nki_kernels.decode.sizes import first_unit, units_in
 
 
-def largest_scores(sizes):
-    """The largest score of every query of a launch: [1, unit, new token, head]."""
-    shape = (1, sizes.sequences * sizes.kv_heads, sizes.new, sizes.share)
-    return nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-
-
-def partial_rows(result, block, largest, ones, sizes):
+def partial_rows(result, launch, block, ones):
     """Write a block of queries as partial outputs [row, D + 2]."""
-    box, product, _ = block
+    sizes, box = launch.sizes, block.box
     rows, depth = units_in(box) * sizes.queries, sizes.depth
-    for d in range(sizes.parts):
-        bank, start, stop = product_rows(product, d, rows, sizes)
+    for d in range(sizes.depth_tiles):
+        bank, start, stop = product_rows(block.product, d, rows, sizes)
         nisa.tensor_copy(dst=result[:, start:stop], src=bank)
     nisa.tensor_copy(dst=result[:, depth : depth + 1], src=weight_sums(block, ones))
     first = first_unit(box, sizes)
-    row = largest[:, first : first + units_in(box)].reshape((1, rows))
+    row = launch.largest_scores[:, first : first + units_in(box)].reshape((1, rows))
     bank = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_transpose(dst=bank, data=row)
     nisa.tensor_copy(dst=result[:, depth + 1 : depth + 2], src=bank)
 
 
-def merged(parts, scale, sinks, value_scales, dtype):
-    """Partial outputs [row, part, D + 2] as outputs [row, D]; sinks: a score [row, 1] that takes part in the sum, or
-    None.
+def merged(partials, scale, sinks, value_scales, dtype):
+    """Return outputs [row, D] of partial outputs [row, core or rank, D + 2].
 
-    The factors are multiplied into `parts`. value_scales: [row, 1], by which outputs are multiplied, or None.
+    sinks: a score [row, 1] that adds to the sum of weights, or None. The factors are multiplied into `partials`.
+    value_scales: [row, 1], by which outputs are multiplied, or None.
     """
-    rows, _, width = parts.shape
+    rows, _, width = partials.shape
     depth = width - 2
-    scores = parts[:, :, depth + 1]
+    scores = partials[:, :, depth + 1]
     largest = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_reduce(dst=largest, op=nl.maximum, data=scores, axis=1)
     if sinks is not None:
         nisa.tensor_tensor(dst=largest, data1=largest, data2=sinks, op=nl.maximum)
     factors = relative(scores, largest, scale)
-    weighted = parts[:, :, 0 : depth + 1]
+    weighted = partials[:, :, 0 : depth + 1]
     nisa.tensor_tensor(
         dst=weighted, data1=weighted, data2=factors.expand_dim(2).broadcast(2, depth + 1), op=nl.multiply
     )
@@ -72,7 +66,7 @@ def merged(parts, scale, sinks, value_scales, dtype):
 
 
 def relative(scores, largest, scale):
-    """exp(scale * (scores - largest)) of scores [row, n] and their bounds [row, 1]."""
+    """Return exp(scale * (scores - largest)) of scores [row, n] and their bounds [row, 1]."""
     shifted = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=shifted, data=scores, op0=nl.subtract, operand0=largest)
     result = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -81,7 +75,7 @@ def relative(scores, largest, scale):
 
 
 def sink_column(rows, source, scale):
-    """Sinks as scores, in units of the scale, below each other: the column [rows, 1] that a view of them becomes."""
+    """Load a view of sinks as a column [rows, 1] of scores, in units of the scale."""
     column = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.dma_copy(dst=column, src=source)
     nisa.tensor_scalar(dst=column, data=column, op0=nl.multiply, operand0=1.0 / scale)
@@ -95,20 +89,24 @@ def value_scales_of_rows(scales, box, sizes):
     return scale_column(scales.values[:, box[2] : box[3]], box[1] - box[0], sizes.queries)
 
 
-def finish_with_other_core(block, o, work):
+def finish_with_other_core(launch, block, ones):
     """Exchange the partial outputs of a block with the other core; the first core stores what they make."""
-    sizes, box = work.sizes, block[0]
+    sizes, step, box = launch.sizes, launch.step, block.box
     rows = units_in(box) * sizes.queries
     core = nl.program_id(0)
-    parts = nl.ndarray((rows, 2, sizes.depth + 2), dtype=nl.float32, buffer=nl.sbuf)
-    partial_rows(parts[:, 0, :], block, work.largest_scores, work.ones, sizes)
+    partials = nl.ndarray((rows, 2, sizes.depth + 2), dtype=nl.float32, buffer=nl.sbuf)
+    partial_rows(partials[:, 0, :], launch, block, ones)
     nisa.sendrecv(
-        src=parts[:, 0, :], dst=parts[:, 1, :], send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=0
+        src=partials[:, 0, :],
+        dst=partials[:, 1, :],
+        send_to_rank=1 - core,
+        recv_from_rank=1 - core,
+        pipe_id=0,
     )
     if core == 0:
         sinks = None
-        if work.sinks is not None:
-            heads = work.sinks.reshape((1, sizes.kv_heads, 1, sizes.share))[:, box[2] : box[3]]
-            sinks = sink_column(rows, heads.broadcast(2, sizes.new), work.scale)
-        value_scales = value_scales_of_rows(work.step.scales, box, sizes)
-        store(merged(parts, work.scale, sinks, value_scales, o.dtype), o, box, sizes)
+        if step.sinks is not None:
+            heads = step.sinks.reshape((1, sizes.kv_heads, 1, sizes.share))[:, box[2] : box[3]]
+            sinks = sink_column(rows, heads.broadcast(2, sizes.new), launch.scale)
+        value_scales = value_scales_of_rows(step.scales, box, sizes)
+        store(merged(partials, launch.scale, sinks, value_scales, launch.o.dtype), launch.o, box, sizes)

@@ -14,76 +14,80 @@ from nki_kernels.projection.rows import in_block
 from nki_kernels.tiles import BANK, PARTITIONS, blocks, ranges
 
 AHEAD_SHARE = 6
-"""The weight that is loaded while attention works takes at most one of so many parts of SBUF: 34 KiB on gen3."""
+"""The weight that is loaded while attention works takes at most 1 / AHEAD_SHARE of SBUF: 34 KiB on gen3."""
 
 
 class OutputWeights(nl.NKIObject):
-    """The rows of w_o [Q, H] by head, or by heads that were joined, [D in part, part, H]; some are loaded at once."""
+    """The rows of w_o [Q, H] by head, or by heads that were joined, [D in tile, tile, H], one after the other.
+
+    tiles: those of the loaded heads, in the dtype of the weight.
+    """
 
     def __init__(self, w_o, sizes):
-        self.source = w_o
+        self.source, self.dtype = w_o, sizes.dtype
+        self.heads = sizes.heads // sizes.joined
         self.depth = sizes.joined * sizes.depth
-        self.dtype = sizes.dtype
         self.tiles = []
-        bytes_each = sizes.parts * w_o.shape[1] * (4 if w_o.dtype == nl.float32 else 2)
-        most = nl.tile_size.sbuf_fmax_bytes // AHEAD_SHARE // bytes_each
-        for _ in range(min(sizes.heads // sizes.joined, max(1, most))):
-            load_next_head(self)
 
+    def load_first_heads(self):
+        """Load as many heads as have room while attention works."""
+        depth_ranges, hidden = ranges(0, self.depth), self.source.shape[1]
+        head_bytes = len(depth_ranges) * hidden * (4 if self.source.dtype == nl.float32 else 2)
+        most = nl.tile_size.sbuf_fmax_bytes // AHEAD_SHARE // head_bytes
+        for _ in range(min(self.heads, max(1, most))):
+            self.load_next_head()
 
-def load_next_head(weights):
-    """Load the rows of one more head."""
-    pieces = ranges(0, weights.depth)
-    hidden = weights.source.shape[1]
-    shape = (min(weights.depth, PARTITIONS), len(pieces), hidden)
-    raw = nl.ndarray(shape, dtype=weights.source.dtype, buffer=nl.sbuf)
-    first = len(weights.tiles) * weights.depth
-    for part in range(len(pieces)):
-        start, end = pieces[part]
-        nisa.dma_copy(dst=raw[0 : end - start, part, :], src=weights.source[first + start : first + end, :])
-    weights.tiles.append(raw)
+    def load_next_head(self):
+        """Load the rows of one more head."""
+        depth_ranges = ranges(0, self.depth)
+        shape = (min(self.depth, PARTITIONS), len(depth_ranges), self.source.shape[1])
+        raw = nl.ndarray(shape, dtype=self.source.dtype, buffer=nl.sbuf)
+        first = len(self.tiles) * self.depth
+        for d in range(len(depth_ranges)):
+            start, end = depth_ranges[d]
+            nisa.dma_copy(dst=raw[0 : end - start, d, :], src=self.source[first + start : first + end, :])
+        self.tiles.append(raw)
 
-
-def cast_head(weights, head):
-    """The rows of a head in the dtype of the product."""
-    raw = weights.tiles[head]
-    if raw.dtype == weights.dtype:
-        return raw
-    pieces = ranges(0, weights.depth)
-    result = nl.ndarray(raw.shape, dtype=weights.dtype, buffer=nl.sbuf)
-    for part in range(len(pieces)):
-        used = pieces[part][1] - pieces[part][0]
-        nisa.tensor_copy(dst=result[0:used, part, :], src=raw[0:used, part, :])
-    return result
+    def rows_of_head(self, head):
+        """Return the rows of a head in the dtype of the product; they are loaded first if they are not yet."""
+        if head >= len(self.tiles):
+            self.load_next_head()
+        raw = self.tiles[head]
+        if raw.dtype == self.dtype:
+            return raw
+        depth_ranges = ranges(0, self.depth)
+        result = nl.ndarray(raw.shape, dtype=self.dtype, buffer=nl.sbuf)
+        for d in range(len(depth_ranges)):
+            used = depth_ranges[d][1] - depth_ranges[d][0]
+            nisa.tensor_copy(dst=result[0:used, d, :], src=raw[0:used, d, :])
+        return result
 
 
 def add_output(tile, outputs, weights, replica_group):
-    """Hidden states plus the sum over ranks of outputs [D in part, part, token, head] times the weights."""
+    """Return hidden states plus the sum over ranks of outputs [D in tile, tile, token, head] times the weights."""
     hidden = weights.source.shape[1]
     sums = output_sums(tile, hidden)
-    pieces = ranges(0, weights.depth)
+    depth_ranges = ranges(0, weights.depth)
     heads = outputs.shape[3]
     for head in range(heads):
-        if head >= len(weights.tiles):
-            load_next_head(weights)
-        rows = cast_head(weights, head)
-        for part in range(len(pieces)):
-            used = pieces[part][1] - pieces[part][0]
+        rows = weights.rows_of_head(head)
+        for d in range(len(depth_ranges)):
+            used = depth_ranges[d][1] - depth_ranges[d][0]
             for bank, first in sums:
                 for i in range(bank.shape[1]):
                     block = first + i
                     nisa.nc_matmul(
                         dst=bank[0 : in_block(hidden, block, True), i, :],
-                        stationary=rows[0:used, part, block : hidden : blocks(hidden)],
-                        moving=outputs[0:used, part, :, head],
-                        accumulate=head + part > 0,
+                        stationary=rows[0:used, d, block : hidden : blocks(hidden)],
+                        moving=outputs[0:used, d, :, head],
+                        accumulate=head + d > 0,
                     )
     result = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.sbuf)
     added = None
     if replica_group is not None:
         added = summed(sums, tile, replica_group)
-    for number in range(len(sums)):
-        bank, first = sums[number]
+    for index in range(len(sums)):
+        bank, first = sums[index]
         last = first + bank.shape[1]
         nisa.tensor_tensor(
             dst=result[:, :, first:last],
@@ -95,7 +99,7 @@ def add_output(tile, outputs, weights, replica_group):
 
 
 def output_sums(tile, hidden):
-    """PSUM tiles [partition, block, row] with their first block, as many blocks as a bank holds in each.
+    """Return PSUM tiles [partition, block, row] with their first block, as many blocks as a bank holds in each.
 
     Where the last partition lacks elements they begin with zeros: no product writes there.
     """
@@ -110,13 +114,13 @@ def output_sums(tile, hidden):
 
 
 def summed(sums, tile, replica_group):
-    """The sums of all ranks, rounded to the dtype of the hidden states before and after: [partition, row, block]."""
+    """Return the sums of all ranks [partition, row, block], rounded before and after to the hidden states' dtype."""
     partial = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.sbuf)
     total = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.sbuf)
-    for number in range(len(sums)):
-        bank, first = sums[number]
+    for index in range(len(sums)):
+        bank, first = sums[index]
         target = partial[:, :, first : first + bank.shape[1]]
-        if number % 2 == 1:
+        if index % 2 == 1:
             nisa.activation(dst=target, op=nl.copy, data=bank.permute((0, 2, 1)))
         else:
             nisa.tensor_copy(dst=target, src=bank.permute((0, 2, 1)))

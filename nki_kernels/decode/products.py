@@ -14,31 +14,44 @@ from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.tiles import PARTITIONS
 
 
-def score(queries, new_keys, keys, box, part, sizes):
-    """Scores of a group of units [128 positions, unit, chunk, query] @ PSUM, for a part of its queries.
+class OutputBlock(nl.NKIObject):
+    """What a block of units adds up: products [D in tile, tile, unit, new token, head] @ PSUM, and sums of weights."""
 
-    queries, new_keys: [D in part, part, token, head]. keys: [D in part, part, unit, S]. The last chunk is that of the
-    new keys, not written where the caches hold them. Of it, and of a chunk for what is left of the capacity, the first
-    partitions are written only.
+    def __init__(self, box, sizes):
+        self.box = box
+        units, height = units_in(box), min(PARTITIONS, sizes.depth)
+        shape = (height, sizes.depth_tiles, units, sizes.new, sizes.share)
+        self.product = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
+        shape = (PARTITIONS, units, sizes.new, sizes.share)
+        self.sums = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+
+
+def score(rows, keys, box, query_box, sizes):
+    """Return scores of a group of units [128 positions, unit, chunk, query] @ PSUM, for some of its queries.
+
+    rows: see `TokenRows`. keys: [D in tile, tile, unit, S]. The last chunk is that of the new keys, not written where
+    the caches hold them. Of it, and of a chunk for what remains of the capacity, the first partitions are written only.
     """
-    row, row_end, member, member_end = part
+    row, row_end, member, member_end = query_box
     count = (row_end - row) * (member_end - member)
     shape = (PARTITIONS, sizes.units, sizes.chunks, sizes.width)
     result = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)[:, 0 : units_in(box), :, 0:count]
-    whole = sizes.full * PARTITIONS
+    full = sizes.full * PARTITIONS
     for unit in range(units_in(box)):
         sequence, kv_head = unit_of(box, unit)
         token, head = sequence * sizes.new, kv_head * sizes.share
-        for d in range(sizes.parts):
+        for d in range(sizes.depth_tiles):
             height = min(PARTITIONS, sizes.depth - d * PARTITIONS)
-            asking = queries[0:height, d, token + row : token + row_end, head + member : head + member_end]
+            asking = rows.queries[
+                0:height, d, token + row : token + row_end, head + member : head + member_end
+            ]
             stationary = []
             for chunk in range(sizes.full):
-                stationary.append(keys[0:height, d, unit, chunk : whole : sizes.full])
-            if sizes.rest > 0:
-                stationary.append(keys[0:height, d, unit, whole : sizes.capacity])
+                stationary.append(keys[0:height, d, unit, chunk : full : sizes.full])
+            if sizes.remaining > 0:
+                stationary.append(keys[0:height, d, unit, full : sizes.capacity])
             if not sizes.stored:
-                stationary.append(new_keys[0:height, d, token : token + sizes.new, kv_head])
+                stationary.append(rows.keys[0:height, d, token : token + sizes.new, kv_head])
             for chunk in range(sizes.multiplied):
                 nisa.nc_matmul(
                     dst=result[0 : stationary[chunk].shape[1], unit, chunk, :],
@@ -49,27 +62,17 @@ def score(queries, new_keys, keys, box, part, sizes):
     return result
 
 
-def output_block(box, sizes):
-    """What a block of units adds up: its box, products [D in part, part, unit, new token, head] @ PSUM, and weights."""
-    units, height = units_in(box), min(PARTITIONS, sizes.depth)
-    shape = (height, sizes.parts, units, sizes.new, sizes.share)
-    product = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
-    sums = nl.ndarray((PARTITIONS, units, sizes.new, sizes.share), dtype=nl.float32, buffer=nl.sbuf)
-    return box, product, sums
+def mix(product, cached, new, weights, chunks, sizes):
+    """Add values of chunks first … last of a group of units, weighted, for some of its queries.
 
-
-def mix(product, tiles, weights, first_chunk, last_chunk, sizes):
-    """The values of some chunks of a group of units, weighted, for a part of its queries.
-
-    product: [D in part, part, unit, new token, head]. tiles: values of the cache [128, unit, chunk, D], new values [new
-    token, unit, D]. weights: [128, unit, chunk, query].
+    product: [D in tile, tile, unit, new token, head]. cached: values [128, unit, chunk, D]. new: values [new token,
+    unit, D] or None. weights: [128, unit, chunk, query].
     """
-    cached, new = tiles
     for unit in range(weights.shape[1]):
-        for d in range(sizes.parts):
+        for d in range(sizes.depth_tiles):
             start, stop = d * PARTITIONS, min(sizes.depth, (d + 1) * PARTITIONS)
-            for chunk in range(first_chunk, last_chunk):
-                height = PARTITIONS if chunk < sizes.full else sizes.rest
+            for chunk in range(chunks[0], chunks[1]):
+                height = PARTITIONS if chunk < sizes.full else sizes.remaining
                 if chunk < sizes.cached:
                     stationary = cached[0:height, unit, chunk, start:stop]
                 else:
@@ -83,7 +86,7 @@ def mix(product, tiles, weights, first_chunk, last_chunk, sizes):
 
 
 def inverse_sums(block, ones):
-    """1 / the sum of each query of a block over the partitions: a column [query, 1] on the partitions of its rows."""
+    """Return 1 / the sum of each query of a block over the partitions: a column [query, 1]."""
     total = weight_sums(block, ones)
     inverse = nl.ndarray(total.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.reciprocal(dst=inverse, data=total)
@@ -91,59 +94,59 @@ def inverse_sums(block, ones):
 
 
 def weight_sums(block, ones):
-    """The sum of each query of a block over the partitions: [query, 1] @ PSUM."""
-    rows = block[2].shape[1] * block[2].shape[2] * block[2].shape[3]
+    """Return the sum of each query of a block over the partitions: [query, 1] @ PSUM."""
+    rows = block.sums.shape[1] * block.sums.shape[2] * block.sums.shape[3]
     total = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_matmul(dst=total, stationary=block[2].reshape((PARTITIONS, rows)), moving=ones[:, 0:1])
+    nisa.nc_matmul(dst=total, stationary=block.sums.reshape((PARTITIONS, rows)), moving=ones[:, 0:1])
     return total
 
 
 def inverse_sums_everywhere(block, ones):
-    """1 / the sum of each query of a block, on all partitions: [128, unit, new token, head]."""
-    total = nl.ndarray(block[2].shape, dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_matmul(dst=total, stationary=ones, moving=block[2])
-    inverse = nl.ndarray(block[2].shape, dtype=nl.float32, buffer=nl.sbuf)
+    """Return 1 / the sum of each query of a block, on all partitions: [128, unit, new token, head]."""
+    total = nl.ndarray(block.sums.shape, dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(dst=total, stationary=ones, moving=block.sums)
+    inverse = nl.ndarray(block.sums.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.reciprocal(dst=inverse, data=total)
     return inverse
 
 
 def finish(block, inverse, o, sizes):
     """Divide a block by its sums, and store it with queries on the partitions."""
-    box, product, _ = block
+    box = block.box
     rows = units_in(box) * sizes.queries
     result = nl.ndarray((rows, sizes.depth), dtype=o.dtype, buffer=nl.sbuf)
-    for d in range(sizes.parts):
-        bank, start, stop = product_rows(product, d, rows, sizes)
+    for d in range(sizes.depth_tiles):
+        bank, start, stop = product_rows(block.product, d, rows, sizes)
         nisa.tensor_scalar(dst=result[:, start:stop], data=bank, op0=nl.multiply, operand0=inverse)
     store(result, o, box, sizes)
 
 
 def finish_in_place(block, inverse, outputs, sizes):
-    """Divide a block by its sums into outputs [D in part, part, token, head] in SBUF.
+    """Divide a block by its sums into outputs [D in tile, tile, token, head] in SBUF.
 
     `sizes.joined` neighbouring heads lie beside each other on the partitions.
     """
-    box, product, _ = block
+    box = block.box
     shape = (sizes.sequences, sizes.new, sizes.kv_heads, sizes.share // sizes.joined)
     counts = (box[1] - box[0], box[3] - box[2], sizes.new, sizes.share)
-    for beside in range(sizes.joined):
-        for d in range(sizes.parts):
-            start = beside * sizes.depth
+    for offset in range(sizes.joined):
+        for d in range(sizes.depth_tiles):
+            start = offset * sizes.depth
             height = min(PARTITIONS, sizes.depth - d * PARTITIONS)
             target = outputs[start : start + height, d, :, :].reshape((height,) + shape)
             target = target[:, box[0] : box[1], :, box[2] : box[3], :].permute((0, 1, 3, 2, 4))
-            own = product[0:height, d, :, :, :].reshape((height,) + counts)
+            products = block.product[0:height, d, :, :, :].reshape((height,) + counts)
             factor = inverse[0:height, :, :, :].reshape((height,) + counts)
             nisa.tensor_tensor(
                 dst=target,
-                data1=own[:, :, :, :, beside : sizes.share : sizes.joined],
-                data2=factor[:, :, :, :, beside : sizes.share : sizes.joined],
+                data1=products[:, :, :, :, offset : sizes.share : sizes.joined],
+                data2=factor[:, :, :, :, offset : sizes.share : sizes.joined],
                 op=nl.multiply,
             )
 
 
 def product_rows(product, d, rows, sizes):
-    """Part d of a product with queries on the partitions @ PSUM, and its first and last element of D."""
+    """Return tile d of a product with queries on the partitions @ PSUM, and its first and last element of D."""
     start, stop = d * PARTITIONS, min(sizes.depth, (d + 1) * PARTITIONS)
     columns = nl.ndarray((stop - start, rows), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=columns, src=product[0 : stop - start, d, :, :, :])

@@ -16,22 +16,22 @@ from nki_kernels.weights import WeightMatrix, load_runs_into
 
 
 class Projected(nl.NKIObject):
-    """Heads of queries, then of keys, [D in part, part, head, token] in `dtype`, and values [token, Hk * D]."""
+    """Heads of queries, then of keys, [D in tile, tile, head, token] in `dtype`, and values [token, Hk * D]."""
 
     def __init__(self, sizes):
-        shape = (min(sizes.depth, PARTITIONS), sizes.parts, sizes.heads + sizes.kv_heads, sizes.tokens)
+        shape = (min(sizes.depth, PARTITIONS), sizes.depth_tiles, sizes.heads + sizes.kv_heads, sizes.tokens)
         self.heads = nl.ndarray(shape, dtype=sizes.dtype, buffer=nl.sbuf)
         width = sizes.kv_heads * sizes.depth
         self.values = nl.ndarray((sizes.tokens, width), dtype=sizes.dtype, buffer=nl.sbuf)
 
 
 def column_groups(sizes):
-    """Columns of w_qkv whose products accumulate together: (first head, end, first column of values, end).
+    """Return columns of w_qkv whose products accumulate together: (first head, end, first column of values, end).
 
     All of them where the PSUM banks of one product hold those of all heads, and as many those of the values.
     """
     heads, width = sizes.heads + sizes.kv_heads, sizes.kv_heads * sizes.depth
-    most = BANK // sizes.tokens * ACCUMULATOR_BANKS // sizes.parts * sizes.together
+    most = BANK // sizes.tokens * ACCUMULATOR_BANKS // sizes.depth_tiles * sizes.together
     if heads <= most and width <= 2 * BANK:
         return [(0, heads, 0, width)]
     groups = []
@@ -43,7 +43,7 @@ def column_groups(sizes):
 
 
 def project(rows, w_qkv, sizes, scales):
-    """[q | k | v] of rows [partition, C, token], whose products are multiplied by `scales`, see `reciprocal_roots`."""
+    """Return [q | k | v] of rows [partition, C, token], times `scales`, see `reciprocal_roots`."""
     result = Projected(sizes)
     hidden = w_qkv.shape[0]
     first_value = (sizes.heads + sizes.kv_heads) * sizes.depth
@@ -60,11 +60,11 @@ def project(rows, w_qkv, sizes, scales):
                 columns = first * sizes.depth, first_value + right
         width = columns[1] - columns[0]
         for start, stop in parts(blocks(hidden), width, 1):
-            part = block_tile(hidden, stop - start, width, sizes.dtype)
-            load_runs_into(part, WeightMatrix(w_qkv[:, columns[0] : columns[1]]), start)
-            add_heads(sums, part, rows, start, hidden, sizes)
-            values = part[:, :, width - (right - left) : width]
-            add_values(banks, values, panels, rows, start, hidden)
+            weights = block_tile(hidden, stop - start, width, sizes.dtype)
+            load_runs_into(weights, WeightMatrix(w_qkv[:, columns[0] : columns[1]]), start)
+            add_heads(sums, weights, rows, start, hidden, sizes)
+            value_weights = weights[:, :, width - (right - left) : width]
+            add_values(banks, value_weights, panels, rows, start, hidden)
         read_heads(result.heads, sums, first, scales[0], sizes)
         for panel in range(len(panels)):
             start, stop = left + panels[panel][0], left + panels[panel][1]
@@ -74,41 +74,41 @@ def project(rows, w_qkv, sizes, scales):
 
 
 def head_sums(heads, sizes):
-    """The first head, the end, and a PSUM tile [D in part, part, heads, token] of as many heads as a bank holds.
+    """Return the first head, the end, and a PSUM tile [D in tile, tile, heads, token] of as many heads as a bank holds.
 
     Short heads lie beside each other on the partitions, `sizes.together` of them.
     """
     tiles = []
-    most = sizes.together * (BANK // (sizes.tokens * sizes.parts))
+    most = sizes.together * (BANK // (sizes.tokens * sizes.depth_tiles))
     for first, end in ranges(0, heads, most):
         height = min(sizes.together * sizes.depth, PARTITIONS)
-        shape = (height, sizes.parts, blocks(end - first, sizes.together), sizes.tokens)
+        shape = (height, sizes.depth_tiles, blocks(end - first, sizes.together), sizes.tokens)
         tiles.append((first, end, nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)))
     return tiles
 
 
-def add_heads(sums, part, rows, first, hidden, sizes):
+def add_heads(sums, weights, rows, first, hidden, sizes):
     """Add what blocks of the weights, from block `first` on, contribute to the heads."""
-    for within in range(part.shape[1]):
+    for within in range(weights.shape[1]):
         block = first + within
         used = in_block(hidden, block, True)
         for first_head, end_head, tile in sums:
             for head in range(first_head, end_head, sizes.together):
                 count = min(sizes.together, end_head - head)
-                for d in range(sizes.parts):
+                for d in range(sizes.depth_tiles):
                     height = min(PARTITIONS, count * sizes.depth - d * PARTITIONS)
                     column = head * sizes.depth + d * PARTITIONS
                     nisa.nc_matmul(
                         dst=tile[0:height, d, (head - first_head) // sizes.together, :],
-                        stationary=part[0:used, within, column : column + height],
+                        stationary=weights[0:used, within, column : column + height],
                         moving=rows[0:used, block, :],
                         accumulate=block > 0,
                     )
 
 
-def add_values(banks, part, panels, rows, first, hidden):
+def add_values(banks, weights, panels, rows, first, hidden):
     """Add what blocks of the weights, from block `first` on, contribute to the values."""
-    for within in range(part.shape[1]):
+    for within in range(weights.shape[1]):
         block = first + within
         used = in_block(hidden, block, True)
         for panel in range(len(panels)):
@@ -116,7 +116,7 @@ def add_values(banks, part, panels, rows, first, hidden):
             nisa.nc_matmul(
                 dst=banks[panel],
                 stationary=rows[0:used, block, :],
-                moving=part[0:used, within, start:stop],
+                moving=weights[0:used, within, start:stop],
                 accumulate=block > 0,
             )
 
@@ -124,12 +124,12 @@ def add_values(banks, part, panels, rows, first, hidden):
 def read_heads(heads, sums, first, scale, sizes):
     """Scale the heads that leave PSUM, those from `first` on; scale: [128, token]."""
     for first_head, end_head, tile in sums:
-        for beside in range(min(sizes.together, end_head - first_head)):
-            for d in range(sizes.parts):
-                start = beside * sizes.depth
+        for offset in range(min(sizes.together, end_head - first_head)):
+            for d in range(sizes.depth_tiles):
+                start = offset * sizes.depth
                 height = min(PARTITIONS, sizes.depth - d * PARTITIONS)
                 target = heads[
-                    0:height, d, first + first_head + beside : first + end_head : sizes.together, :
+                    0:height, d, first + first_head + offset : first + end_head : sizes.together, :
                 ]
                 count = target.shape[1]
                 factor = scale[start : start + height, :].expand_dim(1).broadcast(1, count)

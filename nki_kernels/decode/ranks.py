@@ -16,51 +16,31 @@ from nki_kernels.cache.scales import scale_column
 from nki_kernels.decode.merge import merged, partial_rows, sink_column
 from nki_kernels.decode.sizes import units_in
 from nki_kernels.dma import SCALAR, transfer
-from nki_kernels.tiles import PARTITIONS, cast, load_repeated
+from nki_kernels.tiles import PARTITIONS, cast, load_repeated, ranges
 
 
 class PositionRanks(nl.NKIObject):
-    """The replica group, its number of ranks, and the place of this rank in it: [128, 1] float32."""
+    """The replica group, its number of ranks, and the index of this rank in it: [128, 1] float32."""
 
-    def __init__(self, group, count, place):
-        self.group = group
-        self.count = count
-        self.place = cast(load_repeated(place, PARTITIONS), nl.float32)
-        self.partial = None
-
-
-def expect_ranks(group, count, place):
-    """The ranks that divide the positions, or None; their number and place are those of `check_position_ranks`."""
-    return PositionRanks(group, count, place) if count > 1 else None
-
-
-def check_position_ranks(group, count, place):
-    """Refuse a group without the number of its ranks, or one that does not divide positions by shifts."""
-    if group is None:
-        assert count == 1, f"{count} position_ranks, but no position_group"
-        return
-    assert count >= 1 and count & (count - 1) == 0, (
-        f"position_ranks is {count}; a power of two divides positions"
-    )
-    assert place is not None and place.shape == (1, 1), (
-        f"position_rank is [1, 1], not {place if place is None else place.shape}"
-    )
+    def __init__(self, group, count, index):
+        self.group, self.count = group, count
+        self.index = cast(load_repeated(index, PARTITIONS), nl.float32)
 
 
 def relative_to_rank(first_positions, ranks):
-    """Positions [128, n] less the place of this rank: a slot's key is earlier if N * slot is below that."""
+    """Return positions [128, n] less the index of this rank: a slot's key is earlier if N * slot is below that."""
     result = nl.ndarray(first_positions.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=result, data=first_positions, op0=nl.subtract, operand0=ranks.place)
+    nisa.tensor_scalar(dst=result, data=first_positions, op0=nl.subtract, operand0=ranks.index)
     return result
 
 
 def only_on_first_rank(predicate, ranks):
-    """A predicate [n, columns] uint8 on the first rank, zero on the others."""
+    """Return a predicate [n, columns] uint8 on the first rank, zero on the others."""
     rows = predicate.shape[0]
     result = nl.ndarray(predicate.shape, dtype=predicate.dtype, buffer=nl.sbuf)
     nisa.tensor_scalar(
         dst=result,
-        data=ranks.place[0:rows, :].broadcast(1, predicate.shape[1]),
+        data=ranks.index[0:rows, :].broadcast(1, predicate.shape[1]),
         op0=nl.equal,
         operand0=0.0,
     )
@@ -69,8 +49,8 @@ def only_on_first_rank(predicate, ranks):
 
 
 def queries_of_all_ranks(queries, ranks, sizes):
-    """Queries [D in part, part, token, own head] of all ranks: [D in part, part, token, head]."""
-    height, columns = queries.shape[0], sizes.parts * sizes.tokens * sizes.own_heads
+    """Queries [D in tile, tile, token, local head] of all ranks: [D in tile, tile, token, head]."""
+    height, columns = queries.shape[0], sizes.depth_tiles * sizes.tokens * sizes.local_heads
     gathered = nl.ndarray((height, ranks.count * columns), dtype=queries.dtype, buffer=nl.sbuf)
     ncc.all_gather(
         srcs=[queries.reshape((height, columns))],
@@ -78,53 +58,58 @@ def queries_of_all_ranks(queries, ranks, sizes):
         replica_group=ranks.group,
         collective_dim=1,
     )
-    own_share = sizes.own_heads // sizes.kv_heads
-    shape = (height, sizes.parts, sizes.tokens, sizes.heads)
+    local_share = sizes.local_heads // sizes.kv_heads
+    shape = (height, sizes.depth_tiles, sizes.tokens, sizes.heads)
     result = nl.ndarray(shape, dtype=queries.dtype, buffer=nl.sbuf)
-    every = gathered.reshape((height, ranks.count, sizes.parts * sizes.tokens, sizes.kv_heads, own_share))
-    target = result.reshape((height, sizes.parts * sizes.tokens, sizes.kv_heads, ranks.count, own_share))
+    every = gathered.reshape(
+        (height, ranks.count, sizes.depth_tiles * sizes.tokens, sizes.kv_heads, local_share)
+    )
+    target = result.reshape(
+        (height, sizes.depth_tiles * sizes.tokens, sizes.kv_heads, ranks.count, local_share)
+    )
     for rank in range(ranks.count):
         nisa.tensor_copy(dst=target[:, :, :, rank, :], src=every[:, rank])
     return result
 
 
-def keep_partial(block, work):
-    """Write the partial outputs of a block to what the ranks will exchange: [rank, token, own head, D + 2]."""
-    sizes, ranks, box = work.sizes, work.ranks, block[0]
-    width, own_share = sizes.depth + 2, sizes.own_heads // sizes.kv_heads
-    if ranks.partial is None:
-        shape = (ranks.count * sizes.tokens * sizes.own_heads, width)
-        ranks.partial = nl.ndarray(shape, dtype=nl.float32, buffer=nl.private_hbm, name="own_partial_outputs")
+def partial_outputs(ranks, sizes):
+    """Return HBM for the partial outputs that ranks exchange: rows (rank, token, local head) of D + 2."""
+    shape = (ranks.count * sizes.tokens * sizes.local_heads, sizes.depth + 2)
+    return nl.ndarray(shape, dtype=nl.float32, buffer=nl.private_hbm, name="own_partial_outputs")
+
+
+def keep_partial(launch, block, ones):
+    """Write the partial outputs of a block to what the ranks will exchange, see `partial_outputs`."""
+    sizes, box = launch.sizes, block.box
+    width, local_share = sizes.depth + 2, sizes.local_heads // sizes.kv_heads
     rows = nl.ndarray((units_in(box) * sizes.queries, width), dtype=nl.float32, buffer=nl.sbuf)
-    partial_rows(rows, block, work.largest_scores, work.ones, sizes)
-    target = ranks.partial.reshape(
-        (ranks.count, sizes.sequences, sizes.new, sizes.kv_heads, own_share, width)
+    partial_rows(rows, launch, block, ones)
+    target = launch.partials.reshape(
+        (launch.ranks.count, sizes.sequences, sizes.new, sizes.kv_heads, local_share, width)
     )
     target = target[:, box[0] : box[1], :, box[2] : box[3]].permute((1, 3, 2, 0, 4, 5))
     transfer(target, rows, SCALAR)
 
 
-def merge_ranks(work):
+def merge_ranks(launch):
     """Exchange partial outputs, and store what those of this rank's queries make."""
-    sizes, ranks, heads = work.sizes, work.ranks, work.sizes.own_heads
+    sizes, step, ranks, heads = launch.sizes, launch.step, launch.ranks, launch.sizes.local_heads
     received = nl.ndarray(
-        ranks.partial.shape, dtype=nl.float32, buffer=nl.private_hbm, name="all_partial_outputs"
+        launch.partials.shape, dtype=nl.float32, buffer=nl.private_hbm, name="all_partial_outputs"
     )
-    ncc.all_to_all(srcs=[ranks.partial], dsts=[received], replica_group=ranks.group, collective_dim=0)
+    ncc.all_to_all(srcs=[launch.partials], dsts=[received], replica_group=ranks.group, collective_dim=0)
     width = sizes.depth + 2
     source = received.reshape((ranks.count, sizes.tokens * heads, width)).permute((1, 0, 2))
-    target = work.o.reshape((sizes.tokens, heads, sizes.depth))
-    together = PARTITIONS // heads
-    for first in range(0, sizes.tokens, together):
-        last = min(sizes.tokens, first + together)
+    target = launch.o.reshape((sizes.tokens, heads, sizes.depth))
+    for first, last in ranges(0, sizes.tokens, PARTITIONS // heads):
         rows = (last - first) * heads
-        parts = nl.ndarray((rows, ranks.count, width), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.dma_copy(dst=parts, src=source[first * heads : last * heads])
+        partials = nl.ndarray((rows, ranks.count, width), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.dma_copy(dst=partials, src=source[first * heads : last * heads])
         sinks = None
-        if work.sinks is not None:
-            sinks = sink_column(rows, work.sinks.broadcast(0, last - first), work.scale)
+        if step.sinks is not None:
+            sinks = sink_column(rows, step.sinks.broadcast(0, last - first), launch.scale)
         value_scales = None
-        if work.step.scales is not None:
-            value_scales = scale_column(work.step.scales.values, last - first, heads // sizes.kv_heads)
-        result = merged(parts, work.scale, sinks, value_scales, work.o.dtype)
+        if step.scales is not None:
+            value_scales = scale_column(step.scales.values, last - first, heads // sizes.kv_heads)
+        result = merged(partials, launch.scale, sinks, value_scales, launch.o.dtype)
         transfer(target[first:last], result, SCALAR)

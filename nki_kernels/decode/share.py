@@ -1,10 +1,12 @@
 """What one core takes of a launch on two: kv heads where their number is even, else sequences, else slots.
 
-A *slot* is a place for a position in a cache. Cores that divide the slots of one sequence merge their outputs; each
+A *slot* of a cache holds a position. Cores that divide the slots of one sequence merge their outputs; each
 writes the new keys and values whose slots are its own, so no core writes what the other one reads.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import nki.isa as nisa
 import nki.language as nl
@@ -20,64 +22,61 @@ LEAST_SLOTS = 8192
 """Slots of all kv heads that are worth dividing: an exchange of partial outputs takes as long as 4096 slots."""
 
 
+@dataclass
 class Share(nl.NKIObject):
     """A range of sequences, of kv heads and of slots, one of as many as there are `cores`.
 
     `merged`: whether the other core has slots of the same sequences and heads.
     """
 
-    def __init__(self, sequences, kv_heads, slots):
-        self.cores = 1
-        self.merged = False
-        self.sequences = sequences
-        self.kv_heads = kv_heads
-        self.slots = slots
+    sequences: object
+    kv_heads: object
+    slots: object
+    cores: int = 1
+    merged: bool = False
 
     def rows(self, tensor, sequences):
-        """The rows of the share's sequences, of a tensor with as many rows for each of `sequences`; None stays."""
+        """Return the rows of the share's sequences, of a tensor with as many for each of `sequences`; None stays."""
         if tensor is None:
             return None
-        each = tensor.shape[0] // sequences
-        return tensor[self.sequences[0] * each : self.sequences[1] * each]
+        count = tensor.shape[0] // sequences
+        return tensor[self.sequences[0] * count : self.sequences[1] * count]
 
     def columns(self, tensor, kv_heads):
-        """The columns of the share's kv heads, of a tensor with as many columns for each of `kv_heads`; None stays."""
+        """Return the columns of the share's kv heads, of a tensor with as many for each of `kv_heads`; None stays."""
         if tensor is None:
             return None
-        each = tensor.shape[1] // kv_heads
-        return tensor[:, self.kv_heads[0] * each : self.kv_heads[1] * each]
+        count = tensor.shape[1] // kv_heads
+        return tensor[:, self.kv_heads[0] * count : self.kv_heads[1] * count]
 
-    def part(self, tensor, sizes):
-        """Rows and columns of the share, of a tensor of the new tokens' heads; `sizes` are those of the launch."""
+    def heads_of_tokens(self, tensor, sizes):
+        """Return rows and columns of the share, of a tensor of new tokens' heads; `sizes` are those of the launch."""
         return self.columns(self.rows(tensor, sizes.sequences), sizes.kv_heads)
 
 
 def sizes_of_share(sizes, share, cache):
     """Return the sizes of a share, of a launch with `sizes`; `cache` is that of the share."""
     tokens = (share.sequences[1] - share.sequences[0]) * sizes.new
-    own_share = sizes.own_heads // sizes.kv_heads
-    width = (share.kv_heads[1] - share.kv_heads[0]) * own_share * sizes.depth
+    local_share = sizes.local_heads // sizes.kv_heads
+    width = (share.kv_heads[1] - share.kv_heads[0]) * local_share * sizes.depth
     return Sizes(tokens, width, sizes.dtype, cache, sizes.ranks, sizes.stored)
 
 
 def share_of_core(sizes):
-    """What this core takes of a launch; None where nothing is left for it."""
-    everything = Share((0, sizes.sequences), (0, sizes.kv_heads), (0, sizes.capacity))
-    if nl.num_programs() != CORES:
-        return everything
+    """Return what this core takes of a launch; None where nothing is left for it."""
+    sequences, kv_heads, slots = (0, sizes.sequences), (0, sizes.kv_heads), (0, sizes.capacity)
     core = nl.program_id(0)
+    if nl.num_programs() != CORES:
+        return Share(sequences, kv_heads, slots)
     if sizes.kv_heads % CORES == 0:
-        everything.kv_heads = halves(sizes.kv_heads, 1)[core]
-    elif sizes.sequences > 1:
-        everything.sequences = halves(sizes.sequences, 1)[core]
-    else:
-        parts = halves(sizes.capacity, sizes.slots_together)
-        if sizes.ranks > 1 or sizes.capacity * sizes.kv_heads < LEAST_SLOTS or parts[1][0] == parts[1][1]:
-            return everything if core == 0 else None
-        everything.slots = parts[core]
-        everything.merged = True
-    everything.cores = CORES
-    return everything
+        return Share(sequences, halves(sizes.kv_heads, 1)[core], slots, CORES)
+    if sizes.sequences > 1:
+        return Share(halves(sizes.sequences, 1)[core], kv_heads, slots, CORES)
+    divided = halves(sizes.capacity, sizes.slots_together)
+    few = sizes.capacity * sizes.kv_heads < LEAST_SLOTS or divided[1][0] == divided[1][1]
+    if sizes.ranks > 1 or few:
+        return Share(sequences, kv_heads, slots) if core == 0 else None
+    return Share(sequences, kv_heads, divided[core], CORES, True)
 
 
 def wait_for_other_core(cores, tensor, engine):
@@ -90,6 +89,6 @@ def wait_for_other_core(cores, tensor, engine):
 
 
 def halves(size, together):
-    """Two ranges that cover `size`, the first a multiple of `together` and as long; the second may be empty."""
+    """Return two ranges that cover `size`, the first a multiple of `together` and as long; the second may be empty."""
     middle = min(size, blocks(blocks(size, together), CORES) * together)
     return [(0, middle), (middle, size)]

@@ -64,9 +64,9 @@ class Buffers(nl.NKIObject):
 
 
 class Sizes(nl.NKIObject):
-    """The dimensions of one core's part of a launch, and the tile sizes that follow from them.
+    """The dimensions of one core's share of a launch, and the tile sizes that follow from them.
 
-    `ranks` divide the positions of a cache: `own_heads` of all `heads` are this rank's. `stored`: the caches hold the
+    `ranks` divide the positions of a cache: `local_heads` of all `heads` are this rank's. `stored`: the caches hold the
     keys and values of the new tokens already, so none are new.
     """
 
@@ -76,20 +76,20 @@ class Sizes(nl.NKIObject):
         self.slots_together = cache.slots_together
         self.tokens = tokens
         self.ranks = ranks
-        self.own_heads = width // self.depth
-        self.heads = ranks * self.own_heads
+        self.local_heads = width // self.depth
+        self.heads = ranks * self.local_heads
         self.dtype = dtype
         self.new = self.tokens // self.sequences
         self.share = self.heads // self.kv_heads
         self.queries = self.new * self.share
-        self.parts = blocks(self.depth)
+        self.depth_tiles = blocks(self.depth)
         # Heads that share the partitions of a product: a tile of few partitions begins at a quadrant.
         self.together = PARTITIONS // self.depth if self.depth in (QUADRANT, 2 * QUADRANT) else 1
         self.joined = self.together
         while self.share % self.joined > 0:
             self.joined = self.joined // 2
         self.full = self.capacity // PARTITIONS
-        self.rest = self.capacity - self.full * PARTITIONS
+        self.remaining = self.capacity - self.full * PARTITIONS
         self.cached = blocks(self.capacity)
         self.stored = stored
         self.chunks = self.cached + 1
@@ -98,7 +98,7 @@ class Sizes(nl.NKIObject):
         self.width = 1
         while self.width < self.queries and 2 * self.width * self.chunks <= SCORE_BANKS * BANK:
             self.width = 2 * self.width
-        position_bytes = self.parts * (4 if dtype == nl.float32 else 2)
+        position_bytes = self.depth_tiles * (4 if dtype == nl.float32 else 2)
         unit_bytes = self.capacity * position_bytes
         self.most_positions = BUFFER_BYTES // (cache.tiles_per_position * position_bytes)
         room = min(PARTITIONS // self.width, SCORE_BANKS * BANK // (self.width * self.chunks))
@@ -115,7 +115,7 @@ class Sizes(nl.NKIObject):
 
 
 def boxes(sequences, kv_heads, most):
-    """Boxes (first sequence, end, first kv head, end) of at most `most` units: whole sequences, or heads of one."""
+    """Return boxes (first sequence, end, first kv head, end) of at most `most` units: sequences, or heads of one."""
     result = []
     together = max(1, most // kv_heads)
     heads_together = min(kv_heads, most)
@@ -127,7 +127,7 @@ def boxes(sequences, kv_heads, most):
 
 
 def groups_of_blocks(sizes):
-    """The groups in order, each as (box, box of its block)."""
+    """Return the groups in order, each as (box, box of its block)."""
     result = []
     for outer in boxes(sizes.sequences, sizes.kv_heads, PARTITIONS // sizes.queries):
         for inner in boxes(outer[1] - outer[0], outer[3] - outer[2], sizes.units):
@@ -136,22 +136,22 @@ def groups_of_blocks(sizes):
     return result
 
 
-def query_parts(sizes):
-    """Queries of a unit that are scored together: boxes (first new token, end, first head of the group, end)."""
+def query_boxes(sizes):
+    """Return the queries of a unit that are scored together: boxes (first token, end, first head of the group, end)."""
     return boxes(sizes.new, sizes.share, sizes.width)
 
 
 def units_in(box):
-    """The number of units of a box."""
+    """Return the number of units of a box."""
     return (box[1] - box[0]) * (box[3] - box[2])
 
 
 def unit_of(box, number):
-    """Sequence and kv head of a unit of a box."""
+    """Return sequence and kv head of a unit of a box."""
     heads = box[3] - box[2]
     return box[0] + number // heads, box[2] + number % heads
 
 
 def first_unit(box, sizes, sequence=0, kv_head=0):
-    """The number of a box's first unit, counted from that of a sequence and kv head."""
+    """Return the number of a box's first unit, counted from that of a sequence and kv head."""
     return (box[0] - sequence) * sizes.kv_heads + box[2] - kv_head

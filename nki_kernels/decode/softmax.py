@@ -18,7 +18,7 @@ LOWEST = -3.0e38
 
 
 def largest_by_partition(scores):
-    """The maximum over the chunks of scores [128, units, chunks, queries]: [128, units * queries]."""
+    """Return the maximum over the chunks of scores [128, units, chunks, queries]: [128, units * queries]."""
     rows, units, _, queries = scores.shape
     result = nl.ndarray((rows, units * queries), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_reduce(dst=result, op=nl.maximum, data=scores.permute((0, 1, 3, 2)), axis=3)
@@ -26,7 +26,7 @@ def largest_by_partition(scores):
 
 
 def largest_of_queries(by_partition):
-    """The maximum over the partitions of [128, columns]: [columns, 1]."""
+    """Return the maximum over the partitions of [128, columns]: [columns, 1]."""
     rows, columns = by_partition.shape
     bank = nl.ndarray((columns, rows), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_transpose(dst=bank, data=by_partition)
@@ -36,7 +36,7 @@ def largest_of_queries(by_partition):
 
 
 def on_all_partitions(column):
-    """A column [n, 1] as a row on each partition: [128, n] @ PSUM."""
+    """Return a column [n, 1] as a row on each partition: [128, n] @ PSUM."""
     count = column.shape[0]
     bank = nl.ndarray((PARTITIONS, count), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_transpose(dst=bank, data=column.broadcast(1, PARTITIONS))
@@ -44,7 +44,7 @@ def on_all_partitions(column):
 
 
 def weights_relative_to(scores, largest, scale, dtype):
-    """exp(scale * (scores - largest)) in `dtype`, of scores [128, units, chunks, queries]."""
+    """Return exp(scale * (scores - largest)) in `dtype`, of scores [128, units, chunks, queries]."""
     rows, units, chunks, queries = scores.shape
     shifted = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
     repeated = largest.reshape((rows, units, 1, queries)).broadcast(2, chunks)
@@ -60,7 +60,7 @@ def add_up_chunks(total, weights):
 
 
 def key_positions(sizes, first_slot):
-    """The position of the key on each partition of each chunk, [128, chunks], in float32, on the first rank.
+    """Return the position of the key on each partition of each chunk, [128, chunks], in float32, on the first rank.
 
     Partition p of the first S // 128 chunks holds so many consecutive slots, for long contiguous loads; what is left
     of the capacity lies one slot per partition in a chunk of its own. The first of the slots is `first_slot`.
@@ -74,7 +74,7 @@ def key_positions(sizes, first_slot):
             offset=step * first_slot,
             channel_multiplier=step * full,
         )
-    if sizes.rest > 0:
+    if sizes.remaining > 0:
         nisa.iota(
             dst=result[:, full : full + 1],
             pattern=[[1, 1]],
@@ -85,7 +85,7 @@ def key_positions(sizes, first_slot):
 
 
 def earlier_keys(keys_at, first_positions):
-    """1 where a key [128, chunks] lies before the first new token [128, units]: [128, units, chunks], uint8."""
+    """Return 1 where a key [128, chunks] lies before the first new token [128, units]: [128, units, chunks], uint8."""
     rows, chunks = keys_at.shape
     units = first_positions.shape[1]
     result = nl.ndarray((rows, units, chunks), dtype=nl.uint8, buffer=nl.sbuf)
@@ -99,7 +99,7 @@ def earlier_keys(keys_at, first_positions):
 
 
 def masked_tiles(sizes):
-    """Two tiles for masked scores [128, units, chunks, queries], LOWEST all over, for what `select` does not write."""
+    """Return two tiles for masked scores [128, units, chunks, queries], LOWEST where `select` does not write."""
     result = []
     for _ in range(2):
         shape = (PARTITIONS, sizes.units, sizes.chunks, sizes.width)
@@ -109,8 +109,8 @@ def masked_tiles(sizes):
     return result
 
 
-def up_to_each(keys_at, first_positions, new):
-    """1 where a key [128, chunks] is not behind each of the new tokens: [128, units, chunks, new token], uint8."""
+def up_to_new_tokens(keys_at, first_positions, new):
+    """Return 1 where a key [128, chunks] is not behind a new token: [128, units, chunks, new token], uint8."""
     rows, chunks = keys_at.shape
     units = first_positions.shape[1]
     result = nl.ndarray((rows, units, chunks, new), dtype=nl.uint8, buffer=nl.sbuf)
@@ -127,9 +127,10 @@ def up_to_each(keys_at, first_positions, new):
 
 
 def within_window(seen, keys_at, first_positions, new, window):
-    """Of the keys that new tokens see without a window, [128, units, chunks, 1 or new token], those in each one's.
+    """Return 1 where a key is in the window of each new token: [128, units, chunks, new token], uint8.
 
-    [128, units, chunks, new token], uint8. Token i sees the last `window` positions, its own included.
+    seen: the keys that new tokens see without a window, [128, units, chunks, 1 or new token]. Token i sees the last
+    `window` positions, its own included.
     """
     rows, units, chunks, tokens = seen.shape
     result = nl.ndarray((rows, units, chunks, new), dtype=nl.uint8, buffer=nl.sbuf)
@@ -149,7 +150,7 @@ def within_window(seen, keys_at, first_positions, new, window):
 
 
 def causal_among_new(new, window):
-    """1 where new key j (partition) is not after new query i, nor outside its window: [new, new], uint8."""
+    """Return 1 where new key j (partition) is not after new query i, nor outside its window: [new, new], uint8."""
     ones = nl.ndarray((new, new), dtype=nl.uint8, buffer=nl.sbuf)
     nisa.memset(dst=ones, value=1)
     result = nl.ndarray((new, new), dtype=nl.uint8, buffer=nl.sbuf)
@@ -175,12 +176,12 @@ def causal_among_new(new, window):
 
 
 def capped(scores, factor, sizes):
-    """tanh(factor * scores), of scores as `select` takes them."""
+    """Return tanh(factor * scores), of scores as `select` takes them."""
     units, queries = scores.shape[1], scores.shape[3]
     result = nl.ndarray((PARTITIONS, units, sizes.chunks, queries), dtype=nl.float32, buffer=nl.sbuf)
     for start, stop, height in (
         (0, sizes.full, PARTITIONS),
-        (sizes.full, sizes.cached, sizes.rest),
+        (sizes.full, sizes.cached, sizes.remaining),
         (sizes.cached, sizes.multiplied, sizes.new),
     ):
         if stop > start:
@@ -194,7 +195,7 @@ def capped(scores, factor, sizes):
 
 
 def per_query(predicate, queries):
-    """A predicate [rows, units, chunks, tokens] for each of `queries`, as many of a token."""
+    """Repeat a predicate [rows, units, chunks, tokens] for each of `queries`, as many of a token."""
     return predicate.expand_dim(4).broadcast(4, queries // predicate.shape[3])
 
 
@@ -206,7 +207,7 @@ def select(scores, valid, causal, tile, sizes):
     first partitions only.
     """
     units, queries = scores.shape[1], scores.shape[3]
-    for start, stop, height in (0, sizes.full, PARTITIONS), (sizes.full, sizes.cached, sizes.rest):
+    for start, stop, height in (0, sizes.full, PARTITIONS), (sizes.full, sizes.cached, sizes.remaining):
         if stop > start:
             nisa.select_reduce(
                 dst=tile[0:height, :, start:stop, :],

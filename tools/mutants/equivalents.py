@@ -14,7 +14,6 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
     ),
     "the blocks overlap: some rows or columns are computed again, from the same operands, with the same result": (
         "*.* bound: range(0, tokens, PARTITIONS): PARTITIONS - 1",
-        "decode.ranks.merge_ranks bound: range(0, sizes.tokens, together): together - 1",
         "projection.row_groups.row_groups bound: range(0, rows, rows_per_group): rows_per_group - 1",
         "tiles.transpose_into bound: range(0, full, per_bank): per_bank - 1",
     ),

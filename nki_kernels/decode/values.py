@@ -1,4 +1,4 @@
-"""Buffers of groups of units in SBUF: their allocation, the values of new tokens, and clearing of unseen values."""
+"""Values of decode attention in SBUF: those of new tokens, and clearing of unseen ones."""
 
 from __future__ import annotations
 
@@ -11,34 +11,8 @@ from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.tiles import PARTITIONS
 
 
-def allocate_buffers(cache, sizes, groups):
-    """Allocate the buffers of groups.
-
-    Returns: tiles of keys [D in part, part, unit, S]; pairs of values [position, unit, chunk, D] and new values [new
-    token, unit, D]; and the tile whose slices the new values are, or None.
-    """
-    keys, values = [], []
-    for _ in range(sizes.scored_buffers):
-        shape = (min(sizes.depth, PARTITIONS), sizes.parts, sizes.units, sizes.capacity)
-        keys.append(nl.ndarray(shape, dtype=sizes.dtype, buffer=nl.sbuf))
-    used = min(sizes.value_buffers, len(groups))
-    all_new = None
-    if not sizes.stored:
-        all_new = nl.ndarray((sizes.new, used * sizes.units, sizes.depth), dtype=sizes.dtype, buffer=nl.sbuf)
-    for number in range(sizes.value_buffers):
-        cached = nl.ndarray(cache.row_shape(sizes), dtype=sizes.dtype, buffer=nl.sbuf)
-        if number < len(groups):
-            # Which bytes are defined may not depend on data.
-            cache.clear_unfilled(cached, units_in(groups[number][0]), sizes)
-        new = None
-        if not sizes.stored and number < used:
-            new = all_new[:, number * sizes.units : (number + 1) * sizes.units, :]
-        values.append((cached, new))
-    return keys, values, all_new
-
-
 def load_new_values(new, v, box, sizes, scales):
-    """Bring the values of the new tokens of a group of units, from HBM or from rows in SBUF: [new token, unit, D].
+    """Load the values of the new tokens of a group of units, from HBM or from rows in SBUF: [new token, unit, D].
 
     Values from HBM are rounded to a cache with `scales`; those in SBUF are already.
     """
@@ -53,14 +27,13 @@ def load_new_values(new, v, box, sizes, scales):
             inverses = inverses.broadcast(1, box[1] - box[0]).broadcast(3, sizes.depth)
             round_to_cache(target, inverses, scales.dtype)
         return
-    left, right = box[2] * sizes.depth, box[3] * sizes.depth
+    columns = v[:, box[2] * sizes.depth : box[3] * sizes.depth]
     together = box[1] - box[0] if sizes.new == 1 else 1
     heads = box[3] - box[2]
     for sequence in range(box[0], box[1], together):
         first, unit = sequence * sizes.new, (sequence - box[0]) * heads
         target = new[:, unit : unit + together * heads, :]
-        rows = v[first : first + together * sizes.new, left:right]
-        transfer(target, rows, SCALAR)
+        transfer(target, columns[first : first + together * sizes.new], SCALAR)
 
 
 def clear_values(tile, valid, first, last, sizes):
@@ -71,18 +44,18 @@ def clear_values(tile, valid, first, last, sizes):
     words = tile.view(nl.float32)
     for start, stop, height in (
         (first, min(last, sizes.full), PARTITIONS),
-        (max(first, sizes.full), last, sizes.rest),
+        (max(first, sizes.full), last, sizes.remaining),
     ):
         if stop > start:
             units = valid.shape[1]
-            chosen = valid[0:height, :, start:stop].expand_dim(3).broadcast(3, words.shape[3])
+            seen = valid[0:height, :, start:stop].expand_dim(3).broadcast(3, words.shape[3])
             nisa.tensor_copy_predicated(
-                dst=words[0:height, 0:units, start:stop, :], src=0.0, predicate=chosen, reverse_pred=True
+                dst=words[0:height, 0:units, start:stop, :], src=0.0, predicate=seen, reverse_pred=True
             )
 
 
 def new_value_rows(v, heights, sizes, scales):
-    """The new tokens' values as rows (token, kv head), rounded to a cache with `scales`: tiles [height, D]."""
+    """Load the new tokens' values as rows (token, kv head), rounded to a cache with `scales`: tiles [height, D]."""
     source = v.reshape((sizes.tokens, sizes.kv_heads, sizes.depth))
     result = []
     first = 0

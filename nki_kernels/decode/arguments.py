@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import nki.language as nl
 
 from nki_kernels.cache.scales import CacheScales
-from nki_kernels.decode.ranks import check_position_ranks, expect_ranks
+from nki_kernels.decode.ranks import PositionRanks
 
 
 @dataclass
@@ -31,7 +31,7 @@ class DecodeStep(nl.NKIObject):
     sinks: object = None
     scales: CacheScales | None = None
 
-    def of_share(self, share, sizes):
+    def for_share(self, share, sizes):
         """Return the step of a share of a launch with `sizes`."""
         return DecodeStep(
             share.rows(self.positions, sizes.sequences),
@@ -51,16 +51,25 @@ class DecodeStep(nl.NKIObject):
 
 @dataclass
 class RankArguments(nl.NKIObject):
-    """The ranks that divide positions: their group or None, their number, and the place [1, 1] of this rank."""
+    """The ranks that divide positions: their group or None, their number, and the index [1, 1] of this rank."""
 
     group: object = None
     count: int = 1
-    place: object = None
+    index: object = None
 
     def check(self):
-        """Refuse a group without the number of its ranks."""
-        check_position_ranks(self.group, self.count, self.place)
+        """Refuse a group without the number of its ranks, or one that does not divide positions by shifts."""
+        count, index = self.count, self.index
+        if self.group is None:
+            assert count == 1, f"{count} position_ranks, but no position_group"
+            return
+        assert count >= 1 and count & (count - 1) == 0, (
+            f"position_ranks is {count}; a power of two divides positions"
+        )
+        assert index is not None and index.shape == (1, 1), (
+            f"position_rank is [1, 1], not {index if index is None else index.shape}"
+        )
 
     def load(self):
-        """Return the ranks with the place of this one in SBUF, or None."""
-        return expect_ranks(self.group, self.count, self.place)
+        """Return the ranks with the index of this one in SBUF, or None."""
+        return PositionRanks(self.group, self.count, self.index) if self.count > 1 else None

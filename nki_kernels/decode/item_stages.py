@@ -1,0 +1,135 @@
+"""The stages that an item of decode attention passes through: scores, masked scores, weighted values."""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.decode.merge import finish_with_other_core, value_scales_of_rows
+from nki_kernels.decode.products import (
+    OutputBlock,
+    finish,
+    finish_in_place,
+    inverse_sums,
+    inverse_sums_everywhere,
+    mix,
+    score,
+)
+from nki_kernels.decode.ranks import keep_partial
+from nki_kernels.decode.sizes import QUADRANT, first_unit, units_in
+from nki_kernels.decode.softmax import add_up_chunks, capped, select
+from nki_kernels.tiles import PARTITIONS, blocks
+
+CHUNKS_LAST = 8
+"""Chunks whose products come behind the sum of the weights, which is inverted meanwhile."""
+
+
+def score_keys(launch, loads, item):
+    """Return the scores of an item; then its keys make room for a later group."""
+    group = launch.group(item)
+    tile = loads.key_tiles[group % len(loads.key_tiles)]
+    scores = score(loads.rows, tile, launch.box(item), launch.query_box(item), launch.sizes)
+    if launch.begins_group(item + 1) and not launch.cache.transposes_keys:
+        loads.load_later_keys(group)
+    return scores
+
+
+def mask_scores(launch, seen_keys, scores, item):
+    """Return the scores of an item, capped, LOWEST where a key is not seen, and with sinks."""
+    sizes, step, box, query_box = launch.sizes, launch.step, launch.box(item), launch.query_box(item)
+    if launch.begins_group(item) and item > 0:
+        seen_keys.see_group(box)
+    seen = seen_keys.seen
+    if seen.shape[3] > 1:
+        seen = seen[:, :, :, query_box[0] : query_box[1]]
+    causal = None if sizes.stored else seen_keys.causal[:, query_box[0] : query_box[1]]
+    if step.softcap is not None:
+        scores = capped(scores, launch.factor, sizes)
+    masked = seen_keys.masked[item % 2][:, 0 : units_in(box), :, 0 : scores.shape[3]]
+    select(scores, seen, causal, masked, sizes)
+    if seen_keys.sink_logits is not None:
+        add_sinks(masked, seen_keys.sink_logits, box, query_box, sizes)
+    return masked
+
+
+def add_sinks(masked, sink_logits, box, query_box, sizes):
+    """Write sinks [1, Hq] as keys of the last chunk that have no value, on the first quadrant behind the new keys."""
+    row, row_end, member, member_end = query_box
+    shape = (1, 1, sizes.kv_heads, 1, sizes.share)
+    logits = sink_logits.reshape(shape)[:, :, box[2] : box[3], :, member:member_end]
+    partition = 0 if sizes.stored else blocks(sizes.new, QUADRANT) * QUADRANT
+    nisa.tensor_copy(
+        dst=masked[partition : partition + 1, :, sizes.cached, :],
+        src=logits.broadcast(1, box[1] - box[0]).broadcast(3, row_end - row),
+    )
+
+
+def keep_largest(launch, item, largest):
+    """Keep the largest scores of an item, of which the partitions of `largest` each hold all."""
+    box = launch.box(item)
+    row, row_end, member, member_end = launch.query_box(item)
+    first = first_unit(box, launch.sizes)
+    kept = launch.largest_scores[:, first : first + units_in(box), row:row_end, member:member_end]
+    nisa.tensor_copy(dst=kept, src=largest[0:1, :].reshape(kept.shape))
+
+
+def add_values(launch, loads, block, weights, ones, item):
+    """Add the weighted values of an item to a block, a new one if None; then they make room for a later group.
+
+    Returns: the block, or None once it is full and stored.
+    """
+    sizes = launch.sizes
+    group = launch.group(item)
+    inner, outer = launch.groups[group]
+    row, row_end, member, member_end = launch.query_box(item)
+    if block is None:
+        block = OutputBlock(outer, sizes)
+    first = first_unit(inner, sizes, outer[0], outer[2])
+    last = first + units_in(inner)
+    cached = loads.cached_values(group)
+    new = None if sizes.stored else loads.new_tiles[group % sizes.value_buffers]
+    ends = launch.begins_group(item + 1) and inner[1] == outer[1] and inner[3] == outer[3]
+    add_up_chunks(block.sums[:, first:last, row:row_end, member:member_end], weights)
+    target = block.product[:, :, first:last, row:row_end, member:member_end]
+    middle = max(sizes.multiplied // 2, sizes.multiplied - CHUNKS_LAST)
+    mix(target, cached, new, weights, (0, middle), sizes)
+    inverse = None
+    if ends and launch.in_place:
+        inverse = inverse_sums_everywhere(block, ones)
+    elif ends and not launch.divided:
+        inverse = inverse_sums(block, ones)
+    mix(target, cached, new, weights, (middle, sizes.multiplied), sizes)
+    if launch.begins_group(item + 1):
+        loads.load_later_values(group)
+    if not ends:
+        return block
+    finish_block(launch, block, inverse, ones)
+    return None
+
+
+def finish_block(launch, block, inverse, ones):
+    """Store the outputs of a full block, or hand on what other cores or ranks add to."""
+    scales = launch.step.scales
+    if launch.share.merged:
+        finish_with_other_core(launch, block, ones)
+    elif launch.ranks is not None:
+        keep_partial(launch, block, ones)
+    elif launch.in_place:
+        if scales is not None:
+            scale_in_place(inverse, scales, block.box)
+        finish_in_place(block, inverse, launch.o, launch.sizes)
+    else:
+        value_scales = value_scales_of_rows(scales, block.box, launch.sizes)
+        if value_scales is not None:
+            nisa.tensor_tensor(dst=inverse, data1=inverse, data2=value_scales, op=nl.multiply)
+        finish(block, inverse, launch.o, launch.sizes)
+
+
+def scale_in_place(inverse, scales, box):
+    """Multiply factors of outputs [128, unit, new token, head] by the scales of their values."""
+    heads = box[3] - box[2]
+    columns = inverse.shape[2] * inverse.shape[3]
+    by_head = inverse.reshape((PARTITIONS, box[1] - box[0], heads, columns))
+    factors = scales.values[:, box[2] : box[3]].expand_dim(1).expand_dim(3)
+    factors = factors.broadcast(1, box[1] - box[0]).broadcast(3, columns)
+    nisa.tensor_tensor(dst=by_head, data1=by_head, data2=factors, op=nl.multiply)

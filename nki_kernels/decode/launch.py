@@ -1,0 +1,159 @@
+"""What one launch of decode attention holds, and which cached and new keys its tokens see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.decode.ranks import only_on_first_rank, partial_outputs, relative_to_rank
+from nki_kernels.decode.sizes import first_unit, groups_of_blocks, query_boxes, units_in
+from nki_kernels.decode.softmax import (
+    causal_among_new,
+    earlier_keys,
+    key_positions,
+    masked_tiles,
+    up_to_new_tokens,
+    within_window,
+)
+from nki_kernels.tiles import PARTITIONS
+
+
+class DecodeLaunch(nl.NKIObject):
+    """Sizes, arguments and groups of one launch on one core; `divided`: outputs of cores or ranks are merged.
+
+    An item is the group item // len(query_boxes) with the queries of box item % len(query_boxes). `factor` is what
+    scores are multiplied by before tanh, and `scale` before exp.
+    """
+
+    def __init__(self, sizes, share, ranks, cache, o, step):
+        self.sizes, self.share, self.ranks, self.cache, self.o, self.step = (
+            sizes,
+            share,
+            ranks,
+            cache,
+            o,
+            step,
+        )
+        self.divided = share.merged or ranks is not None
+        self.largest_scores = None
+        if self.divided:
+            shape = (1, sizes.sequences * sizes.kv_heads, sizes.new, sizes.share)
+            self.largest_scores = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+        self.partials = None if ranks is None else partial_outputs(ranks, sizes)
+        self.factor = step.scale if step.softcap is None else step.scale / step.softcap
+        self.scale = step.scale if step.softcap is None else step.softcap
+        self.in_place = o.buffer == nl.sbuf
+        self.groups = groups_of_blocks(sizes)
+        self.query_boxes = query_boxes(sizes)
+        self.items = len(self.groups) * len(self.query_boxes)
+
+    def group(self, item):
+        """Return the group of an item."""
+        return item // len(self.query_boxes)
+
+    def box(self, item):
+        """Return the sequences and kv heads of an item."""
+        return self.groups[self.group(item)][0]
+
+    def query_box(self, item):
+        """Return the queries of an item."""
+        return self.query_boxes[item % len(self.query_boxes)]
+
+    def begins_group(self, item):
+        """Return whether an item is the first one of its group."""
+        return item % len(self.query_boxes) == 0
+
+
+@dataclass
+class TokenRows(nl.NKIObject):
+    """The new tokens: queries and keys [D in tile, tile, token, head], values v [T, Hk * D], and rows for the caches.
+
+    key_rows, value_rows: tiles [height, D] of rows (token, kv head), with their addresses in the caches. Without new
+    keys all but the queries are None or empty.
+    """
+
+    queries: nl.NkiTensor
+    keys: object
+    v: object
+    key_rows: object
+    value_rows: object
+    key_addresses: object
+    value_addresses: object
+
+
+class SeenKeys(nl.NKIObject):
+    """Which keys the new tokens see, and the tiles that the softmax takes beside the scores.
+
+    `seen`: 1 where the new tokens see a cached key of the group at hand. `valid`: for each group, where any of them
+    does.
+    """
+
+    def __init__(self, launch, first_positions):
+        self.launch = launch
+        sizes, ranks = launch.sizes, launch.ranks
+        self.first_positions = first_positions if ranks is None else relative_to_rank(first_positions, ranks)
+        self.key_positions = key_positions(sizes, launch.share.slots[0])
+        self.causal = seen_among_new(launch)
+        self.ones = nl.ndarray((PARTITIONS, PARTITIONS), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.memset(dst=self.ones, value=1.0)
+        self.sink_logits = None
+        if launch.step.sinks is not None and not launch.divided:
+            self.sink_logits = load_sinks(launch)
+        self.masked = masked_tiles(sizes)
+        self.seen = None
+        self.valid = []
+        self.see_group(launch.box(0))
+
+    def firsts_of(self, box):
+        """Return the positions of the first new tokens of a group of units: [128, units]."""
+        first = first_unit(box, self.launch.sizes)
+        return self.first_positions[:, first : first + units_in(box)]
+
+    def seen_keys(self, box):
+        """Return 1 where the new tokens see a cached key of a group: [128, units, chunks, 1 or new token], uint8.
+
+        Those before the first new token, the same for all; where the caches hold new keys, those up to each token.
+        """
+        if self.launch.sizes.stored:
+            return up_to_new_tokens(self.key_positions, self.firsts_of(box), self.launch.sizes.new)
+        return earlier_keys(self.key_positions, self.firsts_of(box)).expand_dim(3)
+
+    def see_group(self, box):
+        """Find which keys of the next group its new tokens see."""
+        window = self.launch.step.window
+        self.seen = self.seen_keys(box)
+        self.valid.append(valid_keys(self.seen))
+        if window is not None:
+            firsts, new = self.firsts_of(box), self.launch.sizes.new
+            self.seen = within_window(self.seen, self.key_positions, firsts, new, window)
+
+
+def seen_among_new(launch):
+    """Return which new keys the new queries see, or None without new keys.
+
+    Of several cores or ranks those of the first attend with them.
+    """
+    if launch.sizes.stored:
+        return None
+    new = launch.sizes.new
+    if launch.share.slots[0] > 0:
+        causal = nl.ndarray((new, new), dtype=nl.uint8, buffer=nl.sbuf)
+        nisa.memset(dst=causal, value=0)
+    else:
+        causal = causal_among_new(new, launch.step.window)
+    return causal if launch.ranks is None else only_on_first_rank(causal, launch.ranks)
+
+
+def valid_keys(seen):
+    """Return 1 where some new token sees a cached key, of what `seen_keys` returns: [128, units, chunks]."""
+    return seen[:, :, :, seen.shape[3] - 1]
+
+
+def load_sinks(launch):
+    """Load attention sinks as scores, in units of the scale: [1, Hq]."""
+    row = nl.ndarray((1, launch.sizes.heads), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=row, src=launch.step.sinks)
+    nisa.tensor_scalar(dst=row, data=row, op0=nl.multiply, operand0=1.0 / launch.scale)
+    return row
