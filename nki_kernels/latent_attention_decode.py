@@ -66,11 +66,11 @@ import nki.typing as nt
 import numpy as np
 
 from nki_kernels.cache.latent import create_latent_cache
+from nki_kernels.latent.decode_items import LatentDecode, attend
+from nki_kernels.latent.new_rows import load_norm_row, new_rows, write_rows
 from nki_kernels.latent.output import output_tile, project_values
 from nki_kernels.latent.queries import absorbed_queries, groups_of_heads, load_group
-from nki_kernels.latent.rows import load_norm_row, new_rows, write_rows
 from nki_kernels.latent.sizes import Sizes, key_positions
-from nki_kernels.latent.stages import Work, allocate, attend
 from nki_kernels.precision import widened
 from nki_kernels.rmsnorm import rmsnorm_reference
 from nki_kernels.rope import rope_reference
@@ -109,16 +109,15 @@ def latent_attention_decode(
     if nl.program_id(0) > 0:
         return o, cache
     loaded = load_group(q, w_uk, groups_of_heads(sizes)[0], sizes)
-    tokens_at = cast(load_repeated(positions.reshape((1, sizes.tokens)), PARTITIONS), nl.float32)
+    token_positions = cast(load_repeated(positions.reshape((1, sizes.tokens)), PARTITIONS), nl.float32)
     weight = load_norm_row(norm_weight, sizes.tokens, q.dtype)
     rows = new_rows(kv, weight, eps, positions, cos, sin)
     write_rows(cache, rows, latent_cache.new_addresses(positions))
     latent_cache.load_addresses(sizes)
-    queries = absorbed_queries(q, w_uk, loaded, sizes)
-    work = Work(sizes, scale, latent_cache, queries, (tokens_at, key_positions(sizes)))
-    allocate(work)
+    latent_queries, turned_queries = absorbed_queries(q, w_uk, loaded, sizes)
+    launch = LatentDecode(sizes, scale, latent_queries, turned_queries, token_positions, key_positions(sizes))
     latents = output_tile(sizes)
-    attend(work, latents)
+    attend(launch, latent_cache, latents)
     project_values(latents, w_uv, o, sizes)
     return o, cache
 
@@ -161,7 +160,7 @@ def check_sizes(sizes, positions, scale, cache):
         f"{tokens} tokens for {sizes.sequences} sequences; each needs as many"
     )
     assert scale > 0, f"scale is {scale}; the maximum needs a positive one"
-    for what, size, most in (
+    for name, size, most in (
         ("tokens", tokens, PARTITIONS),
         ("queries of a sequence", sizes.queries, PARTITIONS),
         ("bytes of queries in a partition", sizes.query_bytes, MAX_QUERY_BYTES),
@@ -171,7 +170,7 @@ def check_sizes(sizes, positions, scale, cache):
         ("elements of a value", sizes.value, BANK),
         ("rows of the cache", cache.shape[0] * cache.shape[1], MAX_ROWS),
     ):
-        assert size <= most, f"latent_attention_decode takes at most {most} {what}, not {size}"
+        assert size <= most, f"latent_attention_decode takes at most {most} {name}, not {size}"
 
 
 def latent_attention_decode_reference(

@@ -54,14 +54,12 @@ Cost
 from __future__ import annotations
 
 import nki
-import nki.isa as nisa
 import nki.language as nl
 import nki.typing as nt
 import numpy as np
 
 from nki_kernels.cache.latent import create_latent_cache
-from nki_kernels.latent.expand import Expansion, expand
-from nki_kernels.latent.rows import load_norm_row
+from nki_kernels.latent.expansion import Expansion, expand
 from nki_kernels.precision import widened
 from nki_kernels.rmsnorm import rmsnorm_reference
 from nki_kernels.rope import rope_reference
@@ -99,10 +97,7 @@ def latent_keys_values(
     values = nl.ndarray((case.sequences, heads, case.count, case.value), dtype=kv.dtype, buffer=nl.shared_hbm)
     if nl.program_id(0) > 0:
         return keys, values, cache
-    rows = min(case.new, PARTITIONS)
-    eps_column = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=eps_column, value=eps)
-    case.norm = (load_norm_row(norm_weight, rows, kv.dtype), eps_column)
+    case.load_norm(norm_weight, eps)
     expand(case, keys, values)
     return keys, values, cache
 
@@ -124,18 +119,18 @@ def check_arguments(case, norm_weight):
     assert (
         w_uk.shape[0] % case.heads == 0 and w_uv.shape[0] == case.rank and w_uv.shape[1] % case.heads == 0
     ), f"w_uk {w_uk.shape} and w_uv {w_uv.shape} do not divide into {case.heads} heads"
-    held = case.count * case.parts * case.item_bytes if len(case.groups) > 1 else 0
-    for what, found, most in (
+    latent_bytes = case.count * case.latent_tiles * case.item_bytes if len(case.groups) > 1 else 0
+    for name, size, most in (
         ("new tokens of a sequence", case.new, case.cache.capacity),
         ("positions of a prefix", case.prefix, case.cache.capacity),
-        ("bytes of latents in a partition", held, MAX_LATENT_BYTES),
+        ("bytes of latents in a partition", latent_bytes, MAX_LATENT_BYTES),
         ("plain elements of a head", case.plain, PARTITIONS),
         ("rotated elements", case.rope, PARTITIONS),
         ("elements of the latent", case.rank, BANK),
         ("elements of a value", case.value, BANK),
         ("rows of the cache", rows.shape[0] * rows.shape[1], MAX_ROWS),
     ):
-        assert found <= most, f"latent_keys_values takes at most {most} {what}, not {found}"
+        assert size <= most, f"latent_keys_values takes at most {most} {name}, not {size}"
 
 
 def latent_keys_values_reference(

@@ -1,1 +1,1 @@
-"""The parts of latent attention."""
+"""Helpers of latent attention."""

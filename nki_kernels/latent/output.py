@@ -13,19 +13,18 @@ GROUP_ELEMENTS = 8192
 
 
 def output_tile(sizes):
-    """Room for the weighted latents of all tokens: [latent in part, part, token, head]."""
-    shape = (min(sizes.rank, PARTITIONS), sizes.parts, sizes.tokens, sizes.heads)
+    """Return a tile for the weighted latents of all tokens: [latent in tile, tile, token, head]."""
+    shape = (min(sizes.rank, PARTITIONS), sizes.latent_tiles, sizes.tokens, sizes.heads)
     return nl.ndarray(shape, dtype=sizes.dtype, buffer=nl.sbuf)
 
 
-def place_divided(result, work, sequence):
-    """The weighted latents of a sequence, divided by the sums of its weights, to their place among those of all."""
-    sizes = work.sizes
-    inverse = nl.ndarray(work.total.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.reciprocal(dst=inverse, data=work.total)
+def place_divided(result, mixed, total, sequence, sizes):
+    """Write weighted latents of a sequence, divided by the sums of its weights, to those of all sequences."""
+    inverse = nl.ndarray(total.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.reciprocal(dst=inverse, data=total)
     first = sequence * sizes.new
     for start, end, height in heights(sizes.rank):
-        rows = work.mixed[0:height, start:end, :]
+        rows = mixed[0:height, start:end, :]
         target = result[0:height, start:end, first : first + sizes.new, :]
         nisa.tensor_tensor(
             dst=target,
@@ -39,8 +38,8 @@ def place_divided(result, work, sequence):
 
 
 def project_values(latents, w_uv, o, sizes):
-    """Weighted latents [latent in part, part, token, head] times the value projection of each head, to HBM."""
-    group = max(1, min(sizes.heads, GROUP_ELEMENTS // (sizes.parts * sizes.value)))
+    """Multiply weighted latents [latent in tile, tile, token, head] by the value projection of each head, to HBM."""
+    group = max(1, min(sizes.heads, GROUP_ELEMENTS // (sizes.latent_tiles * sizes.value)))
     for first in range(0, sizes.heads, group):
         last = min(sizes.heads, first + group)
         weights = load_columns(w_uv, first * sizes.value, last * sizes.value, sizes)
@@ -50,8 +49,8 @@ def project_values(latents, w_uv, o, sizes):
 
 
 def load_columns(w_uv, first, last, sizes):
-    """Columns of the value projection, in the activations' dtype: [latent in part, part, column]."""
-    shape = (min(sizes.rank, PARTITIONS), sizes.parts, last - first)
+    """Load columns of the value projection, in the activations' dtype: [latent in tile, tile, column]."""
+    shape = (min(sizes.rank, PARTITIONS), sizes.latent_tiles, last - first)
     tile = nl.ndarray(shape, dtype=w_uv.dtype, buffer=nl.sbuf)
     result = tile
     if w_uv.dtype != sizes.dtype:
@@ -66,7 +65,7 @@ def load_columns(w_uv, first, last, sizes):
 
 
 def project_heads(rows, latents, weights, first, sizes):
-    """The outputs of some heads, from head `first` on, as rows [token, head * value]."""
+    """Write the outputs of some heads, from head `first` on, to rows [token, head * value]."""
     heads = rows.shape[1] // sizes.value
     together = max(1, BANK // sizes.value)
     for start in range(0, heads, together):
@@ -75,11 +74,11 @@ def project_heads(rows, latents, weights, first, sizes):
         for head in range(start, end):
             column = head * sizes.value
             for begin, stop, height in heights(sizes.rank):
-                for part in range(begin, stop):
+                for tile in range(begin, stop):
                     nisa.nc_matmul(
                         dst=bank[:, head - start, :],
-                        stationary=latents[0:height, part, :, first + head],
-                        moving=weights[0:height, part, column : column + sizes.value],
-                        accumulate=part > 0,
+                        stationary=latents[0:height, tile, :, first + head],
+                        moving=weights[0:height, tile, column : column + sizes.value],
+                        accumulate=tile > 0,
                     )
         nisa.tensor_copy(dst=rows[:, start * sizes.value : end * sizes.value], src=bank)

@@ -1,4 +1,4 @@
-"""Queries of latent attention: their plain part multiplied by the key projection, so that they meet latents.
+"""Queries of latent attention: their plain elements multiplied by the key projection, so that they meet latents.
 
 q . (w_uk l) = (w_uk^T q) . l
 """
@@ -17,14 +17,14 @@ GROUP_ELEMENTS = 8192
 
 
 def groups_of_heads(sizes):
-    """Ranges of heads whose projections are loaded together, and whose queries share a PSUM bank."""
+    """Return ranges of heads whose projections are loaded together, and whose queries share a PSUM bank."""
     tokens = sizes.tokens
-    most = max(1, min(GROUP_ELEMENTS // sizes.rank, BANK // (sizes.parts * tokens), BANK // tokens))
+    most = max(1, min(GROUP_ELEMENTS // sizes.rank, BANK // (sizes.latent_tiles * tokens), BANK // tokens))
     return ranges(0, sizes.heads, most)
 
 
 def load_group(q, w_uk, group, sizes):
-    """The queries of some heads [T, head, R + P], and their key projection [P, head, L].
+    """Load the queries of some heads [T, head, R + P], and their key projection [P, head, L].
 
     The projection takes another queue than what is needed at once.
     """
@@ -39,25 +39,25 @@ def load_group(q, w_uk, group, sizes):
 
 
 def absorbed_queries(q, w_uk, loaded, sizes):
-    """Queries as the products take them: [latent in part, part, token, head], and [key and mask, token, head].
+    """Return queries as the products take them: [latent in tile, tile, token, head], and [key and mask, token, head].
 
     loaded: the first group of heads, as `load_group` gives it.
     """
     tokens, heads = sizes.tokens, sizes.heads
     height = min(sizes.rank, PARTITIONS)
-    latent = nl.ndarray((height, sizes.parts, tokens, heads), dtype=sizes.dtype, buffer=nl.sbuf)
+    latent = nl.ndarray((height, sizes.latent_tiles, tokens, heads), dtype=sizes.dtype, buffer=nl.sbuf)
     turned = nl.ndarray((sizes.rope + sizes.new, tokens, heads), dtype=sizes.dtype, buffer=nl.sbuf)
-    own = own_tokens(sizes)
+    selectors = token_selectors(sizes)
     for first, last in groups_of_heads(sizes):
         tile, weights = loaded if first == 0 else load_group(q, w_uk, (first, last), sizes)
-        transpose_turned(turned[:, :, first:last], tile, own, sizes)
+        transpose_turned(turned[:, :, first:last], tile, selectors, sizes)
         plain = transposed_plain(tile, sizes)
         absorb(latent[:, :, :, first:last], plain, cast(weights, sizes.dtype), sizes)
     return latent, turned
 
 
-def own_tokens(sizes):
-    """1 where a row is token i of its sequence, 0 elsewhere: [T, new token]."""
+def token_selectors(sizes):
+    """Return 1 where a row is token i of its sequence, 0 elsewhere: [T, new token]."""
     result = nl.ndarray((sizes.tokens, sizes.new), dtype=sizes.dtype, buffer=nl.sbuf)
     if sizes.new == 1:
         nisa.memset(dst=result, value=1.0)
@@ -71,15 +71,15 @@ def own_tokens(sizes):
     return result
 
 
-def transpose_turned(result, tile, own, sizes):
-    """The rotated parts of queries, with a row that selects the mask of each new token: [key and mask, token, head]."""
+def transpose_turned(result, tile, selectors, sizes):
+    """Transpose the rotated elements of queries, and select the mask of each new token: [key and mask, token, head]."""
     tokens, heads, _ = tile.shape
     height = sizes.rope + sizes.new
     rows = nl.ndarray((tokens, heads, height), dtype=tile.dtype, buffer=nl.sbuf)
     nisa.tensor_copy(dst=rows[:, :, 0 : sizes.rope], src=tile[:, :, 0 : sizes.rope])
     nisa.tensor_copy(
         dst=rows[:, :, sizes.rope : height],
-        src=own.expand_dim(1).broadcast(1, heads),
+        src=selectors.expand_dim(1).broadcast(1, heads),
         engine=nisa.engine.gpsimd,
     )
     bank = psum_slots(height, heads, tokens, tile.dtype)
@@ -89,7 +89,7 @@ def transpose_turned(result, tile, own, sizes):
 
 
 def transposed_plain(tile, sizes):
-    """The plain parts of queries: [plain, head, token]."""
+    """Return the plain elements of queries: [plain, head, token]."""
     tokens, heads, _ = tile.shape
     bank = psum_slots(sizes.plain, heads, tokens, tile.dtype)
     for head in range(heads):
@@ -100,15 +100,15 @@ def transposed_plain(tile, sizes):
 
 
 def absorb(result, plain, weights, sizes):
-    """Plain parts [plain, head, token] times the key projection, to [latent in part, part, token, head]."""
+    """Multiply plain elements [plain, head, token] by the key projection, to [latent in tile, tile, token, head]."""
     heads, tokens = plain.shape[1], plain.shape[2]
-    bank = nl.ndarray((result.shape[0], sizes.parts, heads, tokens), dtype=nl.float32, buffer=nl.psum)
+    bank = nl.ndarray((result.shape[0], sizes.latent_tiles, heads, tokens), dtype=nl.float32, buffer=nl.psum)
     for start, end, height in heights(sizes.rank):
-        for part in range(start, end):
-            first = part * PARTITIONS
+        for tile in range(start, end):
+            first = tile * PARTITIONS
             for head in range(heads):
                 nisa.nc_matmul(
-                    dst=bank[0:height, part, head, :],
+                    dst=bank[0:height, tile, head, :],
                     stationary=weights[:, head, first : first + height],
                     moving=plain[:, head, :],
                     accumulate=False,

@@ -30,16 +30,16 @@ class Sizes(nl.NKIObject):
         self.value = w_uv.shape[1] // self.heads
         self.new = self.tokens // self.sequences
         self.queries = self.new * self.heads
-        self.parts = blocks(self.rank)
+        self.latent_tiles = blocks(self.rank)
         # What is scored beside the latent: the rotated key, and the mask of each new token.
-        self.beside = self.rope + self.new
+        self.score_rows = self.rope + self.new
         # Chunks of a power of two queries do not straddle PSUM banks.
         self.stride = 1
         while self.stride < self.queries:
             self.stride = 2 * self.stride
         size = 4 if self.dtype == nl.float32 else 2
         row_bytes = self.width * size
-        self.query_bytes = self.parts * self.tokens * self.heads * size
+        self.query_bytes = self.latent_tiles * self.tokens * self.heads * size
         self.most = 1
         while 2 * self.most * self.stride <= BANK and 2 * self.most * row_bytes <= PIECE_BYTES:
             self.most = 2 * self.most
@@ -51,7 +51,7 @@ class Sizes(nl.NKIObject):
 
 
 def pieces_of(capacity, most):
-    """Pieces (first position, chunks, positions of a chunk) of a sequence.
+    """Return the pieces (first position, chunks, positions of a chunk) of a sequence.
 
     Partition p of a piece holds so many consecutive positions as it has chunks, a power of two of them; what is left
     of the capacity is a chunk of its own.
@@ -70,7 +70,7 @@ def pieces_of(capacity, most):
 
 
 def heights(rank):
-    """Parts of the latent with equal heights: (first part, end, height)."""
+    """Return ranges of tiles of the latent with equal heights: (first tile, end, height)."""
     full = rank // PARTITIONS
     result = []
     if full > 0:
@@ -81,15 +81,18 @@ def heights(rank):
 
 
 def key_positions(sizes):
-    """The position of the row on each partition of each chunk of all pieces: [128, chunks] float32."""
+    """Return the position of the row on each partition of each chunk of all pieces: [128, chunks] float32."""
     count = 0
     for _, chunks, _ in sizes.pieces:
         count += chunks
     result = nl.ndarray((PARTITIONS, count), dtype=nl.float32, buffer=nl.sbuf)
-    at = 0
+    chunk = 0
     for first, chunks, _ in sizes.pieces:
         nisa.iota(
-            dst=result[:, at : at + chunks], pattern=[[1, chunks]], offset=first, channel_multiplier=chunks
+            dst=result[:, chunk : chunk + chunks],
+            pattern=[[1, chunks]],
+            offset=first,
+            channel_multiplier=chunks,
         )
-        at += chunks
+        chunk += chunks
     return result

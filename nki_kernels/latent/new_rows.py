@@ -11,12 +11,12 @@ from nki_kernels.tiles import cast, load, rms_normalised
 
 
 def load_norm_row(norm_weight, rows, dtype):
-    """The norm's weight on each of so many partitions."""
+    """Load the norm's weight on each of so many partitions."""
     return on_every_row(norm_weight, rows, dtype, 0.0)
 
 
 def new_rows(kv, weight, eps, positions, cos, sin):
-    """Rows [latent | key] of up to 128 tokens: the latent RMS-normalised, the key rotated by its position.
+    """Return rows [latent | key] of up to 128 tokens: the latent RMS-normalised, the key rotated by its position.
 
     weight: that of the norm, on as many partitions or more.
     """
@@ -32,14 +32,14 @@ def new_rows(kv, weight, eps, positions, cos, sin):
 
 
 def load_rows(table, numbers):
-    """Rows of a table [S, half] in HBM by number: [rows, half]."""
+    """Load rows of a table [S, half] in HBM by number: [rows, half]."""
     tile = nl.ndarray((numbers.shape[0], table.shape[1]), dtype=table.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=tile, src=rows_of(table, numbers))
     return tile
 
 
 def rows_of(tensor, numbers):
-    """Rows of a tensor [S, n] in HBM whose numbers [rows, 1] are known at run time: [rows, n].
+    """Return rows of a tensor [S, n] in HBM whose numbers [rows, 1] are known at run time: [rows, n].
 
     A single one is named by a scalar: GpSimd makes no descriptors for it.
     """

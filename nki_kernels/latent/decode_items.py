@@ -1,0 +1,263 @@
+"""The stages of latent attention in a decode step, and the order in which the pieces of all sequences pass them.
+
+An item is a piece of a sequence. Its softmax is online: relative to the largest score so far, by which later pieces
+correct the sums. Each engine works in program order, so the stages of several items alternate: while the rows of one
+are transposed, the one before is scored, the exponentials of a third are taken, and its products follow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.decode.softmax import largest_of_queries, on_all_partitions
+from nki_kernels.latent.loads import transpose_chunk
+from nki_kernels.latent.output import place_divided
+from nki_kernels.latent.sizes import heights
+from nki_kernels.tiles import PARTITIONS
+
+
+@dataclass
+class Item(nl.NKIObject):
+    """A piece of a sequence, by its index, and whether it is the first or the last one; and tiles for its rows.
+
+    rows: [row, chunk, W]. mask_keys: keys and masks [row, chunk, R + new]. latents, keys: transposed rows [latent in
+    tile, chunk, tile, row] and mask_keys [R + new, chunk, row].
+    """
+
+    sequence: int
+    piece: int
+    first: bool
+    last: bool
+    rows: nl.NkiTensor
+    mask_keys: nl.NkiTensor
+    latents: nl.NkiTensor
+    keys: nl.NkiTensor
+
+
+class LatentDecode(nl.NKIObject):
+    """What all items of a launch share, and the items with their tiles, which later ones use again.
+
+    token_positions [128, T] and key_positions [128, chunks of all pieces], of which piece i has those from
+    first_chunks[i] on.
+    """
+
+    def __init__(self, sizes, scale, latent_queries, turned_queries, token_positions, key_positions):
+        self.sizes, self.scale = sizes, scale
+        self.latent_queries, self.turned_queries = latent_queries, turned_queries
+        self.token_positions, self.key_positions = token_positions, key_positions
+        self.first_chunks = [0]
+        for _, chunks, _ in sizes.pieces:
+            self.first_chunks.append(self.first_chunks[-1] + chunks)
+        self.ones = nl.ndarray((PARTITIONS, PARTITIONS), dtype=sizes.dtype, buffer=nl.sbuf)
+        nisa.memset(dst=self.ones, value=1.0)
+        # The Scalar engine loads the table of exp while rows arrive.
+        nisa.activation(dst=self.ones[0:1, 0:1], op=nl.exp, data=self.ones[0:1, 0:1], scale=0.0)
+        rows = allocate(sizes.buffers, (PARTITIONS, sizes.most, sizes.width), sizes.dtype)
+        mask_keys = allocate(2, (PARTITIONS, sizes.most, sizes.score_rows), sizes.dtype)
+        shape = (min(sizes.rank, PARTITIONS), sizes.most, sizes.latent_tiles, PARTITIONS)
+        latents = allocate(2, shape, sizes.dtype)
+        keys = allocate(2, (sizes.score_rows, sizes.most, PARTITIONS), sizes.dtype)
+        self.items = []
+        last = len(sizes.pieces) - 1
+        for sequence in range(sizes.sequences):
+            for piece in range(len(sizes.pieces)):
+                _, chunks, height = sizes.pieces[piece]
+                i = len(self.items)
+                item_rows = rows[i % sizes.buffers][0:height, 0:chunks, :]
+                item_keys = mask_keys[i % 2][0:height, 0:chunks, :]
+                tiles = latents[i % 2], keys[i % 2]
+                self.items.append(
+                    Item(sequence, piece, piece == 0, piece == last, item_rows, item_keys, tiles[0], tiles[1])
+                )
+
+
+def allocate(count, shape, dtype):
+    """Return so many SBUF tiles of a shape."""
+    result = []
+    for _ in range(count):
+        result.append(nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf))
+    return result
+
+
+def attend(launch, cache, latents):
+    """Issue all stages of all items; what they weigh goes to `latents`, as `output_tile` has them.
+
+    Products are added behind the exponentials of the next item, which its products wait for.
+    """
+    sizes, items, count = launch.sizes, launch.items, len(launch.items)
+    slots = max(sizes.most, WEIGH_STAGES)
+    apart = slots // WEIGH_STAGES
+    softmax = OnlineSoftmax(launch, latents)
+    scores, products = [], []
+    for i in range(min(sizes.ahead, count)):
+        cache.load_item(items[i], sizes.pieces[items[i].piece])
+    for step in range(count + sizes.behind):
+        if step + sizes.ahead < count:
+            item = items[step + sizes.ahead]
+            cache.load_item(item, sizes.pieces[item.piece])
+        if 1 <= step <= count:
+            scores.append(score_tile(items[step - 1], sizes))
+        for slot in range(slots):
+            if step < count:
+                transpose_chunk(launch, items[step], slot)
+            if 1 <= step <= count:
+                score_chunk(launch, items[step - 1], scores[step - 1], slot)
+            if 2 <= step <= count + 1:
+                softmax.weigh(items[step - 2], scores[step - 2], slot, apart)
+            if step > sizes.behind and slot == 2 * apart + 1:
+                i = step - sizes.behind - 1
+                softmax.add(items[i], products[i], softmax.factors[i])
+        if step >= sizes.behind:
+            i = step - sizes.behind
+            products.append(multiply(launch, items[i], softmax.weights[i]))
+    softmax.add(items[count - 1], products[count - 1], softmax.factors[count - 1])
+
+
+def score_tile(item, sizes):
+    """Return a PSUM tile for the scores of an item: [row, chunk, query]."""
+    shape = (item.rows.shape[0], item.rows.shape[1], sizes.stride)
+    return nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)[:, :, 0 : sizes.queries]
+
+
+def score_chunk(launch, item, scores, chunk):
+    """Write scores of a chunk, masks included; nothing behind the last chunk."""
+    height, chunks, _ = item.rows.shape
+    if chunk >= chunks:
+        return
+    sizes = launch.sizes
+    first = item.sequence * sizes.new
+    last = first + sizes.new
+    for start, end, tile_height in heights(sizes.rank):
+        for tile in range(start, end):
+            nisa.nc_matmul(
+                dst=scores[:, chunk, :],
+                stationary=item.latents[0:tile_height, chunk, tile, 0:height],
+                moving=launch.latent_queries[0:tile_height, tile, first:last, :],
+                accumulate=tile > 0,
+            )
+    nisa.nc_matmul(
+        dst=scores[:, chunk, :],
+        stationary=item.keys[:, chunk, 0:height],
+        moving=launch.turned_queries[:, first:last, :],
+        accumulate=True,
+    )
+
+
+WEIGH_STAGES = 4
+"""Steps from scores to exponentials, which other products separate."""
+
+
+class OnlineSoftmax(nl.NKIObject):
+    """The running maximum, sums and products of the sequence at hand, and the weights and factors of all items.
+
+    by_partition, largest, shift: of the item at hand, the largest score of each query on each partition [row, query],
+    over all rows so far [query, 1], and the same on all partitions [128, query]; previous_shift: of the item before.
+    total, mixed: sums of weights [128, query] and of weighted latents [latent in tile, tile, query] so far.
+    """
+
+    def __init__(self, launch, latents):
+        self.launch, self.latents = launch, latents
+        self.by_partition, self.largest, self.shift, self.previous_shift = None, None, None, None
+        self.total, self.mixed = None, None
+        self.weights, self.factors = [], []
+
+    def weigh(self, item, scores, slot, apart):
+        """Take one of the steps from scores to exponentials, so many slots apart: each waits for other engines."""
+        if slot == 0:
+            height, _, queries = scores.shape
+            self.by_partition = nl.ndarray((height, queries), dtype=nl.float32, buffer=nl.sbuf)
+            nisa.tensor_reduce(dst=self.by_partition, op=nl.maximum, data=scores.permute((0, 2, 1)), axis=2)
+        elif slot == apart:
+            self.find_largest(item)
+        elif slot == 2 * apart:
+            self.exponentials(scores)
+        elif slot == 3 * apart:
+            self.correct(item)
+
+    def find_largest(self, item):
+        """Find the largest score of each query so far, as a column."""
+        largest = largest_of_queries(self.by_partition)
+        if not item.first:
+            both = nl.ndarray(largest.shape, dtype=nl.float32, buffer=nl.sbuf)
+            nisa.tensor_tensor(dst=both, data1=largest, data2=self.largest, op=nl.maximum)
+            largest = both
+        self.largest = largest
+
+    def exponentials(self, scores):
+        """Take exp(scale * (score - largest so far)) of the scores of an item, in the dtype of the products."""
+        height, chunks, _ = scores.shape
+        bank = on_all_partitions(self.largest)
+        self.previous_shift = self.shift
+        self.shift = nl.ndarray(bank.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_copy(dst=self.shift, src=bank)
+        largest = self.shift[0:height, :].expand_dim(1).broadcast(1, chunks)
+        shifted = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_tensor(dst=shifted, data1=scores, data2=largest, op=nl.subtract)
+        weights = nl.ndarray(scores.shape, dtype=self.launch.sizes.dtype, buffer=nl.sbuf)
+        nisa.activation(dst=weights, op=nl.exp, data=shifted, scale=self.launch.scale)
+        self.weights.append(weights)
+
+    def correct(self, item):
+        """Find the factor on all partitions that brings the sums so far to the new largest score."""
+        factor = None
+        if not item.first:
+            lower = nl.ndarray(self.shift.shape, dtype=nl.float32, buffer=nl.sbuf)
+            nisa.tensor_tensor(dst=lower, data1=self.previous_shift, data2=self.shift, op=nl.subtract)
+            factor = nl.ndarray(self.shift.shape, dtype=nl.float32, buffer=nl.sbuf)
+            nisa.activation(dst=factor, op=nl.exp, data=lower, scale=self.launch.scale)
+        self.factors.append(factor)
+
+    def add(self, item, products, factor):
+        """Add the products of an item to those of its sequence, which the last one finishes."""
+        sizes = self.launch.sizes
+        product, sums = products
+        total = nl.ndarray((PARTITIONS, sizes.queries), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_reduce(dst=total, op=nl.add, data=sums.permute((0, 2, 1)), axis=2)
+        if item.first:
+            self.total = total
+            self.mixed = nl.ndarray(product.shape, dtype=nl.float32, buffer=nl.sbuf)
+        else:
+            add_to(self.total, total, factor)
+        for start, end, height in heights(sizes.rank):
+            mixed = self.mixed[0:height, start:end, :]
+            if item.first:
+                nisa.tensor_copy(dst=mixed, src=product[0:height, start:end, :])
+            else:
+                factors = factor[0:height, :].expand_dim(1).broadcast(1, end - start)
+                add_to(mixed, product[0:height, start:end, :], factors)
+        if item.last:
+            place_divided(self.latents, self.mixed, self.total, item.sequence, sizes)
+
+
+def multiply(launch, item, weights):
+    """Return weighted latents of an item, [latent in tile, tile, query], and sums of weights of each chunk.
+
+    The sums are the same on all partitions. Rows are the stationary operand: four products of a few queries take less
+    time than one of 512 latents, and give what the value projection contracts.
+    """
+    sizes = launch.sizes
+    height, chunks, queries = weights.shape
+    shape = (min(sizes.rank, PARTITIONS), sizes.latent_tiles, queries)
+    product = nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum)
+    for start, end, tile_height in heights(sizes.rank):
+        for tile in range(start, end):
+            column = tile * PARTITIONS
+            for chunk in range(chunks):
+                nisa.nc_matmul(
+                    dst=product[0:tile_height, tile, :],
+                    stationary=item.rows[:, chunk, column : column + tile_height],
+                    moving=weights[:, chunk, :],
+                    accumulate=chunk > 0,
+                )
+    sums = nl.ndarray((PARTITIONS, chunks, queries), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(dst=sums, stationary=launch.ones[0:height, :], moving=weights, accumulate=False)
+    return product, sums
+
+
+def add_to(total, more, factor):
+    """Write total * factor + more to `total`."""
+    nisa.tensor_tensor(dst=total, data1=total, data2=factor, op=nl.multiply)
+    nisa.tensor_tensor(dst=total, data1=total, data2=more, op=nl.add)
