@@ -291,7 +291,7 @@ def attention_decode_reference(
     k_scale: np.ndarray | None = None,
     v_scale: np.ndarray | None = None,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Softmax over the positions up to each new one, head by head, in float32; the caches are updated in place.
+    """Softmax over the positions up to head_rows new one, head by head, in float32; the caches are updated in place.
 
     For ranks that divide positions pass the whole caches and the heads of all: the merged outputs are those.
     """
@@ -304,18 +304,18 @@ def attention_decode_reference(
     for rows, weight in ((q, q_norm), (k, k_norm)):
         if rows is None:
             continue
-        each = rows.reshape(-1, depth)
+        head_rows = rows.reshape(-1, depth)
         if weight is not None:
-            each = rmsnorm_reference(each, weight, eps)
-        each = widened(each).reshape(tokens, -1, depth)
+            head_rows = rmsnorm_reference(head_rows, weight, eps)
+        head_rows = widened(head_rows).reshape(tokens, -1, depth)
         if cos is not None and sin is not None:
             half = cos.shape[1]
             rows = positions if rope_positions is None else rope_positions
             cosines, sines = widened(cos)[rows], widened(sin)[rows]
-            first, second, rest = np.split(each, [half, 2 * half], axis=2)
+            first, second, unrotated = np.split(head_rows, [half, 2 * half], axis=2)
             turned = first * cosines - second * sines, second * cosines + first * sines
-            each = np.concatenate([*turned, rest], axis=2)
-        heads.append(each.astype(q.dtype))
+            head_rows = np.concatenate([*turned, unrotated], axis=2)
+        heads.append(head_rows.astype(q.dtype))
     scales = [scale if scale is None else scale.reshape(-1, 1, 1) for scale in (k_scale, v_scale)]
     fresh: tuple[np.ndarray, ...] = ()
     if v is not None:
@@ -329,15 +329,15 @@ def attention_decode_reference(
         begin = sequence * new
         before = int(positions[begin, 0]) if fresh else int(positions[token, 0]) + 1
         if block_tables is None:
-            held = k_cache[sequence].swapaxes(1, 2), v_cache[sequence]
+            cached = k_cache[sequence].swapaxes(1, 2), v_cache[sequence]
         else:
             pages = (cache[block_tables[sequence]] for cache in (k_cache, v_cache))
-            held = tuple(each.reshape(-1, kv_heads, depth).swapaxes(0, 1) for each in pages)
-        keys, values = (use_reference(old[:, :before], scale) for old, scale in zip(held, scales))
+            cached = tuple(rows.reshape(-1, kv_heads, depth).swapaxes(0, 1) for rows in pages)
+        keys, values = (use_reference(old[:, :before], scale) for old, scale in zip(cached, scales))
         if fresh:
             keys, values = (
-                np.concatenate([old, use_reference(own[:, begin : token + 1], scale)], axis=1)
-                for old, own, scale in zip((keys, values), fresh, scales)
+                np.concatenate([old, use_reference(new_rows[:, begin : token + 1], scale)], axis=1)
+                for old, new_rows, scale in zip((keys, values), fresh, scales)
             )
         if window is not None:
             keys, values = keys[:, -window:], values[:, -window:]
@@ -356,10 +356,10 @@ def attention_decode_reference(
     if not fresh:
         return o
     for token in range(tokens):
-        sequence, here = token * sequences // tokens, int(positions[token, 0])
+        sequence, position = token * sequences // tokens, int(positions[token, 0])
         if slots is None:
-            k_cache[sequence, :, :, here] = fresh[0][:, token]
-            v_cache[sequence, :, here, :] = fresh[1][:, token]
+            k_cache[sequence, :, :, position] = fresh[0][:, token]
+            v_cache[sequence, :, position, :] = fresh[1][:, token]
         else:
             page, offset = divmod(int(slots[token, 0]), k_cache.shape[1])
             k_cache[page, offset], v_cache[page, offset] = fresh[0][:, token], fresh[1][:, token]

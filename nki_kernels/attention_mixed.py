@@ -1,12 +1,12 @@
 """attention_mixed: attention of sequences that decode and of prompts, whose rows follow theirs, in one launch.
 
-    o[t] = attention_decode for the first `decoding` rows, attention_prefill for the others
+    o[t] = attention_decode for the first `decoding` rows, attention_prefill for the last ones
 
 Everything else of a step takes both kinds of rows alike (selective batching), so weights are read once for all of them.
 
 Dimensions
     As in the two kernels: T rows, of which the first belong to A sequences that decode, as many new tokens each, and
-    the others to B prompts of as many tokens each; Hq query heads and Hk key/value heads of size D; P pages of `page`
+    the last ones to B prompts of equal lengths; Hq query heads and Hk key/value heads of size D; P pages of `page`
     positions; N and M pages of a sequence that decodes and of a prompt.
 
 Arguments
@@ -82,28 +82,28 @@ def attention_mixed(
     expect_dims(2, q, "q [T, Hq * D]")
     check_rows(q.shape[0], decoding, positions, slots, block_tables, prompt_tables)
     o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
-    first, others = (0, decoding), (decoding, q.shape[0])
+    first, last = (0, decoding), (decoding, q.shape[0])
     tokens = rows(q, first), rows(k, first), rows(v, first)
-    own_slots = None if k is None else rows(slots, first)
-    cache = create_cache(k_cache, v_cache, own_slots, block_tables, None, decoding, k is None)
+    decode_slots = None if k is None else rows(slots, first)
+    cache = create_cache(k_cache, v_cache, decode_slots, block_tables, None, decoding, k is None)
     # A window that covers all positions of the tables is none.
-    shorter, own_positions = within(window, cache.capacity), rows(positions, first)
+    shorter, decode_positions = within(window, cache.capacity), rows(positions, first)
     scales = load_scales(k_scale, v_scale, cache)
     step = DecodeStep(
-        own_positions, own_positions, scale, window=shorter, softcap=softcap, sinks=sinks, scales=scales
+        decode_positions, decode_positions, scale, window=shorter, softcap=softcap, sinks=sinks, scales=scales
     )
     attend_share(
         rows(o, first), tokens, cache, step_sizes(tokens, cache, step, num_kv_heads), step, RankArguments()
     )
     wait_for_other_core(nl.num_programs(), k_cache, nisa.engine.sync)
     wait_for_other_core(nl.num_programs(), v_cache, nisa.engine.gpsimd)
-    cache = create_prompt_cache(k_cache, v_cache, rows(slots, others), prompt_tables, None)
+    cache = create_prompt_cache(k_cache, v_cache, rows(slots, last), prompt_tables, None)
     keys_of_prompt = prefix + (q.shape[0] - decoding) // cache.sequences
-    prompts = PromptStep(
-        scale, prefix, rows(positions, others), within(window, keys_of_prompt), softcap, sinks, scales=scales
+    prompt_step = PromptStep(
+        scale, prefix, rows(positions, last), within(window, keys_of_prompt), softcap, sinks, scales=scales
     )
     attend_prompts(
-        Prompts(rows(o, others), rows(q, others), rows(k, others), rows(v, others), cache, prompts),
+        Prompts(rows(o, last), rows(q, last), rows(k, last), rows(v, last), cache, prompt_step),
         num_kv_heads,
     )
     if k is None:
@@ -111,9 +111,9 @@ def attention_mixed(
     return o, k_cache, v_cache
 
 
-def rows(tensor, part):
-    """The rows first … end of a tensor; None stays."""
-    return None if tensor is None else tensor[part[0] : part[1]]
+def rows(tensor, bounds):
+    """Return the rows first … end of a tensor; None stays."""
+    return None if tensor is None else tensor[bounds[0] : bounds[1]]
 
 
 def check_rows(tokens, decoding, positions, slots, block_tables, prompt_tables):
@@ -127,7 +127,7 @@ def check_rows(tokens, decoding, positions, slots, block_tables, prompt_tables):
 
 
 def within(window, positions):
-    """A window, where it is shorter than so many positions."""
+    """Return a window, where it is shorter than so many positions."""
     return window if window is not None and window < positions else None
 
 
@@ -155,33 +155,33 @@ def attention_mixed_reference(
     assert slots is not None
     outputs = []
     options = window, softcap, sinks
-    for part, decodes in ((slice(decoding), True), (slice(decoding, None), False)):
-        own = (each if each is None else each[part] for each in (q, k, v))
+    for row_slice, decodes in ((slice(decoding), True), (slice(decoding, None), False)):
+        tokens = (rows if rows is None else rows[row_slice] for rows in (q, k, v))
         if decodes:
-            places = None if k is None else slots[part], block_tables
+            cache_arguments = None if k is None else slots[row_slice], block_tables
             done = attention_decode_reference(
-                *own,
+                *tokens,
                 k_cache,
                 v_cache,
-                positions[part],
+                positions[row_slice],
                 scale,
                 num_kv_heads,
                 *(None,) * 4,
                 0.0,
-                *places,
+                *cache_arguments,
                 *options,
                 k_scale=k_scale,
                 v_scale=v_scale,
             )
         else:
-            places = positions[part], prefix, slots[part], prompt_tables
+            cache_arguments = positions[row_slice], prefix, slots[row_slice], prompt_tables
             done = attention_prefill_reference(
-                *own,
+                *tokens,
                 k_cache,
                 v_cache,
                 scale,
                 num_kv_heads,
-                *places,
+                *cache_arguments,
                 *options,
                 k_scale=k_scale,
                 v_scale=v_scale,

@@ -313,28 +313,28 @@ def attention_prefill_reference(
     heads = k_cache.shape[1 if block_tables is None else 2]
     count = len(q if k is None else k) // sequences
     sizes, results = (depth, width), []
-    scales = [each if each is None else each.reshape(-1, 1) for each in (k_scale, v_scale)]
+    scales = [by_head if by_head is None else by_head.reshape(-1, 1) for by_head in (k_scale, v_scale)]
     for b in range(sequences):
         queries = widened(np.split(q, sequences)[b]).reshape(-1, heads, q.shape[1] // (heads * depth), depth)
         valid = int(np.split(positions, sequences)[b][0, 0]) if prefix and positions is not None else 0
         if slots is None or block_tables is None:
-            held = k_cache[rows[b]].transpose(2, 0, 1), v_cache[rows[b]].transpose(1, 0, 2)
-            old_keys, old_values = (each[:valid].copy() for each in held)
-            place: tuple[np.ndarray, ...] = (np.arange(valid, valid + count),)
+            caches = k_cache[rows[b]].transpose(2, 0, 1), v_cache[rows[b]].transpose(1, 0, 2)
+            old_keys, old_values = (cache[:valid].copy() for cache in caches)
+            new_index: tuple[np.ndarray, ...] = (np.arange(valid, valid + count),)
         else:
-            held = k_cache, v_cache
+            caches = k_cache, v_cache
             old_keys, old_values = (
-                each[block_tables[b]].reshape(-1, heads, size)[:valid].copy()
-                for each, size in zip(held, sizes)
+                cache[block_tables[b]].reshape(-1, heads, size)[:valid].copy()
+                for cache, size in zip(caches, sizes)
             )
-            place = np.divmod(np.split(slots, sequences)[b][:, 0], k_cache.shape[1])
+            new_index = np.divmod(np.split(slots, sequences)[b][:, 0], k_cache.shape[1])
         new_keys, new_values = (
-            each[place]
+            cache[new_index]
             if new is None
-            else store_reference(np.split(new, sequences)[b].reshape(-1, heads, size), head_scale, each.dtype)
-            for each, new, size, head_scale in zip(held, (k, v), sizes, scales)
+            else store_reference(np.split(new, sequences)[b].reshape(-1, heads, size), head_scale, cache.dtype)
+            for cache, new, size, head_scale in zip(caches, (k, v), sizes, scales)
         )
-        held[0][place], held[1][place] = new_keys, new_values
+        caches[0][new_index], caches[1][new_index] = new_keys, new_values
         keys, values = (
             np.concatenate([use_reference(old, head_scale), use_reference(new, head_scale)])
             for old, new, head_scale in zip((old_keys, old_values), (new_keys, new_values), scales)

@@ -196,9 +196,9 @@ def latent_attention_decode_reference(
     latent = rmsnorm_reference(kv[:, :rank], norm_weight, eps)
     rows = np.concatenate([latent, rope_reference(kv[:, rank:], positions, cos, sin, 1)], axis=1)
     for token in range(tokens):
-        at = token // new * cache.shape[1] + int(positions[token, 0])
-        at = at if slots is None else int(slots[token, 0])
-        cache[at // cache.shape[1], at % cache.shape[1]] = rows[token]
+        row = token // new * cache.shape[1] + int(positions[token, 0])
+        row = row if slots is None else int(slots[token, 0])
+        cache[row // cache.shape[1], row % cache.shape[1]] = rows[token]
     turned, plain = np.split(q.reshape(tokens, heads, -1), [rope], axis=2)
     keys = widened(w_uk.astype(q.dtype)).reshape(heads, -1, rank)
     values = widened(w_uv.astype(q.dtype)).reshape(rank, heads, -1)
@@ -209,12 +209,12 @@ def latent_attention_decode_reference(
             if block_tables is None
             else cache[block_tables[token // new]]
         )
-        held = widened(pages.reshape(-1, width)[: int(positions[token, 0]) + 1])
+        cached = widened(pages.reshape(-1, width)[: int(positions[token, 0]) + 1])
         absorbed = np.concatenate([widened(plain[token])[h : h + 1] @ keys[h] for h in range(heads)])
         asking = np.concatenate([widened(absorbed.astype(q.dtype)), widened(turned[token])], axis=1)
-        scores = asking @ held.T
+        scores = asking @ cached.T
         weights = np.exp((scores - scores.max(axis=1, keepdims=True)) * scores.dtype.type(scale))
-        mixed = weights @ held[:, :rank] / weights.sum(axis=1, keepdims=True)
+        mixed = weights @ cached[:, :rank] / weights.sum(axis=1, keepdims=True)
         mixed = widened(mixed.astype(q.dtype))
         o.append(np.concatenate([mixed[h : h + 1] @ values[:, h] for h in range(heads)]).reshape(-1))
     return np.stack(o).astype(q.dtype), cache

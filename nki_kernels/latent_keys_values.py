@@ -155,22 +155,24 @@ def latent_keys_values_reference(
     latent = rmsnorm_reference(kv[:, :rank], norm_weight, eps)
     rows = np.concatenate([latent, rope_reference(kv[:, rank:], positions, cos, sin, 1)], axis=1)
     for token in range(tokens):
-        at = token // new * cache.shape[1] + int(positions[token, 0])
-        at = at if slots is None else int(slots[token, 0])
-        cache[at // cache.shape[1], at % cache.shape[1]] = rows[token]
+        row = token // new * cache.shape[1] + int(positions[token, 0])
+        row = row if slots is None else int(slots[token, 0])
+        cache[row // cache.shape[1], row % cache.shape[1]] = rows[token]
     keys, values = [], []
     for sequence in range(sequences):
-        held = rows[sequence * new : (sequence + 1) * new]
+        sequence_rows = rows[sequence * new : (sequence + 1) * new]
         if prefix:
             pages = cache[sequence : sequence + 1] if block_tables is None else cache[block_tables[sequence]]
-            held = np.concatenate([pages.reshape(-1, width), np.zeros((prefix + new, width), dtype)])[
-                : prefix + new
-            ]
-        wide = widened(held)
-        plain = (wide[:, :rank] @ widened(w_uk.astype(dtype)).T).reshape(len(held), heads, -1)
-        turned = np.broadcast_to(wide[:, None, rank:], (len(held), heads, width - rank))
+            sequence_rows = np.concatenate(
+                [pages.reshape(-1, width), np.zeros((prefix + new, width), dtype)]
+            )[: prefix + new]
+        wide = widened(sequence_rows)
+        plain = (wide[:, :rank] @ widened(w_uk.astype(dtype)).T).reshape(len(sequence_rows), heads, -1)
+        turned = np.broadcast_to(wide[:, None, rank:], (len(sequence_rows), heads, width - rank))
         keys.append(np.concatenate([turned, plain], axis=2).transpose(1, 2, 0))
         values.append(
-            (wide[:, :rank] @ widened(w_uv.astype(dtype))).reshape(len(held), heads, -1).swapaxes(0, 1)
+            (wide[:, :rank] @ widened(w_uv.astype(dtype)))
+            .reshape(len(sequence_rows), heads, -1)
+            .swapaxes(0, 1)
         )
     return np.stack(keys).astype(dtype), np.stack(values).astype(dtype), cache
