@@ -66,6 +66,7 @@ from nki_kernels.decode.hidden import hidden_fits, load_hidden, store_hidden
 from nki_kernels.decode.launch import DecodeLaunch
 from nki_kernels.decode.share import share_of_core, wait_for_other_core
 from nki_kernels.decode.sizes import Sizes
+from nki_kernels.norms.norm import Norm
 from nki_kernels.output_projection import output_projection, output_projection_reference
 from nki_kernels.qkv_projection import qkv_projection, qkv_projection_reference
 from nki_kernels.rmsnorm import MAX_HIDDEN
@@ -108,7 +109,7 @@ def attention_block_decode(
 ):
     """Norm, queries, keys and values, attention with the caches, output projection, and the residual."""
     expect_dims(2, x, "x [T, H]")
-    weights = BlockWeights(norm_weight, w_qkv, w_o, q_size, kv_size)
+    weights = BlockWeights(Norm(norm_weight, None, 0.0, eps), w_qkv, w_o, q_size, kv_size)
     angle_rows = check_rope_positions(rope_positions, positions)
     ranks = RankArguments(position_group, position_ranks, position_rank)
     ranks.check()
@@ -165,7 +166,7 @@ def check_weights(x, weights, sizes):
     )
     assert q_size % kv_size == 0, f"q_size {q_size} is no multiple of kv_size {kv_size}"
     for name, weight, shape in (
-        ("norm_weight", weights.norm, (1, hidden)),
+        ("norm_weight", weights.norm.weight, (1, hidden)),
         ("w_qkv", weights.w_qkv, (hidden, q_size + 2 * kv_size)),
         ("w_o", weights.w_o, (q_size, hidden)),
     ):

@@ -331,7 +331,9 @@ def attention_prefill_reference(
         new_keys, new_values = (
             cache[new_index]
             if new is None
-            else store_reference(np.split(new, sequences)[b].reshape(-1, heads, size), head_scale, cache.dtype)
+            else store_reference(
+                np.split(new, sequences)[b].reshape(-1, heads, size), head_scale, cache.dtype
+            )
             for cache, new, size, head_scale in zip(caches, (k, v), sizes, scales)
         )
         caches[0][new_index], caches[1][new_index] = new_keys, new_values

@@ -53,7 +53,6 @@ import numpy as np
 from nki_kernels.cores import part
 from nki_kernels.mlp import activation_function, activation_reference
 from nki_kernels.precision import widened
-from nki_kernels.projection.normalised_rows import transpose_rows
 from nki_kernels.projection.row_groups import blocks_tile, item_bytes
 from nki_kernels.recurrent.conv_prompt import ConvArguments, convolve_prompts
 from nki_kernels.recurrent.diagonal import columns_of
@@ -65,7 +64,7 @@ from nki_kernels.recurrent.slots import (
     slots_or_none,
     state_rows,
 )
-from nki_kernels.tiles import BANK, PARTITIONS, expect_dims, load, ranges
+from nki_kernels.tiles import BANK, PARTITIONS, expect_dims, load, ranges, transpose_rows
 
 MOST_TAPS = 8
 

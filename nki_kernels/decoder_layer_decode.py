@@ -55,6 +55,7 @@ from nki_kernels.decode.block import BlockWeights
 from nki_kernels.decode.feed_forward import feed_forward, prepare_feed_forward
 from nki_kernels.decode.hidden import hidden_fits
 from nki_kernels.mlp import activation_function, check_arguments, mlp, mlp_reference
+from nki_kernels.norms.norm import Norm
 from nki_kernels.projection.feed_forward import Weights
 from nki_kernels.weights import WeightMatrix, matrix_or_none
 
@@ -101,7 +102,8 @@ def decoder_layer_decode(
     )
     matrices = (matrix_or_none(w_gate), WeightMatrix(w_up), WeightMatrix(w_down))
     mlp_weights = Weights(matrices[0], matrices[1], matrices[2], b_gate, b_up, b_down)
-    check_arguments(x, mlp_weights, mlp_norm_weight, None, 0.0)
+    mlp_norm = Norm(mlp_norm_weight, None, 0.0, eps)
+    check_arguments(x, mlp_weights, mlp_norm)
     if not hidden_fits(x.shape[0], x.shape[1], x.dtype):
         between, k_cache, v_cache = attention_block_decode(
             x,
@@ -146,10 +148,8 @@ def decoder_layer_decode(
         return y, k_cache, v_cache
     y = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     function = activation_function(activation)
-    operands = prepare_feed_forward(
-        mlp_norm_weight, mlp_weights, function, replica_group, x.shape[0], x.dtype
-    )
-    weights = BlockWeights(norm_weight, w_qkv, w_o, q_size, kv_size)
+    operands = prepare_feed_forward(mlp_norm, mlp_weights, function, replica_group, x.shape[0], x.dtype)
+    weights = BlockWeights(Norm(norm_weight, None, 0.0, eps), w_qkv, w_o, q_size, kv_size)
     angle_rows = check_rope_positions(rope_positions, positions)
     cache = create_cache(k_cache, v_cache, slots, block_tables, None, x.shape[0])
     scales = load_scales(k_scale, v_scale, cache)
@@ -157,7 +157,7 @@ def decoder_layer_decode(
         positions, angle_rows, scale, cos, sin, q_norm, k_norm, eps, window, softcap, sinks, scales
     )
     tile = attended(x, weights, cache, step, num_kv_heads, replica_group)
-    feed_forward(y, tile, operands, eps)
+    feed_forward(y, tile, operands)
     return y, k_cache, v_cache
 
 

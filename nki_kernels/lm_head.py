@@ -28,7 +28,7 @@ Arguments
     that does not divide by R needs no padding: some parts are smaller.
 
 Layout
-    x as in projection/hidden_rows.py, with H on the partitions. Logits as in projection/spread_product.py: row and
+    x as in norms/hidden_parts.py, with H on the partitions. Logits as in projection/spread_product.py: row and
     chunk on the partitions, the columns of a chunk along the free dim.
 
 Tiling
@@ -62,6 +62,7 @@ import nki.language as nl
 import numpy as np
 
 from nki_kernels.cores import part
+from nki_kernels.norms.norm import Norm
 from nki_kernels.precision import widened
 from nki_kernels.projection.spread_product import padding_operands, spread_rows
 from nki_kernels.sampling.top_k import (
@@ -104,7 +105,8 @@ def lm_head(
     scale=1.0,
 ):
     """Logits of this rank's part of the vocabulary, and the largest of all ranks with their ids."""
-    check_arguments(x, norm_weight, w_head, top_k, vocab_offset, replica_group, num_ranks, norm_bias, scale)
+    norm = Norm(norm_weight, norm_bias, norm_offset, eps)
+    check_arguments(x, norm, w_head, top_k, vocab_offset, replica_group, num_ranks, scale)
     rows = x.shape[0]
     columns = w_head.shape[1]
     keep = multiple_of_eight(top_k)
@@ -114,7 +116,7 @@ def lm_head(
 
     first, end = part(columns, 1, nl.program_id(0))
     chunks = chunks_of_a_row(rows, MERGED_CHUNKS)
-    spread = spread_rows(x, norm_weight, eps, norm_bias, norm_offset, chunks)
+    spread = spread_rows(x, norm, chunks)
     operands = (spread, padding_operands(rows, chunks), chunks)
     offset = cast(load_repeated(vocab_offset, rows), nl.float32)
     best, best_columns = largest_logits(logits, operands, w_head, (scale, softcap), first, end, keep)
@@ -133,7 +135,7 @@ def lm_head(
     return logits, values, ids
 
 
-def check_arguments(x, norm_weight, w_head, top_k, vocab_offset, replica_group, num_ranks, norm_bias, scale):
+def check_arguments(x, norm, w_head, top_k, vocab_offset, replica_group, num_ranks, scale):
     """Refuse what lm_head does not take."""
     expect_dims(2, x, "x [T, H]")
     expect_dims(2, w_head, "w_head [H, V]")
@@ -142,9 +144,7 @@ def check_arguments(x, norm_weight, w_head, top_k, vocab_offset, replica_group, 
     keep = multiple_of_eight(top_k)
     assert rows <= PARTITIONS, f"lm_head takes at most {PARTITIONS} rows, not {rows}"
     expect_hidden("lm_head", x, hidden, MAX_ROW_BYTES)
-    assert norm_weight.shape == (1, hidden), f"norm_weight is [1, {hidden}], not {norm_weight.shape}"
-    if norm_bias is not None:
-        assert norm_bias.shape == (1, hidden), f"norm_bias is [1, {hidden}], not {norm_bias.shape}"
+    norm.check(hidden)
     assert w_head.shape[0] == hidden, f"w_head has {w_head.shape[0]} rows for a hidden size of {hidden}"
     assert vocab_offset.shape == (1, 1), f"vocab_offset is [1, 1], not {vocab_offset.shape}"
     assert scale > 0, f"scale is {scale}; the largest logits are those of the largest products"

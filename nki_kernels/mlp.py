@@ -65,6 +65,8 @@ import numpy as np
 from nki_kernels.cores import from_other_core
 from nki_kernels.dma import STATIC
 from nki_kernels.matmul import MAX_CONTRACTION
+from nki_kernels.norms.norm import Norm
+from nki_kernels.norms.row_tiles import load_norm, row_scratch
 from nki_kernels.precision import erf_reference, widened, widened_or_zero
 from nki_kernels.projection.feed_forward import (
     FeedForward,
@@ -83,12 +85,11 @@ from nki_kernels.projection.feed_forward import (
     units_due,
 )
 from nki_kernels.projection.gated_product import gated_unit, tail_in_both_halves
-from nki_kernels.projection.normalised_rows import load_norm, on_every_row, row_scratch
 from nki_kernels.projection.residual_product import MovingWeight, ResidualProduct, product_chunk
 from nki_kernels.projection.row_groups import bytes_of, row_groups, row_tile_height, rows_per_rank
 from nki_kernels.projection.sequence import check_ranks, gathered_rows, whole_rows
 from nki_kernels.projection.sums import RankSum
-from nki_kernels.tiles import MAX_ROW_BYTES, PARTITIONS, expect_dims, expect_hidden
+from nki_kernels.tiles import MAX_ROW_BYTES, PARTITIONS, expect_dims, expect_hidden, on_every_row
 from nki_kernels.weights import WeightMatrix, load_blocks, matrix_or_none
 
 SUMS_IN_FLIGHT = 2
@@ -120,7 +121,8 @@ def mlp(
     """The feed-forward block with its norm, its residual and the sum over ranks."""
     matrices = (matrix_or_none(w_gate), WeightMatrix(w_up), WeightMatrix(w_down))
     weights = Weights(matrices[0], matrices[1], matrices[2], b_gate, b_up, b_down)
-    check_arguments(x, weights, norm_weight, norm_bias, norm_offset)
+    norm = Norm(norm_weight, norm_bias, norm_offset, eps)
+    check_arguments(x, weights, norm)
     check_row_gate(x, row_gate, b_down)
     ranks = sequence_ranks
     tokens, hidden, inner = ranks * x.shape[0], x.shape[1], w_up.shape[1]
@@ -135,12 +137,11 @@ def mlp(
     # Operands that are loaded once.
     function = activation_function(activation)
     gated = gated_product(weights, core.inner_columns, function, in_runs=False)
-    norm, bias = None, None
+    row_norm, bias = None, None
     resident_bytes = 0
     if norm_weight is not None:
-        scratch = row_scratch(tile_rows, hidden, x.dtype)
-        norm = load_norm(norm_weight, norm_bias, norm_offset, eps, scratch, x.dtype)
-        resident_bytes = bytes_of(norm.weight) + bytes_of(norm.bias)
+        row_norm = load_norm(norm, row_scratch(tile_rows, hidden, x.dtype), x.dtype)
+        resident_bytes = bytes_of(row_norm.weight) + bytes_of(row_norm.bias)
     if b_down is not None:
         bias = on_every_row(b_down[:, first_column:end_column], tile_rows, x.dtype, 0.0)
         resident_bytes += bytes_of(bias)
@@ -151,8 +152,8 @@ def mlp(
     groups = row_groups(x.shape[0], group_rows)
     rows = whole_rows(x)
     if ranks > 1:
-        rows = gathered_rows(x, norm, ranks, replica_group, group_rows)
-        norm = None
+        rows = gathered_rows(x, row_norm, ranks, replica_group, group_rows)
+        row_norm = None
 
     # The down product, its sum over ranks, and the residual.
     tail_twice = ranks * x.shape[0] > PARTITIONS and tail_in_both_halves(gated.weights)
@@ -167,7 +168,7 @@ def mlp(
         gate_column = load_blocks(WeightMatrix(row_gate), x.dtype, STATIC)
         down.row_scales = []
 
-    ffn = FeedForward(rows, norm, gated, down, core, gate_column, ranks, x.dtype)
+    ffn = FeedForward(rows, row_norm, gated, down, core, gate_column, ranks, x.dtype)
     if group_tiles > 0:
         run_row_groups(ffn, groups)
     else:
@@ -217,7 +218,7 @@ def run_row_groups(ffn, groups):
             intermediates.append(from_other_core(intermediate))
 
 
-def check_arguments(x, weights, norm_weight, norm_bias, norm_offset):
+def check_arguments(x, weights, norm):
     """Refuse shapes that do not fit together, and sizes beyond the limits."""
     w_gate = None if weights.w_gate is None else weights.w_gate.elements
     w_up, w_down = weights.w_up.elements, weights.w_down.elements
@@ -225,25 +226,23 @@ def check_arguments(x, weights, norm_weight, norm_bias, norm_offset):
     expect_dims(2, w_up, "w_up [H, F]")
     hidden = x.shape[1]
     inner = w_up.shape[1]
-    wide_rows = norm_bias is not None or weights.b_down is not None or norm_offset != 0.0
+    norm.check(hidden)
+    wide_rows = norm.bias is not None or weights.b_down is not None or norm.offset != 0.0
     expect_hidden(
         "mlp", x, hidden, MAX_ROW_BYTES // 2 if wide_rows and x.dtype != nl.float32 else MAX_ROW_BYTES
     )
     assert inner <= MAX_CONTRACTION, (
         f"mlp takes an intermediate size of at most {MAX_CONTRACTION}, not {inner}"
     )
-    assert norm_bias is None or norm_weight is not None, "norm_bias is given without norm_weight"
     if w_gate is not None:
         assert w_gate.shape[0] == hidden, f"w_gate has {w_gate.shape[0]} rows for a hidden size of {hidden}"
         assert w_gate.shape == w_up.shape, f"w_gate is {w_gate.shape}, w_up is {w_up.shape}"
     assert w_up.shape[0] == hidden, f"w_up has {w_up.shape[0]} rows for a hidden size of {hidden}"
     assert w_down.shape == (inner, hidden), f"w_down is [{inner}, {hidden}], not {w_down.shape}"
     assert w_gate is not None or weights.b_gate is None, "b_gate is given without w_gate"
-    expect_row(norm_weight, hidden, "norm_weight")
     expect_row(weights.b_gate, inner, "b_gate")
     expect_row(weights.b_up, inner, "b_up")
     expect_row(weights.b_down, hidden, "b_down")
-    expect_row(norm_bias, hidden, "norm_bias")
 
 
 def check_row_gate(x, row_gate, b_down):

@@ -49,7 +49,6 @@ from nki_kernels.cores import own_columns, own_rows
 from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.matmul import MAX_CONTRACTION
 from nki_kernels.precision import widened, widened_or_zero
-from nki_kernels.projection.normalised_rows import on_every_row
 from nki_kernels.projection.residual_product import (
     MovingWeight,
     ResidualProduct,
@@ -72,6 +71,7 @@ from nki_kernels.tiles import (
     blocks,
     expect_dims,
     expect_hidden,
+    on_every_row,
     ranges,
     rows_at_once,
 )

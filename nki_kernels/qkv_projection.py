@@ -61,20 +61,19 @@ Cost
 from __future__ import annotations
 
 import nki
-import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
 from nki_kernels.cores import own_columns, own_rows
-from nki_kernels.dma import COMPILER, transfer
+from nki_kernels.norms.norm import Norm, eps_column
+from nki_kernels.norms.row_tiles import load_norm, row_scratch
 from nki_kernels.precision import widened
-from nki_kernels.projection.heads import finish
-from nki_kernels.projection.normalised_rows import load_norm, row_scratch
+from nki_kernels.projection.heads import AngleTables, HeadNorm, Heads
 from nki_kernels.projection.normed import project
-from nki_kernels.projection.rows import constant, repeated_row
-from nki_kernels.projection.sequence import check_ranks, gathered_rows, places, whole_rows
+from nki_kernels.projection.rows import repeated_row
+from nki_kernels.projection.sequence import check_ranks, gathered_rows, whole_rows
 from nki_kernels.rmsnorm import rmsnorm_reference
-from nki_kernels.rope import gather, rope_reference
+from nki_kernels.rope import rope_reference
 from nki_kernels.tiles import BANK, PARTITIONS, expect_dims
 
 MAX_ROW_BYTES = 32768
@@ -114,54 +113,47 @@ def qkv_projection(
     owned, hidden = x.shape
     tokens = sequence_ranks * owned
     check_ranks(sequence_ranks, replica_group, tokens)
-    turned = q_size + 2 * kv_size if v_norm else q_size + kv_size
     width = q_size + 2 * kv_size + gate_size
     most = MAX_ROW_BYTES // (4 if x.dtype == nl.float32 else 2)
     assert hidden <= most, f"qkv_projection takes a hidden size of at most {most}, not {hidden}"
-    for name, row, columns in (
-        ("norm_weight", norm_weight, hidden),
-        ("norm_bias", norm_bias, hidden),
-        ("bias", bias, width),
-    ):
-        if row is not None:
-            assert row.shape == (1, columns), f"{name} is [1, {columns}], not {row.shape}"
-    assert norm_bias is None or norm_weight is not None, "norm_bias is given without norm_weight"
+    norm = Norm(norm_weight, norm_bias, norm_offset, eps)
+    norm.check(hidden)
+    assert bias is None or bias.shape == (1, width), f"bias is [1, {width}], not {bias.shape}"
     assert w_qkv.shape == (hidden, width), (
         f"w_qkv is [{hidden}, {q_size} + 2 * {kv_size} + {gate_size}], not {w_qkv.shape}"
     )
     assert kv_size > 0 or gate_size == 0, "gate_size is given, and kv_size is 0"
-    head = head_size(q_size, kv_size, tokens, positions, cos, sin, head_dim, q_norm, k_norm, v_norm)
+    angles = AngleTables(positions, cos, sin)
+    head = head_size(q_size, kv_size, tokens, angles, head_dim, q_norm, k_norm, v_norm)
     outputs = []
     for size in (q_size, kv_size, kv_size, gate_size):
         if size > 0:
             outputs.append(nl.ndarray((tokens, size), dtype=x.dtype, buffer=nl.shared_hbm))
-    rows = min(tokens, PARTITIONS)
+    rows, rotated, turned = min(tokens, PARTITIONS), q_size + kv_size, q_size + 2 * kv_size
     norms = []
-    for start, end, weight in ((0, q_size, q_norm), (q_size, q_size + kv_size, k_norm)):
+    for start, end, weight in ((0, q_size, q_norm), (q_size, rotated, k_norm)):
         if weight is not None:
-            norms.append((start, end, repeated_row(weight, rows, norm_offset)))
+            norms.append(HeadNorm(start, end, repeated_row(weight, rows, norm_offset)))
     if v_norm:
-        norms.append((q_size + kv_size, turned, None))
+        norms.append(HeadNorm(rotated, turned, None))
+    else:
+        turned = rotated
+    if head == 0:
+        turned, rotated = 0, 0
     biases = repeated_row(bias, rows) if bias is not None else None
-    eps_column = constant(rows, eps)
+    epsilons = eps_column(rows, eps)
     first, last = own_rows(owned, sequence_ranks)
     columns = own_columns(tokens, width, head if head > 0 else PARTITIONS)
     source = whole_rows(x[first:last, :])
-    norm = (norm_weight, norm_bias, norm_offset, eps_column)
     if sequence_ranks > 1:
-        source = normalised_rows(x[first:last, :], norm, eps, sequence_ranks, replica_group)
-        norm = (None, None, 0.0, eps_column)
-    context = (
-        outputs,
-        (source, owned, first),
-        (turned, q_size + kv_size) if head > 0 else (0, 0),
-        head,
-        norms,
-        biases,
-        (positions, cos, sin),
-        eps_column,
-    )
-    project(source, norm, w_qkv, columns, head, deliver_heads, context)
+        row_norm = None
+        if norm_weight is not None:
+            row_norm = load_norm(norm, row_scratch(min(last - first, PARTITIONS), hidden, x.dtype), x.dtype)
+        piece = max(LEAST_OWN_ROWS, GATHERED_ROWS // sequence_ranks)
+        source = gathered_rows(x[first:last, :], row_norm, sequence_ranks, replica_group, piece)
+        norm = Norm(None, None, 0.0, eps)  # rows of other ranks arrive normalised
+    heads = Heads(outputs, source, first, owned, head, turned, rotated, norms, epsilons, biases, angles)
+    project(source, norm, w_qkv, columns, heads)
     if kv_size == 0:
         return outputs[0]
     if gate_size > 0:
@@ -169,21 +161,9 @@ def qkv_projection(
     return outputs[0], outputs[1], outputs[2]
 
 
-def normalised_rows(x, norm, eps, ranks, replica_group):
-    """The rows of all ranks, of which this one has and normalises x."""
-    norm_weight, norm_bias, offset, _ = norm
-    rows, hidden = x.shape
-    height = min(rows, PARTITIONS)
-    loaded = None
-    if norm_weight is not None:
-        scratch = row_scratch(height, hidden, x.dtype)
-        loaded = load_norm(norm_weight, norm_bias, offset, eps, scratch, x.dtype)
-    piece = max(LEAST_OWN_ROWS, GATHERED_ROWS // ranks)
-    return gathered_rows(x, loaded, ranks, replica_group, piece)
-
-
-def head_size(q_size, kv_size, tokens, positions, cos, sin, head_dim, q_norm, k_norm, v_norm):
-    """D where heads are normalised or rotated, else 0; arguments that do not fit are refused."""
+def head_size(q_size, kv_size, tokens, angles, head_dim, q_norm, k_norm, v_norm):
+    """Return D where heads are normalised or rotated, else 0; refuse arguments that do not fit."""
+    positions, cos, sin = angles.positions, angles.cos, angles.sin
     assert kv_size > 0 or (k_norm is None and not v_norm), "k_norm or v_norm is given, and kv_size is 0"
     if cos is None and q_norm is None and k_norm is None and not v_norm:
         return 0
@@ -209,47 +189,6 @@ def head_size(q_size, kv_size, tokens, positions, cos, sin, head_dim, q_norm, k_
         if weight is not None:
             assert weight.shape == (1, head), f"{name} is [1, {head}], not {weight.shape}"
     return head
-
-
-def deliver_heads(context, row, left, right, sums, panels, scale):
-    """Columns left … right of [q | k | v] of a row tile: out of PSUM, finished, and stored from row `row` on."""
-    outputs, (source, owned, offset), (turned, rotated), head, norms, biases, turn, eps = context
-    rows = sums[0].shape[0]
-    where = places(source, owned, offset, row, rows)
-    result = nl.ndarray((rows, right - left), dtype=outputs[0].dtype, buffer=nl.sbuf)
-    here = []
-    for start, end, weight in norms:
-        if max(start, left) < min(end, right):
-            own = weight[0:rows, :] if weight is not None else None
-            here.append((max(start, left) - left, min(end, right) - left, own))
-    bias = biases[0:rows, left:right] if biases is not None else None
-    tables = None
-    if turn[1] is not None and left < rotated:
-        row_numbers = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
-        for start, place, count in where:
-            nisa.dma_copy(dst=row_numbers[start : start + count, :], src=turn[0][place : place + count, :])
-        tables = (gather(turn[1], row_numbers), gather(turn[2], row_numbers))
-    ends = max(0, min(turned, right) - left), max(0, min(rotated, right) - left)
-    finish(result, sums, panels, scale, bias, ends[0], ends[1], here, tables, head, eps)
-    column = 0
-    for number in range(len(outputs)):
-        for start, place, count in where:
-            part = result[start : start + count, :]
-            store_columns(outputs[number], column, place, part, left)
-        column += outputs[number].shape[1]
-
-
-def store_columns(output, output_column, row, tile, tile_column):
-    """Store the columns that a tile shares with an output, both placed in one wide matrix by their first column."""
-    rows, columns = tile.shape
-    start = max(output_column, tile_column)
-    end = min(output_column + output.shape[1], tile_column + columns)
-    if start < end:
-        transfer(
-            output[row : row + rows, start - output_column : end - output_column],
-            tile[:, start - tile_column : end - tile_column],
-            COMPILER,
-        )
 
 
 def qkv_projection_reference(

@@ -40,17 +40,11 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
+from nki_kernels.norms.hidden_parts import hidden_parts, load_normalised, load_part, part_of
+from nki_kernels.norms.norm import Norm, inverse_root
+from nki_kernels.norms.row_tiles import RowStatistics, load_norm, normalise, row_scratch, sum_rows
 from nki_kernels.precision import widened, widened_or_zero
-from nki_kernels.projection.hidden_rows import hidden_parts, load_normalised, load_part, part_of
-from nki_kernels.projection.normalised_rows import (
-    RowStatistics,
-    load_norm,
-    normalise,
-    on_every_row,
-    row_scratch,
-    sum_rows,
-)
-from nki_kernels.tiles import PARTITIONS, expect_dims, load, ranges
+from nki_kernels.tiles import PARTITIONS, expect_dims, load, on_every_row, ranges
 
 MAX_HIDDEN = 8192
 
@@ -78,14 +72,15 @@ def rmsnorm(
     if scale is not None:
         assert residual is not None, "scale is given without a residual"
         assert scale.shape == (1, 1), f"scale is [1, 1], not {scale.shape}"
+    norm = Norm(weight, None, norm_offset, eps)
     y = nl.ndarray((tokens, hidden), dtype=x.dtype, buffer=nl.shared_hbm)
     if tokens <= FEW_ROWS and replica_group is None:
-        few_rows(y, x, weight, eps, residual, norm_offset, scale)
+        few_rows(y, x, norm, residual, scale)
         return y
     rows = min(tokens, PARTITIONS)
     factor = None if scale is None else on_every_row(scale, rows, nl.float32, 0.0)
     scratch = row_scratch(rows, hidden, x.dtype)
-    norm = load_norm(weight, None, norm_offset, eps, scratch, weight.dtype)
+    row_norm = load_norm(norm, scratch, weight.dtype)
     starts = ranges(0, tokens)
     sums = None
     if replica_group is not None:
@@ -102,13 +97,12 @@ def rmsnorm(
             squares = root
         else:
             squares = sums[0 : last - first, number : number + 1]
-        mean = 1.0 / counted
-        nisa.activation(dst=root, op=nl.rsqrt, data=squares, scale=mean, bias=norm.eps[0 : last - first, :])
-        nisa.dma_copy(dst=y[first:last, :], src=finished(tile, before, root, norm, factor))
+        inverse_root(squares, 1.0 / counted, row_norm.eps, root)
+        nisa.dma_copy(dst=y[first:last, :], src=finished(tile, before, root, row_norm, factor))
     return y
 
 
-def few_rows(y, x, weight, eps, residual, norm_offset, scale):
+def few_rows(y, x, norm, residual, scale):
     """The rows of a decode step, with H on the partitions."""
     tokens, hidden = x.shape
     parts = hidden_parts(hidden)
@@ -118,7 +112,7 @@ def few_rows(y, x, weight, eps, residual, norm_offset, scale):
         _, height, count = parts[i]
         dtype = x.dtype if residual is None else nl.float32
         results.append(nl.ndarray((height, tokens, count), dtype=dtype, buffer=nl.sbuf))
-    load_normalised(results, x, weight, eps, None, norm_offset)
+    load_normalised(results, x, norm)
     for i in range(len(parts)):
         result = results[i]
         if residual is not None:

@@ -73,18 +73,12 @@ from nki_kernels.experts.top_experts import (
     select_by_sigmoid,
     select_by_softmax,
 )
+from nki_kernels.norms.norm import Norm
+from nki_kernels.norms.row_tiles import load_norm, normalise, row_scratch, row_statistics
 from nki_kernels.precision import widened, widened_or_zero
-from nki_kernels.projection.normalised_rows import (
-    load_norm,
-    normalise,
-    on_every_row,
-    row_scratch,
-    row_statistics,
-    transpose_rows,
-)
 from nki_kernels.projection.products import add_products
 from nki_kernels.projection.row_groups import blocks_tile, item_bytes, vector_share
-from nki_kernels.tiles import BANK, PARTITIONS, expect_dims, load, ranges
+from nki_kernels.tiles import BANK, PARTITIONS, expect_dims, load, on_every_row, ranges, transpose_rows
 from nki_kernels.weights import WeightMatrix, load_blocks
 
 MAX_HIDDEN = 8192
@@ -137,7 +131,8 @@ def router(
     expect_dims(2, x, "x [T, H]")
     expect_dims(2, w_router, "w_router [H, E]")
     selection = Selection(w_router.shape[1], top_k, scoring, renormalise, groups, top_groups, scale)
-    check_arguments(x, norm_weight, w_router, bias, choice_bias, selection)
+    norm = Norm(norm_weight, None, norm_offset, eps)
+    check_arguments(x, norm, w_router, bias, choice_bias, selection)
     tokens, hidden = x.shape
     n = nl.ndarray((tokens, hidden), dtype=x.dtype, buffer=nl.shared_hbm)
     weights = nl.ndarray((tokens, top_k), dtype=nl.float32, buffer=nl.shared_hbm)
@@ -147,13 +142,12 @@ def router(
     start, end = own_rows(tokens)
     rows = min(end - start, PARTITIONS)
     first_rows = load(x[start : start + rows, :], x.dtype)
-    scratch = row_scratch(rows, hidden, x.dtype)
-    norm = load_norm(norm_weight, None, norm_offset, eps, scratch, norm_weight.dtype)
+    row_norm = load_norm(norm, row_scratch(rows, hidden, x.dtype), norm_weight.dtype)
     exact = x.dtype == nl.bfloat16 and w_router.dtype == nl.bfloat16
     matrix = load_blocks(WeightMatrix(w_router), nl.bfloat16 if exact else nl.float32, STATIC)
     product = RouterProduct(matrix, repeat_row(bias, rows), repeat_row(choice_bias, rows))
     outputs = RouterOutputs(n, weights, ids)
-    route_tiles(x, outputs, first_rows, ranges(start, end), norm, product, selection)
+    route_tiles(x, outputs, first_rows, ranges(start, end), row_norm, product, selection)
     return n, weights, ids
 
 
@@ -198,7 +192,7 @@ def route_tiles(x, outputs, first_rows, tiles, norm, product, selection):
             nisa.dma_copy(dst=outputs.weights[first:end, :], src=selected.weights)
 
 
-def check_arguments(x, norm_weight, w_router, bias, choice_bias, selection):
+def check_arguments(x, norm, w_router, bias, choice_bias, selection):
     """Refuse shapes that do not fit together, and sizes beyond the limits."""
     hidden, experts = x.shape[1], selection.experts
     top_k, scoring = selection.top_k, selection.scoring
@@ -206,7 +200,7 @@ def check_arguments(x, norm_weight, w_router, bias, choice_bias, selection):
     assert hidden <= MAX_HIDDEN, f"router takes a hidden size of at most {MAX_HIDDEN}, not {hidden}"
     assert experts <= BANK, f"router takes at most {BANK} experts, not {experts}"
     assert w_router.shape[0] == hidden, f"w_router has {w_router.shape[0]} rows for a hidden size of {hidden}"
-    assert norm_weight.shape == (1, hidden), f"norm_weight is [1, {hidden}], not {norm_weight.shape}"
+    norm.check(hidden)
     assert top_k >= 1 and top_k <= experts, f"top_k is 1 to {experts}, the number of experts, not {top_k}"
     assert scoring in ("softmax", "sigmoid"), f"scoring is softmax or sigmoid, not {scoring}"
     assert scoring == "sigmoid" or choice_bias is None, "choice_bias comes with sigmoid scoring"

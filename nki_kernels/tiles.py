@@ -16,6 +16,9 @@ PARTITIONS = 128
 BANK = 512
 """float32 per partition of a PSUM bank, and columns of the widest moving tile that every chip takes."""
 
+BANK_BYTES = 2048
+"""Bytes per partition of a PSUM bank."""
+
 ACCUMULATOR_BANKS = 4
 """PSUM banks of one product: half of the eight, so that the next product can start while these are read out."""
 
@@ -46,6 +49,13 @@ def expect_hidden(kernel, x, hidden, most_bytes):
 def blocks(size, height=PARTITIONS):
     """Number of blocks of `height` rows that cover `size` rows."""
     return (size + height - 1) // height
+
+
+def in_block(depth, block, runs):
+    """Partitions that a block of a row of `depth` elements takes."""
+    if runs:
+        return (depth - block + blocks(depth) - 1) // blocks(depth)
+    return min(PARTITIONS, depth - block * PARTITIONS)
 
 
 def ranges(first, end, size=PARTITIONS):
@@ -163,27 +173,59 @@ def transpose_into(result, first_block, first_row, tile):
         nisa.tensor_copy(dst=result[0:short, first_block + full, first_row:end_row], src=bank)
 
 
-def rms_normalised(tile, weight, eps):
-    """A tile [rows, H] divided by the root mean square of each row and multiplied by `weight` [rows, H].
+def on_every_row(row, rows, dtype, offset):
+    """Broadcast a row [1, n] of HBM, plus a constant, to `rows` partitions, by a product with a column of ones."""
+    columns = row.shape[1]
+    tile = load(row, row.dtype)
+    repeated = nl.ndarray((rows, columns), dtype=dtype, buffer=nl.sbuf)
+    if rows == 1:
+        nisa.tensor_scalar(dst=repeated, data=tile, op0=nl.add, operand0=offset)
+        return repeated
+    ones = nl.ndarray((1, rows), dtype=row.dtype, buffer=nl.sbuf)
+    nisa.memset(dst=ones, value=1.0)
+    for first in range(0, columns, BANK):
+        last = min(columns, first + BANK)
+        bank = nl.ndarray((rows, last - first), dtype=nl.float32, buffer=nl.psum)
+        nisa.nc_matmul(dst=bank, stationary=ones, moving=tile[:, first:last], accumulate=False)
+        nisa.tensor_scalar(dst=repeated[:, first:last], data=bank, op0=nl.add, operand0=offset)
+    return repeated
 
-    The squares are written to the tile of the result: only their sum, taken in float32, is used.
+
+def transpose_rows(transposed, first_row, tile, vector_share=0):
+    """Transpose a tile [row, n] into rows `first_row` … of the K blocks `transposed` [k in block, block, row].
+
+    As many transposes as fit share a PSUM bank, which one copy moves to SBUF; for `vector_share` see `copy_bank`.
     """
     rows, columns = tile.shape
-    result = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.sbuf)
-    squares = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation(
-        dst=result,
-        op=nl.square,
-        data=tile,
-        reduce_op=nl.add,
-        reduce_res=squares,
-        reduce_cmd=nisa.reduce_cmd.reset_reduce,
-    )
-    bias = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=bias, value=eps)
-    scale = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation(dst=scale, op=nl.rsqrt, data=squares, scale=1.0 / columns, bias=bias)
-    nisa.scalar_tensor_tensor(
-        dst=result, data=tile, op0=nl.multiply, operand0=scale, op1=nl.multiply, operand1=weight
-    )
-    return result
+    width = transposed.shape[0]
+    full = columns // width
+    itemsize = 4 if tile.dtype == nl.float32 else 2
+    blocks_per_bank = BANK_BYTES // itemsize // slot_width(rows, tile.dtype)
+    end_row = first_row + rows
+    copies = 0
+    for first in range(0, full, blocks_per_bank):
+        count = min(blocks_per_bank, full - first)
+        bank = psum_slots(width, count, rows, tile.dtype)
+        for i in range(count):
+            start = (first + i) * width
+            nisa.nc_transpose(dst=bank[:, i, :], data=tile[:, start : start + width])
+        copy_bank(transposed[:, first : first + count, first_row:end_row], bank, copies, vector_share)
+        copies += 1
+    short = columns - full * width
+    if short > 0:
+        bank = nl.ndarray((short, rows), dtype=tile.dtype, buffer=nl.psum)
+        nisa.nc_transpose(dst=bank, data=tile[:, full * width : columns])
+        copy_bank(transposed[0:short, full, first_row:end_row], bank, copies, vector_share)
+
+
+def copy_bank(dst, bank, index, vector_share, row_scale=None):
+    """Copy PSUM bank number `index` to SBUF, its rows times a float32 column `row_scale`, if there is one.
+
+    The Vector engine copies every `vector_share`-th bank (0: none), the Scalar engine the others.
+    """
+    if vector_share == 0 or index % vector_share != 0:
+        nisa.activation(dst=dst, op=nl.copy, data=bank, scale=1.0 if row_scale is None else row_scale)
+    elif row_scale is None:
+        nisa.tensor_copy(dst=dst, src=bank)
+    else:
+        nisa.tensor_scalar(dst=dst, data=bank, op0=nl.multiply, operand0=row_scale)

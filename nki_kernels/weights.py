@@ -1,7 +1,7 @@
 """Loads of weights from HBM to SBUF: one function for each layout, and one step that converts elements.
 
 A weight [K, N] is loaded in blocks of its rows, [k in block, block, column], or in runs: partition p holds the rows
-p * blocks … (p + 1) * blocks - 1, as the hidden states of a decode step lie (see `projection.rows`).
+p * blocks … (p + 1) * blocks - 1, as the hidden states of a decode step lie (see `norms.blocks`).
 The weight of one expert is loaded out of a stack [E, K, N], in runs or as up to 128 of its rows, [row, column].
 
 Kernels pass the record `WeightMatrix` on and read no field of it but the shape of its elements. A number format with
@@ -17,8 +17,7 @@ import nki.language as nl
 
 from nki_kernels.dma import STATIC, transfer
 from nki_kernels.projection.block_loads import load_rows_into
-from nki_kernels.projection.rows import in_block
-from nki_kernels.tiles import PARTITIONS, blocks
+from nki_kernels.tiles import PARTITIONS, blocks, in_block
 
 
 @dataclass

@@ -13,13 +13,14 @@ import nki.language as nl
 
 from nki_kernels.cache.scales import round_to_cache
 from nki_kernels.decode.group_loads import GroupLoads
-from nki_kernels.decode.hidden import reciprocal_roots, weighted_blocks
 from nki_kernels.decode.launch import SeenKeys, TokenRows
 from nki_kernels.decode.output import OutputWeights, add_output
 from nki_kernels.decode.pipeline import CLEARED_IN, clear_pieces, run
 from nki_kernels.decode.projected import project
 from nki_kernels.decode.rotation import Rotation, copied_heads, normed_heads, rotated_heads
 from nki_kernels.decode.tokens import load_first_positions
+from nki_kernels.norms.norm import Norm
+from nki_kernels.norms.runs import reciprocal_roots, weighted_runs
 from nki_kernels.tiles import PARTITIONS, ranges
 
 EARLY_BYTES = 32768
@@ -28,9 +29,9 @@ EARLY_BYTES = 32768
 
 @dataclass
 class BlockWeights(nl.NKIObject):
-    """The weights around attention: of the norm [1, H], w_qkv [H, q_size + 2 * kv_size] and w_o [q_size, H]."""
+    """The weights around attention: the norm, w_qkv [H, q_size + 2 * kv_size] and w_o [q_size, H]."""
 
-    norm: object
+    norm: Norm
     w_qkv: object
     w_o: object
     q_size: int
@@ -44,8 +45,8 @@ def attention_block(tile, weights, launch, replica_group):
     """
     sizes, step = launch.sizes, launch.step
     first_positions = load_first_positions(step.positions, sizes.sequences, sizes.kv_heads)
-    hidden_rows = weighted_blocks(tile, weights.norm)
-    scales = reciprocal_roots(tile, weights.w_qkv.shape[0], step.eps)
+    hidden_rows = weighted_runs(tile, weights.norm)
+    scales = reciprocal_roots(tile, weights.w_qkv.shape[0], weights.norm)
     rotation = None if step.cos is None else Rotation(step, sizes)
     spans = ranges(0, sizes.tokens, PARTITIONS // sizes.kv_heads)
     heights = []

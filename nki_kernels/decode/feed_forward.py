@@ -9,14 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import nki.collectives as ncc
-import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.decode.hidden import reciprocal_roots, store_hidden
+from nki_kernels.decode.hidden import store_hidden
 from nki_kernels.dma import SCALAR, transfer
+from nki_kernels.norms.blocks import column_of
+from nki_kernels.norms.norm import Norm
+from nki_kernels.norms.runs import normalised_runs
 from nki_kernels.projection.feed_forward import gated_product
 from nki_kernels.projection.gated_product import GatedProduct, gated_unit, unit_columns
-from nki_kernels.projection.normalised_rows import on_every_row
 from nki_kernels.projection.residual_product import (
     MovingWeight,
     ResidualProduct,
@@ -24,8 +25,8 @@ from nki_kernels.projection.residual_product import (
     product_chunk,
 )
 from nki_kernels.projection.row_groups import blocks_tile, starts
-from nki_kernels.projection.rows import column_of
 from nki_kernels.projection.sums import RankSum
+from nki_kernels.tiles import on_every_row
 from nki_kernels.weights import WeightMatrix
 
 SUMS_IN_FLIGHT = 8
@@ -36,30 +37,31 @@ SUMS_IN_FLIGHT = 8
 class FeedForwardOperands(nl.NKIObject):
     """What the block needs that depends on no hidden state.
 
-    norm_weight: [partition, C] in runs. w_down: [F, H]. bias: [row, H] in SBUF, or None.
+    norm_column: weight of the norm in runs, [partition, C]. w_down: [F, H]. bias: [row, H] in SBUF, or None.
     """
 
-    norm_weight: nl.NkiTensor
+    norm: Norm
+    norm_column: nl.NkiTensor
     gated: GatedProduct
     w_down: WeightMatrix
     bias: nl.NkiTensor | None
     replica_group: ncc.ReplicaGroup | None
 
 
-def prepare_feed_forward(norm_weight, weights, activation, replica_group, rows, dtype):
+def prepare_feed_forward(norm, weights, activation, replica_group, rows, dtype):
     """Load the small operands of the block, which a kernel triggers first. weights: Weights of `feed_forward`."""
-    norm_column = column_of(norm_weight, 0.0, True)
+    norm_column = column_of(norm.weight, 0.0, True)
     gated = gated_product(weights, (0, weights.w_up.elements.shape[1]), activation, in_runs=True)
     bias = None if weights.b_down is None else on_every_row(weights.b_down, rows, dtype, 0.0)
-    return FeedForwardOperands(norm_column, gated, weights.w_down, bias, replica_group)
+    return FeedForwardOperands(norm, norm_column, gated, weights.w_down, bias, replica_group)
 
 
-def feed_forward(y, tile, operands, eps):
+def feed_forward(y, tile, operands):
     """Compute the block for hidden states in SBUF into rows y [T, H] of HBM, with residual and sum over the ranks."""
     rows, hidden = y.shape
     gated = operands.gated
     residual = nl.ndarray(y.shape, dtype=y.dtype, buffer=nl.shared_hbm)
-    x = normalised_blocks(tile, operands.norm_weight, hidden, eps)
+    x = normalised_runs(tile, hidden, operands.norm, operands.norm_column)
     store_hidden(residual, tile)
     residual_tile = nl.ndarray((rows, 1, hidden), dtype=y.dtype, buffer=nl.sbuf)
     transfer(residual_tile.reshape((rows, hidden)), residual, SCALAR)
@@ -72,16 +74,3 @@ def feed_forward(y, tile, operands, eps):
     for column in starts(hidden, chunk_width(rows)):
         product_chunk(down, [intermediate], 0, column)
     rank_sum.finish()
-
-
-def normalised_blocks(tile, weight, hidden, eps):
-    """Hidden states times 1 / rms of their row and the weight, as an operand of products: [partition, C, row]."""
-    height, rows, count = tile.shape
-    weighted = nl.ndarray((height, count, rows), dtype=nl.float32, buffer=nl.sbuf)
-    factor = weight.expand_dim(2).broadcast(2, rows)
-    nisa.tensor_tensor(dst=weighted, data1=tile.permute((0, 2, 1)), data2=factor, op=nl.multiply)
-    roots = reciprocal_roots(tile, hidden, eps)[0]
-    result = nl.ndarray(weighted.shape, dtype=tile.dtype, buffer=nl.sbuf)
-    scale = roots[0:height, :].expand_dim(1).broadcast(1, count)
-    nisa.tensor_tensor(dst=result, data1=weighted, data2=scale, op=nl.multiply)
-    return result

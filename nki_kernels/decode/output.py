@@ -10,8 +10,7 @@ import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.projection.rows import in_block
-from nki_kernels.tiles import BANK, PARTITIONS, blocks, ranges
+from nki_kernels.tiles import BANK, PARTITIONS, blocks, in_block, ranges
 
 AHEAD_SHARE = 6
 """The weight that is loaded while attention works takes at most 1 / AHEAD_SHARE of SBUF: 34 KiB on gen3."""

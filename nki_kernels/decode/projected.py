@@ -10,8 +10,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.projection.products import block_tile, parts
-from nki_kernels.projection.rows import in_block
-from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, ranges
+from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, in_block, ranges
 from nki_kernels.weights import WeightMatrix, load_runs_into
 
 

@@ -10,7 +10,7 @@ import nki.language as nl
 
 from nki_kernels.decode.tokens import Segment, load_angles
 from nki_kernels.dma import SCALAR, transfer
-from nki_kernels.projection.rows import constant, inverse_root
+from nki_kernels.norms.norm import eps_column, inverse_root
 from nki_kernels.tiles import BANK, PARTITIONS, ranges
 
 
@@ -71,7 +71,7 @@ def normed_heads(result, heads, weight, eps):
     depth_ranges = ranges(0, depth)
     ones = nl.ndarray((height, PARTITIONS), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=ones, value=1.0)
-    eps_column = constant(PARTITIONS, eps)
+    epsilons = eps_column(PARTITIONS, eps)
     for first, end in ranges(0, count, max(1, BANK // tokens)):
         shape = (PARTITIONS, end - first, tokens)
         squares = nl.ndarray(heads[:, :, first:end, :].shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -86,7 +86,7 @@ def normed_heads(result, heads, weight, eps):
                 moving=squares[0:used, d, :, :],
                 accumulate=d > 0,
             )
-        scale = inverse_root(sums, 1.0 / depth, eps_column)
+        scale = inverse_root(sums, 1.0 / depth, epsilons)
         for d in range(number):
             start, stop = depth_ranges[d]
             column = nl.ndarray((stop - start, 1), dtype=weight.dtype, buffer=nl.sbuf)

@@ -11,7 +11,8 @@ import nki.language as nl
 
 from nki_kernels.cache.scales import round_to_cache, scale_column
 from nki_kernels.dma import COMPILER, SCALAR, STATIC, transfer
-from nki_kernels.tiles import PARTITIONS, blocks, cast, ranges, rms_normalised
+from nki_kernels.norms.row_tiles import rms_normalised
+from nki_kernels.tiles import PARTITIONS, blocks, cast, ranges
 
 BLOCKS_AHEAD = 4
 """Blocks of rows that are loaded ahead."""

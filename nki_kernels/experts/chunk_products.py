@@ -14,8 +14,7 @@ import nki.language as nl
 from nki_kernels.experts.activation import activate_pair, multiply_pair, multiply_weighted_pair
 from nki_kernels.experts.weight_chunks import WeightChunk
 from nki_kernels.projection.products import read_out
-from nki_kernels.projection.rows import in_block
-from nki_kernels.tiles import BANK, PARTITIONS, blocks, ranges
+from nki_kernels.tiles import BANK, PARTITIONS, blocks, in_block, ranges
 
 
 @dataclass

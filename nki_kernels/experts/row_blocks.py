@@ -20,8 +20,8 @@ from nki_kernels.experts.chunk_products import (
 from nki_kernels.experts.indices import load_indices, rows_at
 from nki_kernels.experts.row_assignment import find_dealt_blocks
 from nki_kernels.experts.weight_chunks import ExpertLayer, WeightChunk
-from nki_kernels.projection.rows import BANK_BYTES, in_block, spread_into
-from nki_kernels.tiles import PARTITIONS, blocks, cast, psum_slots, ranges, slot_width
+from nki_kernels.projection.rows import spread_into
+from nki_kernels.tiles import BANK_BYTES, PARTITIONS, blocks, cast, in_block, psum_slots, ranges, slot_width
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Chunks of an expert's weights, loaded from an address that may be known at run time only.
 
 The intermediate size is cut into chunks of whole blocks of 128, so that the weights of the next chunk arrive while
-those of the present chunk are multiplied. Columns of gate and up are loaded in runs (see `projection.rows`), rows of
+those of the present chunk are multiplied. Columns of gate and up are loaded in runs (see `norms.blocks`), rows of
 down in blocks.
 """
 

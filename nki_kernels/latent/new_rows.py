@@ -5,9 +5,9 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.projection.normalised_rows import on_every_row
+from nki_kernels.norms.row_tiles import rms_normalised
 from nki_kernels.rope import rotate
-from nki_kernels.tiles import cast, load, rms_normalised
+from nki_kernels.tiles import cast, load, on_every_row
 
 
 def load_norm_row(norm_weight, rows, dtype):

@@ -9,8 +9,8 @@ import nki.language as nl
 
 from nki_kernels.cores import divides_columns, own_columns, own_rows, part
 from nki_kernels.dma import STATIC
+from nki_kernels.norms.row_tiles import RowNorm
 from nki_kernels.projection.gated_product import GatedProduct, bias_columns, unit_columns
-from nki_kernels.projection.normalised_rows import Norm
 from nki_kernels.projection.products import add_products
 from nki_kernels.projection.residual_product import ResidualProduct, chunk_width
 from nki_kernels.projection.row_groups import (
@@ -75,7 +75,7 @@ class FeedForward(nl.NKIObject):
     """
 
     rows: RowSource
-    norm: Norm | None
+    norm: RowNorm | None
     gated: GatedProduct
     down: ResidualProduct
     core: CoreShare

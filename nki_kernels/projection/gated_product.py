@@ -14,8 +14,7 @@ import nki.language as nl
 
 from nki_kernels.dma import STATIC
 from nki_kernels.projection.row_groups import trigger_loads
-from nki_kernels.projection.rows import in_block
-from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks
+from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, in_block
 from nki_kernels.weights import load_blocks_into, load_runs_into, weight_columns
 
 UNIT_COLUMNS = 2048

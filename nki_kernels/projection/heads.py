@@ -1,83 +1,137 @@
 """What is done to the heads of queries, keys and values when they leave PSUM: scale, bias, norm per head, rotation.
 
-A row tile [rows, heads * D] has tokens on the partitions and heads along the free dim; q, k and v are column ranges of
-one wide matrix [q | k | v].
+A row tile [rows, heads * D] has tokens on the partitions and heads along the free dim; q, k, v and gates are column
+ranges of one wide matrix [q | k | v | gate].
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.projection.rows import inverse_root
-from nki_kernels.rope import rotate
+from nki_kernels.dma import COMPILER, transfer
+from nki_kernels.norms.row_tiles import normalise_heads
+from nki_kernels.projection.sequence import RowSource, sequence_rows
+from nki_kernels.rope import gather, rotate
 
 
-def finish(result, sums, panels, scale, bias, turned, rotated, norms, tables, head, eps):
-    """Columns of a row tile from PSUM into `result` [rows, columns], scaled, biased, normalised and rotated.
+@dataclass
+class AngleTables(nl.NKIObject):
+    """Rotation of heads @ HBM: positions [T, 1] int32, and cos and sin [S, R/2] float32; None where nothing rotates."""
 
-    sums: PSUM tiles that hold `panels`, ranges of columns. scale: [rows, 1] or None. bias: [rows, columns] or None.
-    turned: the number of leading columns, whole heads of `head` elements, that are normalised or rotated.
-    rotated: the number of leading columns that tables rotate.
-    norms: (start, end, weight [rows, head] or None) of column ranges. tables: cosines and sines [rows, R/2], or None.
+    positions: nl.NkiTensor | None
+    cos: nl.NkiTensor | None
+    sin: nl.NkiTensor | None
+
+
+@dataclass
+class HeadNorm(nl.NKIObject):
+    """Norm of the heads in a range of columns. weight: [row, D] float32 in SBUF, or None."""
+
+    first_column: int
+    end_column: int
+    weight: nl.NkiTensor | None
+
+
+@dataclass
+class Heads(nl.NKIObject):
+    """How the columns of [q | k | v | gate] are finished and stored.
+
+    outputs: matrices [T, columns] @ HBM side by side. source: rows of x, which start at row `first_row` of the
+    `rank_rows` rows of each rank. head: D, or 0 where no head is normalised or rotated. turned, rotated: numbers of
+    leading columns that are normalised or rotated, and that are rotated. norms: HeadNorm of column ranges.
+    eps: [row, 1] float32. bias: [row, column] float32 in SBUF, or None.
     """
-    rows = result.shape[0]
-    wide = result
-    if turned > 0:
-        wide = nl.ndarray((rows, turned), dtype=nl.float32, buffer=nl.sbuf)
-    for panel in range(len(panels)):
-        start, end = panels[panel]
-        middle = max(start, min(end, turned))
-        if middle > start:
-            scaled(wide, start, middle, sums[panel][:, 0 : middle - start], scale, bias, panel % 2 == 0)
-        if end > middle:
-            scaled(
-                result, middle, end, sums[panel][:, middle - start : end - start], scale, bias, panel % 2 == 0
+
+    outputs: list
+    source: RowSource
+    first_row: int
+    rank_rows: int
+    head: int
+    turned: int
+    rotated: int
+    norms: list
+    eps: nl.NkiTensor
+    bias: nl.NkiTensor | None
+    angles: AngleTables
+
+    def deliver(self, row, left, right, sums, panels, scale):
+        """Finish columns left … right of the row tile that begins at `row` of the source, and store them.
+
+        sums: PSUM tiles of the columns left + start … left + end for each (start, end) of panels. scale: [row, 1]
+        float32, by which rows are multiplied, or None.
+        """
+        rows = sums[0].shape[0]
+        runs = sequence_rows(self.source, self.rank_rows, self.first_row, row, rows)
+        finished = nl.ndarray((rows, right - left), dtype=self.outputs[0].dtype, buffer=nl.sbuf)
+        turned, rotated = max(0, min(self.turned, right) - left), max(0, min(self.rotated, right) - left)
+        bias = None if self.bias is None else self.bias[0:rows, left:right]
+        if self.angles.cos is None:
+            rotated = 0
+        if rotated > 0:
+            cosines, sines = self.load_angles(runs, rows)
+        wide = finished
+        if turned > 0:
+            wide = nl.ndarray((rows, turned), dtype=nl.float32, buffer=nl.sbuf)
+        for panel in range(len(panels)):
+            start, end = panels[panel]
+            middle, by_scalar = max(start, min(end, turned)), panel % 2 == 0
+            if middle > start:
+                scaled(wide, start, middle, sums[panel][:, 0 : middle - start], scale, bias, by_scalar)
+            if end > middle:
+                columns = sums[panel][:, middle - start : end - start]
+                scaled(finished, middle, end, columns, scale, bias, by_scalar)
+        for norm in self.norms:
+            start, end = max(norm.first_column, left) - left, min(norm.end_column, right) - left
+            if start < end:
+                weight = None if norm.weight is None else norm.weight[0:rows, :]
+                normalise_heads(wide[:, start:end], weight, self.head, self.eps)
+        if rotated > 0:
+            rotate(finished[:, 0:rotated], wide[:, 0:rotated], cosines, sines, self.head)
+        if rotated < turned:
+            nisa.tensor_copy(dst=finished[:, rotated:turned], src=wide[:, rotated:turned])
+        self.store(finished, runs, left)
+
+    def load_angles(self, runs, rows):
+        """Load the cosines and sines [row, R/2] of rows of the sequence, see `sequence_rows`."""
+        row_numbers = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
+        for start, row, count in runs:
+            nisa.dma_copy(
+                dst=row_numbers[start : start + count, :], src=self.angles.positions[row : row + count, :]
             )
-    for start, end, weight in norms:
-        normalise_heads(wide[:, start:end], weight, head, eps)
-    copied = 0
-    if rotated > 0 and tables is not None:
-        rotate(result[:, 0:rotated], wide[:, 0:rotated], tables[0], tables[1], head)
-        copied = rotated
-    if copied < turned:
-        nisa.tensor_copy(dst=result[:, copied:turned], src=wide[:, copied:turned])
+        return gather(self.angles.cos, row_numbers), gather(self.angles.sin, row_numbers)
+
+    def store(self, tile, runs, first_column):
+        """Store a tile, which begins at `first_column` of the outputs side by side, to rows of the sequence."""
+        left = 0
+        for output in self.outputs:
+            right = left + output.shape[1]
+            start, end = max(left, first_column), min(right, first_column + tile.shape[1])
+            if start < end:
+                for first, row, count in runs:
+                    columns = tile[first : first + count, start - first_column : end - first_column]
+                    transfer(output[row : row + count, start - left : end - left], columns, COMPILER)
+            left = right
 
 
 def scaled(target, start, end, source, scale, bias, by_scalar):
-    """Columns start … end of `target` from PSUM, times one number for each row, plus the bias of each column.
+    """Copy columns start … end of `target` from PSUM, times one number for each row, plus the bias of each column.
 
-    Without a bias the Scalar engine can do it as well as the Vector engine.
+    scale: [row, 1], bias: [row, column], or None. Without a bias the Scalar engine can do it as well as
+    the Vector engine.
     """
-    part = target[:, start:end]
+    columns = target[:, start:end]
     if bias is None and by_scalar:
-        nisa.activation(dst=part, op=nl.copy, data=source, scale=scale if scale is not None else 1.0)
+        nisa.activation(dst=columns, op=nl.copy, data=source, scale=scale if scale is not None else 1.0)
     elif bias is None and scale is None:
-        nisa.tensor_copy(dst=part, src=source)
+        nisa.tensor_copy(dst=columns, src=source)
     elif bias is None:
-        nisa.tensor_scalar(dst=part, data=source, op0=nl.multiply, operand0=scale)
+        nisa.tensor_scalar(dst=columns, data=source, op0=nl.multiply, operand0=scale)
     elif scale is None:
-        nisa.tensor_tensor(dst=part, data1=source, data2=bias[:, start:end], op=nl.add)
+        nisa.tensor_tensor(dst=columns, data1=source, data2=bias[:, start:end], op=nl.add)
     else:
         nisa.scalar_tensor_tensor(
-            dst=part, data=source, op0=nl.multiply, operand0=scale, op1=nl.add, operand1=bias[:, start:end]
+            dst=columns, data=source, op0=nl.multiply, operand0=scale, op1=nl.add, operand1=bias[:, start:end]
         )
-
-
-def normalise_heads(tile, weight, head, eps):
-    """RMSNorm of each head of a float32 tile [rows, heads * D], in place; weight: [rows, D] or None."""
-    rows, width = tile.shape
-    count = width // head
-    heads = tile.reshape((rows, count, head))
-    squared = nl.ndarray(heads.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=squared, data1=heads, data2=heads, op=nl.multiply)
-    squares = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_reduce(dst=squares, op=nl.add, data=squared, axis=2)
-    scale = inverse_root(squares, 1.0 / head, eps)
-    each = scale.reshape((rows, count, 1)).broadcast(2, head)
-    if weight is None:
-        nisa.tensor_tensor(dst=heads, data1=heads, data2=each, op=nl.multiply)
-        return
-    nisa.tensor_tensor(dst=squared, data1=heads, data2=each, op=nl.multiply)
-    repeated = weight.reshape((rows, 1, head)).broadcast(1, count)
-    nisa.tensor_tensor(dst=heads, data1=squared, data2=repeated, op=nl.multiply)

@@ -11,8 +11,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.projection.rows import in_block
-from nki_kernels.tiles import PARTITIONS, aligned_tile
+from nki_kernels.tiles import PARTITIONS, aligned_tile, in_block
 
 PART_ELEMENTS = 4096
 """Elements per partition that one DMA brings: 1 MiB in bfloat16, which moves at the full rate."""

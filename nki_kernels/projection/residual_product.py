@@ -18,10 +18,9 @@ import nki.language as nl
 
 from nki_kernels.dma import COMPILER, STATIC
 from nki_kernels.projection.block_loads import store_rows_from
-from nki_kernels.projection.normalised_rows import copy_bank
 from nki_kernels.projection.row_groups import row_tile_height, rows_per_rank
 from nki_kernels.projection.sums import OutputChunk, RankSum, load_residual, round_partial_sums
-from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks
+from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, copy_bank
 from nki_kernels.weights import load_blocks, load_blocks_into, weight_columns
 
 PIECE_ELEMENTS = 1024

@@ -12,8 +12,8 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import transfer
-from nki_kernels.projection.normalised_rows import normalise, row_statistics, transpose_rows
-from nki_kernels.tiles import PARTITIONS, aligned_tile, blocks
+from nki_kernels.norms.row_tiles import normalise, row_statistics
+from nki_kernels.tiles import PARTITIONS, aligned_tile, blocks, transpose_rows
 
 LOAD_COLUMNS = 2048
 """Columns of one load of a row tile: 512 KiB in bfloat16."""

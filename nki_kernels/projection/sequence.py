@@ -13,7 +13,7 @@ import nki.collectives as ncc
 import nki.language as nl
 
 from nki_kernels.dma import COMPILER, SCALAR, transfer
-from nki_kernels.projection.normalised_rows import Norm
+from nki_kernels.norms.row_tiles import RowNorm
 from nki_kernels.projection.row_groups import normalise_tiles, plan_loads, split_by_rank, trigger_loads
 from nki_kernels.tiles import PARTITIONS, ranges
 
@@ -32,7 +32,7 @@ class RowGather(nl.NKIObject):
 
     own_rows: nl.NkiTensor
     staging: nl.NkiTensor
-    norm: Norm | None
+    norm: RowNorm | None
     ranks: int
     replica_group: ncc.ReplicaGroup
     pieces: list
@@ -121,7 +121,7 @@ def gather_piece(all_rows, gather, piece, tiles):
     )
 
 
-def places(source, total, offset, first, count):
+def sequence_rows(source, total, offset, first, count):
     """Map rows first … first + count of a source to the sequence: (index within these, row of the sequence, rows).
 
     total: rows of each rank, of which those of the source begin at `offset`.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.projection.hidden_rows import hidden_parts, load_normalised
+from nki_kernels.norms.hidden_parts import hidden_parts, load_normalised
 from nki_kernels.sampling.top_k import MISSING
 from nki_kernels.tiles import BANK, WEIGHT_ELEMENTS, cast
 
@@ -28,7 +28,7 @@ def window(tile, rows, chunks, chunk):
     return tile[:, start : start + rows * chunks]
 
 
-def spread_rows(x, norm_weight, eps, norm_bias, norm_offset, chunks):
+def spread_rows(x, norm, chunks):
     """Normalised rows x [T, H] for `window`: of each part of the hidden dim [height, block, chunks - 1 + T chunks]."""
     rows, hidden = x.shape
     parts = hidden_parts(hidden)
@@ -43,7 +43,7 @@ def spread_rows(x, norm_weight, eps, norm_bias, norm_offset, chunks):
         pattern = [[count * width, height], [chunks, rows], [width, count]]
         views.append(tile.ap(pattern=pattern, offset=chunks - 1))
         tiles.append(tile)
-    load_normalised(views, x, norm_weight, eps, norm_bias, norm_offset)
+    load_normalised(views, x, norm)
     return tiles
 
 

@@ -14,9 +14,8 @@ import nki.language as nl
 
 from nki_kernels.dma import COMPILER, STATIC
 from nki_kernels.projection.block_loads import load_rows_into, store_rows_from
-from nki_kernels.projection.normalised_rows import copy_bank
 from nki_kernels.projection.row_groups import rows_per_rank
-from nki_kernels.tiles import blocks
+from nki_kernels.tiles import blocks, copy_bank
 
 VECTOR_SHARE = 2
 """The Vector engine reads out one of so many PSUM banks that are summed."""

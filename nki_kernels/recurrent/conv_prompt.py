@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.projection.normalised_rows import on_every_row, transpose_rows
 from nki_kernels.projection.products import transpose_part
 from nki_kernels.projection.row_groups import blocks_tile, item_bytes
 from nki_kernels.recurrent.diagonal import columns_of, diagonals
@@ -24,7 +23,7 @@ from nki_kernels.recurrent.slots import (
     state_rows,
     total,
 )
-from nki_kernels.tiles import BANK, PARTITIONS, load, ranges, transpose_into
+from nki_kernels.tiles import BANK, PARTITIONS, load, on_every_row, ranges, transpose_into, transpose_rows
 
 PANEL_BYTES = 8192
 """Of a row of a panel, at most."""

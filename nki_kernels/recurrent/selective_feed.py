@@ -11,8 +11,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.projection.normalised_rows import transpose_rows
-from nki_kernels.tiles import PARTITIONS, blocks
+from nki_kernels.tiles import PARTITIONS, blocks, transpose_rows
 
 PIECES = 3
 """Numbers of 8 bits that have the 24 bits of a float32 number as their sum."""

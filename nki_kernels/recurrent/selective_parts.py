@@ -8,11 +8,10 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import STATIC
-from nki_kernels.projection.normalised_rows import transpose_rows
 from nki_kernels.projection.products import add_products
 from nki_kernels.projection.row_groups import blocks_tile
 from nki_kernels.recurrent.selective_feed import block_diagonals, scale_inputs, transpose_inputs
-from nki_kernels.tiles import MASKED, PARTITIONS, blocks, load, ranges
+from nki_kernels.tiles import MASKED, PARTITIONS, blocks, load, ranges, transpose_rows
 from nki_kernels.weights import WeightMatrix, load_blocks
 
 

@@ -13,7 +13,6 @@ import nki.language as nl
 
 from nki_kernels.dma import COMPILER, STATIC
 from nki_kernels.projection.block_loads import load_rows_into, store_rows_from
-from nki_kernels.projection.normalised_rows import transpose_rows
 from nki_kernels.projection.products import transpose_part
 from nki_kernels.projection.row_groups import blocks_tile, item_bytes
 from nki_kernels.recurrent.diagonal import columns_of, diagonals
@@ -32,7 +31,7 @@ from nki_kernels.recurrent.selective_parts import (
     used_slices,
 )
 from nki_kernels.recurrent.slots import load_row, product_dtype, row, slots_or_none
-from nki_kernels.tiles import BANK, PARTITIONS, identity, load, ranges
+from nki_kernels.tiles import BANK, PARTITIONS, identity, load, ranges, transpose_rows
 from nki_kernels.weights import WeightMatrix, load_blocks
 
 LEAD = 8

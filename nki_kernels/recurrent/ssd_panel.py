@@ -11,13 +11,12 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.projection.normalised_rows import on_every_row
 from nki_kernels.recurrent.slots import column
 from nki_kernels.recurrent.ssd_chunk import load_aside
 from nki_kernels.recurrent.ssd_heads import exponential, filled, scale_heads
 from nki_kernels.recurrent.ssd_sizes import Inputs, Sizes
 from nki_kernels.recurrent.ssd_times import decay_rates, time_steps
-from nki_kernels.tiles import BANK, PARTITIONS, load, ranges
+from nki_kernels.tiles import BANK, PARTITIONS, load, on_every_row, ranges
 
 
 def split_panels(sizes, most):

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.projection.normalised_rows import on_every_row
 from nki_kernels.recurrent.slots import load_row, row, slots_or_none
 from nki_kernels.recurrent.ssd_between import IN_TURN
 from nki_kernels.recurrent.ssd_chunk import PHASES, SUMMED, Chunk, ChunkTiles, Constants
 from nki_kernels.recurrent.ssd_pack import Pack
 from nki_kernels.recurrent.ssd_states import SequenceState
 from nki_kernels.recurrent.ssd_times import STEP_PHASES, TimeSteps, decay_rates
-from nki_kernels.tiles import PARTITIONS, ranges
+from nki_kernels.tiles import PARTITIONS, on_every_row, ranges
 
 PREPARED = 16
 """Packs before its first one with which the first phase of a chunk comes."""

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.projection.normalised_rows import on_every_row
 from nki_kernels.recurrent.ssd_between import bounded, logarithms
 from nki_kernels.recurrent.ssd_heads import by_head
 from nki_kernels.recurrent.ssd_sizes import Sizes
-from nki_kernels.tiles import PARTITIONS
+from nki_kernels.tiles import PARTITIONS, on_every_row
 
 
 def decay_rates(a_log):

@@ -490,8 +490,8 @@ def test_ranks_hold_the_elements_and_the_scales(write_model, random_weights, ran
             "    if len(dst.shape) == 3:\n"
             "        factors = factors.expand_dim(1).broadcast(1, dst.shape[1])\n"
             "    nisa.tensor_tensor(dst=dst, data1=elements, data2=factors, op=nl.multiply)\n",
-            "import PARTITIONS, blocks\n",
-            "import PARTITIONS, blocks, load_repeated\n",
+            "import PARTITIONS, blocks, in_block\n",
+            "import PARTITIONS, blocks, in_block, load_repeated\n",
         ),
         "nki_kernels/mlp.py": (
             "    row_gate=None,\n):\n",

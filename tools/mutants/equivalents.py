@@ -78,7 +78,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "prefill.cached.load_cached duplicate: load_piece(*",
         "prefill.keys.clean_new_keys duplicate: clean(*",
         "rope.rotate duplicate: nisa.tensor_tensor(dst=with_*",
-        "tiles.rms_normalised duplicate: nisa.activation(dst=result*",
+        "norms.row_tiles.sum_squares duplicate: nisa.activation(dst=terms*",
     ),
     "two instructions that write two halves of a tile and read neither": (
         "rope.rotate swap: nisa.tensor_tensor(dst=target*",

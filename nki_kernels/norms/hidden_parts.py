@@ -11,6 +11,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.norms.norm import eps_column, inverse_root
 from nki_kernels.tiles import PARTITIONS
 
 
@@ -44,11 +45,6 @@ def over_blocks(column, count):
     return column.expand_dim(2).broadcast(2, count)
 
 
-def over_rows(weight, rows):
-    """[height, 1, count] seen as [height, rows, count]."""
-    return weight.broadcast(1, rows)
-
-
 def sums_over_hidden(tiles):
     """The sum of each row over all parts [height, T, count] float32, on each of 128 partitions: [128, T] @ PSUM."""
     rows = tiles[0].shape[1]
@@ -79,49 +75,35 @@ def without_mean(tiles, hidden):
     return results
 
 
-def reciprocal_rms(tiles, hidden, eps):
-    """1 / sqrt(mean square + eps) of each row of parts, on each of 128 partitions: [128, T]."""
-    squares = []
-    for i in range(len(tiles)):
-        square = nl.ndarray(tiles[i].shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.activation(dst=square, op=nl.square, data=tiles[i])
-        squares.append(square)
-    sums = sums_over_hidden(squares)
-    bias = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=bias, value=eps)
-    scale = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation(dst=scale, op=nl.rsqrt, data=sums, scale=1.0 / hidden, bias=bias)
-    return scale
-
-
-def load_normalised(results, x, norm_weight, eps, norm_bias, norm_offset):
-    """Rows of x [T, H], normalised, to results: for each part a view [height, T, count] of any dtype.
-
-    RMSNorm with weights norm_offset + norm_weight [1, H]; with norm_bias [1, H] LayerNorm.
-    """
+def load_normalised(results, x, norm):
+    """Load rows of x [T, H] and normalise them into `results`: for each part a view [height, T, count] of any dtype."""
     rows, hidden = x.shape
     parts = hidden_parts(hidden)
-    tiles = []
+    tiles, squares = [], []
     for i in range(len(parts)):
         tiles.append(load_part(x, parts[i]))
-    if norm_bias is not None:
+    if norm.bias is not None:
         tiles = without_mean(tiles, hidden)
-    scale = reciprocal_rms(tiles, hidden, eps)
+    for i in range(len(parts)):
+        squares.append(nl.ndarray(tiles[i].shape, dtype=nl.float32, buffer=nl.sbuf))
+        nisa.activation(dst=squares[i], op=nl.square, data=tiles[i])
+    sums = sums_over_hidden(squares)
+    scale = inverse_root(sums, 1.0 / hidden, eps_column(PARTITIONS, norm.eps))
     for i in range(len(parts)):
         _, height, count = parts[i]
-        weight = load_part(norm_weight, parts[i])
-        if norm_offset != 0.0:
+        weight = load_part(norm.weight, parts[i])
+        if norm.offset != 0.0:
             raised = nl.ndarray(weight.shape, dtype=nl.float32, buffer=nl.sbuf)
-            nisa.tensor_scalar(dst=raised, data=weight, op0=nl.add, operand0=norm_offset)
+            nisa.tensor_scalar(dst=raised, data=weight, op0=nl.add, operand0=norm.offset)
             weight = raised
         scaled = nl.ndarray((height, rows, count), dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_tensor(
             dst=scaled, data1=tiles[i], data2=over_blocks(scale[0:height, :], count), op=nl.multiply
         )
-        if norm_bias is None:
-            nisa.tensor_tensor(dst=results[i], data1=scaled, data2=over_rows(weight, rows), op=nl.multiply)
+        if norm.bias is None:
+            nisa.tensor_tensor(dst=results[i], data1=scaled, data2=weight.broadcast(1, rows), op=nl.multiply)
         else:
             weighted = nl.ndarray((height, rows, count), dtype=nl.float32, buffer=nl.sbuf)
-            bias = load_part(norm_bias, parts[i])
-            nisa.tensor_tensor(dst=weighted, data1=scaled, data2=over_rows(weight, rows), op=nl.multiply)
-            nisa.tensor_tensor(dst=results[i], data1=weighted, data2=over_rows(bias, rows), op=nl.add)
+            bias = load_part(norm.bias, parts[i])
+            nisa.tensor_tensor(dst=weighted, data1=scaled, data2=weight.broadcast(1, rows), op=nl.multiply)
+            nisa.tensor_tensor(dst=results[i], data1=weighted, data2=bias.broadcast(1, rows), op=nl.add)

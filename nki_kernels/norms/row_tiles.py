@@ -1,0 +1,201 @@
+"""RMSNorm and LayerNorm of row tiles, with one row on each partition, and of the heads of their rows.
+
+A row tile is [row, H] with up to 128 rows. The Scalar engine reduces each row to its statistics, the Vector engine
+scales the row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.norms.norm import eps_column, inverse_root
+from nki_kernels.tiles import blocks, on_every_row
+
+SCRATCH_ELEMENTS = 2048
+"""Elements per partition of the scratch tile for the terms of a row sum."""
+
+STATISTICS = 512
+"""Elements of which bn_stats takes the mean and the variance (nl.tile_size.bn_stats_fmax)."""
+
+
+@dataclass
+class RowNorm(nl.NKIObject):
+    """Operands of a norm in SBUF, repeated on every partition that a row tile uses.
+
+    weight: [row, H], offset included. bias: [row, H] for LayerNorm, None for RMSNorm. eps: [row, 1] float32.
+    scratch: [row, SCRATCH_ELEMENTS or H], which row sums overwrite with their terms.
+    """
+
+    weight: nl.NkiTensor
+    bias: nl.NkiTensor | None
+    eps: nl.NkiTensor
+    scratch: nl.NkiTensor
+
+
+@dataclass
+class RowStatistics(nl.NKIObject):
+    """Statistics of each row of a tile, [row, 1] float32: -mean, which RMSNorm lacks; and 1 / rms or 1 / std."""
+
+    negative_mean: nl.NkiTensor | None
+    rstd: nl.NkiTensor
+
+
+def row_scratch(rows, hidden, dtype):
+    """Allocate the scratch tile for the row sums of tiles of up to `rows` rows of `hidden` elements."""
+    return nl.ndarray((rows, min(hidden, SCRATCH_ELEMENTS)), dtype=dtype, buffer=nl.sbuf)
+
+
+def load_norm(norm, scratch, dtype):
+    """Load a norm with a weight for row tiles of as many rows as `scratch` has.
+
+    With an offset, weight + offset is kept in float32; everything else in `dtype`.
+    """
+    rows = scratch.shape[0]
+    weight = on_every_row(norm.weight, rows, dtype if norm.offset == 0.0 else nl.float32, norm.offset)
+    bias = None if norm.bias is None else on_every_row(norm.bias, rows, dtype, 0.0)
+    return RowNorm(weight, bias, eps_column(rows, norm.eps), scratch)
+
+
+def row_statistics(tile, norm):
+    """Compute the statistics of each row of a tile [row, H] on the Scalar engine. LayerNorm subtracts the mean."""
+    rows, columns = tile.shape
+    sums = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    negative_mean = None
+    if norm.bias is not None:
+        negative_mean = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+        sum_rows(sums, nl.copy, tile, None, norm.scratch)
+        nisa.tensor_scalar(dst=negative_mean, data=sums, op0=nl.multiply, operand0=-1.0 / columns)
+    sum_rows(sums, nl.square, tile, negative_mean, norm.scratch)
+    return RowStatistics(negative_mean, inverse_root(sums, 1.0 / columns, norm.eps))
+
+
+def normalise(dst, tile, statistics, norm):
+    """Normalise the rows of a tile into dst, on the Vector engine, rounded once; dst may be the tile itself."""
+    rows, columns = tile.shape
+    if norm.bias is None:
+        nisa.scalar_tensor_tensor(
+            dst=dst,
+            data=tile,
+            op0=nl.multiply,
+            operand0=statistics.rstd,
+            op1=nl.multiply,
+            operand1=norm.weight[0:rows, :],
+        )
+        return
+    for first in range(0, columns, SCRATCH_ELEMENTS):
+        last = min(columns, first + SCRATCH_ELEMENTS)
+        weighted = nl.ndarray((rows, last - first), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.scalar_tensor_tensor(
+            dst=weighted,
+            data=tile[:, first:last],
+            op0=nl.add,
+            operand0=statistics.negative_mean,
+            op1=nl.multiply,
+            operand1=norm.weight[0:rows, first:last],
+        )
+        nisa.scalar_tensor_tensor(
+            dst=dst[:, first:last],
+            data=weighted,
+            op0=nl.multiply,
+            operand0=statistics.rstd,
+            op1=nl.add,
+            operand1=norm.bias[0:rows, first:last],
+        )
+
+
+def sum_rows(dst, op, tile, shift, scratch):
+    """Sum op(element + shift) over each row into dst [row, 1], in float32; the terms go to `scratch`."""
+    rows, columns = tile.shape
+    for first in range(0, columns, SCRATCH_ELEMENTS):
+        last = min(columns, first + SCRATCH_ELEMENTS)
+        command = nisa.reduce_cmd.reset_reduce if first == 0 else nisa.reduce_cmd.reduce
+        nisa.activation(
+            dst=scratch[0:rows, 0 : last - first],
+            op=op,
+            data=tile[:, first:last],
+            bias=shift,
+            reduce_op=nl.add,
+            reduce_res=dst if last == columns else None,
+            reduce_cmd=command,
+        )
+
+
+def sum_squares(terms, rows):
+    """Sum the squares of each row of a tile [row, H] in one instruction: [row, 1] float32.
+
+    terms: tile for the squares.
+    """
+    sums = nl.ndarray((rows.shape[0], 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(
+        dst=terms,
+        op=nl.square,
+        data=rows,
+        reduce_op=nl.add,
+        reduce_res=sums,
+        reduce_cmd=nisa.reduce_cmd.reset_reduce,
+    )
+    return sums
+
+
+def inverse_rms(rows, eps):
+    """Return 1 / rms of each row of a tile [row, H]: [row, 1] float32. eps: column of as many rows."""
+    sums = sum_squares(nl.ndarray(rows.shape, dtype=nl.bfloat16, buffer=nl.sbuf), rows)
+    return inverse_root(sums, 1.0 / rows.shape[1], eps)
+
+
+def rms_normalised(tile, weight, eps):
+    """Return the rows of a tile [row, H] over their root mean square, times `weight` [row, H]. eps: a number.
+
+    The squares are written to the tile that is returned: only their sum, taken in float32, is used.
+    """
+    normalised = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.sbuf)
+    sums = sum_squares(normalised, tile)
+    scale = inverse_root(sums, 1.0 / tile.shape[1], eps_column(tile.shape[0], eps))
+    nisa.scalar_tensor_tensor(
+        dst=normalised, data=tile, op0=nl.multiply, operand0=scale, op1=nl.multiply, operand1=weight
+    )
+    return normalised
+
+
+def standardise(rows, eps):
+    """Subtract the mean of each row of a tile [row, H] and divide by its standard deviation, in place.
+
+    eps: column of as many rows or more.
+    """
+    count, width = rows.shape
+    groups = blocks(width, STATISTICS)
+    statistics = nl.ndarray((count, 6 * groups), dtype=nl.float32, buffer=nl.sbuf)
+    for group in range(groups):
+        columns = rows[:, group * STATISTICS : min(width, (group + 1) * STATISTICS)]
+        nisa.bn_stats(dst=statistics[:, 6 * group : 6 * group + 6], data=columns)
+    moments = nl.ndarray((count, 2), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.bn_aggr(dst=moments, data=statistics)
+    scale = inverse_root(moments[:, 1:2], 1.0, eps)
+    nisa.tensor_scalar(
+        dst=rows, data=rows, op0=nl.subtract, operand0=moments[:, 0:1], op1=nl.multiply, operand1=scale
+    )
+
+
+def normalise_heads(tile, weight, head, eps):
+    """Divide each head of a float32 tile [row, heads * D] by its root mean square, in place.
+
+    weight: [row, D], by which heads are multiplied then, or None. eps: column of as many rows or more.
+    """
+    rows, width = tile.shape
+    count = width // head
+    heads = tile.reshape((rows, count, head))
+    products = nl.ndarray(heads.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=products, data1=heads, data2=heads, op=nl.multiply)
+    squares = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=squares, op=nl.add, data=products, axis=2)
+    scale = inverse_root(squares, 1.0 / head, eps)
+    factor = scale.reshape((rows, count, 1)).broadcast(2, head)
+    if weight is None:
+        nisa.tensor_tensor(dst=heads, data1=heads, data2=factor, op=nl.multiply)
+        return
+    nisa.tensor_tensor(dst=products, data1=heads, data2=factor, op=nl.multiply)
+    repeated = weight.reshape((rows, 1, head)).broadcast(1, count)
+    nisa.tensor_tensor(dst=heads, data1=products, data2=repeated, op=nl.multiply)

@@ -1,0 +1,53 @@
+"""RMSNorm of the hidden states of a decode step, which lie in runs: [partition, row, element], see `decode.hidden`.
+
+With C = ceil(H / 128) partition p holds elements p * C … of every row, so that the norm takes 128 lanes for few rows.
+"""
+
+from __future__ import annotations
+
+import nki.isa as nisa
+import nki.language as nl
+
+from nki_kernels.norms.blocks import column_of
+from nki_kernels.norms.norm import eps_column, inverse_root
+from nki_kernels.tiles import PARTITIONS
+
+
+def weighted_runs(tile, norm):
+    """Return hidden states times the norm's weight, as an operand of products: [partition, C, row]."""
+    height, rows, count = tile.shape
+    weight = column_of(norm.weight, 0.0, True)
+    weighted = nl.ndarray((height, count, rows), dtype=tile.dtype, buffer=nl.sbuf)
+    factor = weight.expand_dim(2).broadcast(2, rows)
+    nisa.tensor_tensor(dst=weighted, data1=tile.permute((0, 2, 1)), data2=factor, op=nl.multiply)
+    return weighted
+
+
+def reciprocal_roots(tile, hidden, norm):
+    """Return 1 / rms of each row, float32: as [128, rows], the same on every partition, and as a column [rows, 1]."""
+    height, rows, _ = tile.shape
+    squares = nl.ndarray(tile.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.activation(dst=squares, op=nl.square, data=tile)
+    sums = nl.ndarray((height, rows), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=sums, op=nl.add, data=squares, axis=2)
+    ones = nl.ndarray((height, PARTITIONS), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=ones, value=1.0)
+    everywhere = nl.ndarray((PARTITIONS, rows), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(dst=everywhere, stationary=ones, moving=sums)
+    by_row = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(dst=by_row, stationary=sums, moving=ones[:, 0:1])
+    eps = eps_column(PARTITIONS, norm.eps)
+    return inverse_root(everywhere, 1.0 / hidden, eps), inverse_root(by_row, 1.0 / hidden, eps)
+
+
+def normalised_runs(tile, hidden, norm, weight):
+    """Return hidden states times 1 / rms of their row and a weight in runs: [partition, C, row]."""
+    height, rows, count = tile.shape
+    weighted = nl.ndarray((height, count, rows), dtype=nl.float32, buffer=nl.sbuf)
+    factor = weight.expand_dim(2).broadcast(2, rows)
+    nisa.tensor_tensor(dst=weighted, data1=tile.permute((0, 2, 1)), data2=factor, op=nl.multiply)
+    roots = reciprocal_roots(tile, hidden, norm)[0]
+    normalised = nl.ndarray(weighted.shape, dtype=tile.dtype, buffer=nl.sbuf)
+    scale = roots[0:height, :].expand_dim(1).broadcast(1, count)
+    nisa.tensor_tensor(dst=normalised, data1=weighted, data2=scale, op=nl.multiply)
+    return normalised
