@@ -49,12 +49,17 @@ def load(folder: Path) -> tuple[ModelConfig, dict[str, np.ndarray]]:
 
 
 def paged(
-    config: ModelConfig, weights: dict[str, np.ndarray], scheduler: Scheduler, ranks: int, length: int
+    config: ModelConfig,
+    weights: dict[str, np.ndarray],
+    scheduler: Scheduler,
+    ranks: int,
+    length: int,
+    exact: bool = False,
 ) -> PagedModel:
     options = scheduler.options
     buckets = Buckets.powers(options.max_num_seqs, options.max_num_batched_tokens, length)
     shards = shard_weights(config, weights, ranks)
-    device, cache = SimulatedDevice("trn2", ranks), scheduler.cache
+    device, cache = SimulatedDevice("trn2", ranks, exact=exact), scheduler.cache
     return PagedModel(config, shards, device, cache.pools, buckets, slots=cache.slots)
 
 
@@ -98,12 +103,15 @@ LONGROPE = ("llama with longrope", "phi3 of a part of the head")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", each_family(without=LONGROPE))
 def test_every_family_on_pages(tmp_path: Path, name: str) -> None:
-    """Recurrent layers have slots, and a snapshot of their states at the end of each page of a prompt."""
+    """Recurrent layers have slots, and a snapshot of their states at the end of each page of a prompt.
+
+    Programs are replayed as recorded: tests of few families, and those of kernels, rewrite them.
+    """
     config, weights = load(write_tiny(tmp_path, name))
     pools = [PagePool(12, 16) for window in config.windows(64)[:1]]
     slots = SlotPool(8, 16, 16) if config.is_recurrent else None
     scheduler = Scheduler(pools, SchedulerOptions(4, 16), slots)
-    rows, requests = logits_of_requests(paged(config, weights, scheduler, 2, 64), scheduler)
+    rows, requests = logits_of_requests(paged(config, weights, scheduler, 2, 64, exact=True), scheduler)
     for own, text, prompt in zip(rows, TEXTS, PROMPTS):
         assert np.abs(own - alone(config, weights, text, prompt)).max() <= bound(name)
     assert [each.shared_tokens for each in requests] == [0, 16, 0]

@@ -239,7 +239,8 @@ class KernelCase:
         ranks: Launches over ranks, without findings.
         tolerance: Compares outputs with a reference of arguments.
         reference: Computes the outputs in numpy; that of the package by default.
-        replays: Whether launches are replayed as well; not where written bytes depend on data.
+        replays: Whether launches are replayed as well; not where written bytes depend on data, or where programs are
+            long ones of what other cases replay.
     """
 
     kernel: Any

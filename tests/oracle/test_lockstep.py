@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,18 @@ import pytest
 
 from simulate.isa import INSTRUCTIONS as BOOK
 from tests.oracle.instructions import INSTRUCTIONS, NOT_IN_THE_BOOK, WITHOUT_ORACLE
-from tests.oracle.lockstep import TARGETS, Difference, run, stream
+from tests.oracle.lockstep import TARGETS, Difference, Tally, run, stream
 from tests.oracle.machine import Core, Operand, Unwritten
 from tests.oracle.streams import DRAWS, indirect
 
 PARTS = 8
 """The streams are tried in parts, which test workers share; `make deep` tries a million instructions."""
+
+
+@cache
+def part(seed: int) -> Tally:
+    """Compare the random instructions of one part."""
+    return run(20_000 // PARTS, seed)
 
 
 def test_every_instruction_of_the_book_has_an_oracle_or_a_reason() -> None:
@@ -28,13 +35,12 @@ def test_every_instruction_of_the_book_has_an_oracle_or_a_reason() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(PARTS))
 def test_random_instructions_agree(seed: int) -> None:
-    run(20_000 // PARTS, seed)
+    part(seed)
 
 
 @pytest.mark.slow
 def test_draws_reach_every_instruction_of_the_oracle() -> None:
-    tally = run(3_000, seed=1)
-    assert set(tally.compared) == set(INSTRUCTIONS) | {"fori_loop", "while_loop"}
+    assert set(part(1).compared) == set(INSTRUCTIONS) | {"fori_loop", "while_loop"}
 
 
 @pytest.mark.slow
@@ -48,8 +54,7 @@ def test_draws_gather_and_scatter_by_indirect(name: str) -> None:
 @pytest.mark.slow
 def test_few_drawn_instructions_are_refused() -> None:
     """Refusals are drawn on purpose, by unwritten operands and indices out of range, and must stay the exception."""
-    tally = run(3_000, seed=2)
-    assert 0 < sum(tally.refused.values()) < tally.instructions / 10
+    assert 0 < sum(part(2).refused.values()) < part(2).instructions / 10
 
 
 # -- wrong oracles -------------------------------------------------------------------------------------------------
