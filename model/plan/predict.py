@@ -326,7 +326,7 @@ class Predictor:
 
     def _of_prompts(self, part: BlockLayers, launch: Launch, step: StepShape) -> Time:
         """Attention of prompts, and of what decodes beside them."""
-        most, tokens = kernel_limit(launch.kernel, "MAX_TOKENS"), step.new_tokens
+        most, tokens = kernel_limit("attention_prefill", "MAX_TOKENS"), step.new_tokens
         if tokens > most:
             raise ModelError(f"{launch.kernel} takes at most {most} tokens, not {tokens}")
         rows = 0 if step.decoding is None else step.decoding.tokens
