@@ -76,7 +76,7 @@ EQUIVALENTS: dict[str, tuple[str, ...]] = {
         "projection.row_groups.transpose_tiles duplicate: transpose_rows(*",
         "recurrent.* duplicate: transpose_rows(*",
         "prefill.cached.load_cached duplicate: load_piece(*",
-        "prefill.keys.clean_new_keys duplicate: clean(*",
+        "prefill.keys.clean_new_keys duplicate: clean_new(*",
         "rope.rotate duplicate: nisa.tensor_tensor(dst=with_*",
         "norms.row_tiles.sum_squares duplicate: nisa.activation(dst=terms*",
     ),

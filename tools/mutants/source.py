@@ -19,8 +19,28 @@ MODULES = tuple(
 )
 """The modules that are mutated; precision.py serves the references only, the ladder has tests of its own."""
 
-WITH_METHODS = ("cache.", "delta.", "recurrent.")
-"""The packages of modules whose methods are mutated as functions are."""
+WITH_METHODS = (
+    "cache.",
+    "delta.",
+    "recurrent.",
+    "attention_prefill",
+    "prefill.cores",
+    "prefill.keys",
+    "prefill.load_ahead",
+    "prefill.masks",
+    "prefill.order",
+    "prefill.slopes",
+    "prefill.spans",
+    "decode.attend",
+    "decode.group_loads",
+    "decode.launch",
+    "decode.output",
+    "decode.tokens",
+    "latent.decode_items",
+    "latent.expansion",
+    "latent.prompt_pieces",
+)
+"""The packages and modules whose methods are mutated as functions are."""
 
 Path_ = tuple[str | int, ...]
 
@@ -130,7 +150,7 @@ def _at(node: ast.AST, place: ast.AST) -> ast.AST:
 def kernels(module: str) -> Iterator[tuple[ast.FunctionDef, Path_]]:
     """Yield the functions of a module that issue instructions or lead to them, with their paths.
 
-    Methods count where classes are the module's subject: those of caches and of recurrent kernels.
+    Methods count in the modules of `WITH_METHODS`, not in those where classes hold sizes alone.
     """
     for number, node in enumerate(tree(module).body):
         if isinstance(node, ast.FunctionDef):
