@@ -16,13 +16,13 @@ install()
 
 
 def _shipped() -> dict[str, object]:
-    found: dict[str, object] = {}
+    kernels: dict[str, object] = {}
     for file in pkgutil.iter_modules(__path__):
         names = (file.name, f"{file.name}_reference")
         module = None if file.ispkg else importlib.import_module(f"{__name__}.{file.name}")
         if all(hasattr(module, name) for name in names):
-            found |= {name: getattr(module, name) for name in names}
-    return found
+            kernels |= {name: getattr(module, name) for name in names}
+    return kernels
 
 
 _SHIPPED = _shipped()

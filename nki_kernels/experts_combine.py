@@ -69,10 +69,10 @@ def experts_combine(
     y = nl.ndarray((tokens, hidden), dtype=dtype, buffer=nl.shared_hbm)
     if nl.program_id(0) > 0:
         return y
-    own = nl.ndarray(results.shape, dtype=dtype, buffer=nl.private_hbm, name="own_results")
-    parts = nl.ndarray(results.shape, dtype=dtype, buffer=nl.private_hbm, name="received_results")
-    nisa.dma_copy(dst=own, src=results)
-    ncc.all_to_all(srcs=[own], dsts=[parts], replica_group=replica_group, collective_dim=0)
+    local_results = nl.ndarray(results.shape, dtype=dtype, buffer=nl.private_hbm, name="own_results")
+    received = nl.ndarray(results.shape, dtype=dtype, buffer=nl.private_hbm, name="received_results")
+    nisa.dma_copy(dst=local_results, src=results)
+    ncc.all_to_all(srcs=[local_results], dsts=[received], replica_group=replica_group, collective_dim=0)
     for first, last in ranges(0, tokens):
         total = None if residual is None else load(residual[first:last, :], nl.float32)
         if b_down is not None:
@@ -82,11 +82,10 @@ def experts_combine(
             total = nl.ndarray((last - first, hidden), dtype=nl.float32, buffer=nl.sbuf)
             nisa.memset(dst=total, value=0.0)
         for rank in range(ranks):
-            at = rank * tokens
-            result = nl.ndarray(total.shape, dtype=dtype if rank + 1 == ranks else nl.float32, buffer=nl.sbuf)
-            part = load(parts[at + first : at + last, :], dtype)
-            nisa.tensor_tensor(dst=result, data1=total, data2=part, op=nl.add)
-            total = result
+            addend = load(received[rank * tokens + first : rank * tokens + last, :], dtype)
+            before, sum_dtype = total, dtype if rank + 1 == ranks else nl.float32
+            total = nl.ndarray(before.shape, dtype=sum_dtype, buffer=nl.sbuf)
+            nisa.tensor_tensor(dst=total, data1=before, data2=addend, op=nl.add)
         nisa.dma_copy(dst=y[first:last, :], src=total)
     return y
 
@@ -102,15 +101,15 @@ def experts_combine_reference(
     absent: bool = False,
 ) -> list[np.ndarray]:
     """On every rank of one group, given the arrays of all its ranks; `b_down` is the same on each."""
-    found = []
+    outputs = []
     tokens = len(results[0]) // ranks
-    for place in range(len(results)):
-        own = slice(place * tokens, (place + 1) * tokens)
-        total = np.sum([widened(each[own]) for each in results], axis=0)
+    for rank in range(len(results)):
+        rows = slice(rank * tokens, (rank + 1) * tokens)
+        total = np.sum([widened(rank_results[rows]) for rank_results in results], axis=0)
         if residual is not None:
-            total = total + widened_or_zero(residual[place])
+            total = total + widened_or_zero(residual[rank])
         if b_down is not None and weights is not None and ids is not None:
             biases = np.concatenate([widened(b_down), np.zeros((1, b_down.shape[1]), np.float32)])
-            total = total + np.einsum("tk,tkh->th", weights[place], biases[ids[place]])
-        found.append(total.astype(results[0].dtype))
-    return found
+            total = total + np.einsum("tk,tkh->th", weights[rank], biases[ids[rank]])
+        outputs.append(total.astype(results[0].dtype))
+    return outputs

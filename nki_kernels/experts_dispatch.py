@@ -57,62 +57,67 @@ def experts_dispatch(n, weights, ids, experts, replica_group, ranks, first=None)
     if first is not None:
         assert first.shape == (1, 1), f"first is [1, 1], not {first.shape}"
     assert experts >= 1, f"experts is {experts}; every rank has one"
-    held = []
+    outputs = []
     for source in (n, weights, ids):
-        shape = (ranks * tokens, source.shape[1])
-        held.append(nl.ndarray(shape, dtype=source.dtype, buffer=nl.shared_hbm))
+        outputs.append(
+            nl.ndarray((ranks * tokens, source.shape[1]), dtype=source.dtype, buffer=nl.shared_hbm)
+        )
     if nl.program_id(0) > 0:
-        return held[0], held[1], held[2]
+        return outputs[0], outputs[1], outputs[2]
     gathered = gather([n, weights, ids], replica_group, ranks)
-    nisa.dma_copy(dst=held[0], src=gathered[0])
+    nisa.dma_copy(dst=outputs[0], src=gathered[0])
     if first is None:
-        nisa.dma_copy(dst=held[1], src=gathered[1])
-        nisa.dma_copy(dst=held[2], src=gathered[2])
-        return held[0], held[1], held[2]
-    own = cast(load_repeated(first, PARTITIONS), nl.float32)
+        nisa.dma_copy(dst=outputs[1], src=gathered[1])
+        nisa.dma_copy(dst=outputs[2], src=gathered[2])
+        return outputs[0], outputs[1], outputs[2]
+    first_expert = cast(load_repeated(first, PARTITIONS), nl.float32)
     for start, end in ranges(0, ranks * tokens):
-        chosen = (gathered[1][start:end, :], gathered[2][start:end, :])
-        own_weights, own_ids = of_rank(chosen[0], chosen[1], own[0 : end - start, :], experts)
-        nisa.dma_copy(dst=held[1][start:end, :], src=own_weights)
-        nisa.dma_copy(dst=held[2][start:end, :], src=own_ids)
-    return held[0], held[1], held[2]
+        local_weights, local_ids = select_choices(
+            gathered[1][start:end, :], gathered[2][start:end, :], first_expert[0 : end - start, :], experts
+        )
+        nisa.dma_copy(dst=outputs[1][start:end, :], src=local_weights)
+        nisa.dma_copy(dst=outputs[2][start:end, :], src=local_ids)
+    return outputs[0], outputs[1], outputs[2]
 
 
 def gather(sources, replica_group, ranks):
-    """Arrays of HBM of all ranks, one rank's rows behind the other's, in internal buffers."""
+    """Gather arrays of HBM of all ranks, the rows of one rank behind those of the other, in internal buffers."""
     names = ("rows", "weights", "ids")
-    own, every = [], []
+    local_arrays, gathered = [], []
     for i in range(len(sources)):
-        rows, columns = sources[i].shape
-        dtype, name = sources[i].dtype, names[i]
-        own.append(nl.ndarray((rows, columns), dtype=dtype, buffer=nl.private_hbm, name=f"own_{name}"))
-        shape = (ranks * rows, columns)
-        every.append(nl.ndarray(shape, dtype=dtype, buffer=nl.private_hbm, name=f"all_{name}"))
-        nisa.dma_copy(dst=own[i], src=sources[i])
-    ncc.all_gather(srcs=own, dsts=every, replica_group=replica_group, collective_dim=0)
-    return every
+        (rows, columns), dtype = sources[i].shape, sources[i].dtype
+        for arrays, count, prefix in ((local_arrays, rows, "own"), (gathered, ranks * rows, "all")):
+            arrays.append(
+                nl.ndarray((count, columns), dtype=dtype, buffer=nl.private_hbm, name=f"{prefix}_{names[i]}")
+            )
+        nisa.dma_copy(dst=local_arrays[i], src=sources[i])
+    ncc.all_gather(srcs=local_arrays, dsts=gathered, replica_group=replica_group, collective_dim=0)
+    return gathered
 
 
-def of_rank(weights, ids, first, experts):
-    """Choices of HBM as numbers among `experts` from `first` [row, 1] on; weights 0 and number `experts` of others."""
+def select_choices(weights, ids, first, experts):
+    """Return choices of HBM as numbers among `experts` from `first` [row, 1] on.
+
+    The other choices have the number `experts` and weight 0.
+    """
     numbers = load(ids, nl.float32)
     nisa.tensor_scalar(dst=numbers, data=numbers, op0=nl.subtract, operand0=first)
-    here = nl.ndarray(ids.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=here, data=numbers, op0=nl.greater_equal, operand0=0.0)
+    in_range = nl.ndarray(ids.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=in_range, data=numbers, op0=nl.greater_equal, operand0=0.0)
     nisa.scalar_tensor_tensor(
-        dst=here, data=numbers, op0=nl.less, operand0=float(experts), op1=nl.multiply, operand1=here
+        dst=in_range, data=numbers, op0=nl.less, operand0=float(experts), op1=nl.multiply, operand1=in_range
     )
     chosen = nl.ndarray(ids.shape, dtype=nl.uint8, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=chosen, src=here)
-    own_weights = nl.ndarray(ids.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=own_weights, value=0.0)
-    nisa.tensor_copy_predicated(dst=own_weights, src=load(weights, nl.float32), predicate=chosen)
-    others = nl.ndarray(ids.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=others, value=float(experts))
-    nisa.tensor_copy_predicated(dst=others, src=numbers, predicate=chosen)
-    own_ids = nl.ndarray(ids.shape, dtype=nl.int32, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=own_ids, src=others)
-    return own_weights, own_ids
+    nisa.tensor_copy(dst=chosen, src=in_range)
+    local_weights = nl.ndarray(ids.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=local_weights, value=0.0)
+    nisa.tensor_copy_predicated(dst=local_weights, src=load(weights, nl.float32), predicate=chosen)
+    numbers_or_absent = nl.ndarray(ids.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=numbers_or_absent, value=float(experts))
+    nisa.tensor_copy_predicated(dst=numbers_or_absent, src=numbers, predicate=chosen)
+    local_ids = nl.ndarray(ids.shape, dtype=nl.int32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=local_ids, src=numbers_or_absent)
+    return local_weights, local_ids
 
 
 def experts_dispatch_reference(
@@ -125,14 +130,14 @@ def experts_dispatch_reference(
     first: list[np.ndarray] | list[None] | None = None,
 ) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """On every rank of one group, given the arrays of all its ranks."""
-    rows, every_weight, every_id = (np.concatenate(each) for each in (n, weights, ids))
+    rows, every_weight, every_id = (np.concatenate(arrays) for arrays in (n, weights, ids))
     results = []
-    for own in first or [None] * len(n):
-        if own is None:
+    for number in first or [None] * len(n):
+        if number is None:
             results.append((rows, every_weight, every_id))
             continue
-        local = every_id - own[0, 0]
-        here = (local >= 0) & (local < experts)
-        chosen = np.where(here, local, experts).astype(np.int32)
-        results.append((rows, np.where(here, every_weight, np.float32(0.0)), chosen))
+        local = every_id - number[0, 0]
+        in_range = (local >= 0) & (local < experts)
+        chosen = np.where(in_range, local, experts).astype(np.int32)
+        results.append((rows, np.where(in_range, every_weight, np.float32(0.0)), chosen))
     return results

@@ -151,16 +151,16 @@ def experts_prefill(
 
     # What the first blocks do not need is found while they are computed.
     static = len(block_experts)
-    run_blocks(row_blocks, pipeline, 0, 1)
+    pipeline = run_blocks(row_blocks, pipeline, 0, 1)
     sums = TokenSums(y, residual, routing, load_biases(b_down, n.dtype), replica_group, [])
     for first, end in ranges(0, tokens)[0 : tiles_ahead(hidden)]:
         prepare_tile(sums, first, end)
     initial = add_terms(sums.prepared[0].terms)
     if listed:
         assignment = assign_rows(choices, layout, absent)
-    run_blocks(row_blocks, pipeline, 1, min(2, static))
+    pipeline = run_blocks(row_blocks, pipeline, 1, min(2, static))
     table = make_dealt_table(assignment, order, layout) if has_loop(layout) else None
-    run_blocks(row_blocks, pipeline, min(2, static), static)
+    pipeline = run_blocks(row_blocks, pipeline, min(2, static), static)
     finish_down(row_blocks, pipeline.pending)
     if table is not None:
         run_dealt_blocks(row_blocks, order, table)
@@ -171,6 +171,8 @@ def experts_prefill(
 def run_blocks(row_blocks, pipeline, first, end):
     """Compute blocks first … end in a software pipeline, but for the down product of the last chunk.
 
+    Return the pipeline behind them.
+
     step   Tensor engine                                  the other engines and the DMA queues
     b, c   gate and up product of chunk c of block b      if c = 0: gather the rows of block b + 1
            if c = 0: transpose the rows of block b + 1    activation of chunk c
@@ -179,24 +181,25 @@ def run_blocks(row_blocks, pipeline, first, end):
     """
     layer, experts = row_blocks.layer, row_blocks.experts
     last = len(layer.chunks) - 1
+    following, chunk, pending = pipeline.x, pipeline.chunk, pipeline.pending
     for b in range(first, end):  # b: block
-        x, gathered, sums = pipeline.x, [], []
+        x, gathered, sums = following, [], []
         if b + 1 < len(experts):
             gathered = gather_rows(row_blocks.n, tokens_of_block(row_blocks.tokens, b + 1))
         for c in range(last + 1):  # c: chunk of columns of the intermediate
-            chunk = pipeline.chunk
             gated = gate_block(row_blocks, x, chunk)
             if c == 0 and len(gathered) > 0:
                 # The down product of the chunk before takes the time until these are in SBUF.
-                pipeline.x = transpose_block(gathered, row_blocks.layout.rows, row_blocks.identity)
-            if pipeline.pending is not None:
-                finish_down(row_blocks, pipeline.pending)
+                following = transpose_block(gathered, row_blocks.layout.rows, row_blocks.identity)
+            if pending is not None:
+                finish_down(row_blocks, pending)
             load_down(layer, chunk)
-            pipeline.pending = PendingDown(gated, sums, targets_of_block(row_blocks, b) if c == last else [])
+            pending = PendingDown(gated, sums, targets_of_block(row_blocks, b) if c == last else [])
             if c < last:
-                pipeline.chunk = load_chunk(layer, experts[b], c + 1)
+                chunk = load_chunk(layer, experts[b], c + 1)
             elif b + 1 < len(experts):
-                pipeline.chunk = load_chunk(layer, experts[b + 1], 0)
+                chunk = load_chunk(layer, experts[b + 1], 0)
+    return BlockPipeline(following, chunk, pending)
 
 
 def run_dealt_blocks(row_blocks, order, table):

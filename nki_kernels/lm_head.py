@@ -28,7 +28,7 @@ Arguments
     that does not divide by R needs no padding: some parts are smaller.
 
 Layout
-    x as in norms/hidden_parts.py, with H on the partitions. Logits as in projection/spread_product.py: row and
+    x as in norms/hidden_spans.py, with H on the partitions. Logits as in projection/spread_product.py: row and
     chunk on the partitions, the columns of a chunk along the free dim.
 
 Tiling
@@ -61,7 +61,7 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
-from nki_kernels.cores import part
+from nki_kernels.cores import core_range
 from nki_kernels.norms.norm import Norm
 from nki_kernels.precision import widened
 from nki_kernels.projection.spread_product import padding_operands, spread_rows
@@ -114,7 +114,7 @@ def lm_head(
     values = nl.ndarray((rows, keep), dtype=nl.float32, buffer=nl.shared_hbm)
     ids = nl.ndarray((rows, keep), dtype=nl.int32, buffer=nl.shared_hbm)
 
-    first, end = part(columns, 1, nl.program_id(0))
+    first, end = core_range(columns, 1, nl.program_id(0))
     chunks = chunks_of_a_row(rows, MERGED_CHUNKS)
     spread = spread_rows(x, norm, chunks)
     operands = (spread, padding_operands(rows, chunks), chunks)
@@ -195,6 +195,6 @@ def lm_head_reference(
     logits = widened(normalised.astype(x.dtype)) @ widened(w_head) * wide.dtype.type(scale)
     if softcap is not None:
         logits = logits.dtype.type(softcap) * np.tanh(logits / logits.dtype.type(softcap))
-    places = np.argsort(-logits, axis=1, kind="stable")[:, : -(-top_k // 8) * 8]
-    values = np.take_along_axis(logits, places, axis=1)
-    return logits, values, (places + vocab_offset[0, 0]).astype(np.int32)
+    order = np.argsort(-logits, axis=1, kind="stable")[:, : -(-top_k // 8) * 8]
+    values = np.take_along_axis(logits, order, axis=1)
+    return logits, values, (order + vocab_offset[0, 0]).astype(np.int32)

@@ -47,16 +47,15 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
-from nki_kernels.cores import part
+from nki_kernels.cores import core_range
 from nki_kernels.precision import widened
 from nki_kernels.projection.products import (
     add_products,
     block_tile,
     empty_sums,
-    load_part,
-    parts,
-    read_out,
-    transpose_part,
+    growing_ranges,
+    load_block_range,
+    transpose_block_range,
 )
 from nki_kernels.tiles import (
     ACCUMULATOR_BANKS,
@@ -64,12 +63,14 @@ from nki_kernels.tiles import (
     PARTITIONS,
     blocks,
     columns_at_once,
+    copy_bank,
     expect_dims,
     load,
     ranges,
     transpose_into,
 )
 from nki_kernels.tuning import bucket, parameters_of
+from nki_kernels.weights import WeightMatrix
 
 MAX_CONTRACTION = 16384
 
@@ -154,7 +155,7 @@ def matmul(a, b, a_transposed=False, tuning=None):
     assert depth <= MAX_CONTRACTION, f"matmul contracts at most {MAX_CONTRACTION}, not {depth}"
     c = nl.ndarray((total_rows, total_columns), dtype=a.dtype, buffer=nl.shared_hbm)
     by_columns = total_columns >= 2 * BANK or total_rows <= PARTITIONS
-    first, end = part(total_columns if by_columns else total_rows, PARTITIONS, nl.program_id(0))
+    first, end = core_range(total_columns if by_columns else total_rows, PARTITIONS, nl.program_id(0))
     if by_columns:
         columns = b[:, first:end]
         multiply(
@@ -169,16 +170,7 @@ def matmul(a, b, a_transposed=False, tuning=None):
 def tuning_of(a, b, a_transposed, tuning):
     """Return the values of PARAMETERS for this core's operands. tuning: as in `matmul`."""
     values = parameters_of("matmul", PARAMETERS, matmul_bucket(a, b, a_transposed), tuning)
-    return Tuning(
-        values["resident_bytes"],
-        values["moving_bytes"],
-        values["lead_tiles"],
-        values["lead_elements"],
-        values["part_elements"],
-        values["group_tiles"],
-        values["eviction"],
-        values["transposes"],
-    )
+    return Tuning(values[0], values[1], values[2], values[3], values[4], values[5], values[6], values[7])
 
 
 def multiply(product):
@@ -242,7 +234,7 @@ def column_panel(product, first, end, begins):
     """Return a panel of which no piece is loaded. begins: whether it is the first panel, whose pieces are smaller."""
     tuning = product.tuning
     most = tuning.lead_elements if begins else tuning.part_elements
-    return ColumnPanel(first, end, parts(blocks(product.b.shape[0]), end - first, 1, most), [])
+    return ColumnPanel(first, end, growing_ranges(blocks(product.b.shape[0]), end - first, 1, most), [])
 
 
 def load_rows(product, group, piece):
@@ -250,9 +242,9 @@ def load_rows(product, group, piece):
     first, end = piece
     target = group.stationary[:, first:end, :]
     if product.a_transposed:
-        load_part(target, product.a[:, group.first_row : group.end_row], first)
+        load_block_range(target, WeightMatrix(product.a[:, group.first_row : group.end_row]), first)
     elif product.tuning.transposes == "dma":
-        transpose_part(target, product.a[group.first_row : group.end_row, :], first)
+        transpose_block_range(target, product.a[group.first_row : group.end_row, :], first)
     else:
         transpose_by_matmuls(target, product.a[group.first_row : group.end_row, :], first)
 
@@ -262,7 +254,7 @@ def load_columns(product, panel, k):
     first, end = panel.pieces[k]
     columns = product.b[:, panel.first : panel.end]
     tile = block_tile(columns.shape[0], end - first, columns.shape[1], product.a.dtype)
-    load_part(tile, columns, first)
+    load_block_range(tile, WeightMatrix(columns), first)
     panel.tiles.append(tile)
 
 
@@ -275,8 +267,7 @@ def transpose_by_matmuls(result, x, first_block):
 
 def store(product, first_row, first_column, sums, m):
     """Store the sums of row tile m of those that accumulate side by side: PSUM tiles of neighbouring columns."""
-    eviction = product.tuning.eviction
-    by_scalar = eviction == "scalar" or (eviction == "both" and m % 2 == 1)
+    vector_share = {"scalar": 0, "vector": 1, "both": 2}[product.tuning.eviction]
     columns = 0
     for bank in sums:
         columns += bank.shape[1]
@@ -285,7 +276,7 @@ def store(product, first_row, first_column, sums, m):
     first = 0
     for bank in sums:
         end = first + bank.shape[1]
-        read_out(result[:, first:end], bank, by_scalar)
+        copy_bank(result[:, first:end], bank, m, vector_share)
         first = end
     target = product.c[first_row : first_row + rows, first_column : first_column + columns]
     nisa.dma_copy(dst=target, src=result)

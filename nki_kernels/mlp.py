@@ -162,11 +162,10 @@ def mlp(
     rank_sum = RankSum(replica_group, ranks, in_flight, [])
     y_share = y[first_row:end_row, first_column:end_column]
     x_share = x[:, first_column:end_column] if residual else None
-    down = ResidualProduct(y_share, x_share, down_weight, bias, rank_sum)
-    gate_column = None
+    gate_column, row_scales = None, None
     if row_gate is not None:
-        gate_column = load_blocks(WeightMatrix(row_gate), x.dtype, STATIC)
-        down.row_scales = []
+        gate_column, row_scales = load_blocks(WeightMatrix(row_gate), x.dtype, STATIC), []
+    down = ResidualProduct(y_share, x_share, down_weight, bias, rank_sum, None, row_scales)
 
     ffn = FeedForward(rows, row_norm, gated, down, core, gate_column, ranks, x.dtype)
     if group_tiles > 0:

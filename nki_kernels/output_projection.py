@@ -45,7 +45,7 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
-from nki_kernels.cores import own_columns, own_rows
+from nki_kernels.cores import core_columns, core_rows
 from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.matmul import MAX_CONTRACTION
 from nki_kernels.precision import widened, widened_or_zero
@@ -110,13 +110,13 @@ def output_projection(o, w_o, residual=None, replica_group=None, bias=None, sequ
     expect_hidden("output_projection", o, hidden, MAX_ROW_BYTES)
     if bias is not None:
         assert bias.shape == (1, hidden), f"bias is [1, {hidden}], not {bias.shape}"
-    first, last = own_rows(owned, sequence_ranks)
+    first, last = core_rows(owned, sequence_ranks)
     if gate is not None:
         assert gate.shape == o.shape, f"gate is {o.shape}, as o is, not {gate.shape}"
         assert gate.dtype == o.dtype, f"gate is {gate.dtype}, o is {o.dtype}"
         gate = split_by_rank(gate, sequence_ranks)[:, first:last, :]
     y = nl.ndarray((owned, hidden), dtype=o.dtype, buffer=nl.shared_hbm)
-    left, right = own_columns(tokens, hidden, BANK)
+    left, right = core_columns(tokens, hidden, BANK)
     on_rows = None
     if bias is not None:
         on_rows = on_every_row(bias[:, left:right], min(tokens, PARTITIONS), o.dtype, 0.0)
@@ -169,8 +169,8 @@ def groups_ahead(depth, rows, dtype, holds):
     """How many groups are loaded before they are multiplied: 2 beside a weight in SBUF, else 1 or, if none fits, 0."""
     if holds:
         return 2
-    each = blocks(depth) * rows * item_bytes(dtype)
-    return 1 if 3 * each + STREAM_BYTES <= nl.tile_size.sbuf_fmax_bytes else 0
+    group_bytes = blocks(depth) * rows * item_bytes(dtype)
+    return 1 if 3 * group_bytes + STREAM_BYTES <= nl.tile_size.sbuf_fmax_bytes else 0
 
 
 def load_group(source, first, last):
@@ -190,10 +190,10 @@ def load_group(source, first, last):
 def gate_tile(tile, gate):
     """Multiply a row tile by the sigmoid of a gate [rank, row, K] in HBM."""
     for left, right in ranges(0, tile.shape[1], GATED_COLUMNS):
-        part = nl.ndarray((tile.shape[0], right - left), dtype=tile.dtype, buffer=nl.sbuf)
-        transfer(part, gate[:, :, left:right], SCALAR)
-        factors = nl.ndarray(part.shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.activation(dst=factors, op=nl.sigmoid, data=part)
+        gates = nl.ndarray((tile.shape[0], right - left), dtype=tile.dtype, buffer=nl.sbuf)
+        transfer(gates, gate[:, :, left:right], SCALAR)
+        factors = nl.ndarray(gates.shape, dtype=nl.float32, buffer=nl.sbuf)
+        nisa.activation(dst=factors, op=nl.sigmoid, data=gates)
         nisa.tensor_tensor(dst=tile[:, left:right], data1=tile[:, left:right], data2=factors, op=nl.multiply)
 
 

@@ -39,13 +39,13 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
-from nki_kernels.cores import divides_columns, own_rows
+from nki_kernels.cores import core_rows, divides_columns
 from nki_kernels.dma import STATIC
 from nki_kernels.mlp import activation_function, activation_reference
 from nki_kernels.precision import widened
-from nki_kernels.projection.products import add_products, empty_sums, read_out
+from nki_kernels.projection.products import add_products, empty_sums
 from nki_kernels.projection.row_groups import blocks_tile, item_bytes, transpose_tiles
-from nki_kernels.tiles import BANK, blocks, expect_dims, load, ranges
+from nki_kernels.tiles import BANK, blocks, copy_bank, expect_dims, load, ranges
 from nki_kernels.weights import WeightMatrix, load_blocks
 
 MAX_HIDDEN = 8192
@@ -65,10 +65,10 @@ def per_layer_input(x, w_gate, inputs, w_output, first=0, activation="gelu_tanh"
     y = nl.ndarray((tokens, hidden), dtype=x.dtype, buffer=nl.shared_hbm)
     if divides_columns(tokens) and nl.program_id(0) > 0:
         return y
-    start, end = own_rows(tokens)
+    start, end = core_rows(tokens)
     tiles = ranges(start, end)
-    own = inputs[:, first : first + width]
-    ahead = load_rows(x, own, tiles[0])
+    layer_inputs = inputs[:, first : first + width]
+    ahead = load_rows(x, layer_inputs, tiles[0])
     gate = load_blocks(WeightMatrix(w_gate), x.dtype, STATIC)
     output = load_blocks(WeightMatrix(w_output), x.dtype, STATIC)
     function = activation_function(activation)
@@ -76,10 +76,10 @@ def per_layer_input(x, w_gate, inputs, w_output, first=0, activation="gelu_tanh"
     for number in range(len(tiles) + 2):
         following = None
         if number < len(tiles):
-            rows, given = ahead
+            rows, gates = ahead
             if number + 1 < len(tiles):
-                ahead = load_rows(x, own, tiles[number + 1])
-            following = (transposed(rows), given)
+                ahead = load_rows(x, layer_inputs, tiles[number + 1])
+            following = (transposed(rows), gates)
         before = gated
         if number > 0 and number <= len(tiles):
             gated = gated_rows(waiting[0], waiting[1], gate, hidden, function)
@@ -102,9 +102,9 @@ def check_arguments(x, w_gate, inputs, w_output, first):
         f"inputs are [{tokens}, {first + width} or more], not {inputs.shape}"
     )
     assert inputs.dtype == x.dtype, f"inputs are {inputs.dtype}, x is {x.dtype}"
-    held = item_bytes(x.dtype) * (blocks(hidden) * width + blocks(width) * hidden)
-    assert held <= WEIGHT_BYTES, (
-        f"weights of [{hidden}, {width}] take {held} bytes of a partition, more than {WEIGHT_BYTES}"
+    weight_bytes = item_bytes(x.dtype) * (blocks(hidden) * width + blocks(width) * hidden)
+    assert weight_bytes <= WEIGHT_BYTES, (
+        f"weights of [{hidden}, {width}] take {weight_bytes} bytes of a partition, more than {WEIGHT_BYTES}"
     )
 
 
@@ -121,15 +121,15 @@ def transposed(rows):
     return result
 
 
-def gated_rows(across, given, gate, hidden, function):
-    """activation(rows @ gate) * given of a transposed row tile."""
-    count, width = given.shape
+def gated_rows(across, inputs, gate, hidden, function):
+    """activation(rows @ gate) * inputs of a transposed row tile."""
+    count, width = inputs.shape
     sums = empty_sums([(0, count)], [(0, width)])
     add_products(sums, across, [(0, count)], gate, [(0, width)], 0, hidden)
     active = nl.ndarray((count, width), dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=active, op=function, data=sums[0][0])
-    gated = nl.ndarray((count, width), dtype=given.dtype, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=gated, data1=active, data2=given, op=nl.multiply)
+    gated = nl.ndarray((count, width), dtype=inputs.dtype, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=gated, data1=active, data2=inputs, op=nl.multiply)
     return gated
 
 
@@ -144,7 +144,7 @@ def projected(gated, output):
         left, right = panels[number]
         sums = empty_sums([(0, count)], [(left, right)])
         add_products(sums, across, [(0, count)], output, [(left, right)], 0, width)
-        read_out(result[:, left:right], sums[0][0], number % 2 == 1)
+        copy_bank(result[:, left:right], sums[0][0], number, 2)
     return result
 
 
@@ -158,5 +158,5 @@ def per_layer_input_reference(
 ) -> np.ndarray:
     """The formula in float32."""
     gate = activation_reference(widened(x) @ widened(w_gate), activation)
-    own = widened(inputs[:, first : first + w_gate.shape[1]])
-    return ((gate * own) @ widened(w_output)).astype(x.dtype)
+    layer_inputs = widened(inputs[:, first : first + w_gate.shape[1]])
+    return ((gate * layer_inputs) @ widened(w_output)).astype(x.dtype)

@@ -64,7 +64,7 @@ import nki
 import nki.language as nl
 import numpy as np
 
-from nki_kernels.cores import own_columns, own_rows
+from nki_kernels.cores import core_columns, core_rows
 from nki_kernels.norms.norm import Norm, eps_column
 from nki_kernels.norms.row_tiles import load_norm, row_scratch
 from nki_kernels.precision import widened
@@ -142,8 +142,8 @@ def qkv_projection(
         turned, rotated = 0, 0
     biases = repeated_row(bias, rows) if bias is not None else None
     epsilons = eps_column(rows, eps)
-    first, last = own_rows(owned, sequence_ranks)
-    columns = own_columns(tokens, width, head if head > 0 else PARTITIONS)
+    first, last = core_rows(owned, sequence_ranks)
+    columns = core_columns(tokens, width, head if head > 0 else PARTITIONS)
     source = whole_rows(x[first:last, :])
     if sequence_ranks > 1:
         row_norm = None
@@ -226,21 +226,21 @@ def qkv_projection_reference(
     ends = np.cumsum([q_size, kv_size, kv_size])
     q, k, v, gate = np.split(product, ends, axis=1)
     turned: list[np.ndarray] = []
-    for each, weight in ((q, q_norm), (k, k_norm)):
-        if not each.size:
+    for columns, weight in ((q, q_norm), (k, k_norm)):
+        if not columns.size:
             return turned[0]
         if weight is not None:
-            heads = each.reshape(-1, weight.shape[1])
+            heads = columns.reshape(-1, weight.shape[1])
             weight = widened(weight) + heads.dtype.type(norm_offset)
-            each = rmsnorm_reference(heads, weight, eps).reshape(each.shape)
+            columns = rmsnorm_reference(heads, weight, eps).reshape(columns.shape)
         if positions is not None and cos is not None and sin is not None:
             head = head_dim or 2 * cos.shape[1]
-            heads = each.reshape(len(x), -1, head).copy()
-            part = heads[..., : 2 * cos.shape[1]]
-            flat = part.reshape(len(x), -1)
-            part[:] = rope_reference(flat, positions, cos, sin, heads.shape[1]).reshape(part.shape)
-            each = heads.reshape(each.shape)
-        turned.append(each.astype(x.dtype))
+            heads = columns.reshape(len(x), -1, head).copy()
+            rotated = heads[..., : 2 * cos.shape[1]]
+            flat = rotated.reshape(len(x), -1)
+            rotated[:] = rope_reference(flat, positions, cos, sin, heads.shape[1]).reshape(rotated.shape)
+            columns = heads.reshape(columns.shape)
+        turned.append(columns.astype(x.dtype))
     if v_norm:
         head = head_dim if cos is None else head_dim or 2 * cos.shape[1]
         v = rmsnorm_reference(v.reshape(-1, head), np.ones((1, head), v.dtype), eps).reshape(v.shape)

@@ -40,7 +40,7 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
-from nki_kernels.norms.hidden_parts import hidden_parts, load_normalised, load_part, part_of
+from nki_kernels.norms.hidden_spans import hidden_spans, load_normalised, load_span, span_of
 from nki_kernels.norms.norm import Norm, inverse_root
 from nki_kernels.norms.row_tiles import RowStatistics, load_norm, normalise, row_scratch, sum_rows
 from nki_kernels.precision import widened, widened_or_zero
@@ -105,20 +105,20 @@ def rmsnorm(
 def few_rows(y, x, norm, residual, scale):
     """The rows of a decode step, with H on the partitions."""
     tokens, hidden = x.shape
-    parts = hidden_parts(hidden)
-    factor = None if scale is None else on_every_row(scale, parts[0][1], nl.float32, 0.0)
+    spans = hidden_spans(hidden)
+    factor = None if scale is None else on_every_row(scale, spans[0][1], nl.float32, 0.0)
     results = []
-    for i in range(len(parts)):
-        _, height, count = parts[i]
+    for i in range(len(spans)):
+        _, height, count = spans[i]
         dtype = x.dtype if residual is None else nl.float32
         results.append(nl.ndarray((height, tokens, count), dtype=dtype, buffer=nl.sbuf))
     load_normalised(results, x, norm)
-    for i in range(len(parts)):
+    for i in range(len(spans)):
         result = results[i]
         if residual is not None:
-            result = load_part(residual, parts[i])
+            result = load_span(residual, spans[i])
             add_scaled(result, results[i], factor)
-        nisa.dma_copy(dst=part_of(y, parts[i]), src=result)
+        nisa.dma_copy(dst=span_of(y, spans[i]), src=result)
 
 
 def operands(x, residual, rows):
@@ -152,14 +152,14 @@ def finished(tile, before, root, norm, factor):
 
 def sums_over_ranks(x, starts, scratch, replica_group):
     """The sum of the squares of every row over all ranks: [row in tile, tile]."""
-    own = nl.ndarray((scratch.shape[0], len(starts)), dtype=nl.float32, buffer=nl.sbuf)
-    total = nl.ndarray(own.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=own, value=0.0)
+    sums = nl.ndarray((scratch.shape[0], len(starts)), dtype=nl.float32, buffer=nl.sbuf)
+    total = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=sums, value=0.0)
     for number in range(len(starts)):
         first, last = starts[number]
         tile = load(x[first:last, :], x.dtype)
-        sum_rows(own[0 : last - first, number : number + 1], nl.square, tile, None, scratch)
-    ncc.all_reduce(srcs=[own], dsts=[total], replica_group=replica_group, op=nl.add)
+        sum_rows(sums[0 : last - first, number : number + 1], nl.square, tile, None, scratch)
+    ncc.all_reduce(srcs=[sums], dsts=[total], replica_group=replica_group, op=nl.add)
     return total
 
 

@@ -63,7 +63,7 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
-from nki_kernels.cores import divides_columns, own_rows
+from nki_kernels.cores import core_rows, divides_columns
 from nki_kernels.dma import STATIC
 from nki_kernels.experts.top_experts import (
     LEAST_SEARCHED,
@@ -139,7 +139,7 @@ def router(
     ids = nl.ndarray((tokens, top_k), dtype=nl.int32, buffer=nl.shared_hbm)
     if divides_columns(tokens) and nl.program_id(0) > 0:
         return n, weights, ids
-    start, end = own_rows(tokens)
+    start, end = core_rows(tokens)
     rows = min(end - start, PARTITIONS)
     first_rows = load(x[start : start + rows, :], x.dtype)
     row_norm = load_norm(norm, row_scratch(rows, hidden, x.dtype), norm_weight.dtype)

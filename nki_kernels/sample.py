@@ -71,7 +71,7 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
-from nki_kernels.cores import part
+from nki_kernels.cores import core_range
 from nki_kernels.precision import widened
 from nki_kernels.sampling.candidates import find_candidates, given_candidates, merge_ranks
 from nki_kernels.sampling.draw import candidate_weights, column, draw, prepare_parameters, value_of
@@ -120,7 +120,7 @@ def sample(
     penalties = (repetition, presence, frequency)
     # A rank calls a collective once, so over ranks one core takes all rows.
     divides = nl.num_programs() > 1 and rows > 1 and replica_group is None
-    first, end = part(rows, 1, nl.program_id(0)) if divides else (0, rows)
+    first, end = core_range(rows, 1, nl.program_id(0)) if divides else (0, rows)
     if divides or nl.program_id(0) == 0:
         limits = load_limits(select_rows((uniform, temperature, top_k, top_p, min_p), first, end))
         values, found_ids, total = largest_adjusted(

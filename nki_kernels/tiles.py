@@ -164,8 +164,8 @@ def transpose_into(result, first_block, first_row, tile):
         for i in range(count):
             start = (first + i) * width
             nisa.nc_transpose(dst=bank[:, i, :], data=tile[:, start : start + width])
-        at = first_block + first
-        nisa.tensor_copy(dst=result[:, at : at + count, first_row:end_row], src=bank)
+        target = result[:, first_block + first : first_block + first + count, first_row:end_row]
+        nisa.tensor_copy(dst=target, src=bank)
     short = columns - full * width
     if short > 0:
         bank = nl.ndarray((short, rows), dtype=tile.dtype, buffer=nl.psum)

@@ -44,7 +44,7 @@ def generation():
 
 
 def parameters_of(kernel, parameters, launches, tuning):
-    """The value of every parameter of `kernel` by name.
+    """Return the value of every parameter of `kernel`, in the order of its rows.
 
     parameters: the kernel's rows (name, default, domain). launches: the bucket. tuning: values that are given, by
     name; None takes those of the table. A parameter without such a value has its default.
@@ -52,13 +52,12 @@ def parameters_of(kernel, parameters, launches, tuning):
     values = {}
     for name, default, _ in parameters:
         values[name] = default
-    given = tuning
-    if given is None:
-        entry = f"{kernel} {generation()} {launches}"
-        given = TUNED[entry]["values"] if entry in TUNED else {}
-    for name, value in given.items():
+    changed = tuning
+    if changed is None:
+        changed = TUNED.get(f"{kernel} {generation()} {launches}", {}).get("values", {})
+    for name, value in changed.items():
         assert name in values, f"{kernel} has no parameter {name}; it has {list(values)}"
         values[name] = value
     for name, _, domain in parameters:
         assert values[name] in domain, f"{name} of {kernel} is one of {domain}, not {values[name]}"
-    return values
+    return list(values.values())

@@ -26,7 +26,7 @@ class WeightMatrix(nl.NKIObject):
 
     elements: nl.NkiTensor
 
-    def part(self, rows, columns):
+    def submatrix(self, rows, columns):
         """Return the part of rows (first, end) and columns (first, end)."""
         return WeightMatrix(self.elements[rows[0] : rows[1], columns[0] : columns[1]])
 
@@ -44,7 +44,7 @@ class ExpertIndex(nl.NKIObject):
 
 def weight_columns(weight, first, end):
     """Return columns first … end of a weight, or None for None."""
-    return None if weight is None else weight.part((0, weight.elements.shape[0]), (first, end))
+    return None if weight is None else weight.submatrix((0, weight.elements.shape[0]), (first, end))
 
 
 def matrix_or_none(elements):

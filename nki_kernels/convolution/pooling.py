@@ -6,7 +6,7 @@ import nki.language as nl
 import numpy as np
 
 from nki_kernels.convolution.windows import Windows, check_windows
-from nki_kernels.cores import part
+from nki_kernels.cores import core_range
 from nki_kernels.precision import widened
 from nki_kernels.tiles import PARTITIONS
 
@@ -49,7 +49,7 @@ def groups(x, y, windows):
     A channel of an image is as good as one of another, so both are one axis. The last group may be smaller, and then
     has views of its own.
     """
-    first, end = part(x.shape[0] * x.shape[1], PARTITIONS, nl.program_id(0))
+    first, end = core_range(x.shape[0] * x.shape[1], PARTITIONS, nl.program_id(0))
     full = (end - first) // PARTITIONS * PARTITIONS
     result = []
     for start, last in ((first, first + full), (first + full, end)):

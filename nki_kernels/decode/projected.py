@@ -9,7 +9,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.projection.products import block_tile, parts
+from nki_kernels.projection.products import block_tile
 from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, in_block, ranges
 from nki_kernels.weights import WeightMatrix, load_runs_into
 
@@ -58,7 +58,7 @@ def project(rows, w_qkv, sizes, scales):
             if end > first:
                 columns = first * sizes.depth, first_value + right
         width = columns[1] - columns[0]
-        for start, stop in parts(blocks(hidden), width, 1):
+        for start, stop in growing_ranges(blocks(hidden), width, 1):
             weights = block_tile(hidden, stop - start, width, sizes.dtype)
             load_runs_into(weights, WeightMatrix(w_qkv[:, columns[0] : columns[1]]), start)
             add_heads(sums, weights, rows, start, hidden, sizes)

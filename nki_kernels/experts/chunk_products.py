@@ -13,8 +13,7 @@ import nki.language as nl
 
 from nki_kernels.experts.activation import activate_pair, multiply_pair, multiply_weighted_pair
 from nki_kernels.experts.weight_chunks import WeightChunk
-from nki_kernels.projection.products import read_out
-from nki_kernels.tiles import BANK, PARTITIONS, blocks, in_block, ranges
+from nki_kernels.tiles import BANK, PARTITIONS, blocks, copy_bank, in_block, ranges
 
 
 @dataclass
@@ -139,6 +138,6 @@ def add_down(result, total, gated, first_row):
                 accumulate=k > 0,
             )
         if total is None:
-            read_out(result[:, start:end], bank, n % 2 == 0)
+            copy_bank(result[:, start:end], bank, n + 1, 2)
         else:
             nisa.tensor_tensor(dst=result[:, start:end], data1=total[:, start:end], data2=bank, op=nl.add)

@@ -25,11 +25,11 @@ def full_and_short(tile, matrix):
     height = tile.shape[0]
     depth = matrix.shape[0]
     full = depth // height
-    found = []
+    views = []
     if full > 0:
         rows = matrix[0 : full * height].reshape_dim(0, (full, height)).permute((1, 0, 2))
-        found.append((tile[:, 0:full, :], rows))
+        views.append((tile[:, 0:full, :], rows))
     short = depth - full * height
     if short > 0:
-        found.append((tile[0:short, full, :], matrix[full * height : depth]))
-    return found
+        views.append((tile[0:short, full, :], matrix[full * height : depth]))
+    return views

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.cores import divides_columns, own_columns, own_rows, part
+from nki_kernels.cores import core_columns, core_range, core_rows, divides_columns
 from nki_kernels.dma import STATIC
 from nki_kernels.norms.row_tiles import RowNorm
 from nki_kernels.projection.gated_product import GatedProduct, bias_columns, unit_columns
@@ -131,11 +131,11 @@ def core_share(tokens, hidden, inner, ranks):
     """Return the share of this core in an MLP of `tokens` rows, which are cut over so many ranks."""
     exchanges = divides_columns(tokens)
     return CoreShare(
-        own_rows(tokens // ranks, ranks),
-        own_columns(tokens, inner, INNER_UNIT),
-        own_columns(tokens, hidden, BANK),
+        core_rows(tokens // ranks, ranks),
+        core_columns(tokens, inner, INNER_UNIT),
+        core_columns(tokens, hidden, BANK),
         exchanges,
-        part(inner, INNER_UNIT, 0)[1] if exchanges else 0,
+        core_range(inner, INNER_UNIT, 0)[1] if exchanges else 0,
     )
 
 
@@ -161,11 +161,11 @@ def gated_product(weights, columns, activation, in_runs):
 
 def down_parts(w_down, core):
     """Return w_down's rows for this core's intermediate and, if cores exchange theirs, for the other core's."""
-    parts = [w_down.part(core.inner_columns, core.columns)]
+    matrices = [w_down.submatrix(core.inner_columns, core.columns)]
     if core.exchanges:
-        rows_of_other = part(w_down.elements.shape[0], INNER_UNIT, 1 - nl.program_id(0))
-        parts.append(w_down.part(rows_of_other, core.columns))
-    return parts
+        rows_of_other = core_range(w_down.elements.shape[0], INNER_UNIT, 1 - nl.program_id(0))
+        matrices.append(w_down.submatrix(rows_of_other, core.columns))
+    return matrices
 
 
 def unit_starts(ffn, groups, m):
@@ -196,7 +196,7 @@ def prepare_first_group(ffn, group, buffers):
         if ffn.norm is not None:
             normalised = [nl.ndarray(tiles[0].shape, dtype=ffn.dtype, buffer=nl.sbuf)]
         first, end = ffn.core.columns
-        ffn.down.residual_tile = tiles[0][:, first:end].reshape((group.rows, 1, end - first))
+        ffn.down.keep_residual(tiles[0][:, first:end].reshape((group.rows, 1, end - first)))
     normalise_tiles(normalised, tiles, ffn.norm)
     transpose_tiles(buffers.transposed, normalised, 0)
 

@@ -158,7 +158,7 @@ def load_piece(piece, unit, product, first_block):
         if product.in_runs:
             load_runs_into(piece[:, side, :, :], weight_columns(weight, columns[0], columns[1]), first_block)
         else:
-            load_blocks_into(piece[:, side, :, :], weight.part((start, end), columns), STATIC)
+            load_blocks_into(piece[:, side, :, :], weight.submatrix((start, end), columns), STATIC)
 
 
 def activate_bank(intermediate, unit, bank, product):

@@ -15,6 +15,7 @@ from nki_kernels.dma import COMPILER, transfer
 from nki_kernels.norms.row_tiles import normalise_heads
 from nki_kernels.projection.sequence import RowSource, sequence_rows
 from nki_kernels.rope import gather, rotate
+from nki_kernels.tiles import copy_bank
 
 
 @dataclass
@@ -77,12 +78,12 @@ class Heads(nl.NKIObject):
             wide = nl.ndarray((rows, turned), dtype=nl.float32, buffer=nl.sbuf)
         for panel in range(len(panels)):
             start, end = panels[panel]
-            middle, by_scalar = max(start, min(end, turned)), panel % 2 == 0
+            middle = max(start, min(end, turned))
             if middle > start:
-                scaled(wide, start, middle, sums[panel][:, 0 : middle - start], scale, bias, by_scalar)
+                scaled(wide, start, middle, sums[panel][:, 0 : middle - start], scale, bias, panel)
             if end > middle:
                 columns = sums[panel][:, middle - start : end - start]
-                scaled(finished, middle, end, columns, scale, bias, by_scalar)
+                scaled(finished, middle, end, columns, scale, bias, panel)
         for norm in self.norms:
             start, end = max(norm.first_column, left) - left, min(norm.end_column, right) - left
             if start < end:
@@ -116,19 +117,15 @@ class Heads(nl.NKIObject):
             left = right
 
 
-def scaled(target, start, end, source, scale, bias, by_scalar):
+def scaled(target, start, end, source, scale, bias, panel):
     """Copy columns start … end of `target` from PSUM, times one number for each row, plus the bias of each column.
 
     scale: [row, 1], bias: [row, column], or None. Without a bias the Scalar engine can do it as well as
     the Vector engine.
     """
     columns = target[:, start:end]
-    if bias is None and by_scalar:
-        nisa.activation(dst=columns, op=nl.copy, data=source, scale=scale if scale is not None else 1.0)
-    elif bias is None and scale is None:
-        nisa.tensor_copy(dst=columns, src=source)
-    elif bias is None:
-        nisa.tensor_scalar(dst=columns, data=source, op0=nl.multiply, operand0=scale)
+    if bias is None:
+        copy_bank(columns, source, panel + 1, 2, scale)
     elif scale is None:
         nisa.tensor_tensor(dst=columns, data1=source, data2=bias[:, start:end], op=nl.add)
     else:

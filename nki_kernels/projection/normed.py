@@ -18,9 +18,9 @@ from nki_kernels.projection.products import (
     add_products,
     block_tile,
     empty_sums,
-    load_part,
-    parts,
-    transpose_part,
+    growing_ranges,
+    load_block_range,
+    transpose_block_range,
 )
 from nki_kernels.projection.rows import spread
 from nki_kernels.projection.sequence import rows_of
@@ -99,7 +99,7 @@ def project_few(source, norm, w, columns, heads):
     for left, right in groups:
         panels = even_panels(right - left, heads.head, bank)
         sums = empty_sums(tiles, panels)
-        for start, end in parts(blocks(hidden), right - left, 1):
+        for start, end in growing_ranges(blocks(hidden), right - left, 1):
             weights = block_tile(hidden, end - start, right - left, x.dtype)
             load_runs_into(weights, WeightMatrix(w[:, left:right]), start)
             add_products(sums, stationary, tiles, weights, panels, start, hidden, True)
@@ -174,9 +174,9 @@ def first_products(sums, totals, x, columns, panels, norm, ones):
     else:
         stationary = transposed_rows(standardised_rows(x, norm.eps), norm)
     loaded = []
-    for start, end in parts(blocks(depth), columns.shape[1], 1, LEAD_ELEMENTS):
+    for start, end in growing_ranges(blocks(depth), columns.shape[1], 1, LEAD_ELEMENTS):
         if norm.bias is None:
-            transpose_part(stationary[:, start:end, :], x, start)
+            transpose_block_range(stationary[:, start:end, :], x, start)
         weights = load_weights(columns, start, end, x.dtype, norm.weight if norm.bias is None else None)
         loaded.append(weights)
         add_products(sums, stationary, tiles, weights, panels, start, depth)
@@ -199,7 +199,7 @@ def transposed_rows(x, norm):
         return spread(x, False, norm)
     depth = x.shape[1]
     transposed = block_tile(depth, blocks(depth), x.shape[0], x.dtype)
-    transpose_part(transposed, x, 0)
+    transpose_block_range(transposed, x, 0)
     if norm.bias is not None:
         full = blocks(depth) if depth <= PARTITIONS else depth // PARTITIONS
         for start, end in ranges(0, full, full) + ranges(full, blocks(depth)):
@@ -212,7 +212,7 @@ def load_weights(matrix, start, end, dtype, weight):
     """Load blocks start … end of a weight, each row times the norm's weight of its element, in `dtype`."""
     depth, columns = matrix.shape
     raw = block_tile(depth, end - start, columns, dtype if weight is None else matrix.dtype)
-    load_part(raw, matrix, start)
+    load_block_range(raw, WeightMatrix(matrix), start)
     if weight is None:
         return raw
     product = raw if matrix.dtype == dtype else block_tile(depth, end - start, columns, dtype)

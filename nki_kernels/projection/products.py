@@ -12,13 +12,14 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.tiles import PARTITIONS, aligned_tile, in_block
+from nki_kernels.weights import convert, is_plain
 
 PART_ELEMENTS = 4096
 """Elements per partition that one DMA brings: 1 MiB in bfloat16, which moves at the full rate."""
 
 
-def parts(count, columns, first, most=PART_ELEMENTS):
-    """Ranges (start, end) that cover `count` blocks of so many columns.
+def growing_ranges(count, columns, first, most=PART_ELEMENTS):
+    """Return ranges (start, end) that cover `count` blocks of so many columns.
 
     The first one has `first` blocks, each further one twice as many, up to `most` elements per partition.
     """
@@ -38,38 +39,38 @@ def block_tile(depth, count, columns, dtype):
     return aligned_tile((min(depth, PARTITIONS), count, columns), dtype)
 
 
-def load_part(result, matrix, start):
-    """Blocks of a matrix [K, columns] of HBM, from block `start` on, into all blocks of `result`; cast if need be."""
-    depth = matrix.shape[0]
-    end = start + result.shape[1]
-    raw = result
-    if matrix.dtype != result.dtype:
-        raw = nl.ndarray(result.shape, dtype=matrix.dtype, buffer=nl.sbuf)
+def load_block_range(tile, weight, start):
+    """Load blocks of a WeightMatrix, from block `start` on, into all blocks of a tile, in the tile's dtype."""
+    matrix, depth = weight.elements, weight.elements.shape[0]
+    end = start + tile.shape[1]
+    raw = tile
+    if not is_plain(weight, tile.dtype):
+        raw = nl.ndarray(tile.shape, dtype=matrix.dtype, buffer=nl.sbuf)
     full = min(end, depth // PARTITIONS)
     if full > start:
         rows = matrix[start * PARTITIONS : full * PARTITIONS, :]
         source = rows.reshape_dim(0, (full - start, PARTITIONS)).permute((1, 0, 2))
         nisa.dma_copy(dst=raw[:, 0 : full - start, :], src=source)
-        if matrix.dtype != result.dtype:
-            nisa.tensor_copy(dst=result[:, 0 : full - start, :], src=raw[:, 0 : full - start, :])
+        if not is_plain(weight, tile.dtype):
+            convert(tile[:, 0 : full - start, :], raw[:, 0 : full - start, :], weight)
     if end > full:
         short = depth - full * PARTITIONS
         nisa.dma_copy(dst=raw[0:short, full - start, :], src=matrix[full * PARTITIONS : depth, :])
-        if matrix.dtype != result.dtype:
-            nisa.tensor_copy(dst=result[0:short, full - start, :], src=raw[0:short, full - start, :])
+        if not is_plain(weight, tile.dtype):
+            convert(tile[0:short, full - start, :], raw[0:short, full - start, :], weight)
 
 
-def transpose_part(result, x, start):
-    """Blocks of the transpose of x [rows, K] of HBM, from block `start` on, into all blocks of `result`, by DMA."""
+def transpose_block_range(tile, x, start):
+    """Transpose blocks of x [rows, K] @ HBM, from block `start` on, into all blocks of a tile, by DMA."""
     depth = x.shape[1]
-    end = start + result.shape[1]
+    end = start + tile.shape[1]
     full = min(end, depth // PARTITIONS)
     if full > start:
         source = x[:, start * PARTITIONS : full * PARTITIONS].reshape_dim(1, (full - start, PARTITIONS))
-        nisa.dma_transpose(dst=result[:, 0 : full - start, :], src=source)
+        nisa.dma_transpose(dst=tile[:, 0 : full - start, :], src=source)
     if end > full:
         short = depth - full * PARTITIONS
-        nisa.dma_transpose(dst=result[0:short, full - start, :], src=x[:, full * PARTITIONS : depth])
+        nisa.dma_transpose(dst=tile[0:short, full - start, :], src=x[:, full * PARTITIONS : depth])
 
 
 def empty_sums(tiles, panels):
@@ -83,13 +84,13 @@ def empty_sums(tiles, panels):
     return sums
 
 
-def add_products(sums, stationary, tiles, part, panels, first, depth, runs=False):
-    """Add what the blocks of `part`, from block `first` on, contribute to the sums of row tiles and panels.
+def add_products(sums, stationary, tiles, moving, panels, first, depth, runs=False):
+    """Add what the blocks of `moving`, from block `first` on, contribute to the sums of row tiles and panels.
 
-    stationary: all blocks, of which row tiles are ranges of columns; part: [k in block, block, column], of which panels
+    stationary: all blocks, of which row tiles are column ranges; moving: [k in block, block, column], of which panels
     are ranges of columns; depth: the length of the whole contraction; runs: whether operands lie in runs (see `rows`).
     """
-    for within in range(part.shape[1]):
+    for within in range(moving.shape[1]):
         block = first + within
         used = in_block(depth, block, runs)
         for tile in range(len(tiles)):
@@ -99,14 +100,6 @@ def add_products(sums, stationary, tiles, part, panels, first, depth, runs=False
                 nisa.nc_matmul(
                     dst=sums[tile][panel],
                     stationary=stationary[0:used, block, start:end],
-                    moving=part[0:used, within, left:right],
+                    moving=moving[0:used, within, left:right],
                     accumulate=block > 0,
                 )
-
-
-def read_out(result, sums, by_scalar):
-    """Copy a PSUM tile to SBUF in the result's dtype, on the Scalar engine or else on the Vector engine."""
-    if by_scalar:
-        nisa.activation(dst=result, op=nl.copy, data=sums)
-    else:
-        nisa.tensor_copy(dst=result, src=sums)

@@ -19,7 +19,7 @@ import nki.language as nl
 from nki_kernels.dma import COMPILER, STATIC
 from nki_kernels.projection.block_loads import store_rows_from
 from nki_kernels.projection.row_groups import row_tile_height, rows_per_rank
-from nki_kernels.projection.sums import OutputChunk, RankSum, load_residual, round_partial_sums
+from nki_kernels.projection.sums import OutputChunk, RankSum
 from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, copy_bank
 from nki_kernels.weights import load_blocks, load_blocks_into, weight_columns
 
@@ -35,13 +35,13 @@ VECTOR_SHARE = 2
 
 @dataclass
 class MovingWeight(nl.NKIObject):
-    """The weight of a product, cut along K into parts: a WeightMatrix [K, N] for each part of x.
+    """The weight of a product, cut along K into matrices: a WeightMatrix [K, N] for each part of x.
 
-    resident_tiles: the tiles so far of a weight of one part that stays in SBUF; None if the weight streams through.
+    resident_tiles: the tiles so far of a weight of one matrix that stays in SBUF; None if the weight streams through.
     tail_in_both_halves: whether a last K block of 64 rows is loaded to both partition halves, see `accumulate`.
     """
 
-    parts: list
+    matrices: list
     resident_tiles: list | None = None
     tail_in_both_halves: bool = False
 
@@ -62,6 +62,10 @@ class ResidualProduct(nl.NKIObject):
     rank_sum: RankSum
     residual_tile: nl.NkiTensor | None = None
     row_scales: list | None = None
+
+    def keep_residual(self, tile):
+        """Take the residual from a tile [row, 1, N] in SBUF."""
+        self.residual_tile = tile
 
 
 @dataclass
@@ -101,23 +105,23 @@ def product_chunk(product, x_parts, first_row, first_column):
     chunk = chunk_of(product, rows, first_row, first_column)
     width = chunk.y.shape[1]
     accumulators = allocate_accumulators(rows, width, row_tile_height(rank_sum.sequence_ranks))
-    for part in range(len(x_parts)):
-        x = x_parts[part]
-        k_blocks = blocks(weight.parts[part].elements.shape[0])
+    for index in range(len(x_parts)):
+        x = x_parts[index]
+        k_blocks = blocks(weight.matrices[index].elements.shape[0])
         blocks_per_piece = max(1, PIECE_ELEMENTS // width) if weight.resident_tiles is None else k_blocks
         for k in range(0, k_blocks, blocks_per_piece):  # k: first K block of a piece
-            piece = load_piece(weight, part, k, blocks_per_piece, chunk.columns, x)
+            piece = load_piece(weight.matrices[index], weight, k, blocks_per_piece, chunk.columns, x)
             # After the first piece in the queue, so that no product waits for it. A sum over ranks loads it later.
             if rank_sum.replica_group is None:
-                load_residual(chunk, rank_sum.sequence_ranks)
-            accumulate(accumulators, x, piece, part > 0, weight.tail_in_both_halves)
+                chunk.load_residual(rank_sum.sequence_ranks)
+            accumulate(accumulators, x, piece, index > 0, weight.tail_in_both_halves)
     if rank_sum.replica_group is None:
         shape = (min(rows, PARTITIONS), blocks(rows), width)
         result = nl.ndarray(shape, dtype=product.y.dtype, buffer=nl.sbuf)
         add_residual(result, accumulators, chunk)
         store_rows_from(chunk.y, result, COMPILER)
     else:
-        round_partial_sums(chunk, accumulators, rank_sum.sequence_ranks)
+        chunk.round_partial_sums(accumulators, rank_sum.sequence_ranks)
         rank_sum.append(chunk)
 
 
@@ -149,9 +153,8 @@ def allocate_accumulators(rows, width, height):
     return accumulators
 
 
-def load_piece(weight, part, first_block, count, columns, x):
-    """Load `count` K blocks of columns (first, end) of a part of the weight, in x's dtype."""
-    matrix = weight.parts[part]
+def load_piece(matrix, weight, first_block, count, columns, x):
+    """Load `count` K blocks of columns (first, end) of a matrix of the weight, in x's dtype."""
     first, last = columns
     start = first_block * PARTITIONS
     depth = matrix.elements.shape[0]
@@ -160,17 +163,17 @@ def load_piece(weight, part, first_block, count, columns, x):
         return WeightPiece(resident_columns(weight, first, last, x.dtype), first_block, end - start)
     shape = (x.shape[0], blocks(end - start), last - first)
     tile = nl.ndarray(shape, dtype=x.dtype, buffer=nl.sbuf)
-    load_blocks_into(tile, matrix.part((start, end), columns), STATIC)
+    load_blocks_into(tile, matrix.submatrix((start, end), columns), STATIC)
     if weight.tail_in_both_halves and end == depth:
         half = PARTITIONS // 2
         tail = tile[half:PARTITIONS, shape[1] - 1 :, :]
-        load_blocks_into(tail, matrix.part((end - half, end), columns), STATIC)
+        load_blocks_into(tail, matrix.submatrix((end - half, end), columns), STATIC)
     return WeightPiece([tile], first_block, end - start)
 
 
 def resident_columns(weight, first, last, dtype):
     """Return the tiles of a resident weight that hold columns first … last; load those not in SBUF yet."""
-    matrix, tiles = weight.parts[0], weight.resident_tiles
+    matrix, tiles = weight.matrices[0], weight.resident_tiles
     depth, all_columns = matrix.elements.shape
     width = BANK * max(1, min(ACCUMULATOR_BANKS, PIECE_ELEMENTS // (BANK * blocks(depth))))
     for start in range(len(tiles) * width, last, width):

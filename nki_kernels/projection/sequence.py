@@ -25,12 +25,12 @@ GATHERED_AHEAD = 2
 class RowGather(nl.NKIObject):
     """The all-gather of normalised rows, piece by piece.
 
-    own_rows: [R, H] @ HBM, those of this rank before the norm. staging: the same after it. norm: None if the rows need
+    local_rows: [R, H] @ HBM, those of this rank before the norm. staging: the same after it. norm: None if rows need
     none. pieces: (first, end) of own rows. normalised_pieces: the row tiles of each piece that was normalised.
     gathered: how many pieces were gathered.
     """
 
-    own_rows: nl.NkiTensor
+    local_rows: nl.NkiTensor
     staging: nl.NkiTensor
     norm: RowNorm | None
     ranks: int
@@ -51,7 +51,7 @@ class RowGather(nl.NKIObject):
         while self.gathered < min(len(self.pieces), needed + GATHERED_AHEAD):
             while len(self.normalised_pieces) < min(len(self.pieces), self.gathered + 2):
                 piece = self.pieces[len(self.normalised_pieces)]
-                self.normalised_pieces.append(normalise_piece(self.own_rows, piece, self.norm))
+                self.normalised_pieces.append(normalise_piece(self.local_rows, piece, self.norm))
             gather_piece(all_rows, self, self.pieces[self.gathered], self.normalised_pieces[self.gathered])
             self.gathered += 1
 
@@ -129,19 +129,17 @@ def sequence_rows(source, total, offset, first, count):
     if source.gather is None:
         return [(0, offset + first, count)]
     ranks = source.gather.ranks
-    found = []
-    done = 0
+    runs, done = [], 0
     for start, end in source.gather.pieces:
         height = end - start
         while done < count and first + done < ranks * end:
-            rank = (first + done - ranks * start) // height
-            inside = (first + done - ranks * start) % height
-            run = min(count - done, height - inside)
-            row = rank * total + offset + start + inside
-            if len(found) > 0 and found[len(found) - 1][1] + found[len(found) - 1][2] == row:
-                before = found.pop()
-                found.append((before[0], before[1], before[2] + run))
+            index = first + done - ranks * start
+            run = min(count - done, height - index % height)
+            row = index // height * total + offset + start + index % height
+            if len(runs) > 0 and runs[len(runs) - 1][1] + runs[len(runs) - 1][2] == row:
+                before = runs.pop()
+                runs.append((before[0], before[1], before[2] + run))
             else:
-                found.append((done, row, run))
+                runs.append((done, row, run))
             done += run
-    return found
+    return runs

@@ -11,7 +11,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.norms.hidden_parts import hidden_parts, load_normalised
+from nki_kernels.norms.hidden_spans import hidden_spans, load_normalised
 from nki_kernels.sampling.top_k import MISSING
 from nki_kernels.tiles import BANK, WEIGHT_ELEMENTS, cast
 
@@ -29,14 +29,14 @@ def window(tile, rows, chunks, chunk):
 
 
 def spread_rows(x, norm, chunks):
-    """Normalised rows x [T, H] for `window`: of each part of the hidden dim [height, block, chunks - 1 + T chunks]."""
+    """Normalised rows x [T, H] for `window`: of each span of the hidden dim [height, block, chunks - 1 + T chunks]."""
     rows, hidden = x.shape
-    parts = hidden_parts(hidden)
+    spans = hidden_spans(hidden)
     width = chunks - 1 + rows * chunks
     tiles = []
     views = []
-    for i in range(len(parts)):
-        _, height, count = parts[i]
+    for i in range(len(spans)):
+        _, height, count = spans[i]
         tile = nl.ndarray((height, count, width), dtype=x.dtype, buffer=nl.sbuf)
         if chunks > 1:
             nisa.memset(dst=tile, value=0.0, engine=nisa.engine.gpsimd)
@@ -64,12 +64,12 @@ def pad(sums, padding, rows, chunks, columns):
     size = sums.shape[1]
     padded = False
     for chunk in range(chunks):
-        there = max(0, min(size, columns - chunk * size))
-        if there < size:
+        present = max(0, min(size, columns - chunk * size))
+        if present < size:
             nisa.nc_matmul(
                 dst=sums,
                 stationary=window(padding[0], rows, chunks, chunk),
-                moving=padding[1][:, BANK - there : BANK - there + size],
+                moving=padding[1][:, BANK - present : BANK - present + size],
                 accumulate=padded,
             )
             padded = True
@@ -82,15 +82,15 @@ def project_piece(tiles, padding, rows, chunks, matrix, size):
     The matrix is read once, cast to the rows' dtype.
     """
     hidden, columns = matrix.shape
-    parts = hidden_parts(hidden)
+    spans = hidden_spans(hidden)
     sums = nl.ndarray((rows * chunks, size), dtype=nl.float32, buffer=nl.psum)
     begun = pad(sums, padding, rows, chunks, columns)
-    for i in range(len(parts)):
-        start, height, count = parts[i]
-        part = matrix[start : start + height * count].reshape_dim(0, (height, count))
+    for i in range(len(spans)):
+        start, height, count = spans[i]
+        rows_of_span = matrix[start : start + height * count].reshape_dim(0, (height, count))
         for first, last in loads(count, columns):
             weights = nl.ndarray((height, last - first, columns), dtype=matrix.dtype, buffer=nl.sbuf)
-            nisa.dma_copy(dst=weights, src=part[:, first:last])
+            nisa.dma_copy(dst=weights, src=rows_of_span[:, first:last])
             weights = cast(weights, tiles[i].dtype)
             for block in range(first, last):
                 for chunk in range(chunks):

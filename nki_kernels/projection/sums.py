@@ -41,6 +41,42 @@ class OutputChunk(nl.NKIObject):
     partial: nl.NkiTensor | None = None
     total: nl.NkiTensor | None = None
 
+    def load_residual(self, ranks):
+        """Load the residual, if there is one and it is not in SBUF yet."""
+        if self.residual is None or self.residual_tile is not None:
+            return
+        rows, columns = self.residual.shape
+        height = min(rows, rows_per_rank(ranks))
+        shape = (height, blocks(rows, height), columns)
+        self.residual_tile = nl.ndarray(shape, dtype=self.y.dtype, buffer=nl.sbuf)
+        load_rows_into(self.residual_tile, self.residual, STATIC)
+
+    def round_partial_sums(self, accumulators, ranks):
+        """Copy the accumulators to `partial`, rounded to y's dtype, and allocate `total`."""
+        height, tiles = accumulators[0].bank.shape[0], accumulators[len(accumulators) - 1].row_tile + 1
+        width = self.y.shape[1]
+        self.partial = nl.ndarray((height, tiles, width), dtype=self.y.dtype, buffer=nl.sbuf)
+        self.total = nl.ndarray((height // ranks, tiles, width), dtype=self.y.dtype, buffer=nl.sbuf)
+        for i in range(len(accumulators)):
+            bank, m = accumulators[i].bank, accumulators[i].row_tile
+            rows, columns = bank.shape
+            start = accumulators[i].first_column
+            row_scale = None if self.row_scales is None else self.row_scales[m]
+            copy_bank(self.partial[0:rows, m, start : start + columns], bank, i, VECTOR_SHARE, row_scale)
+
+    def start_sum(self, replica_group, ranks):
+        """Start the sum over the ranks; a short row tile has its own collective."""
+        height, tiles, _ = self.partial.shape
+        rows = ranks * self.y.shape[0]
+        full = rows // height
+        collect(flat(self.total[:, 0:full, :]), flat(self.partial[:, 0:full, :]), replica_group, ranks)
+        if full < tiles:
+            short = rows - full * height
+            collect(
+                self.total[0 : short // ranks, full, :], self.partial[0:short, full, :], replica_group, ranks
+            )
+        self.partial = None  # nothing reads it any more
+
 
 @dataclass
 class RankSum(nl.NKIObject):
@@ -78,57 +114,17 @@ class RankSum(nl.NKIObject):
     def start_until(self, count):
         """Start the sums of the first `count` chunks."""
         while self.started < count:
-            chunk = self.chunks[self.started]
-            start_sum(chunk, self.replica_group, self.sequence_ranks)
-            chunk.partial = None  # nothing reads it any more
+            self.chunks[self.started].start_sum(self.replica_group, self.sequence_ranks)
             self.started += 1
 
     def store_until(self, count):
         """Store the first `count` chunks. The residual of a chunk is loaded one chunk earlier."""
         while self.residuals < min(len(self.chunks), count + 1):
-            load_residual(self.chunks[self.residuals], self.sequence_ranks)
+            self.chunks[self.residuals].load_residual(self.sequence_ranks)
             self.residuals += 1
         while self.stored < count:
             store_sum(self.chunks[self.stored])
             self.stored += 1
-
-
-def load_residual(chunk, ranks):
-    """Load the residual of a chunk, if there is one and it is not in SBUF yet."""
-    if chunk.residual is None or chunk.residual_tile is not None:
-        return
-    rows, columns = chunk.residual.shape
-    height = min(rows, rows_per_rank(ranks))
-    shape = (height, blocks(rows, height), columns)
-    chunk.residual_tile = nl.ndarray(shape, dtype=chunk.y.dtype, buffer=nl.sbuf)
-    load_rows_into(chunk.residual_tile, chunk.residual, STATIC)
-
-
-def round_partial_sums(chunk, accumulators, ranks):
-    """Copy the accumulators of a chunk to its `partial`, rounded to y's dtype, and allocate its `total`."""
-    height, tiles = accumulators[0].bank.shape[0], accumulators[len(accumulators) - 1].row_tile + 1
-    width = chunk.y.shape[1]
-    chunk.partial = nl.ndarray((height, tiles, width), dtype=chunk.y.dtype, buffer=nl.sbuf)
-    chunk.total = nl.ndarray((height // ranks, tiles, width), dtype=chunk.y.dtype, buffer=nl.sbuf)
-    for i in range(len(accumulators)):
-        bank, m = accumulators[i].bank, accumulators[i].row_tile
-        rows, columns = bank.shape
-        start = accumulators[i].first_column
-        row_scale = None if chunk.row_scales is None else chunk.row_scales[m]
-        copy_bank(chunk.partial[0:rows, m, start : start + columns], bank, i, VECTOR_SHARE, row_scale)
-
-
-def start_sum(chunk, replica_group, ranks):
-    """Start the sum of a chunk over the ranks; a short row tile has its own collective."""
-    height, tiles, _ = chunk.partial.shape
-    rows = ranks * chunk.y.shape[0]
-    full = rows // height
-    collect(flat(chunk.total[:, 0:full, :]), flat(chunk.partial[:, 0:full, :]), replica_group, ranks)
-    if full < tiles:
-        short = rows - full * height
-        collect(
-            chunk.total[0 : short // ranks, full, :], chunk.partial[0:short, full, :], replica_group, ranks
-        )
 
 
 def flat(tile):

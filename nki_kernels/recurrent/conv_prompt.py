@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.projection.products import transpose_part
+from nki_kernels.projection.products import transpose_block_range
 from nki_kernels.projection.row_groups import blocks_tile, item_bytes
 from nki_kernels.recurrent.diagonal import columns_of, diagonals
 from nki_kernels.recurrent.slots import (
@@ -212,7 +212,7 @@ def load_across(rows, height):
     if rows.dtype == nl.float32:
         transpose_rows(target, 0, load(rows, rows.dtype), 2)
     else:
-        transpose_part(target, rows, 0)
+        transpose_block_range(target, rows, 0)
     return across
 
 

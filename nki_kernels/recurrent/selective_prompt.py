@@ -13,7 +13,7 @@ import nki.language as nl
 
 from nki_kernels.dma import COMPILER, STATIC
 from nki_kernels.projection.block_loads import load_rows_into, store_rows_from
-from nki_kernels.projection.products import transpose_part
+from nki_kernels.projection.products import transpose_block_range
 from nki_kernels.projection.row_groups import blocks_tile, item_bytes
 from nki_kernels.recurrent.diagonal import columns_of, diagonals
 from nki_kernels.recurrent.selective_feed import multiply_inputs
@@ -295,7 +295,7 @@ class Scans(nl.NKIObject):
                     rows = load(self.u[begin:stop, left:right], self.u.dtype)
                     transpose_rows(across[:, :, begin - start : stop - start], 0, rows, 0)
             else:
-                transpose_part(across, self.u[start:end, left:right], 0)
+                transpose_block_range(across, self.u[start:end, left:right], 0)
             gates = blocks_tile(end - start, right - left, self.u.dtype)
             first = self.arguments.gate_first
             load_rows_into(gates, self.arguments.gate[start:end, first + left : first + right], STATIC)

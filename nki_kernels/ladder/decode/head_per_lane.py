@@ -46,8 +46,8 @@ def head_per_lane(q, k_cache, v_cache, positions, scale):
     """Decode attention, heads on the partitions, one sequence after another."""
     sequences, heads, capacity = expect_whole_tiles(q, k_cache, v_cache, positions)
     o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
-    at = nl.ndarray((heads, capacity), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.iota(dst=at, pattern=[[1, capacity]])
+    indices = nl.ndarray((heads, capacity), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.iota(dst=indices, pattern=[[1, capacity]])
     for sequence in range(sequences):
         queries = transposed_queries(q, sequence, sequence + 1, heads)
         keys = load(k_cache[sequence])
@@ -57,7 +57,7 @@ def head_per_lane(q, k_cache, v_cache, positions, scale):
             bank = nl.ndarray((heads, last - first), dtype=nl.float32, buffer=nl.psum)
             nisa.nc_matmul(dst=bank, stationary=queries, moving=keys[:, first:last], accumulate=False)
             nisa.tensor_copy(dst=scores[:, first:last], src=bank)
-        weights, inverse = softmax(scores, at, last_position(positions, sequence, heads), scale, q.dtype)
+        weights, inverse = softmax(scores, indices, last_position(positions, sequence, heads), scale, q.dtype)
         result = nl.ndarray((heads, PARTITIONS), dtype=q.dtype, buffer=nl.sbuf)
         nisa.tensor_scalar(
             dst=result, data=mixed(weights, v_cache[sequence]), op0=nl.multiply, operand0=inverse
@@ -75,11 +75,13 @@ def last_position(positions, sequence, heads):
     return result
 
 
-def softmax(scores, at, last, scale, dtype):
+def softmax(scores, indices, last, scale, dtype):
     """exp(scale * (scores - their maximum)) in `dtype`, 0 after the last position; the inverse of the sum."""
     heads = scores.shape[0]
     mask = nl.ndarray(scores.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=mask, data=at, op0=nl.greater, operand0=last, op1=nl.multiply, operand1=LOWEST / 2)
+    nisa.tensor_scalar(
+        dst=mask, data=indices, op0=nl.greater, operand0=last, op1=nl.multiply, operand1=LOWEST / 2
+    )
     nisa.tensor_tensor(dst=scores, data1=scores, data2=mask, op=nl.add)
     most = nl.ndarray((heads, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_reduce(dst=most, op=nl.maximum, data=scores, axis=1, negate=True)

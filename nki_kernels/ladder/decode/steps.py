@@ -119,10 +119,10 @@ def largest(scores):
     """The largest score of each query on every partition, [128, sequence * head]: two transposes around a maximum."""
     rows, sequences, _, heads = scores.shape
     columns = sequences * heads
-    own = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_reduce(dst=own, op=nl.maximum, data=scores.permute((0, 1, 3, 2)), axis=3)
+    maxima = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=maxima, op=nl.maximum, data=scores.permute((0, 1, 3, 2)), axis=3)
     bank = nl.ndarray((columns, rows), dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_transpose(dst=bank, data=own)
+    nisa.nc_transpose(dst=bank, data=maxima)
     column = nl.ndarray((columns, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_reduce(dst=column, op=nl.maximum, data=bank, axis=1)
     result = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.psum)

@@ -2,8 +2,8 @@
 
 A row on one partition leaves 127 lanes idle; spread over the partitions it takes 128 times fewer cycles, and it has
 the form of a stationary operand at once. Element h of a row lies on partition h // n, in block h % n, of the n blocks
-that all full blocks of 128 make: so a partition reads n neighbouring elements. A *part* is (first, height, count):
-`count` blocks of `height` elements from element `first` on. What does not fill a block is a second part, of one block.
+that all full blocks of 128 make: so a partition reads n neighbouring elements. A *span* is (first, height, count):
+`count` blocks of `height` elements from element `first` on. What does not fill a block is a second span, of one block.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from nki_kernels.norms.norm import eps_column, inverse_root
 from nki_kernels.tiles import PARTITIONS
 
 
-def hidden_parts(hidden):
-    """The parts of a row of `hidden` elements."""
-    parts = []
+def hidden_spans(hidden):
+    """Return the spans of a row of `hidden` elements."""
+    spans = []
     full = hidden // PARTITIONS
     if full > 0:
-        parts.append((0, PARTITIONS, full))
+        spans.append((0, PARTITIONS, full))
     if hidden > full * PARTITIONS:
-        parts.append((full * PARTITIONS, hidden - full * PARTITIONS, 1))
-    return parts
+        spans.append((full * PARTITIONS, hidden - full * PARTITIONS, 1))
+    return spans
 
 
-def load_part(rows, part):
-    """A part of each row of HBM [T, H], as [height, T, count]."""
-    _, height, count = part
+def load_span(rows, span):
+    """Load a span of each row of HBM [T, H], as [height, T, count]."""
+    _, height, count = span
     tile = nl.ndarray((height, rows.shape[0], count), dtype=rows.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=tile, src=part_of(rows, part))
+    nisa.dma_copy(dst=tile, src=span_of(rows, span))
     return tile
 
 
-def part_of(rows, part):
-    """A part of each row of HBM [T, H], seen as [height, T, count]."""
-    first, height, count = part
+def span_of(rows, span):
+    """View a span of each row of HBM [T, H] as [height, T, count]."""
+    first, height, count = span
     return rows[:, first : first + height * count].reshape_dim(1, (height, count)).permute((1, 0, 2))
 
 
 def over_blocks(column, count):
-    """[height, T] seen as [height, T, count]."""
+    """View [height, T] as [height, T, count]."""
     return column.expand_dim(2).broadcast(2, count)
 
 
 def sums_over_hidden(tiles):
-    """The sum of each row over all parts [height, T, count] float32, on each of 128 partitions: [128, T] @ PSUM."""
+    """Sum each row over all spans [height, T, count] float32, on each of 128 partitions: [128, T] @ PSUM."""
     rows = tiles[0].shape[1]
     ones = nl.ndarray((PARTITIONS, PARTITIONS), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=ones, value=1.0)
@@ -76,22 +76,22 @@ def without_mean(tiles, hidden):
 
 
 def load_normalised(results, x, norm):
-    """Load rows of x [T, H] and normalise them into `results`: for each part a view [height, T, count] of any dtype."""
+    """Load rows of x [T, H] and normalise them into `results`: for each span a view [height, T, count] of any dtype."""
     rows, hidden = x.shape
-    parts = hidden_parts(hidden)
+    spans = hidden_spans(hidden)
     tiles, squares = [], []
-    for i in range(len(parts)):
-        tiles.append(load_part(x, parts[i]))
+    for i in range(len(spans)):
+        tiles.append(load_span(x, spans[i]))
     if norm.bias is not None:
         tiles = without_mean(tiles, hidden)
-    for i in range(len(parts)):
+    for i in range(len(spans)):
         squares.append(nl.ndarray(tiles[i].shape, dtype=nl.float32, buffer=nl.sbuf))
         nisa.activation(dst=squares[i], op=nl.square, data=tiles[i])
     sums = sums_over_hidden(squares)
     scale = inverse_root(sums, 1.0 / hidden, eps_column(PARTITIONS, norm.eps))
-    for i in range(len(parts)):
-        _, height, count = parts[i]
-        weight = load_part(norm.weight, parts[i])
+    for i in range(len(spans)):
+        _, height, count = spans[i]
+        weight = load_span(norm.weight, spans[i])
         if norm.offset != 0.0:
             raised = nl.ndarray(weight.shape, dtype=nl.float32, buffer=nl.sbuf)
             nisa.tensor_scalar(dst=raised, data=weight, op0=nl.add, operand0=norm.offset)
@@ -104,6 +104,6 @@ def load_normalised(results, x, norm):
             nisa.tensor_tensor(dst=results[i], data1=scaled, data2=weight.broadcast(1, rows), op=nl.multiply)
         else:
             weighted = nl.ndarray((height, rows, count), dtype=nl.float32, buffer=nl.sbuf)
-            bias = load_part(norm.bias, parts[i])
+            bias = load_span(norm.bias, spans[i])
             nisa.tensor_tensor(dst=weighted, data1=scaled, data2=weight.broadcast(1, rows), op=nl.multiply)
             nisa.tensor_tensor(dst=results[i], data1=weighted, data2=bias.broadcast(1, rows), op=nl.add)
