@@ -37,11 +37,11 @@ def is_written_elsewhere(numbers, work):
     return result
 
 
-def replace_by_end(rows, others, count):
+def replace_by_end(rows, predicate, count):
     """Replace addresses of rows that another core or rank writes by the first one behind a cache of `count` rows."""
     behind = nl.ndarray(rows.shape, dtype=nl.int32, buffer=nl.sbuf)
     nisa.memset(dst=behind, value=count)
-    nisa.tensor_copy_predicated(dst=rows, src=behind, predicate=others)
+    nisa.tensor_copy_predicated(dst=rows, src=behind, predicate=predicate)
 
 
 def repeat_for_heads(column, sizes, queue):

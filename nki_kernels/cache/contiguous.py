@@ -59,7 +59,7 @@ class ContiguousCache(nl.NKIObject):
         """Refuse values that do not fit the keys; heads of values may have another size."""
         check_values(self, self.value_depth)
 
-    def of_share(self, share):
+    def for_share(self, share):
         """Return the cache of the sequences, kv heads and slots of a share."""
         return ContiguousCache(self.k_cache, self.v_cache, share)
 
@@ -96,10 +96,10 @@ class ContiguousCache(nl.NKIObject):
         first_slot = self.first_slot
         source = self.k_cache[:, :, :, first_slot : first_slot + sizes.capacity]
         source = self.in_box(source, box)
-        for part in range(sizes.depth_tiles):
-            start, stop = part * PARTITIONS, min(sizes.depth, (part + 1) * PARTITIONS)
+        for d in range(sizes.depth_tiles):
+            start, stop = d * PARTITIONS, min(sizes.depth, (d + 1) * PARTITIONS)
             rows = source[:, :, start:stop, :].permute((2, 0, 1, 3))
-            transfer(tile[0 : stop - start, part, 0:units, :], rows, STATIC)
+            transfer(tile[0 : stop - start, d, 0:units, :], rows, STATIC)
 
     def load_values(self, tile, box, sizes, queue):
         """Bring the values of a group of units.
@@ -110,12 +110,16 @@ class ContiguousCache(nl.NKIObject):
         first_slot = self.first_slot
         source = self.v_cache[:, :, first_slot : first_slot + sizes.capacity, :]
         source = self.in_box(source, box)
-        whole = sizes.full * PARTITIONS
+        full_slots = sizes.full * PARTITIONS
         if sizes.full > 0:
-            rows = source[:, :, 0:whole, :].reshape_dim(2, (PARTITIONS, sizes.full)).permute((2, 0, 1, 3, 4))
+            rows = (
+                source[:, :, 0:full_slots, :]
+                .reshape_dim(2, (PARTITIONS, sizes.full))
+                .permute((2, 0, 1, 3, 4))
+            )
             transfer(tile[:, 0:units, 0 : sizes.full, :], rows, queue)
         if sizes.remaining > 0:
-            rows = source[:, :, whole : sizes.capacity, :].permute((2, 0, 1, 3))
+            rows = source[:, :, full_slots : sizes.capacity, :].permute((2, 0, 1, 3))
             transfer(tile[0 : sizes.remaining, 0:units, sizes.full, :], rows, queue)
 
     def in_box(self, array, box):
@@ -155,16 +159,16 @@ class ContiguousCache(nl.NKIObject):
         return None
 
     def load_prefix(self, case, head, first, keys, values):
-        """Fill tiles of keys [D in part, block, part, key] and values [key, block, D] from block `first` on."""
+        """Fill tiles of keys [D in tile, block, tile, key] and values [key, block, D] from block `first` on."""
         used, count, _ = values.shape
         start = first * PARTITIONS
         end = start + used * count
-        for part in range(case.depth_tiles):
-            height = case.heights[part]
-            row = part * case.tile_depth
+        for d in range(case.depth_tiles):
+            height = case.heights[d]
+            row = d * case.tile_depth
             rows = self.k_cache[head.sequence, head.number, row : row + height]
             source = rows[:, start:end].reshape_dim(1, (count, used))
-            nisa.dma_copy(dst=keys[0:height, :, part, :], src=source)
+            nisa.dma_copy(dst=keys[0:height, :, d, :], src=source)
         rows = self.v_cache[head.sequence, head.number, start:end]
         nisa.dma_copy(dst=values, src=rows.reshape_dim(0, (count, used)).permute((1, 0, 2)))
 
@@ -175,9 +179,9 @@ class ContiguousCache(nl.NKIObject):
         """
         address = self.address(case, head)
         for piece in new_pieces(case):
-            for part in case.depth_ranges:
-                source = key_places(self.k_cache, case, part, piece, address)
-                transfer(new_keys(case, head, part, piece), source, SCALAR)
+            for depth_range in case.depth_ranges:
+                source = key_places(self.k_cache, case, depth_range, piece, address)
+                transfer(new_keys(case, head, depth_range, piece), source, SCALAR)
         for piece in new_pieces(case):
             transfer(new_values(case, head, piece), value_places(self.v_cache, case, piece, address), SCALAR)
 
@@ -220,23 +224,23 @@ def store_pieces(cache, case, head, first, end):
     """Write new keys and values of a head to contiguous caches, from block `first` of them up to row `end`."""
     address = cache.address(case, head)
     for piece in pieces_of(first * PARTITIONS, end):
-        for part in case.depth_ranges:
-            target = key_places(cache.k_cache, case, part, piece, address)
-            transfer(target, new_keys(case, head, part, piece), COMPILER)
+        for depth_range in case.depth_ranges:
+            target = key_places(cache.k_cache, case, depth_range, piece, address)
+            transfer(target, new_keys(case, head, depth_range, piece), COMPILER)
         target = value_places(cache.v_cache, case, piece, address)
         transfer(target, new_values(case, head, piece), COMPILER)
 
 
-def key_places(cache, case, part, piece, address):
-    """Return where contiguous keys have a piece of new ones: [part of D, block, part, key]."""
-    first_part, end, height = part
+def key_places(cache, case, depth_range, piece, address):
+    """Return where contiguous keys have a piece of new ones: [D in tile, block, tile, key]."""
+    first_tile, end, height = depth_range
     capacity = cache.shape[3]
-    row = address.row * case.depth + first_part * case.tile_depth
+    row = address.row * case.depth + first_tile * case.tile_depth
     return cache.ap(
         pattern=[
             [capacity, height],
             [piece.used, piece.count],
-            [case.tile_depth * capacity, end - first_part],
+            [case.tile_depth * capacity, end - first_tile],
             [1, piece.used],
         ],
         offset=row * capacity + piece.start,

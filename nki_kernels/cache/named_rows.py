@@ -52,7 +52,7 @@ class RowCache(nl.NKIObject):
         check_values(self, self.value_depth)
         assert self.cache_rows.shape[1] == 1, f"cache_rows are [B, 1], not {self.cache_rows.shape}"
 
-    def of_share(self, share):
+    def for_share(self, share):
         """Return the cache of the sequences, kv heads and slots of a share."""
         rows = share.rows(self.cache_rows, self.sequences)
         return RowCache(self.k_cache, self.v_cache, rows, share)
@@ -87,20 +87,20 @@ class RowCache(nl.NKIObject):
         return key_tiles
 
     def load_keys(self, tile, box, sizes):
-        """Bring the keys of a group of units to a tile [D in part, part, unit, S]."""
+        """Bring the keys of a group of units to a tile [D in tile, tile, unit, S]."""
         heads = box[3] - box[2]
         depth, capacity = self.k_cache.shape[2], self.k_cache.shape[3]
         for sequence in range(box[0], box[1]):
             unit = (sequence - box[0]) * heads
-            for part in range(sizes.depth_tiles):
-                start, stop = part * PARTITIONS, min(depth, (part + 1) * PARTITIONS)
+            for d in range(sizes.depth_tiles):
+                start, stop = d * PARTITIONS, min(depth, (d + 1) * PARTITIONS)
                 source = self.k_cache.ap(
                     pattern=[[capacity, stop - start], [depth * capacity, heads], [1, sizes.capacity]],
                     offset=((self.first_head + box[2]) * depth + start) * capacity + self.first_slot,
                     scalar_offset=self.row_numbers[0:1, sequence : sequence + 1],
                     indirect_dim=0,
                 )
-                nisa.dma_copy(dst=tile[0 : stop - start, part, unit : unit + heads, :], src=source)
+                nisa.dma_copy(dst=tile[0 : stop - start, d, unit : unit + heads, :], src=source)
 
     def load_values(self, tile, box, sizes, queue):
         """Bring the values of a group of units to a tile [128, unit, chunk, D], laid out as by `ContiguousCache`.
@@ -108,12 +108,12 @@ class RowCache(nl.NKIObject):
         Run-time addresses take descriptors that the Sync engine triggers in place of STATIC ones.
         """
         heads = box[3] - box[2]
-        whole = sizes.full * PARTITIONS
+        full_slots = sizes.full * PARTITIONS
         pieces = []
         if sizes.full > 0:
             pieces.append((0, PARTITIONS, sizes.full, 0))
         if sizes.remaining > 0:
-            pieces.append((whole, sizes.remaining, 1, sizes.full))
+            pieces.append((full_slots, sizes.remaining, 1, sizes.full))
         for sequence in range(box[0], box[1]):
             unit = (sequence - box[0]) * heads
             for slot, height, count, chunk in pieces:

@@ -93,7 +93,7 @@ class PagedCache(nl.NKIObject):
             f"v_cache is {list(shape)} beside k_cache {shape}, not {self.v_cache.shape}"
         )
 
-    def of_share(self, share):
+    def for_share(self, share):
         """Return the cache of the sequences, kv heads and slots of a share."""
         first, end = share.slots
         tables = share.rows(self.block_tables, self.sequences)[:, first // self.block : end // self.block]
@@ -168,15 +168,15 @@ class PagedCache(nl.NKIObject):
                 nisa.dma_copy(dst=target, src=source)
 
     def transpose_keys(self, tile, rows, box, chunks, sizes):
-        """Transpose keys of a group of units [128, unit, chunk, D] to `tile` [D in part, part, unit, S].
+        """Transpose keys of a group of units [128, unit, chunk, D] to `tile` [D in tile, tile, unit, S].
 
         chunks: the first chunk, and the first one that stays. Keys lie position by position in the tile.
         """
         for unit in range(units_in(box)):
-            for part in range(sizes.depth_tiles):
-                start, stop = part * PARTITIONS, min(sizes.depth, (part + 1) * PARTITIONS)
+            for d in range(sizes.depth_tiles):
+                start, stop = d * PARTITIONS, min(sizes.depth, (d + 1) * PARTITIONS)
                 height = stop - start
-                columns = tile[0:height, part, unit, :].reshape((height, PARTITIONS, sizes.full))
+                columns = tile[0:height, d, unit, :].reshape((height, PARTITIONS, sizes.full))
                 columns = columns.permute((0, 2, 1))
                 for first in range(chunks[0], chunks[1], TRANSPOSES_TOGETHER):
                     count = min(TRANSPOSES_TOGETHER, chunks[1] - first)
@@ -214,7 +214,7 @@ class PagedCache(nl.NKIObject):
         return rows_of_prefix(case, self.block_tables[sequence : sequence + 1, :], self.block)
 
     def load_prefix(self, case, head, first, keys, values):
-        """Fill tiles of keys [D in part, block, part, key] and values [key, block, D] from block `first` on."""
+        """Fill tiles of keys [D in tile, block, tile, key] and values [key, block, D] from block `first` on."""
         used, count, _ = values.shape
         self.gather_rows(case, head, head.cached.rows[0:used, first : first + count], keys, values)
 

@@ -29,7 +29,7 @@ class CacheScales(nl.NKIObject):
     inverse_keys: nl.NkiTensor
     inverse_values: nl.NkiTensor
 
-    def of_share(self, share, kv_heads):
+    def for_share(self, share, kv_heads):
         """Return the scales of a share of a launch with `kv_heads`."""
         return CacheScales(
             self.dtype,

@@ -45,7 +45,7 @@ class DecodeStep(nl.NKIObject):
             self.window,
             self.softcap,
             share.columns(self.sinks, sizes.kv_heads),
-            None if self.scales is None else self.scales.of_share(share, sizes.kv_heads),
+            None if self.scales is None else self.scales.for_share(share, sizes.kv_heads),
         )
 
 

@@ -29,7 +29,7 @@ class ShareStart(nl.NKIObject):
 
     def __init__(self, share, cache, sizes, step):
         self.share, self.launch_sizes = share, sizes
-        self.cache = cache.of_share(share)
+        self.cache = cache.for_share(share)
         self.sizes = sizes_of_share(sizes, share, self.cache)
         self.step = step.for_share(share, sizes)
         self.tokens = NewTokens(self.sizes, self.step)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.projection.products import block_tile
+from nki_kernels.projection.products import block_tile, growing_ranges
 from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, in_block, ranges
 from nki_kernels.weights import WeightMatrix, load_runs_into
 
