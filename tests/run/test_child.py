@@ -100,7 +100,7 @@ def closes_descriptors(x):
 
 def ends_soon(x):
     threading.Timer(0.0, os._exit, [0]).start()
-    time.sleep(5)
+    time.sleep(600)
     return copied(x)
 
 
