@@ -266,7 +266,7 @@ class RoutedExperts(Stateless):
             "w_gate": w_gate,
             "w_up": w_up,
             "w_down": w_down,
-            "residual": None if name else Value("x", chosen[0].shape, step.activations),
+            **({} if name else {"residual": Value("x", chosen[0].shape, step.activations)}),
             "activation": self.routing.activation,
             "b_gate": b_gate,
             "b_up": b_up,
