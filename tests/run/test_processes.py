@@ -226,7 +226,9 @@ def test_ranks_that_are_killed_leave_no_file_and_the_others_one_sentence(
     ranks = without_agent(4, command, TMPDIR=str(temporary))
     assert ranks[0].stdout is not None
     assert ranks[0].stdout.read(4) == "Once"  # the prompt is done: every rank computes or waits for another
-    ranks[terminated].send_signal(signal.SIGTERM)  # takes longer to end than a killed one, whose end it might see
+    ranks[terminated].send_signal(
+        signal.SIGTERM
+    )  # takes longer to end than a killed one, whose end it might see
     ranks[killed].send_signal(signal.SIGKILL)
     said = [remove_progress(rank.communicate()[1]) for rank in ranks]
     assert ranks[killed].returncode == -signal.SIGKILL
