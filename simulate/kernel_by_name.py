@@ -1,6 +1,6 @@
 """A launch from words: a kernel by file or module and name, its arguments by dtype and shape.
 
-nki_kernels/mlp.py:mlp bf16[1,1024] bf16[1,1024] bf16[1024,4096] bf16[1024,4096] bf16[4096,1024] 1e-5
+nki_kernels/rmsnorm.py:rmsnorm bf16[128,1024] bf16[1,1024] 1e-5
 """
 
 from __future__ import annotations
