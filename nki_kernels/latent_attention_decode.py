@@ -37,7 +37,7 @@ Layout
     Partition p of a piece holds as many consecutive positions as the piece has chunks of 128.
 
 Tiling
-    for pieces of up to 1024 positions of each sequence (latent/sizes.py), in the order of latent/stages.py:
+    for pieces of up to 1024 positions of each sequence (latent/sizes.py), in the order of latent/decode_items.py:
         transposes of piece i; scores of piece i - 1; exponentials of piece i - 2, and its product with the latents.
     The softmax is online over pieces, relative to the largest score so far: no score overflows.
 
