@@ -31,7 +31,8 @@ Layout
 
 Tiling
     for groups of heads whose projections take 16 KiB of a partition each:
-        for pieces of up to 512 positions of each sequence (latent/prompt_pieces.py), a chunk of 128 of each stage in turn:
+        for pieces of up to 512 positions of each sequence (latent/prompt_pieces.py), a chunk of 128 of each stage in
+        turn:
             load piece i + 4; sum squares of i + 3; normalise and rotate i + 2, which goes to the cache; transpose
             i + 1; multiply and store piece i
     With several groups the latents of a sequence stay in SBUF. The Vector and the Scalar engine empty PSUM, whichever
