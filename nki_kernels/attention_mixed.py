@@ -25,9 +25,9 @@ Arguments
     returns o      [T, Hq * D] @ HBM, q's dtype, and the two caches; o alone without k and v
 
 Layout, tiling
-    Those of the two kernels, one after the other. What decodes comes first: its loads fill the DMA queues while the
-    first queries and keys of the prompts are loaded behind them. On two cores a barrier stands between the two, because
-    a prompt's table may name, behind its own pages, one to which the other core writes.
+    Those of `attention_decode`, then those of `attention_prefill`. The rows that decode come first; the first loads of
+    the prompts are issued after all loads of the decode step, and run while its last groups are computed. On two cores
+    a barrier separates the two, because a prompt's table may name a page after its own that the other core writes.
 
 Limits
     Those of both kernels.
@@ -82,28 +82,41 @@ def attention_mixed(
     expect_dims(2, q, "q [T, Hq * D]")
     check_rows(q.shape[0], decoding, positions, slots, block_tables, prompt_tables)
     o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
-    first, last = (0, decoding), (decoding, q.shape[0])
-    tokens = rows(q, first), rows(k, first), rows(v, first)
-    decode_slots = None if k is None else rows(slots, first)
+    decode_rows, prompt_rows = (0, decoding), (decoding, q.shape[0])
+    qkv = rows(q, decode_rows), rows(k, decode_rows), rows(v, decode_rows)
+    decode_slots = None if k is None else rows(slots, decode_rows)
     cache = create_cache(k_cache, v_cache, decode_slots, block_tables, None, decoding, k is None)
     # A window that covers all positions of the tables is none.
-    shorter, decode_positions = within(window, cache.capacity), rows(positions, first)
+    shorter, decode_positions = within(window, cache.capacity), rows(positions, decode_rows)
     scales = load_scales(k_scale, v_scale, cache)
     step = DecodeStep(
         decode_positions, decode_positions, scale, window=shorter, softcap=softcap, sinks=sinks, scales=scales
     )
     attend_share(
-        rows(o, first), tokens, cache, step_sizes(tokens, cache, step, num_kv_heads), step, RankArguments()
+        rows(o, decode_rows), qkv, cache, step_sizes(qkv, cache, step, num_kv_heads), step, RankArguments()
     )
     wait_for_other_core(nl.num_programs(), k_cache, nisa.engine.sync)
     wait_for_other_core(nl.num_programs(), v_cache, nisa.engine.gpsimd)
-    cache = create_prompt_cache(k_cache, v_cache, rows(slots, last), prompt_tables, None)
+    cache = create_prompt_cache(k_cache, v_cache, rows(slots, prompt_rows), prompt_tables, None)
     keys_of_prompt = prefix + (q.shape[0] - decoding) // cache.sequences
     prompt_step = PromptStep(
-        scale, prefix, rows(positions, last), within(window, keys_of_prompt), softcap, sinks, scales=scales
+        scale,
+        prefix,
+        rows(positions, prompt_rows),
+        within(window, keys_of_prompt),
+        softcap,
+        sinks,
+        scales=scales,
     )
     attend_prompts(
-        Prompts(rows(o, last), rows(q, last), rows(k, last), rows(v, last), cache, prompt_step),
+        Prompts(
+            rows(o, prompt_rows),
+            rows(q, prompt_rows),
+            rows(k, prompt_rows),
+            rows(v, prompt_rows),
+            cache,
+            prompt_step,
+        ),
         num_kv_heads,
     )
     if k is None:

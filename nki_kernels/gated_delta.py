@@ -28,12 +28,15 @@ Layout
     has dk on the partitions.
 
 Tiling
-    for chunks of 128 tokens, of each sequence and each four heads, four such units together:
+    A unit is a chunk of 128 tokens of a sequence and up to four heads; a wave is four units that follow one another,
+    one in float32. For each wave:
         what needs no state (`delta/chunk_scores.py`): scores of keys with keys and queries, decays, and the inverse of
         the triangle: blocks of 16 element by element (`delta/block_inverse.py`), which are then joined
         (`delta/chunk_inverse.py`).
         The state through the chunk (`delta/chunk_outputs.py`), three products after one another.
-        Steps of several of these stages are issued in turn (`plan_chains`, `delta/wave_steps.py`, `delta/order.py`).
+    A chain is a list of steps of one of these stages in one wave. There is no loop over steps: `delta/order.py` issues
+    of all chains the step that can start first, so that stages of several waves interleave. `plan_chains` says which
+    chains wait for which, `delta/wave_steps.py` has the steps.
 
 Limits
     dk and dv up to 128; B up to 128. One physical core: of two the first does the work.

@@ -22,7 +22,8 @@ Layout
 
 Tiling
     w_o stays in SBUF if it takes up to HELD_ELEMENTS per partition: then 128 rows at a time, chunks of 2048 columns.
-    Else groups of up to 512 rows, chunks of 512 columns, and w_o is read once for each group.
+    Else groups of up to 512 rows, fewer for K above 4096, in chunks of as many columns as their sums fill in four PSUM
+    banks, 512 for 512 rows; w_o is read once for each group.
     Two cores of a logical core take half of the rows each, up to 128 rows half of the columns of y.
     The rows of the next group are transposed behind the first chunk of this one. See `residual_product` for a chunk.
 
@@ -117,42 +118,42 @@ def output_projection(o, w_o, residual=None, replica_group=None, bias=None, sequ
         gate = split_by_rank(gate, sequence_ranks)[:, first:last, :]
     y = nl.ndarray((owned, hidden), dtype=o.dtype, buffer=nl.shared_hbm)
     left, right = core_columns(tokens, hidden, BANK)
-    on_rows = None
+    bias_rows = None
     if bias is not None:
-        on_rows = on_every_row(bias[:, left:right], min(tokens, PARTITIONS), o.dtype, 0.0)
+        bias_rows = on_every_row(bias[:, left:right], min(tokens, PARTITIONS), o.dtype, 0.0)
     project_rows(
         y[first:last, left:right],
         (split_by_rank(o, sequence_ranks)[:, first:last, :], gate),
         w_o[:, left:right],
         None if residual is None else residual[first:last, left:right],
-        on_rows,
+        bias_rows,
         replica_group,
     )
     return y
 
 
 def project_rows(y, source, w_o, residual, bias, replica_group):
-    """y = residual, if any, + sum over ranks of o @ w_o + bias, which lies on every row.
+    """Compute y = residual, if any, + sum over ranks of o @ w_o + bias [row, H], the same on every row.
 
     source: o and its gate or None; they have rows of each rank, [rank, row, K].
     """
     o = source[0]
     ranks, tokens, depth = o.shape
     hidden = w_o.shape[1]
-    holds = blocks(depth) * hidden <= HELD_ELEMENTS
-    step = rows_per_rank(ranks) * (1 if holds else rows_at_once(depth) // PARTITIONS)
+    is_resident = blocks(depth) * hidden <= HELD_ELEMENTS
+    step = rows_per_rank(ranks) * (1 if is_resident else rows_at_once(depth) // PARTITIONS)
     groups = blocks(tokens, step)
-    ahead = groups_ahead(depth, step * ranks, o.dtype, holds)
+    ahead = groups_ahead(depth, step * ranks, o.dtype, is_resident)
     loaded = []
     for group in range(min(ahead, groups)):
         loaded.append(load_group(source, group * step, min(tokens, (group + 1) * step)))
-    following = transposed_group(loaded[0]) if ahead > 0 else None
-    rank_sum = RankSum(replica_group, ranks, HELD_SUMS_AHEAD if holds else SUMS_AHEAD, [])
-    weight = MovingWeight([WeightMatrix(w_o)], [] if holds else None)
+    next_transposed = transposed_group(loaded[0]) if ahead > 0 else None
+    rank_sum = RankSum(replica_group, ranks, HELD_SUMS_AHEAD if is_resident else SUMS_AHEAD, [])
+    weight = MovingWeight([WeightMatrix(w_o)], [] if is_resident else None)
     product = ResidualProduct(y, residual, weight, bias, rank_sum)
     for group in range(groups):
         first = group * step
-        current = following
+        current = next_transposed
         next_load = first + ahead * step
         if ahead == 0:
             current = transposed_group(load_group(source, first, min(tokens, first + step)))
@@ -161,20 +162,20 @@ def project_rows(y, source, w_o, residual, bias, replica_group):
         for column in range(0, hidden, chunk_width(current.shape[2], ranks)):
             product_chunk(product, [current], first, column)
             if column == 0 and ahead > 0 and group + 1 < groups:
-                following = transposed_group(loaded[group + 1])
+                next_transposed = transposed_group(loaded[group + 1])
     rank_sum.finish()
 
 
-def groups_ahead(depth, rows, dtype, holds):
-    """How many groups are loaded before they are multiplied: 2 beside a weight in SBUF, else 1 or, if none fits, 0."""
-    if holds:
+def groups_ahead(depth, rows, dtype, is_resident):
+    """Return how many groups are loaded ahead of their products: 2 with w_o in SBUF, else 1, or 0 if none fits."""
+    if is_resident:
         return 2
     group_bytes = blocks(depth) * rows * item_bytes(dtype)
     return 1 if 3 * group_bytes + STREAM_BYTES <= nl.tile_size.sbuf_fmax_bytes else 0
 
 
 def load_group(source, first, last):
-    """Row tiles of rows first … last of o [rank, row, K], gated: each has the same rows of every rank."""
+    """Load rows first … last of o [rank, row, K] and gate them; each row tile has the same rows of every rank."""
     o, gate = source
     ranks, _, depth = o.shape
     tiles = []
@@ -182,12 +183,12 @@ def load_group(source, first, last):
         tile = nl.ndarray((ranks * (end - row), depth), dtype=o.dtype, buffer=nl.sbuf)
         transfer(tile, o[:, row:end, :], SCALAR)
         if gate is not None:
-            gate_tile(tile, gate[:, row:end, :])
+            apply_gate(tile, gate[:, row:end, :])
         tiles.append(tile)
     return tiles
 
 
-def gate_tile(tile, gate):
+def apply_gate(tile, gate):
     """Multiply a row tile by the sigmoid of a gate [rank, row, K] in HBM."""
     for left, right in ranges(0, tile.shape[1], GATED_COLUMNS):
         gates = nl.ndarray((tile.shape[0], right - left), dtype=tile.dtype, buffer=nl.sbuf)
@@ -198,7 +199,7 @@ def gate_tile(tile, gate):
 
 
 def transposed_group(tiles):
-    """Row tiles [128, K] as blocks [k in block, block, row]."""
+    """Transpose row tiles [128, K]; return blocks [k in block, block, row]."""
     rows = (len(tiles) - 1) * tiles[0].shape[0] + tiles[len(tiles) - 1].shape[0]
     result = blocks_tile(tiles[0].shape[1], rows, tiles[0].dtype)
     transpose_tiles(result, tiles, 0)

@@ -19,14 +19,16 @@ Arguments
 
 Layout
     Rows on the partitions, so that the sum over h runs along the free dim, on the Scalar engine while it squares. The
-    Tensor engine puts the weight on every partition.
+    Tensor engine puts the weight on every partition. Up to 16 rows without a group have H on the partitions instead, so
+    that a few rows use all lanes (`few_rows`, `norms/hidden_spans.py`).
 
 Tiling
     for 128 rows: load, square and sum, rsqrt, scale and weigh in one pass, add, store. The next rows are loaded before.
     Over ranks the sums of all rows are taken first, in one all-reduce of [128, T / 128] float32.
 
 Limits
-    H up to 8192: two row tiles, two of the residual and the weight lie in SBUF together.
+    H up to 8192. SBUF holds two row tiles, two of the residual, the weight, and one float32 row tile where bfloat16
+    rows have a residual.
 
 Cost
     HBM: x once, over ranks twice; y, residual and weight once. Bound: DMA; for few rows the length of a row.
@@ -88,7 +90,7 @@ def rmsnorm(
     ahead = operands(x, residual, starts[0])
     for number in range(len(starts)):
         first, last = starts[number]
-        tile, before = ahead
+        tile, residual_tile = ahead
         if number + 1 < len(starts):
             ahead = operands(x, residual, starts[number + 1])
         root = nl.ndarray((last - first, 1), dtype=nl.float32, buffer=nl.sbuf)
@@ -98,12 +100,14 @@ def rmsnorm(
         else:
             squares = sums[0 : last - first, number : number + 1]
         inverse_root(squares, 1.0 / counted, row_norm.eps, root)
-        nisa.dma_copy(dst=y[first:last, :], src=finished(tile, before, root, row_norm, factor))
+        nisa.dma_copy(
+            dst=y[first:last, :], src=normalise_and_add(tile, residual_tile, root, row_norm, factor)
+        )
     return y
 
 
 def few_rows(y, x, norm, residual, scale):
-    """The rows of a decode step, with H on the partitions."""
+    """Compute y of up to FEW_ROWS rows with H on the partitions."""
     tokens, hidden = x.shape
     spans = hidden_spans(hidden)
     factor = None if scale is None else on_every_row(scale, spans[0][1], nl.float32, 0.0)
@@ -122,36 +126,39 @@ def few_rows(y, x, norm, residual, scale):
 
 
 def operands(x, residual, rows):
-    """A row tile of x and of the residual, loaded before the result of the row tile before it is stored."""
+    """Load a row tile of x and of the residual; return both, None without a residual."""
     first, last = rows
-    before = None if residual is None else load(residual[first:last, :], residual.dtype)
-    return load(x[first:last, :], x.dtype), before
+    residual_tile = None if residual is None else load(residual[first:last, :], residual.dtype)
+    return load(x[first:last, :], x.dtype), residual_tile
 
 
-def add_scaled(before, wide, factor):
-    """Add a float32 tile to that of the residual, and multiply by the factor, where there is one; rounds once."""
+def add_scaled(dst, wide, factor):
+    """Add a float32 tile to dst, which holds the residual, and multiply the sum by the factor, if any; round once."""
     if factor is None:
-        nisa.tensor_tensor(dst=before, data1=wide, data2=before, op=nl.add)
+        nisa.tensor_tensor(dst=dst, data1=wide, data2=dst, op=nl.add)
         return
-    nisa.tensor_tensor(dst=wide, data1=wide, data2=before, op=nl.add)
-    nisa.tensor_scalar(dst=before, data=wide, op0=nl.multiply, operand0=factor[0 : wide.shape[0], :])
+    nisa.tensor_tensor(dst=wide, data1=wide, data2=dst, op=nl.add)
+    nisa.tensor_scalar(dst=dst, data=wide, op0=nl.multiply, operand0=factor[0 : wide.shape[0], :])
 
 
-def finished(tile, before, root, norm, factor):
-    """The normalised rows plus the residual, scaled, rounded once; in the tile, or in that of the residual."""
-    if before is None:
+def normalise_and_add(tile, residual_tile, root, norm, factor):
+    """Normalise rows and add the residual, scaled and rounded once; return the tile with the sum.
+
+    It is `tile` without a residual, else `residual_tile`. root: 1 / rms of each row, [row, 1].
+    """
+    if residual_tile is None:
         normalise(tile, tile, RowStatistics(None, root), norm)
         return tile
     wide = tile
     if tile.dtype != nl.float32:
         wide = nl.ndarray(tile.shape, dtype=nl.float32, buffer=nl.sbuf)
     normalise(wide, tile, RowStatistics(None, root), norm)
-    add_scaled(before, wide, factor)
-    return before
+    add_scaled(residual_tile, wide, factor)
+    return residual_tile
 
 
 def sums_over_ranks(x, starts, scratch, replica_group):
-    """The sum of the squares of every row over all ranks: [row in tile, tile]."""
+    """Return the sum of the squares of every row over all ranks: [row in tile, tile]."""
     sums = nl.ndarray((scratch.shape[0], len(starts)), dtype=nl.float32, buffer=nl.sbuf)
     total = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=sums, value=0.0)

@@ -13,8 +13,8 @@ import nki.language as nl
 
 ENGINES = 4
 
-SLACK = 3.0
-"""How many times as long the next step of a chain is put off: what other chains do meanwhile keeps engines busy."""
+DELAY_FACTOR = 3.0
+"""Factor on a step's delay: the next step of its chain is planned later, because other chains share the engines."""
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Chain(nl.NKIObject):
         for engine in range(ENGINES):
             if step.engine_times[engine] > 0:
                 free[engine] = start + step.engine_times[engine]
-        self.ready = start + SLACK * step.delay
+        self.ready = start + DELAY_FACTOR * step.delay
         self.issued += 1
         step.run(step.target, prompt)
 

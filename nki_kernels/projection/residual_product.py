@@ -26,7 +26,7 @@ from nki_kernels.weights import load_blocks, load_blocks_into, weight_columns
 PIECE_ELEMENTS = 1024
 """Elements per partition of one loaded piece of the weight: 256 KiB in bfloat16.
 
-Larger pieces are no faster where 16 of them are under way, and the products with the last one end later.
+Larger pieces load no faster once all 16 DMA engines are busy, and the products with the last piece end later.
 """
 
 VECTOR_SHARE = 2
