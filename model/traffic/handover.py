@@ -33,6 +33,16 @@ class Transfer:
     target: int
 
 
+@dataclass(frozen=True)
+class _Moving:
+    """A request whose pages move: as the replica knows it that sends them, and as the one that receives them does."""
+
+    source: Replica
+    sent: Request
+    target: Replica
+    received: Request
+
+
 class SeparateService:
     """Replicas that compute prompts, replicas that decode, and the links between them. `transfers` are all of a run."""
 
@@ -44,8 +54,7 @@ class SeparateService:
         self._turn = 0
         self._computed: list[tuple[int, int, Replica, Request, Life]] = []
         self._waiting = deque[tuple[Replica, Request, Life]]()
-        # The end in ns and a number, then the request as the sending and as the receiving replica know it.
-        self._moving: list[tuple[int, int, Replica, Request, Replica, Request]] = []
+        self._moving: list[tuple[int, int, _Moving]] = []
         self._step_ends = dict.fromkeys([*prompts, *decoding], 0)
         self._links_free = dict.fromkeys([*prompts, *decoding], 0)
         self._numbers = 0
@@ -90,12 +99,11 @@ class SeparateService:
         stepped = replica.step(now, self._until(replica, now, arrivals))
         if stepped is None:
             return
-        end_ns, ended, computed = stepped
-        self._step_ends[replica] = end_ns
-        arrivals.answered(ended, end_ns)
-        for request, life in computed:
+        self._step_ends[replica] = stepped.end_ns
+        arrivals.answered(stepped.ended, stepped.end_ns)
+        for request, life in stepped.computed:
             self._numbers += 1
-            heappush(self._computed, (end_ns, self._numbers, replica, request, life))
+            heappush(self._computed, (stepped.end_ns, self._numbers, replica, request, life))
 
     def _until(self, replica: Replica, now: int, arrivals: Arrivals) -> int | None:
         """The first moment at which something else may concern a replica; None for never."""
@@ -111,9 +119,9 @@ class SeparateService:
 
     def _end_transfers(self, now: int) -> None:
         while self._moving and self._moving[0][0] <= now:
-            end_ns, _, source, sent, target, received = heappop(self._moving)
-            source.gone(sent)
-            target.arrived(received, end_ns)
+            end_ns, _, done = heappop(self._moving)
+            done.source.gone(done.sent)
+            done.target.arrived(done.received, end_ns)
 
     def _hand_over(self, now: int) -> None:
         """Begin the transfers for which there is room."""
@@ -146,4 +154,4 @@ class SeparateService:
         free[source] = free[target] = end = begin + self._transfer_ns(pages)
         self._numbers += 1
         self.transfers.append(Transfer(begin, end, sum(pages), *map([*free].index, (source, target))))
-        heappush(self._moving, (end, self._numbers, source, sent, target, received))
+        heappush(self._moving, (end, self._numbers, _Moving(source, sent, target, received)))

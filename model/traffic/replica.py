@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from model.engine import Batch, Request, Schedulers
 from model.traffic.clock import Clock, StepTime
 from model.traffic.drafts import Drafts
 from model.traffic.record import WAITS, Life, Record, Span
 
-Stepped = tuple[int, int, Sequence[tuple[Request, Life]]]
-"""A step, or several alike: when it ends in ns, how many requests ended, and those whose pages are to be moved."""
+
+@dataclass(frozen=True)
+class Stepped:
+    """A step, or several alike, until `end_ns`: how many requests ended, and those whose pages are to be moved."""
+
+    end_ns: int
+    ended: int
+    computed: Sequence[tuple[Request, Life]]
 
 
 class Replica:
@@ -74,7 +81,7 @@ class Replica:
         chosen = self._finish(batch, steps)
         self._count(batch, time, steps, now, end)
         computed = self._note(chosen, steps, time.time_ns, now)
-        return end, self._end(chosen, end), computed
+        return Stepped(end, self._end(chosen, end), computed)
 
     def _time(self, batch: Batch) -> StepTime:
         """The time of a batch, with that of its drafts, which it is given."""

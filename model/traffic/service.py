@@ -70,8 +70,8 @@ class Service:
                 replica.submit(request, life)
             stepped = replica.step(now, arrivals.next_ns)
             if stepped is not None:
-                now, ended, _ = stepped
-                arrivals.answered(ended, now)
+                now = stepped.end_ns
+                arrivals.answered(stepped.ended, now)
             elif arrivals.next_ns is None:
                 break
             else:
