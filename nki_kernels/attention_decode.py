@@ -39,7 +39,7 @@ Arguments
     position_rank   [1, 1] @ HBM, int32: the place of this rank in its list
     cache_rows      [B, 1] @ HBM, int32: the row of both caches that holds each sequence, or None: row b holds sequence
                     b. Without k, v and block_tables
-    k_scale, v_scale  [1, Hk] @ HBM, float32, or both None: a cached number stands for itself times the scale of its
+    k_scale, v_scale  [1, Hk] @ HBM, float32 > 0, or both None: a cached number stands for itself times the scale of its
                   head; with caches of int8 or float8_e4m3, see `cache.scales`
     returns o     [T, Hq * D] @ HBM, q's dtype, and the two caches; o alone without k and v
 
