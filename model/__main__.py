@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from simulate.process import begin
+from nkw.process import begin
 
 
 def main() -> int:
     """Run the command that the command line names; returns the exit status."""
     begin("nkw: ")
-    from model.cli import main as command
+    from model.commands.cli import main as command
 
     return command()
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from simulate.errors import NkwError, shown
-from simulate.process import memory_bytes
+from nkw.errors import NkwError, shown
+from nkw.process import memory_bytes
 
 
 class ModelError(NkwError):

@@ -1,1 +1,1 @@
-"""The command `nkw`."""
+"""What the command lines of simulator and model share: terminal, files, processes, errors, targets, verbs."""

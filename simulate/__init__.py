@@ -13,13 +13,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from nkw.errors import NkwError
+    from nkw.targets import TARGETS
     from simulate.bind import install
-    from simulate.errors import NkwError
     from simulate.hardware import Hardware, hardware
     from simulate.occupancy.kernel import occupancy
     from simulate.profile.kernel import profile
     from simulate.run import Launch, Mode, recorded, target_hardware
-    from simulate.targets import TARGETS
     from simulate.verification import verify
     from simulate.world import World, launch
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from simulate.process import begin, imported, leave
+from nkw.process import begin, imported, leave
 
 if __name__ == "__main__":
     begin()

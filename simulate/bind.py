@@ -15,7 +15,7 @@ import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from simulate.errors import InvalidArgument, Unsupported
+from nkw.errors import InvalidArgument, Unsupported
 from simulate.level import choose
 from simulate.tracebacks import show_user_frames
 from simulate.vendor_packages import FIRST_NKI, numbers

@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, NoReturn
 
-from simulate.child import ERR, OUT, Judge, Record, begin
-from simulate.process import Terminated, address_space_bytes, imported
+from nkw.child import ERR, OUT, Judge, Record, begin
+from nkw.process import Terminated, address_space_bytes, imported
 from simulate.tracebacks import print_of_the_user
 
 _PDEATHSIG = 1  # an option of Linux' prctl

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
-from simulate.child import Record
+from nkw.child import Record
+from nkw.process import Terminated, children, kill_orphans
 from simulate.child_entry import ChildLimits, become_child, set_process_option
-from simulate.process import Terminated, children, kill_orphans
 
 SHOWN_BYTES = 64 * 1024
 """The most output of a kernel that is shown where it is captured."""

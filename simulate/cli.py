@@ -14,14 +14,15 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from simulate import terminal
+from nkw import terminal
+from nkw.errors import LONGEST_PATH, InvalidArgument, NoVerdict, shown
+from nkw.files import Outputs, json_document
+from nkw.process import begin, imported
 from simulate.bundle import command as bundles
 from simulate.calibrate import command as calibrating
 from simulate.check import commands as checks
 from simulate.child_entry import become_spawned_child
-from simulate.errors import LONGEST_PATH, InvalidArgument, NoVerdict, shown
 from simulate.explain.command import explain
-from simulate.files import Outputs, json_document
 from simulate.hardware.command import targets
 from simulate.isolated import (
     act_in_child,
@@ -42,7 +43,6 @@ from simulate.options import (
     add_trips,
     take_words,
 )
-from simulate.process import begin, imported
 from simulate.profile import command as profiles
 from simulate.profile.sweep import time_sweep
 from simulate.scripts import bound, run_script_or_kernel, run_to_its_end

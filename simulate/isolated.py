@@ -9,18 +9,18 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 
-from simulate.child import ERR, Record, leave_if_copied
+from nkw.child import ERR, Record, leave_if_copied
+from nkw.errors import InvalidArgument, NoVerdict
+from nkw.files import STDOUT, OutputFile, Outputs, json_document
+from nkw.process import memory_bytes, positive_seconds
+from nkw.terminal import error
 from simulate.child_entry import ChildLimits
 from simulate.child_process import ChildEnded, run_in_child
-from simulate.errors import InvalidArgument, NoVerdict
-from simulate.files import STDOUT, OutputFile, Outputs, json_document
 from simulate.kernel_by_name import names_a_kernel
 from simulate.memory.storage import Storage
-from simulate.process import memory_bytes, positive_seconds
 from simulate.run.launch import Launch, LaunchRequest
 from simulate.run.machine import NeuronCore
 from simulate.run.observers import Observer, observing
-from simulate.terminal import error
 
 NO_VERDICT = 3
 """The exit status where code of the user ended or failed, so that nothing could be judged."""

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
 from simulate.level import LNC_BY_GRID, Level
 from simulate.run.environment import SETS_LOGICAL_CORE, cores_of_call, ranks_of_call, replay_is_wanted
 from simulate.run.launch import ArgumentsOfRanks

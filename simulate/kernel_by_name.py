@@ -19,8 +19,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from simulate.errors import LONGEST_PATH, InvalidArgument, NkwError, NoVerdict, shown
-from simulate.files import MOST_SOURCE_BYTES, imported_files, is_file, read_text
+from nkw.errors import LONGEST_PATH, InvalidArgument, NkwError, NoVerdict, shown
+from nkw.files import MOST_SOURCE_BYTES, imported_files, is_file, read_text
+from nkw.suggestions import did_you_mean
 from simulate.hardware import Hardware
 from simulate.isa.book import CallError
 from simulate.isa.replica_group import ReplicaGroup
@@ -34,7 +35,6 @@ from simulate.run.location import blame_traceback
 from simulate.run.machine import Mode, NeuronCore
 from simulate.run.observers import Observer
 from simulate.run.stream import Stream
-from simulate.suggestions import did_you_mean
 from simulate.world import launch
 
 DTYPES = {

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from simulate.errors import InvalidArgument, RuleViolation, rule
+from nkw.errors import InvalidArgument, RuleViolation, rule
 
 LEVEL_VARIABLE = "NKI_LEVEL"
 RULES_VARIABLE = "NKI_RULES"

@@ -15,10 +15,12 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any
 
-from simulate.errors import Location
+from nkw.errors import Location
 
 PACKAGE = os.path.dirname(os.path.realpath(__file__)) + "/"
-"""The folder of the simulator, whose frames are no part of a kernel."""
+"""The folder of the simulator."""
+PACKAGES = (PACKAGE, os.path.join(os.path.dirname(os.path.dirname(PACKAGE)), "nkw") + os.sep)
+"""The folders of the simulator and of what it shares with the model, whose frames are no part of a kernel."""
 
 _locations: dict[tuple[int, int, str], tuple[CodeType, Location]] = {}
 """Locations by code, line and working directory; each with its code, so that the code's id stays its own."""

@@ -9,12 +9,12 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
+from nkw.suggestions import did_you_mean
+from nkw.targets import HARDWARE_VARIABLE, TARGETS
+from nkw.verbs import VERBS
 from simulate.isolated import add_limits
 from simulate.level import LEVEL_VARIABLE, LEVELS, NEWEST, RULES_VARIABLE, Rules
-from simulate.suggestions import did_you_mean
-from simulate.targets import HARDWARE_VARIABLE, TARGETS
-from simulate.verbs import VERBS
 
 _SCRIPT = "a Python file, and the arguments that it gets"
 _KERNEL = "a kernel, FILE.py:NAME or MODULE:NAME, and its arguments: f32[128,512], literals"
@@ -62,7 +62,7 @@ class OwnOptions(argparse.ArgumentParser):
 
 
 def add_command(commands: Any, prog: str, name: str, **more: Any) -> argparse.ArgumentParser:
-    """A command of `simulate.verbs`; its help shows an example and its exit statuses."""
+    """A command of `nkw.verbs`; its help shows an example and its exit statuses."""
     verb = VERBS[name]
     ends = f"Exit status: {verb.ends}; 130 interrupted, 143 terminated."
     command: argparse.ArgumentParser = commands.add_parser(

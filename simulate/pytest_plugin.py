@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from simulate.targets import DEFAULT_TARGET, TARGET_VARIABLE, TARGETS
+from nkw.targets import DEFAULT_TARGET, TARGET_VARIABLE, TARGETS
 
 if TYPE_CHECKING:
     from simulate.testing import BudgetChecker, KernelChecker
@@ -69,7 +69,7 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(f"{name} = {value}; known are {', '.join(choices)}")
     backend, level, rules = (_option(config, f"nki_{name}") for name in ("backend", "level", "rules"))
     if level or rules:
-        from simulate.errors import NkwError
+        from nkw.errors import NkwError
         from simulate.level import LEVEL_VARIABLE, RULES_VARIABLE, choose
 
         before = {name: os.environ.get(name) for name in (LEVEL_VARIABLE, RULES_VARIABLE)}
@@ -79,8 +79,8 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(f"nki_level or nki_rules: {error}") from None
         config.add_cleanup(lambda: _restore(before))
     if backend:
+        from nkw.errors import NkwError
         from simulate.bind import install
-        from simulate.errors import NkwError
 
         try:
             install(backend)
@@ -132,7 +132,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
     """Show the frames of the test and its kernels, not those of the simulator (NKW_TRACEBACK=full shows all)."""
-    if call.excinfo is None or "simulate.errors" not in sys.modules:
+    if call.excinfo is None or "nkw.errors" not in sys.modules:
         return
     from simulate.tracebacks import of_the_user
 
@@ -147,8 +147,8 @@ def nki_budget(
     nki_target: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> BudgetChecker:
     """Holds kernels to the budget of the test's marker `nki_budget`: see `simulate.testing.BudgetChecker`."""
+    from nkw.errors import InvalidArgument
     from simulate.bind import install
-    from simulate.errors import InvalidArgument
     from simulate.testing import Budget, BudgetChecker
 
     marker = request.node.get_closest_marker("nki_budget")

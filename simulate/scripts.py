@@ -8,17 +8,17 @@ import runpy
 import sys
 from pathlib import Path
 
-from simulate.child import progress_stream, user_output
+from nkw.child import progress_stream, user_output
+from nkw.process import reopen_streams
+from nkw.terminal import error, working
 from simulate.isolated import NO_VERDICT
-from simulate.process import reopen_streams
-from simulate.terminal import error, working
 from simulate.tracebacks import print_of_the_user
 
 
 def run_script(options: argparse.Namespace, raises: bool = False) -> int:
     """Run the script; an NkwError of its kernels is printed, or passed on with `raises`."""
-    from simulate.errors import LONGEST_PATH, NkwError, shown
-    from simulate.files import is_file
+    from nkw.errors import LONGEST_PATH, NkwError, shown
+    from nkw.files import is_file
     from simulate.kernel_by_name import folder_of, importing_from
     from simulate.run.exits import UserExit
 
@@ -51,7 +51,7 @@ def run_script_or_kernel(options: argparse.Namespace, computes: bool = False, ra
     A kernel is launched dry unless `computes`. With `raises`, what a kernel's rules refuse is not printed but raised.
     Raises NoVerdict where the code of a kernel by name fails or ends.
     """
-    from simulate.errors import InvalidArgument, NkwError, NoVerdict
+    from nkw.errors import InvalidArgument, NkwError, NoVerdict
     from simulate.kernel_by_name import InstructionCount, launch_by_name, names_a_kernel
     from simulate.run.machine import Mode
     from simulate.run.observers import observing
@@ -84,7 +84,7 @@ def run_to_its_end(options: argparse.Namespace) -> int:
 
     Returns its exit status; 1 with the script's traceback on stderr where an error ended it.
     """
-    from simulate.errors import NkwError
+    from nkw.errors import NkwError
 
     try:
         return run_script_or_kernel(options)
@@ -102,13 +102,13 @@ def run_to_its_end(options: argparse.Namespace) -> int:
 
 def bound(options: argparse.Namespace) -> bool:
     """Choose chip, level, rules and ranks, and bind `nki`; prints what is refused."""
+    from nkw.errors import NkwError
+    from nkw.targets import TARGET_VARIABLE
     from simulate.bind import install
-    from simulate.errors import NkwError
     from simulate.hardware import use_overlay
     from simulate.kernel_by_name import folder_of
     from simulate.run.environment import RANKS_VARIABLE, ranks_of_call, target_hardware
     from simulate.shadows import check_names
-    from simulate.targets import TARGET_VARIABLE
 
     if options.target:
         os.environ[TARGET_VARIABLE] = options.target

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from simulate.errors import InvalidArgument
-from simulate.files import MOST_SOURCE_BYTES, is_file, read_text
+from nkw.errors import InvalidArgument
+from nkw.files import MOST_SOURCE_BYTES, is_file, read_text
 
-_PACKAGES = ("simulate", "model", "nki_kernels")
+_PACKAGES = ("nkw", "simulate", "model", "nki_kernels")
 _ROOT = Path(__file__).resolve().parents[1]
 
 

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from simulate.errors import NkwError
-from simulate.lines import PACKAGE
+from nkw.errors import NkwError
+from simulate.lines import PACKAGE, PACKAGES
 
 TRACEBACK_VARIABLE = "NKW_TRACEBACK"
 _COMMANDS = PACKAGE + "cli.py"
@@ -55,7 +55,7 @@ def _commands(frames: Sequence[TracebackType]) -> int:
 
 def _is_ours(trace: TracebackType) -> bool:
     """Whether a frame belongs to this package, or to the module that runs scripts for it."""
-    return trace.tb_frame.f_code.co_filename.startswith(PACKAGE) or _runs_scripts(trace)
+    return trace.tb_frame.f_code.co_filename.startswith(PACKAGES) or _runs_scripts(trace)
 
 
 def _runs_scripts(trace: TracebackType) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simulate.errors import InvalidArgument, NkwError
+from nkw.errors import InvalidArgument, NkwError
 from simulate.hardware import Hardware
 from simulate.level import Level, Rules
 from simulate.run.environment import check_logical_core, started_by_torchrun, target_hardware

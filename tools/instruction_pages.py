@@ -23,14 +23,14 @@ from typing import Any
 
 import numpy as np
 
-from simulate.errors import RuleViolation, code_of, sentence_of
+from nkw.errors import RuleViolation, code_of, sentence_of
+from nkw.targets import GENERATIONS
 from simulate.hardware import hardware
 from simulate.isa import INSTRUCTIONS, book, costs, dma_costs
 from simulate.isa.enums import EXPORTED
 from simulate.numerics import AluOperator
 from simulate.run import definedness, indirect, issue
 from simulate.run import execute as carry_out
-from simulate.targets import GENERATIONS
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "instructions"
 TARGETS = tuple(GENERATIONS.values())

@@ -30,11 +30,11 @@ from model import LLM, SamplingParams
 from model.engine import Request, Scheduler, SchedulerOptions
 from model.errors import ModelError
 from model.families import load_config
-from model.shipped import PRETRAINED
+from model.loading.shipped import PRETRAINED
+from model.loading.tokenizer import Tokenizer
 from model.state import PagePool
-from model.tokenizer import Tokenizer
-from simulate.parts import Part, table
-from simulate.terminal import show
+from nkw.parts import Part, table
+from nkw.terminal import show
 from tools.peer_vllm_worker import NO_VLLM
 
 WORKER = Path(__file__).with_name("peer_vllm_worker.py")

@@ -18,9 +18,9 @@ from typing import Any
 
 import simulate
 from nki_kernels.examples import EXAMPLES, RANKS
+from nkw.targets import GENERATIONS
+from nkw.terminal import progress
 from simulate.kernel_by_name import call_of
-from simulate.targets import GENERATIONS
-from simulate.terminal import progress
 from simulate.timing import listing, schedule
 
 FOLDER = Path(__file__).resolve().parents[1] / "tests" / "timing" / "stored"

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fidelity.sources.clones import Clone, recognised
-from simulate.errors import NkwError, shown
-from simulate.files import STDOUT, Outputs, imported_files
+from nkw.errors import NkwError, shown
+from nkw.files import STDOUT, Outputs, imported_files
+from nkw.terminal import error, progress
 from simulate.hardware import TARGETS, hardware, use_overlay
 from simulate.options import add_hardware
-from simulate.terminal import error, progress
 from simulate.timing import Reading
 
 _PUBLISHED = str(Path(__file__).resolve().parents[2] / "notebooks" / "published.json")

@@ -10,7 +10,7 @@ from benchmarks.fidelity.case import NotCovered, chip_of, measured_us
 from benchmarks.fidelity.entry import Entry
 from benchmarks.fidelity.predict import predict
 from benchmarks.fidelity.table import Outcome
-from simulate.errors import NkwError
+from nkw.errors import NkwError
 from simulate.timing import Reading
 
 

@@ -9,9 +9,9 @@ from benchmarks.fidelity.builders import build
 from benchmarks.fidelity.case import NotCovered, chip_of, measured_us
 from benchmarks.fidelity.entry import Entry, read_entries
 from benchmarks.fidelity.predict import launched, time_us
+from nkw.errors import NkwError
 from simulate.bundle.entries import Skipped
 from simulate.calibrate.measurement import Measurement, Predictor
-from simulate.errors import NkwError
 from simulate.hardware import Hardware
 from simulate.run import Launch
 from simulate.timing import Timeline

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from benchmarks.fidelity.entry import Entry
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
 from simulate.hardware import INSTANCES, Hardware, hardware
 from simulate.timing import Reading
 

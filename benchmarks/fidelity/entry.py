@@ -16,8 +16,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from simulate.errors import InvalidArgument
-from simulate.files import read_text
+from nkw.errors import InvalidArgument
+from nkw.files import read_text
 
 CONFIDENCES = ("high", "medium", "low")
 _TEXTS = (

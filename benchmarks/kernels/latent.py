@@ -14,9 +14,9 @@ from benchmarks.kernels.works import BFLOAT16, Shape, Work, step_of
 from model.config import ModelConfig
 from model.config.mixers import LatentAttention, Positions
 from model.config.parts import Block, Mlp, Norms
+from model.config.rope import RopeParameters
 from model.families import compose
 from model.layers.launch import Launch, LeastWork, Phase, StepShape
-from model.rope import RopeParameters
 
 LATENT, PLAIN, TURNED, VALUE = 512, 128, 64, 128
 """Elements of a latent, of the plain and of the rotated part of a head, of a value."""

@@ -19,7 +19,7 @@ from benchmarks.fidelity.sources.forked import reply
 from benchmarks.fidelity.sources.launches import Call, defined_in, library_module
 from benchmarks.kernels.measure import READINGS, launch_times, shared
 from benchmarks.kernels.works import BFLOAT16, HEAD_SIZE, RankShape, Work
-from simulate.process import Limits
+from nkw.process import Limits
 
 _SECONDS, _MEMORY_BYTES = 900, 12 * 2**30
 """Of one launch: some twenty times what the largest of the table takes."""

@@ -17,10 +17,10 @@ import numpy as np
 from model.config import ModelConfig
 from model.config.mixers import GroupedAttention, Positions
 from model.config.parts import Block, Mlp, Norms
+from model.config.rope import RopeParameters
 from model.families import compose
 from model.layers.joint import joined
 from model.layers.launch import Argument, Launch, LeastWork, Phase, StepShape, Value, WeightDtypes
-from model.rope import RopeParameters
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 HEAD_SIZE = 128

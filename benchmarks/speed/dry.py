@@ -19,16 +19,16 @@ import numpy as np
 import nki_kernels
 import simulate
 from benchmarks.speed.measure import Row
-from model.cache import bucket_length
 from model.config import ModelConfig
 from model.device import DryDevice
 from model.device.binding import in_order
+from model.execution.launch_list import launches_of
 from model.families import compose, read_config
-from model.launch_list import launches_of
 from model.layers.launch import Launch, Phase, StepShape, WeightDtypes
 from model.mesh import Mesh
 from model.plan.dry import DryTimes, stand_in
 from model.plan.predict import Predictor
+from model.runners.bucket_length import bucket_length
 from simulate.isa import book
 from simulate.timing import dependences, schedule
 

@@ -7,7 +7,7 @@ from statistics import median
 
 from benchmarks.speed.measure import Row, seconds
 from model.engine import Request, SamplingParams, Scheduler, SchedulerOptions
-from model.llm import LLM
+from model.llm.llm import LLM
 from model.state import PagePool
 
 _STEPS = 40

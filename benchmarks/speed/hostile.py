@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.speed.measure import Row
-from model.shipped import PRETRAINED
+from model.loading.shipped import PRETRAINED
 
 STREAMS, TOKENS, ROUNDS = 8, 200, 3
 ALLOWED_RATIO = 5.0

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.speed.measure import Row, medians
-from model.cache import bucket_length
-from model.checkpoint import open_checkpoint
 from model.device import SimulatedDevice
 from model.families import load_config
-from model.kernel_model import KernelModel
-from model.reference import ReferenceModel
-from model.weights import shard_weights
+from model.loading.checkpoint import open_checkpoint
+from model.loading.weights import shard_weights
+from model.runners.bucket_length import bucket_length
+from model.runners.contiguous import KernelModel
+from model.runners.reference import ReferenceModel
 
 _FOLDER = Path(__file__).resolve().parents[2] / "model" / "pretrained"
 _PROMPT = [0, 100, 200, 300]

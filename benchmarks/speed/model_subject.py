@@ -89,12 +89,12 @@ def replayed(folder: Path, dtype: str) -> Side:
     """This project's model on one simulated trn2 core, set up as `nkw generate` does."""
     if dtype == "bfloat16":
         os.environ["NKW_SPEED"] = "torch"
-    from model.cache import bucket_length
-    from model.checkpoint import open_checkpoint
     from model.device import SimulatedDevice
     from model.families import load_config
-    from model.kernel_model import KernelModel
-    from model.weights import shard_weights
+    from model.loading.checkpoint import open_checkpoint
+    from model.loading.weights import shard_weights
+    from model.runners.bucket_length import bucket_length
+    from model.runners.contiguous import KernelModel
 
     config = load_config(folder)
     checkpoint = open_checkpoint(folder, config)
@@ -145,7 +145,7 @@ def write(name: str, folder: Path) -> None:
 
     from benchmarks.speed.model_shapes import MODELS
     from model.families import load_config
-    from model.weights import tensor_shapes
+    from model.loading.weights import tensor_shapes
 
     shape = MODELS[name]
     config = getattr(transformers, f"{shape.family}Config")(

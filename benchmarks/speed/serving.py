@@ -13,7 +13,7 @@ from statistics import median
 
 from benchmarks.speed.measure import Row, seconds
 from model.engine import SamplingParams
-from model.llm import LLM
+from model.llm.llm import LLM
 
 _REQUESTS = 100
 _PROMPT = list(range(3, 35))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from model.errors import ModelError
-from simulate.files import read_text
+from nkw.files import read_text
 
 _CODE = "NKW-MODEL-CONFIG"
 MOST_COUNT = 2**31 - 1

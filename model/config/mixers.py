@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from model.config.heads import HeadLayout
-from model.rope import RopeParameters
+from model.config.rope import RopeParameters
 
 
 class HeadNorm(Enum):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from model.config.fields import Fields
 from model.config.mixers import Positions
-from model.errors import ModelError
-from model.rope import (
+from model.config.rope import (
     RopeParameters,
     RopeType,
     check_finite,
     longrope_attention_factor,
     yarn_attention_factor,
 )
+from model.errors import ModelError
 
 
 def rotary(fields: Fields, head_dim: int, partial: bool = False, default_theta: float = 10000.0) -> Positions:

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Collection
 
 from model.device.binding import bind_simulator, checked, parameters_of
-from simulate.files import Named
+from nkw.files import Named
 from simulate.hardware import Hardware, Instance, hardware, instance
 from simulate.hardware import use_overlay as hardware_overlay
 from simulate.isa.dma_costs import collective

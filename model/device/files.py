@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from model.device.binding import checked
 from model.device.prediction import Pass
-from simulate.files import Named
+from nkw.files import Named
 from simulate.occupancy import occupancies, svg
 from simulate.profile.page import PageLaunch, PageStep, style
 from simulate.profile.page import write_page as write_profiles

@@ -38,7 +38,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, zip_longest
 
 from model.engine.scheduler import Batch, Chunk
-from model.expert_load import ExpertLoad
+from model.execution.expert_load import ExpertLoad
 
 MOST_ROWS = 128
 """Of one launch of a decode step: one token for each partition."""

@@ -11,9 +11,9 @@ from model.engine.outputs import CompletionOutput, RequestOutput
 from model.engine.params import SamplingParams
 from model.engine.sampler import TokenSampler
 from model.engine.speech import Speech
+from model.engine.stop_strings import StopStrings
 from model.errors import ModelError
-from model.stop_strings import StopStrings
-from model.tokenizer import TokenStream
+from model.loading.tokenizer import TokenStream
 
 
 @dataclass(eq=False)

@@ -30,11 +30,11 @@ from model.engine.sampler import Choice, TokenSampler, choose, logprobs, require
 from model.engine.scheduler import Batch, Chunk
 from model.engine.speculation import Acceptance, Proposer, Rows, Steps
 from model.engine.speech import Speech, TokenRule, spectrum_error
+from model.engine.stop_strings import StopStrings
 from model.errors import ModelError
+from model.loading.tokenizer import Tokenizer
 from model.sampling import SampleRow, StepOutput
 from model.state import root_key
-from model.stop_strings import StopStrings
-from model.tokenizer import Tokenizer
 
 _MASK_SECONDS = 0.01
 """How long a step waits for new masks; most take less than a millisecond."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulate.errors import NkwError
+from nkw.errors import NkwError
 
 _OF_NO_REQUEST = (MemoryError, KeyboardInterrupt, SystemExit, GeneratorExit)
 

@@ -17,7 +17,7 @@ import numpy as np
 from model.engine.helpers import HelperCall, HelperThreads
 from model.engine.structured import Constraint, MaskLimits, StructuredOutputsParams
 from model.errors import ModelError
-from model.tokenizer import Tokenizer
+from model.loading.tokenizer import Tokenizer
 from model.workers.grammar import GrammarCompiler
 from model.workers.launch import TEXT_TASKS, JobLimits, SingleWorker, TaskSource
 

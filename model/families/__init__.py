@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from model.config import Fields, ModelConfig
+from model.config.folder import check_inside, config_file, model_files
 from model.config.parts import SpeechEncoder
 from model.errors import ModelError
 from model.families.registry import FAMILIES, compose, read
-from model.folder import check_inside, config_file, model_files
 from model.layers import unsupported
 
 _CODE = "NKW-MODEL-CONFIG"

@@ -22,10 +22,10 @@ from model.config.reading import (
     layer_count,
     norms,
 )
+from model.config.rope import RopeType, yarn_score_factor
 from model.config.rotary import rotary
-from model.decoder import Decoder
 from model.families import dense, names
-from model.rope import RopeType, yarn_score_factor
+from model.network import Decoder
 
 _NAMES = names.Names(
     experts=names.ExpertNames(shared="mlp.shared_experts", choice_bias="e_score_correction_bias")

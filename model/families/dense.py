@@ -12,7 +12,6 @@ from model.config.fields import Fields
 from model.config.mixers import GroupedAttention, HeadNorm, LatentAttention
 from model.config.parts import Block, Experts, Mlp, ModelConfig, PerLayerInput
 from model.config.reading import common, gated_mlp, layer_count, norms
-from model.decoder import BlockLayers, Decoder, part_of
 from model.families.names import LLAMA, ExpertNames, Names, StackedExpertNames
 from model.layers.attention import Attention
 from model.layers.attention_heads import AttentionProjections
@@ -26,6 +25,7 @@ from model.layers.norm import Norm, Scale
 from model.layers.per_layer_input import Columns, GatedInput, PerLayerInputs
 from model.layers.projection import Projection
 from model.layers.shard import ROW, Cut, by_kv_heads, by_query_heads
+from model.network import BlockLayers, Decoder, part_of
 
 _LATENT_EPS = 1e-6
 """Of the norms of latents, whatever the config says of the others: transformers' DeepseekV2RMSNorm by default."""

@@ -25,9 +25,9 @@ from model.config.reading import (
     windows,
 )
 from model.config.rotary import positions_of
-from model.decoder import Decoder
 from model.families import dense, names
 from model.formats import read_format, read_method
+from model.network import Decoder
 
 NAMES = names.Names(
     after_attention="post_attention_layernorm",

@@ -29,10 +29,10 @@ from model.config.reading import (
     windows,
 )
 from model.config.rotary import positions_of
-from model.decoder import Decoder
 from model.families import dense, names
 from model.families.gemma import NAMES, cap
 from model.formats import read_format, read_method
+from model.network import Decoder
 
 _NAMES = replace(
     NAMES,

@@ -6,8 +6,8 @@ from model.config.fields import Fields
 from model.config.mixers import GroupedAttention
 from model.config.parts import Block, Mlp, ModelConfig, Norms
 from model.config.reading import MOST_HEADS, activation, dtype, layer_count
-from model.decoder import Decoder
 from model.families import dense, names
+from model.network import Decoder
 
 _NAMES = names.Names(
     table="transformer.wte",

@@ -16,8 +16,8 @@ from model.config.reading import (
     norms,
     windows,
 )
-from model.decoder import Decoder
 from model.families import dense, names
+from model.network import Decoder
 
 _NAMES = names.Names(experts=names.StackedExpertNames())
 

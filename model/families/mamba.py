@@ -8,7 +8,6 @@ from model.config.fields import Fields
 from model.config.mixers import StateSpace
 from model.config.parts import Block, ModelConfig
 from model.config.reading import common, layer_count, norms
-from model.decoder import Decoder
 from model.layers.embedding import Embedding
 from model.layers.head import Head
 from model.layers.layer import Layer
@@ -17,6 +16,7 @@ from model.layers.projection import Projection
 from model.layers.recurrent import Convolution
 from model.layers.shard import COLUMN_PARALLEL
 from model.layers.state_space import ScanTensors, SelectiveStateSpace
+from model.network import Decoder
 
 
 def mamba(fields: Fields) -> ModelConfig:

@@ -8,13 +8,13 @@ from model.config.fields import Fields
 from model.config.mixers import StateSpaceHeads
 from model.config.parts import Block, ModelConfig
 from model.config.reading import MOST_HEADS, common, layer_count, norms
-from model.decoder import Decoder
 from model.families.mamba import around, check_activation, output_projection
 from model.layers.norm import Norm
 from model.layers.projection import Projection
 from model.layers.recurrent import Convolution
 from model.layers.shard import by_query_heads
 from model.layers.state_space_heads import HeadTensors, ScannedHeads, input_cuts
+from model.network import Decoder
 
 _INFINITE = {"__float__": "Infinity"}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from model.config.fields import Fields
 from model.config.parts import Block, Experts, ModelConfig
 from model.config.reading import activation, attention, chosen_experts, common, layer_count, norms, window_of
-from model.decoder import Decoder
 from model.families import dense, names
+from model.network import Decoder
 
 _NAMES = names.Names(
     experts=names.ExpertNames("block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2")

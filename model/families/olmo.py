@@ -6,8 +6,8 @@ from model.config.fields import Fields
 from model.config.mixers import HeadNorm
 from model.config.parts import Block, ModelConfig
 from model.config.reading import attention, biases, common, gated_mlp, layer_count, norms
-from model.decoder import Decoder
 from model.families import dense, names
+from model.network import Decoder
 
 _NAMES = names.Names(after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm")
 

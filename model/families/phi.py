@@ -5,8 +5,8 @@ from __future__ import annotations
 from model.config.fields import Fields
 from model.config.parts import ModelConfig
 from model.config.reading import attention, window_of
-from model.decoder import Decoder
 from model.families import dense, names
+from model.network import Decoder
 
 _NAMES = names.Names(qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj")
 

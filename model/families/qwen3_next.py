@@ -11,7 +11,6 @@ from model.config.fields import Fields
 from model.config.mixers import GatedDelta, GroupedAttention, HeadNorm
 from model.config.parts import Block, ModelConfig
 from model.config.reading import attention, biases, common, layer_count, norms
-from model.decoder import Decoder
 from model.families import dense, names
 from model.families.qwen import feed_forwards
 from model.layers.gated_delta import DeltaHeads, DeltaTensors
@@ -19,6 +18,7 @@ from model.layers.norm import Norm
 from model.layers.projection import Projection
 from model.layers.recurrent import Convolution
 from model.layers.shard import by_query_heads
+from model.network import Decoder
 
 _NAMES = names.Names(experts=names.ExpertNames(shared="mlp.shared_expert"))
 _SECOND_TOKEN = "mtp."

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 
 from model.config import Fields, ModelConfig
-from model.decoder import Decoder
 from model.formats import read_format, read_method
+from model.network import Decoder
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from model.config.fields import Fields
 from model.config.mixers import GroupedAttention
 from model.config.parts import Block, Mlp, ModelConfig, Norms, SpeechEncoder
 from model.config.reading import MOST_HEADS, activation, dtype, layer_count
-from model.decoder import BlockLayers, Decoder, EncoderLayers
 from model.families import dense
 from model.layers.attention import Attention
 from model.layers.attention_heads import AttentionProjections
@@ -17,16 +16,17 @@ from model.layers.mlp import FeedForward
 from model.layers.norm import Norm
 from model.layers.projection import Projection
 from model.layers.speech import TAPS_OF_BOTH, SpeechInput
+from model.network import BlockLayers, Decoder, EncoderLayers
 
 _EPS = 1e-5
 """Of every LayerNorm: torch's default, which no field changes."""
 
 _DECODER = dense.Names(
-    table="model.decoder.embed_tokens",
-    positions="model.decoder.embed_positions",
-    last_norm="model.decoder.layer_norm",
+    table="model.network.embed_tokens",
+    positions="model.network.embed_positions",
+    last_norm="model.network.layer_norm",
     head="proj_out",
-    layer="model.decoder.layers",
+    layer="model.network.layers",
     before_attention="self_attn_layer_norm",
     before_mlp="final_layer_norm",
     output="self_attn.out_proj",

@@ -6,7 +6,7 @@ from model.formats.format import ConfigFields, Format, QuantisedWeight, TensorSp
 from model.formats.mx import Mx
 from model.formats.plain import Plain
 from model.formats.scaled import Scaled
-from simulate.errors import shown
+from nkw.errors import shown
 
 __all__ = [
     "FORMATS",

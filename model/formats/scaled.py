@@ -16,7 +16,7 @@ import numpy as np
 
 from model.errors import ModelError
 from model.formats.format import ELEMENTS, SCALES, ConfigFields, Format, QuantisedWeight, Shape, TensorSpec
-from simulate.errors import shown
+from nkw.errors import shown
 
 ELEMENT = np.dtype(ml_dtypes.float8_e4m3fn)
 """The dtype of the elements."""

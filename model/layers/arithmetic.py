@@ -12,13 +12,13 @@ from enum import Enum
 
 import numpy as np
 
-from model import rope
+from model.config import rope
 from model.config.mixers import Positions
+from model.config.rope import RopeParameters
 from model.formats import Weight
+from model.layers.precision import FLOAT32, as_held
 from model.layers.projection import Projection
 from model.layers.shard import WHOLE, Shard
-from model.precision import FLOAT32, as_held
-from model.rope import RopeParameters
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from model import rope
+from model.config import rope
 from model.config.mixers import GroupedAttention, HeadNorm, Positions
 from model.layers.arithmetic import Arithmetic, Span
 from model.layers.launch import (
@@ -34,10 +34,10 @@ from model.layers.launch import (
 )
 from model.layers.layer import Constant
 from model.layers.norm import Norm, bias_of
+from model.layers.precision import FLOAT32
 from model.layers.projection import Projection
 from model.layers.shard import ROW, Cut, Shard, by_kv_heads, by_query_heads
 from model.layers.weight import Weight, value_of
-from model.precision import FLOAT32
 
 
 @dataclass(frozen=True)

@@ -41,10 +41,10 @@ from model.layers.launch import (
 from model.layers.layer import Constant, Stateless, States
 from model.layers.mlp import FeedForward, activated
 from model.layers.norm import Norm
+from model.layers.precision import FLOAT32
 from model.layers.projection import Projection
 from model.layers.shard import COLUMN_PARALLEL, ROW, ROW_PARALLEL, TRANSPOSED, Shard, even_span
 from model.layers.weight import StackedRow, StackedWeight, Tensor, Weight, value_of
-from model.precision import FLOAT32
 
 DECODED_TOKENS = 128
 """Tokens of a step up to which experts_decode takes them; beyond, experts_prefill sorts them by expert."""

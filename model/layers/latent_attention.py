@@ -47,10 +47,10 @@ from model.layers.launch import (
 )
 from model.layers.layer import Constant, States
 from model.layers.norm import Norm
+from model.layers.precision import FLOAT32
 from model.layers.projection import Projection
 from model.layers.shard import TRANSPOSED, HeadPart, Reordered, by_query_heads
 from model.layers.weight import Tensor, Weight
-from model.precision import FLOAT32
 
 _ROWS = 128
 """Rows, one for each token, that one launch of a decode step takes; and queries of a sequence."""

@@ -11,8 +11,8 @@ from model.formats import Format, QuantisedWeight
 from model.formats import Weight as StoredWeight
 from model.formats.format import ELEMENTS
 from model.layers.launch import StepShape, Value, WeightDtypes
+from model.layers.precision import FLOAT32, as_held, held_dtype
 from model.layers.shard import Cut, MatrixCut, Reordered, Row, Shape, Shard, Transposed, Whole
-from model.precision import FLOAT32, as_held, held_dtype
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from model.bound_launch import Device, bound
 from model.device import DryDevice
+from model.execution.bound_launch import Device, bound
 from model.layers.launch import Argument, Axis, Launch, Value
 from model.mesh import Mesh
 

@@ -19,12 +19,12 @@ from model.config.mixers import GroupedAttention
 from model.config.parts import SpeechEncoder
 from model.device import Hardware, Instance, chip, collective_ns, scheduled
 from model.errors import ModelError
+from model.execution.stages import divided
+from model.loading.weights import check_ranks
 from model.plan import roofline
 from model.plan.memory import DTYPE_BYTES, MeshShape, cache_bytes, layer_elements, possible_tp, shared
 from model.plan.parameters import BlockCounts, ModelCounts
 from model.plan.predict import MOST_MICRO_BATCHES
-from model.stages import divided
-from model.weights import check_ranks
 
 
 @dataclass(frozen=True)

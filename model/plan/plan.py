@@ -8,6 +8,7 @@ from model.device import INSTANCES, Instance, chip, instance_named
 from model.errors import ModelError
 from model.layers import unsupported
 from model.layers.uneven import uneven
+from model.loading.weights import check_ranks
 from model.mesh import check_sequence
 from model.plan import roofline
 from model.plan.dry import Time
@@ -17,7 +18,6 @@ from model.plan.parameters import ModelCounts
 from model.plan.predict import PassTime, Predictor
 from model.plan.roofline import Accelerator, Work
 from model.speech.rules import BEGINNING_TOKENS
-from model.weights import check_ranks
 
 DEFAULT_INSTANCE = "trn2.48xlarge"
 DEFAULT_TOKENS = 1024

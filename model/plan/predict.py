@@ -16,24 +16,24 @@ from dataclasses import dataclass, replace
 import ml_dtypes
 import numpy as np
 
-from model.cache import bucket_length
 from model.config import ModelConfig
-from model.decoder import BlockLayers, EncoderLayers
 from model.device import chip, kernel_limit, scheduled
 from model.engine.buckets import PartShape
 from model.errors import ModelError
+from model.execution.launch_list import copies_of, copy_sizes, launches_of
+from model.execution.stages import send, sent, stages_of
 from model.families import compose
-from model.launch_list import copies_of, copy_sizes, launches_of
 from model.layers.experts import RoutedExperts
 from model.layers.launch import Growth, Launch, Phase, StepShape, WeightDtypes, WindowPages
 from model.layers.paged import STATES, CacheGroup
 from model.layers.sample import DRAWS
 from model.mesh import Mesh
-from model.paged_model import step_of
+from model.network import BlockLayers, EncoderLayers
 from model.plan.dry import DryTimes, Sized, Time
 from model.plan.experts import by_experts
 from model.plan.roofline import core
-from model.stages import send, sent, stages_of
+from model.runners.bucket_length import bucket_length
+from model.runners.paged import step_of
 
 BUBBLE = "bubble"
 """In a pass of a pipeline, the time in which a stage waits."""

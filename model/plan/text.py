@@ -12,8 +12,8 @@ from model.plan.meshes import Candidate, Estimate
 from model.plan.plan import Plan
 from model.plan.predict import BUBBLE, PassTime
 from model.plan.speech import transcription
-from simulate.parts import Hanging, Part, table
-from simulate.targets import TARGETS
+from nkw.parts import Hanging, Part, table
+from nkw.targets import TARGETS
 
 _RUNNERS_UP, _NEAREST = 4, 2
 """How many meshes are shown beside the best: meshes that fit, and meshes that do not."""

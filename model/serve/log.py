@@ -6,7 +6,7 @@ import logging
 import os
 import traceback
 
-from simulate.errors import shown
+from nkw.errors import shown
 
 LOG = logging.getLogger("nkw.serve")
 
@@ -33,7 +33,7 @@ class OneLine(logging.Formatter):
 def log_to_stderr(level: str, prefix: str = "") -> None:
     """Write this server's messages, and uvicorn's, to a copy of stderr, behind a prefix.
 
-    While the tokenizers library runs, descriptor 2 leads nowhere (`simulate.process.quiet`); the copy stays.
+    While the tokenizers library runs, descriptor 2 leads nowhere (`nkw.process.quiet`); the copy stays.
     """
     stream = os.fdopen(os.dup(2), "w", buffering=1, errors="backslashreplace")
     handler = logging.StreamHandler(stream)

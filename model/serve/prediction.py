@@ -12,13 +12,13 @@ from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from model.checkpoint import open_checkpoint
 from model.engine.buckets import PartShape
 from model.errors import ModelError
 from model.families import load_config
 from model.layers.launch import WindowPages
+from model.layers.precision import activation_dtype
+from model.loading.checkpoint import open_checkpoint
 from model.plan.predict import Predictor
-from model.precision import activation_dtype
 from model.serve.aside import Aside
 
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from model.engine import Engine
 from model.engine.async_engine import AsyncEngine
-from model.engine_args import EngineArgs, args_of
+from model.llm.engine_args import EngineArgs, args_of
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
     from starlette.types import ASGIApp
 
-    from model.serve.generation import Service
-    from model.serve.server import Server
+    from model.serve.http.server import Server
+    from model.serve.openai.generation import Service
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _TEXT_BYTES, _RECORDING_BYTES = 2**20, 25 * 2**20
@@ -54,14 +54,14 @@ async def serve(
 @asynccontextmanager
 async def answering(options: argparse.Namespace, engine: Engine) -> AsyncIterator[tuple[FastAPI, Service]]:
     """The application on an engine that computes until the block ends."""
-    from model.serve.app import make_app
-    from model.serve.audio.speech_model import SpeechModel
-    from model.serve.generation import Service
+    from model.serve.http.app import make_app
     from model.serve.metrics import Metrics
+    from model.serve.openai.audio.speech_model import SpeechModel
+    from model.serve.openai.generation import Service
+    from model.serve.openai.tools import tool_parser
     from model.serve.pool import WorkerPool
     from model.serve.prediction import Deployed, StepTimes
     from model.serve.texts import Texts
-    from model.serve.tools import tool_parser
 
     name = options.served_model_name or Path(options.model).resolve().name
     speech_model = SpeechModel.of(Path(options.model))
@@ -98,7 +98,7 @@ def places(options: argparse.Namespace) -> int:
 
 def most_bytes(options: argparse.Namespace) -> int:
     """Of a body: as many as the options say, else as a form of texts has, or a recording of a speech model."""
-    from model.serve.audio.speech_model import SpeechModel
+    from model.serve.openai.audio.speech_model import SpeechModel
 
     given: int | None = options.max_body
     if given is not None:
@@ -114,9 +114,9 @@ def server_for(
     drains: Callable[[], None],
 ) -> Server:
     """The server of an application at the port that the options name, behind the gate."""
-    from model.serve.gate import Admission, Gate, Keys
-    from model.serve.origins import OriginPolicy, add_cors
-    from model.serve.server import ConnectionLimits, Server
+    from model.serve.http.gate import Admission, Gate, Keys
+    from model.serve.http.origins import OriginPolicy, add_cors
+    from model.serve.http.server import ConnectionLimits, Server
 
     hosts = None if keys else LOOPBACK_NAMES | {options.host.lower()}
     admission = Admission(app, Keys(keys), most_bytes(options), options.body_timeout)

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from model.chat import Message
 from model.engine.grammars import CompiledGrammar, Grammars, GrammarsFull
 from model.engine.structured import StructuredOutputsParams
 from model.errors import ModelError
+from model.loading.chat import Message
 from model.serve.errors import queue_is_full, stopping_now, worker_ended
 from model.serve.pool import JobCancelled, PoolFull, WorkerEnded, WorkerPool
 from model.workers.launch import JobLimits

@@ -15,10 +15,10 @@ from model.errors import ModelError
 from model.layers import unsupported
 from model.layers.paged import STATES, CacheGroup
 from model.mesh import check_expert_groups, routed_experts
-from model.paged_model import buckets_of
 from model.plan.memory import Demand, PageKind, footprint, page_kinds, possible_tp, smallest_tp, with_pages
 from model.plan.parameters import ModelCounts
 from model.plan.predict import Predictor
+from model.runners.paged import buckets_of
 from model.state import INTERVAL, PagePool, SlotPool, WindowPool
 from model.traffic.clock import PredictedClock
 from model.traffic.drafts import Drafts, Speculation

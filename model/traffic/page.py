@@ -15,7 +15,7 @@ from model.traffic.search import RatePoint
 from model.traffic.text import basis, comparison, milliseconds, report
 from model.traffic.traffic import Traffic
 from model.traffic.workload import SECOND_NS
-from simulate.parts import Hanging, as_html
+from nkw.parts import Hanging, as_html
 
 _STYLE = """
 svg { display: block; } .nkw-report p { white-space: normal; } .big { overflow-wrap: anywhere; }

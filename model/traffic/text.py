@@ -10,7 +10,7 @@ from model.traffic.report import PERCENTILES, SHARE, Percentiles, ServiceLevel, 
 from model.traffic.search import SEARCHED
 from model.traffic.traffic import Traffic
 from model.traffic.workload import SECOND_NS
-from simulate.parts import Hanging, Part, table
+from nkw.parts import Hanging, Part, table
 
 
 def parts(traffic: Traffic) -> list[Part]:

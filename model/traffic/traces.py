@@ -18,7 +18,7 @@ from typing import Any
 from model.errors import ModelError
 from model.traffic.lengths import LONGEST
 from model.traffic.workload import LARGEST, SECOND_NS, Query, Workload
-from simulate.files import read_text
+from nkw.files import read_text
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 

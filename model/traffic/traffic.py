@@ -8,17 +8,17 @@ from pathlib import Path
 
 import numpy as np
 
+from model.config.folder import config_file
 from model.engine import SchedulerOptions
 from model.engine.bucket_sizes import AUTO, AskedSizes, BucketLimits, fitted, read_buckets
 from model.engine.buckets import MOST_ROWS, Buckets
 from model.errors import ModelError
-from model.folder import config_file
+from model.loading.tokenizer import Tokenizer
 from model.plan.parameters import ModelCounts, load_model
 from model.plan.plan import DEFAULT_INSTANCE
 from model.speech.recording import SECONDS_OF_COLUMN
 from model.speech.rules import BEGINNING_TOKENS
 from model.state import check_block_size
-from model.tokenizer import Tokenizer
 from model.traffic.deployment import LIMITS, Deployment, Setup
 from model.traffic.drafts import AcceptanceRates, MeasuredOutcomes, Speculation
 from model.traffic.lengths import Lengths
@@ -27,7 +27,7 @@ from model.traffic.search import RatePoint, latencies, rate_that_breaks
 from model.traffic.traces import CountTokens, read_trace
 from model.traffic.variants import Variant, variants
 from model.traffic.workload import LARGEST, SECOND_NS, Query, SharedPrefix, Workload, drawn, poisson
-from simulate.files import read_text
+from nkw.files import read_text
 
 REQUESTS = 1000
 

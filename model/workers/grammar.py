@@ -12,7 +12,7 @@ import numpy as np
 
 from model.errors import ModelError
 from model.workers.gbnf import lark_from_gbnf
-from simulate.process import resident_bytes
+from nkw.process import resident_bytes
 
 _TRIED_MASKS = 4
 """Masks that a trial computes: that of the first token, and those after a few allowed ones."""

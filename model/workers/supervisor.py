@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from model.errors import ModelError
 from model.workers.frames import FrameReader, Header, pack
-from simulate.process import Limits, quiet
+from nkw.process import Limits, quiet
 
 MOST_ANSWER_BYTES = 2**26
 """Longest answer of a job; a job that writes more is killed."""

@@ -6,8 +6,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from model.chat import ChatTemplate
-from model.tokenizer import Tokenizer
+from model.loading.chat import ChatTemplate
+from model.loading.tokenizer import Tokenizer
 from model.workers.grammar import GrammarCompiler
 from model.workers.text_length import text_bound
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from numbers import Integral
 from typing import Any
 
+from nkw.errors import RuleViolation, rule
 from simulate.beta1.elementwise import copy, elementwise, partition_broadcast
 from simulate.beta1.operators import BINARY, UNARY
 from simulate.beta1.program import current, issue, remark
 from simulate.beta1.region import Region
 from simulate.beta1.tile import Tile, assign, defer_masked
-from simulate.errors import RuleViolation, rule
 from simulate.memory import MemoryRegion
 from simulate.numerics import ALU_OPERATORS, DTYPES, DType, OperatorFamily
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
 from simulate.memory import MemoryRegion
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from nkw.errors import RuleViolation, rule
 from simulate.beta1.indices import broadcast
 from simulate.beta1.masks import Box
 from simulate.beta1.program import current, issue
 from simulate.beta1.region import Region, pieces
 from simulate.beta1.tile import Tile, defer, defer_masked, nki_tensor
-from simulate.errors import RuleViolation, rule
 from simulate.memory import MemoryRegion
 
 _QUADRANT = 32

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from nkw.errors import RuleViolation, rule
 from simulate.beta1.masks import Condition, Mask
-from simulate.errors import RuleViolation, rule
 from simulate.memory import NKIObject
 
 

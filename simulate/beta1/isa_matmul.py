@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from nkw.errors import Unsupported
 from simulate.beta1.arithmetic import in_sbuf
 from simulate.beta1.elementwise import is_tile
 from simulate.beta1.masks import normalised
@@ -11,7 +12,6 @@ from simulate.beta1.program import current, issue
 from simulate.beta1.reductions import transpose
 from simulate.beta1.region import Region
 from simulate.beta1.tile import Tile, defer
-from simulate.errors import Unsupported
 from simulate.isa.enums import Engine, MatmulPerfMode
 from simulate.memory import MemoryRegion, views
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from nkw.errors import RuleViolation, rule
 from simulate.beta1.arithmetic import in_sbuf
 from simulate.beta1.elementwise import is_tile
 from simulate.beta1.indices import Index
@@ -11,7 +12,6 @@ from simulate.beta1.masks import Box, Mask
 from simulate.beta1.program import affine, current, issue, select
 from simulate.beta1.region import Region
 from simulate.beta1.tile import Tile, defer_masked
-from simulate.errors import RuleViolation, rule
 from simulate.isa.enums import Engine
 
 

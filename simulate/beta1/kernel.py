@@ -8,11 +8,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from nkw.errors import InvalidArgument, RuleViolation, rule
 from simulate.beta1.overloads import OperatorTile
 from simulate.beta1.program import Program, entered, running
 from simulate.beta1.region import Region
 from simulate.beta1.tile import BlockTensor, Tile
-from simulate.errors import InvalidArgument, RuleViolation, rule
 from simulate.kernel import for_all_ranks
 from simulate.memory import NkiTensor
 from simulate.run import current_core

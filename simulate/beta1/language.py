@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from nkw.errors import InvalidArgument
 from simulate.beta1 import arithmetic, elementwise, reductions
 from simulate.beta1.derived import gather_flattened
 from simulate.beta1.elementwise import copy
@@ -37,7 +38,6 @@ from simulate.beta1.operators import BINARY, UNARY
 from simulate.beta1.program import current
 from simulate.beta1.region import Region
 from simulate.beta1.tile import BlockTensor, Tile, make
-from simulate.errors import InvalidArgument
 from simulate.memory import MemoryRegion
 from simulate.nki.language import ds, tile_size
 from simulate.nki.language import rand as uniform

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from nkw.errors import InvalidArgument
 from simulate.beta1.program import current
-from simulate.errors import InvalidArgument
 from simulate.nki.affine import independent
 
 

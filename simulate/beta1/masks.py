@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from simulate.errors import RuleViolation, rule
+from nkw.errors import RuleViolation, rule
 from simulate.memory import NKIObject
 
 Box = tuple[tuple[int, int], ...]

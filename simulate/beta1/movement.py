@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from nkw.errors import InvalidArgument, RuleViolation, rule
 from simulate.beta1.arithmetic import binary, in_sbuf, unary
 from simulate.beta1.elementwise import copy
 from simulate.beta1.isa_matmul import nc_matmul
@@ -17,7 +18,6 @@ from simulate.beta1.program import current, issue
 from simulate.beta1.reductions import reduce, transpose
 from simulate.beta1.region import Region
 from simulate.beta1.tile import Tile, defer, defer_masked
-from simulate.errors import InvalidArgument, RuleViolation, rule
 from simulate.isa.enums import DgeMode, OobMode
 from simulate.memory import MemoryRegion, NkiTensor, Storage
 from simulate.numerics import as_dtype, from_float32

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from nkw.errors import RuleViolation, rule
 from simulate.beta1 import elementwise
 from simulate.beta1.arithmetic import binary, unary, update
 from simulate.beta1.tile import Tile
-from simulate.errors import RuleViolation, rule
 
 
 def _binary(name: str, swapped: bool = False) -> Callable[[Any, Any], Any]:

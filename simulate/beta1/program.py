@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from nkw.errors import InvalidArgument, NkwError, RuleViolation, rule
 from simulate.beta1.masks import Box, Condition, Mask, bounding
 from simulate.beta1.region import Region
-from simulate.errors import InvalidArgument, NkwError, RuleViolation, rule
 from simulate.isa.book import INSTRUCTIONS
 from simulate.lines import location
 from simulate.memory import MemoryRegion, NkiTensor, views

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from nkw.errors import RuleViolation, rule
 from simulate.beta1.arithmetic import binary, in_sbuf, unary
 from simulate.beta1.elementwise import copy, is_tile
 from simulate.beta1.masks import normalised
 from simulate.beta1.program import current, issue
 from simulate.beta1.region import Region
 from simulate.beta1.tile import Tile, defer
-from simulate.errors import RuleViolation, rule
 from simulate.memory import MemoryRegion
 from simulate.numerics import ALU_OPERATORS
 

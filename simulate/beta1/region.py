@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nkw.errors import OutOfBounds, RuleViolation, rule
 from simulate.beta1.indices import Index, broadcast
 from simulate.beta1.masks import Box
-from simulate.errors import OutOfBounds, RuleViolation, rule
 from simulate.memory import Dynamic, NkiTensor, views
 from simulate.memory.view_rules import index_within_tensor
 

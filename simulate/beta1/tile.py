@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from nkw.errors import RuleViolation, rule
 from simulate.beta1.indices import Index
 from simulate.beta1.masks import Box, normalised
 from simulate.beta1.program import Pending, current, issue, remark, running
 from simulate.beta1.region import Region, indexed, pieces, sliced
-from simulate.errors import RuleViolation, rule
 from simulate.isa import rules
 from simulate.memory import MemoryRegion, NKIObject, NkiTensor
 from simulate.memory.indexing import fill_ellipsis, index_of

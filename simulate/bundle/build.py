@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from nkw.errors import NkwError
 from simulate.bundle.manifest import (
     ARRAY,
     DTYPE,
@@ -30,7 +31,6 @@ from simulate.bundle.reading import DTYPES, refused
 from simulate.bundle.run import LANGUAGE
 from simulate.bundle.sources import Sources, collect, module_of
 from simulate.check import fails_a_check, findings_of, gathered
-from simulate.errors import NkwError
 from simulate.hardware import Hardware
 from simulate.kernel_by_name import call_of, callable_named, launch_on
 from simulate.level import Level

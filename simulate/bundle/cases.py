@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from nkw.parts import Hanging, Part
 from simulate.bundle.build import Arrays, build_case, case_of
 from simulate.bundle.folder import contents, write
 from simulate.bundle.generation import Generation, Weights
@@ -18,7 +19,6 @@ from simulate.bundle.sources import Sources
 from simulate.hardware import Hardware
 from simulate.hardware.instances import INSTANCES
 from simulate.level import Level
-from simulate.parts import Hanging, Part
 from simulate.verification.bound import Reference
 from simulate.verification.inputs import Call
 

@@ -7,6 +7,11 @@ import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from nkw.child import user_output
+from nkw.errors import InvalidArgument, NkwError, NoVerdict
+from nkw.files import OutputFile, Outputs, json_document
+from nkw.parts import Hanging
+from nkw.terminal import error, show, working
 from simulate.bundle.blame import Comparison
 from simulate.bundle.cases import Cases, Written, several
 from simulate.bundle.compare import compare_bundle, document, report
@@ -14,9 +19,6 @@ from simulate.bundle.entries import entries_of, write_entries
 from simulate.bundle.folder import check_free, names_of
 from simulate.bundle.manifest import KERNELS
 from simulate.bundle.reading import refused
-from simulate.child import user_output
-from simulate.errors import InvalidArgument, NkwError, NoVerdict
-from simulate.files import OutputFile, Outputs, json_document
 from simulate.isolated import NO_VERDICT, without_verdict
 from simulate.kernel_by_name import (
     InstructionCount,
@@ -26,11 +28,9 @@ from simulate.kernel_by_name import (
     importing_from,
     names_a_kernel,
 )
-from simulate.parts import Hanging
 from simulate.run import target_hardware
 from simulate.run.observers import observing
 from simulate.scripts import bound
-from simulate.terminal import error, show, working
 from simulate.tracebacks import print_of_the_user
 from simulate.verification import command as verification
 

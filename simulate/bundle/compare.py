@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from nkw.errors import shown
+from nkw.parts import Hanging, Part, table
 from simulate.bundle.blame import Comparison, compared
 from simulate.bundle.comparison import CaseComparison
 from simulate.bundle.manifest import MANIFEST
@@ -14,8 +16,6 @@ from simulate.bundle.result import load
 from simulate.bundle.run import digest_of
 from simulate.bundle.steps import document_of_launch, document_of_step, parts_of_generation
 from simulate.bundle.values import Agreement, OutputComparison
-from simulate.errors import shown
-from simulate.parts import Hanging, Part, table
 
 _MOST_SHOWN = 160  # characters of a message from the chip
 

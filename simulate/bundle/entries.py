@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nkw.files import MOST_SOURCE_BYTES, OutputFile, read_text
 from simulate.bundle.manifest import ARRAYS, DTYPE, Argument, Bundle, Case
 from simulate.bundle.reading import refused
 from simulate.bundle.result import DEVICE as DEVICE_CLOCK
 from simulate.bundle.result import CaseResult, Result, Times
-from simulate.files import MOST_SOURCE_BYTES, OutputFile, read_text
 from simulate.kernel_by_name import DTYPES
 
 DEVICE = "device, nki.benchmark latency, median"

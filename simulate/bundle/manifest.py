@@ -7,9 +7,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from nkw.targets import TARGETS
 from simulate.bundle.generation import Generation, Weights, generation_of, weights_of
 from simulate.bundle.reading import DTYPES, Fields, read_json, refused
-from simulate.targets import TARGETS
 
 SCHEMA = 3
 MANIFEST = "bundle.json"

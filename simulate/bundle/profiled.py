@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nkw.errors import InvalidArgument, shown
+from nkw.parts import Hanging, Part
 from simulate.bundle.manifest import Case
 from simulate.bundle.reading import within
 from simulate.bundle.result import RESULT_FOLDER, CaseResult
-from simulate.errors import InvalidArgument, shown
-from simulate.parts import Hanging, Part
 from simulate.profile.numbers import us
 from simulate.profile.vendor import DeviceProfile, read_profile
 from simulate.profile.vendor.side_by_side import Pair, line_pairs, paired

@@ -17,8 +17,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from simulate.errors import InvalidArgument, shown
-from simulate.files import opened
+from nkw.errors import InvalidArgument, shown
+from nkw.files import opened
 
 MOST_JSON_BYTES = 32_000_000
 """The longest manifest or result that is read."""

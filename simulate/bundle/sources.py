@@ -11,8 +11,8 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+from nkw.files import MOST_SOURCE_BYTES, read_text
 from simulate.bundle.reading import refused
-from simulate.files import MOST_SOURCE_BYTES, read_text
 
 _INSTALLED = frozenset({"nki", "neuronxcc", "numpy", "ml_dtypes", "torch"})
 """Packages that are there with the vendor's SDK."""

@@ -7,12 +7,12 @@ from itertools import groupby
 from statistics import median
 from typing import Any
 
+from nkw.errors import shown
+from nkw.parts import Hanging, Part, table
 from simulate.bundle.blame import Comparison
 from simulate.bundle.comparison import CaseComparison, StepComparison, worst
 from simulate.bundle.result import EXPECTED
 from simulate.bundle.values import OutputComparison
-from simulate.errors import shown
-from simulate.parts import Hanging, Part, table
 
 MOST_LAUNCHES = 5
 """The launches with a difference that are described: later ones mostly differ because the first one did."""

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
+from nkw.errors import InvalidArgument
 from simulate.bundle.manifest import Case, Output
 from simulate.bundle.reading import bits_of
 from simulate.bundle.result import CaseResult, Values, expected_of, values_of
 from simulate.bundle.run import tile_digests, tiles
 from simulate.bundle.run_chain import float_errors
-from simulate.errors import InvalidArgument
 
 
 class Agreement(Enum):

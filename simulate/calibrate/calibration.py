@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from nkw.errors import InvalidArgument, NkwError
+from nkw.terminal import progress
 from simulate.bundle.entries import Skipped
 from simulate.calibrate.fit import DEPENDS, FEWEST, Found, Problem, solve
 from simulate.calibrate.measurement import Measurement
 from simulate.calibrate.numbers import Parameter, changed, entries, parameters
-from simulate.errors import InvalidArgument, NkwError
 from simulate.hardware import Hardware, hardware
 from simulate.hardware.overlay import standing_in
-from simulate.terminal import progress
 
 _STEP = 0.05  # change of a number for a finite difference, as a logarithm, towards longer times
 _SLIGHT = DEPENDS / 4.0

@@ -10,20 +10,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from nkw.child import user_output
+from nkw.errors import InvalidArgument, NkwError
+from nkw.files import OutputFile, Outputs, imported_files, is_folder, json_document
+from nkw.targets import HARDWARE_VARIABLE, TARGETS
+from nkw.terminal import error, show
 from simulate.bind import install
 from simulate.bundle.entries import Skipped
 from simulate.calibrate.calibration import Calibration, calibrate
 from simulate.calibrate.entries import measurements
 from simulate.calibrate.measurement import Measurement
 from simulate.calibrate.report import document, parts
-from simulate.child import user_output
-from simulate.errors import InvalidArgument, NkwError
-from simulate.files import OutputFile, Outputs, imported_files, is_folder, json_document
 from simulate.hardware import use_overlay
 from simulate.isolated import add_limits
 from simulate.options import add_hardware, add_json
-from simulate.targets import HARDWARE_VARIABLE, TARGETS
-from simulate.terminal import error, show
 from simulate.timing import Reading
 
 

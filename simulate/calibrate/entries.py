@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from nkw.errors import LONGEST_PATH, InvalidArgument, NkwError, shown
+from nkw.files import is_folder, read_text
 from simulate.bundle.entries import DEVICE, FAMILY, HOST, Entry, Skipped, entries_of
 from simulate.bundle.result import load
 from simulate.calibrate.measurement import Measurement, predictor
-from simulate.errors import LONGEST_PATH, InvalidArgument, NkwError, shown
-from simulate.files import is_folder, read_text
 from simulate.hardware import hardware
 from simulate.kernel_by_name import importing_from
 from simulate.run.environment import check_logical_core

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from nkw.errors import InvalidArgument
 from simulate.calibrate.numbers import Parameter, deciding, parameters
-from simulate.errors import InvalidArgument
 from simulate.hardware import Hardware, hardware
 from simulate.kernel_by_name import call_of, callable_named, folder_of, importing_from
 from simulate.run import Launch, Mode

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from nkw.parts import Hanging, Part
 from simulate.calibrate.calibration import Calibration, Contradiction
 from simulate.calibrate.numbers import rounded
-from simulate.parts import Hanging, Part
 
 _MOST_NAMED = 6
 

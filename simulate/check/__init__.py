@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from nkw.errors import Deadlock, NkwError, RendezvousMismatch
 from simulate.check.deadlocks import explain
 from simulate.check.evidence import Evidence
 from simulate.check.findings import KINDS, Finding, Severity, fails_a_check, from_error, in_order, text
 from simulate.check.formats import Format, render
 from simulate.check.gather import Gatherer, gathered
-from simulate.errors import Deadlock, NkwError, RendezvousMismatch
 from simulate.level import Rules
 from simulate.run import Launch
 

@@ -13,6 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from nkw.child import user_output
+from nkw.errors import InvalidArgument, NkwError, NoVerdict, one_line
+from nkw.files import Outputs, imported_files, json_document
+from nkw.process import reopen_streams
+from nkw.terminal import error, progress, show_lines
 from simulate.check import (
     Finding,
     Format,
@@ -27,15 +32,10 @@ from simulate.check import (
 from simulate.check.findings import from_error
 from simulate.check.formats import plain
 from simulate.check.lint import findings_in, lint_launched, source_of
-from simulate.child import user_output
-from simulate.errors import InvalidArgument, NkwError, NoVerdict, one_line
-from simulate.files import Outputs, imported_files, json_document
 from simulate.isolated import NO_VERDICT
 from simulate.kernel_by_name import files_read, nothing_launched
 from simulate.level import Level, Rules
-from simulate.process import reopen_streams
 from simulate.run.launch_text import summary
-from simulate.terminal import error, progress, show_lines
 from simulate.tracebacks import print_of_the_user
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 
+from nkw.errors import RULES, Deadlock, Location, RendezvousMismatch
 from simulate.check.findings import Finding, Severity, found, kind
-from simulate.errors import RULES, Deadlock, Location, RendezvousMismatch
 
 _PLACE = re.compile(r" at (?P<file>.+):(?P<line>\d+) in (?P<function>\S+) for ")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from simulate.errors import Location, NkwError, RuleViolation, places
+from nkw.errors import Location, NkwError, RuleViolation, places
 from simulate.level import WARNED
 from simulate.run.stream import ACCUMULATE, READ, Access, Stream
 

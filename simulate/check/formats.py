@@ -8,8 +8,8 @@ from enum import Enum
 from typing import Any
 from urllib.parse import quote
 
+from nkw.errors import RULES, Location
 from simulate.check.findings import KINDS, Finding, Severity, Touch, text
-from simulate.errors import RULES, Location
 
 _SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 

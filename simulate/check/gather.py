@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from nkw.errors import InvalidArgument, NkwError
 from simulate.check import interleavings, orders
 from simulate.check.evidence import Evidence
 from simulate.check.reorder import ReorderedLaunch, Snapshot
-from simulate.errors import InvalidArgument, NkwError
 from simulate.memory import Storage
 from simulate.run import Launch
 from simulate.run.launch import LaunchRequest

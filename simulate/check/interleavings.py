@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from nkw.errors import InvalidArgument, Location, NkwError
 from simulate.check.evidence import Returned
 from simulate.check.findings import Finding, Severity, Touch, barrier_between, found, kind, touch
 from simulate.check.footprint import Footprint, footprint
-from simulate.errors import InvalidArgument, Location, NkwError
 from simulate.memory import MemoryRegion
 from simulate.run import Launch
 from simulate.run.launch import LaunchRequest

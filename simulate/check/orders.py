@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nkw.errors import NkwError
 from simulate.check.findings import Finding, Severity, barrier_between, found, kind, touch
 from simulate.check.precedence import draw, predecessors
 from simulate.check.reorder import EventOfCore, ReorderedLaunch
-from simulate.errors import NkwError
 from simulate.memory import NkiTensor, Storage
 from simulate.run.stream import READ, Access, Stream
 

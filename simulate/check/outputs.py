@@ -5,9 +5,9 @@ from __future__ import annotations
 import linecache
 from types import CodeType
 
+from nkw.errors import Location
 from simulate.check.evidence import Evidence
 from simulate.check.findings import Finding, Severity, Touch, found, kind, touch
-from simulate.errors import Location
 from simulate.isa.plan import RandomUse, Synchronization
 from simulate.lines import location
 from simulate.memory import MemoryRegion

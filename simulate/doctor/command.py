@@ -8,24 +8,24 @@ from importlib import metadata
 
 import numpy as np
 
+from nkw.errors import InvalidArgument, NkwError
+from nkw.files import Outputs, imported_files, json_document
+from nkw.parts import Hanging, table
+from nkw.targets import DEFAULT_TARGET, TARGET_VARIABLE
+from nkw.terminal import error, show, show_lines
 from simulate.bind import BACKEND_VARIABLE, install
 from simulate.doctor import host, packages, variables
 from simulate.doctor.collect import collect
 from simulate.doctor.finding import Finding
 from simulate.doctor.machine import LNC, VIRTUAL, Machine, counted
 from simulate.doctor.releases import described
-from simulate.errors import InvalidArgument, NkwError
-from simulate.files import Outputs, imported_files, json_document
 from simulate.hardware import hardware
 from simulate.isa import INSTRUCTIONS
 from simulate.level import LEVEL_VARIABLE, RULES_VARIABLE
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.numerics import as_dtype
-from simulate.parts import Hanging, table
 from simulate.run import current_core, target_hardware
 from simulate.run.issue import call
-from simulate.targets import DEFAULT_TARGET, TARGET_VARIABLE
-from simulate.terminal import error, show, show_lines
 from simulate.world import launch
 
 _ALWAYS = ("nki", "neuronx-cc", "torch-neuronx", "libneuronxla")

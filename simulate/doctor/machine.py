@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from simulate.targets import GENERATIONS, TARGETS
+from nkw.targets import GENERATIONS, TARGETS
 from simulate.vendor_packages import Version, is_genuine, numbers
 
 DRIVER = "aws-neuronx-dkms"

@@ -6,10 +6,10 @@ import re
 import shlex
 from collections.abc import Iterator
 
+from nkw.targets import TARGET_VARIABLE
 from simulate.doctor.finding import Finder, Finding
 from simulate.doctor.machine import LNC, VIRTUAL, Machine, dotted, generation
 from simulate.doctor.releases import page
-from simulate.targets import TARGET_VARIABLE
 from simulate.vendor_packages import numbers
 
 VISIBLE = "NEURON_RT_VISIBLE_CORES"

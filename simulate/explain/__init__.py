@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from simulate.errors import RULES
+from nkw.errors import RULES
 
 _FOLDER = Path(__file__).parent
 _BETWEEN = ";;"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
+from nkw.files import Outputs, imported_files, json_document
+from nkw.terminal import error, show_lines
 from simulate.explain import Explanation, VendorCode, close_matches, explained, explanations, vendor_codes
-from simulate.files import Outputs, imported_files, json_document
-from simulate.terminal import error, show_lines
 
 
 def explain(options: argparse.Namespace) -> int:

@@ -6,8 +6,9 @@ import os
 from collections.abc import Callable
 from functools import lru_cache
 
-from simulate.errors import InvalidArgument
-from simulate.files import Named
+from nkw.errors import InvalidArgument
+from nkw.files import Named
+from nkw.targets import GENERATIONS, HARDWARE_VARIABLE, TARGETS
 from simulate.hardware.gen2 import INF2, TRN1
 from simulate.hardware.gen3 import TRN2
 from simulate.hardware.gen4 import TRN3
@@ -15,7 +16,6 @@ from simulate.hardware.instances import INSTANCES, Instance, instance
 from simulate.hardware.overlay import overlaid, stand_in
 from simulate.hardware.record import Confidence, Hardware, Number, derived, documented, guessed
 from simulate.hardware.topology import on_instance
-from simulate.targets import GENERATIONS, HARDWARE_VARIABLE, TARGETS
 
 __all__ = [
     "INSTANCES",

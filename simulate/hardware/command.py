@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from simulate.errors import InvalidArgument
-from simulate.files import Outputs, imported_files, json_document
+from nkw.errors import InvalidArgument
+from nkw.files import Outputs, imported_files, json_document
+from nkw.parts import Hanging, table
+from nkw.targets import TARGETS
+from nkw.terminal import error, show
 from simulate.hardware import hardware, use_overlay
-from simulate.parts import Hanging, table
-from simulate.targets import TARGETS
-from simulate.terminal import error, show
 
 _FACTS: list[tuple[str, Any]] = [
     ("core", lambda h: h.core),

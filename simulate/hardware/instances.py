@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
 from simulate.hardware.record import Number, build, derived, documented, guessed
 
 _TRN1_PAGE = "Amazon EC2 Trn1/Trn1n architecture page"

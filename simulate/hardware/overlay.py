@@ -18,10 +18,10 @@ from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, NoReturn
 
-from simulate.errors import InvalidArgument
-from simulate.files import read_text
+from nkw.errors import InvalidArgument
+from nkw.files import read_text
+from nkw.targets import TARGETS
 from simulate.hardware.record import Confidence, Hardware, Number
-from simulate.targets import TARGETS
 
 MOST_FACTOR = 1000.0
 """A value so many times larger or smaller than the record's is taken for a slip of its unit."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.errors import RuleViolation, rule
+from nkw.errors import RuleViolation, rule
 from simulate.isa.immediates import integer_within
 from simulate.memory import NkiTensor
 from simulate.memory.registers import VirtualRegister

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.errors import RuleViolation, rule
+from nkw.errors import RuleViolation, rule
 from simulate.hardware import Hardware
 from simulate.isa import rules
 from simulate.isa.broadcast import read_of, value_of

@@ -6,14 +6,14 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from simulate.errors import InvalidArgument, NkwError, RuleViolation
+from nkw.errors import InvalidArgument, NkwError, RuleViolation
+from nkw.suggestions import did_you_mean
 from simulate.hardware import Hardware
 from simulate.isa.memo import KnownCall, Memo, key_of
 from simulate.isa.plan import Plan, complete
 from simulate.isa.template import Template
 from simulate.level import Rules
 from simulate.memory import NkiTensor
-from simulate.suggestions import did_you_mean
 
 Planner = Callable[..., Plan]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.errors import RuleViolation, rule
+from nkw.errors import RuleViolation, rule
 from simulate.numerics import float32 as _FLOAT32
 
 # Kernels write the largest float32 with eight digits, 3.4028235e38, which lies above it and rounds to it.

@@ -5,7 +5,7 @@ The reference states the base partitions for operands with a manual address; her
 
 from __future__ import annotations
 
-from simulate.errors import RuleViolation, rule
+from nkw.errors import RuleViolation, rule
 from simulate.hardware import Hardware
 from simulate.isa import rules
 from simulate.isa.enums import Engine

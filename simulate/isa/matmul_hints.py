@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from simulate.errors import RuleViolation, rule
+from nkw.errors import RuleViolation, rule
 
 
 def rule_of_hints(stationary: bool, moving: bool) -> Callable[..., None] | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simulate.errors import RuleViolation, rule
+from nkw.errors import RuleViolation, rule
 from simulate.hardware import Hardware
 from simulate.isa import rules
 from simulate.isa.shapes import flat

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.errors import RuleViolation, rule
+from nkw.errors import RuleViolation, rule
 from simulate.hardware import Hardware, chips_with
 from simulate.isa.enums import Engine
 from simulate.memory import MemoryRegion, NkiTensor

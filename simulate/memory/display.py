@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from nkw.parts import Hanging, as_html, table
 from simulate.memory.validity import WRITTEN
 from simulate.numerics import DType
-from simulate.parts import Hanging, as_html, table
 
 _MOST = 8
 """Rows and columns of values that are shown; of more, the first and the last ones."""

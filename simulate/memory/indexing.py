@@ -6,7 +6,7 @@ import operator
 from types import EllipsisType
 from typing import Any
 
-from simulate.errors import OutOfBounds
+from nkw.errors import OutOfBounds
 from simulate.memory.view_rules import index_within_tensor
 
 

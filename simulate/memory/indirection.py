@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from simulate.errors import RuleViolation, rule
+from nkw.errors import RuleViolation, rule
 from simulate.memory.regions import MemoryRegion
 from simulate.memory.tensor_bytes import TensorBytes
 

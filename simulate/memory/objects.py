@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
 
 _FIELDS = "__annotations__"
 _NO_FIELD = ("ClassVar", "InitVar", "KW_ONLY")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
-from simulate.errors import RuleViolation, rule
+from nkw.errors import RuleViolation, rule
 from simulate.memory.regions import MemoryRegion
 
 _Taken = tuple[int, int, int, int]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.errors import RuleViolation, rule
+from nkw.errors import RuleViolation, rule
 from simulate.memory.objects import VALUE_READS, NKIObject
 from simulate.memory.regions import MemoryRegion
 from simulate.memory.storage import Storage

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from simulate.errors import OutOfBounds, RuleViolation
+from nkw.errors import OutOfBounds, RuleViolation
 from simulate.memory import indirection, views
 from simulate.memory.indexing import fill_ellipsis, index_of, slice_bounds
 from simulate.memory.layout import ByteView, keep_part, known_part, part_key

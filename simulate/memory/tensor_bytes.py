@@ -6,7 +6,8 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from simulate.errors import OutOfBounds, RuleViolation, Unsupported
+from nkw.errors import OutOfBounds, RuleViolation, Unsupported
+from nkw.suggestions import FUNCTION_HINTS
 from simulate.lines import location, named
 from simulate.memory import views
 from simulate.memory.display import html, html_of_values
@@ -24,7 +25,6 @@ from simulate.numerics import (
     tfloat32,
     to_float32,
 )
-from simulate.suggestions import FUNCTION_HINTS
 
 _FLOAT32 = float32.storage
 _Tensor = TypeVar("_Tensor", bound="TensorBytes")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulate.errors import RuleViolation, rule
+from nkw.errors import RuleViolation, rule
 
 
 @rule("NKW-INDEX")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
 from simulate.kernel import Kernel, as_kernel
 from simulate.level import Level
 from simulate.nki import assignment as _assignment  # noqa: F401 (gives tensors their assignment)

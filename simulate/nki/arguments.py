@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.errors import RuleViolation, rule
+from nkw.errors import RuleViolation, rule
 from simulate.isa.immediates import integer_within
 from simulate.isa.rules import HBM, violations
 from simulate.memory import MemoryRegion, NkiTensor

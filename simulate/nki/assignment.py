@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from simulate.errors import RuleViolation
+from nkw.errors import RuleViolation
 from simulate.level import ASSIGNMENT
 from simulate.memory import NkiTensor
 from simulate.memory.view_rules import tensors_are_assigned

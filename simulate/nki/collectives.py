@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from simulate.errors import RuleViolation, rule
+from nkw.errors import RuleViolation, rule
 from simulate.isa.book import COLLECTIVES, Planner, documented_signature
 from simulate.isa.collectives.ring import CHANNELS_MAX
 from simulate.isa.immediates import integer_within

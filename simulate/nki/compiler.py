@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass, fields
 from enum import Enum
 
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
 from simulate.run import running_level
 
 _RING_VARIABLE = "NKI_PREFETCH_RING_SIZE"

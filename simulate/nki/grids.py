@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from simulate.errors import InvalidArgument, OutOfBounds, RuleViolation, rule
+from nkw.errors import InvalidArgument, OutOfBounds, RuleViolation, rule
 from simulate.isa.book import CallError
 from simulate.memory import MemoryRegion, NKIObject, NkiTensor
 from simulate.memory.indexing import fill_ellipsis

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
-from simulate.errors import NkiValidationError, RuleViolation, rule
+from nkw.errors import NkiValidationError, RuleViolation, rule
 from simulate.isa.book import INSTRUCTIONS, Planner, documented_signature
 from simulate.isa.rules import violations
 from simulate.memory import NkiTensor

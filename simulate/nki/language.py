@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.errors import InvalidArgument, RuleViolation, rule
+from nkw.errors import InvalidArgument, RuleViolation, rule
 from simulate.isa.rules import is_tensor
 from simulate.memory import MemoryRegion, NKIObject, NkiTensor
 from simulate.nki import isa

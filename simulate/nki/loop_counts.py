@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass
 from functools import lru_cache
 
-from simulate.errors import RuleViolation, Unsupported, rule
+from nkw.errors import RuleViolation, Unsupported, rule
 from simulate.lines import body_of, inside
 from simulate.memory.registers import VirtualRegister
 from simulate.memory.validity import EMPTY

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.errors import RuleViolation, rule
+from nkw.errors import RuleViolation, rule
 from simulate.isa import costs
 from simulate.isa.enums import Engine
 from simulate.isa.immediates import integer_within

@@ -12,9 +12,9 @@ from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn
 
-from simulate.errors import Unsupported
+from nkw.errors import Unsupported
+from nkw.suggestions import FUNCTION_HINTS, ISA_HINTS, did_you_mean, in_nki
 from simulate.memory import MemoryRegion
-from simulate.suggestions import FUNCTION_HINTS, ISA_HINTS, did_you_mean, in_nki
 
 _COMPILER = "it hands the kernel to the vendor's compiler; run the kernel with nki.simulate(kernel)(…)"
 _BETA1 = "it was removed after Beta 1; write slices, and keep dims before the partition dim in a Python list"

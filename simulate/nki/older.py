@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from simulate.errors import RuleViolation, rule
+from nkw.errors import RuleViolation, rule
 from simulate.isa.enums import DmaEngine
 from simulate.level import OLDER_PARAMETERS
 from simulate.numerics import as_dtype

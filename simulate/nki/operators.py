@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from simulate.errors import RuleViolation, rule
+from nkw.errors import RuleViolation, rule
 from simulate.isa.immediates import is_number
 from simulate.isa.rules import is_tensor, repeated_row
 from simulate.level import BROADCASTING

@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from simulate.errors import RuleViolation, rule
+from nkw.errors import RuleViolation, rule
 from simulate.isa.book import INSTRUCTIONS
 from simulate.isa.instructions.registers import immediate
 from simulate.isa.scalars import ScalarOperator, scalar_arithmetic

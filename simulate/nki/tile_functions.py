@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.errors import InvalidArgument, RuleViolation, Unsupported, rule
+from nkw.errors import InvalidArgument, RuleViolation, Unsupported, rule
 from simulate.isa.rules import is_flag, is_tensor, lies_in
 from simulate.memory import MemoryRegion, NkiTensor, Storage
 from simulate.nki import isa

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulate.errors import Unsupported
+from nkw.errors import Unsupported
 from simulate.hardware import Hardware
 from simulate.memory import NKIObject
 from simulate.run.environment import target_hardware

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulate.errors import Unsupported
+from nkw.errors import Unsupported
 from simulate.numerics.dtypes import DTYPES, DType, bool_, float32, tfloat32
 from simulate.numerics.quiet import quiet
 

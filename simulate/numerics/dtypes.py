@@ -15,7 +15,7 @@ from typing import Any, NoReturn, final
 import ml_dtypes
 import numpy as np
 
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
 
 
 @final

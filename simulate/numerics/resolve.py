@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
 
 Row = TypeVar("Row")
 

@@ -8,8 +8,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from simulate.errors import NkwError, NoVerdict
-from simulate.files import Outputs, json_document
+from nkw.errors import NkwError, NoVerdict
+from nkw.files import Outputs, json_document
+from nkw.parts import Drawn, Hanging
+from nkw.terminal import error, show, working
 from simulate.isolated import without_verdict
 from simulate.kernel_by_name import files_read, names_a_kernel, nothing_launched
 from simulate.occupancy import sweep
@@ -18,10 +20,8 @@ from simulate.occupancy.bars import svg as bars_svg
 from simulate.occupancy.svg import svg
 from simulate.occupancy.text import place_of, report, verdict
 from simulate.occupancy.uses import Occupancy, occupancies
-from simulate.parts import Drawn, Hanging
 from simulate.run import Launch, recorded
 from simulate.run.launch_text import summary
-from simulate.terminal import error, show, working
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from simulate.errors import RuleViolation
+from nkw.errors import RuleViolation
 from simulate.occupancy.uses import Occupancy, occupancies
 from simulate.run import Mode, recorded
 from simulate.world import World, expect_kernel

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType
 
-from simulate.errors import Location
+from nkw.errors import Location
 from simulate.lines import body_of, inside, location
 from simulate.run.stream import Line
 

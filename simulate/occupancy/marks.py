@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 from pathlib import PurePath
 
-from simulate.errors import Location
+from nkw.errors import Location
 from simulate.occupancy.uses import Memory, Source
 
 LETTERS = string.ascii_uppercase + string.ascii_lowercase + string.digits

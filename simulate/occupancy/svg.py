@@ -8,6 +8,8 @@ from itertools import groupby, pairwise
 
 import numpy as np
 
+from nkw.parts import as_html
+from nkw.terminal import html_of
 from simulate.occupancy.lanes import lanes_of
 from simulate.occupancy.loops import Loop
 from simulate.occupancy.marks import letters, place_of
@@ -15,8 +17,6 @@ from simulate.occupancy.plot import Plot, box, line, text
 from simulate.occupancy.style import COLOURS, STYLE
 from simulate.occupancy.text import report, verdict
 from simulate.occupancy.uses import Memory, Occupancy, Use
-from simulate.parts import as_html
-from simulate.terminal import html_of
 
 _WIDTH = 1160
 _LEFT, _PLOT, _GAP, _PEAK = 88, 700, 40, 300

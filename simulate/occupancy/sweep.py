@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
-from simulate.child import user_output
-from simulate.errors import InvalidArgument, NkwError, code_of
+from nkw.child import user_output
+from nkw.errors import InvalidArgument, NkwError, code_of
+from nkw.parts import Hanging, Part, table
+from nkw.terminal import working
 from simulate.kernel_by_name import InstructionCount, launch_by_name, names_a_kernel, with_size
 from simulate.memory import MemoryRegion
 from simulate.memory.placement import live_tiles_fit
 from simulate.occupancy.bars import Bar, Bars
-from simulate.parts import Hanging, Part, table
 from simulate.run import Launch, recorded
 from simulate.run.machine import capacity_bytes, tile_fits
 from simulate.run.observers import observing
-from simulate.terminal import working
 
 _CAPACITY, _ONE_TILE = code_of(live_tiles_fit), code_of(tile_fits)
 _MOST_SIZES = 64

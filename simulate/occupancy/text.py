@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from nkw.parts import Drawn, Hanging, Name, Part, table
+from nkw.terminal import rendered, report_of
 from simulate.occupancy.grid import grid
 from simulate.occupancy.marks import letters, place_of, short
 from simulate.occupancy.uses import Level, Memory, Occupancy
-from simulate.parts import Drawn, Hanging, Name, Part, table
-from simulate.terminal import rendered, report_of
 
 _MAP_COLUMNS = 70  # at most
 _SCALE_COLUMNS = 10  # beside a map

@@ -15,7 +15,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from simulate.errors import Location
+from nkw.errors import Location
+from nkw.terminal import Displayed
 from simulate.hardware import Hardware
 from simulate.lines import location
 from simulate.memory import MemoryRegion
@@ -23,7 +24,6 @@ from simulate.memory.placement import Placement, largest_fit, least_bytes
 from simulate.occupancy.loops import Loop, loops_of
 from simulate.run import Launch, Stream
 from simulate.run.machine import capacity_bytes
-from simulate.terminal import Displayed
 
 MEMORIES = (MemoryRegion.sbuf, MemoryRegion.psum)
 

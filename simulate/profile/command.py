@@ -9,13 +9,14 @@ from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
-from simulate.errors import NkwError, NoVerdict
-from simulate.files import OutputFile, Outputs, json_document
+from nkw.errors import NkwError, NoVerdict
+from nkw.files import OutputFile, Outputs, json_document
+from nkw.parts import Part
+from nkw.terminal import error, progress, show, working
 from simulate.isolated import without_verdict
 from simulate.kernel_by_name import files_read, names_a_kernel, nothing_launched
 from simulate.occupancy import svg, sweep
 from simulate.occupancy.command import distinct as cores
-from simulate.parts import Part
 from simulate.profile.comparison import options as against
 from simulate.profile.comparison import text as comparison_text
 from simulate.profile.comparison.compare import Comparison
@@ -31,7 +32,6 @@ from simulate.profile.vendor.command import measured_slices, pairs
 from simulate.run import Launch, recorded
 from simulate.run.launch_text import summary
 from simulate.run.stream import Stream
-from simulate.terminal import error, progress, show, working
 from simulate.timing import Reading, write_trace
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from nkw.terminal import Displayed
 from simulate.hardware import Hardware
 from simulate.profile.advice import Advice, Bound, advice, bounds
 from simulate.profile.basis import Basis, basis
@@ -18,7 +19,6 @@ from simulate.profile.traffic import TensorTraffic, traffic
 from simulate.profile.what_if import WhatIf, what_if
 from simulate.run.run_order import as_streams
 from simulate.run.stream import Stream
-from simulate.terminal import Displayed
 from simulate.timing import Dependences, Reading, Timeline, check_reading, dependences, schedule
 
 

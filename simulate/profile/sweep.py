@@ -8,8 +8,10 @@ from functools import partial
 from html import escape
 from typing import Any
 
-from simulate.errors import NkwError, NoVerdict
-from simulate.files import Outputs, json_document
+from nkw.errors import NkwError, NoVerdict
+from nkw.files import Outputs, json_document
+from nkw.parts import Drawn, Hanging, Part, as_html, table
+from nkw.terminal import error, progress, show
 from simulate.isolated import without_verdict
 from simulate.kernel_by_name import files_read
 from simulate.memory import MemoryRegion
@@ -17,10 +19,8 @@ from simulate.occupancy import sweep
 from simulate.occupancy.bars import Bar, Bars, drawn
 from simulate.occupancy.bars import svg as bars_svg
 from simulate.occupancy.sweep import CapacityEnd, Trial, word
-from simulate.parts import Drawn, Hanging, Part, as_html, table
 from simulate.profile.numbers import share, us
 from simulate.profile.profile import Profile, profile
-from simulate.terminal import error, progress, show
 from simulate.timing import Reading
 
 

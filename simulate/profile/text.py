@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 
-from simulate.parts import Hanging, Name, Noted, Part, Table, shortened, table
+from nkw.parts import Hanging, Name, Noted, Part, Table, shortened, table
+from nkw.terminal import rendered, report_of
 from simulate.profile.advice.text import advice_parts
 from simulate.profile.basis import CALLED
 from simulate.profile.critical_path import Phase, Stretch
@@ -15,7 +16,6 @@ from simulate.profile.lines import LineTime
 from simulate.profile.moments import Moments, named, source
 from simulate.profile.numbers import share, us
 from simulate.profile.profile import Profile
-from simulate.terminal import rendered, report_of
 from simulate.timing import Reading
 from simulate.timing.timeline import core_label
 

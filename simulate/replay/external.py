@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
 from simulate.memory import NkiTensor, Storage
 from simulate.run.arguments import element
 from simulate.run.rebuild import NO_BYTES

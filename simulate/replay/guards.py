@@ -44,7 +44,7 @@ _FIXED = (
     re.Pattern,
 )
 _TRUSTED = frozenset(
-    "simulate nki neuronxcc numpy ml_dtypes _collections abc bisect builtins cmath collections contextlib copy "
+    "simulate nkw nki neuronxcc numpy ml_dtypes _collections abc bisect builtins cmath collections contextlib copy "
     "dataclasses enum fractions functools heapq itertools math numbers operator re reprlib string types typing".split()
 )
 """Packages without guards: this one, and those whose functions depend on their arguments only."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simulate.errors import InvalidArgument, NkwError
+from nkw.errors import InvalidArgument, NkwError
 from simulate.isa.plan import Domain, Plan, State
 from simulate.memory import NkiTensor
 from simulate.replay.arena import Arena, Tiles

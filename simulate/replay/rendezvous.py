@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from simulate.errors import Location
+from nkw.errors import Location
 from simulate.isa.plan import Rendezvous
 from simulate.run.processes import Processes
 from simulate.run.scheduler import check_agreement

@@ -19,7 +19,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from simulate.errors import NkwError
+from nkw.errors import NkwError
 from simulate.isa.plan import Plan
 from simulate.run.arguments import mapped
 

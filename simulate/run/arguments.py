@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from simulate.errors import InvalidArgument, RuleViolation, rule
+from nkw.errors import InvalidArgument, RuleViolation, rule
 from simulate.lines import location
 from simulate.memory import MemoryRegion, NKIObject, NkiTensor, Storage
 from simulate.memory.validity import EMPTY

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.errors import RuleViolation, rule
+from nkw.errors import RuleViolation, rule
 from simulate.isa.enums import ReduceCmd
 from simulate.isa.plan import Plan, Registers
 from simulate.isa.shapes import flat as flattened

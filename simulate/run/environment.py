@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import socket
 
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
+from nkw.targets import DEFAULT_TARGET, TARGET_VARIABLE
 from simulate.hardware import Hardware, hardware
 from simulate.level import LEVEL_VARIABLE, LNC_BY_ENVIRONMENT, Level
-from simulate.targets import DEFAULT_TARGET, TARGET_VARIABLE
 
 PRECISE_VARIABLE = "NKI_PRECISE_FP"
 REPLAY_VARIABLE = "NKW_REPLAY"

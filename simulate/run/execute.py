@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.errors import RuleViolation, rule
+from nkw.errors import RuleViolation, rule
 from simulate.isa.plan import Domain, Masked, Plan, State
 from simulate.memory import NkiTensor
 from simulate.numerics import from_float32, tfloat32, to_float32

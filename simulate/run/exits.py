@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from simulate.errors import NkwError, NoVerdict, one_line
+from nkw.errors import NkwError, NoVerdict, one_line
 from simulate.run.location import blame_traceback
 
 CODE = "NKW-EXIT"

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from simulate.errors import OutOfBounds, RuleViolation, rule
+from nkw.errors import OutOfBounds, RuleViolation, rule
 from simulate.memory import Dynamic, MemoryRegion, NkiTensor
 
 

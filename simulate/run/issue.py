@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.errors import NkwError, RuleViolation, rule
+from nkw.errors import NkwError, RuleViolation, rule
 from simulate.isa import book, costs, propagation
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Accumulate, Domain, Masked, Plan, Rendezvous

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
-from simulate.errors import NoVerdict
-from simulate.lines import PACKAGE
+from nkw.errors import NoVerdict
+from nkw.suggestions import FUNCTION_HINTS, NAME_HINTS, TILE_HINTS, did_you_mean, in_nki
+from simulate.lines import PACKAGES
 from simulate.memory import NkiTensor
 from simulate.numerics import ACTIVATION_FUNCTIONS, ALU_OPERATORS
 from simulate.run.location import blame_traceback, kernel_traces
 from simulate.run.stream import NkiInstruction
-from simulate.suggestions import FUNCTION_HINTS, NAME_HINTS, TILE_HINTS, did_you_mean, in_nki
 
 CODE = "NKW-KERNEL-ERROR"
 _API = ("simulate.nki.language", "simulate.nki.isa", "simulate.nki.collectives")
@@ -113,7 +113,7 @@ def _called_function(last: TracebackType) -> str:
         return ""
     code = inner.tb_frame.f_code
     is_lookup = code.co_name.startswith("__")  # of a missing name, whose message says all
-    return f"{code.co_name}: " if code.co_filename.startswith(PACKAGE) and not is_lookup else ""
+    return f"{code.co_name}: " if code.co_filename.startswith(PACKAGES) and not is_lookup else ""
 
 
 def _for_variable(text: str, frame: FrameType, line: str) -> str:

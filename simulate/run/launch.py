@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
-from simulate.errors import NkwError, RuleViolation
+from nkw.errors import NkwError, RuleViolation
+from nkw.terminal import Displayed
 from simulate.hardware import Hardware
 from simulate.level import NEWEST, Level, Rules
 from simulate.memory import MemoryRegion, Storage
@@ -17,7 +18,6 @@ from simulate.run.arguments import leaves
 from simulate.run.machine import InstructionObserver, Mode, NeuronCore
 from simulate.run.processes import Processes
 from simulate.run.stream import Stream
-from simulate.terminal import Displayed
 
 ArgumentsOfRanks = Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
 """One (args, kwargs) per rank of this process."""

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from nkw.parts import Hanging, Name, Part, table
+from nkw.terminal import report_of
 from simulate.memory import MemoryRegion
-from simulate.parts import Hanging, Name, Part, table
 from simulate.run.arguments import leaves
 from simulate.run.launch import Launch
 from simulate.run.machine import capacity_bytes
-from simulate.terminal import report_of
 
 _ROWS = 12
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.errors import Location, NkwError, RuleViolation
+from nkw.errors import Location, NkwError, RuleViolation
 from simulate.isa.book import CallError
 from simulate.level import RULES_VARIABLE, WARNED, Rules
 from simulate.lines import location

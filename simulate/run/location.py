@@ -9,8 +9,8 @@ from types import CodeType, TracebackType
 
 import numpy as np
 
-from simulate.errors import Location, NkwError
-from simulate.lines import PACKAGE, location
+from nkw.errors import Location, NkwError
+from simulate.lines import PACKAGE, PACKAGES, location
 
 _NUMPY = os.path.dirname(np.__file__) + "/"
 _LAUNCHER = PACKAGE + "run/launcher.py"
@@ -31,7 +31,7 @@ def kernel_line(inside: int = 1) -> tuple[CodeType, int]:
 
 
 def _judged(code: CodeType) -> tuple[CodeType, bool]:
-    known = _ours[id(code)] = code, code.co_filename.startswith(PACKAGE)
+    known = _ours[id(code)] = code, code.co_filename.startswith(PACKAGES)
     return known
 
 
@@ -76,7 +76,7 @@ def kernel_traces(trace: TracebackType | None) -> list[TracebackType]:
     while trace is not None:
         code = trace.tb_frame.f_code
         generated = code.co_filename == "<string>" and code.co_name == "__init__"
-        if not generated and not code.co_filename.startswith((PACKAGE, _NUMPY)):
+        if not generated and not code.co_filename.startswith((*PACKAGES, _NUMPY)):
             lines.append(trace)
         trace = trace.tb_next
     return lines

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from simulate.errors import InvalidArgument, NkwError, RuleViolation, rule
+from nkw.errors import InvalidArgument, NkwError, RuleViolation, rule
 from simulate.hardware import Hardware
 from simulate.isa.plan import Plan, State, name_is_text
 from simulate.isa.rules import violations

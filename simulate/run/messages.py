@@ -17,7 +17,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from simulate.errors import InvalidArgument, Location, NkwError, shown
+from nkw.errors import InvalidArgument, Location, NkwError, shown
 
 _LONGEST_TEXT = 2000
 _MOST_PROCESS_ID = 2**31 - 1

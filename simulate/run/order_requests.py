@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
 from simulate.run.machine import current_core
 from simulate.run.stream import Stream
 

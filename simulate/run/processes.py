@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.errors import Deadlock, Location, NkwError, Unsupported
+from nkw.errors import Deadlock, Location, NkwError, Unsupported
 from simulate.isa.plan import Rendezvous
 from simulate.run.environment import check_environment
 from simulate.run.messages import ArrivalMessage, ProcessMessage, Shape, StateMessage

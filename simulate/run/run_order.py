@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
 from simulate.run.stream import Stream
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.errors import Deadlock, InvalidArgument, Location, RendezvousMismatch
+from nkw.errors import Deadlock, InvalidArgument, Location, RendezvousMismatch
 from simulate.isa.plan import Rendezvous
 from simulate.run.environment import SETS_LOGICAL_CORE
 from simulate.run.processes import Arrival, Processes

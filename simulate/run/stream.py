@@ -18,7 +18,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from simulate.errors import Location, RuleViolation, rule
+from nkw.errors import Location, RuleViolation, rule
 from simulate.hardware import Hardware
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Cost, Effects

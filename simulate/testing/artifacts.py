@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from nkw.errors import NkwError
 from simulate.check import Finding, Format, render
-from simulate.errors import NkwError
 from simulate.occupancy import occupancies, svg, text
 from simulate.run import Launch
 from simulate.timing import schedule, write_trace

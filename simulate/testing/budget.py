@@ -12,14 +12,14 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
+from nkw.parts import Noted, Part, table
+from nkw.targets import TARGETS
+from nkw.terminal import rendered
 from simulate.occupancy import Memory, occupancies
-from simulate.parts import Noted, Part, table
 from simulate.profile import Profile, profile
 from simulate.profile.text import path_table, traffic_table
 from simulate.run import Launch, Mode
-from simulate.targets import TARGETS
-from simulate.terminal import rendered
 from simulate.testing.artifacts import write_artifacts
 from simulate.testing.kernel import KernelFailure
 from simulate.timing import Reading

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from nkw.errors import NkwError
 from simulate.check import Finding, detect, fails_a_check, finding_of, gathered, in_order, text
-from simulate.errors import NkwError
 from simulate.level import Rules
 from simulate.run import Launch, recorded
 from simulate.run.exits import typed_exits

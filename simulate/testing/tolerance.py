@@ -12,7 +12,7 @@ from typing import Any
 
 import ml_dtypes
 
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
 from simulate.numerics import DType, as_dtype
 
 _FLOAT32_ROUNDOFF = 2.0**-24

@@ -21,7 +21,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
 from simulate.isa.enums import Engine
 from simulate.isa.plan import State
 from simulate.run.boxes import Boxes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
 
 
 class Reading(Enum):

@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from itertools import chain
 from typing import Any
 
-from simulate.files import complete
+from nkw.files import complete
 from simulate.lines import location
 from simulate.run.run_order import as_streams
 from simulate.run.stream import READ, Stream

@@ -11,7 +11,7 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
 from simulate.tune.measuring import Outcome, Subject, bench_elsewhere
 from simulate.tune.parameters import Candidate
 from simulate.tune.workers import Measured

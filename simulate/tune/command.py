@@ -7,17 +7,17 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from simulate.child import ending_after, is_child, user_output
-from simulate.errors import InvalidArgument, NkwError, NoVerdict
-from simulate.files import Outputs, json_document
+from nkw.child import ending_after, is_child, user_output
+from nkw.errors import InvalidArgument, NkwError, NoVerdict
+from nkw.files import Outputs, json_document
+from nkw.process import positive_seconds, remembering_interrupts
+from nkw.terminal import error, show, working
 from simulate.isolated import NO_VERDICT, without_verdict
 from simulate.kernel_by_name import files_read, names_a_kernel
-from simulate.process import positive_seconds, remembering_interrupts
 from simulate.profile.numbers import us
 from simulate.profile.profile import profile
 from simulate.run.launch import Launch
 from simulate.scripts import bound
-from simulate.terminal import error, show, working
 from simulate.tracebacks import print_of_the_user
 from simulate.tune.cluster import LOCAL, Cluster
 from simulate.tune.measuring import READINGS, WORSE, Bench, Subject

@@ -8,8 +8,8 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import Any
 
+from nkw.errors import NkwError
 from simulate.bind import install
-from simulate.errors import NkwError
 from simulate.kernel_by_name import callable_named, folder_of, importing_from, launch_named
 from simulate.run.launch import Launch, plain
 from simulate.timing import Reading, dependences, schedule

@@ -5,8 +5,8 @@ from __future__ import annotations
 from html import escape
 from math import inf
 
+from nkw.terminal import rendered
 from simulate.profile.numbers import us
-from simulate.terminal import rendered
 from simulate.tune.report import Report
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 860, 320, 90, 20, 30, 40  # pixels

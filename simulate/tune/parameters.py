@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
 
 DECLARATION = "PARAMETERS"
 """The name in the kernel's file of a tuple of rows (name, default, domain)."""

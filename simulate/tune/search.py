@@ -10,7 +10,7 @@ from math import inf, prod
 from random import Random
 from typing import Any
 
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
 from simulate.tune.measuring import Outcome
 from simulate.tune.parameters import Candidate, Parameter, Tunable
 from simulate.tune.workers import Workers

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from simulate.errors import InvalidArgument
-from simulate.files import MOST_SOURCE_BYTES, OutputFile, read_text
+from nkw.errors import InvalidArgument
+from nkw.files import MOST_SOURCE_BYTES, OutputFile, read_text
 from simulate.kernel_by_name import call_of
 from simulate.run.machine import Mode
 from simulate.tune.parameters import Candidate, Tunable

@@ -6,9 +6,10 @@ import argparse
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from simulate.child import user_output
-from simulate.errors import InvalidArgument, NoVerdict
-from simulate.files import Outputs, json_document
+from nkw.child import user_output
+from nkw.errors import InvalidArgument, NoVerdict
+from nkw.files import Outputs, json_document
+from nkw.terminal import error, show, working
 from simulate.isolated import without_verdict
 from simulate.kernel_by_name import (
     InstructionCount,
@@ -22,7 +23,6 @@ from simulate.kernel_by_name import (
 from simulate.options import rank_count
 from simulate.run.observers import observing
 from simulate.scripts import bound
-from simulate.terminal import error, show, working
 from simulate.verification.judging import ONE_RANK, SEVERAL_RANKS, verify
 from simulate.verification.trial import refusal
 from simulate.verification.verdict import Verdict

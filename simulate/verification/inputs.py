@@ -15,7 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from simulate.errors import NoVerdict
+from nkw.errors import NoVerdict
 
 _LARGE_EXPONENT = 10  # normal values times 2**10: exp of them overflows, their squares and sums do not
 _NORMAL_EXPONENT = 3  # normal values lie below 2**3, but for one of 10**15

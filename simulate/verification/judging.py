@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from nkw.child import shown_once
+from nkw.errors import NkwError
 from simulate.check import Finding, Severity, fails_a_check, findings_of, gathered, in_order
 from simulate.check.lint import lint_launched
-from simulate.child import shown_once
-from simulate.errors import NkwError
 from simulate.hardware import Hardware
 from simulate.level import Level, Rules
 from simulate.profile import profile

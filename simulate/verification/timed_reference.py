@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from simulate.child import shown_once
+from nkw.child import shown_once
 
 SLOW_SECONDS = 2.0
 """Time in the reference from which on a verdict names it."""

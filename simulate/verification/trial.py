@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from simulate.errors import InvalidArgument, NkwError, NoVerdict, RuleViolation
+from nkw.errors import InvalidArgument, NkwError, NoVerdict, RuleViolation
 from simulate.isa.book import CallError
-from simulate.lines import PACKAGE
+from simulate.lines import PACKAGES
 from simulate.run import Launch
 from simulate.testing import Mismatch, WeakComparison, compare
 from simulate.verification.bound import (
@@ -33,7 +33,7 @@ from simulate.verification.bound import (
 from simulate.verification.inputs import Call, NotArrays, is_float, results
 
 _READS_UNWRITTEN = ("NKW-UNWRITTEN", "NKW-OUTPUT-UNWRITTEN")
-_NOT_THE_USERS = (PACKAGE, str(Path(np.__file__).parent))
+_NOT_THE_USERS = (*PACKAGES, str(Path(np.__file__).parent))
 _PARTIAL = "[NKW-OUTPUT-PARTIAL]"
 
 Run = Callable[[Call], Launch]

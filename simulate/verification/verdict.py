@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from nkw.errors import shown
+from nkw.parts import Hanging, Part, table
+from nkw.terminal import rendered
 from simulate.check import Finding
 from simulate.check.formats import plain
-from simulate.errors import shown
 from simulate.level import Rules
-from simulate.parts import Hanging, Part, table
 from simulate.profile import Profile
 from simulate.profile.advice import Bound
 from simulate.profile.numbers import share, us
 from simulate.run import Launch
-from simulate.terminal import rendered
 from simulate.timing import Reading
 from simulate.verification.statistical_trials import RMS, SLOPE
 from simulate.verification.trial import Outcome, Trial

@@ -8,7 +8,7 @@ import pytest
 
 import simulate.beta1.isa as nisa
 import simulate.beta1.language as nl
-from simulate.errors import InvalidArgument, RuleViolation
+from nkw.errors import InvalidArgument, RuleViolation
 from tests.beta1.kernels import run, stored, whole
 
 X, Y = whole(128, 48), whole(128, 48, seed=1)

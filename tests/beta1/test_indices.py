@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import simulate.beta1.isa as nisa
 import simulate.beta1.language as nl
-from simulate.errors import OutOfBounds, RuleViolation
+from nkw.errors import OutOfBounds, RuleViolation
 from tests.beta1.kernels import run, stored, whole
 
 X = whole(128, 60)

@@ -11,7 +11,7 @@ import pytest
 import simulate.nki as nki
 import simulate.nki.isa as nisa
 import simulate.nki.language as nl
-from simulate.errors import NkwError, RuleViolation
+from nkw.errors import NkwError, RuleViolation
 from simulate.nki.older import OLDER
 from tests.beta1.kernels import whole
 

@@ -12,7 +12,7 @@ import simulate
 import simulate.beta1 as nki
 import simulate.beta1.isa as nisa
 import simulate.beta1.language as nl
-from simulate.errors import InvalidArgument, NkwError, RuleViolation, Unsupported
+from nkw.errors import InvalidArgument, NkwError, RuleViolation, Unsupported
 from simulate.run import Mode
 from tests.beta1.kernels import run, stored, whole
 

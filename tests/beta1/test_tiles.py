@@ -8,7 +8,7 @@ import pytest
 
 import simulate.beta1.isa as nisa
 import simulate.beta1.language as nl
-from simulate.errors import InvalidArgument, RuleViolation
+from nkw.errors import InvalidArgument, RuleViolation
 from tests.beta1.kernels import issued, launched, run, stored, whole
 
 X = whole(128, 64)

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.cli import main as of_models
+from model.commands.cli import main as of_models
+from nkw.errors import InvalidArgument
+from nkw.terminal import rendered
 from simulate.bundle.compare import compare_bundle, document, report
 from simulate.bundle.manifest import MANIFEST
 from simulate.bundle.reading import MOST_JSON_BYTES, Fields
 from simulate.bundle.result import load
 from simulate.cli import main
-from simulate.errors import InvalidArgument
-from simulate.terminal import rendered
 from tests.bundle.returns import bring_back
 from tests.model.folders import write_folder
 from tests.work import count_bytecodes

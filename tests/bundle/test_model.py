@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from model.cli import main
-from model.shipped import PRETRAINED, model_path
+from model.commands.cli import main
+from model.loading.shipped import PRETRAINED, model_path
 from simulate.bundle import chain
 from simulate.bundle.blame import Comparison
 from simulate.bundle.manifest import Bundle, load_bundle

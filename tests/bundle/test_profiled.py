@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from nkw.verbs import VERBS
 from simulate.bundle.manifest import Case, load_bundle
 from simulate.cli import main
-from simulate.verbs import VERBS
 from tests.bundle.returns import bring_back
 from tests.profile.device_profiles import METADATA, Row, span, write_profile
 

@@ -9,13 +9,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from model.bundle.command import stay_behind
-from model.bundle.recipe import boxes_of
-from model.checkpoint import open_checkpoint
+from model.commands.bundle.command import stay_behind
+from model.commands.bundle.recipe import boxes_of
 from model.device.bundling import check_recipes
 from model.errors import ModelError
 from model.families import load_config
-from model.weights import shard_weights
+from model.loading.checkpoint import open_checkpoint
+from model.loading.weights import shard_weights
 from simulate.bundle.chain import Origins, places_written
 from simulate.bundle.run_weights import drawn, rounded
 from tests.model.family_folders import write_family

@@ -9,13 +9,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from nkw.terminal import rendered
 from simulate.bundle.blame import Comparison, Fault, compared
 from simulate.bundle.compare import report
 from simulate.bundle.manifest import Bundle, Output, Tolerance, load_bundle
 from simulate.bundle.result import CaseResult, Environment, Result, Times, Values
 from simulate.bundle.run import tile_digests, tiles
 from simulate.bundle.values import Agreement, compare_arrays, ulps_between
-from simulate.terminal import rendered
 
 BOUND = Tolerance(0.75, 0.25, 1.0, 1, 1, "float32")
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from nkw.errors import InvalidArgument
+from nkw.targets import HARDWARE_VARIABLE
 from simulate.calibrate.calibration import calibrate, elasticities
 from simulate.calibrate.measurement import Measurement
 from simulate.calibrate.numbers import Parameter
 from simulate.cli import main
-from simulate.errors import InvalidArgument
 from simulate.hardware import hardware, use_overlay
-from simulate.targets import HARDWARE_VARIABLE
 from tests.calibrate.measured import SMALL, entries, measured, prediction, times
 
 Capture = pytest.CaptureFixture[str]

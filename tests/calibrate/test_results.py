@@ -12,9 +12,9 @@ import pytest
 from benchmarks.fidelity.bench import outcomes
 from benchmarks.fidelity.calibration import measurements as described
 from benchmarks.fidelity.entry import read_entries
+from nkw.targets import HARDWARE_VARIABLE
 from simulate.bundle.entries import DEVICE, HOST
 from simulate.cli import main
-from simulate.targets import HARDWARE_VARIABLE
 from tests.calibrate.measured import KERNEL, SMALL, prediction, times
 
 Capture = pytest.CaptureFixture[str]

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import nki_kernels
+from nkw.errors import InvalidArgument
+from nkw.files import MOST_SOURCE_BYTES
 from simulate.check import KINDS, Severity
 from simulate.check.lint import lint_file, lint_source, load_rules
 from simulate.cli import main
-from simulate.errors import InvalidArgument
-from simulate.files import MOST_SOURCE_BYTES
 from simulate.level import LEVELS, NEWEST, Level
 
 HEAD = """import nki

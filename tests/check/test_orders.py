@@ -13,10 +13,10 @@ import pytest
 
 import nki_kernels as kernels
 import simulate
+from nkw.errors import InvalidArgument
 from simulate.check import examine
 from simulate.check.precedence import draw, predecessors
 from simulate.check.reorder import ReorderedLaunch, Snapshot
-from simulate.errors import InvalidArgument
 from simulate.run import Launch
 from simulate.run.observers import Observer, observing
 from simulate.timing import dependences

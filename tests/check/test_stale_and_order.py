@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import simulate
-from simulate.errors import RuleViolation
+from nkw.errors import RuleViolation
 from tests.check.launched import codes
 from tests.faults.data import copied_out
 

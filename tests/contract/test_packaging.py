@@ -50,17 +50,17 @@ GENUINE = {
 
 # Files that need an extra as soon as they are imported; everything else must import with the base install.
 NEED_AN_EXTRA = {
-    "model/serve/answers.py",
-    "model/serve/audio/answers.py",
-    "model/serve/audio/requests.py",
-    "model/serve/app.py",
-    "model/serve/gate.py",
-    "model/serve/messages.py",
+    "model/serve/openai/answers.py",
+    "model/serve/openai/audio/answers.py",
+    "model/serve/openai/audio/requests.py",
+    "model/serve/http/app.py",
+    "model/serve/http/gate.py",
+    "model/serve/openai/messages.py",
     "model/serve/metrics.py",
-    "model/serve/origins.py",
-    "model/serve/requests.py",
-    "model/serve/router.py",
-    "model/serve/server.py",
+    "model/serve/http/origins.py",
+    "model/serve/openai/requests.py",
+    "model/serve/replicas/router.py",
+    "model/serve/http/server.py",
     "simulate/pytest_plugin.py",
     "simulate/testing/strategies.py",
 }

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import simulate
-from simulate.errors import NkwError
+from nkw.errors import NkwError
 from simulate.nki.missing import NOT_YET
 
 _API = json.loads((Path(__file__).parent / "nki_api.json").read_text(encoding="utf-8"))

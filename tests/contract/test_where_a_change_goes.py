@@ -304,7 +304,7 @@ TOY1 = TRN3.with_numbers(name=documented("toy1", "a test"))
         "tests/contract/test_imports.py",
     ),
     edits={
-        "simulate/targets.py": ('"trn3")\n', '"trn3", "toy1")\n'),
+        "nkw/targets.py": ('"trn3")\n', '"trn3", "toy1")\n'),
         "simulate/hardware/__init__.py": (
             "TRN2, TRN3)",
             "TRN2, TRN3, TOY1)",
@@ -331,9 +331,9 @@ import json
 import numpy as np
 import safetensors.numpy
 
-from model.cli import main
+from model.commands.cli import main
 from model.families import load_config
-from model.weights import tensor_shapes
+from model.loading.weights import tensor_shapes
 
 SIZES = dict(v=300, h=32, f=48, l=2, q=4, g=2, d=8, n=64)
 
@@ -381,8 +381,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from model.checkpoint import open_checkpoint
-from model.cli import main
+from model.loading.checkpoint import open_checkpoint
+from model.commands.cli import main
 from model.families import load_config
 from model.formats.toy_int8 import ToyInt8
 
@@ -541,7 +541,7 @@ ADDITIONS = {
     "a cache format": CACHE_FORMAT,
 }
 """By row of the table; other rows join when they list every file that their additions touch."""
-if "`simulate/targets.py`" in ROWS["a chip"]:
+if "`nkw/targets.py`" in ROWS["a chip"]:
     ADDITIONS["a chip"] = CHIP
 if "tests/model/test_<name>.py" in ROWS["a model family"]:
     ADDITIONS["a model family"] = family()

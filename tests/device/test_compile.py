@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from model import LLM, SamplingParams
-from model.cli import main
-from model.compiled.command import MANIFEST, engine_graphs, launch_all, read_manifest
-from model.compiled.graphs import CopyGraph, Environment, Graph, StepGraph, graph_key
-from model.compiled.sources import source_digest
-from model.engine_args import EngineArgs, engine_parts
+from model.commands.cli import main
+from model.commands.compile.command import MANIFEST, engine_graphs, launch_all, read_manifest
+from model.commands.compile.graphs import CopyGraph, Environment, Graph, StepGraph, graph_key
+from model.commands.compile.sources import source_digest
 from model.errors import ModelError
 from model.layers.paged import STATES
+from model.llm.engine_args import EngineArgs, engine_parts
 from tests.device import site
 from tests.device.core import Core
 from tests.model.tiny_families import write_tiny
@@ -105,7 +105,7 @@ def test_the_sources_of_a_kernel_are_its_file_and_what_this_imports(tmp_path: Pa
 
     for name, text in files.items():
         (package / name).write_text(text)
-    monkeypatch.setattr("model.compiled.sources._root", lambda: package)
+    monkeypatch.setattr("model.commands.compile.sources._root", lambda: package)
     before = digests()
     assert digests() == before
     for changed, differ in {

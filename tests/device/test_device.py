@@ -10,15 +10,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from model.checkpoint import open_checkpoint
 from model.device import SimulatedDevice
 from model.device.binding import parameter_indices
 from model.device.neuron import NeuronDevice
 from model.errors import ModelError
 from model.families import load_config
-from model.kernel_model import KernelModel
+from model.loading.checkpoint import open_checkpoint
+from model.loading.weights import shard_weights
+from model.runners.contiguous import KernelModel
 from model.sampling import StepOutput
-from model.weights import shard_weights
 from tests.device.core import Core, mutable_places
 from tests.device.xla import XlaCore
 

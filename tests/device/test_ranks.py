@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from model.cli import main
+from model.commands.cli import main
 from tests.run.test_processes import torchrun
 
 

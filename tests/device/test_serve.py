@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the server needs the extra serve")
 
-from model.cli import main
-from model.compiled.command import launch_all
-from model.engine_args import engine_parts
+from model.commands.cli import main
+from model.commands.compile.command import launch_all
+from model.llm.engine_args import engine_parts
 from model.serve.serving import engine_args
 from tests.device.core import Core
 from tests.serve.conftest import options_of, serving

@@ -24,10 +24,10 @@ from model.engine.async_engine import AsyncEngine, EngineFull, Stream, TokenProm
 from model.engine.faults import EngineFailed
 from model.engine.speculation import NO_ROWS, Rows
 from model.errors import ModelError
+from model.loading.shipped import PRETRAINED
+from model.loading.tokenizer import Tokenizer
 from model.sampling import StepOutput
-from model.shipped import PRETRAINED
 from model.state import PagePool
-from model.tokenizer import Tokenizer
 
 VOCABULARY = 4096
 PROMPT = TokenPrompt([1, 2, 3])

@@ -12,7 +12,7 @@ from model.engine import SamplingParams
 from model.engine.bucket_sizes import AskedSizes, BucketLimits, fitted, read_buckets
 from model.engine.buckets import Buckets
 from model.errors import ModelError
-from model.llm import LLM
+from model.llm.llm import LLM
 
 LIMITS = BucketLimits(16, 64, 256)
 

@@ -23,10 +23,10 @@ from model.engine import (
 from model.engine.faults import EngineFailed
 from model.engine.speculation import NO_ROWS, Rows
 from model.errors import ModelError
+from model.loading.shipped import PRETRAINED
+from model.loading.tokenizer import Tokenizer
 from model.sampling import SampleRow, StepOutput
-from model.shipped import PRETRAINED
 from model.state import PagePool, SlotPool
-from model.tokenizer import Tokenizer
 from tests.engine.paged_text import VOCABULARY, check_pages
 from tests.engine.text_engine import END, LONGEST, OPTIONS, Always, TextSteps, tokens_of
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from model import LLM, SamplingParams
-from model.checkpoint import open_checkpoint
 from model.config import ModelConfig
 from model.errors import ModelError
 from model.families import load_config
-from model.reference import ReferenceModel
-from model.shipped import PRETRAINED
+from model.loading.checkpoint import open_checkpoint
+from model.loading.shipped import PRETRAINED
+from model.runners.reference import ReferenceModel
 from tests.model.reordering import reordered
 
 PROMPTS = ["Once upon a time", "The sun was", "Tom had a red ball and", "Lily", "Once upon a time there was"]

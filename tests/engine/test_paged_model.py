@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model.checkpoint import open_checkpoint
 from model.config import ModelConfig
 from model.device import SimulatedDevice
 from model.engine import Batch, Chunk, Request, Scheduler, SchedulerOptions
 from model.engine.buckets import Buckets, BucketUse, PartShape
 from model.families import load_config
-from model.paged_model import PagedModel
-from model.reference import ReferenceModel
+from model.loading.checkpoint import open_checkpoint
+from model.loading.weights import shard_weights
+from model.runners.paged import PagedModel
+from model.runners.reference import ReferenceModel
 from model.state import PagePool, SlotPool
-from model.weights import shard_weights
 from tests.engine.paged_text import check_pages
 from tests.model.oracle import Oracle, random_model
 from tests.model.test_dense_families import oracle

@@ -11,9 +11,9 @@ from model.config import ModelConfig
 from model.device import SimulatedDevice
 from model.engine import Request, Scheduler, SchedulerOptions
 from model.engine.buckets import Buckets
-from model.paged_model import PagedModel
+from model.loading.weights import shard_weights
+from model.runners.paged import PagedModel
 from model.state import PagePool, SlotPool
-from model.weights import shard_weights
 from tests.engine.test_paged_model import FIRST, PROMPTS, TEXTS, alone, bound, load, logits_of_requests, paged
 from tests.model.tiny_families import write_tiny
 

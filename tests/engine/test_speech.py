@@ -10,25 +10,25 @@ import numpy as np
 import pytest
 
 from model import LLM, SamplingParams
-from model.checkpoint import open_checkpoint
-from model.compiled.command import engine_graphs, launch_all
-from model.compiled.graphs import EncoderGraph
+from model.commands.compile.command import engine_graphs, launch_all
+from model.commands.compile.graphs import EncoderGraph
 from model.device import SimulatedDevice
 from model.engine import Batch, Request, Scheduler, SchedulerOptions
 from model.engine.buckets import Buckets
 from model.engine.sampler import require_logits
 from model.engine.speech import Speech
-from model.engine_args import EngineArgs, engine_parts, make_engine
 from model.errors import ModelError
 from model.families import load_config
-from model.paged_model import PagedModel, buckets_of
-from model.reference import ReferenceModel
+from model.llm.engine_args import EngineArgs, engine_parts, make_engine
+from model.loading.checkpoint import open_checkpoint
+from model.loading.weights import shard_weights
+from model.runners.paged import PagedModel, buckets_of
+from model.runners.reference import ReferenceModel
 from model.sampling import StepOutput
 from model.speech.rules import Rules
 from model.speech.spectrum import HOP, log_mel, windows_of
 from model.speech.timestamps import Timestamps
 from model.state import PagePool, WindowPool
-from model.weights import shard_weights
 from tests.model.oracle import Oracle
 from tests.model.test_transcribe import speech
 from tests.model.test_whisper import IDS, folder, oracle  # noqa: F401 - a fixture

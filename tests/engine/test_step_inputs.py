@@ -9,8 +9,8 @@ import numpy as np
 from model.engine import Chunk, Request
 from model.engine.buckets import Part, PartShape
 from model.layers.launch import Phase, StepShape
+from model.runners.step_inputs import StepInputs
 from model.state import BlockTable, PagePool
-from model.step_inputs import StepInputs
 
 FLOAT32 = np.dtype(np.float32)
 PADDING_PAGE = 8

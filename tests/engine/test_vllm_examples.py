@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from model import LLM, EngineArgs, RequestOutput, SamplingParams, StructuredOutputsParams
-from model.shipped import PRETRAINED
+from model.loading.shipped import PRETRAINED
 from tests.model.folders import write_folder
 
 PROMPTS = ["Hello, my name is", "Once upon a time", "The park is", "The sun"]

@@ -11,10 +11,10 @@ from model.engine import Batch, Engine, EngineLimits, Request, RequestOutput, Sc
 from model.engine.buckets import BucketUse
 from model.engine.kv_cache import KVCache
 from model.engine.speculation import NO_ROWS, Rows
+from model.loading.shipped import PRETRAINED
+from model.loading.tokenizer import Tokenizer
 from model.sampling import StepOutput
-from model.shipped import PRETRAINED
 from model.state import PagePool
-from model.tokenizer import Tokenizer
 from tests.engine.paged_text import VOCABULARY, PagedText
 
 OPTIONS = SchedulerOptions(max_num_seqs=4, max_num_batched_tokens=16)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 import simulate
+from nkw.errors import NkwError
 from simulate.check import detect, gathered
 from simulate.check.lint import lint_source
-from simulate.errors import NkwError
 from simulate.level import Level
 from simulate.testing import tolerance
 from tests.explain.settings import Setting

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simulate.errors import RULES
+from nkw.errors import RULES
 from simulate.explain import explanations
 from tests.explain.examples import as_code, codes, linted
 from tests.explain.lint_settings import LINT

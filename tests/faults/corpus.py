@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 import simulate
+from nkw.errors import NkwError
 from simulate.check import Finding, detect, finding_of, gathered, in_order, text
 from simulate.check.lint import lint_file
-from simulate.errors import NkwError
 from simulate.level import Level
 from tests.faults.table import Program
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
+from nkw.targets import DEFAULT_TARGET, GENERATIONS, TARGETS
 from simulate.hardware import (
     INSTANCES,
     Confidence,
@@ -22,7 +23,6 @@ from simulate.hardware import (
     instance,
 )
 from simulate.hardware.record import build
-from simulate.targets import DEFAULT_TARGET, GENERATIONS, TARGETS
 
 RECORDS = [hardware(target) for target in TARGETS]
 SEVERAL = instance("4 x trn2.48xlarge")

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 import simulate
-from model.cli import main as nkw
-from simulate.errors import InvalidArgument
+from model.commands.cli import main as nkw
+from nkw.errors import InvalidArgument
+from nkw.targets import HARDWARE_VARIABLE
 from simulate.hardware import TARGETS, Hardware, hardware, use_overlay
 from simulate.hardware.overlay import _object, replaceable
-from simulate.targets import HARDWARE_VARIABLE
 from simulate.timing import schedule
 from tests.work import CountedName
 
@@ -207,7 +207,7 @@ KERNEL = ("nki_kernels:rmsnorm", "f32[128,512]", "f32[1,512]", "1e-5")
     ],
 )
 def test_commands_read_an_overlay_and_their_reports_say_so(words: tuple[str, ...], capsys: Capture) -> None:
-    from model.shipped import PRETRAINED
+    from model.loading.shipped import PRETRAINED
 
     command = [str(PRETRAINED) if each == "MODEL" else each for each in words]
     path = overlay(value(3160.0, name="dma_completion_ns"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
 from simulate.hardware import INSTANCES, Hardware, hardware, instance
 from simulate.hardware.topology import across
 from simulate.isa import dma_costs

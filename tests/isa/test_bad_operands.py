@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from simulate.errors import NkwError
+from nkw.errors import NkwError
 from simulate.hardware import hardware
 from simulate.isa import COLLECTIVES, INSTRUCTIONS
 from simulate.isa.book import Planner, plan

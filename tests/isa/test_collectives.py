@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import simulate
-from simulate.errors import Deadlock, RendezvousMismatch, RuleViolation
+from nkw.errors import Deadlock, RendezvousMismatch, RuleViolation
 from simulate.hardware import hardware
 from simulate.isa import COLLECTIVES
 from simulate.isa.book import plan as plan_call

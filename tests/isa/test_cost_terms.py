@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
+from nkw.errors import Unsupported
 from simulate.calibrate.numbers import changed, parameters
-from simulate.errors import Unsupported
 from simulate.hardware import Hardware, derived, hardware
 from simulate.isa import costs, dma_costs, plan_for
 from simulate.isa.enums import DgeMode, Engine

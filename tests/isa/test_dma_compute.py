@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import simulate
-from simulate.errors import OutOfBounds
+from nkw.errors import OutOfBounds
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
 from tests.isa.reference import assert_same, sample, through_float32

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simulate.errors import OutOfBounds
+from nkw.errors import OutOfBounds
 from simulate.hardware import hardware
 from simulate.isa import Engine
 from simulate.memory import Dynamic, NkiTensor

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from simulate.errors import RuleViolation
+from nkw.errors import RuleViolation
 from simulate.hardware import hardware
 from simulate.nki import isa as nisa
 from tests.isa.reference import assert_same, sample, through_float32

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import simulate
-from simulate.errors import OutOfBounds, RuleViolation
+from nkw.errors import OutOfBounds, RuleViolation
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
 from tests.isa.reference import FLOATS, INTEGERS, assert_same, assert_same_bits, every_bit_pattern, sample

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nkw.errors import NkwError, OutOfBounds
 from simulate import nki
-from simulate.errors import NkwError, OutOfBounds
 from simulate.hardware import hardware
 from simulate.memory.validity import ACCUMULATED, EMPTY
 from simulate.nki import isa as nisa

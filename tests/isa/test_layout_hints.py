@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nkw.errors import RuleViolation
 from simulate import nki
-from simulate.errors import RuleViolation
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
 

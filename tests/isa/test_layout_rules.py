@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from simulate.errors import RuleViolation, sentence_of
+from nkw.errors import RuleViolation, sentence_of
 from simulate.hardware import hardware
 from simulate.isa import plan_for, rules
 from simulate.memory import Dynamic, MemoryRegion, NkiTensor

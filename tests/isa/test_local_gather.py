@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simulate.errors import OutOfBounds
+from nkw.errors import OutOfBounds
 from tests.isa.reference import FLOATS, INTEGERS, assert_same_bits, every_bit_pattern, sample
 from tests.isa.tiles import PSUM, TARGETS, Fresh, execute, plan, tile, twins
 

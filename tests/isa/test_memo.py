@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import simulate
-from simulate.errors import RuleViolation
+from nkw.errors import RuleViolation
 from simulate.hardware import Hardware, hardware
 from simulate.isa import book
 from simulate.isa.memo import Memo

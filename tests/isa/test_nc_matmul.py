@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulate.errors import RuleViolation
+from nkw.errors import RuleViolation
 from simulate.hardware import hardware
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl

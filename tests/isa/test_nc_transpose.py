@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulate.errors import Unsupported
+from nkw.errors import Unsupported
 from simulate.hardware import hardware
 from simulate.isa import Accumulate, Engine
 from simulate.nki import isa as nisa

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simulate.errors import RuleViolation
+from nkw.errors import RuleViolation
 from simulate.hardware import hardware
 from simulate.isa import plan_for
 from simulate.isa.enums import DgeMode, OobMode

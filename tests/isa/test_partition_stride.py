@@ -10,7 +10,7 @@ import nki.language as nl
 import numpy as np
 import pytest
 
-from simulate.errors import RuleViolation
+from nkw.errors import RuleViolation
 
 
 def copied(step: int, move: Callable[..., object]) -> Callable[..., object]:

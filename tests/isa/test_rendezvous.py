@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulate.errors import Deadlock, NkwError, RendezvousMismatch, RuleViolation
+from nkw.errors import Deadlock, NkwError, RendezvousMismatch, RuleViolation
 from simulate.hardware import hardware
 from simulate.isa import COLLECTIVES, Engine, Plan
 from simulate.isa.book import plan as plan_call

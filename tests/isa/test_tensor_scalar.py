@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nkw.targets import TARGETS as CHIPS
 from simulate.hardware import hardware
 from simulate.isa import Engine
 from simulate.nki import language as nl
 from simulate.numerics import ALU_OPERATORS
-from simulate.targets import TARGETS as CHIPS
 from tests.isa.alu import ARITHMETIC, BITS, DTYPES, SHAPES, bits_of, by_bits, scalar_by_scalar
 from tests.isa.reference import (
     INTEGERS,

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nkw.errors import RuleViolation
 from simulate.check import Severity, examine
 from simulate.check.findings import fails_a_check
-from simulate.errors import RuleViolation
 from simulate.isa import book
 from simulate.level import UNDOCUMENTED, WARNED, Rules
 from simulate.nki import collectives as ncc

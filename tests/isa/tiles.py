@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simulate.errors import NkwError
+from nkw.errors import NkwError
+from nkw.targets import GENERATIONS
 from simulate.hardware import hardware
 from simulate.isa import INSTRUCTIONS, Plan, plan_for
 from simulate.memory import MemoryRegion, NkiTensor, Storage
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
 from simulate.numerics import as_dtype
-from simulate.targets import GENERATIONS
 from simulate.world import launch
 
 TARGETS = tuple(GENERATIONS.values())

@@ -29,7 +29,7 @@ from nki.collectives import ReplicaGroup
 
 import nki_kernels
 import simulate
-from simulate.errors import NkwError
+from nkw.errors import NkwError
 from tests.kernels.accuracy import (
     TARGETS,
     as_tuple,

@@ -9,7 +9,7 @@ from nki.collectives import ReplicaGroup  # noqa: F401  (binds the simulator bef
 
 import nki_kernels as kernels
 import simulate
-from simulate.errors import RendezvousMismatch, RuleViolation
+from nkw.errors import RendezvousMismatch, RuleViolation
 
 TARGETS = ("trn1", "trn2", "trn3")
 

@@ -11,9 +11,9 @@ import pytest
 import nki_kernels as kernels
 import simulate
 from nki_kernels.tuned import TUNED
+from nkw.targets import GENERATIONS
 from simulate.kernel_by_name import call_of
 from simulate.run.machine import Mode
-from simulate.targets import GENERATIONS
 from simulate.tune.measuring import Bench, Subject
 from simulate.tune.parameters import tunable
 from tests.kernels.accuracy import TARGETS

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
 from simulate.memory import NKIObject
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import simulate
-from simulate.errors import RuleViolation
+from nkw.errors import RuleViolation
+from nkw.targets import GENERATIONS
 from simulate.memory import MemoryRegion
 from simulate.memory.placement import Placement, Tile, least_bytes, live_tiles_fit, place
-from simulate.targets import GENERATIONS
 
 PARTITIONS = (1, 31, 32, 33, 63, 64, 65, 95, 96, 97, 127, 128)
 

@@ -7,7 +7,7 @@ import copy
 import numpy as np
 import pytest
 
-from simulate.errors import OutOfBounds, RuleViolation
+from nkw.errors import OutOfBounds, RuleViolation
 from simulate.memory import MemoryRegion, NkiTensor, Storage
 from simulate.numerics import as_dtype
 

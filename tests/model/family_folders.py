@@ -10,7 +10,7 @@ import numpy as np
 import safetensors.numpy
 
 from model.families import FAMILIES, load_config
-from model.weights import tensor_shapes
+from model.loading.weights import tensor_shapes
 from tests.model.folders import byte_tokenizer
 from tests.model.random_families import FAMILIES as DRAWN
 from tests.model.random_families import drawn

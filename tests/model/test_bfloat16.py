@@ -15,16 +15,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from model.cache import bucket_length
-from model.checkpoint import open_checkpoint
 from model.config import ModelConfig
 from model.device import SimulatedDevice
 from model.device.binding import in_order
 from model.families import load_config
-from model.kernel_model import KernelModel
-from model.reference import ReferenceModel
-from model.tokenizer import Tokenizer
-from model.weights import shard_weights
+from model.loading.checkpoint import open_checkpoint
+from model.loading.tokenizer import Tokenizer
+from model.loading.weights import shard_weights
+from model.runners.bucket_length import bucket_length
+from model.runners.contiguous import KernelModel
+from model.runners.reference import ReferenceModel
 from tests.model.shapes import SHARDED
 
 BF16 = np.dtype(ml_dtypes.bfloat16)

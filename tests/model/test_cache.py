@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from model.cache import bucket_length
+from model.runners.bucket_length import bucket_length
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,10 @@ import safetensors.numpy
 import nki_kernels
 import simulate
 from model import LLM, SamplingParams
-from model.checkpoint import open_checkpoint
 from model.config.heads import HeadLayout
 from model.device import SimulatedDevice
 from model.errors import ModelError
 from model.families import load_config
-from model.kernel_model import KernelModel
 from model.layers.attention import Attention
 from model.layers.cache import (
     CACHE_FORMATS,
@@ -29,8 +27,10 @@ from model.layers.cache import (
 )
 from model.layers.launch import FLOAT32, Phase, StepShape, WeightDtypes
 from model.layers.shard import Shard
-from model.reference import ReferenceModel
-from model.weights import shard_weights
+from model.loading.checkpoint import open_checkpoint
+from model.loading.weights import shard_weights
+from model.runners.contiguous import KernelModel
+from model.runners.reference import ReferenceModel
 
 PROMPT = [3, 9, 27, 5, 60, 11, 8, 40, 2, 33]
 NEW_TOKENS = 6

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from model.chat import ChatTemplate
 from model.errors import ModelError
+from model.loading.chat import ChatTemplate
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] | trim }}"

@@ -15,10 +15,10 @@ import pytest
 import safetensors
 import safetensors.numpy
 
-from model.checkpoint import open_checkpoint
 from model.errors import ModelError
 from model.families import load_config
-from model.weights import tensor_shapes
+from model.loading.checkpoint import open_checkpoint
+from model.loading.weights import tensor_shapes
 from tests.hostile import mutate
 
 NORM = "model.norm.weight"

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from model.cli import main
-from model.generate.command import prompt_progress
-from model.shipped import PRETRAINED
+from model.commands.cli import main
+from model.commands.generate.command import prompt_progress
+from model.loading.shipped import PRETRAINED
 from tests.interruptible import remove_progress, started
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,7 +64,7 @@ def tiny(write_model) -> str:
 def test_help_and_version_import_nothing_heavy(arguments) -> None:
     code = f"""
 import sys
-from model.cli import main
+from model.commands.cli import main
 try:
     main(sys.argv[1:])
 except SystemExit as left:
@@ -92,7 +92,7 @@ def test_help_fits_80_columns(capsys, monkeypatch, arguments) -> None:
 def test_numpy_backend_writes_without_the_simulator(tiny) -> None:
     code = """
 import sys
-from model.cli import main
+from model.commands.cli import main
 status = main(sys.argv[1:])
 print([name for name in ("simulate.hardware", "nki_kernels", "nki", "torch") if name in sys.modules])
 sys.exit(status)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from model.config import ModelConfig, read_json
+from model.config.rope import RopeType
 from model.errors import ModelError
 from model.families import load_config
-from model.rope import RopeType
 from tests.model.folders import TINY
 
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from model.checkpoint import open_checkpoint
 from model.config import ModelConfig
 from model.device import SimulatedDevice
 from model.errors import ModelError
 from model.families import load_config
-from model.kernel_model import KernelModel
-from model.reference import ReferenceModel
-from model.weights import shard_weights
+from model.loading.checkpoint import open_checkpoint
+from model.loading.weights import shard_weights
+from model.runners.contiguous import KernelModel
+from model.runners.reference import ReferenceModel
 from tests.model.oracle import Oracle
 from tests.model.tiny_families import TINY, tiny_model, write_tiny
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.checkpoint import open_checkpoint
 from model.device import SimulatedDevice
 from model.device.binding import in_order
 from model.engine import Batch, Chunk, Request
@@ -22,11 +21,12 @@ from model.errors import ModelError
 from model.families import load_config
 from model.layers.launch import Draws
 from model.layers.sample import DRAWS, candidates_held, draws_for
-from model.paged_model import PagedModel
+from model.loading.checkpoint import open_checkpoint
+from model.loading.shipped import PRETRAINED
+from model.loading.weights import shard_weights
+from model.runners.paged import PagedModel
 from model.sampling import SampleRow, StepOutput
-from model.shipped import PRETRAINED
 from model.state import BlockTable, PagePool
-from model.weights import shard_weights
 from tests.kernels.test_sample import draw as exact_draw
 
 ROWS = 16

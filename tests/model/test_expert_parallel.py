@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.cli import main
+from model.commands.cli import main
 from model.config import ModelConfig
 from model.device import SimulatedDevice
 from model.errors import ModelError
-from model.expert_load import ExpertLoad
-from model.kernel_model import KernelModel
+from model.execution.expert_load import ExpertLoad
 from model.layers.launch import Axis
 from model.layers.shard import Shard
+from model.loading.weights import shard_weights
 from model.mesh import Mesh, check_experts
-from model.reference import ReferenceModel
-from model.weights import shard_weights
+from model.runners.contiguous import KernelModel
+from model.runners.reference import ReferenceModel
 from tests.model.oracle import random_model
 from tests.model.test_dense_families import CACHE, load, oracle
 from tests.model.test_family_meshes import steps

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from model.checkpoint import open_checkpoint
-from model.cli import main
+from model.commands.cli import main
 from model.config import Fields
 from model.errors import ModelError
 from model.families import FAMILIES, compose, load_config, read_config
 from model.families.registry import Family
-from model.kernel_model import KernelModel
 from model.layers import unsupported
+from model.loading.checkpoint import open_checkpoint
+from model.loading.weights import shard_weights, tensor_shapes
 from model.plan.parameters import ModelCounts
-from model.reference import ReferenceModel
-from model.weights import shard_weights, tensor_shapes
+from model.runners.contiguous import KernelModel
+from model.runners.reference import ReferenceModel
 from tests.model.test_plan_parameters import CONFIGS
 
 SIZES = dict(v=300, h=32, f=48, l=2, q=4, g=2, d=8, n=64)

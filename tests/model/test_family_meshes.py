@@ -16,11 +16,11 @@ import pytest
 
 from model.config import ModelConfig
 from model.device import SimulatedDevice
-from model.kernel_model import KernelModel
+from model.loading.weights import shard_weights
 from model.mesh import Mesh
-from model.reference import ReferenceModel
+from model.runners.contiguous import KernelModel
+from model.runners.reference import ReferenceModel
 from model.sampling import StepOutput
-from model.weights import shard_weights
 from tests.model.test_dense_families import CACHE, IDS, load, oracle
 from tests.model.tiny_families import TINY, write_tiny
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from model.checkpoint import open_checkpoint
 from model.errors import ModelError
 from model.families import load_config
+from model.loading.checkpoint import open_checkpoint
 from tests.model.test_checkpoint import shard
 
 FILES = [

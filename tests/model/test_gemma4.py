@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from model.checkpoint import open_checkpoint
 from model.config import ModelConfig
 from model.config.mixers import GroupedAttention
 from model.config.parts import Experts
+from model.config.rope import RopeType
 from model.errors import ModelError
 from model.families import compose, load_config, read_config
 from model.layers.launch import Phase, StepShape, WeightDtypes
 from model.layers.layer import states_of
+from model.loading.checkpoint import open_checkpoint
+from model.loading.weights import shard_weights
 from model.plan.memory import footprint
 from model.plan.parameters import load_model
-from model.rope import RopeType
-from model.weights import shard_weights
 from tests.model.tiny_families import TINY, tiny_model, write_tiny
 
 torch = pytest.importorskip("torch", reason="torch is an extra of development (dev)")

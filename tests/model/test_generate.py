@@ -8,17 +8,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from model.commands.generate.loop import (
+    Difference,
+    Generation,
+    StopReason,
+    encode_prompt,
+    generate,
+    positions_needed,
+)
+from model.commands.generate.report import Run, document, summary
 from model.config import ModelConfig
+from model.engine.stop_strings import StopStrings
 from model.errors import ModelError
 from model.families import load_config
-from model.generate.loop import Difference, Generation, StopReason, encode_prompt, generate, positions_needed
-from model.generate.report import Run, document, summary
+from model.loading.tokenizer import Tokenizer
 from model.mesh import Mesh
 from model.sampling import SamplingOptions, StepOutput
-from model.stop_strings import StopStrings
-from model.tokenizer import Tokenizer
-from simulate.parts import Part
-from simulate.terminal import rendered
+from nkw.parts import Part
+from nkw.terminal import rendered
 
 GREEDY = SamplingOptions()
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from model.checkpoint import open_checkpoint
+from model.commands.generate.prompts import sampling_options
 from model.errors import ModelError
 from model.families import compose, load_config, read_config
-from model.generate.prompts import sampling_options
+from model.loading.checkpoint import open_checkpoint
+from model.loading.weights import shard_weights
 from model.plan.parameters import ModelCounts
-from model.reference import ReferenceModel
-from model.weights import shard_weights
+from model.runners.reference import ReferenceModel
 from tests.hostile.fields import VALUES, spoilt
 from tests.model.family_folders import ARCHITECTURES, write_family
 from tests.model.random_families import FAMILIES

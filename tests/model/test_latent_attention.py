@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.cli import main
+from model.commands.cli import main
 from model.device import SimulatedDevice
 from model.errors import ModelError
 from model.families import compose, load_config
-from model.kernel_model import KernelModel
 from model.layers.latent_attention import LatentMixer
 from model.layers.launch import Phase, StepShape, WeightDtypes
 from model.layers.layer import states_of
 from model.layers.shard import Shard
-from model.reference import ReferenceModel
-from model.weights import shard_weights
+from model.loading.weights import shard_weights
+from model.runners.contiguous import KernelModel
+from model.runners.reference import ReferenceModel
 from tests.model.oracle import Oracle, random_model
 from tests.model.test_dense_families import CACHE, IDS, PROMPT, assert_equal, load
 from tests.model.tiny_families import COMMON, LATENT, write_tiny

@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 
 import nki_kernels
-from model.checkpoint import open_checkpoint
 from model.device import DryDevice
 from model.device.binding import in_order, parameter_indices
 from model.errors import ModelError
+from model.execution.launch_list import launches_of
 from model.families import compose, load_config
-from model.kernel_model import KernelModel
-from model.launch_list import launches_of
 from model.layers.joint import joined
 from model.layers.launch import Launch, Phase, StepShape, Value, WeightDtypes
 from model.layers.layer import states_of
+from model.loading.checkpoint import open_checkpoint
+from model.loading.weights import shard_weights
 from model.mesh import Mesh
-from model.weights import shard_weights
+from model.runners.contiguous import KernelModel
 from tests.model.shapes import SHARDED
 
 CUT = [

@@ -7,14 +7,14 @@ import json
 import numpy as np
 import pytest
 
-from model.cli import main
+from model.commands.cli import main
 from model.device import DryDevice, SimulatedDevice
-from model.kernel_model import KernelModel
 from model.layers.launch import Axis
 from model.layers.shard import Shard
+from model.loading.weights import shard_weights
 from model.mesh import Mesh
-from model.reference import ReferenceModel
-from model.weights import shard_weights
+from model.runners.contiguous import KernelModel
+from model.runners.reference import ReferenceModel
 from tests.model.test_cli import refused
 from tests.model.test_kernel_model import IDS, PROMPT, load, logits_of, noise
 

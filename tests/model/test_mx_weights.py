@@ -12,14 +12,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from model.checkpoint import open_checkpoint
 from model.device import SimulatedDevice
 from model.errors import ModelError
 from model.families import load_config, read_config
 from model.formats import Mx, QuantisedWeight
-from model.kernel_model import KernelModel
-from model.reference import ReferenceModel
-from model.weights import shard_weights
+from model.loading.checkpoint import open_checkpoint
+from model.loading.weights import shard_weights
+from model.runners.contiguous import KernelModel
+from model.runners.reference import ReferenceModel
 from tests.model.oracle import Oracle, random_model
 from tests.model.test_dense_families import CACHE, IDS, PROMPT, assert_equal, load
 from tests.model.tiny_families import COMMON

@@ -8,18 +8,18 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from model.cli import main
+from model.commands.cli import main
+from model.commands.generate.micro_batches import micro_batch_sizes, of_micro_batches
 from model.device import DryDevice, SimulatedDevice, scheduled
 from model.errors import ModelError
+from model.execution.stages import divided, layers_of_stage, sent, stages_of, whole_cuts
 from model.families import compose
-from model.generate.micro_batches import micro_batch_sizes, of_micro_batches
-from model.kernel_model import KernelModel
 from model.layers.launch import Phase, StepShape, WeightDtypes
 from model.layers.layer import states_of
+from model.loading.weights import shard_weights, weights_of_all
 from model.mesh import Mesh
-from model.reference import ReferenceModel
-from model.stages import divided, layers_of_stage, sent, stages_of, whole_cuts
-from model.weights import shard_weights, weights_of_all
+from model.runners.contiguous import KernelModel
+from model.runners.reference import ReferenceModel
 from tests.model.test_cli import refused
 from tests.model.test_dense_families import CACHE, oracle
 from tests.model.test_dense_families import load as load_tiny

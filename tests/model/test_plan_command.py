@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from model.cli import main
+from model.commands.cli import main
 from model.device import chip
 from model.plan.parameters import load_model
 from model.plan.plan import Request, make_plan

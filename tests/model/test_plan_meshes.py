@@ -12,17 +12,17 @@ import pytest
 
 from model.device import DryDevice, PipelinedPass, chip, instance_named
 from model.errors import ModelError
+from model.execution.stages import SEND, stages_of
 from model.families import compose, load_config
-from model.kernel_model import KernelModel
 from model.layers.launch import Phase, StepShape, WeightDtypes
+from model.loading.weights import shard_weights
 from model.mesh import Mesh
 from model.plan.memory import MeshShape, footprint, smallest_tp
 from model.plan.meshes import Meshes
 from model.plan.parameters import ModelCounts, load_model
 from model.plan.plan import Request, make_plan
 from model.plan.predict import BUBBLE, Predictor
-from model.stages import SEND, stages_of
-from model.weights import shard_weights
+from model.runners.contiguous import KernelModel
 from tests.model.test_kernel_model import load
 from tests.model.tiny_families import write_tiny
 

@@ -11,23 +11,23 @@ from typing import Any
 
 import pytest
 
-from model.cache import bucket_length
-from model.checkpoint import open_checkpoint
 from model.device import DryDevice
 from model.engine import Batch, Chunk, Request
 from model.engine.buckets import Buckets, PartShape
+from model.execution.launch_list import launches_of
 from model.families import load_config
-from model.kernel_model import KernelModel
-from model.launch_list import launches_of
 from model.layers.launch import Growth, Phase
+from model.loading.checkpoint import open_checkpoint
+from model.loading.weights import shard_weights
 from model.mesh import Mesh
-from model.paged_model import PagedModel
 from model.plan.dry import Time, continued
 from model.plan.parameters import ModelCounts, load_model
 from model.plan.predict import PassTime, Predictor
+from model.runners.bucket_length import bucket_length
+from model.runners.contiguous import KernelModel
+from model.runners.paged import PagedModel
 from model.sampling import SampleRow
 from model.state import BlockTable, PagePool
-from model.weights import shard_weights
 from tests.model.folders import TINY
 
 CHIPS = ("trn1", "inf2", "trn2", "trn3")

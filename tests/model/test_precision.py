@@ -10,8 +10,8 @@ import pytest
 
 from model.errors import ModelError
 from model.families import load_config
-from model.precision import activation_dtype, as_held
-from model.weights import shard_weights
+from model.layers.precision import activation_dtype, as_held
+from model.loading.weights import shard_weights
 
 BF16 = ml_dtypes.bfloat16
 TYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": BF16}

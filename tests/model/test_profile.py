@@ -7,13 +7,13 @@ import re
 
 import pytest
 
-from model.checkpoint import open_checkpoint
-from model.cli import main
+from model.commands.cli import main
+from model.commands.generate.profile import text
 from model.device import DryDevice, Pass, write_page
 from model.families import load_config
-from model.generate.profile import text
-from model.kernel_model import KernelModel
-from model.weights import shard_weights
+from model.loading.checkpoint import open_checkpoint
+from model.loading.weights import shard_weights
+from model.runners.contiguous import KernelModel
 from simulate.hardware import hardware
 
 LAYER = "decoder_layer_decode"

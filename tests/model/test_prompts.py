@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.cli import main
+from model.commands.cli import main
+from model.commands.generate.prompts import read_prompts
 from model.families import load_config
-from model.generate.prompts import read_prompts
-from model.kernel_model import KernelModel
-from model.reference import ReferenceModel
-from model.weights import shard_weights
+from model.loading.weights import shard_weights
+from model.runners.contiguous import KernelModel
+from model.runners.reference import ReferenceModel
 from tests.model.test_cli import refused
 from tests.model.test_kernel_model import IDS, load, logits_of, noise
 

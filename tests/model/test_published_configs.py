@@ -9,19 +9,19 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from model.cache import bucket_length
 from model.config import ModelConfig
 from model.config.parts import SpeechEncoder
 from model.device import DryDevice, chip, instance_named
 from model.errors import ModelError
 from model.families import compose, load_config, read_config
-from model.kernel_model import KernelModel
 from model.layers.shard import Shard
+from model.loading.weights import RankWeights
 from model.plan.memory import footprint, possible_tp, smallest_tp
 from model.plan.parameters import ModelCounts, load_model
 from model.plan.plan import DEFAULT_INSTANCE, DEFAULT_TOKENS, Request, make_plan
 from model.plan.predict import PassTime, Predictor
-from model.weights import RankWeights
+from model.runners.bucket_length import bucket_length
+from model.runners.contiguous import KernelModel
 from tests.model.test_plan_parameters import CONFIGS
 
 ALL = {path.stem: read_config(path) for path in CONFIGS.glob("*.json")}

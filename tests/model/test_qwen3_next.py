@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from model.checkpoint import open_checkpoint
-from model.cli import main
+from model.commands.cli import main
 from model.config.mixers import GatedDelta
 from model.errors import ModelError
 from model.families import compose, load_config, read_config
 from model.layers.launch import Phase, StepShape, WeightDtypes
 from model.layers.layer import states_of
-from model.reference import ReferenceModel
+from model.loading.checkpoint import open_checkpoint
+from model.runners.reference import ReferenceModel
 from tests.model.folders import byte_tokenizer
 from tests.model.oracle import Oracle, random_model
 from tests.model.test_dense_families import assert_equal, kernels, load

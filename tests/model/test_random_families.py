@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model.reference import ReferenceModel
+from model.runners.reference import ReferenceModel
 from tests.model.oracle import Oracle, random_model
 from tests.model.random_families import FAMILIES, ORIGINAL, drawn, drawn_ids
 from tests.model.test_dense_families import assert_equal, kernels, load, logits_of

@@ -9,12 +9,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from model.checkpoint import open_checkpoint
+from model.commands.generate.loop import generate
 from model.families import load_config
-from model.generate.loop import generate
-from model.reference import ReferenceModel
+from model.loading.checkpoint import open_checkpoint
+from model.loading.tokenizer import Tokenizer
+from model.runners.reference import ReferenceModel
 from model.sampling import SamplingOptions
-from model.tokenizer import Tokenizer
 
 PROMPTS = ("Once upon a time", "Lily and Tom went to the park.", "The dog", "One day, a little boy named Tim")
 NEW_TOKENS = 64

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from model import rope
+from model.config import rope
 from model.families import load_config
 
 LLAMA3 = dict(

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from model.checkpoint import open_checkpoint
-from model.cli import main
+from model.commands.cli import main
 from model.device import SimulatedDevice
 from model.errors import ModelError
 from model.families import load_config, read_config
 from model.formats import QuantisedWeight, Scaled
 from model.formats.scaled import ELEMENT
-from model.kernel_model import KernelModel
 from model.layers.arithmetic import Arithmetic
-from model.reference import ReferenceModel
-from model.weights import shard_weights
+from model.loading.checkpoint import open_checkpoint
+from model.loading.weights import shard_weights
+from model.runners.contiguous import KernelModel
+from model.runners.reference import ReferenceModel
 from tests.model.folders import byte_tokenizer
 from tests.model.oracle import Oracle, random_model
 from tests.model.test_dense_families import CACHE, IDS, PROMPT, assert_equal

@@ -9,12 +9,12 @@ import pytest
 
 from model.config import ModelConfig
 from model.device import SimulatedDevice
-from model.kernel_model import KernelModel
+from model.loading.weights import shard_weights
 from model.mesh import Mesh
 from model.plan.parameters import load_model
 from model.plan.plan import Request, make_plan
-from model.reference import ReferenceModel
-from model.weights import shard_weights
+from model.runners.contiguous import KernelModel
+from model.runners.reference import ReferenceModel
 from tests.model.reordering import reordered
 from tests.model.test_dense_families import CACHE, IDS, load, oracle
 from tests.model.test_kernel_model import load as load_llama

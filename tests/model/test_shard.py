@@ -19,7 +19,7 @@ from model.layers.shard import (
     by_query_heads,
     vocabulary_span,
 )
-from model.weights import check_ranks
+from model.loading.weights import check_ranks
 
 
 def counted(rows: int, columns: int, dtype=np.float32) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.cli import main
+from model.commands.cli import main
 from model.config.mixers import StateSpaceHeads
 from model.errors import ModelError
 from model.families import compose, load_config, read_config

@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 
 from model.errors import ModelError
-from model.tokenizer import Tokenizer
+from model.loading.tokenizer import Tokenizer
 
 TEXTS = [
     "plain words",

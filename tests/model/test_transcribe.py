@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.checkpoint import open_checkpoint
-from model.cli import main
+from model.commands.cli import main
 from model.errors import ModelError
 from model.families import load_config
-from model.reference import ReferenceModel
+from model.loading.checkpoint import open_checkpoint
+from model.runners.reference import ReferenceModel
 from model.sampling import StepOutput
 from model.speech.rules import Rules, read_rules
 from model.speech.spectrum import HOP, log_mel, windows_of

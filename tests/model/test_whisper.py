@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.checkpoint import open_checkpoint
 from model.config.parts import SpeechEncoder
 from model.device import DryDevice, SimulatedDevice
 from model.errors import ModelError
 from model.families import load_config
-from model.kernel_model import KernelModel
-from model.reference import ReferenceModel
-from model.weights import shard_weights
+from model.loading.checkpoint import open_checkpoint
+from model.loading.weights import shard_weights
+from model.runners.contiguous import KernelModel
+from model.runners.reference import ReferenceModel
 from tests.model.folders import write_folder
 from tests.model.oracle import Oracle
 from tests.model.whisper_folders import FIELDS, listening, spectrum, write_whisper

@@ -13,17 +13,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model.cache import bucket_length
-from model.checkpoint import open_checkpoint
+from model.commands.generate.loop import generate
 from model.config import ModelConfig
 from model.device import SimulatedDevice
 from model.families import load_config
-from model.generate.loop import generate
-from model.kernel_model import KernelModel
-from model.reference import ReferenceModel
+from model.loading.checkpoint import open_checkpoint
+from model.loading.tokenizer import Tokenizer
+from model.loading.weights import shard_weights
+from model.runners.bucket_length import bucket_length
+from model.runners.contiguous import KernelModel
+from model.runners.reference import ReferenceModel
 from model.sampling import SamplingOptions
-from model.tokenizer import Tokenizer
-from model.weights import shard_weights
 from tests.model.reordering import reordered
 
 PROMPTS = ("Once upon a time", "Lily and Tom went to the park.", "The dog", "One day, a little boy named Tim")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from model.config import Fields, ModelConfig
 from model.config.mixers import GroupedAttention, HeadNorm, Positions
 from model.config.parts import Block, Mlp, Norms
-from model.decoder import Decoder
+from model.config.rope import RopeParameters
 from model.layers.attention import Attention
 from model.layers.attention_heads import AttentionProjections
 from model.layers.embedding import Embedding
@@ -15,7 +15,7 @@ from model.layers.head import Head
 from model.layers.mlp import FeedForward
 from model.layers.norm import Norm
 from model.layers.projection import Projection
-from model.rope import RopeParameters
+from model.network import Decoder
 
 EPS = 1e-5
 

@@ -10,7 +10,7 @@ import numpy as np
 import safetensors.numpy
 
 from model.families import load_config
-from model.weights import tensor_shapes
+from model.loading.weights import tensor_shapes
 from tests.model.folders import byte_tokenizer
 
 FIELDS: dict[str, Any] = dict(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import simulate
-from simulate.errors import RuleViolation
+from nkw.errors import RuleViolation
 
 X = np.arange(32 * 8, dtype=np.float32).reshape(32, 8)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from nkw.errors import InvalidArgument, RuleViolation
 from simulate import nki
-from simulate.errors import InvalidArgument, RuleViolation
 from simulate.nki import language as nl
 from simulate.nki.compiler import AddressRotation, CompileConfig, SpecializationConfig
 

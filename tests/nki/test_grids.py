@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
+from nkw.errors import RuleViolation
 from simulate import nki
-from simulate.errors import RuleViolation
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
 from simulate.run import recorded

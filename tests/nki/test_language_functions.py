@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import simulate
-from simulate.errors import InvalidArgument, RuleViolation, Unsupported
+from nkw.errors import InvalidArgument, RuleViolation, Unsupported
 from simulate.nki import collectives as ncc
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl

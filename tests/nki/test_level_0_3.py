@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from simulate.errors import RuleViolation
+from nkw.errors import RuleViolation
 from simulate.nki import language as nl
 from simulate.world import launch
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import simulate
+from nkw.errors import InvalidArgument, RuleViolation
 from simulate import nki
-from simulate.errors import InvalidArgument, RuleViolation
 from simulate.level import FEATURES, LEVELS, NEWEST, Level
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl

@@ -10,8 +10,8 @@ from enum import Enum
 import numpy as np
 import pytest
 
+from nkw.errors import InvalidArgument, RuleViolation, Unsupported
 from simulate import nki
-from simulate.errors import InvalidArgument, RuleViolation, Unsupported
 from simulate.memory import MemoryRegion, NkiTensor
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl

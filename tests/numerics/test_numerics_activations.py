@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
 from simulate.numerics import ACTIVATION_FUNCTIONS, activation_function
 from tests.numerics.functions import NlFunction
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from simulate.errors import Unsupported
+from nkw.errors import Unsupported
 from simulate.numerics import DTYPES, DType, cast, from_float32, to_float32
 from simulate.numerics.dtypes import (
     bfloat16,

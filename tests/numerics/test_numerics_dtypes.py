@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from nkw.errors import InvalidArgument
 from simulate import numerics
-from simulate.errors import InvalidArgument
 from simulate.numerics import DTYPES, DType, as_dtype
 
 # NKI 0.6 dtype table: name, bytes, largest value.

@@ -9,10 +9,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
+from nkw.targets import GENERATIONS
 from simulate.hardware import hardware
 from simulate.numerics import ALU_OPERATORS, OperatorFamily, alu_operator
-from simulate.targets import GENERATIONS
 from tests.numerics.functions import NlFunction
 
 pytestmark = pytest.mark.filterwarnings("error")

@@ -13,7 +13,7 @@ import pytest
 
 import nki_kernels
 import simulate
-from simulate.errors import RuleViolation
+from nkw.errors import RuleViolation
 from simulate.memory.placement import Tile, largest_fit, place, room
 from simulate.occupancy import Occupancy, occupancies
 from simulate.run import Stream

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.errors import NkwError
+from nkw.errors import NkwError
 from simulate.hardware import hardware
 from simulate.isa.plan import State
 from simulate.nki import isa as nisa

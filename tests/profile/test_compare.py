@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from nkw.terminal import rendered
 from simulate.hardware import TARGETS, hardware
 from simulate.profile import profile
 from simulate.profile.comparison.compare import Comparison, matched
@@ -17,7 +18,6 @@ from simulate.profile.comparison.measured import Measured, PathPart, Place, meas
 from simulate.profile.comparison.text import report, verdict
 from simulate.profile.document import document
 from simulate.run import Mode
-from simulate.terminal import rendered
 from simulate.timing import Reading
 from simulate.world import World
 from tests.timing import kernels

@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
+from nkw.terminal import rendered
 from simulate.profile import Profile
 from simulate.profile import profile as predicted_profile
 from simulate.profile.vendor import engines as engines_module
@@ -25,7 +26,6 @@ from simulate.profile.vendor import tables as tables_module
 from simulate.profile.vendor import text as vendor_text
 from simulate.profile.vendor import trace as trace_module
 from simulate.profile.vendor.trace import measured_events
-from simulate.terminal import rendered
 from tests.profile.device_profiles import METADATA, T0, TABLES, span, types, write_profile, write_table
 from tests.timing import kernels
 

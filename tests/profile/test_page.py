@@ -14,8 +14,8 @@ import pytest
 
 import simulate
 from nki_kernels.examples import EXAMPLES
+from nkw.errors import InvalidArgument
 from simulate.cli import main
-from simulate.errors import InvalidArgument
 from simulate.kernel_by_name import launch_by_name
 from simulate.profile import Profile, profile
 from simulate.profile.page import PageLaunch, PageStep, page, write_page

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import simulate
-from simulate.errors import OutOfBounds
+from nkw.errors import OutOfBounds
 from simulate.replay import ReplayOptions
 from simulate.world import process_replays
 from tests.replay.matmuls import calls, tiled_product, whole

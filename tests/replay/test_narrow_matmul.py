@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import simulate
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
 from simulate.replay import ReplayOptions
 from simulate.replay.fusion import narrow_matmul as narrow
 from simulate.replay.fusion import speed

@@ -14,7 +14,7 @@ import numpy as np
 import torch.distributed as dist
 
 import simulate
-from simulate.errors import Location
+from nkw.errors import Location
 from simulate.isa.plan import Rendezvous
 from simulate.run.processes import Processes
 

@@ -8,11 +8,11 @@ import pickle
 import numpy as np
 import pytest
 
+from nkw.targets import TARGETS
 from simulate.hardware import hardware
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
 from simulate.run import Launch, Mode
-from simulate.targets import TARGETS
 from simulate.timing import schedule
 from simulate.world import launch
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nkw.errors import InvalidArgument, RuleViolation
 from simulate.cli import main
-from simulate.errors import InvalidArgument, RuleViolation
 from simulate.kernel_by_name import DTYPES, launch_by_name, names_a_kernel
 from simulate.run import Mode
 

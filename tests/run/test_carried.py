@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import simulate
-from simulate.errors import RuleViolation
+from nkw.errors import RuleViolation
 from simulate.hardware import hardware
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import pytest
 
+from nkw.child import Record
 from simulate.bundle.entries import DEVICE
-from simulate.child import Record
 from simulate.cli import main
 from tests.interruptible import ROOT, started, stopped
 

@@ -13,16 +13,16 @@ import pytest
 
 import nki_kernels
 import simulate
-from simulate.errors import InvalidArgument, NkwError, RuleViolation
+from nkw.errors import InvalidArgument, NkwError, RuleViolation
+from nkw.parts import Hanging, Name, Noted, as_html, table, verbatim
+from nkw.terminal import rendered
 from simulate.isa.book import CallError
 from simulate.memory import MemoryRegion
 from simulate.occupancy import Occupancy, occupancies, verdict
 from simulate.occupancy import text as memory_text
-from simulate.parts import Hanging, Name, Noted, as_html, table, verbatim
 from simulate.profile import Profile
 from simulate.profile import profile as profile_of_streams
 from simulate.profile import text as profile_text
-from simulate.terminal import rendered
 from simulate.timing import Reading
 
 X = np.ones((128, 512), np.float32)
@@ -69,7 +69,7 @@ def words_of(page: str) -> list[str]:
 
 def wide(record: object, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The words of a report in which nothing is cut."""
-    monkeypatch.setattr("simulate.terminal.COLUMNS", 1000)
+    monkeypatch.setattr("nkw.terminal.COLUMNS", 1000)
     return str(record).split()
 
 

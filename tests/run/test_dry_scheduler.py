@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import simulate
-from simulate.errors import Deadlock, RendezvousMismatch
+from nkw.errors import Deadlock, RendezvousMismatch
 
 simulate.install("simulate")
 

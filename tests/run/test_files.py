@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from simulate.errors import InvalidArgument
-from simulate.files import Outputs, complete, opened, read_text
+from nkw.errors import InvalidArgument
+from nkw.files import Outputs, complete, opened, read_text
 
 
 def written(path: Path, text: str = "words") -> None:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import simulate
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
+from nkw.targets import GENERATIONS
 from simulate.hardware import hardware
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
 from simulate.numerics import DTYPES
-from simulate.targets import GENERATIONS
 
 torch = pytest.importorskip("torch")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nkw.errors import InvalidArgument
 from simulate.cli import main
-from simulate.errors import InvalidArgument
 from simulate.kernel_by_name import launch_by_name
 from simulate.memory import NkiTensor
 from simulate.run.kernel_faults import KernelError

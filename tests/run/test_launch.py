@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import simulate
-from simulate.errors import InvalidArgument, NkwError, RuleViolation, Unsupported
+from nkw.errors import InvalidArgument, NkwError, RuleViolation, Unsupported
 from simulate.memory import MemoryRegion
 from simulate.nki.missing import NOT_YET
 from simulate.run.kernel_faults import KernelError

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import simulate
-from simulate.errors import Deadlock
+from nkw.errors import Deadlock
 
 simulate.install("simulate")
 

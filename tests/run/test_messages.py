@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import simulate
+from nkw.errors import Deadlock, InvalidArgument, NkwError, RuleViolation
 from simulate.check import detect, gathered, in_order
-from simulate.errors import Deadlock, InvalidArgument, NkwError, RuleViolation
 from simulate.occupancy import occupancies
 
 ROWS = np.ones((128, 16), np.float32)

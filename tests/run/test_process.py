@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from simulate.process import Limits, memory_bytes, quiet, trial
+from nkw.process import Limits, memory_bytes, quiet, trial
 from tests.interruptible import ROOT, started, stopped
 
 PLAN = "-m model plan model/pretrained"
@@ -52,8 +52,8 @@ def test_a_signal_leaves_no_unfinished_file(tmp_path: Path, number: signal.Signa
 import os, sys, time
 from pathlib import Path
 vars(os).pop("O_TMPFILE", None)  # as on systems where an unfinished file has a name
-from simulate.files import complete
-from simulate.process import begin, imported, leave
+from nkw.files import complete
+from nkw.process import begin, imported, leave
 begin()
 imported()
 try:

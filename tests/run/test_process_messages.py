@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from simulate.errors import InvalidArgument, Location, NkwError
+from nkw.errors import InvalidArgument, Location, NkwError
 from simulate.isa.plan import Rendezvous
 from simulate.run.messages import ArraysMessage, ArrivalMessage, ProcessMessage, StateMessage
 from simulate.run.processes import Processes

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import simulate
-from simulate.errors import InvalidArgument, Location, NkwError, Unsupported
+from nkw.errors import InvalidArgument, Location, NkwError, Unsupported
 from simulate.isa.plan import Rendezvous
 from simulate.run.processes import Processes
 from tests.interruptible import remove_progress

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import simulate
-from simulate.errors import InvalidArgument, OutOfBounds, RuleViolation
+from nkw.errors import InvalidArgument, OutOfBounds, RuleViolation
 
 simulate.install("simulate")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from nkw.errors import InvalidArgument, RuleViolation
 from simulate import nki
 from simulate.cli import main
-from simulate.errors import InvalidArgument, RuleViolation
 from simulate.level import CHIP_ONLY, Rules
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import simulate
-from simulate.errors import Deadlock, RendezvousMismatch, RuleViolation
+from nkw.errors import Deadlock, RendezvousMismatch, RuleViolation
 from simulate.run.scheduler import CoreScheduler
 
 simulate.install("simulate")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
 from simulate.run.environment import check_environment, rank_of_this_process
 
 SOUND = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import simulate
-from simulate.errors import NkwError
+from nkw.errors import NkwError
 from simulate.lines import PACKAGE
 from simulate.tracebacks import of_the_user
 

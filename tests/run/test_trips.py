@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import simulate
+from nkw.errors import InvalidArgument, RuleViolation, Unsupported
 from simulate.cli import main
-from simulate.errors import InvalidArgument, RuleViolation, Unsupported
 from simulate.nki import isa as nisa
 from simulate.nki import language as nl
 from simulate.run import Mode

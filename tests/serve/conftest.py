@@ -16,10 +16,10 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the server needs the extra serve")
 
-from model.cli import _parser
+from model.commands.cli import _parser
 from model.engine import Engine
-from model.llm import make_engine
-from model.serve.keys import read_keys
+from model.llm.llm import make_engine
+from model.serve.http.keys import read_keys
 from model.serve.serving import engine_args, serve
 
 MODEL = "pretrained"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from model.cli import _parser
-from model.llm import EngineArgs
+from model.commands.cli import _parser
+from model.llm.llm import EngineArgs
 from model.serve.serving import engine_args, places
 
 

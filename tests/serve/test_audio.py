@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 import tokenizers
 
-from model.checkpoint import open_checkpoint
-from model.cli import main
+from model.commands.cli import main
 from model.families import load_config
-from model.reference import ReferenceModel
-from model.serve.audio.answers import SpokenSegment, StrippedText, compression_ratio, srt, vtt
+from model.loading.checkpoint import open_checkpoint
+from model.runners.reference import ReferenceModel
+from model.serve.openai.audio.answers import SpokenSegment, StrippedText, compression_ratio, srt, vtt
 from model.speech.recording import Recording
 from model.speech.wav import read_wav
 from tests.model.test_timestamps import END, TIMED, ZERO, timed

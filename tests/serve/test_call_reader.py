@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the server needs the extra serve")
 
-from model.serve.calls import TOOL_CALL_PARSERS, CallReader
-from model.serve.messages import FunctionDefinition
-from model.serve.tools import ToolUse
+from model.serve.openai.calls import TOOL_CALL_PARSERS, CallReader
+from model.serve.openai.messages import FunctionDefinition
+from model.serve.openai.tools import ToolUse
 
 NAMES = {"weather", "add-1"}
 CALL = '{"name": "weather", "arguments": {"city": "a } \\" { </tool_call> b", "n": [1, {}]}}'

@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the server needs the extra serve")
 
-from model.serve.router import Router
-from model.serve.routing import Routing
+from model.serve.replicas.router import Router
+from model.serve.replicas.routing import Routing
 from model.serve.serving import server_for
 from tests.serve.conftest import options_of
 

@@ -13,8 +13,8 @@ pytest.importorskip("fastapi", reason="the server needs the extra serve")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.serve.audio.form import FormPart, form_parts
 from model.serve.errors import ApiError
+from model.serve.openai.audio.form import FormPart, form_parts
 
 KIND = 'multipart/form-data; boundary="b"'
 ONE = b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\nx\r\n--b--\r\n'

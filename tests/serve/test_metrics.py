@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from model.cli import main
+from model.commands.cli import main
+from model.commands.top import _is_server_url
 from model.engine.buckets import PartShape
 from model.families import load_config
+from model.loading.shipped import PRETRAINED
 from model.plan.predict import Predictor
 from model.serve.errors import queue_is_full
 from model.serve.prediction import Deployed, StepTimes
-from model.serve.top import _is_server_url
-from model.shipped import PRETRAINED
 from tests.serve.conftest import MODEL, Served
 from tests.serve.test_ends import metric, wait_until
 

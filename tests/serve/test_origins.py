@@ -12,9 +12,9 @@ pytest.importorskip("fastapi", reason="the server needs the extra serve")
 
 from starlette.testclient import TestClient
 
-from model.serve.arguments import parse_origins
-from model.serve.gate import Admission, Gate, Keys
-from model.serve.origins import OriginPolicy, add_cors
+from model.commands.serve.arguments import parse_origins
+from model.serve.http.gate import Admission, Gate, Keys
+from model.serve.http.origins import OriginPolicy, add_cors
 
 KEY = "a-key-of-the-clients"
 FRIEND = "https://chat.example"

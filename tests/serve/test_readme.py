@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from model import LLM, SamplingParams
-from model.cli import _parser
+from model.commands.cli import _parser
 from tests.serve.conftest import Served
 
 pytest.importorskip("openai", reason="openai is an extra of development (dev)")

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from model.cli import main
+from model.commands.cli import main
 from model.errors import ModelError
-from model.serve.keys import others_may_read, read_keys
+from model.serve.http.keys import others_may_read, read_keys
 from tests.serve.conftest import MODEL, Served
 
 openai = pytest.importorskip("openai", reason="openai is an extra of development (dev)")
@@ -318,7 +318,9 @@ def test_keys_that_everybody_may_read_are_warned_of(key_file: Path, mode: int, s
 def test_without_the_extra_the_command_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("model.serve.command.find_spec", lambda name: None if name == "uvicorn" else object())
+    monkeypatch.setattr(
+        "model.commands.serve.command.find_spec", lambda name: None if name == "uvicorn" else object()
+    )
     assert main(["serve"]) == 2
     assert (
         capsys.readouterr().err == "nkw: error: nkw serve needs uvicorn; pip install 'nki-workbench[serve]'\n"

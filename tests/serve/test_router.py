@@ -17,10 +17,10 @@ import pytest
 
 pytest.importorskip("openai", reason="openai is an extra of development (dev)")
 
-from model import tokenizer
 from model.engine import Engine
-from model.serve import replica
-from model.serve.replicas import serve_replicas
+from model.loading import tokenizer
+from model.serve.replicas import replica
+from model.serve.replicas.replicas import serve_replicas
 from tests.serve.conftest import MODEL, Reached, options_of
 from tests.serve.scripted import write_scripted
 from tests.serve.test_ends import wait_until

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the server needs the extra serve")
 
-from model.serve.routing import BLOCK_BYTES, CHATS, COMPLETIONS, Asked, Routing
+from model.serve.replicas.routing import BLOCK_BYTES, CHATS, COMPLETIONS, Asked, Routing
 
 BOTH = (0, 1)
 

@@ -16,10 +16,10 @@ import pytest
 
 pytest.importorskip("openai", reason="openai is an extra of development (dev)")
 
-from model.cli import main
+from model.commands.cli import main
 from model.errors import ModelError
-from model.serve import replica, replicas
-from model.serve.replica import Replica
+from model.serve.replicas import replica, replicas
+from model.serve.replicas.replica import Replica
 from tests.serve.test_ends import long_stream, wait_until
 from tests.serve.test_replicas import Replicas, process
 

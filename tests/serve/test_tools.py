@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from model.chat import ChatTemplate
 from model.errors import ModelError
-from model.serve.tools import tool_parser
+from model.loading.chat import ChatTemplate
+from model.serve.openai.tools import tool_parser
 from tests.serve.conftest import MODEL, Served, serving
 from tests.serve.scripted import write_scripted
 from tests.serve.test_refusals import CHAT, posted

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from simulate.verbs import VERBS
+from nkw.verbs import VERBS
 from tests.calibrate.measured import SMALL, entries
 from tests.interruptible import ROOT, started, stopped
 from tests.profile.test_profile_text import SCRIPT

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.cli import main
-from simulate.files import RUNNING
-from simulate.verbs import VERBS
+from model.commands.cli import main
+from nkw.files import RUNNING
+from nkw.verbs import VERBS
 from tests.bundle.returns import bring_back
 from tests.calibrate.measured import SMALL, entries
 from tests.model.folders import write_folder

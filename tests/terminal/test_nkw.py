@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from model.cli import main as nkw
+from model.commands.cli import main as nkw
+from nkw.errors import InvalidArgument
+from nkw.verbs import VERBS
 from simulate.cli import main as simulator
-from simulate.errors import InvalidArgument
 from simulate.shadows import check_names
-from simulate.verbs import VERBS
 
 ROOT = Path(__file__).resolve().parents[2]
 Capture = pytest.CaptureFixture[str]
@@ -72,7 +72,7 @@ def test_a_verb_prints_and_returns_the_same_on_both(tmp_path: Path, capsys: Capt
         assert capsys.readouterr().out == seen[0][1]
 
 
-@pytest.mark.parametrize("words", [["explain", "NKW-UNWRITTEN"], ["lint", "simulate/verbs.py"], ["targets"]])
+@pytest.mark.parametrize("words", [["explain", "NKW-UNWRITTEN"], ["lint", "nkw/verbs.py"], ["targets"]])
 def test_verbs_without_a_script_load_no_torch(words: list[str]) -> None:
     code = (
         "import sys; from model.cli import main; status = main(sys.argv[1:]); "

@@ -16,12 +16,12 @@ from unicodedata import east_asian_width
 
 import pytest
 
-from model.generate.command import prompt_progress
+from model.commands.generate.command import prompt_progress
+from nkw.parts import Hanging, Name, Noted, shortened, table
+from nkw.terminal import progress, rendered, working
 from simulate.kernel_by_name import InstructionCount, launch_by_name
-from simulate.parts import Hanging, Name, Noted, shortened, table
 from simulate.run.launch import Launch
 from simulate.run.observers import Observer, observing
-from simulate.terminal import progress, rendered, working
 from tests.interruptible import remove_progress
 
 SCRIPT = """
@@ -149,7 +149,7 @@ def test_an_error_is_red_on_a_terminal_alone() -> None:
 def test_progress_is_shown_on_a_terminal_and_gone_at_the_end() -> None:
     program = """
 import sys, time
-from simulate.terminal import progress
+from nkw.terminal import progress
 for number in progress(range(3), "launches"):
     time.sleep(0.6)
 print("done")
@@ -203,7 +203,7 @@ def test_work_of_unknown_length_says_how_far_it_is(capsys: pytest.CaptureFixture
 def test_work_on_a_terminal_is_one_line_that_is_gone_at_the_end() -> None:
     program = """
 from threading import Event
-from simulate.terminal import working
+from nkw.terminal import working
 asked = Event()
 def said():
     asked.set()
@@ -236,7 +236,7 @@ def test_what_takes_long_to_load_is_not_loaded_before_it_is_needed() -> None:
 import sys
 import simulate.cli, simulate.profile, simulate.occupancy, simulate.check, simulate.testing
 simulate.install("simulate")
-from simulate.terminal import error, show_lines
+from nkw.terminal import error, show_lines
 error("nothing"); show_lines("0 errors, 0 warnings\\n")
 slow = {"rich", "importlib.metadata", "urllib.request", "numpy.ma.core"}
 assert slow.isdisjoint(sys.modules), slow & {*sys.modules}

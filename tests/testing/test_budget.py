@@ -15,7 +15,7 @@ import pytest
 
 import simulate
 import simulate.timing
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
 from simulate.hardware import TARGETS
 from simulate.testing import Budget, BudgetChecker, BudgetExceeded, Predicted
 

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
 from simulate.testing import Mismatch, WeakComparison, compare, roundoff, tolerance
 
 FLOATS = ("float32", "bfloat16", "float16", "float8_e4m3", "float8_e5m2", "float8_e4m3fn")

@@ -17,7 +17,7 @@ from benchmarks.fidelity.case import NotCovered, Quantity, chip_of, dtype_of, me
 from benchmarks.fidelity.entry import Entry, read_entries
 from benchmarks.fidelity.predict import predict
 from benchmarks.fidelity.table import kendall, ladders, quantile, text
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
 from simulate.hardware import Hardware, hardware
 from simulate.timing import Reading
 

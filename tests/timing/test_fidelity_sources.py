@@ -20,9 +20,9 @@ from benchmarks.fidelity.sources.clones import AUTOTUNE, LIBRARY, recognised
 from benchmarks.fidelity.sources.forked import reply
 from benchmarks.fidelity.sources.repairs import Repairing
 from benchmarks.fidelity.sources.source import read_sources
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
+from nkw.process import Limits
 from simulate.hardware import hardware
-from simulate.process import Limits
 from simulate.run.machine import Mode
 from simulate.timing import Reading, schedule
 from simulate.world import launch

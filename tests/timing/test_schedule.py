@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
 from simulate.hardware import guessed
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Cost

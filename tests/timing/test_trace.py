@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
 from simulate.isa.enums import Engine
 from simulate.isa.plan import Cost
 from simulate.run import Launch

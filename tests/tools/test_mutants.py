@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from simulate.errors import Unsupported
+from nkw.errors import Unsupported
 from tests.kernels.test_latent_attention import batch, expansion
 from tools.mutants.__main__ import CAUGHT, MORTALITY, sampled
 from tools.mutants.calls import Call, View

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from model.shipped import PRETRAINED
+from model.loading.shipped import PRETRAINED
 from tools import peer_vllm
 from tools.peer_vllm import WORKER, Answer, Case, Job, Load, PeerError, difference, jobs, main, ours, theirs
 

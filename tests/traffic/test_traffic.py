@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.cli import main
+from model.commands.cli import main
 from model.engine import SchedulerOptions
 from model.engine.buckets import PartShape
 from model.plan.memory import footprint

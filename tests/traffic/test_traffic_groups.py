@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.cli import main
+from model.commands.cli import main
 from model.engine import GroupScheduler, Scheduler, SchedulerOptions
 from model.engine.buckets import PartShape
 from model.errors import ModelError
+from model.loading.shipped import model_path
 from model.plan.memory import footprint
 from model.plan.parameters import load_model
-from model.shipped import model_path
 from model.state import PagePool
 from model.traffic.deployment import Deployment, Setup
 from model.traffic.record import Record

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from model.cli import main
+from model.commands.cli import main
 from model.traffic.chart import Line, Scale, chart
 from tests.model.folders import TINY
 

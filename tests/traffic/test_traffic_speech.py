@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from model.checkpoint import open_checkpoint
-from model.cli import main
+from model.commands.cli import main
 from model.device import DryDevice
 from model.engine import SchedulerOptions
 from model.engine.buckets import PartShape
 from model.errors import ModelError
 from model.families import load_config
-from model.kernel_model import KernelModel
+from model.loading.checkpoint import open_checkpoint
+from model.loading.weights import shard_weights
 from model.plan.memory import footprint
 from model.plan.parameters import load_model
 from model.plan.predict import PassTime
+from model.runners.contiguous import KernelModel
 from model.traffic.deployment import Deployment, Setup
 from model.traffic.workload import Query, Workload
-from model.weights import shard_weights
 from tests.model.test_plan_command import refused
 from tests.model.whisper_folders import FIELDS, spectrum, write_whisper
 

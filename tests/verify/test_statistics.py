@@ -14,7 +14,7 @@ import pytest
 
 import simulate
 from nki_kernels.examples import EXAMPLES, RANKS
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
 from simulate.kernel_by_name import call_of, callable_named
 from simulate.run.environment import target_hardware
 from simulate.run.launch import plain

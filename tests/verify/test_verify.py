@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import simulate
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
 from simulate.verification import Outcome, Verdict, verify
 from simulate.verification.bound import longest_chain
 

@@ -12,7 +12,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.shipped import PRETRAINED
+from model.loading.shipped import PRETRAINED
 from model.workers.text_length import count_bytes, text_bound
 
 SHIPPED = (PRETRAINED / "tokenizer.json").read_text(encoding="utf-8")

@@ -14,13 +14,13 @@ import ml_dtypes
 import numpy as np
 
 import nki_kernels
-from model.decoder import Decoder
 from model.errors import ModelError
+from model.execution.launch_list import copies_of, launches_of
 from model.families import compose, load_config
-from model.launch_list import copies_of, launches_of
 from model.layers.launch import Draws, Launch, Phase, StepShape, WeightDtypes, table_length
 from model.layers.paged import STATES
-from model.shipped import SHIPPED
+from model.loading.shipped import SHIPPED
+from model.network import Decoder
 from tests.model.tiny_families import TINY, write_tiny
 from tests.model.whisper_folders import write_whisper
 

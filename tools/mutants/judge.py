@@ -15,9 +15,9 @@ from types import ModuleType
 from typing import Any
 
 import simulate
+from nkw.errors import NkwError
 from simulate.check import Finding, Severity, detect, gathered
 from simulate.check.outputs import UNUSED
-from simulate.errors import NkwError
 from simulate.lines import PACKAGE
 from simulate.memory.storage import Storage
 from tests.kernels.accuracy import REPORTED_REFUSALS, as_tuple, copied

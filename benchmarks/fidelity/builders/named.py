@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from benchmarks.fidelity.case import Case, NotCovered, Run, Schedule, chip_of, quantity_of
 from benchmarks.fidelity.entry import Entry
+from nkw.errors import InvalidArgument
 from simulate.bind import install
 from simulate.calibrate.measurement import named_call
-from simulate.errors import InvalidArgument
 
 
 def build(entry: Entry) -> Case:

@@ -14,9 +14,9 @@ from benchmarks.fidelity.sources.clones import Clone
 from benchmarks.fidelity.sources.forked import reply
 from benchmarks.fidelity.sources.launches import launch_of
 from benchmarks.fidelity.sources.source import Source, one_line
-from simulate.errors import InvalidArgument, NkwError
+from nkw.errors import InvalidArgument, NkwError
+from nkw.process import Limits
 from simulate.hardware import hardware
-from simulate.process import Limits
 from simulate.run.machine import Mode
 from simulate.run.stream import Stream
 from simulate.timing import Reading, dependences, schedule

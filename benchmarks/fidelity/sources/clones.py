@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
 
 LIBRARY, AUTOTUNE = "aws-neuron/nki-library", "awslabs/nki-autotune"
 

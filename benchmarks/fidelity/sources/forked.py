@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from simulate.process import Limits
+from nkw.process import Limits
 
 
 def reply(work: Callable[[], Any], seconds: int, limits: Limits | None = None) -> Any:

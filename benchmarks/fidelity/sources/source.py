@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from benchmarks.fidelity.entry import LONGEST_US, SHORTEST_US, is_number, read_json
-from simulate.errors import InvalidArgument, shown
+from nkw.errors import InvalidArgument, shown
 
 _COMMON = ("kernel", "repo", "lnc", "measured_us")
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from nkw.errors import InvalidArgument
 from simulate.check.findings import Finding
 from simulate.check.lint.rules import findings_in, source_of
 from simulate.check.lint.source import Source
-from simulate.errors import InvalidArgument
 from simulate.lines import location
 from simulate.run import Launch
 

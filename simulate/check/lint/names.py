@@ -6,6 +6,7 @@ import ast
 import importlib
 from collections.abc import Iterator
 
+from nkw.suggestions import TILE_HINTS, closest
 from simulate.check.findings import Severity
 from simulate.check.lint.rules import Spot, lint_rule
 from simulate.check.lint.source import Holds, Scope, Source, argument, base_of
@@ -13,7 +14,6 @@ from simulate.check.lint.tiles import allocated_once
 from simulate.isa import INSTRUCTIONS
 from simulate.isa.book import documented_signature
 from simulate.memory import NkiTensor
-from simulate.suggestions import TILE_HINTS, closest
 
 _MODULES = {"nl": "language", "nisa": "isa", "ncc": "collectives"}
 _ATTRIBUTES_OF_NUMPY = frozenset({"T", "mT", "astype", "broadcast_to", "transpose", "swapaxes"})

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from nkw.errors import InvalidArgument, Location
+from nkw.files import MOST_SOURCE_BYTES, read_text
 from simulate.check.findings import Finding, FindingKind, Severity, found, in_order, kind
 from simulate.check.lint.source import Scope, Source
-from simulate.errors import InvalidArgument, Location
-from simulate.files import MOST_SOURCE_BYTES, read_text
 from simulate.level import FEATURES, FULL_PYTHON, LEVELS, Level
 
 TRACER = FEATURES[FULL_PYTHON].since

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simulate.errors import RuleViolation, rule
+from nkw.errors import RuleViolation, rule
 from simulate.hardware import Hardware
 from simulate.isa import costs, propagation, rules
 from simulate.isa.book import instruction

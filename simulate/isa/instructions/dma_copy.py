@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from simulate.errors import RuleViolation, rule
+from nkw.errors import RuleViolation, rule
 from simulate.hardware import Hardware
 from simulate.isa import dma_costs, indirection, propagation, rules
 from simulate.isa.book import instruction

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from simulate.errors import RuleViolation, rule
+from nkw.errors import RuleViolation, rule
 from simulate.hardware import Hardware
 from simulate.isa import dma_costs, rules
 from simulate.isa.book import instruction

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.errors import OutOfBounds, RuleViolation, rule
+from nkw.errors import OutOfBounds, RuleViolation, rule
 from simulate.hardware import Hardware
 from simulate.isa import costs, propagation, rules
 from simulate.isa.book import instruction

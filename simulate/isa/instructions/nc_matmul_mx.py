@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from simulate.errors import RuleViolation, Unsupported, rule
+from nkw.errors import RuleViolation, Unsupported, rule
 from simulate.hardware import Hardware
 from simulate.isa import costs, indirection, mx, propagation, rules
 from simulate.isa.book import instruction

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simulate.errors import RuleViolation, Unsupported, rule
+from nkw.errors import RuleViolation, Unsupported, rule
 from simulate.hardware import Hardware
 from simulate.isa import costs, propagation, rules
 from simulate.isa.book import instruction

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.errors import RuleViolation, rule
+from nkw.errors import RuleViolation, rule
 from simulate.hardware import Hardware
 from simulate.isa import costs, indirection, propagation, rules
 from simulate.isa.book import instruction

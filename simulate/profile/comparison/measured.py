@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from simulate.errors import InvalidArgument
-from simulate.files import SCHEMA, read_text
+from nkw.errors import InvalidArgument
+from nkw.files import SCHEMA, read_text
 from simulate.profile.document import path_parts
 from simulate.profile.profile import Profile
 

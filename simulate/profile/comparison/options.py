@@ -8,7 +8,7 @@ from copy import copy
 from fractions import Fraction
 from pathlib import Path
 
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
 from simulate.kernel_by_name import names_a_kernel
 from simulate.profile.comparison.measured import Measured, read_measured
 from simulate.profile.vendor.read import is_device_profile, read_profile

@@ -10,7 +10,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from simulate.files import complete
+from nkw.files import complete
 from simulate.profile.page.data import part_data
 from simulate.profile.profile import Profile
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
 from simulate.memory import MemoryRegion
 from simulate.occupancy.sweep import live_bytes
 from simulate.profile.profile import Profile

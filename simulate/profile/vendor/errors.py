@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from simulate.errors import InvalidArgument, shown
-from simulate.files import Named
+from nkw.errors import InvalidArgument, shown
+from nkw.files import Named
 
 _LONGEST_REASON = 200
 

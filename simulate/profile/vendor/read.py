@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from simulate.files import Named, opened
+from nkw.files import Named, opened
 from simulate.profile.vendor.dma import Packets, dma, packets
 from simulate.profile.vendor.engines import Instructions, engines, instructions, lines
 from simulate.profile.vendor.errors import Broken, refusing

@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NoReturn
 
-from simulate.files import Named, read_text
+from nkw.files import Named, read_text
 from simulate.profile.vendor.errors import Broken
 from simulate.profile.vendor.records import Origin
 from simulate.profile.vendor.tables import Kind, Names, Tables

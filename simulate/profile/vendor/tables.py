@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simulate.files import opened
+from nkw.files import opened
 from simulate.profile.vendor.errors import Broken, pyarrow_missing
 
 MOST_ROWS = 20_000_000

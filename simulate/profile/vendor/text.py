@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from simulate.errors import shown
-from simulate.parts import Hanging, Name, Noted, Part, Table, table
+from nkw.errors import shown
+from nkw.parts import Hanging, Name, Noted, Part, Table, table
 from simulate.profile.numbers import share, us
 from simulate.profile.vendor.records import DeviceProfile
 from simulate.profile.vendor.side_by_side import Pair, SideBySide

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from simulate.files import Named
+from nkw.files import Named
 from simulate.profile.vendor.dma import queue_label
 from simulate.profile.vendor.engines import CORE, PLACES, SPAN, engine_name, span
 from simulate.profile.vendor.errors import Broken, refusing

@@ -25,7 +25,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from simulate.errors import InvalidArgument
+from nkw.errors import InvalidArgument
 
 VARIABLE = "NKW_SPEED"
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 from types import FunctionType, ModuleType
 from typing import Any
 
-from simulate.errors import code_of
+from nkw.errors import code_of
 from simulate.isa.book import INSTRUCTIONS
 from simulate.memory import NkiTensor
 from simulate.run.machine import NeuronCore

@@ -1,0 +1,1 @@
+"""The commands of `nkw` that work with models: options, entries and reports."""

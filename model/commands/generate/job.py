@@ -1,0 +1,151 @@
+"""What generating and predicting begin with: a model cut for its ranks, and prompts."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from functools import cached_property
+
+from model.commands.generate.loop import Backend, positions_needed
+from model.commands.generate.micro_batches import MicroBatches, micro_batch_sizes
+from model.config import ModelConfig
+from model.errors import ModelError
+from model.execution.bound_launch import Device
+from model.execution.expert_load import ExpertLoad
+from model.execution.stages import layers_of_stage
+from model.families import compose
+from model.loading.checkpoint import Checkpoint
+from model.loading.weights import RankWeights, shard_weights, weights_of_all
+from model.mesh import Mesh
+from model.runners.bucket_length import bucket_length
+from model.runners.contiguous import KernelModel
+from model.runners.reference import ReferenceModel
+from model.sampling import SamplingOptions
+
+Progress = Callable[[int, int], None]
+
+
+def this_rank() -> int | None:
+    """The rank of this process, where torchrun started one process per rank; None for a single process."""
+    if "RANK" not in os.environ:  # the simulator need not be loaded to know that
+        return None
+    from model.device import rank_of_this_process
+
+    return rank_of_this_process()
+
+
+class Job:
+    """One model, cut for its ranks, and its prompts: the input of generating and of predicting."""
+
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        config: ModelConfig,
+        weights: Checkpoint,
+        prompts: list[str],
+        prompt_ids: list[list[int]],
+        sampling: SamplingOptions,
+        mesh: Mesh,
+    ) -> None:
+        self.mesh = mesh
+        self.options = options
+        self.config = config
+        self.weights = weights
+        self.prompts = prompts
+        self.prompt_ids = prompt_ids
+        self.replay_report = lambda: "replay: nothing was launched"
+        self.expert_load = ExpertLoad.of(config, mesh)
+        self.sampling = sampling
+        self.micro_batches = micro_batch_sizes(
+            len(prompt_ids), _micro_batches(options, mesh, len(prompt_ids))
+        )
+        needed = positions_needed(max(map(len, prompt_ids)), options.max_new_tokens, config)
+        self._cache_length = bucket_length(needed, config.context, mesh.row_multiple)
+
+    @cached_property
+    def _own_shards(self) -> tuple[RankWeights, ...]:
+        """The weights of the ranks in this process: of one rank alone those of its stage."""
+        rank = this_rank()
+        ranks = range(self.mesh.ranks) if rank is None else [rank]
+        own = list(dict.fromkeys(map(self.mesh.shard, ranks)))
+        layers = None if rank is None else layers_of_stage(compose(self.config), self.mesh, rank)
+        given = self.config, self.weights, self.options.tp, own, self.weights.let_go, self.options.dtype
+        return shard_weights(*given, layers)
+
+    def backend(self, progress: Progress) -> Backend:
+        """The backend that --backend names."""
+        options = self.options
+        if options.backend == "simulate":
+            from model.device import SimulatedDevice
+
+            processes = this_rank() is not None
+            device = SimulatedDevice(
+                options.target,
+                self.mesh.ranks,
+                processes=processes,
+                exact=options.exact,
+                verify=options.verify_replay,
+            )
+            self.replay_report = device.replays.report.text
+            return self._model(device, progress, expert_load=self.expert_load)
+        if options.backend == "neuron":
+            from model.device.neuron import NeuronDevice
+
+            return self._model(NeuronDevice(self.mesh.ranks), progress, expert_load=self.expert_load)
+        return self.reference()
+
+    def reference(self) -> ReferenceModel:
+        """The same model in plain numpy."""
+        return ReferenceModel(self.config, self.weights, self.options.dtype, ranks=self.options.tp)
+
+    def dry_model(self, device: Device, progress: Progress, done: Callable[[], None]) -> MicroBatches:
+        """The model on a device that only plans; ranks of other processes are planned here as well.
+
+        `done` is called after a step of each micro-batch.
+        """
+        shards = self._own_shards
+        if this_rank() is not None:
+            shards = weights_of_all(self.config, shards[0])
+        return self._model(device, progress, shards, done)
+
+    def _model(
+        self,
+        device: Device,
+        progress: Progress,
+        shards: tuple[RankWeights, ...] | None = None,
+        done: Callable[[], None] = lambda: None,
+        expert_load: ExpertLoad | None = None,
+    ) -> MicroBatches:
+        candidates = self.sampling.candidates_needed or 1
+        parts = [
+            KernelModel(
+                self.config,
+                shards or self._own_shards,
+                device,
+                self._cache_length,
+                candidates,
+                progress,
+                sequences,
+                self.mesh,
+                expert_load,
+            )
+            for sequences in self.micro_batches
+        ]
+        return MicroBatches(parts, self.micro_batches, done)
+
+
+def _micro_batches(options: argparse.Namespace, mesh: Mesh, prompts: int) -> int:
+    """As many as --micro-batches asks for, else as there are stages, where each group has a prompt of each.
+
+    ModelError for more than there are prompts of a group.
+    """
+    most = prompts // mesh.data
+    if options.micro_batches is None:
+        return min(mesh.pipeline, most)
+    if options.micro_batches > most:
+        of_each = f" in {mesh.data} groups" if mesh.data > 1 else ""
+        count = f"{prompts} prompt{'s' if prompts > 1 else ''}{of_each}"
+        works = f"--micro-batches 1{f' to {most}' if most > 1 else ''}"
+        raise ModelError(f"{options.micro_batches} micro-batches of {count}; this run takes {works}")
+    return options.micro_batches  # type: ignore[no-any-return]

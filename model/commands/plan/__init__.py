@@ -1,0 +1,1 @@
+"""`nkw plan`: its options and its entry."""

@@ -1,0 +1,40 @@
+"""`nkw plan`: reads a config, plans, reports."""
+
+from __future__ import annotations
+
+import argparse
+
+from model.config.folder import model_files
+from model.plan.document import document
+from model.plan.parameters import load_model
+from model.plan.plan import Request, make_plan
+from model.plan.text import parts
+from nkw.files import Outputs, json_document
+from nkw.terminal import show, show_lines, working
+
+
+def plan_command(options: argparse.Namespace) -> int:
+    """Plan the model of a config; returns the exit status."""
+    model = load_model(options.config)
+    request = Request(
+        instance=options.instance,
+        accelerator=options.accelerator,
+        tp=options.tp,
+        pp=options.pp,
+        ep=options.ep,
+        sp=options.sp,
+        batch=options.batch,
+        prompt=options.prompt,
+        generate=options.generate,
+        dtype=None if options.dtype == "auto" else options.dtype,
+        price=options.price,
+    )
+    name = str(options.config)
+    outputs = Outputs(lambda: model_files(options.config))
+    with json_document(options.json, outputs, "plan", "NKW-PLAN-FILE", "plan") as contents:
+        with working(lambda: f"plan of {name}: dry runs of its kernels"):
+            plan = make_plan(model, request)
+        contents.update(document(plan, name))
+        show_lines(f"{name}:")
+        show(parts(plan))
+    return 0

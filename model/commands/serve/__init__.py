@@ -1,0 +1,1 @@
+"""`nkw serve`: its options and its entry."""

@@ -1,0 +1,94 @@
+"""`nkw serve`: a model folder, its engine, and the server, put together."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ipaddress
+import os
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+
+from model.device import chip, rank_of_this_process
+from model.errors import ModelError
+from model.llm.llm import make_engine
+from model.serve.http.keys import others_may_read, read_keys
+from model.serve.serving import engine_args, serve
+from nkw.terminal import show_lines
+
+_EXTRA = {"fastapi": "fastapi", "uvicorn": "uvicorn", "prometheus_client": "prometheus-client"}
+
+
+def serve_command(options: argparse.Namespace) -> int:
+    """Serve until a signal comes. Everything that can be refused is refused before the port is opened."""
+    check_extra()
+    keys = read_keys(options.api_key_file)
+    if not keys and not is_loopback(options.host):
+        raise ModelError(
+            f"--host {options.host} is no loopback address, and without keys anybody could use the server: give "
+            "--api-key-file FILE"
+        )
+    if options.port > 65535:
+        raise ModelError(f"--port is {options.port}; ports end at 65535")
+    if options.backend == "neuron":
+        _check_core(options)
+    from model.serve.log import LOG, log_to_stderr
+
+    log_to_stderr(options.log_level)
+    if others_may_read(options.api_key_file):
+        LOG.warning("every user of this machine may read the keys: chmod o-r the file")
+    if (record := chip(options.target)).replaced:
+        LOG.info("the predicted clock is that of %s", record.label)
+    if options.replicas > 1:
+        from model.serve.replicas.replicas import serve_replicas
+
+        asyncio.run(serve_replicas(options, keys, show_url(options.host)))
+        return 0
+    engine = make_engine(engine_args(options))
+    shapes = [] if engine.use.buckets is None else engine.use.buckets.shapes()
+    LOG.info("steps round up to %s: %d shapes", engine.use.buckets, len(shapes))
+    for shape in shapes:
+        LOG.debug("shape %s", shape)
+    asyncio.run(serve(options, keys, engine, show_url(options.host)))
+    return 0
+
+
+def check_extra() -> None:
+    """ModelError without the packages of the extra `serve`."""
+    missing = [name for module, name in _EXTRA.items() if find_spec(module) is None]
+    if missing:
+        raise ModelError(
+            f"nkw serve needs {', '.join(missing)}; pip install 'nki-workbench[serve]'", "NKW-SERVE-EXTRA"
+        )
+
+
+def _check_core(options: argparse.Namespace) -> None:
+    """ModelError for several processes on NeuronCores."""
+    if options.replicas > 1:
+        raise ModelError(
+            f"--replicas is {options.replicas}; on NeuronCores start a server for each core, with "
+            "NEURON_RT_VISIBLE_CORES"
+        )
+    processes = 1 if rank_of_this_process() is None else int(os.environ["WORLD_SIZE"])
+    if processes > 1:
+        raise ModelError(f"nkw serve has one process, and torchrun started {processes}")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def show_url(host: str) -> Callable[[int], None]:
+    """What says on stdout where the server is, once it is there."""
+    shown = f"[{host}]" if ":" in host else host
+
+    def show(port: int) -> None:
+        show_lines(f"http://{shown}:{port}/v1")
+        sys.stdout.flush()
+
+    return show

@@ -1,0 +1,158 @@
+"""`nkw top`: the numbers of a server's /metrics in a terminal. It needs nothing of the extra."""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import re
+import sys
+import time
+import urllib.request
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from model.commands.arguments import count
+from model.errors import ModelError
+from model.serve.http.keys import read_keys
+from nkw.errors import shown
+from nkw.terminal import show_lines
+
+_SAMPLE = re.compile(r"^(nkw_\w+?)(?:\{(.*)\})? ([-+.\dinfaNe]+)$")
+_EDGE = re.compile(r'le="([^"]*)"')
+_MOST_BYTES = 2**22
+_SECONDS = 10  # for an answer
+
+Samples = Mapping[tuple[str, str], float]
+"""Values by name and, in a histogram, by the edge of its bucket."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options to a parser."""
+    parser.description = "Requests, pages, tokens and times of a server that nkw serve runs."
+    add = parser.add_argument
+    add("--url", metavar="URL", default="http://127.0.0.1:8000", help="the server (default: %(default)s)")
+    add("--api-key-file", metavar="FILE", type=Path, help="a file whose first line is a key of the server")
+    add(
+        "--every", metavar="S", type=count, default=2, help="seconds between two looks (default: %(default)s)"
+    )
+    add("--once", action="store_true", help="look once; so does a stdout that is no terminal")
+
+
+def top_command(options: argparse.Namespace) -> int:
+    """Show the numbers until an interrupt, or once. ModelError where no server answers."""
+    if not _is_server_url(options.url):
+        raise ModelError(f"--url is {options.url!r}; it must be like http://127.0.0.1:8000")
+    keys = read_keys(options.api_key_file)
+    before, then = read(options.url, keys), time.monotonic()
+    if options.once or not sys.stdout.isatty():
+        show_lines(lines(before, before, 0.0))
+        return 0
+    from rich.live import Live
+
+    with Live(lines(before, before, 0.0), auto_refresh=False, screen=True) as live:
+        while True:
+            time.sleep(options.every)
+            samples, now = read(options.url, keys), time.monotonic()
+            live.update(lines(samples, before, now - then), refresh=True)
+            before, then = samples, now
+
+
+def _is_server_url(url: str) -> bool:
+    """Return whether a text is the URL of a host, with or without a port."""
+    try:
+        parts = urlsplit(url)
+        has_host = bool(parts.hostname) and parts.port != 0
+    except ValueError:  # an unfinished [ of IPv6, or a port beyond 65535
+        return False
+    return has_host and re.fullmatch(r"https?://[a-zA-Z0-9._:\[\]-]+/?", url) is not None
+
+
+def read(url: str, keys: list[str]) -> Samples:
+    """The samples of a server now, added up over labels."""
+    headers = {"authorization": f"Bearer {keys[0]}"} if keys else {}
+    request = urllib.request.Request(f"{url.rstrip('/')}/metrics", headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
+            text = answer.read(_MOST_BYTES).decode(errors="replace")
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise ModelError(f"{url} does not answer: {shown(str(reason))}") from None
+    samples: dict[tuple[str, str], float] = defaultdict(float)
+    for line in text.splitlines():
+        found = _SAMPLE.match(line)
+        if found:
+            edge = _EDGE.search(found[2] or "")
+            try:
+                value = float(found[3])
+            except ValueError:
+                raise ModelError(f"{url} is no server of nkw serve: {found[1]} has no number") from None
+            samples[found[1], edge[1] if edge else ""] += value
+    if not samples:
+        raise ModelError(f"{url} is no server of nkw serve: its /metrics has no nkw_ numbers")
+    return samples
+
+
+def lines(now: Samples, before: Samples, seconds: float) -> str:
+    """The numbers; rates are of the last `seconds`, and absent where these are 0."""
+
+    def value(name: str) -> float:
+        return now.get((f"nkw_{name}", ""), 0.0)
+
+    def rate(name: str) -> str:
+        if not seconds:
+            return ""
+        grown = value(name) - before.get((f"nkw_{name}", ""), 0.0)
+        return f", {grown / seconds:,.1f} a second"
+
+    def share(part: str, whole: float) -> str:
+        return f"{value(part) / whole:.1%}" if whole else "none"
+
+    replicas = value("replica_up")
+    drafts, steps = value("spec_decode_num_draft_tokens_total"), value("steps_total")
+
+    def each_step(name: str, missing: float = 0.0) -> str:
+        without = f", without {missing:,.0f} parts" if missing else ""
+        return f"{value(name) / steps * 1e3:,.2f} ms a step{without}" if steps else "none"
+
+    rows = [
+        (
+            "requests",
+            f"{value('num_requests_running'):,.0f} running, {value('num_requests_waiting'):,.0f} waiting",
+        ),
+        *([("replicas", f"{replicas:.0f} answer")] if replicas else []),
+        ("pages held", f"{value('kv_cache_usage_perc') / max(1, replicas):.1%}"),
+        ("prompt tokens", f"{value('prompt_tokens_total'):,.0f}{rate('prompt_tokens_total')}"),
+        ("new tokens", f"{value('generation_tokens_total'):,.0f}{rate('generation_tokens_total')}"),
+        ("from known pages", share("prefix_cache_hits_total", value("prefix_cache_queries_total"))),
+        (
+            "padding",
+            share("padding_tokens_total", value("step_tokens_total") + value("padding_tokens_total")),
+        ),
+        ("steps", f"{steps:,.0f}{rate('steps_total')}"),
+        ("clock here", each_step("step_seconds_total")),
+        ("predicted clock", each_step("predicted_step_seconds_total", value("unpredicted_step_parts"))),
+        ("drafts accepted", share("spec_decode_num_accepted_tokens_total", drafts)),
+        ("preemptions", f"{value('num_preemptions_total'):,.0f}"),
+        *(
+            (label, f"p50 {_quantile(now, name, 0.5)}, p99 {_quantile(now, name, 0.99)}")
+            for label, name in (
+                ("first token", "time_to_first_token_seconds"),
+                ("between tokens", "inter_token_latency_seconds"),
+                ("whole request", "e2e_request_latency_seconds"),
+                ("in the queue", "request_queue_time_seconds"),
+            )
+        ),
+    ]
+    return "\n".join(f"{label:<18}{text}" for label, text in rows)
+
+
+def _quantile(samples: Samples, name: str, share: float) -> str:
+    """The edge of the bucket below which that share of the observations lies."""
+    found = ((edge, each) for (own, edge), each in samples.items() if own == f"nkw_{name}_bucket")
+    buckets = sorted((float(edge), each) for edge, each in found)
+    if not buckets or not buckets[-1][1]:
+        return "unknown"
+    edge = next(edge for edge, below in buckets if below >= share * buckets[-1][1])
+    return f"up to {edge:g} s" if edge < float("inf") else f"above {buckets[-2][0]:g} s"

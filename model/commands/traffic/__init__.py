@@ -1,0 +1,1 @@
+"""`nkw traffic`: its options and its entry."""

@@ -1,0 +1,80 @@
+"""`nkw traffic`: reads a config and a workload, predicts, reports."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from model.config.folder import model_files
+from model.engine import SchedulerOptions
+from model.traffic.document import document
+from model.traffic.lengths import Lengths
+from model.traffic.page import page
+from model.traffic.report import ServiceLevel
+from model.traffic.text import parts
+from model.traffic.traffic import Request, make_traffic
+from model.traffic.workload import SharedPrefix
+from nkw.files import Outputs, json_document
+from nkw.terminal import show, show_lines, working
+
+
+def traffic_command(options: argparse.Namespace) -> int:
+    """Predict the traffic of a model; returns the exit status."""
+    request = Request(
+        config=options.config,
+        instance=options.instance,
+        tp=options.tp,
+        ep=options.ep,
+        replicas=options.replicas,
+        dtype=None if options.dtype == "auto" else options.dtype,
+        rate=options.rate,
+        share=options.load,
+        trace=options.trace,
+        users=options.users,
+        think_s=options.think,
+        requests=options.requests,
+        prompts=None if options.prompt_lengths is None else Lengths.parsed(options.prompt_lengths),
+        news=Lengths.parsed(options.output_lengths),
+        prefix=None if options.shared_prefix is None else SharedPrefix.parsed(options.shared_prefix),
+        level=ServiceLevel.parsed(options.sla),
+        price=options.price,
+        seed=options.seed,
+        block_size=options.block_size,
+        options=SchedulerOptions(
+            options.max_num_seqs,
+            options.max_num_batched_tokens,
+            chunked_prefill=options.chunked_prefill,
+            prefix_caching=options.prefix_caching,
+            speculative_tokens=options.speculative_tokens,
+        ),
+        max_model_len=options.max_model_len,
+        compare=options.compare,
+        buckets=options.buckets,
+        prefill_replicas=options.prefill_replicas,
+        acceptance=options.acceptance,
+        acceptance_text=options.acceptance_text,
+        draft_model=options.draft_model,
+        curve=options.html is not None,
+    )
+    name = str(options.config)
+    outputs = Outputs(lambda: _inputs(options))
+    doing = ["reading"]
+    html = outputs.claim(options.html, "page", "NKW-PAGE-PATH")
+    with json_document(options.json, outputs, "traffic", "NKW-TRAFFIC-FILE", "traffic") as contents:
+        with working(lambda: f"traffic of {name}: {doing[-1]}"):
+            traffic = make_traffic(request, doing.append)
+        contents.update(document(traffic, name))
+        show_lines(f"{name}:")
+        show(parts(traffic))
+        if html is not None:
+            with html.writing() as file:
+                file.write(page(traffic, name))
+            show_lines(f"page: {options.html}")
+    return 0
+
+
+def _inputs(options: argparse.Namespace) -> list[Path]:
+    """The files that a prediction reads."""
+    models = [each for each in (options.config, options.draft_model) if each is not None]
+    texts = [each for each in (options.trace, options.acceptance_text) if each is not None]
+    return [*(file for each in models for file in model_files(each)), *texts]

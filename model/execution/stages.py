@@ -1,0 +1,151 @@
+"""The stages of a pipeline: which layers each holds, and which values pass from one to the next.
+
+A stage holds neighbouring decoder layers, the first one the embedding besides, the last one the head. A value passes
+where launches before it return it and launches behind it read it: the residual stream, and what a model computes once
+for several layers. States do not pass, so layers that read the cache of another one lie on its stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import accumulate, chain, pairwise
+from math import inf, prod
+
+import numpy as np
+
+from model.errors import ModelError
+from model.layers.launch import (
+    PARTITIONS,
+    Argument,
+    Axis,
+    Launch,
+    Phase,
+    StepShape,
+    Value,
+    WeightDtypes,
+    copied,
+)
+from model.layers.layer import Layer, states_of
+from model.mesh import Mesh
+from model.network import BlockLayers, Decoder
+
+SEND = "send_receive"
+"""The kernel that passes a value from a stage to the next."""
+
+
+def stages_of(decoder: Decoder, count: int, step: StepShape) -> list[tuple[BlockLayers, ...]]:
+    """The sections of a decoder, stage by stage; ModelError where it has fewer layers than stages, or none to cut at.
+
+    Stages are even in the weights that a step reads: those of the layers and of the head. So only the ranks of a step
+    decide, and neither its size nor its dtypes.
+    """
+    if count == 1:
+        return [decoder.sections]
+    costs = [_weights(block, step) for block in decoder.blocks]
+    costs[-1] += _weights((decoder.head,), step)
+    first, *others = divided(costs, count, whole_cuts(decoder, step))
+    inner = [decoder.blocks[own.start : own.stop] for own in (first, *others)]
+    inner[0] = ((decoder.embedding,), *inner[0])
+    inner[-1] = (*inner[-1], (decoder.head,))
+    return inner
+
+
+def whole_cuts(decoder: Decoder, step: StepShape) -> list[int]:
+    """The numbers of decoder layers after which a stage may end: no state is read on both sides."""
+    blocks = decoder.blocks
+    states = {state.name for block in blocks for layer in block for state in states_of(layer, step)}
+    launches = [list(_launches((block,), step)) for block in blocks]
+    return [
+        count
+        for count in range(1, len(blocks))
+        if states.isdisjoint(
+            each.name
+            for each in _passed(chain.from_iterable(launches[:count]), chain.from_iterable(launches[count:]))
+        )
+    ]
+
+
+def sent(before: Iterable[BlockLayers], after: Iterable[BlockLayers], step: StepShape) -> list[Value]:
+    """The values that layers `before` a cut return and layers `after` it read, as the latter see them."""
+    return _passed(_launches(before, step), _launches(after, step))
+
+
+def _passed(before: Iterable[Launch], after: Iterable[Launch]) -> list[Value]:
+    returned = {name for launch in before for name in launch.results}
+    found: dict[str, Value] = {}
+    for launch in after:
+        read = (value for value in launch.values if value.name in returned)
+        found.update({value.name: found.get(value.name, value) for value in read})
+        returned.difference_update(launch.results)
+    return list(found.values())
+
+
+def send(value: Value) -> Launch:
+    """The launch that passes a value on."""
+    arguments: dict[str, Argument] = {"x": value, "source_target_pairs": Axis.pipeline}
+    return Launch(SEND, arguments, (value.name,), copied(value), value.shape[0])
+
+
+def divided(costs: Sequence[int], parts: int, cuts: Collection[int]) -> list[range]:
+    """Neighbouring numbers of `costs` in so many parts, the largest as small as it can be, all as even as that allows.
+
+    `cuts` are the numbers after which a part may end; ModelError where there are too few.
+    """
+    ends = [0, *sorted(cuts), len(costs)]
+    if parts > len(ends) - 1:
+        alike = "" if len(cuts) == len(costs) - 1 else ", some of which share a cache"
+        raise ModelError(
+            f"{parts} pipeline stages for {len(costs)} layers{alike}; this model takes --pp 1 to {len(ends) - 1}"
+        )
+    sums = [0, *accumulate(costs)]
+
+    def least(together: Callable[[float, float], float], worth: Callable[[int], float]) -> list[int]:
+        """The ends of the parts whose worth together is least."""
+        best: list[tuple[float, list[int]]] = [(0.0 if end == 0 else inf, [0]) for end in ends]
+        for _ in range(parts):
+            best = [
+                min(
+                    (
+                        (together(value, worth(sums[end] - sums[chosen[-1]])), [*chosen, end])
+                        for value, chosen in best[:at]
+                        if value < inf
+                    ),
+                    default=(inf, [0]),
+                )
+                for at, end in enumerate(ends)
+            ]
+        return best[-1][1]
+
+    limits = least(max, float)
+    largest = max(sums[last] - sums[first] for first, last in pairwise(limits))
+    even = least(lambda one, other: one + other, lambda cost: cost**2 if cost <= largest else inf)
+    return [range(first, last) for first, last in pairwise(even)]
+
+
+def _launches(sections: Iterable[BlockLayers], step: StepShape) -> Iterable[Launch]:
+    return (launch for layer in chain.from_iterable(sections) for launch in layer.launches(step))
+
+
+def _weights(section: Sequence[Layer], step: StepShape) -> int:
+    weights = (weight for layer in section for weight in layer.weights)
+    return sum(prod(each.shape(step.shard)) for each in weights)
+
+
+def layers_of_stage(decoder: Decoder, mesh: Mesh, rank: int) -> list[Layer]:
+    """The layers whose weights a rank holds; all where there is one stage, an encoder's too."""
+    if mesh.pipeline == 1:
+        return list(decoder.all_layers)
+    held = np.dtype(np.float32)
+    step = StepShape(
+        Phase.prefill,
+        1,
+        1,
+        PARTITIONS,
+        PARTITIONS,
+        mesh.tensor,
+        held,
+        WeightDtypes(held),
+        expert_ranks=mesh.expert,
+    )
+    stages = stages_of(decoder, mesh.pipeline, step)
+    return [layer for section in stages[mesh.stage_of(rank)] for layer in section]

@@ -1,0 +1,94 @@
+"""A model in plain numpy, no kernel and no simulator: the measure for everything else here.
+
+Arithmetic is float32 throughout. With bfloat16 activations its results are rounded to bfloat16 where a device stores
+them between engines: every norm, q, k and v before and after their rotation, the exponentials of a softmax, attention's
+output, the gated product, and both sums with the residual; over ranks also the partial products and their sum. Logits
+stay float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from model.config import ModelConfig
+from model.families import compose
+from model.formats import Weight
+from model.layers.arithmetic import Arithmetic, Span
+from model.layers.layer import States
+from model.layers.precision import activation_dtype
+from model.sampling import StepOutput
+
+
+class ReferenceModel:
+    """Sequences one after another, each with its states; `dtype` is that of the activations: float32, bfloat16 or auto.
+
+    Weights of two bytes are widened once, when it is made, if that takes at most `widened_bytes`, else at every use.
+    Activations are rounded as on a device of `ranks` ranks.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, Weight],
+        dtype: str = "float32",
+        widened_bytes: int = 2**30,
+        ranks: int = 1,
+    ) -> None:
+        activations = activation_dtype(dtype, config, weights)
+        self._decoder = compose(config)
+        self._numpy = Arithmetic(weights, activations, widened_bytes, ranks, self._decoder.exact)
+        self._sequences: list[_Sequence] = []
+        self._encoded: list[States] = []
+        self._longest_short = config.longest_short
+
+    def encode(self, features: Sequence[np.ndarray]) -> None:
+        """Run the encoder on the log-mel spectrum of a window of speech for each of the next prompts."""
+        encoder = self._decoder.encoder
+        assert encoder is not None
+        self._encoded = []
+        for x in features:
+            states: States = {}
+            for layer in encoder.layers:
+                x = layer.reference(x, Span(0, encoder.positions), states, self._numpy)
+            self._encoded.append(states)
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> list[StepOutput]:
+        """Start a sequence with each prompt; says what follows each."""
+        encoded = self._encoded or [{} for _ in prompts]
+        self._sequences = [_Sequence(states.copy(), []) for states, _ in zip(encoded, prompts, strict=True)]
+        return [self._step(sequence, ids) for sequence, ids in zip(self._sequences, prompts)]
+
+    def decode(self, tokens: Sequence[int | None], positions: Sequence[int]) -> list[StepOutput]:
+        """Append a token to each sequence that has not ended, at the position that is its length."""
+        outputs = []
+        for sequence, token, position in zip(self._sequences, tokens, positions):
+            if token is None:
+                outputs.append(StepOutput())
+                continue
+            held = sequence.ids
+            assert position == len(held), f"position {position} after {len(held)} tokens"
+            ids = [token]
+            if position == self._longest_short:  # from here on other rotations, also of what was cached
+                ids, sequence.states, sequence.ids = [*held, token], {}, []
+            outputs.append(self._step(sequence, ids))
+        return outputs
+
+    def _step(self, sequence: _Sequence, ids: Sequence[int]) -> StepOutput:
+        span = Span(len(sequence.ids), len(ids))
+        x = np.asarray(ids)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # the sampler looks at the logits
+            for layer in self._decoder.layers:
+                x = layer.reference(x, span, sequence.states, self._numpy)
+        sequence.ids.extend(ids)
+        return StepOutput(x[-1])
+
+
+@dataclass
+class _Sequence:
+    """The states of a sequence and its tokens."""
+
+    states: States
+    ids: list[int]

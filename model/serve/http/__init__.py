@@ -1,0 +1,1 @@
+"""The HTTP server: its app, limits of connections, API keys, origins, and the page."""

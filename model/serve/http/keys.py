@@ -1,0 +1,56 @@
+"""The keys of clients, in a file."""
+
+from __future__ import annotations
+
+import re
+import stat
+from pathlib import Path
+
+from model.errors import ModelError
+from nkw.files import read_text
+
+_SHORTEST_KEY, _LONGEST_KEY = 16, 1024
+_KEY = re.compile(r"[!-~]+", re.ASCII)
+
+
+def others_may_read(path: Path | None) -> bool:
+    """Whether every user of this machine may read a file of keys."""
+    return path is not None and bool(path.stat().st_mode & stat.S_IROTH)
+
+
+def read_keys(path: Path | None) -> list[str]:
+    """Return the keys of a file, one on each line that is not empty; no keys without a file.
+
+    Raises: ModelError for a file that cannot be read or has no key, and for a key that no Authorization header can
+    carry. The message has the number of the line and never the key.
+    """
+    if path is None:
+        return []
+    try:
+        text = read_text(path)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{path} is not text: {error}") from None
+    lines: dict[str, int] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        key = line.removesuffix("\r")
+        if not key.strip():
+            continue
+        if not _SHORTEST_KEY <= len(key) <= _LONGEST_KEY:
+            raise ModelError(
+                f"line {number} of {path} has {len(key):,} characters; a key has {_SHORTEST_KEY} to {_LONGEST_KEY:,}"
+            )
+        if not _KEY.fullmatch(key):
+            raise ModelError(
+                f"line {number} of {path} has a character that a key cannot have; keys have letters, digits and "
+                "punctuation of ASCII, without spaces and control characters"
+            )
+        if key in lines:
+            raise ModelError(
+                f"lines {lines[key]} and {number} of {path} have the same key; remove one of them"
+            )
+        lines[key] = number
+    if not lines:
+        raise ModelError(f"{path} has no key; each line that is not empty is one")
+    return list(lines)

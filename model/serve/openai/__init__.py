@@ -1,0 +1,1 @@
+"""OpenAI's API: requests, answers, chats, tools and transcriptions."""

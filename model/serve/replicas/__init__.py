@@ -1,0 +1,1 @@
+"""Several engines behind one server: their processes, and the routing of requests to them."""

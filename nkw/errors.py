@@ -1,0 +1,177 @@
+"""Typed errors with stable codes: what is wrong, where in the kernel, which limit, and what would work.
+
+Every error of the simulator carries a `code` that never changes its meaning; messages are part of the interface and
+are tested whole. Nothing raised by numpy, json or struct reaches a user through this package.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+_UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters, marks that change the direction of text, and lone surrogates."""
+LONGEST_MESSAGE = 400
+LONGEST_PATH = 200
+"""Characters of a path in a message."""
+
+
+def shown(text: str, most: int = LONGEST_MESSAGE) -> str:
+    """Text from outside for a terminal: control characters are escaped, tabs and line ends stay.
+
+    Of more than `most` characters the middle is left out.
+    """
+    if len(text) > most:
+        text = f"{text[: most * 2 // 3]} … {text[len(text) - most // 3 :]}"
+    return _UNSHOWN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error in one line: its code or type, and the first line of its message."""
+    text = str(error).split("\n")[0]
+    return shown(text if isinstance(error, NkwError) else f"{type(error).__name__}: {text}")
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A line of the user's kernel; an empty `file` marks a place without a line, such as a replayed launch."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def place(self) -> str:
+        """File and line alone."""
+        return f"{self.file}:{self.line}" if self.file else self.function
+
+    def __str__(self) -> str:
+        return f"{self.place} in {self.function}" if self.file else self.function
+
+
+def places(where: Location | None, callers: Sequence[Location]) -> list[str]:
+    """A kernel's line and those of its callers, innermost first, as indented lines of a message."""
+    lines = [f"  at {where}"] if where else []
+    lines += [f"  called at {caller}" for caller in callers[:_MOST_CALLERS]]
+    if len(callers) > _MOST_CALLERS:
+        lines.append(f"  and {len(callers) - _MOST_CALLERS} callers more")
+    return lines
+
+
+_MOST_CALLERS = 6
+
+
+class NkwError(Exception):
+    """Root of all errors of NKI Workbench; `code` is stable, `where` is the kernel's line, once known."""
+
+    def __init__(self, code: str, message: str, where: Location | None = None) -> None:
+        super().__init__(code, message)
+        self.code = code
+        self.message = message
+        self.where = where
+        self.callers: tuple[Location, ...] = ()
+        """The lines that called the kernel's line, innermost first, where it is in a helper of the kernel."""
+
+    def __str__(self) -> str:
+        return "\n".join([f"[{self.code}] {self.message}", *self.places()])
+
+    def places(self) -> list[str]:
+        """The kernel's line and those of its callers, innermost first, as indented lines of a message."""
+        return places(self.where, self.callers)
+
+
+class InvalidArgument(NkwError, ValueError):
+    """A value given by the user that no chip and no kernel could accept."""
+
+
+class NoVerdict(NkwError):
+    """Code of the user ended or failed before it gave a result, so that nothing can be judged."""
+
+
+class Unsupported(NkwError):
+    """A documented name or combination that this simulator does not implement, with the reason."""
+
+
+class Deadlock(NkwError):
+    """Every core that has not finished waits for another one."""
+
+
+class RendezvousMismatch(NkwError):
+    """The members of a collective, a sendrecv or a barrier disagree on its operation, shapes, dtypes or groups."""
+
+
+class NkiValidationError(NkwError):
+    """A kernel breaks a rule of the hardware; `nki.isa` documents the error under this name."""
+
+
+class RuleViolation(NkiValidationError, AssertionError):
+    """One instruction breaks one rule.
+
+    Also an AssertionError: the official simulator raises one, and tests written for it expect one. The planner's
+    wrapper fills in the instruction and its operands, `issue` the kernel's line.
+    """
+
+    def __init__(
+        self, rule: Callable[..., object], seen: str | Callable[[], str], limit: str = "", hint: str = ""
+    ) -> None:
+        """`seen` may be a function, for an error of which the text takes long and is rarely shown."""
+        super().__init__(code_of(rule), sentence_of(rule))
+        self._seen = seen
+        self.limit = limit or rule.limit  # type: ignore[attr-defined]
+        self.hint = hint or rule.hint  # type: ignore[attr-defined]
+        self.instruction = ""
+        self.operands: Mapping[str, str] = {}
+
+    @property
+    def seen(self) -> str:
+        """The values that break the rule."""
+        if not isinstance(self._seen, str):
+            self._seen = self._seen()
+        return self._seen
+
+    def __str__(self) -> str:
+        head = f"[{self.code}] {self.instruction + ': ' if self.instruction else ''}{self.message}"
+        lines = [head, f"  seen:  {self.seen}"]
+        if self.limit:
+            lines.append(f"  limit: {self.limit}")
+        lines += [f"  {name} = {text}" for name, text in self.operands.items()]
+        if self.hint:
+            lines.append(f"  try:   {self.hint}")
+        return "\n".join([*lines, *self.places()])
+
+
+class OutOfBounds(RuleViolation, IndexError):
+    """An access outside of its tensor; also an IndexError, which the Beta 1 simulator raised."""
+
+
+RULES: dict[str, str] = {}
+"""The sentence of every rule, by code; the command `explain` prints them."""
+
+
+def rule(
+    code: str, *, limit: str = "", hint: str = ""
+) -> Callable[[Callable[..., object]], Callable[..., object]]:
+    """Register a rule function under its stable code; its docstring's first line is the sentence it enforces.
+
+    `limit` and `hint` are those of every violation of the rule; a violation that sees others gives its own.
+    """
+
+    def register(function: Callable[..., object]) -> Callable[..., object]:
+        assert code not in RULES, f"rule code {code} is used twice"
+        assert function.__doc__, f"rule {function.__name__} states no sentence"
+        RULES[code] = function.__doc__.strip().splitlines()[0]
+        function.code, function.limit, function.hint = code, limit, hint  # type: ignore[attr-defined]
+        return function
+
+    return register
+
+
+def code_of(rule_function: Callable[..., object]) -> str:
+    """The stable code of a rule function."""
+    return rule_function.code  # type: ignore[attr-defined]
+
+
+def sentence_of(rule_function: Callable[..., object]) -> str:
+    """The sentence that a rule function enforces."""
+    return RULES[code_of(rule_function)]

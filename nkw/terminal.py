@@ -1,0 +1,191 @@
+"""What commands print: parts of reports, errors and progress, drawn by rich.
+
+A terminal gets its own width between 60 and 120 columns, and colour unless NO_COLOR is set. A file, a pipe and a string
+get 80 columns and no escape codes, so that the same report is the same text everywhere.
+
+rich takes some 35 ms to load; the functions here load it when they have something to draw.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import singledispatch
+from io import StringIO
+from threading import Event, Thread
+from typing import IO, TYPE_CHECKING, TypeVar
+
+from nkw.child import progress_stream
+from nkw.errors import LONGEST_MESSAGE, shown
+from nkw.parts import Hanging, Part, as_html
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+COLUMNS = 80
+"""The width where the output is no terminal."""
+_NARROWEST, _WIDEST = 60, 120  # columns of a terminal that are used
+_PATIENCE_SECONDS = 0.5  # before progress is shown
+_AGAIN_SECONDS = 0.2  # until it is shown again on a terminal
+EVERY_SECONDS = 10.0
+"""Between two lines of progress where stderr is no terminal."""
+_STYLES = {r"^error\b(\[.*?\])?": "bold red", r"^warning\b(\[.*?\])?": "bold yellow"}
+_LONGEST_LINE, _MOST_LINES = 2 * LONGEST_MESSAGE, 200  # of an error; a deadlock has a line for each core
+
+T = TypeVar("T")
+
+
+def rendered(parts: Iterable[Part]) -> str:
+    """Parts of a report as text: 80 columns, no colour, no spaces at the ends of lines."""
+    return _text(_console(StringIO()), parts)
+
+
+class Displayed:
+    """A record that `print` shows as the text of its report, and a notebook as HTML.
+
+    The modules that draw a kind of record register themselves at `report_of` and `html_of`.
+    """
+
+    def __str__(self) -> str:
+        return rendered(report_of(self)).rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
+
+
+@singledispatch
+def report_of(record: Displayed) -> list[Part]:
+    """The parts of the report of a record."""
+    raise NotImplementedError(f"nothing draws {type(record).__name__}")
+
+
+@singledispatch
+def html_of(record: Displayed) -> str:
+    """A record as HTML: its report, unless something draws it otherwise."""
+    return as_html(report_of(record))
+
+
+def show(parts: Iterable[Part]) -> None:
+    """Print parts of a report on stdout."""
+    # Drawn first and written by Python's own print, whose errors (a closed pipe, a full disk) the commands know.
+    print(_text(_console(sys.stdout), parts), end="")
+
+
+def show_lines(text: str, file: IO[str] | None = None) -> None:
+    """Print lines for people and tools: whole where they go to a file or a pipe, wrapped on a terminal.
+
+    Lines that begin with `error` or `warning` are coloured there. `file` is stdout unless given.
+    """
+    file = file or sys.stdout
+    text = shown(text, len(text))
+    if file.isatty():
+        text = _text(_console(file), map(_line, text.splitlines()))
+    print(text, end="" if text.endswith("\n") else "\n", file=file)
+
+
+def _line(line: str) -> Hanging:
+    from rich.text import Text
+
+    words = Text(line)
+    for pattern, style in _STYLES.items():
+        words.highlight_regex(pattern, style)
+    return Hanging(words, len(line) - len(line.lstrip()) + 2)
+
+
+def error(message: object) -> None:
+    """Print why a command could not do what was asked, on stderr; of a very long message the ends."""
+    lines = f"error: {message}".split("\n")
+    if len(lines) > _MOST_LINES:
+        lines[_MOST_LINES // 2 : -_MOST_LINES // 2] = [f"… {len(lines) - _MOST_LINES:,} more lines"]
+    show_lines("\n".join(shown(line, _LONGEST_LINE) for line in lines), sys.stderr)
+
+
+def progress(items: Sequence[T], doing: str, every: float = EVERY_SECONDS) -> Iterator[T]:
+    """The items, one after another; where they take long, stderr shows how many of them are done.
+
+    A terminal shows a bar that is gone at the end, any other stderr a line every `every` seconds.
+    """
+    began, bar = time.monotonic(), None
+    told, file = began, progress_stream()
+    on_terminal = file.isatty()
+    try:
+        for number, item in enumerate(items):
+            now = time.monotonic()
+            if len(items) > 1 and not on_terminal and now - told >= every:
+                print(f"{doing}: {number} of {len(items)} done", file=file, flush=True)
+                told = now
+            elif len(items) > 1 and on_terminal and bar is None and now - began > _PATIENCE_SECONDS:
+                from rich.progress import Progress
+
+                bar = Progress(console=_console(file), transient=True)
+                task = bar.add_task(doing, total=len(items))
+                bar.start()
+            if bar is not None:
+                bar.update(task, completed=number)
+            yield item
+    finally:
+        if bar is not None:
+            bar.stop()
+
+
+@contextmanager
+def working(said: Callable[[], str], every: float = EVERY_SECONDS) -> Iterator[None]:
+    """A block that may take seconds and prints nothing; stderr shows what `said` returns meanwhile.
+
+    A terminal shows it in one line that is gone at the end, any other stderr as a line every `every` seconds. `said` is
+    called by a thread of its own.
+    """
+    ended, told = Event(), []
+    file = progress_stream()
+    on_terminal = file.isatty()
+
+    def tell() -> None:
+        wait = _PATIENCE_SECONDS if on_terminal else every
+        while not ended.wait(wait):
+            text = shown(said())
+            if on_terminal:
+                text = f"\r\x1b[K{text[: _console(file).width - 1]}"
+            with suppress(OSError, ValueError):
+                print(text, end="" if on_terminal else "\n", file=file, flush=True)
+            told.append(text)
+            wait = _AGAIN_SECONDS if on_terminal else every
+
+    teller = Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        teller.join()
+        if told and on_terminal:
+            with suppress(OSError, ValueError):
+                print("\r\x1b[K", end="", file=file, flush=True)
+
+
+def _console(file: IO[str]) -> Console:
+    from rich.console import Console
+
+    terminal = file.isatty()
+    coloured = terminal and not os.environ.get("NO_COLOR")
+    console = Console(
+        file=file,
+        color_system="auto" if coloured else None,
+        width=None if terminal else COLUMNS,
+        force_jupyter=False,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+    if terminal:
+        console.width = min(max(console.width, _NARROWEST), _WIDEST)
+    return console
+
+
+def _text(console: Console, parts: Iterable[Part]) -> str:
+    with console.capture() as captured:
+        for part in parts:
+            console.print(part)
+    return "".join(f"{line.rstrip()}\n" for line in captured.get().split("\n")[:-1])
