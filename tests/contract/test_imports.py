@@ -72,7 +72,10 @@ VIOLATIONS = {
     "simulate/nki/__init__.py": ("import simulate.bind", "simulate.nki -> simulate.bind"),
     "simulate/bind.py": ("import nki_kernels\nimport model.commands.cli", "simulate.bind -> nki_kernels"),
     "nki_kernels/add.py": ("import simulate.run", "nki_kernels.add -> simulate.run"),
-    "nki_kernels/tiles.py": ("def late():\n    import model.commands.cli", "nki_kernels.tiles -> model.commands.cli"),
+    "nki_kernels/tiles.py": (
+        "def late():\n    import model.commands.cli",
+        "nki_kernels.tiles -> model.commands.cli",
+    ),
     "model/commands/generate/loop.py": ("import simulate", "model.commands.generate.loop -> simulate"),
     "model/commands/cli.py": ("import simulate.run", "model.commands.cli -> simulate.run"),
 }
