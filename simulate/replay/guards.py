@@ -14,10 +14,10 @@ import operator
 import re
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import lru_cache
-from itertools import chain, repeat
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -52,8 +52,10 @@ _IMPURE = frozenset(
     "open input print breakpoint eval exec compile globals locals vars dir id __import__".split()
 )
 """Built-in functions with side effects, or that read what no name in the code shows."""
-_FUNCTION_PARTS = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
-"""The parts of a function that are compared by identity."""
+_FUNCTION_PARTS = operator.attrgetter("__code__", "__defaults__")
+"""The parts of every function that are compared by identity."""
+_KEYWORD_DEFAULTS = operator.attrgetter("__kwdefaults__")
+"""A part of functions with keyword-only parameters; without them it has no effect."""
 _DYNAMIC_LOOKUPS = frozenset(("getattr", "hasattr", "__dict__"))
 """Names by which code may reach any attribute of a module."""
 _IGNORED_ATTRIBUTES = frozenset(
@@ -72,14 +74,13 @@ class Guards:
         self._names: dict[int, tuple[Mapping[str, Any], dict[str, Any]]] = {}
         self._functions: list[types.FunctionType] = []
         self._function_parts: list[Any] = []
+        self._keyword_functions: list[types.FunctionType] = []
+        self._keyword_defaults: list[Any] = []
         self._cells: list[types.CellType] = []
         self._contents: list[Any] = []
         self._empty: list[Mapping[Any, Any]] = []
-        self._tables: list[Mapping[Any, Any]] = []
-        self._table_sizes: list[int] = []
-        self._table_keys: list[Any] = []
-        self._table_values: list[Any] = []
-        self._sequences: list[tuple[Any, tuple[Any, ...]]] = []
+        self._containers: list[Collection[Any]] = []
+        self._elements: list[Any] = []
         self._seen: dict[Any, Any] = {}
         self._random_before = _random_state()
         self._pending: list[tuple[Any, str, frozenset[str]]] = []
@@ -87,34 +88,41 @@ class Guards:
         self._each(classes, "an argument", frozenset())
         while self._pending:
             self._guard(*self._pending.pop())
+        self._sizes = list(map(len, self._containers))
+        self._bound: list[tuple[Callable[[Mapping[str, Any]], Any], Mapping[str, Any]]] = []
+        self._unbound: list[tuple[Callable[[Iterable[str]], bool], list[str]]] = []
+        self._recorded: list[Any] = []
+        for held, kept in self._names.values():
+            bound = [name for name in kept if kept[name] is not _ABSENT]
+            if bound:
+                names = [*bound, bound[0]]  # an itemgetter of one name returns no tuple
+                self._bound.append((operator.itemgetter(*names), held))
+                self._recorded += map(kept.get, names)
+            if len(bound) < len(kept):
+                self._unbound.append((held.keys().isdisjoint, [*kept.keys() - bound]))
+        self._recorded += chain(self._function_parts, self._keyword_defaults, self._contents, self._elements)
 
     def unchanged(self) -> bool:
-        """Whether every name is bound to the same object, and every list, dict and set has the same elements."""
-        for held, kept in self._names.values():
-            if not all(map(operator.is_, map(held.get, kept, repeat(_ABSENT)), kept.values())):
-                return False
-        return (
-            all(
-                map(
-                    operator.is_,
-                    chain.from_iterable(map(_FUNCTION_PARTS, self._functions)),
-                    self._function_parts,
-                )
-            )
-            and all(map(operator.is_, map(_content, self._cells), self._contents))
-            and all(_same(rows, kept) for rows, kept in self._sequences)
-            and list(map(len, self._tables)) == self._table_sizes
-            and all(map(operator.is_, chain.from_iterable(self._tables), self._table_keys))
-            and all(map(operator.is_, chain.from_iterable(map(_VALUES, self._tables)), self._table_values))
-            and not any(self._empty)
-        )
+        """Return whether all names are bound to the same objects, and all containers have the same elements.
 
-    def _keep_table(self, table: Mapping[Any, Any], recorded: Mapping[Any, Any]) -> None:
-        """Guard the keys and values of a table, which has to have the recorded ones."""
-        self._tables.append(table)
-        self._table_sizes.append(len(recorded))
-        self._table_keys += recorded
-        self._table_values += recorded.values()
+        One chain of C iterators reads everything that is guarded, because this runs before every replay.
+        """
+        try:
+            bindings = [values_of(held) for values_of, held in self._bound]
+        except KeyError:  # a name was deleted
+            return False
+        current = chain(
+            bindings,
+            map(_FUNCTION_PARTS, self._functions),
+            (map(_KEYWORD_DEFAULTS, self._keyword_functions), map(_content, self._cells)),
+            self._containers,
+        )
+        return (
+            all(are_absent(names) for are_absent, names in self._unbound)
+            and not any(self._empty)
+            and list(map(len, self._containers)) == self._sizes
+            and all(map(operator.is_, chain.from_iterable(current), self._recorded))
+        )
 
     def disturbance(self) -> str | None:
         """The reason why the launch that just ran may not be replayed; None if there is none."""
@@ -149,8 +157,9 @@ class Guards:
         elif isinstance(value, type):
             self._class(value, what, names)
         elif kind in (list, set):
-            self._sequences.append((value, tuple(value)))
-            self._each(value, what, names)
+            elements = tuple(value)
+            self._contain(value, elements)
+            self._each(elements, what, names)
         elif kind in (tuple, frozenset) or (isinstance(value, tuple) and hasattr(value, "_fields")):
             self._each(value, what, names)
         elif kind is dict:
@@ -161,6 +170,11 @@ class Guards:
                 raise NotFixed(f"{what} is a {kind.__name__}, which may change unseen")
             self._each(parts, what, names)
 
+    def _contain(self, container: Collection[Any], elements: Iterable[Any]) -> None:
+        """Guard the elements of a container, which has to have these ones in this order."""
+        self._containers.append(container)
+        self._elements += elements
+
     def _each(self, values: Iterable[Any], what: str, names: frozenset[str]) -> None:
         for value in values:
             self._reach(value, what, names)
@@ -170,7 +184,8 @@ class Guards:
         if not kept:
             self._empty.append(table)
             return
-        self._keep_table(table, kept)
+        self._contain(table, kept)
+        self._contain(table.values(), kept.values())
         self._each((part for pair in kept.items() for part in pair), what, names)
 
     def _function(self, function: types.FunctionType) -> None:
@@ -182,6 +197,9 @@ class Guards:
         loaded, used, imported = _names_of(function.__code__)
         self._functions.append(function)
         self._function_parts += _FUNCTION_PARTS(function)
+        if function.__code__.co_kwonlyargcount:
+            self._keyword_functions.append(function)
+            self._keyword_defaults.append(function.__kwdefaults__)
         what = f"a default of {function.__name__}"
         self._each((function.__defaults__, function.__kwdefaults__), what, used)
         self._table(vars(function), f"an attribute of {function.__name__}", used)
@@ -226,7 +244,8 @@ class Guards:
             if ours or not each.__flags__ & _HEAP_TYPE:
                 continue
             held = vars(each)
-            self._keep_table(held, held)
+            self._contain(held, held)
+            self._contain(held.values(), held.values())
             self._each(
                 (part for name, part in held.items() if name not in _IGNORED_ATTRIBUTES),
                 each.__name__,
@@ -272,20 +291,11 @@ def _is_trusted(name: Any) -> bool:
     return isinstance(name, str) and name.partition(".")[0] in _TRUSTED
 
 
-_VALUES = operator.methodcaller("values")
-
-
 def _content(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # nothing was assigned yet, or it was deleted
         return _ABSENT
-
-
-def _same(values: Iterable[Any], kept: tuple[Any, ...]) -> bool:
-    """Whether the values are the recorded objects, in the same order."""
-    now = tuple(values)
-    return len(now) == len(kept) and all(map(operator.is_, now, kept))
 
 
 def _random_state() -> tuple[Any, ...]:

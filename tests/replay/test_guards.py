@@ -206,6 +206,43 @@ def a_default_that_is_changed_in_place():
 
 
 @change
+def keyword_defaults_that_are_replaced():
+    def kernel(x, *, factor=2.0):
+        return scaled(x, factor)
+
+    return kernel, lambda: setattr(kernel, "__kwdefaults__", {"factor": 3.0})
+
+
+@change
+def a_global_that_is_deleted():
+    names: dict[str, Any] = {"scaled": scaled, "max": lambda a, b: 3.0}
+    exec("def kernel(x): return scaled(x, max(1.0, 2.0))", names)
+    return names["kernel"], lambda: names.pop("max")
+
+
+@change
+def the_name_of_the_last_attribute_of_a_class():
+    class Config:
+        pass
+
+    Config.factor = 2.0  # type: ignore[attr-defined]
+
+    def rename():
+        del Config.factor  # type: ignore[attr-defined]
+        Config.other = 2.0  # type: ignore[attr-defined]
+
+    return lambda x: scaled(x, getattr(Config, "factor", 3.0)), rename
+
+
+@change
+def the_first_attribute_of_a_function():
+    def helper():
+        pass
+
+    return lambda x: scaled(x, getattr(helper, "factor", 2.0)), lambda: setattr(helper, "factor", 3.0)
+
+
+@change
 def the_code_of_a_helper():
     def factor():
         return 2.0
