@@ -64,12 +64,9 @@ class Sizes(nl.NKIObject):
         result = []
         first = 0
         while first < self.local_heads:
+            end = min(self.local_heads, first + most)
             last = first + 1
-            while (
-                last < self.local_heads
-                and last - first < most
-                and self.group_of(last) == self.group_of(first)
-            ):
+            while last < end and self.group_of(last) == self.group_of(first):
                 last += 1
             result.append((first, last))
             first = last

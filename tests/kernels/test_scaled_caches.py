@@ -173,28 +173,34 @@ class TestDecoderLayer(KernelTests):
     )
 
 
+def divided_decode(
+    stored: dict[str, Any],
+) -> tuple[list[tuple[Any, ...]], Callable[[Sequence[Any]], None]]:
+    """Return the arguments of 4 ranks that divide the positions of a step, and a check of their outputs."""
+    case = TestDecode.case.arguments(dict(firsts=(0, 70, 297), heads=8, positions=304, new=3) | stored)
+    names, whole = [*case], tuple(case.values())
+    shares = [(*share, *whole[len(share) :]) for share in divided(whole[: names.index("rope_positions")], 4)]
+
+    def check(outputs: Sequence[Any]) -> None:
+        heads = [o.reshape(9, 2, 1, 16) for o, _, _ in outputs]
+        k_cache, v_cache = (
+            np.stack(caches, axis=-1) for caches in zip(*((k, v.swapaxes(2, 3)) for _, k, v in outputs))
+        )
+        found = (
+            np.stack(heads, axis=2).reshape(whole[0].shape),
+            k_cache.reshape(whole[3].shape),
+            v_cache.reshape(whole[3].shape).swapaxes(2, 3),
+        )
+        within(found, kernels.attention_decode_reference, whole)
+
+    return shares, check
+
+
 def test_ranks_that_divide_positions() -> None:
     """Each rank multiplies its own queries before they are gathered, and its own outputs once they are merged."""
-    ranks, case = (
-        4,
-        TestDecode.case.arguments(dict(firsts=(0, 70, 297), heads=8, positions=304, new=3) | BOTH[0]),
-    )
-    names, whole = [*case], tuple(case.values())
-    shares = [
-        (*share, *whole[len(share) :]) for share in divided(whole[: names.index("rope_positions")], ranks)
-    ]
-    world = simulate.World("trn2", ranks)
-    outputs = world.launch(kernels.attention_decode, [(copied(share), {}) for share in shares]).outputs
-    heads = [o.reshape(9, 2, 1, 16) for o, _, _ in outputs]
-    k_cache, v_cache = (
-        np.stack(caches, axis=-1) for caches in zip(*((k, v.swapaxes(2, 3)) for _, k, v in outputs))
-    )
-    found = (
-        np.stack(heads, axis=2).reshape(whole[0].shape),
-        k_cache.reshape(whole[3].shape),
-        v_cache.reshape(whole[3].shape).swapaxes(2, 3),
-    )
-    within(found, kernels.attention_decode_reference, whole)
+    shares, check = divided_decode(BOTH[0])
+    world = simulate.World("trn2", len(shares))
+    check(world.launch(kernels.attention_decode, [(copied(share), {}) for share in shares]).outputs)
 
 
 def test_pages_are_copied_byte_by_byte() -> None:

@@ -16,7 +16,16 @@ from tests.kernels.test_attention_mixed import mixed, stored
 from tests.kernels.test_cache_rows import prompt as prompt_in_rows
 from tests.kernels.test_cache_rows import rows_of
 from tests.kernels.test_cache_rows import step as step_in_rows
-from tools.mutants.cases.case import BF16, EPS, Case, Outputs, by_reference, two_cores
+from tests.kernels.test_scaled_caches import (
+    BOTH,
+    IN_PAGES,
+    TestBlockDecode,
+    TestDecode,
+    TestPrefill,
+    TestPrefillAfterCachedPositions,
+    divided_decode,
+)
+from tools.mutants.cases.case import BF16, EPS, Case, Outputs, by_case, by_reference, two_cores
 
 
 def _caches(heads: int, depth: int, positions: int, dtype: Any = np.float32) -> tuple[np.ndarray, np.ndarray]:
@@ -379,6 +388,19 @@ def _mixed() -> list[Case]:
     return [*cases, two_cores(cases[0])]
 
 
+def _scaled_caches() -> list[Case]:
+    """Return cases of caches with scales, of int8 and float8_e4m3."""
+    shares, judge = divided_decode(BOTH[0])
+    return [
+        by_case(TestDecode.case, "trn1", dict(half=8) | BOTH[0]),
+        by_case(TestDecode.case, "trn2", IN_PAGES | dict(new=2) | BOTH[1]),
+        by_case(TestBlockDecode.case, "trn2", dict(new=3, block=16) | BOTH[0]),
+        by_case(TestPrefill.case, "trn3", dict(tokens=400, heads=2) | BOTH[1]),
+        by_case(TestPrefillAfterCachedPositions.case, "trn2", dict(page=16, garbage=0.0) | BOTH[0]),
+        Case("attention_decode", "trn2", tuple(shares), judge),
+    ]
+
+
 def attention() -> list[Case]:
     """A step and a prompt, contiguous and in pages, with every option, and both in one launch."""
-    return [*_decode(), *_decode_divided(), *_prefill(), *_mixed()]
+    return [*_decode(), *_decode_divided(), *_prefill(), *_mixed(), *_scaled_caches()]

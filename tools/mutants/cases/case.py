@@ -11,6 +11,7 @@ import numpy as np
 
 import nki_kernels
 from tests.kernels.accuracy import as_tuple, compare, copied, in_float64, in_order, in_other_orders, normal
+from tests.kernels.case import KernelCase, Settings
 
 BF16 = ml_dtypes.bfloat16
 EPS = 1e-5
@@ -59,6 +60,17 @@ def by_name(
     """
     shards = tuple(arguments_of(kernel, **{**whole, **changes}) for changes in ranks)
     return by_reference(kernel, target, *arguments_of(kernel, **whole), ranks=shards, copies=copies)
+
+
+def by_case(case: KernelCase, target: str, settings: Settings) -> Case:
+    """Return a case with arguments that a kernel's tests draw, judged by their tolerance."""
+    arguments = case.arguments(settings)
+
+    def judge(outputs: Outputs) -> None:
+        for output in outputs:
+            case.compare(output, arguments)
+
+    return Case(case.kernel.__name__, target, (tuple(arguments.values()),), judge)
 
 
 def by_reference(

@@ -49,6 +49,7 @@ def _selective_scans() -> list[Case]:
         case("trn2", 24, 1, 640, 8, dtype=BF16),
         case("trn3", 8, 1, 81, 64, 2, dtype=BF16),
         case("trn2", 2, 1, 1100, 2, 1024),
+        case("trn2", 2, 1, 257, 64),
         two_cores(case("trn2", 2, 5, 200)),
         two_cores(case("trn2", 3, 1, 200)),
     ]
