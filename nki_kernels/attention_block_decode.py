@@ -66,7 +66,7 @@ from nki_kernels.decode.hidden import hidden_fits, load_hidden, store_hidden
 from nki_kernels.decode.launch import DecodeLaunch
 from nki_kernels.decode.share import share_of_core, wait_for_other_core
 from nki_kernels.decode.sizes import Sizes
-from nki_kernels.norms.norm import Norm
+from nki_kernels.norms.norm import Norm, rms_norm_or_none
 from nki_kernels.output_projection import output_projection, output_projection_reference
 from nki_kernels.qkv_projection import qkv_projection, qkv_projection_reference
 from nki_kernels.rmsnorm import MAX_HIDDEN
@@ -116,7 +116,17 @@ def attention_block_decode(
     cache = create_cache(k_cache, v_cache, slots, block_tables, None, x.shape[0])
     scales = load_scales(k_scale, v_scale, cache)
     step = DecodeStep(
-        positions, angle_rows, scale, cos, sin, q_norm, k_norm, eps, window, softcap, sinks, scales
+        positions,
+        angle_rows,
+        scale,
+        cos,
+        sin,
+        rms_norm_or_none(q_norm, eps),
+        rms_norm_or_none(k_norm, eps),
+        window,
+        softcap,
+        sinks,
+        scales,
     )
     if nl.num_programs() == 1 and position_ranks == 1 and hidden_fits(x.shape[0], x.shape[1], x.dtype):
         y = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)

@@ -101,6 +101,7 @@ from nki_kernels.cache.scales import load_scales, store_reference, use_reference
 from nki_kernels.decode.arguments import DecodeStep, RankArguments
 from nki_kernels.decode.attend import attend_share
 from nki_kernels.decode.sizes import Sizes
+from nki_kernels.norms.norm import rms_norm_or_none
 from nki_kernels.precision import widened
 from nki_kernels.rmsnorm import rmsnorm_reference
 from nki_kernels.tiles import PARTITIONS, expect_dims
@@ -148,7 +149,17 @@ def attention_decode(
     angle_rows = check_rope_positions(rope_positions, positions)
     scales = load_scales(k_scale, v_scale, cache)
     step = DecodeStep(
-        positions, angle_rows, scale, cos, sin, q_norm, k_norm, eps, window, softcap, sinks, scales
+        positions,
+        angle_rows,
+        scale,
+        cos,
+        sin,
+        rms_norm_or_none(q_norm, eps),
+        rms_norm_or_none(k_norm, eps),
+        window,
+        softcap,
+        sinks,
+        scales,
     )
     sizes = step_sizes((q, k, v), cache, step, num_kv_heads, position_ranks)
     check_tables(sizes.depth, step, stored)
@@ -220,9 +231,9 @@ def check_tables(depth, step, stored=False):
         assert k_norm is None, "k_norm is given without k"
     else:
         assert (q_norm is None) == (k_norm is None), "q_norm and k_norm come together"
-    for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
-        if weight is not None:
-            assert weight.shape == (1, depth), f"{name} is [1, {depth}], not {weight.shape}"
+    for name, norm in (("q_norm", q_norm), ("k_norm", k_norm)):
+        if norm is not None:
+            assert norm.weight.shape == (1, depth), f"{name} is [1, {depth}], not {norm.weight.shape}"
 
 
 def check_rope_positions(rope_positions, positions):

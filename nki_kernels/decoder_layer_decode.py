@@ -55,7 +55,7 @@ from nki_kernels.decode.block import BlockWeights
 from nki_kernels.decode.feed_forward import feed_forward, prepare_feed_forward
 from nki_kernels.decode.hidden import hidden_fits
 from nki_kernels.mlp import activation_function, check_arguments, mlp, mlp_reference
-from nki_kernels.norms.norm import Norm
+from nki_kernels.norms.norm import Norm, rms_norm_or_none
 from nki_kernels.projection.feed_forward import Weights
 from nki_kernels.weights import WeightMatrix, matrix_or_none
 
@@ -154,7 +154,17 @@ def decoder_layer_decode(
     cache = create_cache(k_cache, v_cache, slots, block_tables, None, x.shape[0])
     scales = load_scales(k_scale, v_scale, cache)
     step = DecodeStep(
-        positions, angle_rows, scale, cos, sin, q_norm, k_norm, eps, window, softcap, sinks, scales
+        positions,
+        angle_rows,
+        scale,
+        cos,
+        sin,
+        rms_norm_or_none(q_norm, eps),
+        rms_norm_or_none(k_norm, eps),
+        window,
+        softcap,
+        sinks,
+        scales,
     )
     tile = attended(x, weights, cache, step, num_kv_heads, replica_group)
     feed_forward(y, tile, operands)

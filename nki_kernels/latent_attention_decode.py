@@ -67,10 +67,11 @@ import numpy as np
 
 from nki_kernels.cache.latent import create_latent_cache
 from nki_kernels.latent.decode_items import LatentDecode, attend
-from nki_kernels.latent.new_rows import load_norm_row, new_rows, write_rows
+from nki_kernels.latent.new_rows import new_rows, write_rows
 from nki_kernels.latent.output import output_tile, project_values
 from nki_kernels.latent.queries import absorbed_queries, groups_of_heads, load_group
 from nki_kernels.latent.sizes import Sizes, key_positions
+from nki_kernels.norms.norm import Norm
 from nki_kernels.precision import widened
 from nki_kernels.rmsnorm import rmsnorm_reference
 from nki_kernels.rope import rope_reference
@@ -110,8 +111,7 @@ def latent_attention_decode(
         return o, cache
     loaded = load_group(q, w_uk, groups_of_heads(sizes)[0], sizes)
     token_positions = cast(load_repeated(positions.reshape((1, sizes.tokens)), PARTITIONS), nl.float32)
-    weight = load_norm_row(norm_weight, sizes.tokens, q.dtype)
-    rows = new_rows(kv, weight, eps, positions, cos, sin)
+    rows = new_rows(kv, Norm(norm_weight, None, 0.0, eps), positions, cos, sin)
     write_rows(cache, rows, latent_cache.new_addresses(positions))
     latent_cache.load_addresses(sizes)
     latent_queries, turned_queries = absorbed_queries(q, w_uk, loaded, sizes)

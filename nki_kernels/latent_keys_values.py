@@ -61,6 +61,7 @@ import numpy as np
 
 from nki_kernels.cache.latent import create_latent_cache
 from nki_kernels.latent.expansion import Expansion, expand
+from nki_kernels.norms.norm import Norm
 from nki_kernels.precision import widened
 from nki_kernels.rmsnorm import rmsnorm_reference
 from nki_kernels.rope import rope_reference
@@ -98,7 +99,7 @@ def latent_keys_values(
     values = nl.ndarray((case.sequences, heads, case.count, case.value), dtype=kv.dtype, buffer=nl.shared_hbm)
     if nl.program_id(0) > 0:
         return keys, values, cache
-    case.load_norm(norm_weight, eps)
+    case.load_norm(Norm(norm_weight, None, 0.0, eps))
     expand(case, keys, values)
     return keys, values, cache
 

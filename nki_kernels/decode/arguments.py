@@ -8,6 +8,7 @@ import nki.language as nl
 
 from nki_kernels.cache.scales import CacheScales
 from nki_kernels.decode.ranks import PositionRanks
+from nki_kernels.norms.norm import Norm
 
 
 @dataclass
@@ -23,9 +24,8 @@ class DecodeStep(nl.NKIObject):
     scale: float
     cos: object = None
     sin: object = None
-    q_norm: object = None
-    k_norm: object = None
-    eps: float = 0.0
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
     window: object = None
     softcap: object = None
     sinks: object = None
@@ -41,7 +41,6 @@ class DecodeStep(nl.NKIObject):
             self.sin,
             self.q_norm,
             self.k_norm,
-            self.eps,
             self.window,
             self.softcap,
             share.columns(self.sinks, sizes.kv_heads),

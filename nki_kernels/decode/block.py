@@ -93,11 +93,11 @@ def placed_heads(heads, rotation, step, sizes):
         results.append(nl.ndarray(shape, dtype=sizes.dtype, buffer=nl.sbuf))
     if step.q_norm is not None:
         normed = nl.ndarray(heads.shape, dtype=sizes.dtype, buffer=nl.sbuf)
-        for weight, first, end in (
+        for norm, first, end in (
             (step.q_norm, 0, sizes.heads),
             (step.k_norm, sizes.heads, sizes.heads + sizes.kv_heads),
         ):
-            normed_heads(normed[:, :, first:end, :], heads[:, :, first:end, :], weight, step.eps)
+            normed_heads(normed[:, :, first:end, :], heads[:, :, first:end, :], norm)
         heads = normed
     if rotation is None:
         copied_heads(results, heads, sizes.depth)

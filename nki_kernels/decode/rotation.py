@@ -64,14 +64,15 @@ def quarter_turn(depth, half, dtype):
     return result
 
 
-def normed_heads(result, heads, weight, eps):
-    """Divide heads [D in tile, tile, head, token] by their root mean squares and multiply them by weight [1, D]."""
+def normed_heads(result, heads, norm):
+    """Divide heads [D in tile, tile, head, token] by their root mean squares and multiply them by the norm's weight."""
     height, number, count, tokens = heads.shape
+    weight = norm.weight
     depth = weight.shape[1]
     depth_ranges = ranges(0, depth)
     ones = nl.ndarray((height, PARTITIONS), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=ones, value=1.0)
-    epsilons = eps_column(PARTITIONS, eps)
+    epsilons = eps_column(PARTITIONS, norm.eps)
     for first, end in ranges(0, count, max(1, BANK // tokens)):
         shape = (PARTITIONS, end - first, tokens)
         squares = nl.ndarray(heads[:, :, first:end, :].shape, dtype=nl.float32, buffer=nl.sbuf)

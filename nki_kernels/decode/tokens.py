@@ -157,10 +157,10 @@ def normed(rows, segments, step):
     """Return each row divided by its root mean square and multiplied by the weight of queries or keys."""
     scales = nl.ndarray(rows.shape, dtype=nl.float32, buffer=nl.sbuf)
     for segment in segments:
-        weight = step.q_norm if segment.source == 0 else step.k_norm
+        norm = step.q_norm if segment.source == 0 else step.k_norm
         pattern = [[0, segment.end - segment.row], [1, rows.shape[1]]]
-        nisa.dma_copy(dst=scales[segment.row : segment.end, :], src=weight.ap(pattern=pattern))
-    return rms_normalised(rows, scales, step.eps)
+        nisa.dma_copy(dst=scales[segment.row : segment.end, :], src=norm.weight.ap(pattern=pattern))
+    return rms_normalised(rows, scales, step.q_norm.eps)
 
 
 def rotated(rows, cosines, sines, dtype):

@@ -8,6 +8,7 @@ import nki.language as nl
 from nki_kernels.delta.chunk_scores import LENGTH_EPS
 from nki_kernels.delta.output import gated_norm, sums_of_squares
 from nki_kernels.dma import COMPILER, transfer
+from nki_kernels.norms.norm import eps_column, inverse_root
 from nki_kernels.tiles import BANK, PARTITIONS, load, load_repeated, psum_slots, ranges
 
 DECAY = 0
@@ -85,8 +86,8 @@ def finish_factors(qkv, logs, rate, padding, terms):
     nisa.tensor_tensor(dst=products, data1=qkv[:, 0:size], data2=qkv[:, size : 2 * size], op=nl.multiply)
     sums = nl.ndarray((sequences, 3, key_heads), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_reduce(dst=sums, op=nl.add, data=terms, axis=3)
-    queries = inverse_roots(sums[:, 0, :], float(depth), depth * LENGTH_EPS)
-    keys = inverse_roots(sums[:, 1, :], 1.0, LENGTH_EPS)
+    queries = inverse_root(sums[:, 0, :], float(depth), eps_column(sequences, depth * LENGTH_EPS))
+    keys = inverse_root(sums[:, 1, :], 1.0, eps_column(sequences, LENGTH_EPS))
     result = nl.ndarray((sequences, FACTORS, heads), dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=result[:, DECAY, :], op=nl.exp, data=g)
     shape = (sequences, key_heads, heads // key_heads)
@@ -100,15 +101,6 @@ def finish_factors(qkv, logs, rate, padding, terms):
     nisa.tensor_tensor(dst=read, data1=write, data2=key_lengths, op=nl.multiply)
     nisa.tensor_tensor(dst=read, data1=read, data2=decay, op=nl.multiply)
     nisa.tensor_tensor(dst=factors[:, QUERY, :, :], data1=decay, data2=query_lengths, op=nl.multiply)
-    return result
-
-
-def inverse_roots(squares, scale, eps):
-    """Return 1 / sqrt(scale * squares + eps) of a tile [rows, columns]."""
-    bias = nl.ndarray((squares.shape[0], 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=bias, value=eps)
-    result = nl.ndarray(squares.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.activation(dst=result, op=nl.rsqrt, data=squares, scale=scale, bias=bias)
     return result
 
 
@@ -183,7 +175,7 @@ def store_outputs(o, factors, y, eps):
         for head in range(first, end):
             nisa.nc_transpose(dst=bank[:, head - first, :], data=o[:, :, head])
         squares = sums_of_squares(bank, nl.float32)
-        roots = inverse_roots(squares, 1.0 / width, eps)
+        roots = inverse_root(squares, 1.0 / width, eps_column(sequences, eps))
         result = gated_norm(bank, roots, factors[:, first:end, :], y.dtype)
         transfer(
             y[:, first * width : end * width], result.reshape((sequences, (end - first) * width)), COMPILER

@@ -9,7 +9,6 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.latent.new_rows import load_norm_row
 from nki_kernels.latent.output import load_columns
 from nki_kernels.latent.prompt_pieces import (
     CHUNKS,
@@ -21,7 +20,8 @@ from nki_kernels.latent.prompt_pieces import (
     transpose,
 )
 from nki_kernels.latent.sizes import heights
-from nki_kernels.tiles import BANK, PARTITIONS, blocks, cast, ranges
+from nki_kernels.norms.norm import eps_column
+from nki_kernels.tiles import BANK, PARTITIONS, blocks, cast, on_every_row, ranges
 
 GROUP_BYTES = 16384
 """Bytes per partition of one projection of a group of heads."""
@@ -58,12 +58,11 @@ class Expansion(nl.NKIObject):
         head_bytes = self.latent_tiles * max(self.plain, self.value) * self.item_bytes
         self.groups = ranges(0, heads, max(1, min(heads, GROUP_BYTES // head_bytes)))
 
-    def load_norm(self, norm_weight, eps):
+    def load_norm(self, norm):
         """Load the norm's weight and eps on as many partitions as a piece of new rows takes."""
         rows = min(self.new, PARTITIONS)
-        self.eps_column = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.memset(dst=self.eps_column, value=eps)
-        self.norm_row = load_norm_row(norm_weight, rows, self.dtype)
+        self.eps_column = eps_column(rows, norm.eps)
+        self.norm_row = on_every_row(norm.weight, rows, self.dtype, 0.0)
 
 
 class Product(nl.NKIObject):

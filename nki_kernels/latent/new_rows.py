@@ -10,23 +10,16 @@ from nki_kernels.rope import rotate
 from nki_kernels.tiles import cast, load, on_every_row
 
 
-def load_norm_row(norm_weight, rows, dtype):
-    """Load the norm's weight on each of so many partitions."""
-    return on_every_row(norm_weight, rows, dtype, 0.0)
-
-
-def new_rows(kv, weight, eps, positions, cos, sin):
-    """Return rows [latent | key] of up to 128 tokens: the latent RMS-normalised, the key rotated by its position.
-
-    weight: that of the norm, on as many partitions or more.
-    """
+def new_rows(kv, norm, positions, cos, sin):
+    """Return rows [latent | key] of up to 128 tokens: the latent RMS-normalised, the key rotated by its position."""
     rows, width = kv.shape
+    weight = on_every_row(norm.weight, rows, kv.dtype, 0.0)
     rank = weight.shape[1]
     numbers = load(positions, nl.int32)
     tile = load(kv, kv.dtype)
     cosines, sines = load_rows(cos, numbers), load_rows(sin, numbers)
     result = nl.ndarray((rows, width), dtype=kv.dtype, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=result[:, 0:rank], src=rms_normalised(tile[:, 0:rank], weight[0:rows, :], eps))
+    nisa.tensor_copy(dst=result[:, 0:rank], src=rms_normalised(tile[:, 0:rank], weight, norm.eps))
     rotate(result[:, rank:width], tile[:, rank:width], cosines, sines, width - rank)
     return result
 

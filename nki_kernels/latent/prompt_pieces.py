@@ -11,6 +11,8 @@ import nki.language as nl
 
 from nki_kernels.cache.latent import load_by_partition
 from nki_kernels.latent.sizes import heights, pieces_of
+from nki_kernels.norms.norm import inverse_root
+from nki_kernels.norms.row_tiles import sum_rows
 from nki_kernels.tiles import PARTITIONS
 
 CHUNKS = 4
@@ -121,18 +123,10 @@ def measure(case, piece, chunk):
         return
     rank = case.rank
     squared = nl.ndarray((piece.height, rank), dtype=case.dtype, buffer=nl.sbuf)
-    nisa.activation(
-        dst=squared,
-        op=nl.square,
-        data=piece.rows[:, chunk, 0:rank],
-        reduce_op=nl.add,
-        reduce_res=piece.squares[:, chunk : chunk + 1],
-        reduce_cmd=nisa.reduce_cmd.reset_reduce,
-    )
+    sum_rows(piece.squares[:, chunk : chunk + 1], nl.square, piece.rows[:, chunk, 0:rank], None, squared)
     case.balance.count_scalar(rank)
     if chunk + 1 == piece.chunks:
-        eps = case.eps_column[0 : piece.height, :]
-        nisa.activation(dst=piece.scale, op=nl.rsqrt, data=piece.squares, scale=1.0 / rank, bias=eps)
+        inverse_root(piece.squares, 1.0 / rank, case.eps_column, piece.scale)
 
 
 def normalise(case, piece, chunk):

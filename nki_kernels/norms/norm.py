@@ -28,6 +28,11 @@ class Norm(nl.NKIObject):
             assert row is None or row.shape == (1, hidden), f"{name} is [1, {hidden}], not {row.shape}"
 
 
+def rms_norm_or_none(weight, eps):
+    """Return the RMSNorm of a weight as a record, or None for None."""
+    return None if weight is None else Norm(weight, None, 0.0, eps)
+
+
 def eps_column(rows, eps):
     """Return eps on each of `rows` partitions: [rows, 1] float32."""
     column = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
