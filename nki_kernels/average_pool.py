@@ -56,7 +56,7 @@ from nki_kernels.convolution.pooling import (
 from nki_kernels.convolution.products import select_box, sum_taps
 from nki_kernels.convolution.windows import all_results, boxes, spans, stripe_sizes, tile_sizes
 from nki_kernels.projection.row_groups import item_bytes
-from nki_kernels.tiles import ACCUMULATOR_BANKS, PARTITIONS, ranges
+from nki_kernels.tiles import ACCUMULATOR_BANKS, PARTITIONS, filled, ranges
 
 HALF = PARTITIONS // 2
 """Channels that a quarter of the array adds up: its rows, and columns."""
@@ -112,8 +112,7 @@ def plan_banks(stripe, tile, channels, width):
 
 def repeated_identity(dtype, window):
     """Return an identity of 128 rows for each tap, [row, tap row, tap column, column]: a view that repeats one."""
-    ones = nl.ndarray((PARTITIONS, 1, 1, PARTITIONS), dtype=dtype, buffer=nl.sbuf)
-    nisa.memset(dst=ones, value=1.0)
+    ones = filled((PARTITIONS, 1, 1, PARTITIONS), 1.0, dtype)
     result = nl.ndarray((PARTITIONS, 1, 1, PARTITIONS), dtype=dtype, buffer=nl.sbuf)
     nisa.affine_select(
         dst=result,

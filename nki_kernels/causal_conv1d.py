@@ -64,7 +64,7 @@ from nki_kernels.recurrent.slots import (
     slots_or_none,
     state_rows,
 )
-from nki_kernels.tiles import BANK, PARTITIONS, expect_dims, load, ranges, transpose_rows
+from nki_kernels.tiles import BANK, PARTITIONS, expect_dims, filled, load, ranges, transpose_rows
 
 MOST_TAPS = 8
 
@@ -131,8 +131,7 @@ def convolve_token(y, arguments, across, group, panel):
     numbers = column(table.state_slots, start, end)
     read = slots_or_none(numbers, column(table.starts, start, end), slots)
     written = slots_or_none(numbers, column(table.counts, start, end), slots)
-    old = nl.ndarray((end - start, height, right - left), dtype=state.dtype, buffer=nl.sbuf)
-    nisa.memset(dst=old, value=0.0)
+    old = filled((end - start, height, right - left), 0.0, state.dtype)
     nisa.dma_copy(dst=old, src=state_rows(state, read, 0, height, panel), oob_mode=nisa.oob_mode.skip)
     new = load(x[start:end, first + left : first + right], x.dtype)
     if height > 1:
@@ -147,8 +146,7 @@ def sum_taps(old, new, across, function):
     """Return the rows [sequence, column] that follow from old rows [sequence, row, column] and new ones."""
     sequences, height, width = old.shape
     shape = (across.shape[0], across.shape[1], sequences)
-    sums = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=sums, value=0.0)
+    sums = filled(shape, 0.0)
     if across.shape[2] > height + 1:
         nisa.tensor_copy(dst=sums, src=across[:, :, height + 1 : height + 2].broadcast(2, sequences))
     for tap in range(height + 1):

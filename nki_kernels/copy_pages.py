@@ -39,7 +39,7 @@ import nki.language as nl
 import nki.typing as nt
 import numpy as np
 
-from nki_kernels.tiles import PARTITIONS, expect_dims
+from nki_kernels.tiles import PARTITIONS, expect_dims, load
 
 PIECE = 16384
 """Elements of a row that one DMA moves; several such tiles fit in SBUF, so that loads run ahead of stores."""
@@ -142,10 +142,7 @@ def view_piece(array, numbers, first):
 
 def load_piece(array, read, first):
     """Load a piece of the rows that are read."""
-    shape = (read.shape[0], min(PIECE, array.shape[1] - first))
-    piece = nl.ndarray(shape, dtype=array.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=piece, src=view_piece(array, read, first))
-    return piece
+    return load(view_piece(array, read, first), array.dtype)
 
 
 def store_piece(array, written, first, piece):

@@ -44,7 +44,7 @@ import numpy as np
 from nki_kernels.experts.arguments import MAX_ROW_BYTES, Routing
 from nki_kernels.experts.weighted_sums import add_chosen_biases
 from nki_kernels.precision import widened, widened_or_zero
-from nki_kernels.tiles import expect_dims, expect_hidden, load, ranges
+from nki_kernels.tiles import expect_dims, expect_hidden, filled, load, ranges
 
 
 @nki.jit
@@ -79,8 +79,7 @@ def experts_combine(
             routing = Routing(weights[first:last, :], ids[first:last, :], absent)
             total = add_chosen_biases(total, routing, b_down)
         if total is None:
-            total = nl.ndarray((last - first, hidden), dtype=nl.float32, buffer=nl.sbuf)
-            nisa.memset(dst=total, value=0.0)
+            total = filled((last - first, hidden), 0.0)
         for rank in range(ranks):
             addend = load(received[rank * tokens + first : rank * tokens + last, :], dtype)
             before, sum_dtype = total, dtype if rank + 1 == ranks else nl.float32

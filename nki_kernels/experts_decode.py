@@ -66,11 +66,10 @@ from nki_kernels.experts.chunk_products import (
     block_groups,
     gate_and_up,
 )
-from nki_kernels.experts.indices import load_indices
 from nki_kernels.experts.weight_chunks import expert_layer, load_chunk, load_down
 from nki_kernels.experts.weighted_sums import add_chosen_biases, nonzero_mask, sum_over_ranks
 from nki_kernels.projection.rows import spread
-from nki_kernels.tiles import PARTITIONS, cast, load, load_repeated
+from nki_kernels.tiles import PARTITIONS, cast, filled, load, load_repeated
 from nki_kernels.weights import ExpertIndex
 
 
@@ -166,7 +165,7 @@ def passes_of_choices(routing, experts):
     """Return a pass for each choice: the row of its token, through an expert whose number is read at run time."""
     tokens, choices = routing.ids.shape
     count = tokens * choices
-    ids = load_indices(routing.ids.reshape((1, count)))
+    ids = load(routing.ids.reshape((1, count)), nl.int32)
     repeated = load_repeated(routing.weights.reshape((1, count)), PARTITIONS)
     mask = None
     if routing.absent:
@@ -186,8 +185,7 @@ def passes_of_experts(routing, experts):
     """Return a pass for each expert, with all rows."""
     tokens = routing.ids.shape[0]
     by_expert = weights_of_experts(routing, experts)
-    identity = nl.ndarray((tokens, tokens), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=identity, value=1.0)
+    identity = filled((tokens, tokens), 1.0)
     nisa.affine_select(
         dst=identity,
         pattern=[[-1, tokens]],
@@ -207,11 +205,10 @@ def weights_of_experts(routing, experts):
     """Return the weight of each expert for each token, 0 if it is not chosen: [T, E] float32."""
     tokens, choices = routing.ids.shape
     weights = load(routing.weights, nl.float32)
-    ids = cast(load_indices(routing.ids), nl.float32)
+    ids = cast(load(routing.ids, nl.int32), nl.float32)
     numbers = nl.ndarray((tokens, experts), dtype=nl.float32, buffer=nl.sbuf)
     nisa.iota(dst=numbers, pattern=[[1, experts]])
-    by_expert = nl.ndarray((tokens, experts), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=by_expert, value=0.0)
+    by_expert = filled((tokens, experts), 0.0)
     for k in range(choices):
         chosen = nl.ndarray((tokens, experts), dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_scalar(

@@ -43,7 +43,7 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 
-from nki_kernels.tiles import PARTITIONS, cast, expect_dims, load, load_repeated, ranges
+from nki_kernels.tiles import PARTITIONS, cast, expect_dims, filled, load, load_repeated, ranges
 
 
 @nki.jit
@@ -109,11 +109,9 @@ def select_choices(weights, ids, first, experts):
     )
     chosen = nl.ndarray(ids.shape, dtype=nl.uint8, buffer=nl.sbuf)
     nisa.tensor_copy(dst=chosen, src=in_range)
-    local_weights = nl.ndarray(ids.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=local_weights, value=0.0)
+    local_weights = filled(ids.shape, 0.0)
     nisa.tensor_copy_predicated(dst=local_weights, src=load(weights, nl.float32), predicate=chosen)
-    numbers_or_absent = nl.ndarray(ids.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=numbers_or_absent, value=float(experts))
+    numbers_or_absent = filled(ids.shape, float(experts))
     nisa.tensor_copy_predicated(dst=numbers_or_absent, src=numbers, predicate=chosen)
     local_ids = nl.ndarray(ids.shape, dtype=nl.int32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=local_ids, src=numbers_or_absent)

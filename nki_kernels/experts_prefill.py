@@ -56,7 +56,6 @@ import numpy as np
 from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.experts.arguments import Routing, check_arguments, expert_weights, experts_reference
 from nki_kernels.experts.block_layout import block_total, has_loop, plan_blocks
-from nki_kernels.experts.indices import load_indices
 from nki_kernels.experts.row_assignment import (
     assign_rows,
     index_static_experts,
@@ -89,7 +88,7 @@ from nki_kernels.experts.weighted_sums import (
     tiles_ahead,
 )
 from nki_kernels.projection.row_groups import item_bytes
-from nki_kernels.tiles import PARTITIONS, identity, ranges
+from nki_kernels.tiles import PARTITIONS, identity, load, ranges
 from nki_kernels.weights import ExpertIndex
 
 MOST_ROWS = 2**24
@@ -211,8 +210,8 @@ def run_dealt_blocks(row_blocks, order, table):
 
     def body(block):
         element = [[1, 1], [1, 1]]
-        number = load_indices(table.experts.ap(pattern=element, scalar_offset=block, indirect_dim=1))
-        start = load_indices(table.starts.ap(pattern=element, scalar_offset=block, indirect_dim=1))
+        number = load(table.experts.ap(pattern=element, scalar_offset=block, indirect_dim=1), nl.int32)
+        start = load(table.starts.ap(pattern=element, scalar_offset=block, indirect_dim=1), nl.int32)
         tokens = load_dealt_tokens(order, start, layout.rows)
         targets = targets_of_dealt_block(row_blocks, block)
         x = transpose_block(gather_rows(n, tokens), layout.rows, row_blocks.identity)

@@ -65,7 +65,7 @@ import nki.language as nl
 import numpy as np
 
 from nki_kernels.cores import core_columns, core_rows
-from nki_kernels.norms.norm import Norm, eps_column
+from nki_kernels.norms.norm import Norm
 from nki_kernels.norms.row_tiles import load_norm, row_scratch
 from nki_kernels.precision import widened
 from nki_kernels.projection.heads import AngleTables, HeadNorm, Heads
@@ -74,7 +74,7 @@ from nki_kernels.projection.rows import repeated_row
 from nki_kernels.projection.sequence import check_ranks, gathered_rows, whole_rows
 from nki_kernels.rmsnorm import rmsnorm_reference
 from nki_kernels.rope import rope_reference
-from nki_kernels.tiles import BANK, PARTITIONS, expect_dims
+from nki_kernels.tiles import BANK, PARTITIONS, expect_dims, filled
 
 MAX_ROW_BYTES = 32768
 """Of x: some transposed rows and columns of w_qkv have to fit into SBUF."""
@@ -141,7 +141,7 @@ def qkv_projection(
     if head == 0:
         turned, rotated = 0, 0
     biases = repeated_row(bias, rows) if bias is not None else None
-    epsilons = eps_column(rows, eps)
+    epsilons = filled((rows, 1), eps)
     first, last = core_rows(owned, sequence_ranks)
     columns = core_columns(tokens, width, head if head > 0 else PARTITIONS)
     source = whole_rows(x[first:last, :])

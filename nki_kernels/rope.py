@@ -80,9 +80,7 @@ def gather(table, row_numbers):
     """Rows of a table [S, half] in HBM by number: [rows, half]."""
     rows = row_numbers.shape[0]
     half = table.shape[1]
-    tile = nl.ndarray((rows, half), dtype=table.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=tile, src=table.ap(pattern=[[half, rows], [1, half]], vector_offset=row_numbers))
-    return tile
+    return load(table.ap(pattern=[[half, rows], [1, half]], vector_offset=row_numbers), table.dtype)
 
 
 def rotate(result, tile, cosines, sines, head):

@@ -77,6 +77,13 @@ def columns_at_once(rows):
     return BANK * max(1, ACCUMULATOR_BANKS // blocks(rows))
 
 
+def filled(shape, value, dtype=nl.float32):
+    """Return an SBUF tile with one value."""
+    result = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
+    nisa.memset(dst=result, value=value)
+    return result
+
+
 def cast(tile, dtype):
     """The tile itself if it has the dtype, else a copy in it."""
     if tile.dtype == dtype:
@@ -96,15 +103,12 @@ def load(source, dtype):
 def load_repeated(row, rows):
     """A row [1, n] of HBM on each of `rows` partitions: [rows, n]; operands do not broadcast over partitions."""
     columns = row.shape[1]
-    tile = nl.ndarray((rows, columns), dtype=row.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=tile, src=row.ap(pattern=[[0, rows], [1, columns]]))
-    return tile
+    return load(row.ap(pattern=[[0, rows], [1, columns]]), row.dtype)
 
 
 def identity(size, dtype):
     """The identity [size, size]."""
-    ones = nl.ndarray((size, size), dtype=dtype, buffer=nl.sbuf)
-    nisa.memset(dst=ones, value=1)
+    ones = filled((size, size), 1, dtype)
     result = nl.ndarray((size, size), dtype=dtype, buffer=nl.sbuf)
     nisa.affine_select(
         dst=result,
@@ -181,8 +185,7 @@ def on_every_row(row, rows, dtype, offset):
     if rows == 1:
         nisa.tensor_scalar(dst=repeated, data=tile, op0=nl.add, operand0=offset)
         return repeated
-    ones = nl.ndarray((1, rows), dtype=row.dtype, buffer=nl.sbuf)
-    nisa.memset(dst=ones, value=1.0)
+    ones = filled((1, rows), 1.0, row.dtype)
     for first in range(0, columns, BANK):
         last = min(columns, first + BANK)
         bank = nl.ndarray((rows, last - first), dtype=nl.float32, buffer=nl.psum)

@@ -6,6 +6,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import SCALAR, transfer
+from nki_kernels.tiles import filled
 
 
 def slots_of_positions(numbers, ranks):
@@ -39,8 +40,7 @@ def is_written_elsewhere(numbers, work):
 
 def replace_by_end(rows, predicate, count):
     """Replace addresses of rows that another core or rank writes by the first one behind a cache of `count` rows."""
-    behind = nl.ndarray(rows.shape, dtype=nl.int32, buffer=nl.sbuf)
-    nisa.memset(dst=behind, value=count)
+    behind = filled(rows.shape, count, nl.int32)
     nisa.tensor_copy_predicated(dst=rows, src=behind, predicate=predicate)
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
+from nki_kernels.cache.pages import run_numbers
+from nki_kernels.dma import COMPILER
 from nki_kernels.tiles import PARTITIONS, blocks, expect_dims, load, ranges
 
 LOADED_TOGETHER = 2
@@ -104,8 +106,10 @@ class PagedLatents(nl.NKIObject):
 
     def load_addresses(self, sizes):
         """Find where the runs of each piece are in the cache, counted in runs: [128, runs, sequence] int32."""
-        for piece in sizes.pieces:
-            self.runs.append(run_numbers(self.block_tables, self.block, piece))
+        for first, chunks, _ in sizes.pieces:
+            start, run = first // self.block, min(chunks, self.block)
+            tables = self.block_tables[:, start : start + chunks * PARTITIONS // self.block]
+            self.runs.append(run_numbers(tables, self.block, run, chunks // run, COMPILER))
 
     def load_item(self, item, piece):
         """Load the rows of an item of a decode step, one run of each partition by one DMA."""
@@ -175,32 +179,3 @@ def load_by_partition(column, piece, tokens):
     """Load the numbers [T, 1] of the tokens of a piece that begin a partition: [partition, chunk] int32."""
     numbers = column[tokens[0] : tokens[1], :].reshape_dim(0, (piece.height, piece.chunks))
     return load(numbers[:, :, 0], nl.int32)
-
-
-def run_numbers(block_tables, block, piece):
-    """Return where the runs of a piece of each sequence are, counted in runs: [128, runs, sequence] int32."""
-    first, chunks, _ = piece
-    sequences = block_tables.shape[0]
-    run = min(chunks, block)
-    repeats = block // run
-    count = chunks * PARTITIONS // block
-    start = first // block
-    pages = nl.ndarray((PARTITIONS, chunks // run, sequences), dtype=nl.int32, buffer=nl.sbuf)
-    table = block_tables[:, start : start + count].permute((1, 0))
-    nisa.dma_copy(dst=pages, src=table.expand_dim(1).broadcast(1, repeats))
-    if repeats == 1:
-        return pages
-    row = nl.ndarray((1, count, repeats), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.iota(dst=row, pattern=[[0, count], [1, repeats]])
-    within = nl.ndarray((PARTITIONS, chunks // run), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=within, src=row)
-    numbers = nl.ndarray(pages.shape, dtype=nl.int32, buffer=nl.sbuf)
-    nisa.scalar_tensor_tensor(
-        dst=numbers,
-        data=pages,
-        op0=nl.multiply,
-        operand0=float(repeats),
-        op1=nl.add,
-        operand1=within.expand_dim(2).broadcast(2, sequences),
-    )
-    return numbers

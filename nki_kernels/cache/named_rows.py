@@ -20,7 +20,7 @@ from nki_kernels.cache.contiguous import (
 )
 from nki_kernels.decode.share import Share
 from nki_kernels.dma import STATIC, SYNC, transfer
-from nki_kernels.tiles import PARTITIONS
+from nki_kernels.tiles import PARTITIONS, load
 
 
 class RowCache(nl.NKIObject):
@@ -79,8 +79,7 @@ class RowCache(nl.NKIObject):
 
     def load_addresses(self, sizes):
         """Load the rows of the sequences as one row of SBUF, [1, B] int32."""
-        self.row_numbers = nl.ndarray((1, self.sequences), dtype=nl.int32, buffer=nl.sbuf)
-        nisa.dma_copy(dst=self.row_numbers, src=self.cache_rows.ap(pattern=[[0, 1], [1, self.sequences]]))
+        self.row_numbers = load(self.cache_rows.ap(pattern=[[0, 1], [1, self.sequences]]), nl.int32)
 
     def key_buffers(self, key_tiles, sizes):
         """Return the tiles that keys are loaded into: those that the product takes."""

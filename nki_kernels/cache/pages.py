@@ -25,7 +25,7 @@ from nki_kernels.decode.sizes import Buffers, boxes, units_in
 from nki_kernels.dma import COMPILER, SCALAR, STATIC, transfer
 from nki_kernels.prefill.key_blocks import new_pieces, new_values
 from nki_kernels.prefill.keys import place_keys
-from nki_kernels.tiles import PARTITIONS, blocks, cast
+from nki_kernels.tiles import PARTITIONS, blocks, cast, filled, load
 
 MAX_ROWS = 2**24
 """Rows of a paged cache: run-time addresses are computed in float32."""
@@ -130,7 +130,8 @@ class PagedCache(nl.NKIObject):
 
     def load_addresses(self, sizes):
         """Load where the runs of each partition are in a cache, counted in runs: [128, runs, sequence] int32."""
-        self.runs = run_numbers(self.block_tables, self.block, sizes)
+        run = run_length(self.block, sizes)
+        self.runs = run_numbers(self.block_tables, self.block, run, sizes.full // run, STATIC)
 
     def key_buffers(self, key_tiles, sizes):
         """Return tiles for rows of keys, one for each group whose loads are under way."""
@@ -253,15 +254,13 @@ class PagedCache(nl.NKIObject):
         """Write new keys and values start … end of a sequence to their slots, from the arguments."""
         width = case.kv_heads * case.depth
         first = head.sequence * case.new_keys
-        slots = nl.ndarray((end - start, 1), dtype=nl.int32, buffer=nl.sbuf)
-        nisa.dma_copy(dst=slots, src=self.slots[first + start : first + end, :])
+        slots = load(self.slots[first + start : first + end, :], nl.int32)
         columns = [head.number * case.depth, (head.number + 1) * case.depth]
         for new, cache, inverses in (
             (case.k, self.k_cache, case.scales.inverse_keys if case.scales is not None else None),
             (case.v, self.v_cache, case.scales.inverse_values if case.scales is not None else None),
         ):
-            rows = nl.ndarray((end - start, case.depth), dtype=case.dtype, buffer=nl.sbuf)
-            nisa.dma_copy(dst=rows, src=new[first + start : first + end, columns[0] : columns[1]])
+            rows = load(new[first + start : first + end, columns[0] : columns[1]], case.dtype)
             if inverses is not None:
                 round_to_cache(rows, inverses[0 : end - start, head.number : head.number + 1], cache.dtype)
             target = cache.reshape((-1, width)).ap(
@@ -274,8 +273,7 @@ def rows_of_prefix(case, table, page):
     """Return the row numbers [position in block, block] of a prefix whose pages of `page` positions a table names."""
     count = case.prefix // PARTITIONS
     per_block = PARTITIONS // page
-    pages = nl.ndarray((PARTITIONS, count), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.memset(dst=pages, value=0)
+    pages = filled((PARTITIONS, count), 0, nl.int32)
     for block in range(count):
         first = block * per_block
         used = min(per_block, blocks(case.cached, page) - first)
@@ -284,8 +282,7 @@ def rows_of_prefix(case, table, page):
     inside = nl.ndarray((PARTITIONS, count), dtype=nl.int32, buffer=nl.sbuf)
     nisa.iota(dst=inside, pattern=[[0, count]], channel_multiplier=1)
     nisa.tensor_scalar(dst=inside, data=inside, op0=nl.bitwise_and, operand0=page - 1)
-    size = nl.ndarray((PARTITIONS, count), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.memset(dst=size, value=page)
+    size = filled((PARTITIONS, count), page, nl.int32)
     # On GpSimd 32-bit integers are exact.
     nisa.tensor_tensor(dst=pages, data1=pages, data2=size, op=nl.multiply, engine=nisa.engine.gpsimd)
     nisa.tensor_tensor(dst=pages, data1=pages, data2=inside, op=nl.add, engine=nisa.engine.gpsimd)
@@ -300,31 +297,29 @@ def run_length(block, sizes):
     return first
 
 
-def run_numbers(block_tables, block, sizes):
-    """Return where the runs of each partition are in a cache, counted in runs: [128, runs, sequence] int32.
+def run_numbers(block_tables, block, run, runs, queue):
+    """Return where `runs` runs of each partition are in a cache, counted in runs: [128, runs, sequence] int32.
 
-    float32 holds the numbers exactly, see the limits.
+    A run has `run` positions of the pages of `block` positions. queue: that of the load of the tables. float32 holds
+    the numbers exactly, see the limits.
     """
-    runs_per_page = block // run_length(block, sizes)
-    runs = sizes.full // run_length(block, sizes)
+    runs_per_page = block // run
     sequences, blocks = block_tables.shape
-    shape = (PARTITIONS, runs, sequences)
-    pages = nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf)
-    repeated = block_tables.permute((1, 0)).expand_dim(1).broadcast(1, runs_per_page)
-    transfer(pages, repeated, STATIC)
+    pages = nl.ndarray((PARTITIONS, runs, sequences), dtype=nl.int32, buffer=nl.sbuf)
+    transfer(pages, block_tables.permute((1, 0)).expand_dim(1).broadcast(1, runs_per_page), queue)
     if runs_per_page == 1:
         return pages
     row = nl.ndarray((1, blocks, runs_per_page), dtype=nl.float32, buffer=nl.sbuf)
     nisa.iota(dst=row, pattern=[[0, blocks], [1, runs_per_page]])
     within = nl.ndarray((PARTITIONS, runs), dtype=nl.float32, buffer=nl.sbuf)
     transfer(within, row, COMPILER)
-    result = nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf)
+    numbers = nl.ndarray(pages.shape, dtype=nl.int32, buffer=nl.sbuf)
     nisa.scalar_tensor_tensor(
-        dst=result,
+        dst=numbers,
         data=pages,
         op0=nl.multiply,
         operand0=float(runs_per_page),
         op1=nl.add,
         operand1=within.expand_dim(2).broadcast(2, sequences),
     )
-    return result
+    return numbers

@@ -16,7 +16,7 @@ import nki.language as nl
 from nki_kernels.convolution.cells import MOST_TILES, count_groups, side
 from nki_kernels.convolution.windows import box_sizes, spans
 from nki_kernels.projection.row_groups import item_bytes
-from nki_kernels.tiles import BANK, PARTITIONS, blocks, cast, ranges
+from nki_kernels.tiles import BANK, PARTITIONS, blocks, cast, load, ranges
 
 COLUMN_BYTES = 150
 """Bytes that HBM moves while one column streams through the Tensor engine: 358 GB/s at 2.4 GHz on trn2."""
@@ -225,8 +225,7 @@ def load_part(target, source, pack, apart):
     if not short or not apart or not alone or source.shape[2] == 1:
         nisa.dma_copy(dst=target, src=source)
         return
-    tile = nl.ndarray(source.shape, dtype=source.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=tile, src=source)
+    tile = load(source, source.dtype)
     nisa.tensor_copy(dst=target, src=tile)
 
 

@@ -21,7 +21,7 @@ from nki_kernels.convolution.windows import (
     tile_sizes,
 )
 from nki_kernels.projection.row_groups import item_bytes
-from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, load, ranges
+from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, filled, load, ranges
 
 
 def count_resident_outputs(pack, w, dtype):
@@ -191,8 +191,7 @@ def convolve_rows(y, x, w, bias, added, windows, function):
     stripes = boxes(all_results(windows), stripe_sizes(windows, tile, element_bytes))
     ones = None
     if bias is not None:
-        ones = nl.ndarray((1, tile[2]), dtype=x.dtype, buffer=nl.sbuf)
-        nisa.memset(dst=ones, value=1.0)
+        ones = filled((1, tile[2]), 1.0, x.dtype)
     for left, right in ranges(0, outputs, count_resident_outputs(pack, w, x.dtype)):
         following = load_packed(x, windows, stripes[0:1], pack)
         weights = load_weights(w[:, :, left:right], windows.window, pack, x.dtype)

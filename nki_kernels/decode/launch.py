@@ -17,7 +17,7 @@ from nki_kernels.decode.softmax import (
     up_to_new_tokens,
     within_window,
 )
-from nki_kernels.tiles import PARTITIONS
+from nki_kernels.tiles import PARTITIONS, filled
 
 
 class DecodeLaunch(nl.NKIObject):
@@ -96,8 +96,7 @@ class SeenKeys(nl.NKIObject):
         self.first_positions = first_positions if ranks is None else relative_to_rank(first_positions, ranks)
         self.key_positions = key_positions(sizes, launch.share.slots[0])
         self.causal = seen_among_new(launch)
-        self.ones = nl.ndarray((PARTITIONS, PARTITIONS), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.memset(dst=self.ones, value=1.0)
+        self.ones = filled((PARTITIONS, PARTITIONS), 1.0)
         self.sink_logits = None
         if launch.step.sinks is not None and not launch.divided:
             self.sink_logits = load_sinks(launch)
@@ -139,8 +138,7 @@ def seen_among_new(launch):
         return None
     new = launch.sizes.new
     if launch.share.slots[0] > 0:
-        causal = nl.ndarray((new, new), dtype=nl.uint8, buffer=nl.sbuf)
-        nisa.memset(dst=causal, value=0)
+        causal = filled((new, new), 0, nl.uint8)
     else:
         causal = causal_among_new(new, launch.step.window)
     return causal if launch.ranks is None else only_on_first_rank(causal, launch.ranks)

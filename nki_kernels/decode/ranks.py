@@ -16,7 +16,7 @@ from nki_kernels.cache.scales import scale_column
 from nki_kernels.decode.merge import merged, partial_rows, sink_column
 from nki_kernels.decode.sizes import units_in
 from nki_kernels.dma import SCALAR, transfer
-from nki_kernels.tiles import PARTITIONS, cast, load_repeated, ranges
+from nki_kernels.tiles import PARTITIONS, cast, load, load_repeated, ranges
 
 
 class PositionRanks(nl.NKIObject):
@@ -103,8 +103,7 @@ def merge_ranks(launch):
     target = launch.o.reshape((sizes.tokens, heads, sizes.depth))
     for first, last in ranges(0, sizes.tokens, PARTITIONS // heads):
         rows = (last - first) * heads
-        partials = nl.ndarray((rows, ranks.count, width), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.dma_copy(dst=partials, src=source[first * heads : last * heads])
+        partials = load(source[first * heads : last * heads], nl.float32)
         sinks = None
         if step.sinks is not None:
             sinks = sink_column(rows, step.sinks.broadcast(0, last - first), launch.scale)

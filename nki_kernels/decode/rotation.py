@@ -10,8 +10,8 @@ import nki.language as nl
 
 from nki_kernels.decode.tokens import Segment, load_angles
 from nki_kernels.dma import SCALAR, transfer
-from nki_kernels.norms.norm import eps_column, inverse_root
-from nki_kernels.tiles import BANK, PARTITIONS, ranges
+from nki_kernels.norms.norm import inverse_root
+from nki_kernels.tiles import BANK, PARTITIONS, filled, ranges
 
 
 class Rotation(nl.NKIObject):
@@ -28,8 +28,7 @@ class Rotation(nl.NKIObject):
 def spread_table(angles, depth, beyond):
     """Return rows [token, R/2] as [D in tile, tile, token], twice; elements from R on are `beyond`."""
     tokens, half = angles.shape
-    rows = nl.ndarray((tokens, depth), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=rows, value=beyond)
+    rows = filled((tokens, depth), beyond)
     twice = angles.reshape((tokens, 1, half)).broadcast(1, 2)
     nisa.tensor_copy(dst=rows[:, 0 : 2 * half].reshape((tokens, 2, half)), src=twice)
     depth_ranges = ranges(0, depth)
@@ -45,13 +44,11 @@ def spread_table(angles, depth, beyond):
 def quarter_turn(depth, half, dtype):
     """Return the matrix [k in tile, tile, m] by which element m becomes -k[m + R/2], k[m - R/2] or, from R on, 0."""
     depth_ranges = ranges(0, depth)
-    result = nl.ndarray((min(depth, PARTITIONS), len(depth_ranges), depth), dtype=dtype, buffer=nl.sbuf)
-    nisa.memset(dst=result, value=0.0)
+    result = filled((min(depth, PARTITIONS), len(depth_ranges), depth), 0.0, dtype)
     for d in range(len(depth_ranges)):
         start, end = depth_ranges[d]
         for first, sign, distance in ((0, -1.0, half), (half, 1.0, 0)):
-            signs = nl.ndarray((end - start, half), dtype=dtype, buffer=nl.sbuf)
-            nisa.memset(dst=signs, value=sign)
+            signs = filled((end - start, half), sign, dtype)
             nisa.affine_select(
                 dst=result[0 : end - start, d, first : first + half],
                 pattern=[[-1, half]],
@@ -70,9 +67,8 @@ def normed_heads(result, heads, norm):
     weight = norm.weight
     depth = weight.shape[1]
     depth_ranges = ranges(0, depth)
-    ones = nl.ndarray((height, PARTITIONS), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=ones, value=1.0)
-    epsilons = eps_column(PARTITIONS, norm.eps)
+    ones = filled((height, PARTITIONS), 1.0)
+    epsilons = filled((PARTITIONS, 1), norm.eps)
     for first, end in ranges(0, count, max(1, BANK // tokens)):
         shape = (PARTITIONS, end - first, tokens)
         squares = nl.ndarray(heads[:, :, first:end, :].shape, dtype=nl.float32, buffer=nl.sbuf)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.tiles import PARTITIONS
+from nki_kernels.tiles import PARTITIONS, filled
 
 LOWEST = -3.0e38
 """What masked scores are: below any score, and finite, because gen2 transposes by multiplying with zeros."""
@@ -103,8 +103,7 @@ def masked_tiles(sizes):
     result = []
     for _ in range(2):
         shape = (PARTITIONS, sizes.units, sizes.chunks, sizes.width)
-        tile = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.memset(dst=tile, value=LOWEST)
+        tile = filled(shape, LOWEST)
         result.append(tile)
     return result
 
@@ -151,8 +150,7 @@ def within_window(seen, keys_at, first_positions, new, window):
 
 def causal_among_new(new, window):
     """Return 1 where new key j (partition) is not after new query i, nor outside its window: [new, new], uint8."""
-    ones = nl.ndarray((new, new), dtype=nl.uint8, buffer=nl.sbuf)
-    nisa.memset(dst=ones, value=1)
+    ones = filled((new, new), 1, nl.uint8)
     result = nl.ndarray((new, new), dtype=nl.uint8, buffer=nl.sbuf)
     nisa.affine_select(
         dst=result,

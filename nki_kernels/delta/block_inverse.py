@@ -16,7 +16,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import COMPILER, transfer
-from nki_kernels.tiles import PARTITIONS
+from nki_kernels.tiles import PARTITIONS, filled
 
 BLOCK = 16
 """Rows of the blocks."""
@@ -74,9 +74,8 @@ class BlockInverses(nl.NKIObject):
         triangles = prompt.scratch[self.turn].triangles
         shape = (2 * IN_HALF * self.heads, BLOCK, BLOCK)
         self.blocks = nl.ndarray(shape, dtype=triangles.dtype, buffer=nl.sbuf)
-        nisa.dma_copy(
-            dst=self.blocks, src=triangles.ap(pattern=diagonal_pattern(triangles.shape[2], self.heads))
-        )
+        pattern = diagonal_pattern(triangles.shape[2], self.heads)
+        nisa.dma_copy(dst=self.blocks, src=triangles.ap(pattern=pattern))
 
     def invert_pairs(self, prompt):
         """Begin `inverses` with those of blocks of two: 1 less the element off the diagonal."""
@@ -158,8 +157,7 @@ class BlockLevel(nl.NKIObject):
 
 def scratch_buffers(heads, dtype):
     """Return the buffers that waves of up to `heads` heads use in turn; the inverses are zeros."""
-    zeros = nl.ndarray((PARTITIONS, 2 * 2 * SQUARE // PARTITIONS * heads), dtype=dtype, buffer=nl.sbuf)
-    nisa.memset(dst=zeros, value=0.0)
+    zeros = filled((PARTITIONS, 2 * 2 * SQUARE // PARTITIONS * heads), 0.0, dtype)
     buffers = []
     for _ in range(IN_TURN):
         shape = (2, HALF, heads, HALF)

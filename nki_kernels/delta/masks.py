@@ -8,7 +8,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.delta.block_inverse import BLOCK, HALF
-from nki_kernels.tiles import MASKED, PARTITIONS
+from nki_kernels.tiles import MASKED, PARTITIONS, filled
 
 LEVELS = (16, 32)
 """Sizes of the blocks that a level joins two by two, inside a half."""
@@ -16,8 +16,7 @@ LEVELS = (16, 32)
 
 def triangle(dtype, value, fill, comparison):
     """Return a tile [128, 128] of `value` where column - row compares with 0, and of `fill` elsewhere."""
-    tile = nl.ndarray((PARTITIONS, PARTITIONS), dtype=dtype, buffer=nl.sbuf)
-    nisa.memset(dst=tile, value=value)
+    tile = filled((PARTITIONS, PARTITIONS), value, dtype)
     nisa.affine_select(
         dst=tile,
         pattern=[[1, PARTITIONS]],
@@ -63,8 +62,7 @@ def chunk_constants(dtype):
 
 def unit_block():
     """Return the identity of a block on each partition, [., row, column] float32."""
-    tile = nl.ndarray((PARTITIONS, BLOCK, BLOCK), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=tile, value=1.0)
+    tile = filled((PARTITIONS, BLOCK, BLOCK), 1.0)
     nisa.affine_select(
         dst=tile,
         pattern=[[1, BLOCK], [-1, BLOCK]],
@@ -81,8 +79,7 @@ def second_blocks(dtype):
     levels = []
     for size in LEVELS:
         pairs = HALF // (2 * size)
-        tile = nl.ndarray((PARTITIONS, pairs), dtype=dtype, buffer=nl.sbuf)
-        nisa.memset(dst=tile, value=1.0)
+        tile = filled((PARTITIONS, pairs), 1.0, dtype)
         for half in range(2):
             rows = tile[half * HALF : half * HALF + HALF, :]
             for least, comparison in ((size, nl.greater_equal), (2 * size - 1, nl.less_equal)):

@@ -8,8 +8,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import SCALAR, transfer
-from nki_kernels.experts.indices import load_indices
-from nki_kernels.tiles import ranges
+from nki_kernels.tiles import load, ranges
 
 PAIR = 2
 """Heads whose products with the state share a tile of PSUM."""
@@ -29,8 +28,8 @@ def slot_numbers(state_slots, starts, slots):
     A sequence that starts at 0 reads a number beyond the last slot, which the DMA skips.
     """
     sequences = starts.shape[0]
-    written = load_indices(state_slots.reshape((1, sequences)))
-    fresh = load_indices(starts.reshape((1, sequences)))
+    written = load(state_slots.reshape((1, sequences)), nl.int32)
+    fresh = load(starts.reshape((1, sequences)), nl.int32)
     nisa.tensor_scalar(dst=fresh, data=fresh, op0=nl.equal, operand0=0, op1=nl.multiply, operand1=slots)
     read = nl.ndarray(written.shape, dtype=nl.int32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=read, data1=written, data2=fresh, op=nl.add)

@@ -8,8 +8,8 @@ import nki.language as nl
 from nki_kernels.delta.chunk_scores import LENGTH_EPS
 from nki_kernels.delta.output import gated_norm, sums_of_squares
 from nki_kernels.dma import COMPILER, transfer
-from nki_kernels.norms.norm import eps_column, inverse_root
-from nki_kernels.tiles import BANK, PARTITIONS, load, load_repeated, psum_slots, ranges
+from nki_kernels.norms.norm import inverse_root
+from nki_kernels.tiles import BANK, PARTITIONS, filled, load, load_repeated, psum_slots, ranges
 
 DECAY = 0
 """Index of exp(g) among the factors of a token and head."""
@@ -86,8 +86,8 @@ def finish_factors(qkv, logs, rate, padding, terms):
     nisa.tensor_tensor(dst=products, data1=qkv[:, 0:size], data2=qkv[:, size : 2 * size], op=nl.multiply)
     sums = nl.ndarray((sequences, 3, key_heads), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_reduce(dst=sums, op=nl.add, data=terms, axis=3)
-    queries = inverse_root(sums[:, 0, :], float(depth), eps_column(sequences, depth * LENGTH_EPS))
-    keys = inverse_root(sums[:, 1, :], 1.0, eps_column(sequences, LENGTH_EPS))
+    queries = inverse_root(sums[:, 0, :], float(depth), filled((sequences, 1), depth * LENGTH_EPS))
+    keys = inverse_root(sums[:, 1, :], 1.0, filled((sequences, 1), LENGTH_EPS))
     result = nl.ndarray((sequences, FACTORS, heads), dtype=nl.float32, buffer=nl.sbuf)
     nisa.activation(dst=result[:, DECAY, :], op=nl.exp, data=g)
     shape = (sequences, key_heads, heads // key_heads)
@@ -111,13 +111,11 @@ def repeat_on_partitions(rows, diagonal):
     over the rows, one is not zero.
     """
     sequences, numbers, heads = rows.shape
-    spread = nl.ndarray((sequences, numbers, sequences, heads), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=spread, value=0.0)
+    spread = filled((sequences, numbers, sequences, heads), 0.0)
     on_diagonal = diagonal.reshape((sequences, 1, sequences, 1)).broadcast(1, numbers).broadcast(3, heads)
     across = rows.reshape((sequences, numbers, 1, heads)).broadcast(2, sequences)
     nisa.tensor_copy_predicated(dst=spread, src=across, predicate=on_diagonal)
-    ones = nl.ndarray((sequences, PARTITIONS), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=ones, value=1.0)
+    ones = filled((sequences, PARTITIONS), 1.0)
     result = nl.ndarray((PARTITIONS, numbers, sequences, heads), dtype=nl.float32, buffer=nl.sbuf)
     size = numbers * sequences * heads
     flat, target = spread.reshape((sequences, size)), result.reshape((PARTITIONS, size))
@@ -175,7 +173,7 @@ def store_outputs(o, factors, y, eps):
         for head in range(first, end):
             nisa.nc_transpose(dst=bank[:, head - first, :], data=o[:, :, head])
         squares = sums_of_squares(bank, nl.float32)
-        roots = inverse_root(squares, 1.0 / width, eps_column(sequences, eps))
+        roots = inverse_root(squares, 1.0 / width, filled((sequences, 1), eps))
         result = gated_norm(bank, roots, factors[:, first:end, :], y.dtype)
         transfer(
             y[:, first * width : end * width], result.reshape((sequences, (end - first) * width)), COMPILER

@@ -1,16 +1,6 @@
-"""Indices of experts and tokens, which DMAs read at run time."""
+"""Rows of tables whose indices DMAs read at run time."""
 
 from __future__ import annotations
-
-import nki.isa as nisa
-import nki.language as nl
-
-
-def load_indices(source):
-    """Load indices [rows, columns] int32 @ HBM to SBUF."""
-    tile = nl.ndarray(source.shape, dtype=nl.int32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=tile, src=source)
-    return tile
 
 
 def rows_at(table, indices):

@@ -11,7 +11,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.experts.block_layout import block_total, group_blocks, reserved_rows, static_groups
-from nki_kernels.tiles import BANK, PARTITIONS, blocks, cast, ranges
+from nki_kernels.tiles import BANK, PARTITIONS, blocks, cast, filled, ranges
 from nki_kernels.weights import ExpertIndex
 
 
@@ -179,10 +179,8 @@ def rank_choices(choices, valid):
     one_hot = choices.one_hot
     tiles, experts = one_hot.shape[1], one_hot.shape[2]
     earlier = earlier_tokens()
-    ones = nl.ndarray((PARTITIONS, PARTITIONS), dtype=nl.bfloat16, buffer=nl.sbuf)
-    nisa.memset(dst=ones, value=1.0)
-    counts = nl.ndarray((PARTITIONS, experts), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=counts, value=0.0)
+    ones = filled((PARTITIONS, PARTITIONS), 1.0, nl.bfloat16)
+    counts = filled((PARTITIONS, experts), 0.0)
     ranks = nl.ndarray(valid.shape, dtype=nl.float32, buffer=nl.sbuf)
     for first, end in ranges(0, tiles, max(1, BANK // experts)):
         shape = (PARTITIONS, end - first, experts)
@@ -206,8 +204,7 @@ def rank_choices(choices, valid):
 
 def earlier_tokens():
     """Return ones where a token (partition) comes before another one (column): [128, 128] bfloat16."""
-    result = nl.ndarray((PARTITIONS, PARTITIONS), dtype=nl.bfloat16, buffer=nl.sbuf)
-    nisa.memset(dst=result, value=1.0)
+    result = filled((PARTITIONS, PARTITIONS), 1.0, nl.bfloat16)
     nisa.affine_select(
         dst=result,
         pattern=[[1, PARTITIONS]],
@@ -223,8 +220,7 @@ def move_absent(rows, ids, experts, row):
     """Assign a row to choices of number `experts`."""
     mask = nl.ndarray(rows.shape, dtype=nl.uint8, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=mask, data=ids, op0=nl.equal, operand0=float(experts))
-    absent_rows = nl.ndarray(rows.shape, dtype=nl.int32, buffer=nl.sbuf)
-    nisa.memset(dst=absent_rows, value=row)
+    absent_rows = filled(rows.shape, row, nl.int32)
     nisa.tensor_copy_predicated(dst=rows, src=absent_rows, predicate=mask)
 
 
@@ -233,14 +229,12 @@ def dealt_ranges(counts, layout, most):
 
     counts: the rows of each expert, at most `most`; rows beyond its reserved blocks need dealt blocks.
     """
-    dealt = nl.ndarray(counts.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=dealt, value=0.0)
-    for filled in range(reserved_rows(layout), most, layout.rows):
+    dealt = filled(counts.shape, 0.0)
+    for full_rows in range(reserved_rows(layout), most, layout.rows):
         nisa.scalar_tensor_tensor(
-            dst=dealt, data=counts, op0=nl.greater, operand0=float(filled), op1=nl.add, operand1=dealt
+            dst=dealt, data=counts, op0=nl.greater, operand0=float(full_rows), op1=nl.add, operand1=dealt
         )
-    ones = nl.ndarray(counts.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=ones, value=1.0)
+    ones = filled(counts.shape, 1.0)
     ends = nl.ndarray(counts.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor_scan(dst=ends, data0=ones, data1=dealt, initial=0.0, op0=nl.multiply, op1=nl.add)
     starts = nl.ndarray(counts.shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -301,8 +295,7 @@ def sort_tokens(assignment, layout, tokens, absent):
     count, size = block_total(layout), layout.rows
     rows = assignment.rows
     sorted_tokens = nl.ndarray((count * size, 1), dtype=nl.int32, buffer=nl.private_hbm, name="sorted_tokens")
-    zeros = nl.ndarray((size // 4, 4 * count), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.memset(dst=zeros, value=0)
+    zeros = filled((size // 4, 4 * count), 0, nl.int32)
     nisa.dma_copy(dst=sorted_tokens.reshape((size // 4, 4 * count)), src=zeros)
     tiles = ranges(0, tokens)
     for m in range(len(tiles)):  # m: tile of tokens

@@ -17,11 +17,21 @@ from nki_kernels.experts.chunk_products import (
     block_groups,
     gate_and_up,
 )
-from nki_kernels.experts.indices import load_indices, rows_at
+from nki_kernels.experts.indices import rows_at
 from nki_kernels.experts.row_assignment import find_dealt_blocks
 from nki_kernels.experts.weight_chunks import ExpertLayer, WeightChunk
 from nki_kernels.projection.rows import spread_into
-from nki_kernels.tiles import BANK_BYTES, PARTITIONS, blocks, cast, in_block, psum_slots, ranges, slot_width
+from nki_kernels.tiles import (
+    BANK_BYTES,
+    PARTITIONS,
+    blocks,
+    cast,
+    in_block,
+    load,
+    psum_slots,
+    ranges,
+    slot_width,
+)
 
 
 @dataclass
@@ -131,8 +141,7 @@ def gather_rows(n, tokens):
     """Gather the rows of a block by their tokens: for each row tile [row, H] in SBUF."""
     tiles = []
     for indices in tokens:
-        tile = nl.ndarray((indices.shape[0], n.shape[1]), dtype=n.dtype, buffer=nl.sbuf)
-        nisa.dma_copy(dst=tile, src=rows_at(n, indices))
+        tile = load(rows_at(n, indices), n.dtype)
         tiles.append(tile)
     return tiles
 
@@ -227,7 +236,7 @@ def load_dealt_tokens(order, start, rows):
     tokens = []
     for first, end in ranges(0, rows):
         tokens.append(
-            load_indices(order.tokens.ap([[1, end - first], [1, 1]], offset=first, scalar_offset=start))
+            load(order.tokens.ap([[1, end - first], [1, 1]], offset=first, scalar_offset=start), nl.int32)
         )
     return tokens
 

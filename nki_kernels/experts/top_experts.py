@@ -11,6 +11,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.sampling.top_k import MISSING, multiple_of_eight, take_largest
+from nki_kernels.tiles import filled
 
 LEAST_SEARCHED = 8
 """Elements that the Vector engine searches at least; fewer experts are padded."""
@@ -173,16 +174,14 @@ def keep_best_groups(choice, selection, counted):
     nisa.tensor_copy(dst=indices, src=find_largest(sums, top_groups).indices[:, 0:top_groups])
     numbers = nl.ndarray((rows, groups), dtype=nl.float32, buffer=nl.sbuf)
     nisa.iota(dst=numbers, pattern=[[1, groups]])
-    taken = nl.ndarray((rows, groups), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=taken, value=0.0)
+    taken = filled((rows, groups), 0.0)
     for i in range(top_groups):
         nisa.scalar_tensor_tensor(
             dst=taken, data=numbers, op0=nl.equal, operand0=indices[:, i : i + 1], op1=nl.add, operand1=taken
         )
     mask = nl.ndarray((rows, groups), dtype=nl.uint8, buffer=nl.sbuf)
     nisa.tensor_copy(dst=mask, src=taken)
-    result = nl.ndarray((rows, experts), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=result, value=MISSING)
+    result = filled((rows, experts), MISSING)
     nisa.tensor_copy_predicated(
         dst=result.reshape_dim(1, (groups, size)),
         src=choice.reshape_dim(1, (groups, size)),

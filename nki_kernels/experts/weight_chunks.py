@@ -14,7 +14,7 @@ import nki.language as nl
 
 from nki_kernels.experts.arguments import ExpertWeights
 from nki_kernels.projection.row_groups import item_bytes
-from nki_kernels.tiles import PARTITIONS, blocks, cast, ranges
+from nki_kernels.tiles import PARTITIONS, blocks, cast, filled, ranges
 from nki_kernels.weights import ExpertIndex, expert_view, load_expert_rows, load_expert_runs
 
 CHUNK_BYTES = 73728
@@ -79,8 +79,7 @@ def expert_layer(weights, activation, rows, dtype):
     """Return the record that all chunks share, for products with up to `rows` rows of a dtype."""
     ones = None
     if weights.b_gate is not None or activation == "swigluoai":
-        ones = nl.ndarray((2, max(rows, PARTITIONS)), dtype=dtype, buffer=nl.sbuf)
-        nisa.memset(dst=ones, value=1.0)
+        ones = filled((2, max(rows, PARTITIONS)), 1.0, dtype)
     return ExpertLayer(weights, activation, chunk_ranges(weights.w_gate.elements, dtype), ones, dtype)
 
 

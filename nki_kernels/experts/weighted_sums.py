@@ -9,9 +9,9 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.experts.arguments import Routing
-from nki_kernels.experts.indices import load_indices, rows_at
+from nki_kernels.experts.indices import rows_at
 from nki_kernels.experts.row_assignment import out_of_range
-from nki_kernels.tiles import BANK, PARTITIONS, cast, load, ranges
+from nki_kernels.tiles import BANK, PARTITIONS, cast, filled, load, ranges
 
 MOST_AHEAD = 4096
 """Elements of a row of which two tiles more have room in SBUF."""
@@ -63,7 +63,7 @@ def prepare_tile(sums, first, end):
     if sums.residual is not None:
         terms.append(load(sums.residual[first:end, :], sums.y.dtype))
     if len(sums.biases) > 0:
-        ids = load_indices(sums.routing.ids[first:end, :])
+        ids = load(sums.routing.ids[first:end, :], nl.int32)
         terms.append(weigh_biases(weights, ids, sums.biases))
     sums.prepared.append(PreparedTile(terms, weights))
 
@@ -214,7 +214,7 @@ def add_chosen_biases(tile, routing, bias):
     """Return rows [row, H], or 0 for None, plus the weighted biases [E, H] @ HBM of their experts, in float32."""
     shape = (routing.ids.shape[0], bias.shape[1])
     weights = load(routing.weights, nl.float32)
-    ids = load_indices(routing.ids)
+    ids = load(routing.ids, nl.int32)
     mask = None
     if routing.absent:
         nisa.tensor_scalar(dst=ids, data=ids, op0=nl.minimum, operand0=float(bias.shape[0] - 1))
@@ -225,12 +225,10 @@ def add_chosen_biases(tile, routing, bias):
     else:
         result = cast(tile, nl.float32)
     for k in range(routing.ids.shape[1]):
-        rows = nl.ndarray(shape, dtype=bias.dtype, buffer=nl.sbuf)
-        nisa.dma_copy(dst=rows, src=rows_at(bias, ids[:, k : k + 1]))
+        rows = load(rows_at(bias, ids[:, k : k + 1]), bias.dtype)
         if mask is not None:
             loaded = rows
-            rows = nl.ndarray(shape, dtype=bias.dtype, buffer=nl.sbuf)
-            nisa.memset(dst=rows, value=0.0)
+            rows = filled(shape, 0.0, bias.dtype)
             chosen = mask[:, k : k + 1].broadcast(1, shape[1])
             nisa.tensor_copy_predicated(dst=rows, src=loaded, predicate=chosen)
         nisa.scalar_tensor_tensor(

@@ -16,7 +16,7 @@ from nki_kernels.decode.softmax import largest_of_queries, on_all_partitions
 from nki_kernels.latent.loads import transpose_chunk
 from nki_kernels.latent.output import place_divided
 from nki_kernels.latent.sizes import heights
-from nki_kernels.tiles import PARTITIONS
+from nki_kernels.tiles import PARTITIONS, filled
 
 
 @dataclass
@@ -51,8 +51,7 @@ class LatentDecode(nl.NKIObject):
         self.first_chunks = [0]
         for _, chunks, _ in sizes.pieces:
             self.first_chunks.append(self.first_chunks[-1] + chunks)
-        self.ones = nl.ndarray((PARTITIONS, PARTITIONS), dtype=sizes.dtype, buffer=nl.sbuf)
-        nisa.memset(dst=self.ones, value=1.0)
+        self.ones = filled((PARTITIONS, PARTITIONS), 1.0, sizes.dtype)
         # The Scalar engine loads the table of exp while rows arrive.
         nisa.activation(dst=self.ones[0:1, 0:1], op=nl.exp, data=self.ones[0:1, 0:1], scale=0.0)
         rows = allocate(sizes.buffers, (PARTITIONS, sizes.most, sizes.width), sizes.dtype)

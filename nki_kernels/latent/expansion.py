@@ -20,8 +20,7 @@ from nki_kernels.latent.prompt_pieces import (
     transpose,
 )
 from nki_kernels.latent.sizes import heights
-from nki_kernels.norms.norm import eps_column
-from nki_kernels.tiles import BANK, PARTITIONS, blocks, cast, on_every_row, ranges
+from nki_kernels.tiles import BANK, PARTITIONS, blocks, cast, filled, load, on_every_row, ranges
 
 GROUP_BYTES = 16384
 """Bytes per partition of one projection of a group of heads."""
@@ -61,7 +60,7 @@ class Expansion(nl.NKIObject):
     def load_norm(self, norm):
         """Load the norm's weight and eps on as many partitions as a piece of new rows takes."""
         rows = min(self.new, PARTITIONS)
-        self.eps_column = eps_column(rows, norm.eps)
+        self.eps_column = filled((rows, 1), norm.eps)
         self.norm_row = on_every_row(norm.weight, rows, self.dtype, 0.0)
 
 
@@ -204,8 +203,7 @@ def load_projections(case, group):
     rows = case.w_uk.reshape((case.heads, case.plain, case.rank))
     loaded = []
     for start, end in ranges(first, last, TOGETHER):
-        tile = nl.ndarray((case.plain, end - start, case.rank), dtype=case.w_uk.dtype, buffer=nl.sbuf)
-        nisa.dma_copy(dst=tile, src=rows[start:end].permute((1, 0, 2)))
+        tile = load(rows[start:end].permute((1, 0, 2)), case.w_uk.dtype)
         loaded.append(tile)
     values = load_columns(case.w_uv, first * case.value, last * case.value, case)
     for index in range(len(loaded)):

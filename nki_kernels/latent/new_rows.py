@@ -26,9 +26,7 @@ def new_rows(kv, norm, positions, cos, sin):
 
 def load_rows(table, numbers):
     """Load rows of a table [S, half] in HBM by number: [rows, half]."""
-    tile = nl.ndarray((numbers.shape[0], table.shape[1]), dtype=table.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=tile, src=rows_of(table, numbers))
-    return tile
+    return load(rows_of(table, numbers), table.dtype)
 
 
 def rows_of(tensor, numbers):

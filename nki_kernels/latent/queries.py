@@ -10,7 +10,7 @@ import nki.language as nl
 
 from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.latent.sizes import heights
-from nki_kernels.tiles import BANK, PARTITIONS, cast, psum_slots, ranges
+from nki_kernels.tiles import BANK, PARTITIONS, cast, load, psum_slots, ranges
 
 GROUP_ELEMENTS = 8192
 """Elements per partition of the weights of a group of heads."""
@@ -30,8 +30,7 @@ def load_group(q, w_uk, group, sizes):
     """
     first, last = group
     width = sizes.rope + sizes.plain
-    tile = nl.ndarray((sizes.tokens, last - first, width), dtype=q.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=tile, src=q.reshape((sizes.tokens, sizes.heads, width))[:, first:last, :])
+    tile = load(q.reshape((sizes.tokens, sizes.heads, width))[:, first:last, :], q.dtype)
     weights = nl.ndarray((sizes.plain, last - first, sizes.rank), dtype=w_uk.dtype, buffer=nl.sbuf)
     rows = w_uk.reshape((sizes.heads, sizes.plain, sizes.rank))[first:last]
     transfer(weights, rows.permute((1, 0, 2)), SCALAR)

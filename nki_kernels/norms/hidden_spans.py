@@ -11,8 +11,8 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.norms.norm import eps_column, inverse_root
-from nki_kernels.tiles import PARTITIONS
+from nki_kernels.norms.norm import inverse_root
+from nki_kernels.tiles import PARTITIONS, filled, load
 
 
 def hidden_spans(hidden):
@@ -28,10 +28,7 @@ def hidden_spans(hidden):
 
 def load_span(rows, span):
     """Load a span of each row of HBM [T, H], as [height, T, count]."""
-    _, height, count = span
-    tile = nl.ndarray((height, rows.shape[0], count), dtype=rows.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=tile, src=span_of(rows, span))
-    return tile
+    return load(span_of(rows, span), rows.dtype)
 
 
 def span_of(rows, span):
@@ -48,8 +45,7 @@ def over_blocks(column, count):
 def sums_over_hidden(tiles):
     """Sum each row over all spans [height, T, count] float32, on each of 128 partitions: [128, T] @ PSUM."""
     rows = tiles[0].shape[1]
-    ones = nl.ndarray((PARTITIONS, PARTITIONS), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=ones, value=1.0)
+    ones = filled((PARTITIONS, PARTITIONS), 1.0)
     total = nl.ndarray((PARTITIONS, rows), dtype=nl.float32, buffer=nl.psum)
     for i in range(len(tiles)):
         height = tiles[i].shape[0]
@@ -88,7 +84,7 @@ def load_normalised(results, x, norm):
         squares.append(nl.ndarray(tiles[i].shape, dtype=nl.float32, buffer=nl.sbuf))
         nisa.activation(dst=squares[i], op=nl.square, data=tiles[i])
     sums = sums_over_hidden(squares)
-    scale = inverse_root(sums, 1.0 / hidden, eps_column(PARTITIONS, norm.eps))
+    scale = inverse_root(sums, 1.0 / hidden, filled((PARTITIONS, 1), norm.eps))
     for i in range(len(spans)):
         _, height, count = spans[i]
         weight = load_span(norm.weight, spans[i])

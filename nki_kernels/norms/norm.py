@@ -33,13 +33,6 @@ def rms_norm_or_none(weight, eps):
     return None if weight is None else Norm(weight, None, 0.0, eps)
 
 
-def eps_column(rows, eps):
-    """Return eps on each of `rows` partitions: [rows, 1] float32."""
-    column = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=column, value=eps)
-    return column
-
-
 def inverse_root(squares, scale, eps, roots=None):
     """Return 1 / sqrt(squares * scale + eps) in `roots`, or in a new float32 tile of the same shape.
 

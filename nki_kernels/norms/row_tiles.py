@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.norms.norm import eps_column, inverse_root
-from nki_kernels.tiles import blocks, on_every_row
+from nki_kernels.norms.norm import inverse_root
+from nki_kernels.tiles import blocks, filled, on_every_row
 
 SCRATCH_ELEMENTS = 2048
 """Elements per partition of the scratch tile for the terms of a row sum."""
@@ -56,7 +56,7 @@ def load_norm(norm, scratch, dtype):
     rows = scratch.shape[0]
     weight = on_every_row(norm.weight, rows, dtype if norm.offset == 0.0 else nl.float32, norm.offset)
     bias = None if norm.bias is None else on_every_row(norm.bias, rows, dtype, 0.0)
-    return RowNorm(weight, bias, eps_column(rows, norm.eps), scratch)
+    return RowNorm(weight, bias, filled((rows, 1), norm.eps), scratch)
 
 
 def row_statistics(tile, norm):
@@ -153,7 +153,7 @@ def rms_normalised(tile, weight, eps):
     """
     normalised = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.sbuf)
     sums = sum_squares(normalised, tile)
-    scale = inverse_root(sums, 1.0 / tile.shape[1], eps_column(tile.shape[0], eps))
+    scale = inverse_root(sums, 1.0 / tile.shape[1], filled((tile.shape[0], 1), eps))
     nisa.scalar_tensor_tensor(
         dst=normalised, data=tile, op0=nl.multiply, operand0=scale, op1=nl.multiply, operand1=weight
     )

@@ -9,8 +9,8 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.norms.blocks import column_of
-from nki_kernels.norms.norm import eps_column, inverse_root
-from nki_kernels.tiles import PARTITIONS
+from nki_kernels.norms.norm import inverse_root
+from nki_kernels.tiles import PARTITIONS, filled
 
 
 def weighted_runs(tile, norm):
@@ -30,13 +30,12 @@ def reciprocal_roots(tile, hidden, norm):
     nisa.activation(dst=squares, op=nl.square, data=tile)
     sums = nl.ndarray((height, rows), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_reduce(dst=sums, op=nl.add, data=squares, axis=2)
-    ones = nl.ndarray((height, PARTITIONS), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=ones, value=1.0)
+    ones = filled((height, PARTITIONS), 1.0)
     everywhere = nl.ndarray((PARTITIONS, rows), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_matmul(dst=everywhere, stationary=ones, moving=sums)
     by_row = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_matmul(dst=by_row, stationary=sums, moving=ones[:, 0:1])
-    eps = eps_column(PARTITIONS, norm.eps)
+    eps = filled((PARTITIONS, 1), norm.eps)
     return inverse_root(everywhere, 1.0 / hidden, eps), inverse_root(by_row, 1.0 / hidden, eps)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.tiles import MASKED, PARTITIONS
+from nki_kernels.tiles import MASKED, PARTITIONS, filled
 
 
 class Masks(nl.NKIObject):
@@ -16,8 +16,8 @@ class Masks(nl.NKIObject):
 
     def __init__(self, dtype, causal, window):
         self.dtype, self.causal, self.window = dtype, causal, window
-        self.zeros = constant(dtype, 0.0)
-        self.ones = constant(dtype, 1.0)
+        self.zeros = filled((PARTITIONS, PARTITIONS), 0.0, dtype)
+        self.ones = filled((PARTITIONS, PARTITIONS), 1.0, dtype)
         self.tiles = {}
         self.identities = {}
         self.cached = {}
@@ -78,13 +78,6 @@ class Masks(nl.NKIObject):
             nisa.tensor_tensor(dst=tile, data1=tile, data2=beyond, op=nl.add)
             self.cached[name] = tile
         return self.cached[name]
-
-
-def constant(dtype, value):
-    """Return a tile [128, 128] of one value."""
-    tile = nl.ndarray((PARTITIONS, PARTITIONS), dtype=dtype, buffer=nl.sbuf)
-    nisa.memset(dst=tile, value=value)
-    return tile
 
 
 def select(result, source, pattern, multiplier, offset):

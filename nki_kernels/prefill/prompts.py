@@ -13,7 +13,7 @@ from nki_kernels.prefill.load_ahead import LoadAhead
 from nki_kernels.prefill.masks import Masks
 from nki_kernels.prefill.slopes import Slopes
 from nki_kernels.prefill.tuning import Tuning
-from nki_kernels.tiles import PARTITIONS, blocks
+from nki_kernels.tiles import PARTITIONS, blocks, filled
 
 
 @dataclass
@@ -83,12 +83,5 @@ class PrefillLaunch(nl.NKIObject):
         self.exp_scale = step.scale if step.softcap is None else step.softcap
         self.slopes = None if step.slopes is None else Slopes(prompts)
         self.sinks = {}
-        self.minus_one = column(-1.0)
-        self.minus_scale = column(-self.exp_scale)
-
-
-def column(value):
-    """Return a tile [128, 1] of one float32 value."""
-    tile = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=tile, value=value)
-    return tile
+        self.minus_one = filled((PARTITIONS, 1), -1.0)
+        self.minus_scale = filled((PARTITIONS, 1), -self.exp_scale)

@@ -24,7 +24,7 @@ from nki_kernels.projection.products import (
 )
 from nki_kernels.projection.rows import spread
 from nki_kernels.projection.sequence import rows_of
-from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, in_block, load, ranges
+from nki_kernels.tiles import ACCUMULATOR_BANKS, BANK, PARTITIONS, blocks, filled, in_block, load, ranges
 from nki_kernels.weights import WeightMatrix, load_runs_into
 
 RESIDENT_BYTES = 65536
@@ -113,8 +113,7 @@ def project_many(source, norm, w, columns, heads):
     block_bytes = blocks(hidden) * (4 if x.dtype == nl.float32 else 2)
     factors = load_norm_blocks(norm, heads.eps, False)
     groups, bank = column_groups(columns, heads.head, RESIDENT_BYTES // block_bytes)
-    ones = nl.ndarray((min(hidden, PARTITIONS), 1), dtype=x.dtype, buffer=nl.sbuf)
-    nisa.memset(dst=ones, value=1.0)
+    ones = filled((min(hidden, PARTITIONS), 1), 1.0, x.dtype)
     scales = []
     for left, right in groups:
         panels = ranges(0, right - left, bank)

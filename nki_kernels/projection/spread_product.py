@@ -13,7 +13,7 @@ import nki.language as nl
 
 from nki_kernels.norms.hidden_spans import hidden_spans, load_normalised
 from nki_kernels.sampling.top_k import MISSING
-from nki_kernels.tiles import BANK, WEIGHT_ELEMENTS, cast
+from nki_kernels.tiles import BANK, WEIGHT_ELEMENTS, cast, filled, load
 
 LEAST_ELEMENTS = 1024
 """Elements per partition of the smallest load: 256 KiB in bfloat16."""
@@ -50,8 +50,7 @@ def spread_rows(x, norm, chunks):
 def padding_operands(rows, chunks):
     """Operands of the matmul that pads: a one for `window` in place of each row, and zeros followed by MISSING."""
     width = chunks - 1 + rows * chunks
-    ones = nl.ndarray((1, width), dtype=nl.bfloat16, buffer=nl.sbuf)
-    nisa.memset(dst=ones, value=0.0)
+    ones = filled((1, width), 0.0, nl.bfloat16)
     nisa.memset(dst=ones[:, chunks - 1 : width : chunks], value=1.0)
     line = nl.ndarray((1, 2 * BANK), dtype=nl.bfloat16, buffer=nl.sbuf)
     nisa.memset(dst=line[:, 0:BANK], value=0.0)
@@ -89,8 +88,7 @@ def project_piece(tiles, padding, rows, chunks, matrix, size):
         start, height, count = spans[i]
         rows_of_span = matrix[start : start + height * count].reshape_dim(0, (height, count))
         for first, last in loads(count, columns):
-            weights = nl.ndarray((height, last - first, columns), dtype=matrix.dtype, buffer=nl.sbuf)
-            nisa.dma_copy(dst=weights, src=rows_of_span[:, first:last])
+            weights = load(rows_of_span[:, first:last], matrix.dtype)
             weights = cast(weights, tiles[i].dtype)
             for block in range(first, last):
                 for chunk in range(chunks):

@@ -23,7 +23,16 @@ from nki_kernels.recurrent.slots import (
     state_rows,
     total,
 )
-from nki_kernels.tiles import BANK, PARTITIONS, load, on_every_row, ranges, transpose_into, transpose_rows
+from nki_kernels.tiles import (
+    BANK,
+    PARTITIONS,
+    filled,
+    load,
+    on_every_row,
+    ranges,
+    transpose_into,
+    transpose_rows,
+)
 
 PANEL_BYTES = 8192
 """Of a row of a panel, at most."""
@@ -126,8 +135,7 @@ def load_context(state, context, sequence, panel):
     """Load a panel of the state of a sequence, one row on each partition: [K - 1, columns]."""
     slots, height, channels = state.shape
     left, right = panel
-    tile = nl.ndarray((height, right - left), dtype=state.dtype, buffer=nl.sbuf)
-    nisa.memset(dst=tile, value=0.0)
+    tile = filled((height, right - left), 0.0, state.dtype)
     source = state.reshape((slots * height, channels)).ap(
         pattern=[[channels, height], [1, right - left]],
         offset=left,

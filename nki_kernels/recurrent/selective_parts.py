@@ -11,7 +11,7 @@ from nki_kernels.dma import STATIC
 from nki_kernels.projection.products import add_products
 from nki_kernels.projection.row_groups import blocks_tile
 from nki_kernels.recurrent.selective_feed import block_diagonals, scale_inputs, transpose_inputs
-from nki_kernels.tiles import MASKED, PARTITIONS, blocks, load, ranges, transpose_rows
+from nki_kernels.tiles import MASKED, PARTITIONS, blocks, filled, load, ranges, transpose_rows
 from nki_kernels.weights import WeightMatrix, load_blocks
 
 
@@ -137,8 +137,7 @@ class Unit(nl.NKIObject):
 
 def row_of_ones(dtype):
     """Return a row [1, 128] of ones."""
-    ones = nl.ndarray((1, PARTITIONS), dtype=dtype, buffer=nl.sbuf)
-    nisa.memset(dst=ones, value=1.0)
+    ones = filled((1, PARTITIONS), 1.0, dtype)
     return ones
 
 
@@ -175,8 +174,7 @@ def load_states(state, slot, channels):
     """Load the states of channels (first, end), [c in tile, tile, state]; zeros for a slot beyond all."""
     count = channels[1] - channels[0]
     shape = (min(PARTITIONS, count), blocks(count), state.shape[2])
-    result = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=result, value=0.0)
+    result = filled(shape, 0.0)
     for used in used_slices(count):
         source = view_states(state, slot, channels, used)
         nisa.dma_copy(dst=result[used], src=source, oob_mode=nisa.oob_mode.skip)

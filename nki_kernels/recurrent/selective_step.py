@@ -34,8 +34,7 @@ from nki_kernels.recurrent.selective_layout import (
     view_channels,
 )
 from nki_kernels.recurrent.slots import product_dtype, row, slots_or_none
-from nki_kernels.recurrent.ssd_heads import filled
-from nki_kernels.tiles import BANK, PARTITIONS, blocks, load, ranges
+from nki_kernels.tiles import BANK, PARTITIONS, blocks, filled, load, ranges
 from nki_kernels.weights import WeightMatrix, load_blocks
 
 STATES = 5120

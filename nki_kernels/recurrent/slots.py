@@ -69,8 +69,7 @@ def column(numbers, first, last):
 def row(numbers, height):
     """Load run-time numbers [B, 1] of all sequences to each of `height` partitions, in float32: [height, B]."""
     sequences = numbers.shape[0]
-    raw = nl.ndarray((height, sequences), dtype=numbers.dtype, buffer=nl.sbuf)
-    nisa.dma_copy(dst=raw, src=numbers.ap(pattern=[[0, height], [1, sequences]]))
+    raw = load(numbers.ap(pattern=[[0, height], [1, sequences]]), numbers.dtype)
     wide = nl.ndarray(raw.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=wide, src=raw)
     return wide
@@ -86,9 +85,7 @@ def state_rows(state, numbers, begin, end, panel):
 
 def load_row(numbers):
     """Load run-time numbers [B, 1] into one row of SBUF, [1, B]."""
-    result = nl.ndarray((1, numbers.shape[0]), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=result, src=numbers.ap(pattern=[[0, 1], [1, numbers.shape[0]]]))
-    return result
+    return load(numbers.ap(pattern=[[0, 1], [1, numbers.shape[0]]]), nl.int32)
 
 
 def below(numbers, limit, value):

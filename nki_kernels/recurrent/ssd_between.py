@@ -24,7 +24,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.dma import COMPILER, STATIC, transfer
-from nki_kernels.tiles import BANK, MASKED, PARTITIONS, ranges
+from nki_kernels.tiles import BANK, MASKED, PARTITIONS, filled, ranges
 
 BLOCK = 3
 """Tokens that see one another before scores hide keys from earlier queries."""
@@ -142,18 +142,13 @@ def selected(tile, pattern, multiplier, least, most):
     return tile
 
 
-def constant(shape, value):
-    """Return a tile of bfloat16 with one value."""
-    result = nl.ndarray(shape, dtype=nl.bfloat16, buffer=nl.sbuf)
-    nisa.memset(dst=result, value=value)
-    return result
-
-
 def key_rows():
     """Return the keys' side of both halves: ones for queries' sums, and where a key is after a row's block."""
     # Row 3 is that of block 0, so key - 3 * (row - 2) is not negative; nor is it in rows 0 to 2.
     least = -BLOCK * (PARTS - 1)
-    return selected(constant((PARTITIONS, PARTITIONS), 1.0), [[1, PARTITIONS]], -BLOCK, least, PARTITIONS)
+    return selected(
+        filled((PARTITIONS, PARTITIONS), 1.0, nl.bfloat16), [[1, PARTITIONS]], -BLOCK, least, PARTITIONS
+    )
 
 
 def query_rows():
@@ -161,9 +156,11 @@ def query_rows():
     heads, tokens = BANK // PARTITIONS, PARTITIONS
     # query - 3 * (row - 3) is 0, 1 or 2
     least = -BLOCK * PARTS
-    masks = selected(constant((PARTITIONS, tokens), MASKED), [[1, tokens]], -BLOCK, least, least + BLOCK - 1)
+    masks = selected(
+        filled((PARTITIONS, tokens), MASKED, nl.bfloat16), [[1, tokens]], -BLOCK, least, least + BLOCK - 1
+    )
     # row - 46 - 3 * head is 0, 1 or 2
-    picks = constant((PARTITIONS, heads), 1.0)
+    picks = filled((PARTITIONS, heads), 1.0, nl.bfloat16)
     picks = selected(picks, [[-PARTS, heads]], 1, OF_KEYS, OF_KEYS + PARTS - 1)
     result = nl.ndarray((PARTITIONS, heads, tokens), dtype=nl.bfloat16, buffer=nl.sbuf)
     nisa.tensor_tensor(

@@ -9,11 +9,11 @@ import nki.language as nl
 
 from nki_kernels.dma import SCALAR, transfer
 from nki_kernels.recurrent.ssd_between import Differences, SumsInParts, sum_in_parts
-from nki_kernels.recurrent.ssd_heads import by_head, exponential, filled
+from nki_kernels.recurrent.ssd_heads import by_head, exponential
 from nki_kernels.recurrent.ssd_sizes import Inputs, Sizes
 from nki_kernels.recurrent.ssd_states import SequenceState
 from nki_kernels.recurrent.ssd_times import TimeSteps
-from nki_kernels.tiles import PARTITIONS, identity, on_every_row, ranges, transpose_rows
+from nki_kernels.tiles import PARTITIONS, filled, identity, on_every_row, ranges, transpose_rows
 
 REPEATED = 3
 """Packs of a group from which on its scores are repeated for each head, which the Vector engine reads faster."""

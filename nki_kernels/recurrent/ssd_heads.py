@@ -39,10 +39,3 @@ def exponential(data, dtype=nl.float32):
     result = nl.ndarray(data.shape, dtype=dtype, buffer=nl.sbuf)
     nisa.activation(dst=result, op=nl.exp, data=data)
     return result
-
-
-def filled(shape, value):
-    """Return a tile of float32 with one value."""
-    result = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=result, value=value)
-    return result

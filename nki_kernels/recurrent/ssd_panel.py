@@ -13,10 +13,10 @@ import nki.language as nl
 
 from nki_kernels.recurrent.slots import column
 from nki_kernels.recurrent.ssd_chunk import load_aside
-from nki_kernels.recurrent.ssd_heads import exponential, filled, scale_heads
+from nki_kernels.recurrent.ssd_heads import exponential, scale_heads
 from nki_kernels.recurrent.ssd_sizes import Inputs, Sizes
 from nki_kernels.recurrent.ssd_times import decay_rates, time_steps
-from nki_kernels.tiles import BANK, PARTITIONS, load, on_every_row, ranges
+from nki_kernels.tiles import BANK, PARTITIONS, filled, load, on_every_row, ranges
 
 
 def split_panels(sizes, most):

@@ -23,7 +23,7 @@ from nki_kernels.sampling.top_k import (
     pieces,
     search,
 )
-from nki_kernels.tiles import blocks, load
+from nki_kernels.tiles import blocks, filled, load
 
 CHUNK_COLUMNS = 4096
 """Columns of a chunk: with the penalties of 128 rows they still fit into SBUF of every chip."""
@@ -36,8 +36,7 @@ def given_candidates(logits, keep):
     """The first `keep` of given candidates, best first, and the sum of exp(logit - best) of all of them."""
     values, missing = bounded(load(logits, logits.dtype))
     nisa.tensor_copy_predicated(dst=values, src=MISSING, predicate=missing)
-    ones = nl.ndarray(values.shape, dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=ones, value=1.0)
+    ones = filled(values.shape, 1.0)
     return values[:, 0:keep], total_exponentials(values, ones, values[:, 0:1])
 
 

@@ -10,7 +10,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from nki_kernels.sampling.top_k import take_largest
-from nki_kernels.tiles import MASKED
+from nki_kernels.tiles import MASKED, filled
 
 LEAST_TEMPERATURE = 1.0e-6
 """Lower temperatures draw as this one does; 0 takes the first candidate."""
@@ -55,8 +55,7 @@ def prepare_parameters(temperature, top_k, top_p):
 def cumulative(weights):
     """Return the sums of weights [rows, K] up to each candidate and with it, added one after the other in float32."""
     rows, count = weights.shape
-    ones = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=ones, value=1.0)
+    ones = filled((rows, count), 1.0)
     sums = nl.ndarray((rows, count), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor_scan(dst=sums, data0=ones, data1=weights, initial=0.0, op0=nl.multiply, op1=nl.add)
     return sums
