@@ -37,7 +37,6 @@ from tests.kernels.accuracy import (
     copied,
     find_faults,
     in_every_way,
-    run,
     undrawn,
 )
 
@@ -95,12 +94,18 @@ class Refusal:
     message: str
     refused: Settings
     accepted: Settings
+    cores: int = 1
+
+    @property
+    def chips(self) -> Sequence[str]:
+        """Chips that have a logical core of so many physical ones; by default one is chosen."""
+        return GEN3_ON[:1] if self.cores > 1 else ()
 
 
-def refuse(message: str, accepted: Settings | None = None, **changes: Any) -> Refusal:
+def refuse(message: str, accepted: Settings | None = None, cores: int = 1, **changes: Any) -> Refusal:
     """Return the refusal of changes to accepted settings; the twin is the case as it is drawn without settings."""
     accepted = accepted or {}
-    return Refusal(message, {**accepted, **changes}, accepted)
+    return Refusal(message, {**accepted, **changes}, accepted, cores)
 
 
 @dataclass(frozen=True)
@@ -181,6 +186,7 @@ class Ranks:
         joined: Whether outputs are joined along the rows; otherwise every rank returns all of them.
         alike: Whether ranks return the same bytes, also where sums are added in other orders.
         seeds: Schedules of two physical cores of each rank that have to agree; 0 for one core.
+        chips: Chips to try; one by default.
     """
 
     count: int
@@ -190,6 +196,7 @@ class Ranks:
     joined: bool = False
     alike: bool = True
     seeds: int = 0
+    chips: Sequence[str] = ()
 
     def shards(self, arguments: Arguments) -> list[tuple[Any, ...]]:
         """Return the arguments of every rank."""
@@ -199,7 +206,7 @@ class Ranks:
             {name: np.split(whole[name], self.count, axis)[rank].copy() for name, axis in self.axes.items()}
             for rank in range(self.count)
         ]
-        return [tuple({**whole, **part}.values()) for part in parts]
+        return [tuple((whole | part)[name] for name in arguments) for part in parts]
 
     def whole(self, outputs: Sequence[Any]) -> list[tuple[np.ndarray, ...]]:
         """Return what stands for the outputs of one rank: joined ones, or those of every rank."""
@@ -239,6 +246,9 @@ class KernelCase:
         ranks: Launches over ranks, without findings.
         tolerance: Compares outputs with a reference of arguments.
         reference: Computes the outputs in numpy; that of the package by default.
+        seeds: Schedules of two physical cores that have to agree, and no launch may have findings; by default findings
+            are not looked for.
+        undivided: Outputs of `two_sums` that have the bytes of one core.
         replays: Whether launches are replayed as well; not where written bytes depend on data, or where programs are
             long ones of what other cases replay.
     """
@@ -256,6 +266,8 @@ class KernelCase:
     ranks: Sequence[Any] = ()
     tolerance: Callable[..., None] = compare_all
     reference: Callable[..., Any] | None = None
+    seeds: int | None = None
+    undivided: Sequence[int] = ()
     replays: bool = True
 
     def arguments(self, settings: Settings) -> dict[str, Any]:
@@ -304,9 +316,23 @@ class KernelCase:
         world = simulate.World(target)
         world.launch(self.kernel, [(tuple(arguments.values()), {})], mode=simulate.Mode.dry)
 
-    def run(self, arguments: Arguments, target: str = "trn2") -> tuple[Any, ...]:
-        """Return the outputs of an eager launch."""
-        return as_tuple(run(self.kernel, tuple(arguments.values()), target))
+    def run(self, arguments: Arguments, target: str = "trn2", cores: int = 1) -> tuple[Any, ...]:
+        """Return the outputs of an eager launch, which changes no other argument."""
+        given, launches = copied(tuple(arguments.values())), []
+        world = simulate.World(target, logical_core_size=cores)
+
+        def launch() -> None:
+            launches.append(world.launch(self.kernel, [(given, {})]))
+
+        if self.seeds is None:
+            launch()
+        else:
+            assert find_faults(launch, seeds=self.seeds if cores > 1 else 0) == []
+        outputs = as_tuple(launches[0].outputs[0])
+        for before, after in zip(arguments.values(), given):
+            if isinstance(after, np.ndarray) and not any(after is output for output in outputs):
+                assert before.tobytes() == after.tobytes()
+        return outputs
 
 
 @contextmanager
@@ -370,9 +396,9 @@ class KernelTests:
         self.case.check(row, target)
 
     def test_refusals(self, row: Refusal, target: str) -> None:
-        self.case.run(self.case.arguments(row.accepted), target)
+        self.case.run(self.case.arguments(row.accepted), target, row.cores)
         with pytest.raises((AssertionError, NkwError)) as refused:
-            self.case.run(self.case.arguments(row.refused), target)
+            self.case.run(self.case.arguments(row.refused), target, row.cores)
         assert row.message in str(refused.value)
 
     def test_limits(self, row: Limit, target: str) -> None:
@@ -393,14 +419,16 @@ class KernelTests:
 
     def test_two_cores(self, row: Settings, target: str) -> None:
         arguments = self.case.arguments(row)
-        for one, both in zip(
-            self.case.run(arguments, target), self.on_two_cores(arguments, target), strict=True
-        ):
+        for one, both in zip(*(self.case.run(arguments, target, cores) for cores in (1, 2)), strict=True):
             assert one.dtype == both.dtype and one.tobytes() == both.tobytes()
 
     def test_two_sums(self, row: Settings, target: str) -> None:
         arguments = self.case.arguments(row)
-        self.case.compare(self.on_two_cores(arguments, target), arguments)
+        both = self.case.run(arguments, target, 2)
+        self.case.compare(both, arguments)
+        if self.case.undivided:
+            one = self.case.run(arguments, target)
+            assert all(one[number].tobytes() == both[number].tobytes() for number in self.case.undivided)
 
     def test_ranks(self, row: Ranks, target: str) -> None:
         arguments = self.case.arguments(row.settings)
@@ -413,11 +441,6 @@ class KernelTests:
         assert find_faults(launch, orders=2 * row.alike, seeds=row.seeds) == []
         for output in row.whole(outputs[0]):
             self.case.compare(output, arguments)
-
-    def on_two_cores(self, arguments: Arguments, target: str) -> tuple[Any, ...]:
-        """Return the outputs of a logical core of two physical ones."""
-        world = simulate.World(target, logical_core_size=2)
-        return as_tuple(world.launch(self.case.kernel, [(copied(tuple(arguments.values())), {})]).outputs[0])
 
 
 def describe(row: Any) -> str:

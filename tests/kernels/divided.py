@@ -3,54 +3,74 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from nki.collectives import ReplicaGroup
 
-import nki_kernels as kernels
-from tests.kernels.accuracy import compare, copied, in_float64
-from tests.kernels.test_attention_decode import in_pages
+from tests.kernels.accuracy import as_tuple
+from tests.kernels.case import Arguments, Ranks
 
 
-def divided(arguments: tuple[Any, ...], ranks: int, block: int = 0) -> list[tuple[Any, ...]]:
-    """The arguments of each rank of a launch: its query heads and sinks, its slots, its place among the ranks."""
-    q, k, v, k_cache, v_cache, positions, scale, *rest = arguments
-    kv_heads = k_cache.shape[1]
-    rest += [None] * (11 - len(rest))
-    rest[5] = rest[5] or 1e-6
-    heads = q.reshape(len(q), kv_heads, ranks, -1)
-    group = ReplicaGroup([list(range(ranks))])
-    found = []
-    for rank in range(ranks):
-        own = heads[:, :, rank].reshape(len(q), -1).copy()
-        caches = k_cache[..., rank::ranks].copy(), v_cache[:, :, rank::ranks].copy()
-        options = list(rest)
-        if options[10] is not None:
-            options[10] = options[10].reshape(1, kv_heads, ranks, -1)[:, :, rank].reshape(1, -1).copy()
-        if block:
-            # Slots number as positions of a shorter cache do, and the pages are the same on all ranks.
-            paged = in_pages((own, k, v, *caches, positions // ranks, scale), block)
-            caches, options[6], options[7] = paged[3:5], paged[-2], paged[-1]
-        place = np.int32([[rank]])
-        found.append(
-            (own, k, v, *caches, positions, scale, kv_heads, *options[1:], None, group, ranks, place)
-        )
-    return found
+@dataclass(frozen=True)
+class OverPositions(Ranks):
+    """Ranks of which each has every `count`-th position of the caches, and a share of each key/value head's queries.
 
+    A page of a rank has the positions of one of the whole launch, so it is as many times shorter.
 
-def check_divided(
-    arguments: tuple[Any, ...], shares: list[tuple[Any, ...]], outputs: Sequence[Any], block: int = 0
-) -> None:
-    """Outputs of all ranks as exact as numpy's of the whole caches, and each cache written as the whole one is."""
-    ranks, (kv_heads, depth) = len(shares), arguments[3].shape[1:3]
-    own = [each[0].reshape(len(arguments[0]), kv_heads, -1, depth) for each in outputs]
-    o = np.stack(own, axis=2).reshape(arguments[0].shape)
-    same_dtype, *written = kernels.attention_decode_reference(*copied(arguments))
-    compare(o, kernels.attention_decode_reference(*map(in_float64, arguments))[0], same_dtype)
-    for rank, (share, found) in enumerate(zip(shares, outputs)):
-        whole = written[0][..., rank::ranks], written[1][:, :, rank::ranks]
-        if block:
-            whole = in_pages((*share[:3], *whole, share[5] // ranks, share[6]), block)[3:5]
-        for cache, wanted in zip(found[1:], whole):
-            assert np.array_equal(cache, wanted, equal_nan=True)
+    Attributes:
+        kv_heads: Key/value heads of the launch.
+        paged: Whether caches are in pages.
+        summed: Whether the first output is a sum over ranks, which all of them return.
+    """
+
+    axes: Any = field(default_factory=dict)
+    alike: bool = False
+    kv_heads: int = 2
+    paged: bool = False
+    summed: bool = False
+
+    def shards(self, arguments: Arguments) -> list[tuple[Any, ...]]:
+        """Return the arguments of every rank."""
+        group = ReplicaGroup([list(range(self.count))])
+        shards = [
+            {**arguments, "position_group": group, "position_ranks": self.count} for _ in range(self.count)
+        ]
+        for rank, shard in enumerate(shards):
+            shard["position_rank"] = np.int32([[rank]])
+            for name, axis in zip(("k_cache", "v_cache"), self.position_axes()):
+                shard[name] = np.moveaxis(
+                    np.moveaxis(shard[name], axis, 0)[rank :: self.count], 0, axis
+                ).copy()
+            for name in {"q", "sinks"} & {name for name in shard if shard[name] is not None}:
+                shard[name] = self.share(shard[name], rank)
+            if shard.get("slots") is not None:
+                shard["slots"] = shard["slots"] // self.count
+            if self.summed:
+                q, keys_values = np.split(shard["w_qkv"], [shard["q_size"]], axis=1)
+                shard["w_qkv"] = np.concatenate([self.share(q, rank), keys_values], axis=1)
+                shard["w_o"] = self.share(shard["w_o"].T, rank).T.copy()
+                shard |= dict(q_size=shard["q_size"] // self.count, replica_group=group)
+        return [tuple(shard.values()) for shard in shards]
+
+    def share(self, columns: np.ndarray, rank: int) -> np.ndarray:
+        """Return the columns of a rank's query heads."""
+        heads = columns.reshape(len(columns), self.kv_heads, self.count, -1)
+        return heads[:, :, rank].reshape(len(columns), -1).copy()
+
+    def position_axes(self) -> tuple[int, int]:
+        """Return the axes of positions of both caches."""
+        return (1, 1) if self.paged else (3, 2)
+
+    def whole(self, outputs: Sequence[Any]) -> list[tuple[np.ndarray, ...]]:
+        """Return the outputs of one rank that has all positions and heads."""
+        first, *caches = zip(*map(as_tuple, outputs))
+        joined = []
+        for parts, axis in zip(caches, self.position_axes()):
+            shape = parts[0].shape
+            joined.append(np.stack(parts, axis + 1).reshape(*shape[:axis], -1, *shape[axis + 1 :]))
+        if self.summed:
+            return [(y, *joined) for y in first]
+        heads = [o.reshape(len(o), self.kv_heads, -1) for o in first]
+        return [(np.concatenate(heads, axis=2).reshape(len(first[0]), -1), *joined)]

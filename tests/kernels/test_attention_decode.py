@@ -106,11 +106,15 @@ def step(
     cache: Any = None,
     half: int = 0,
     block: int = 0,
+    shared: int = 0,
 ) -> tuple[Any, ...]:
-    """A batch whose heads are turned in `half` pairs, with caches in pages of `block` positions, if these are not 0."""
+    """A batch whose heads are turned in `half` pairs, with caches in pages of `block` positions, if these are not 0.
+
+    All sequences share the first `shared` pages.
+    """
     given = batch(firsts, heads, kv_heads, depth, positions, new, dtype, cache)
     given = (*given, kv_heads, *tables(positions, half)) if half else given
-    return in_pages(given, block) if block else given
+    return in_pages(given, block, shared) if block else given
 
 
 def equal(sequences: int = 1, group: int = 1, **settings: Any) -> tuple[Any, ...]:
@@ -142,6 +146,8 @@ def from_position_on(firsts: Sequence[int], end: int) -> dict[str, Any]:
     )
 
 
+READ_ONLY = dict.fromkeys("kv", lambda _: None)
+"""The caches hold the new keys and values already, of another layer of the step."""
 ONES = np.ones((1, 16), F32)
 NORMED = dict(half=8, q_norm=ONES, k_norm=ONES)
 SINKS = normal(12, 1, 4) * 3
@@ -240,6 +246,14 @@ class TestAttentionDecode(KernelTests):
             refuse("softcap is 0.0; scores are capped at a positive number", dict(softcap=0.1), softcap=0.0),
             refuse("sinks are [1, 4], not (1, 2)", dict(sinks=SINKS), sinks=SINKS[:, :2]),
             refuse("elements 24 to 768 of k_cache", dict(firsts=(23,)), firsts=(24,)),
+            *(
+                refuse(
+                    "rope_positions are (2, 1), as positions, not",
+                    dict(half=8, rope_positions=np.zeros((2, 1), np.int32)),
+                    rope_positions=np.zeros((rows, 1), np.int32),
+                )
+                for rows in (1, 3)
+            ),
             refuse(
                 "slots and block_tables come together",
                 dict(positions=128, block=16),

@@ -9,7 +9,7 @@ import pytest
 
 import nki_kernels as kernels
 import simulate
-from tests.kernels.accuracy import TARGETS, as_tuple, compare, copied, find_faults, in_float64, normal, run
+from tests.kernels.accuracy import TARGETS, as_tuple, compare, copied, in_float64, normal, run
 from tests.kernels.case import BF16, DTYPES, F32, KernelCase, KernelTests, refuse, vary
 from tests.kernels.test_attention_prefill import attended
 
@@ -135,22 +135,6 @@ def test_a_second_layer_reads_the_caches_of_the_first(dtype: type) -> None:
     assert all(np.array_equal(one, two, equal_nan=True) for one, two in zip(own[3:5], shared[3:5]))
 
 
-@pytest.mark.parametrize("heads", [(4, 2), (4, 1), (1, 1)])
-@pytest.mark.parametrize("sequences", [(9,), (9, 70, 125)])
-def test_on_two_cores(heads: tuple[int, int], sequences: tuple[int, ...]) -> None:
-    given = mixed(sequences, heads=heads)
-    done: list[Any] = []
-    world = simulate.World("trn2", 1, 2)
-    found = find_faults(
-        lambda: done.append(world.launch(kernels.attention_mixed, [(copied(given), {})])), seeds=4
-    )
-    assert found == []
-    o, *caches = MIXED[1](*copied(given))
-    compare(done[0].outputs[0][0], MIXED[1](*map(in_float64, given))[0], o)
-    for own, wanted in zip(done[0].outputs[0][1:], caches):
-        assert np.array_equal(own, wanted, equal_nan=True)
-
-
 class TestAttentionMixed(KernelTests):
     case = KernelCase(
         kernels.attention_mixed,
@@ -178,4 +162,14 @@ class TestAttentionMixed(KernelTests):
         ],
         tolerance=attended,
         replays=False,
+    )
+
+
+class TestAttentionMixedOnTwoCores(KernelTests):
+    case = KernelCase(
+        kernels.attention_mixed,
+        mixed,
+        two_sums=vary(firsts=[(9,), (9, 70, 125)], heads=[(4, 2), (4, 1), (1, 1)]),
+        tolerance=attended,
+        seeds=4,
     )

@@ -147,6 +147,7 @@ class TestMlp(KernelTests):
         ],
         refusals=[
             refuse("expected x [T, H], not a tensor of shape (72,)", x=lambda x: x.reshape(-1)),
+            refuse("2 cores divide at least 2 columns, not 1", dict(inner=2), cores=2, inner=1),
             refuse("w_gate has 23 rows for a hidden size of 24", w_gate=lambda w: w[1:]),
             refuse("w_gate is (24, 40), w_up is (23, 40)", w_up=lambda w: w[1:]),
             refuse("w_down is [40, 24], not (39, 24)", w_down=lambda w: w[1:]),

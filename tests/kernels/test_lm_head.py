@@ -12,7 +12,16 @@ from nki.collectives import ReplicaGroup
 
 import nki_kernels as kernels
 import simulate
-from tests.kernels.accuracy import ODD_SIZES, compare, compare_all, in_float64, normal, run
+from tests.kernels.accuracy import (
+    ODD_SIZES,
+    compare,
+    compare_all,
+    find_faults,
+    in_float64,
+    normal,
+    run,
+    whole_numbers,
+)
 from tests.kernels.case import (
     BF16,
     DTYPES,
@@ -23,6 +32,7 @@ from tests.kernels.case import (
     limit,
     refuse,
     slow,
+    together,
     vary,
 )
 
@@ -133,6 +143,40 @@ class TestLmHead(KernelTests):
     )
 
 
+def whole(rows: int, hidden: int, columns: int, top_k: int, first_id: int = 0) -> tuple[Any, ...]:
+    """Rows of 1 and -1, whose root mean square is 1, and whole weights: sums are exact, and many are equal."""
+    x, norm, _, _, *rest = arguments(rows, hidden, columns, top_k, first_id=first_id)
+    return np.sign(x), np.ones_like(norm), whole_numbers(3, hidden, columns), 0.0, *rest
+
+
+class TestLmHeadOnTwoCores(KernelTests):
+    """Cores divide the columns."""
+
+    case = KernelCase(
+        kernels.lm_head,
+        whole,
+        two_cores=[
+            dict(rows=1, hidden=16, columns=48, top_k=24),
+            *slow(
+                *together(
+                    "rows hidden columns top_k",
+                    *((1, 768, 1601, 8), (3, 40, 129, 24), (2, 24, 540, 264)),
+                    first_id=128000,
+                )
+            ),
+        ],
+        refusals=[
+            refuse(
+                "the largest 24 (top_k 24, a multiple of 8) of each half of 47",
+                dict(rows=1, hidden=16, columns=48, top_k=24),
+                cores=2,
+                columns=47,
+            )
+        ],
+        seeds=64,
+    )
+
+
 def test_a_cap_bends_logits_to_its_limit() -> None:
     given = TestLmHead.case.arguments(dict(rows=3, hidden=172, columns=1001, top_k=16) | bent(F32))
     assert 0.4 < np.abs(TestLmHead.case.run(given)[0]).max() <= 0.5
@@ -166,20 +210,34 @@ def test_padding_stays_below_the_lowest_logits() -> None:
 
 
 def check_ranks(
-    x: np.ndarray, norm: np.ndarray, head: np.ndarray, top_k: int, cuts: list[int], **options: float
-) -> None:
-    """Every rank of one launch gets the largest of all ranks; the columns of `head` are cut at `cuts`."""
+    x: np.ndarray,
+    norm: np.ndarray,
+    head: np.ndarray,
+    top_k: int,
+    cuts: list[int],
+    cores: int = 1,
+    **options: float,
+) -> np.ndarray:
+    """Every rank of one launch gets the largest of all ranks; the columns of `head` are cut at `cuts`.
+
+    Returns the logits of all ranks. Two cores have to agree in many schedules.
+    """
     edges = [0, *cuts, head.shape[1]]
     group = ReplicaGroup([list(range(len(edges) - 1))])
     given = [
         ((x, norm, head[:, a:b].copy(), 0.0, top_k, np.int32([[a]]), group, len(edges) - 1), options)
         for a, b in pairwise(edges)
     ]
-    outputs = simulate.World("trn1", ranks=len(given)).launch(kernels.lm_head, given).outputs
-    values, columns = largest(np.concatenate([output[0] for output in outputs], axis=1), -(-top_k // 8) * 8)
+    world, launches = simulate.World("trn1" if cores == 1 else "trn2", len(given), cores), []
+    seeds = 64 if cores > 1 else 0
+    assert find_faults(lambda: launches.append(world.launch(kernels.lm_head, given)), seeds=seeds) == []
+    outputs = launches[0].outputs
+    logits = np.concatenate([output[0] for output in outputs], axis=1)
+    values, columns = largest(logits, -(-top_k // 8) * 8)
     for output in outputs:
         assert np.array_equal(output[1][:, : values.shape[1]], values)
         assert np.array_equal(output[2][:, : values.shape[1]], columns)
+    return logits
 
 
 @pytest.mark.parametrize(
@@ -191,6 +249,12 @@ def check_ranks(
 )
 def test_every_rank_gets_the_largest_of_all_ranks(columns: int, top_k: int, cuts: list[int]) -> None:
     check_ranks(*arguments(3, 24, columns)[:3], top_k, cuts)
+
+
+@pytest.mark.slow
+def test_two_cores_merge_over_ranks() -> None:
+    x, norm, head, *_ = whole(3, 40, 260, 24)
+    assert np.array_equal(check_ranks(x, norm, head, 24, [130], cores=2), x @ head)
 
 
 ONE = np.ones((1, 1), F32)

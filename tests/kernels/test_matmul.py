@@ -40,6 +40,28 @@ def factors(
     return [a, normal(2, depth, columns, dtype=weights or dtype), a_transposed]
 
 
+class TestMatmulOnTwoCores(KernelTests):
+    """Cores divide columns, or rows; sums of whole numbers are exact."""
+
+    case = KernelCase(
+        kernels.matmul,
+        factors,
+        two_cores=[
+            dict.fromkeys("ab", lambda factor: np.round(4 * factor)) | settings
+            for settings in (
+                *together(
+                    "rows columns a_transposed",
+                    *((3, 127, False), (3, 129, False), (129, 129, False), (257, 20, True), (3, 1025, False)),
+                    depth=140,
+                    dtype=BF16,
+                ),
+                dict(rows=3, columns=2),
+            )
+        ],
+        seeds=64,
+    )
+
+
 class TestMatmul(KernelTests):
     """Rows that share one pass over the weights; columns around a bank and a column group; several weight tiles."""
 
@@ -63,6 +85,13 @@ class TestMatmul(KernelTests):
                 "matmul has no parameter tiles; it has ['resident_bytes', ",
                 dict(tuning={"group_tiles": 4}),
                 tuning={"tiles": 4},
+            ),
+            refuse(
+                "2 cores divide at least 2 columns, not 1",
+                dict(rows=3, columns=2),
+                cores=2,
+                rows=3,
+                columns=1,
             ),
             refuse("group_tiles of matmul is one of (1, ", tuning={"group_tiles": 3}),
         ],

@@ -128,6 +128,13 @@ FORMS = [
 
 
 HALVES = dict(head=8, rotated=8, bias=True, q_norm=True, k_norm=True)
+QUERIES = dict(w_qkv=lambda weight: weight[:, :48], kv_size=lambda _: 0, q_norm=True, bias=normal(10, 1, 48))
+"""Of a layer that reads another layer's caches: queries alone are projected."""
+VALUES = [
+    dict(hidden=300, rotated=6, head_dim=16, q_norm=True, k_norm=True, v_norm=True),
+    dict(hidden=64, heads=12, kv_heads=6, head=144, head_dim=144, bias=True, v_norm=True),
+]
+"""Heads of values are normalised beside those of queries and keys, and alone; columns of several groups."""
 
 
 class TestQkvProjection(KernelTests):
@@ -170,6 +177,11 @@ class TestQkvProjection(KernelTests):
                 bias=True,
             ),
             dict(tokens=7, hidden=300, norm_bias=True, x=lambda x: x + 100),
+            *(
+                form | each
+                for form in (QUERIES | dict(hidden=300, rotated=16, norm_offset=1.0), *VALUES)
+                for each in vary(tokens=[5, 131], dtype=[*DTYPES])
+            ),
         ],
         refusals=[
             refuse("bias is [1, 80], not (1, 3)", dict(bias=True), bias=normal(1, 1, 3)),
@@ -184,6 +196,12 @@ class TestQkvProjection(KernelTests):
                 "q_norm, k_norm and v_norm need head_dim",
                 dict(q_norm=True, head_dim=16),
                 head_dim=lambda _: None,
+            ),
+            *(
+                refuse(
+                    "k_norm or v_norm is given, and kv_size is 0", QUERIES | dict(head_dim=16), **{name: True}
+                )
+                for name in ("k_norm", "v_norm")
             ),
             refuse("q_norm is [1, 8], not (1, 16)", dict(q_norm=True, head_dim=16), head_dim=lambda _: 8),
         ],
@@ -229,6 +247,19 @@ def test_the_reference_agrees_with_the_norm_written_by_moments() -> None:
     outputs = kernels.qkv_projection_reference(**given)
     for part, output in zip(np.split(truth, [48, 64], axis=1), outputs):
         compare(output.astype(F32), part, part.astype(F32))
+
+
+def test_the_reference_normalises_values_as_their_moments_say() -> None:
+    plain, normed = (
+        kernels.qkv_projection_reference(*arguments(4, 24, 2, 2, 8, head_dim=8, norm=False, v_norm=flag))
+        for flag in (False, True)
+    )
+    heads = plain[2].reshape(4, 2, 8).astype(np.float64)
+    truth = heads / np.sqrt((heads**2).mean(axis=2, keepdims=True) + EPS)
+    # A sum of squares passes at most 9 roundings: of a square, 7 sums, the sum with eps. The root halves their error.
+    # The root, its reciprocal and a product are three more.
+    assert np.allclose(normed[2].reshape(4, 2, 8), truth, rtol=(4.5 + 3) * 2.0**-24, atol=0)
+    assert np.array_equal(normed[1], plain[1])
 
 
 @pytest.mark.parametrize("tokens", [128, 1500])

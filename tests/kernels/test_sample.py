@@ -13,8 +13,8 @@ from nki.collectives import ReplicaGroup
 import nki_kernels as kernels
 import simulate
 from model.sampling import Sampler, SamplingOptions, StepOutput
-from tests.kernels.accuracy import TARGETS, check, compare, in_float64, normal, run
-from tests.kernels.case import BF16, F32, KernelCase, KernelTests, limit, refuse
+from tests.kernels.accuracy import TARGETS, check, compare, find_faults, in_float64, normal, run
+from tests.kernels.case import BF16, F32, KernelCase, KernelTests, limit, refuse, slow
 
 EPSILON = 2.0**-24
 """Half the distance of neighbouring float32 around 1: the relative error of one rounding."""
@@ -284,8 +284,11 @@ def test_a_step_from_the_candidates_of_lm_head() -> None:
     assert all(np.array_equal(one, other) for one, other in zip(searched, from_candidates))
 
 
-@pytest.mark.parametrize("cuts", [[100], [64, 300, 650]])
-def test_every_rank_draws_what_one_rank_draws(cuts: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("cuts", "cores"), [([100], 1), ([64, 300, 650], 1), pytest.param([100], 2, marks=pytest.mark.slow)]
+)
+def test_every_rank_draws_what_one_rank_draws(cuts: list[int], cores: int) -> None:
+    """On two cores the first one draws, whatever the schedule."""
     given = mixed(9, 700)
     edges = [0, *cuts, 700]
     ranks = len(edges) - 1
@@ -302,10 +305,31 @@ def test_every_rank_draws_what_one_rank_draws(cuts: list[int]) -> None:
     ]
     alone = run(kernels.sample, given)
     place = np.spacing(np.abs(alone[3]).max())
-    for output in simulate.World("trn2", ranks=ranks).launch(kernels.sample, shards).outputs:
+    world, launches = simulate.World("trn2", ranks, cores), []
+    seeds = 64 if cores > 1 else 0
+    assert find_faults(lambda: launches.append(world.launch(kernels.sample, shards)), seeds=seeds) == []
+    for output in launches[0].outputs:
         assert np.array_equal(output[0], alone[0])
         assert np.array_equal(output[2], alone[2])
         assert np.abs(output[3] - alone[3]).max() <= 2 * place  # the sums of exp are added in another order
+
+
+class TestSampleOnTwoCores(KernelTests):
+    """Cores divide the rows; an only row is the first core's."""
+
+    case = KernelCase(
+        kernels.sample,
+        mixed,
+        two_cores=[
+            dict(rows=5, columns=300)
+            | penalties(5, 300)
+            | dict(
+                ids=np.random.default_rng(7).permuted(np.tile(np.arange(300, dtype=np.int32), (5, 1)), axis=1)
+            ),
+            *slow(dict(rows=1, columns=300)),
+        ],
+        seeds=64,
+    )
 
 
 def refused(rows: int = 2, columns: int = 24, candidates: int = 24) -> tuple[Any, ...]:

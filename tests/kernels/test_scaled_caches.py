@@ -9,13 +9,12 @@ import ml_dtypes
 import numpy as np
 
 import nki_kernels as kernels
-import simulate
-from tests.kernels.accuracy import as_tuple, compare_all, copied, normal, run
+from tests.kernels.accuracy import as_tuple, compare_all, copied, normal
 from tests.kernels.bounds import rounding_bound
 from tests.kernels.case import BF16, F32, KernelCase, KernelTests, refuse, together
-from tests.kernels.divided import divided
+from tests.kernels.divided import OverPositions
 from tests.kernels.test_attention_block_decode import formed
-from tests.kernels.test_attention_decode import step
+from tests.kernels.test_attention_decode import READ_ONLY, step
 from tests.kernels.test_attention_mixed import mixed
 from tests.kernels.test_attention_prefill import arguments, continued
 from tests.kernels.test_decoder_layer_decode import layer
@@ -67,10 +66,6 @@ BOTH = [scaled(np.int8), scaled(FP8)]
 IN_PAGES = dict(positions=128, block=16)
 
 
-READ_ONLY = dict.fromkeys("kv", lambda _: None)
-"""The caches hold the new keys and values already, of another layer of the step."""
-
-
 class TestDecode(KernelTests):
     case = KernelCase(
         kernels.attention_decode,
@@ -107,6 +102,10 @@ class TestDecode(KernelTests):
         ],
         two_sums=[
             dict(firsts=(4000,), heads=6, kv_heads=3, depth=8, positions=4000 + 96) | scaled(np.int8, 3)
+        ],
+        ranks=[
+            # each rank multiplies its own queries before they are gathered, and its own outputs once they are merged
+            OverPositions(4, settings=dict(firsts=(0, 70, 297), heads=8, positions=304, new=3) | BOTH[0])
         ],
         tolerance=within,
     )
@@ -173,60 +172,16 @@ class TestDecoderLayer(KernelTests):
     )
 
 
-def divided_decode(
-    stored: dict[str, Any],
-) -> tuple[list[tuple[Any, ...]], Callable[[Sequence[Any]], None]]:
-    """Return the arguments of 4 ranks that divide the positions of a step, and a check of their outputs."""
-    case = TestDecode.case.arguments(dict(firsts=(0, 70, 297), heads=8, positions=304, new=3) | stored)
-    names, whole = [*case], tuple(case.values())
-    shares = [(*share, *whole[len(share) :]) for share in divided(whole[: names.index("rope_positions")], 4)]
-
-    def check(outputs: Sequence[Any]) -> None:
-        heads = [o.reshape(9, 2, 1, 16) for o, _, _ in outputs]
-        k_cache, v_cache = (
-            np.stack(caches, axis=-1) for caches in zip(*((k, v.swapaxes(2, 3)) for _, k, v in outputs))
-        )
-        found = (
-            np.stack(heads, axis=2).reshape(whole[0].shape),
-            k_cache.reshape(whole[3].shape),
-            v_cache.reshape(whole[3].shape).swapaxes(2, 3),
-        )
-        within(found, kernels.attention_decode_reference, whole)
-
-    return shares, check
-
-
-def test_ranks_that_divide_positions() -> None:
-    """Each rank multiplies its own queries before they are gathered, and its own outputs once they are merged."""
-    shares, check = divided_decode(BOTH[0])
-    world = simulate.World("trn2", len(shares))
-    check(world.launch(kernels.attention_decode, [(copied(share), {}) for share in shares]).outputs)
-
-
-def test_pages_are_copied_byte_by_byte() -> None:
-    """A page of int8 has as many bytes as elements, and its copy holds the same."""
-    pages = [
-        np.random.default_rng(seed).integers(-128, 128, (5, 16, 2, 32)).astype(np.int8) for seed in (1, 2)
-    ]
-    numbers = np.int32([[3], [0]]), np.int32([[1], [4]])
-    outputs = run(kernels.copy_pages, (*pages, *numbers))
-    for page, copy in zip(pages, outputs):
-        assert copy.dtype == np.int8
-        assert np.array_equal(copy, page[[0, 3, 2, 3, 0]])
-
-
 def test_a_prompt_in_parts_equals_the_whole() -> None:
     """New tokens attend to the rounded keys and values of each other, as later tokens do."""
-    given = TestPrefill.case.arguments(dict(tokens=40, capacity=41) | BOTH[0])
-    whole = run(kernels.attention_prefill, tuple(given.values()))
-    rows = dict.fromkeys("qkv", slice(0, 25))
-    first = run(
-        kernels.attention_prefill,
-        tuple({**given, **{name: given[name][rows[name]] for name in rows}}.values()),
+    case = TestPrefill.case
+    given = case.arguments(dict(tokens=40, capacity=41) | BOTH[0])
+    whole = case.run(given)
+    _, k_cache, v_cache = case.run(given | {name: given[name][:25] for name in "qkv"})
+    later = dict(
+        prefix=25, positions=np.arange(25, 40, dtype=np.int32)[:, None], k_cache=k_cache, v_cache=v_cache
     )
-    later = {**given, **{name: given[name][25:] for name in "qkv"}, "k_cache": first[1], "v_cache": first[2]}
-    later |= dict(prefix=25, positions=np.arange(25, 40, dtype=np.int32)[:, None])
-    last = run(kernels.attention_prefill, tuple(later.values()))
+    last = case.run(given | {name: given[name][25:] for name in "qkv"} | later)
     assert np.array_equal(whole[1][..., :40], last[1][..., :40])
     assert np.array_equal(whole[2][:, :, :40], last[2][:, :, :40])
     keys = whole[1][0, :, :, :40] * given["k_scale"].reshape(2, 1, 1)

@@ -1,225 +1,275 @@
-"""Kernels of a layer that reads another layer's caches: queries alone are projected, and nothing is written."""
+"""Attention to caches of another layer, where nothing is written, and to rows of caches that a launch names."""
 
 from __future__ import annotations
 
+from functools import wraps
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 import nki_kernels as kernels
-import simulate
-from tests.kernels import test_attention_prefill as prompts
-from tests.kernels.accuracy import (
-    TARGETS,
-    as_tuple,
-    check,
-    compare_all,
-    copied,
-    find_faults,
-    in_order,
-    named,
-    normal,
-    run,
+from tests.kernels.accuracy import copied, normal
+from tests.kernels.case import (
+    BF16,
+    DTYPES,
+    F32,
+    KernelCase,
+    KernelTests,
+    Settings,
+    Undefined,
+    refuse,
+    together,
+    vary,
 )
-from tests.kernels.divided import divided
-from tests.kernels.test_attention_decode import DECODE, batch, in_pages, tables
-from tests.kernels.test_attention_prefill import PREFILL, continued, options
-from tests.kernels.test_qkv_projection import CASE as PROJECTION
-from tests.kernels.test_qkv_projection import EPS
-from tests.kernels.test_qkv_projection import arguments as projected
+from tests.kernels.divided import OverPositions
+from tests.kernels.test_attention_decode import READ_ONLY, from_position_on, step
+from tests.kernels.test_attention_prefill import arguments, attended, continued
 
-BF16 = ml_dtypes.bfloat16
-NOTHING = None, None, None, None, 1e-6
-"""cos, sin, q_norm, k_norm, eps."""
-
-
-def after(reference: Any, given: tuple[Any, ...], garbage: float = np.nan) -> tuple[Any, ...]:
-    """The arguments of a second layer that reads what a first one left in its caches.
-
-    Contiguous caches hold `garbage` behind the last new position.
-    """
-    q, _, _, *rest = given
-    _, *caches = reference(*copied(given))
-    if reference is DECODE[1] and len(given) < 15:
-        new = len(q) // len(caches[0])
-        for sequence, last in enumerate(given[5][new - 1 :: new, 0]):
-            caches[0][sequence, :, :, last + 1 :] = caches[1][sequence, :, last + 1 :] = garbage
-    return q, None, None, *caches, *rest[2:]
+SINKS = normal(12, 1, 4)
+NORM = dict(q_norm=normal(6, 1, 16))
+IN_PAGES = dict(slots=lambda _: None)
+SPEECH = dict(tokens=10, sequences=2, causal=False)
+WIDE = np.zeros((2, 2), np.int32)
+FIRSTS = (0, 70, 120)
 
 
-def silent(
-    pair: tuple[Any, Any], given: tuple[Any, ...], target: str = "trn2", cores: int = 1, seeds: int = 0
-) -> None:
-    """Compare a launch with the reference; it has no findings, returns o alone and leaves the caches as they are."""
-    own = copied(given)
-    done: list[Any] = []
-    world = simulate.World(target, 1, cores)
-    found = find_faults(lambda: done.append(world.launch(pair[0], [(own, {})])), seeds=seeds)
-    assert found == []
-    compare_all(as_tuple(done[0].outputs[0]), pair[1], given)
-    for cache, before in zip(own[3:5], given[3:5]):
-        assert np.array_equal(cache, before, equal_nan=True)
+def read_only(*rows: Settings) -> list[Settings]:
+    """Return settings of launches without new keys and values."""
+    return [{**READ_ONLY, **row} for row in rows]
 
 
-def step(
-    *sizes: Any, dtype: Any = np.float32, choices: tuple[Any, ...] = (None, None, None)
-) -> tuple[Any, ...]:
-    """A second layer's step after `batch(*sizes)`: window, soft cap and sinks are `choices`."""
-    first = after(DECODE[1], batch(*sizes, dtype=dtype))
-    return (*first, sizes[2], *NOTHING, None, None, *choices)
+def in_rows(*rows: int, count: int = 5) -> dict[str, Any]:
+    """Return settings of sequences in some rows of caches that hold all their keys; other rows are NaN."""
+
+    def spread(cache: np.ndarray) -> np.ndarray:
+        spread_cache = np.full((count, *cache.shape[1:]), np.nan, cache.dtype)
+        spread_cache[list(rows)] = cache
+        return spread_cache
+
+    return READ_ONLY | dict(k_cache=spread, v_cache=spread, cache_rows=np.int32(rows)[:, None])
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("dtype", [np.float32, BF16])
-def test_a_prompt_reads_what_another_layer_wrote(target: str, dtype: type) -> None:
-    sinks = normal(12, 1, 2)
-    for given in (
-        prompts.arguments(258, 4, 2, 16, 2, dtype),
-        options(prompts.arguments(129, 2, 1, 130, dtype=dtype), window=100, softcap=5.0, sinks=sinks),
-        continued(33, (128, 77, 0), 128, dtype=dtype),
-        continued(129, (100, 1), 112, page=16, dtype=dtype),
-    ):
-        shared = after(PREFILL[1], given)
-        silent(PREFILL, shared, target)
-        assert np.array_equal(
-            run(kernels.attention_prefill, shared, target), run(kernels.attention_prefill, given, target)[0]
-        )
+class TestDecode(KernelTests):
+    """Queries alone are normalised and rotated; two cores divide heads, sequences and slots."""
 
-
-def test_a_prompt_reads_caches_of_a_narrower_dtype() -> None:
-    for page in (None, 16):
-        given = list(after(PREFILL[1], continued(40, (100, 7), 128, page=page, garbage=0.0)))
-        given[3:5] = (cache.astype(BF16) for cache in given[3:5])
-        silent(PREFILL, tuple(given))
-
-
-@pytest.mark.parametrize("garbage", [np.nan, np.inf])
-def test_padded_tokens_of_a_prompt_do_not_reach_others(garbage: float) -> None:
-    given = copied(after(PREFILL[1], prompts.arguments(200, 2, 1, 32)))
-    clean = run(kernels.attention_prefill, given, "trn2")
-    given[3][:, :, :, 150:] = given[4][:, :, 150:] = garbage
-    assert np.array_equal(run(kernels.attention_prefill, given, "trn2")[:150], clean[:150])
-
-
-@pytest.mark.parametrize("heads", [(4, 2), (4, 1), (1, 1)])
-def test_a_prompt_on_two_cores(heads: tuple[int, int]) -> None:
-    silent(PREFILL, after(PREFILL[1], prompts.arguments(129, *heads, 16)), "trn3", 2, 8)
-    silent(PREFILL, after(PREFILL[1], continued(129, (100,), 128, 8, 16)), "trn2", 2)
-
-
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("dtype", [np.float32, BF16])
-def test_a_step_reads_what_another_layer_wrote(target: str, dtype: type) -> None:
-    sinks = normal(12, 1, 4)
-    silent(DECODE, step([0, 130, 171], 4, 2, 32, 172, dtype=dtype), target)
-    silent(DECODE, step([0, 70, 125], 4, 2, 16, 128, 3, dtype=dtype, choices=(None, 2.0, sinks)), target)
-    silent(DECODE, step([0, 70, 125], 4, 1, 16, 129, 3, dtype=dtype, choices=(3, None, sinks)), target)
-    *rest, _, numbers = in_pages(batch([5, 100, 253], 4, 2, 16, 256, 2, dtype=dtype), 16)
-    shared = after(DECODE[1], (*rest, _, numbers))
-    silent(DECODE, (*shared[:13], None, numbers, 60, None, sinks), target)
-
-
-def test_queries_of_a_step_are_normalised_and_rotated_alone() -> None:
-    given = after(DECODE[1], batch([20, 0], 6, 3, 48, 24))
-    given = *given, 3, *tables(24, 20), normal(6, 1, 48), None, 1e-5
-    check(*DECODE, given, "trn2")
-
-
-@pytest.mark.parametrize(
-    "sizes", [([0, 130], 4, 2, 8, 172), ([129, 2, 128], 3, 1, 8, 172, 3), ([2100], 3, 3, 8, 4000)]
-)
-def test_a_step_on_two_cores(sizes: tuple[Any, ...]) -> None:
-    silent(DECODE, step(*sizes, choices=(None, None, normal(12, 1, sizes[1]))), "trn2", 2, 8)
-
-
-@pytest.mark.parametrize("block", [0, 128])
-def test_a_step_over_ranks_that_divide_positions(block: int) -> None:
-    whole = batch([3, 250, 510], 8, 2, 16, 512, 2)
-    _, *caches = DECODE[1](*copied(whole))
-    shares = divided((*whole[:3], *caches, *whole[5:]), 2, block)
-    given = []
-    for q, _, _, *rest in shares:
-        *rest, group, ranks, place = rest
-        rest[10] = None  # slots
-        given.append(((q, None, None, *rest, group, ranks, place), {}))
-    outputs = simulate.World("trn2", 2).launch(kernels.attention_decode, given).outputs
-    heads = [each.reshape(6, 2, -1, 16) for each in outputs]
-    own = np.stack(heads, axis=2).reshape(whole[0].shape)
-    compare_all([own], DECODE[1], (whole[0], None, None, *caches, *whole[5:]))
-
-
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("dtype", [np.float32, BF16])
-@pytest.mark.parametrize("tokens", [5, 131])
-def test_queries_are_projected_alone(target: str, dtype: Any, tokens: int) -> None:
-    whole = projected(tokens, 300, rotated=16, dtype=dtype, q_norm=True, bias=True, norm_offset=1.0)
-    given = named(kernels.qkv_projection, whole)
-    for name in ("w_qkv", "bias"):
-        given[name] = given[name][:, : given["q_size"]].copy()
-    check(*PROJECTION, in_order(kernels.qkv_projection, **given | {"kv_size": 0}), target)
-
-
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("dtype", [np.float32, BF16])
-@pytest.mark.parametrize("tokens", [5, 131])
-def test_heads_of_values_are_normalised(target: str, dtype: Any, tokens: int) -> None:
-    """Beside norms and rotation of queries and keys, and alone; columns of several groups."""
-    for given in (
-        projected(tokens, 300, rotated=6, head_dim=16, dtype=dtype, q_norm=True, k_norm=True, v_norm=True),
-        projected(tokens, 64, 12, 6, 144, head_dim=144, dtype=dtype, bias=True, v_norm=True),
-    ):
-        check(*PROJECTION, given, target)
-
-
-def test_the_reference_normalises_values_as_their_moments_say() -> None:
-    plain, normed = (
-        PROJECTION[1](*projected(4, 24, 2, 2, 8, head_dim=8, norm=False, v_norm=flag))
-        for flag in (False, True)
+    case = KernelCase(
+        kernels.attention_decode,
+        step,
+        values=read_only(
+            *vary(firsts=(0, 130, 171), depth=32, positions=172, dtype=[*DTYPES]),
+            *vary(firsts=(0, 70, 125), positions=128, new=3, softcap=2.0, sinks=SINKS, dtype=[*DTYPES]),
+            *vary(
+                firsts=(0, 70, 125), kv_heads=1, positions=129, new=3, window=3, sinks=SINKS, dtype=[*DTYPES]
+            ),
+            dict(firsts=(20, 0), heads=6, kv_heads=3, depth=48, half=20, q_norm=normal(6, 1, 48), eps=1e-5),
+        ),
+        every_chip=read_only(
+            *vary(
+                firsts=(5, 100, 253),
+                positions=256,
+                new=2,
+                block=16,
+                window=60,
+                sinks=SINKS,
+                dtype=[*DTYPES],
+                **IN_PAGES,
+            )
+        ),
+        refusals=[
+            refuse("k and v come together", READ_ONLY, k=normal(1, 2, 32)),
+            refuse("k_norm is given without k", READ_ONLY | NORM, k_norm=normal(6, 1, 16)),
+            refuse("slots come with k and v, which are written there", READ_ONLY, slots=np.int32([[0], [0]])),
+            refuse("q has rows of 63, no multiple of 32", READ_ONLY, q=lambda q: q[:, 1:]),
+        ],
+        undefined=[
+            Undefined(
+                from_position_on([first + 3 for first in FIRSTS], 128),
+                READ_ONLY | dict(firsts=FIRSTS, positions=128, new=3, dtype=BF16),
+                value,
+            )
+            for value in (np.nan, np.inf)
+        ],
+        two_sums=read_only(
+            dict(firsts=(0, 130), depth=8, positions=172, sinks=SINKS),
+            dict(
+                firsts=(129, 2, 128), heads=3, kv_heads=1, depth=8, positions=172, new=3, sinks=SINKS[:, :3]
+            ),
+            dict(firsts=(2100,), heads=3, kv_heads=3, depth=8, positions=4000, sinks=SINKS[:, :3]),
+        ),
+        ranks=[
+            OverPositions(2, settings=row, paged="block" in row)
+            for row in read_only(
+                *(
+                    dict(firsts=(3, 250, 510), heads=8, positions=512, new=2, **pages)
+                    for pages in ({}, dict(block=256, **IN_PAGES))
+                )
+            )
+        ],
+        seeds=8,
+        replays=False,
     )
-    heads = plain[2].reshape(4, 2, 8).astype(np.float64)
-    wanted = heads / np.sqrt((heads**2).mean(axis=2, keepdims=True) + EPS)
-    # A sum of squares passes at most 9 roundings: of a square, 7 sums, the sum with eps. The root halves their error.
-    # The root, its reciprocal and a product are three more.
-    assert np.allclose(normed[2].reshape(4, 2, 8), wanted, rtol=(4.5 + 3) * 2.0**-24, atol=0)
-    assert np.array_equal(normed[1], plain[1])
 
 
-def test_refuses_what_belongs_to_new_keys_and_takes_the_twin() -> None:
-    norm = np.ones((1, 8), np.float32)
-    decode = after(DECODE[1], batch([2, 3], 4, 2, 8, 16))
-    prefill = after(PREFILL[1], prompts.arguments(6, 2, 1, 8, 2))
-    only = named(kernels.qkv_projection, projected(9, 24, head=8, head_dim=8, q_norm=True))
-    only |= {"w_qkv": only["w_qkv"][:, : only["q_size"]].copy(), "kv_size": 0}
-    for kernel, given, sentence in (
-        (kernels.attention_decode, (decode[0], decode[0], *decode[2:]), "k and v come together"),
-        (kernels.attention_decode, (*decode, 2, None, None, norm, norm), "k_norm is given without k"),
-        (
-            kernels.attention_decode,
-            (*decode, 2, *NOTHING, np.zeros((2, 1), np.int32)),
-            "slots come with k and v, which are written there",
+class TestPrefill(KernelTests):
+    """Padded tokens reach no others; two cores divide heads, groups of heads and tiles."""
+
+    case = KernelCase(
+        kernels.attention_prefill,
+        arguments,
+        every_chip=read_only(
+            *vary(tokens=258, sequences=2, dtype=[*DTYPES]),
+            *vary(
+                tokens=129,
+                heads=2,
+                kv_heads=1,
+                depth=130,
+                window=100,
+                softcap=5.0,
+                sinks=SINKS[:, :2],
+                dtype=[*DTYPES],
+            ),
         ),
-        (
-            kernels.attention_decode,
-            (decode[0][:, 1:].copy(), *decode[1:]),
-            "q has rows of 31, no multiple of 16",
-        ),
-        (kernels.attention_prefill, (prefill[0], None, prefill[0], *prefill[3:]), "k and v come together"),
-        (kernels.attention_prefill, (prefill[0][:5].copy(), *prefill[1:]), "5 tokens do not divide into 2"),
-        (
-            kernels.qkv_projection,
-            in_order(kernels.qkv_projection, **only | {"k_norm": norm}),
-            "k_norm or v_norm is given, and kv_size is 0",
-        ),
-        (
-            kernels.qkv_projection,
-            in_order(kernels.qkv_projection, **only | {"v_norm": True}),
-            "k_norm or v_norm is given, and kv_size is 0",
-        ),
-    ):
-        with pytest.raises(AssertionError, match=sentence):
-            run(kernel, given)
-    run(kernels.attention_decode, (*decode, 2, None, None, norm, None))
-    run(kernels.attention_prefill, prefill)
-    run(kernels.qkv_projection, in_order(kernels.qkv_projection, **only))
+        refusals=[
+            refuse("k and v come together", READ_ONLY, v=normal(1, 20, 32)),
+            refuse(
+                "5 tokens do not divide into 2", READ_ONLY | dict(tokens=6, sequences=2), q=lambda q: q[:5]
+            ),
+        ],
+        undefined=[
+            Undefined(
+                dict(k_cache=np.s_[:, :, :, 150:], v_cache=np.s_[:, :, 150:]),
+                READ_ONLY | dict(tokens=200, heads=2, kv_heads=1, depth=32),
+                value,
+                kept=lambda _, outputs: [outputs[0][:150]],
+                chips=["trn2"],
+            )
+            for value in (np.nan, np.inf)
+        ],
+        two_sums=read_only(*together("heads kv_heads", (4, 2), (4, 1), (1, 1), tokens=129)),
+        seeds=8,
+        replays=False,
+    )
+
+
+@wraps(continued)
+def written(**settings: Any) -> tuple[Any, ...]:
+    """Draw new tokens whose keys and values the caches hold already."""
+    given = continued(**settings)
+    return (given[0], None, None, *kernels.attention_prefill_reference(*copied(given))[1:], *given[5:])
+
+
+class TestPrefillAfterCachedPositions(KernelTests):
+    case = KernelCase(
+        kernels.attention_prefill,
+        written,
+        every_chip=[
+            *vary(dtype=[*DTYPES]),
+            *vary(tokens=129, valid=(100, 1), prefix=112, page=16, dtype=[*DTYPES]),
+        ],
+        values=[
+            dict(tokens=40, valid=(100, 7), page=page, garbage=0.0)
+            | dict.fromkeys(("k_cache", "v_cache"), lambda cache: cache.astype(BF16))
+            for page in (None, 16)
+        ],
+        two_sums=[dict(tokens=129, valid=(100,), depth=8, page=16)],
+        seeds=0,
+        replays=False,
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("page", [None, 16])
+def test_keys_in_the_caches_count_as_new_ones(page: int | None, dtype: Any) -> None:
+    settings = dict(tokens=129, valid=(100, 1), prefix=112, page=page, dtype=dtype)
+    new, stored = (KernelCase(kernels.attention_prefill, draw) for draw in (continued, written))
+    assert np.array_equal(*(case.run(case.arguments(settings))[0] for case in (new, stored)))
+
+
+class TestDecodeInRows(KernelTests):
+    """Heads of several parts, groups of sequences, and two sequences that read one row."""
+
+    case = KernelCase(
+        kernels.attention_decode,
+        step,
+        every_chip=[
+            *(
+                in_rows(3, 0, 2) | dict(firsts=(size - 1, 5, size - 1), depth=32, positions=size, dtype=dtype)
+                for size in (127, 128, 129, 300)
+                for dtype in DTYPES
+            ),
+            in_rows(4, 1) | dict(firsts=(40, 199), heads=2, kv_heads=1, depth=144, positions=200),
+            in_rows(0, 4, 2) | dict(firsts=(699, 650, 1), heads=6, kv_heads=3, positions=700, dtype=BF16),
+            in_rows(1, 3) | dict(firsts=(20, 30), depth=8, positions=40, new=3),
+            in_rows(3, 3, 0) | dict(firsts=(20, 30, 30), heads=2, depth=8, positions=40),
+        ],
+        refusals=[
+            refuse("cache_rows are [B, 1], not (2, 2)", in_rows(1, 3), cache_rows=WIDE),
+            refuse("cache_rows come without k and v", in_rows(1, 3), k=normal(1, 2, 32), v=normal(1, 2, 32)),
+        ],
+        undefined=[
+            Undefined(
+                dict(k_cache=np.s_[0, :, :, 6:], v_cache=np.s_[0, :, 6:]),
+                in_rows(3, 0, 2) | dict(firsts=(127, 5, 127), positions=128),
+            )
+        ],
+        two_sums=[
+            in_rows(3, 0) | dict(firsts=(0, 130), depth=8, positions=172),
+            in_rows(3, 0, 2) | dict(firsts=(129, 2, 128), heads=3, kv_heads=1, depth=8, positions=172),
+            in_rows(3) | dict(firsts=(2100,), heads=3, kv_heads=3, depth=8, positions=4000),
+        ],
+        seeds=8,
+        replays=False,
+    )
+
+
+def of_speech(keys: int = 4, dtype: Any = F32, in_order: bool = False) -> tuple[Any, ...]:
+    """Draw two prompts of 5 tokens that see all keys, which are written to rows of caches of NaN."""
+    q = arguments(10, sequences=2, dtype=dtype)[0]
+    _, k, v, *caches, scale = arguments(2 * keys, sequences=2, dtype=dtype)
+    if not in_order:
+        caches = [np.full((4, *cache.shape[1:]), np.nan, dtype) for cache in caches]
+    rows = None if in_order else np.int32([[2], [0]])
+    return (q, k, v, *caches, scale, None, None, 0, None, None, None, None, None, False, None, rows)
+
+
+class TestPrefillInRows(KernelTests):
+    case = KernelCase(
+        kernels.attention_prefill,
+        of_speech,
+        every_chip=vary(keys=[127, 128, 129, 300], dtype=[*DTYPES]),
+        refusals=[
+            refuse("cache_rows are [B, 1], not (2, 2)", cache_rows=WIDE),
+            refuse(
+                "pages come with block_tables alone",
+                **dict.fromkeys(("k_cache", "v_cache"), np.zeros((2, 4, 2, 16), F32)),
+                slots=np.zeros((8, 1), np.int32),
+                block_tables=np.zeros((2, 1), np.int32),
+            ),
+            refuse(
+                "cache_rows come with k and v, and without a prefix",
+                positions=np.zeros((10, 1), np.int32),
+                prefix=1,
+            ),
+        ],
+        tolerance=attended,
+        replays=False,
+    )
+
+
+def test_the_references_take_rows() -> None:
+    """Against sequences whose caches are in order."""
+    decode, prefill = TestDecodeInRows.case, TestPrefillInRows.case
+    settings = dict(firsts=(20, 30), depth=8, positions=40)
+    o, plain_o = (
+        kernels.attention_decode_reference(**decode.arguments(settings | rows))
+        for rows in (in_rows(3, 1), READ_ONLY)
+    )
+    assert np.array_equal(o, plain_o)
+    (_, *caches), (_, *plain) = (
+        kernels.attention_prefill_reference(**prefill.arguments(dict(keys=20, in_order=in_order)))
+        for in_order in (False, True)
+    )
+    for cache, expected in zip(caches, plain):
+        assert np.array_equal(cache[[2, 0]], expected)
+        assert np.isnan(cache[[1, 3]]).all()

@@ -2,43 +2,41 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 import nki_kernels as kernels
-from tests.kernels.accuracy import TARGETS, compare, copied, in_float64, in_order, named, normal, run
-from tests.kernels.case import BF16, F32, KernelCase, KernelTests, exactly, limit, refuse, together, vary
+from tests.kernels.accuracy import TARGETS, compare_all, copied, in_order, named, normal
+from tests.kernels.case import (
+    BF16,
+    F32,
+    Arguments,
+    KernelCase,
+    KernelTests,
+    exactly,
+    limit,
+    refuse,
+    together,
+    vary,
+)
 from tests.kernels.test_attention_block_decode import formed
-from tests.kernels.test_attention_decode import batch, in_pages, tables
+from tests.kernels.test_attention_decode import step
 
-BLOCK, WINDOW, LENGTH = 16, 100, 384
-FIRSTS = [300, 5, 99, 115, 380]
-
-
-def of_attention(new: int) -> tuple[Any, ...]:
-    plain = *batch(FIRSTS, 4, 2, 16, LENGTH, new=new), 2, *tables(LENGTH, 8)
-    return (*in_pages(plain, BLOCK), WINDOW, None, None)
+BLOCK, WINDOW = 16, 100
+PAGES = dict(block=BLOCK, positions=384)
+FORMED = PAGES | dict(sequences=5, options=(WINDOW, None, None))
 
 
-def of_block(new: int) -> tuple[Any, ...]:
-    return formed(new=new, block=BLOCK, positions=LENGTH, sequences=5, options=(WINDOW, None, None))
-
-
-def of_wide_block(new: int) -> tuple[Any, ...]:
-    """Of so many hidden elements that they go through HBM."""
-    return formed(
-        new=new, block=BLOCK, positions=LENGTH, sequences=5, hidden=4100, options=(WINDOW, None, None)
-    )
-
-
-def of_layer(new: int) -> tuple[Any, ...]:
-    given = of_block(new)
+def layer(**settings: Any) -> tuple[Any, ...]:
+    """Draw the arguments of an attention block and of the MLP behind it."""
     w_gate, w_up = (normal(seed, 96, 40, scale=96**-0.5) for seed in (21, 22))
     return in_order(
         kernels.decoder_layer_decode,
-        **named(kernels.attention_block_decode, given),
+        **named(kernels.attention_block_decode, formed(**settings)),
         mlp_norm_weight=normal(20, 1, 96),
         w_gate=w_gate,
         w_up=w_up,
@@ -47,28 +45,25 @@ def of_layer(new: int) -> tuple[Any, ...]:
 
 
 FORMS = {
-    "attention_decode": of_attention,
-    "attention_block_decode": of_block,
-    "attention_block_decode through HBM": of_wide_block,
-    "decoder_layer_decode": of_layer,
+    "attention_decode": (step, PAGES | dict(firsts=(300, 5, 99, 115, 380), half=8, window=lambda _: WINDOW)),
+    "attention_block_decode": (formed, FORMED),
+    "attention_block_decode of hidden elements in HBM": (formed, FORMED | dict(hidden=4100)),
+    "decoder_layer_decode": (layer, FORMED),
 }
 
 
-def without_passed_pages(kernel: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
+def without_passed_pages(arguments: Arguments) -> dict[str, Any]:
     """The same launch with tables that begin with the first page that a window reads; pages before it are NaN."""
-    arguments = named(kernel, copied(given))
+    shorter = dict(zip(arguments, copied(tuple(arguments.values()))))
     positions, pages = arguments["positions"], arguments["block_tables"]
     new = len(positions) // len(pages)
     first = np.maximum(0, positions[::new, 0] - WINDOW + 1) // BLOCK
     for own, begin in zip(pages, first):
-        for cache in ("k_cache", "v_cache"):
-            arguments[cache][own[:begin]] = np.nan
+        shorter["k_cache"][own[:begin]] = shorter["v_cache"][own[:begin]] = np.nan
     padded = np.pad(pages, ((0, 0), (0, 128 // BLOCK)))
-    arguments["block_tables"] = np.stack(
-        [own[begin : begin + 128 // BLOCK] for own, begin in zip(padded, first)]
-    ).astype(np.int32)
-    arguments["positions"] = positions - BLOCK * first.repeat(new)[:, None].astype(np.int32)
-    return in_order(kernel, **arguments | {"rope_positions": positions})
+    tables = [own[begin : begin + 128 // BLOCK] for own, begin in zip(padded, first)]
+    shorter["positions"] = positions - BLOCK * first.repeat(new)[:, None].astype(np.int32)
+    return shorter | dict(block_tables=np.stack(tables).astype(np.int32), rope_positions=positions)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -76,25 +71,21 @@ def without_passed_pages(kernel: Any, given: tuple[Any, ...]) -> tuple[Any, ...]
 @pytest.mark.parametrize("form", FORMS)
 def test_a_step_needs_the_pages_of_its_window_only(target: str, new: int, form: str) -> None:
     """The result is that of the whole table: rotations are those of the positions in the sequence."""
-    name, whole = form.removesuffix(" through HBM"), FORMS[form](new)
-    kernel, reference = getattr(kernels, name), getattr(kernels, f"{name}_reference")
-    outputs = run(kernel, without_passed_pages(kernel, whole), target)
-    plain, exact = reference(*copied(whole)), reference(*map(in_float64, copied(whole)))
-    compare(outputs[0], exact[0], plain[0])
-    slots = np.divmod(named(kernel, whole)["slots"][:, 0], BLOCK)
-    for cache, truth, same_dtype in zip(outputs[1:], exact[1:], plain[1:]):
-        compare(cache[slots], truth[slots], same_dtype[slots])
+    draw, settings = FORMS[form]
+    case = KernelCase(getattr(kernels, form.split()[0]), draw, tolerance=in_slots)
+    arguments = case.arguments(settings | dict(new=new))
+    case.compare(case.run(without_passed_pages(arguments), target), arguments)
 
 
-@pytest.mark.parametrize(("rows", "refused"), [(1, True), (2, False), (3, True)])
-def test_every_new_token_has_a_row_of_the_tables(rows: int, refused: bool) -> None:
-    given = *batch([3, 5], 4, 2, 8, 16), 2, *tables(16, 4), *(None,) * 2, 1e-6, *(None,) * 5
-    at = np.zeros((rows, 1), np.int32)
-    if refused:
-        with pytest.raises(AssertionError, match=r"rope_positions are \(2, 1\), as positions, not"):
-            run(kernels.attention_decode, (*given, at))
-    else:
-        run(kernels.attention_decode, (*given, at))
+def in_slots(outputs: Sequence[np.ndarray], reference: Callable[..., Any], given: Sequence[Any]) -> None:
+    """Compare rows, and what caches hold in the slots of new tokens."""
+    parameters = inspect.signature(reference).parameters
+    slots = np.divmod(given[[*parameters].index("slots")][:, 0], BLOCK)
+
+    def written(*own: Any) -> tuple[np.ndarray, ...]:
+        return tuple(output if place == 0 else output[slots] for place, output in enumerate(reference(*own)))
+
+    compare_all([outputs[0], *(cache[slots] for cache in outputs[1:])], written, given)
 
 
 def pages(
@@ -122,6 +113,11 @@ def moved(
     return tuple(outputs)
 
 
+def as_bytes(cache: np.ndarray) -> np.ndarray:
+    """Return int8 numbers: a page has as many bytes as elements, and its copy has the same."""
+    return (cache * 64).astype(np.int8)
+
+
 class TestCopyPages(KernelTests):
     """Pages larger than a piece are copied whole; an only cache has rows of latent attention and is one core's.
 
@@ -139,6 +135,7 @@ class TestCopyPages(KernelTests):
             ),
             dict(count=3, slots=6, shape=(128, 2, 65)),
             dict(count=4, shape=(4, 24), other=lambda _: None),
+            dict(slots=5, shape=(16, 2, 32)) | dict.fromkeys(("cache", "other"), as_bytes),
             *together(
                 "count shape second",
                 (1, (8192, 3), (4, 64, 128)),

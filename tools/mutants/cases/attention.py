@@ -9,13 +9,12 @@ import numpy as np
 from nki.collectives import ReplicaGroup
 
 import nki_kernels
+from tests.kernels import test_attention_divided, test_shared_caches
 from tests.kernels.accuracy import compare, copied, in_float64, normal
-from tests.kernels.divided import check_divided, divided
+from tests.kernels.case import KernelCase
+from tests.kernels.divided import OverPositions
 from tests.kernels.test_attention_decode import batch, in_pages
 from tests.kernels.test_attention_mixed import mixed, stored
-from tests.kernels.test_cache_rows import prompt as prompt_in_rows
-from tests.kernels.test_cache_rows import rows_of
-from tests.kernels.test_cache_rows import step as step_in_rows
 from tests.kernels.test_scaled_caches import (
     BOTH,
     IN_PAGES,
@@ -23,9 +22,10 @@ from tests.kernels.test_scaled_caches import (
     TestDecode,
     TestPrefill,
     TestPrefillAfterCachedPositions,
-    divided_decode,
 )
 from tools.mutants.cases.case import BF16, EPS, Case, Outputs, by_case, by_reference, two_cores
+
+OVER_POSITIONS = test_attention_divided.TestDecodeOverPositions.case
 
 
 def _caches(heads: int, depth: int, positions: int, dtype: Any = np.float32) -> tuple[np.ndarray, np.ndarray]:
@@ -181,16 +181,17 @@ def _decode() -> list[Case]:
         _shared(_step("trn2", [1001, 5], 24, 12, 4, 2304, np.float32, np.float32)),
         _shared(_step_with("trn1", BF16, 16, 50, None, normal(6, 1, 4), kv=1)),
         _shared(_step_with("trn3", np.float32, 0, 70, 5.0, normal(6, 1, 4))),
-        _in_rows("trn1", ([299, 5], 4, 2, 144, 300), rows_of(3, 0), BF16),
-        _in_rows("trn2", ([127, 40, 90], 6, 3, 16, 128), rows_of(4, 1, 2)),
-        two_cores(_in_rows("trn2", ([60, 3, 129], 3, 1, 16, 172), rows_of(3, 0, 2))),
-        two_cores(_in_rows("trn3", ([2100], 3, 3, 8, 4000), rows_of(2))),
+        _in_rows("trn1", (3, 0), firsts=(299, 5), depth=144, positions=300, dtype=BF16),
+        _in_rows("trn2", (4, 1, 2), firsts=(127, 40, 90), heads=6, kv_heads=3, positions=128),
+        two_cores(_in_rows("trn2", (3, 0, 2), firsts=(60, 3, 129), heads=3, kv_heads=1, positions=172)),
+        two_cores(_in_rows("trn3", (2,), firsts=(2100,), heads=3, kv_heads=3, depth=8, positions=4000)),
     ]
 
 
-def _in_rows(target: str, sizes: tuple[Any, ...], rows: np.ndarray, dtype: Any = np.float32) -> Case:
-    """A step whose sequences lie in some rows of the caches."""
-    return by_reference("attention_decode", target, *step_in_rows(sizes, rows, dtype=dtype))
+def _in_rows(target: str, rows: tuple[int, ...], **settings: Any) -> Case:
+    """A step whose sequences have some rows of the caches."""
+    given = test_shared_caches.TestDecodeInRows.case.arguments(settings | test_shared_caches.in_rows(*rows))
+    return by_reference("attention_decode", target, *given.values())
 
 
 def _turned_as(target: str, rows: np.ndarray) -> Case:
@@ -211,21 +212,20 @@ def _shared(case: Case) -> Case:
     return replace(by_reference(case.kernel, case.target, *given), cores=case.cores)
 
 
-def _divided(target: str, ranks: int, block: int, *arguments: Any) -> Case:
+def _divided(target: str, ranks: OverPositions, case: KernelCase = OVER_POSITIONS) -> Case:
     """Ranks that divide the positions of the caches."""
-    shares = divided(arguments, ranks, block)
+    arguments = case.arguments(ranks.settings)
 
     def judge(outputs: Outputs) -> None:
-        check_divided(arguments, shares, outputs, block)
+        case.compare(ranks.whole(outputs)[0], arguments)
 
-    return Case("attention_decode", target, tuple(shares), judge)
+    return Case("attention_decode", target, tuple(ranks.shards(arguments)), judge)
 
 
 def _decode_divided() -> list[Case]:
     sinks = normal(6, 1, 4)
     alone = {"kv": 1, "firsts": (200,)}
     shared_page = batch([40, 70, 3], 2, 1, 16, 128)
-    single = *batch([200], 4, 1, 16, 512), 1, *(None,) * 4, EPS, *(None,) * 4, sinks
     return [
         two_cores(_step_with("trn2", np.float32, 16, None, None, None)),
         two_cores(_step_with("trn2", BF16, 64, None, None, sinks, **alone, capacity=8192)),
@@ -237,8 +237,8 @@ def _decode_divided() -> list[Case]:
         two_cores(by_reference("attention_decode", "trn2", *in_pages(shared_page, 16, shared=2))),
         two_cores(_block("trn2", [60, 3], 4, 2, 32, 128, np.float32)),
         two_cores(_block("trn2", [60], 2, 1, 8, 128, np.float32)),
-        _divided("trn1", 2, 0, *batch([0, 9, 126], 4, 2, 16, 128, new=2)),
-        _divided("trn2", 4, 16, *single),
+        _divided("trn1", test_attention_divided.over(2, (0, 9, 126), 128, new=2)),
+        _divided("trn2", test_attention_divided.over(4, (200,), 512, kv_heads=1, block=64, sinks=sinks)),
     ]
 
 
@@ -364,7 +364,7 @@ def _prefill() -> list[Case]:
             *(0.3, None, None, 0, None, None, None, None, None, True, slopes),
         ),
         _continued("trn2", np.float32, 128, None, None, 60),
-        by_reference("attention_prefill", "trn2", *prompt_in_rows(5, 300, rows_of(2, 0), (4, 2), np.float32)),
+        by_reference("attention_prefill", "trn2", *test_shared_caches.of_speech(300)),
         _shared(_continued("trn2", np.float32, 128, None, None, 60)),
         _shared(_continued("trn1", BF16, 128, *_pages(200, 42), tokens=200, pages=42)),
         _shared(two_cores(_whole_prompt("trn3", 300, 2, 1, 130, 300, BF16, np.float32))),
@@ -390,14 +390,13 @@ def _mixed() -> list[Case]:
 
 def _scaled_caches() -> list[Case]:
     """Return cases of caches with scales, of int8 and float8_e4m3."""
-    shares, judge = divided_decode(BOTH[0])
     return [
         by_case(TestDecode.case, "trn1", dict(half=8) | BOTH[0]),
         by_case(TestDecode.case, "trn2", IN_PAGES | dict(new=2) | BOTH[1]),
         by_case(TestBlockDecode.case, "trn2", dict(new=3, block=16) | BOTH[0]),
         by_case(TestPrefill.case, "trn3", dict(tokens=400, heads=2) | BOTH[1]),
         by_case(TestPrefillAfterCachedPositions.case, "trn2", dict(page=16, garbage=0.0) | BOTH[0]),
-        Case("attention_decode", "trn2", tuple(shares), judge),
+        _divided("trn2", TestDecode.case.ranks[0], TestDecode.case),
     ]
 
 
