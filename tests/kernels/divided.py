@@ -74,3 +74,27 @@ class OverPositions(Ranks):
             return [(y, *joined) for y in first]
         heads = [o.reshape(len(o), self.kv_heads, -1) for o in first]
         return [(np.concatenate(heads, axis=2).reshape(len(first[0]), -1), *joined)]
+
+
+@dataclass(frozen=True)
+class OverHeads(Ranks):
+    """Ranks that have some key/value heads with their queries, whose products all ranks add up."""
+
+    axes: Any = field(default_factory=lambda: dict(k_cache=1, v_cache=1, w_o=0))
+
+    def shards(self, arguments: Arguments) -> list[tuple[Any, ...]]:
+        """Return the arguments of every rank."""
+        sizes = {name: arguments[name] // self.count for name in ("q_size", "kv_size", "num_kv_heads")}
+        edges = [arguments["q_size"], arguments["q_size"] + arguments["kv_size"]]
+        parts = [np.split(each, self.count, axis=1) for each in np.split(arguments["w_qkv"], edges, axis=1)]
+        shards = super().shards(arguments)
+        return [
+            tuple({**dict(zip(arguments, shard)), **sizes, "w_qkv": np.concatenate(columns, axis=1)}.values())
+            for shard, columns in zip(shards, zip(*parts))
+        ]
+
+    def whole(self, outputs: Sequence[Any]) -> list[tuple[np.ndarray, ...]]:
+        """Return the rows of one rank, which all return, and the caches of all."""
+        rows, *caches = zip(*outputs)
+        assert all(np.array_equal(y, rows[0]) for y in rows)
+        return [(rows[0], *(np.concatenate(parts, axis=1) for parts in caches))]

@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nki.collectives import ReplicaGroup
 
 import nki_kernels as kernels
 import simulate
 from simulate.replay import ReplayCache, ReplayOptions
 from simulate.timing import Reading, schedule
-from tests.kernels.accuracy import TARGETS, compare_all, copied, in_order, normal, run
+from tests.kernels.accuracy import TARGETS, copied, in_order, normal, run
 from tests.kernels.case import (
     BF16,
     DTYPES,
@@ -26,6 +25,7 @@ from tests.kernels.case import (
     together,
     vary,
 )
+from tests.kernels.divided import OverHeads
 
 
 def arguments(
@@ -147,6 +147,10 @@ class TestAttentionBlockDecode(KernelTests):
             )
             for value in (np.nan, np.inf)
         ],
+        ranks=[
+            OverHeads(2, settings=settings | dict(norms=False))
+            for settings in (dict(hidden=130), dict(dtype=BF16, weights=BF16))
+        ],
     )
 
 
@@ -179,28 +183,6 @@ def test_two_batches_of_one_bucket_replay_one_program() -> None:
         for one, other in zip(done.outputs[0], run(kernels.attention_block_decode, given, "trn2")):
             assert one.tobytes() == other.tobytes()
     assert modes == ["eager", "replay"]
-
-
-@pytest.mark.parametrize(("hidden", "dtype"), [(129, F32), (96, BF16)])
-def test_two_ranks_add_their_heads(hidden: int, dtype: Any) -> None:
-    whole = formed(hidden=hidden, dtype=dtype, weights=dtype, norms=False)
-    x, norm, w_qkv, eps, q_size, kv_size, k_cache, v_cache, at, scale, w_o, kv, *tables = whole
-    tables[4] = ReplicaGroup([[0, 1]])
-    q, k, v = np.split(w_qkv, [q_size, q_size + kv_size], axis=1)
-    shards = []
-    for rank in range(2):
-        columns = [np.split(each, 2, axis=1)[rank] for each in (q, k, v)]
-        caches = [np.ascontiguousarray(each[:, rank : rank + 1]) for each in (k_cache, v_cache)]
-        shards.append(
-            (x, norm, np.concatenate(columns, axis=1), eps, q_size // 2, kv_size // 2, *caches, at, scale)
-            + (np.split(w_o, 2)[rank].copy(), kv // 2, *tables)
-        )
-    done = simulate.World("trn2", ranks=2).launch(
-        kernels.attention_block_decode, [(each, {}) for each in shards]
-    )
-    first, second = (each[0] for each in done.outputs)
-    assert np.array_equal(first, second)
-    compare_all([first], lambda *given: kernels.attention_block_decode_reference(*given)[:1], whole)
 
 
 @pytest.mark.parametrize("target", TARGETS)

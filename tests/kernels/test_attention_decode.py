@@ -338,15 +338,6 @@ def test_pages_that_are_shared_and_named_twice_and_unused_ones_of_nan(target: st
         assert np.array_equal(mine, other, equal_nan=True)
 
 
-def test_stream_does_not_depend_on_the_pages() -> None:
-    texts = set()
-    for firsts, shared in (([0, 3], 0), ([100, 70], 2)):
-        given = in_pages(batch(firsts, 4, 2, 16, 128), 16, shared)
-        launch = simulate.World("trn1").launch(kernels.attention_decode, [(given, {})])
-        texts.add(launch.streams[0].text())
-    assert len(texts) == 1
-
-
 def test_only_the_new_positions_are_written() -> None:
     arguments = batch([5, 30], 4, 2, 16, 172, new=3)
     _, k, v, k_cache, v_cache, *_ = arguments
@@ -416,12 +407,3 @@ def test_reference_agrees_with_torch() -> None:
         given = (torch.from_numpy(each.copy()) for each in (turned[0][row][:, None], keys, values))
         truth = attend(*given, scale=scale, enable_gqa=True).numpy().reshape(1, -1)
         compare(found[0][row : row + 1].astype(F32), truth, truth.astype(F32))
-
-
-def test_stream_does_not_depend_on_the_positions() -> None:
-    texts = set()
-    for firsts in ([0, 0, 0], [100, 3, 255]):
-        arguments = *batch(firsts, 4, 2, 64, 256), 2, *tables(256, 32)
-        launch = simulate.World("trn1").launch(kernels.attention_decode, [(arguments, {})])
-        texts.add(launch.streams[0].text())
-    assert len(texts) == 1

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from functools import wraps
 from typing import Any
 
 import numpy as np
 import pytest
 
 import nki_kernels as kernels
-import simulate
-from tests.kernels.accuracy import TARGETS, as_tuple, compare, copied, in_float64, normal, run
-from tests.kernels.case import BF16, DTYPES, F32, KernelCase, KernelTests, refuse, vary
+from tests.kernels.accuracy import as_tuple, copied, normal, run
+from tests.kernels.case import DTYPES, F32, KernelCase, KernelTests, Settings, refuse, vary
 from tests.kernels.test_attention_prefill import attended
 
-MIXED = (kernels.attention_mixed, kernels.attention_mixed_reference)
+SINKS = normal(12, 1, 4)
 PAGE = 16
 CAPACITY = 128
 """Positions that the tables of what decodes name."""
@@ -63,16 +63,6 @@ def _column(numbers: list[np.ndarray]) -> np.ndarray:
     return np.concatenate(numbers)[:, None].astype(np.int32)
 
 
-def close(given: tuple[Any, ...], target: str = "trn2") -> tuple[np.ndarray, ...]:
-    """The outputs of one launch, compared with the reference in float64; caches hold copies, so they are equal."""
-    outputs = as_tuple(run(kernels.attention_mixed, given, target))
-    o, *caches = MIXED[1](*copied(given))
-    compare(outputs[0], MIXED[1](*map(in_float64, given))[0], o)
-    for own, wanted in zip(outputs[1:], caches, strict=True):
-        assert np.array_equal(own, wanted, equal_nan=True)
-    return outputs
-
-
 def stored(given: tuple[Any, ...]) -> tuple[Any, ...]:
     """A second layer, which reads what the first one wrote to the caches."""
     _, *caches = kernels.attention_mixed_reference(*copied(given))
@@ -82,7 +72,7 @@ def stored(given: tuple[Any, ...]) -> tuple[Any, ...]:
 def apart(given: tuple[Any, ...], target: str) -> tuple[np.ndarray, ...]:
     """The outputs of two launches, one for each kind of rows."""
     q, k, v, *caches, at, scale, rows, kv_heads, slots, tables, prompts, prefix, window, cap, sinks = copied(
-        given
+        given[:16]
     )
     of_step = [None if each is None else each[:rows] for each in (q, k, v)]
     of_prompts = [None if each is None else each[rows:] for each in (q, k, v)]
@@ -105,34 +95,10 @@ def apart(given: tuple[Any, ...], target: str) -> tuple[np.ndarray, ...]:
     return np.concatenate([first, o]), *caches
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("dtype", [F32, BF16])
-def test_both_kinds_of_rows_on_every_chip(target: str, dtype: type) -> None:
-    given = mixed(dtype=dtype)
-    together = close(given, target)
-    for own, alone in zip(together, apart(given, target)):
-        assert np.array_equal(own, alone, equal_nan=True)
-
-
-@pytest.mark.parametrize("options", [{"window": 30}, {"window": 100}, {"softcap": 2.0}, {"sinks": True}])
-def test_masks_and_sinks(options: dict[str, Any]) -> None:
-    """A window of 100 positions is one to what decodes, and none to the prompts, of 68 keys."""
-    if "sinks" in options:
-        options = {"sinks": normal(12, 1, 4)}
-    given = mixed(new=3, **options)
-    together = close(given)
-    for own, alone in zip(together, apart(given, "trn2")):
-        assert np.array_equal(own, alone, equal_nan=True)
-
-
-@pytest.mark.parametrize("dtype", [F32, BF16])
-def test_a_second_layer_reads_the_caches_of_the_first(dtype: type) -> None:
-    given = mixed(new=2, dtype=dtype)
-    shared = stored(given)
-    own = copied(shared)
-    (o,) = as_tuple(simulate.World("trn2").launch(kernels.attention_mixed, [(own, {})]).outputs[0])
-    compare(o, MIXED[1](*map(in_float64, shared)), MIXED[1](*copied(shared)))
-    assert all(np.array_equal(one, two, equal_nan=True) for one, two in zip(own[3:5], shared[3:5]))
+MASKS: list[Settings] = [
+    dict(new=3) | options for options in ({"window": 30}, {"window": 100}, {"softcap": 2.0}, {"sinks": SINKS})
+]
+"""A window of 100 positions is one to what decodes, and none to the prompts, of 68 keys."""
 
 
 class TestAttentionMixed(KernelTests):
@@ -150,7 +116,7 @@ class TestAttentionMixed(KernelTests):
                 depth=8,
             ),
         ],
-        every_chip=vary(dtype=[*DTYPES]),
+        every_chip=vary(dtype=[*DTYPES]) + MASKS,
         refusals=[
             refuse("of 43 rows some decode and some are of prompts, not 0", decoding=lambda _: 0),
             refuse("of 43 rows some decode and some are of prompts, not 43", decoding=lambda _: 43),
@@ -165,6 +131,18 @@ class TestAttentionMixed(KernelTests):
     )
 
 
+@wraps(mixed)
+def of_second_layer(**settings: Any) -> tuple[Any, ...]:
+    """Draw the arguments of a layer that reads the caches which another one wrote."""
+    return stored(mixed(**settings))
+
+
+class TestAttentionMixedOfStoredKeys(KernelTests):
+    case = KernelCase(
+        kernels.attention_mixed, of_second_layer, every_chip=vary(new=2, dtype=[*DTYPES]), replays=False
+    )
+
+
 class TestAttentionMixedOnTwoCores(KernelTests):
     case = KernelCase(
         kernels.attention_mixed,
@@ -173,3 +151,11 @@ class TestAttentionMixedOnTwoCores(KernelTests):
         tolerance=attended,
         seeds=4,
     )
+
+
+@pytest.mark.parametrize("settings", MASKS + vary(dtype=[*DTYPES]))
+def test_both_kinds_of_rows_get_what_their_own_launches_give(settings: Settings) -> None:
+    case = TestAttentionMixed.case
+    arguments = case.arguments(settings)
+    for together, alone in zip(case.run(arguments), apart(tuple(arguments.values()), "trn2"), strict=True):
+        assert np.array_equal(together, alone, equal_nan=True)

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nki.collectives import ReplicaGroup
 
 import nki_kernels as kernels
 import simulate
 from simulate.hardware import hardware
 from simulate.replay import ReplayCache
 from simulate.timing import Reading, schedule
-from tests.kernels.accuracy import TARGETS, as_tuple, compare_all, copied, find_faults, in_order, normal, run
+from tests.kernels.accuracy import TARGETS, as_tuple, compare_all, copied, in_order, normal, run
 from tests.kernels.case import BF16, DTYPES, F32, KernelCase, KernelTests, refuse, slow, together, vary
+from tests.kernels.divided import OverHeads
 
 DEPTH = 32
 NAMES = [*inspect.signature(kernels.decoder_layer_decode).parameters]
@@ -97,6 +97,14 @@ class TestDecoderLayerDecode(KernelTests):
                 kv=1,
             )
         ),
+        ranks=[
+            OverHeads(
+                2,
+                dict(k_cache=1, v_cache=1, w_o=0, w_gate=1, w_up=1, b_gate=1, b_up=1, w_down=0),
+                dict(sequences=5, hidden=136, inner=258, dtype=dtype),
+            )
+            for dtype in DTYPES
+        ],
         refusals=[refuse("w_down is [172, 256], not", w_down=normal(1, 172, 257))],
         fits=slow(
             *vary(sequences=128, hidden=8192, inner=2048, heads=8, kv=1, positions=4096, dtype=[*DTYPES])
@@ -120,42 +128,6 @@ def test_rows_that_sbuf_does_not_hold_take_the_two_launches(
     y = run(kernels.mlp, in_order(kernels.mlp, **mlp | {"x": between}), "trn2")
     for one, other in zip(layer, (y, *caches)):
         assert one.tobytes() == other.tobytes()
-
-
-@pytest.mark.parametrize("dtype", [F32, BF16])
-def test_ranks_compute_what_one_does(dtype: type) -> None:
-    """Each of two ranks has one of the two key/value heads; nothing is found, and both return the same rows."""
-    given = arguments(5, 136, 258, dtype=dtype) | {"replica_group": ReplicaGroup([[0, 1]])}
-    kv, q = DEPTH, 2 * DEPTH
-    parts = []
-    for rank in range(2):
-        own, heads = slice(129 * rank, 129 * (rank + 1)), slice(rank, rank + 1)
-        queries = slice(q * rank, q * (rank + 1))
-        columns = np.r_[queries, 2 * q + kv * rank : 2 * q + kv * (rank + 1)]
-        columns = np.r_[columns, columns[-kv:] + 2 * kv]
-        parts.append(
-            given
-            | {"w_qkv": given["w_qkv"][:, columns], "q_size": q, "kv_size": kv, "w_o": given["w_o"][queries]}
-            | {name: given[name][:, own] for name in ("w_gate", "w_up", "b_gate", "b_up")}
-            | {"w_down": given["w_down"][own], "num_kv_heads": 1}
-            | {name: given[name][:, heads] for name in ("k_cache", "v_cache")}
-        )
-    world, outputs = simulate.World("trn2", ranks=2), []
-    shards = [(tuple(np.copy(a) if isinstance(a, np.ndarray) else a for a in p.values()), {}) for p in parts]
-    found = find_faults(
-        lambda: outputs.extend(world.launch(kernels.decoder_layer_decode, copies(shards)).outputs), orders=2
-    )
-    assert found == []
-    assert np.array_equal(outputs[0][0], outputs[1][0])
-    caches = [np.concatenate([outputs[0][which], outputs[1][which]], axis=1) for which in (1, 2)]
-    compare_all((outputs[0][0], *caches), kernels.decoder_layer_decode_reference, tuple(given.values()))
-
-
-def copies(
-    shards: list[tuple[tuple[Any, ...], dict[str, Any]]],
-) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """The arguments of every rank with every array copied: a launch writes the caches in place."""
-    return [(copied(each), {}) for each, _ in shards]
 
 
 def test_two_batches_of_one_bucket_replay_one_program() -> None:

@@ -48,7 +48,7 @@ def choices_of(ranks: int, tokens: int, experts: int, dtype: Any = F32) -> list[
 
 def dispatch(ranks: int = 1, tokens: int = 5, experts: int = 8, dtype: Any = F32) -> tuple[Any, ...]:
     """The arguments of all ranks, each of which has as many experts."""
-    firsts = np.arange(0, experts, experts // ranks, np.int32)[:, None]
+    firsts = np.arange(0, experts, experts // ranks, dtype=np.int32)[:, None]
     own = dict(zip(CHOICE, choices_of(ranks, tokens, experts, dtype)), first=firsts)
     return in_order(
         kernels.experts_dispatch,
@@ -132,6 +132,9 @@ def combine(
     )
 
 
+COMBINED = joined("experts_combine", "results", "residual", "weights", "ids")
+
+
 class TestExpertsCombine(KernelTests):
     """Biases are added once to the sum over ranks."""
 
@@ -175,16 +178,15 @@ class TestExpertsCombine(KernelTests):
                 ),
             )
         ],
-        reference=joined("experts_combine", "results", "residual", "weights", "ids"),
+        reference=COMBINED,
     )
 
 
 @pytest.mark.parametrize("absent", [False, True])
 def test_the_reference_adds_the_biases_of_choices_once(absent: bool) -> None:
-    case = TestExpertsCombine.case
-    given = case.arguments(dict(ranks=2, biases=True, absent=absent))
+    given = TestExpertsCombine.case.arguments(dict(ranks=2, biases=True, absent=absent))
     both = [given, given | {"b_down": None}]
-    total, without = (case.reference(*map(in_float64, each.values()))[0] for each in both)
+    total, without = (COMBINED(*map(in_float64, each.values()))[0] for each in both)
     biases = np.concatenate([given["b_down"], np.zeros((1, 24))])[given["ids"]]
     assert np.allclose(
         total - without, (given["weights"][:, :, None] * biases).sum(axis=1), rtol=1e-12, atol=1e-12

@@ -10,6 +10,8 @@ import pytest
 import nki_kernels as kernels
 import simulate
 from tests.kernels.accuracy import copied, in_order, normal
+from tests.kernels.test_attention_decode import step
+from tests.kernels.test_attention_prefill import continued
 
 HIDDEN, INNER, HEADS, KV_HEADS, DEPTH, POSITIONS, VOCABULARY = 256, 512, 4, 2, 64, 256, 4096
 Q, KV = HEADS * DEPTH, KV_HEADS * DEPTH
@@ -66,7 +68,25 @@ def test_a_decode_step_stays_under_150_instructions_per_layer() -> None:
     assert sum(counts.values()) + counts["rope"] < 150, counts
 
 
-def test_lm_head_of_a_decode_step_does_not_depend_on_the_offset() -> None:
-    x, norm, head = normal(1, 1, HIDDEN), normal(2, 1, HIDDEN), normal(3, HIDDEN, VOCABULARY)
-    texts = {stream("lm_head", (x, norm, head, EPS, 8, np.int32([[first]]))).text() for first in (0, 4096)}
-    assert len(texts) == 1
+ROWS = normal(1, 1, HIDDEN), normal(2, 1, HIDDEN), normal(3, HIDDEN, VOCABULARY), EPS, 8
+
+
+@pytest.mark.parametrize(
+    ("name", "launches"),
+    [
+        ("lm_head", [(*ROWS, np.int32([[first]])) for first in (0, 4096)]),
+        ("attention_decode", [step(firsts, positions=256, half=8) for firsts in ((0, 0, 0), (100, 3, 255))]),
+        (
+            "attention_decode",
+            [
+                step(firsts, positions=128, block=16, shared=shared)
+                for firsts, shared in (((0, 3), 0), ((100, 70), 2))
+            ],
+        ),
+        ("attention_prefill", [continued(40, valid, page=16) for valid in ((0, 5), (100, 128))]),
+    ],
+)
+def test_offsets_positions_and_pages_do_not_change_the_stream(
+    name: str, launches: list[tuple[Any, ...]]
+) -> None:
+    assert len({stream(name, arguments).text() for arguments in launches}) == 1
