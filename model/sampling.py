@@ -1,10 +1,4 @@
-"""Choosing the next token: greedy, or by temperature, top-k and top-p in Hugging Face's order.
-
-Randomness is numpy's Philox, a counter-based generator whose numbers for a seed are the same on every machine. Each
-token takes exactly one number, and the candidates are laid out by token id, not by probability: a rounding difference
-between two backends then moves the boundaries a little instead of reordering them, so two samplers with one seed
-nearly always choose alike and never fall out of step.
-"""
+"""How the next token is drawn, row by row, and the output of a step for each row."""
 
 from __future__ import annotations
 
@@ -82,8 +76,15 @@ class StepOutput:
 
     @property
     def likeliest(self) -> int:
-        """The token with the largest score; of equal ones the lowest."""
-        return int(_candidates(self, 1)[1][0])
+        """The token with the largest score; of equal ones the lowest. Raises ModelError for one that is not finite."""
+        if not np.isfinite(self.largest):
+            raise ModelError(
+                f"the model's largest logit is {self.largest}; its weights are too large or not finite"
+            )
+        if self.logits is not None:
+            return int(self.logits.argmax())
+        assert self.values is not None and self.ids is not None
+        return int(self.ids[self.values == self.values.max()].min())
 
     def score(self, token: int) -> float | None:
         """The score of a token; None if it is none of the candidates and the logits are absent."""
@@ -99,77 +100,3 @@ class StepOutput:
         if one is None or two is None or not np.isfinite([one, two]).all():
             return None
         return abs(one - two)
-
-
-@dataclass(frozen=True)
-class SamplingOptions:
-    """How to choose; a temperature of 0 takes the most likely token whatever top_k and top_p say."""
-
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise ModelError(f"temperature {self.temperature}; must be 0 or a positive number")
-        if self.top_k is not None and self.top_k < 1:
-            raise ModelError(f"top-k {self.top_k}; must be at least 1")
-        if not 0 < self.top_p <= 1:
-            raise ModelError(f"top-p {self.top_p}; must be above 0 and at most 1")
-        if self.seed < 0:
-            raise ModelError(f"seed {self.seed}; must not be negative")
-
-    @property
-    def candidates_needed(self) -> int | None:
-        """How many of the best candidates suffice to choose; None if the whole vocabulary is needed."""
-        return 1 if self.temperature == 0 else self.top_k
-
-
-class Sampler:
-    """Chooses one token after the other, reproducibly for a seed."""
-
-    def __init__(self, options: SamplingOptions) -> None:
-        self._options = options
-        self._generator = np.random.Generator(np.random.Philox(options.seed))
-
-    def choose(self, step: StepOutput) -> int:
-        """The next token's id."""
-        options = self._options
-        values, ids = _candidates(step, options.candidates_needed)
-        if options.temperature == 0:
-            return int(ids[0])
-        if options.top_k is not None:
-            values, ids = values[: options.top_k], ids[: options.top_k]
-        with np.errstate(over="ignore"):  # a quotient of minus infinity is a weight of 0
-            weights = np.exp((values - values[0]) / options.temperature)
-        weights /= weights.sum()
-        if options.top_p < 1:
-            kept = (
-                np.cumsum(weights) - weights < options.top_p
-            )  # the mass ahead of a token; the first one's is 0
-            values, ids, weights = values[kept], ids[kept], weights[kept]
-        by_id = np.argsort(ids)
-        bounds = np.cumsum(weights[by_id])
-        drawn = self._generator.random() * bounds[-1]
-        return int(ids[by_id[np.searchsorted(bounds, drawn, side="right").clip(max=len(ids) - 1)]])
-
-
-def _candidates(step: StepOutput, needed: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Values in float64 and their ids, best first, equal ones in the order of their ids."""
-    if needed is not None and step.values is not None and step.ids is not None and len(step.values) >= needed:
-        values, ids = step.values, step.ids
-    else:
-        assert step.logits is not None, "neither logits nor enough candidates"
-        values, ids = step.logits, np.arange(len(step.logits))
-    wide = values.astype(np.float64)
-    if not np.isfinite(wide.max()):
-        raise ModelError(
-            f"the model's largest logit is {wide.max()}; its weights are too large or not finite"
-        )
-    if needed == 1:
-        best = np.flatnonzero(wide == wide.max())
-        winner = best[np.argmin(ids[best])]
-        return wide[winner : winner + 1], ids[winner : winner + 1]
-    order = np.lexsort((ids, -wide))
-    return wide[order], ids[order]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
+from typing import Protocol
 
 import numpy as np
 
@@ -56,8 +57,20 @@ class EngineLimits:
     spectrum: tuple[int, ...] | None = None
 
 
+class Observer(Protocol):
+    """Something that is told every choice of a token, such as a comparison with another model."""
+
+    def chosen(
+        self, request: Request, tokens: Sequence[int], row: SampleRow, output: StepOutput, token: int
+    ) -> None:
+        """A request chose `token` behind its `tokens`, from the output of a step, with the parameters of `row`.
+
+        It is told before the constraints of the request accept the token, so that the row can be drawn again.
+        """
+
+
 class Engine:
-    """Requests on one model; `clock` gives seconds.
+    """Requests on one model; `clock` gives seconds. The `observer` is told every token that is chosen.
 
     Where a step raises, the engine isolates the request at fault if it `isolates`, and fails otherwise: it cannot where
     other processes compute ranks of the model. `failure` is what made the engine fail, or None.
@@ -73,7 +86,9 @@ class Engine:
         proposer: Proposer | None = None,
         grammars: Grammars | None = None,
         isolates: bool = True,
+        observer: Observer | None = None,
     ) -> None:
+        self._observer = observer
         self.acceptance = Acceptance()
         self._proposer = proposer
         self.scheduler = scheduler
@@ -366,17 +381,28 @@ class Engine:
         for request, own in rows.items():
             drawn = [next(found) for _ in own]
             try:
-                choices[request] = self._taken(batch.chunks[request], drawn)
+                choices[request] = self._taken(batch.chunks[request], drawn, own, answers[request])
             except BaseException as error:
                 self._sequences[request].group.blame(error)
         return choices
 
-    def _taken(self, chunk: Chunk, drawn: Sequence[Choice | BaseException]) -> list[Choice]:
+    def _taken(
+        self,
+        chunk: Chunk,
+        drawn: Sequence[Choice | BaseException],
+        rows: Sequence[SampleRow],
+        outputs: Sequence[StepOutput],
+    ) -> list[Choice]:
         """The choices that follow one another; raises the error of one that they need."""
-        sampler, chosen = self._sequences[chunk.request].sampler, list[Choice]()
-        for choice, draft in zip(drawn, (*chunk.drafts, None)):
+        request, chosen = chunk.request, list[Choice]()
+        sampler = self._sequences[request].sampler
+        outputs = outputs[-len(rows) :] if chunk.scores else outputs
+        for choice, draft, row, output in zip(drawn, (*chunk.drafts, None), rows, outputs):
             if isinstance(choice, BaseException):
                 raise choice
+            if self._observer is not None:
+                tokens = [*request.tokens, *(earlier.token for earlier in chosen)]
+                self._observer.chosen(request, tokens, row, output, choice.token)
             chosen.append(choice)
             sampler.take(choice.token)
             if choice.token != draft:
@@ -409,9 +435,12 @@ class Engine:
             sequence = self._sequence(group, index)
             child = self.scheduler.fork(request, f"{request.id} {index}")
             self._sequences[child] = sequence
-            (choice,) = choose([(sequence.sampler.rows()[0], answer)], self._tokenizer.decode)
+            (row,) = sequence.sampler.rows()
+            (choice,) = choose([(row, answer)], self._tokenizer.decode)
             if isinstance(choice, BaseException):
                 raise choice
+            if self._observer is not None:
+                self._observer.chosen(child, child.tokens[:-1], row, answer, choice.token)
             sequence.sampler.take(choice.token)
             child.tokens[-1] = choice.token
             self._take(child, choice, self._clock(), last=True)

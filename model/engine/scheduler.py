@@ -31,8 +31,8 @@ class SchedulerOptions:
     A request that decodes may verify up to `speculative_tokens` drafts, as far as budget and pages last.
 
     Without `chunked_prefill` a prompt is computed in one step, in which nothing decodes; after `max_num_seqs` of these
-    in a row what runs decodes. Without `continuous` batching requests start only when no other is running (static
-    batching). At most `prompts_at_once` start in a step, where that is not 0.
+    in a row what runs decodes. Without `continuous` batching requests start only when no other is running,
+    and all that run advance together (static batching). At most `prompts_at_once` start in a step, where that is not 0.
     """
 
     max_num_seqs: int = 256
@@ -254,6 +254,8 @@ class Scheduler:
                 return batch
             self._prompt_steps = 0
         running = [each for each in self._running if not each.waits_for_mask or each.missing > 1]
+        if not self.options.continuous and len(running) < len(self._running):
+            return batch  # a static batch advances together
         decoding = [each for each in running if each.missing == 1]
         left = self._continue(batch, decoding, self.options.max_num_batched_tokens)
         left = self._continue(batch, [each for each in running if each not in batch.chunks], left)

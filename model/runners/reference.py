@@ -9,7 +9,7 @@ stay float32.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -40,26 +40,29 @@ class ReferenceModel:
         activations = activation_dtype(dtype, config, weights)
         self._decoder = compose(config)
         self._numpy = Arithmetic(weights, activations, widened_bytes, ranks, self._decoder.exact)
-        self._sequences: list[_Sequence] = []
-        self._encoded: list[States] = []
+        self._sequences: list[ReferenceSequence] = []
+        self._encoded: list[ReferenceSequence] = []
         self._longest_short = config.longest_short
 
     def encode(self, features: Sequence[np.ndarray]) -> None:
         """Run the encoder on the log-mel spectrum of a window of speech for each of the next prompts."""
-        encoder = self._decoder.encoder
-        assert encoder is not None
-        self._encoded = []
-        for x in features:
-            states: States = {}
+        self._encoded = [self.start(spectrum) for spectrum in features]
+
+    def start(self, features: np.ndarray | None = None) -> ReferenceSequence:
+        """A sequence without tokens, behind a window of speech where `features` [bands, columns] are its spectrum."""
+        sequence = ReferenceSequence()
+        if features is not None:
+            encoder, x = self._decoder.encoder, features
+            assert encoder is not None
             for layer in encoder.layers:
-                x = layer.reference(x, Span(0, encoder.positions), states, self._numpy)
-            self._encoded.append(states)
+                x = layer.reference(x, Span(0, encoder.positions), sequence.states, self._numpy)
+        return sequence
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[StepOutput]:
         """Start a sequence with each prompt; says what follows each."""
-        encoded = self._encoded or [{} for _ in prompts]
-        self._sequences = [_Sequence(states.copy(), []) for states, _ in zip(encoded, prompts, strict=True)]
-        return [self._step(sequence, ids) for sequence, ids in zip(self._sequences, prompts)]
+        encoded = self._encoded or [self.start() for _ in prompts]
+        self._sequences = [sequence.copy() for sequence, _ in zip(encoded, prompts, strict=True)]
+        return [self.extend(sequence, ids) for sequence, ids in zip(self._sequences, prompts)]
 
     def decode(self, tokens: Sequence[int | None], positions: Sequence[int]) -> list[StepOutput]:
         """Append a token to each sequence that has not ended, at the position that is its length."""
@@ -68,27 +71,34 @@ class ReferenceModel:
             if token is None:
                 outputs.append(StepOutput())
                 continue
-            held = sequence.ids
-            assert position == len(held), f"position {position} after {len(held)} tokens"
-            ids = [token]
-            if position == self._longest_short:  # from here on other rotations, also of what was cached
-                ids, sequence.states, sequence.ids = [*held, token], {}, []
-            outputs.append(self._step(sequence, ids))
+            assert position == len(sequence.ids), f"position {position} after {len(sequence.ids)} tokens"
+            outputs.append(self.extend(sequence, [token]))
         return outputs
 
-    def _step(self, sequence: _Sequence, ids: Sequence[int]) -> StepOutput:
+    def extend(self, sequence: ReferenceSequence, ids: Sequence[int]) -> StepOutput:
+        """Append tokens to a sequence; returns its output: the logits of what follows the last one."""
+        if sequence.ids and len(sequence.ids) == self._longest_short:
+            # From here on other rotations, also of what was cached.
+            ids, sequence.states, sequence.ids = [*sequence.ids, *ids], {}, []
         span = Span(len(sequence.ids), len(ids))
         x = np.asarray(ids)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # the sampler looks at the logits
             for layer in self._decoder.layers:
                 x = layer.reference(x, span, sequence.states, self._numpy)
         sequence.ids.extend(ids)
-        return StepOutput(x[-1])
+        sequence.output = StepOutput(x[-1])
+        return sequence.output
 
 
-@dataclass
-class _Sequence:
-    """The states of a sequence and its tokens."""
+@dataclass(eq=False)
+class ReferenceSequence:
+    """The states of a sequence, its tokens, and the output of the last one."""
 
-    states: States
-    ids: list[int]
+    states: States = field(default_factory=dict)
+    ids: list[int] = field(default_factory=list)
+    output: StepOutput = field(default_factory=StepOutput)
+
+    def copy(self) -> ReferenceSequence:
+        """A sequence with the same tokens, which goes on by itself."""
+        states = {name: state.copy() for name, state in self.states.items()}
+        return ReferenceSequence(states, [*self.ids], self.output)

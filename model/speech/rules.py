@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from model.config import Fields, ModelConfig
 from model.errors import ModelError
-from model.sampling import StepOutput
 from model.speech.timestamps import Timestamps
 
 BEGINNING_TOKENS = 4
@@ -34,21 +33,6 @@ class Rules:
     def of_text(self, vocabulary: int) -> TranscriptionRule:
         """The rules as an engine keeps them for one text."""
         return TranscriptionRule(self, vocabulary)
-
-    def applied(self, steps: Sequence[StepOutput], written: Sequence[int]) -> list[StepOutput]:
-        """What follows the ids that were `written` behind the prompt, without the tokens that must not."""
-        return [StepOutput(self._allowed(each, written)) for each in steps]
-
-    def _allowed(self, step: StepOutput, written: Sequence[int]) -> np.ndarray | None:
-        if step.logits is None:
-            return None
-        logits = step.logits.astype(np.float32)
-        logits[list(self.suppressed)] = -np.inf
-        if not written:
-            logits[list(self.suppressed_first)] = -np.inf
-        if self.timestamps is not None:
-            self.timestamps.allow(logits, written)
-        return logits
 
 
 class TranscriptionRule:
@@ -226,37 +210,3 @@ class _Rules:
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < self._vocabulary:
             raise file.error(name, f"{value!r:.60} is not a token of a vocabulary of {self._vocabulary}")
         return value
-
-
-class EncoderBackend(Protocol):
-    """A backend of a model with an encoder of speech."""
-
-    def encode(self, features: Sequence[np.ndarray]) -> None:
-        """Run the encoder on the log-mel spectrum of a window for each of the next prompts."""
-
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> Sequence[StepOutput]:
-        """Start a sequence with each prompt; says what follows each."""
-
-    def decode(self, tokens: Sequence[int | None], positions: Sequence[int]) -> Sequence[StepOutput]:
-        """Append a token to each sequence at its position; says what follows each."""
-
-
-@dataclass
-class SpeechBackend:
-    """A backend of `generate` that encodes a window before its prompt, and keeps to the rules."""
-
-    backend: EncoderBackend
-    features: np.ndarray
-    rules: Rules
-    written: list[int] = field(default_factory=list)
-
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> Sequence[StepOutput]:
-        """The encoder, then the prompt."""
-        self.backend.encode([self.features])
-        self.written = []
-        return self.rules.applied(self.backend.prefill(prompts), self.written)
-
-    def decode(self, tokens: Sequence[int | None], positions: Sequence[int]) -> Sequence[StepOutput]:
-        """A further token."""
-        self.written += [each for each in tokens if each is not None]
-        return self.rules.applied(self.backend.decode(tokens, positions), self.written)

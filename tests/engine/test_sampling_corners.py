@@ -14,7 +14,7 @@ from model.engine.draw import draw
 from model.engine.sampler import TokenSampler, choose
 from model.errors import ModelError
 from model.layers.sample import DRAWS, arguments_of, draws_for
-from model.sampling import Sampler, SampleRow, SamplingOptions, StepOutput
+from model.sampling import SampleRow, StepOutput
 from nki_kernels import sample
 from tests.kernels.accuracy import run
 
@@ -160,27 +160,6 @@ def test_kinds_of_draws_are_those_of_the_device() -> None:
 def test_tokens_that_differ_by_less_than_float32_expresses_draw_alike_on_host_and_device() -> None:
     (row,) = sampler(temperature=1e-300, top_p=float(np.nextafter(1.0, 0.0)), min_p=1e-300).rows()
     assert (row.temperature, row.top_p, row.min_p) == (np.float32(1e-6), 1.0, 0.0)
-
-
-@pytest.mark.parametrize("kind", ["usual", "equal"])
-@pytest.mark.parametrize("value", [each for each in (*SMALL, *AROUND_ONE, *LARGE) if each])
-def test_sampler_of_one_sequence_draws_a_token_at_every_corner(kind: str, value: float) -> None:
-    step = StepOutput(logits_of(kind))
-    options = [SamplingOptions(value, seed=1), SamplingOptions(value, top_k=1)]
-    options += [SamplingOptions(1.0, top_p=value)] if value <= 1 else []
-    for each in options:
-        assert 0 <= Sampler(each).choose(step) < SIZE
-    if value < 1e-30:
-        greedy = Sampler(SamplingOptions()).choose(step)
-        assert Sampler(SamplingOptions(1.0, top_p=value)).choose(step) == greedy
-
-
-def test_sampler_refuses_what_is_no_number() -> None:
-    for value in (float("nan"), float("inf")):
-        with pytest.raises(ModelError):
-            SamplingOptions(value)
-        with pytest.raises(ModelError):
-            SamplingOptions(1.0, top_p=value)
 
 
 @cache

@@ -8,26 +8,28 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from model.commands.generate.loop import (
-    Difference,
+from model.commands.generate.generation import (
     Generation,
     StopReason,
-    encode_prompt,
     generate,
-    positions_needed,
 )
+from model.commands.generate.prompts import encode_prompt
 from model.commands.generate.report import Run, document, summary
 from model.config import ModelConfig
+from model.engine import SamplingParams
 from model.engine.stop_strings import StopStrings
 from model.errors import ModelError
 from model.families import load_config
 from model.loading.tokenizer import Tokenizer
 from model.mesh import Mesh
-from model.sampling import SamplingOptions, StepOutput
+from model.runners.bucket_length import positions_needed
+from model.runners.comparison import Difference
+from model.runners.reference import ReferenceSequence
+from model.sampling import StepOutput
 from nkw.parts import Part
 from nkw.terminal import rendered
 
-GREEDY = SamplingOptions()
+GREEDY = SamplingParams(temperature=0.0, max_tokens=16)
 
 
 class Script:
@@ -51,6 +53,15 @@ class Script:
         logits[self._tokens.pop(0)] = 1
         return StepOutput(logits)
 
+    def start(self, features: None = None) -> ReferenceSequence:
+        return ReferenceSequence()
+
+    def extend(self, sequence: ReferenceSequence, ids: Sequence[int]) -> StepOutput:
+        self.calls.append(tuple(ids))
+        sequence.ids += ids
+        sequence.output = self._next()
+        return sequence.output
+
 
 @pytest.fixture
 def model(write_model) -> tuple[Tokenizer, ModelConfig]:
@@ -60,10 +71,16 @@ def model(write_model) -> tuple[Tokenizer, ModelConfig]:
 
 
 def run(
-    model: tuple[Tokenizer, ModelConfig], backend: Script, prompt: str, new: int, **options
+    model: tuple[Tokenizer, ModelConfig],
+    backend: Script,
+    prompt: str,
+    new: int,
+    stop: Sequence[str] = (),
+    **options,
 ) -> Generation:
     tokenizer, config = model
-    (done,) = generate(backend, tokenizer, config, [tokenizer.encode(prompt)], new, GREEDY, **options)
+    params = SamplingParams(temperature=0.0, max_tokens=new, stop=stop)
+    (done,) = generate(backend, tokenizer, config, [tokenizer.encode(prompt)], params, **options)
     return done
 
 
@@ -128,8 +145,8 @@ def test_counts_agreement_on_the_tokens_that_were_chosen(model) -> None:
     assert [call[0] for call in reference.calls[1:]] == story[:5]
 
 
-def test_a_token_that_differs_is_named_with_how_far_the_candidates_lie_apart(model) -> None:
-    """The reference's scores are 0 but for its own choice; the backend gives its best candidates alone."""
+def test_a_token_that_differs_is_named_with_how_far_the_logits_lie_apart(model) -> None:
+    """The reference's scores are 0 but for its own choice; those of the backend are 2 and 1.75 for two tokens."""
 
     class Candidates(Script):
         def __init__(self, tokens: Sequence[int], others: Sequence[int]) -> None:
@@ -137,11 +154,13 @@ def test_a_token_that_differs_is_named_with_how_far_the_candidates_lie_apart(mod
             self._others = list(others)
 
         def _next(self) -> StepOutput:
-            ids = np.array([self._tokens.pop(0), self._others.pop(0)])
-            return StepOutput(values=np.array([2.0, 1.75], np.float32), ids=ids)
+            logits = np.zeros(300, np.float32)
+            logits[self._others.pop(0)] = 1.75
+            logits[self._tokens.pop(0)] = 2.0
+            return StepOutput(logits)
 
     chosen, other, unknown = (ids_of(model, text) for text in ("abc", "aXc", "aYZ"))
-    for seconds, apart in ((other, 0.25), (unknown, None)):
+    for seconds, apart in ((other, 0.25), (unknown, 2.0)):
         done = run(model, Candidates(chosen, seconds), "x", 3, reference=Script(other))
         assert done.differences == (Difference(2, chosen[1], "b", other[1], "X", apart, 1.0),)
 
@@ -163,7 +182,7 @@ def test_the_report_names_the_first_tokens_that_differ_in_eighty_columns(model) 
     ]
     assert lines[-1] == "tokens that differ besides: 1"
     assert len(lines) == 1 + 2 * 5 + 1
-    drawn = replace(run_of, sampling=SamplingOptions(temperature=1.0))
+    drawn = replace(run_of, sampling=SamplingParams(temperature=1.0))
     said = "tokens are drawn at random; rounding moves the bounds between candidates"
     assert shown(summary(drawn, [done], [])) == [*lines, said]
     assert said not in shown(summary(drawn, [replace(done, differences=())], []))
@@ -181,7 +200,7 @@ def test_nothing_is_compared_without_a_reference(model) -> None:
 
 
 def test_refuses_no_new_tokens(model) -> None:
-    with pytest.raises(ModelError, match="0 new tokens; at least 1 is needed"):
+    with pytest.raises(ModelError, match="max_tokens is 0"):
         run(model, Script([]), "x", 0)
 
 
@@ -210,7 +229,7 @@ def test_positions_are_prompt_and_new_tokens_within_the_context(model) -> None:
 def test_a_stop_string_ends_the_text_before_it(model) -> None:
     pieces: list[str] = []
     story = ids_of(model, "abXcXYZd")
-    options = {"stops": ["XYZ", "q"], "emit": lambda number, text: pieces.append(text)}
+    options = {"stop": ["XYZ", "q"], "emit": lambda number, text: pieces.append(text)}
     done = run(model, Script(story), "x", 8, **options)
     assert (done.text, done.stopped_by) == ("abXc", StopReason.stop_string)
     assert done.generated_ids == tuple(story[:7])
@@ -218,9 +237,9 @@ def test_a_stop_string_ends_the_text_before_it(model) -> None:
 
 
 def test_what_only_begins_a_stop_string_is_given_out_at_the_end(model) -> None:
-    done = run(model, Script(ids_of(model, "abXY")), "x", 4, stops=["XYZ"])
+    done = run(model, Script(ids_of(model, "abXY")), "x", 4, stop=["XYZ"])
     assert (done.text, done.stopped_by) == ("abXY", StopReason.length)
-    ended = run(model, Script([*ids_of(model, "X"), 2]), "x", 4, stops=["XYZ"])
+    ended = run(model, Script([*ids_of(model, "X"), 2]), "x", 4, stop=["XYZ"])
     assert (ended.text, ended.stopped_by) == ("X", StopReason.end_token)
 
 
@@ -236,7 +255,7 @@ def test_the_first_stop_string_counts_however_the_text_is_cut(sizes) -> None:
 
 def test_refuses_an_empty_stop_string(model) -> None:
     with pytest.raises(ModelError, match="a stop string is empty; every text begins with it"):
-        run(model, Script([]), "x", 1, stops=["a", ""])
+        run(model, Script([]), "x", 1, stop=["a", ""])
 
 
 def test_each_prompt_of_a_batch_ends_by_itself_and_draws_as_alone(model) -> None:
@@ -254,6 +273,14 @@ def test_each_prompt_of_a_batch_ends_by_itself_and_draws_as_alone(model) -> None
             self.asked.append(tokens)
             return [self._of(*each) for each in zip(tokens, positions)]
 
+        def start(self, features: None = None) -> ReferenceSequence:
+            return ReferenceSequence()
+
+        def extend(self, sequence: ReferenceSequence, ids: Sequence[int]) -> StepOutput:
+            sequence.ids += ids
+            sequence.output = self._of(sequence.ids[-1], len(sequence.ids) - 1)
+            return sequence.output
+
         def _of(self, token: int | None, position: int) -> StepOutput:
             if token is None:
                 return StepOutput()
@@ -261,11 +288,11 @@ def test_each_prompt_of_a_batch_ends_by_itself_and_draws_as_alone(model) -> None
             return StepOutput(logits * 4)
 
     prompts = [tokenizer.encode(text) for text in ("x", "a long one", "xyz", "12345678901234")]
-    sampling = SamplingOptions(temperature=1.0, seed=3)
+    sampling = SamplingParams(temperature=1.0, seed=3, max_tokens=6)
     backend = Drawn()
-    batch = generate(backend, tokenizer, config, prompts, 6, sampling, reference=Drawn())
+    batch = generate(backend, tokenizer, config, prompts, sampling, reference=Drawn())
     assert batch == [
-        generate(Drawn(), tokenizer, config, [ids], 6, sampling, reference=Drawn())[0] for ids in prompts
+        generate(Drawn(), tokenizer, config, [ids], sampling, reference=Drawn())[0] for ids in prompts
     ]
     assert batch[3].stopped_by is StopReason.context
     assert [None in tokens for tokens in backend.asked] == [True] * len(backend.asked)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from model.commands.generate.prompts import sampling_options
+from model.commands.generate.prompts import sampling_params
 from model.errors import ModelError
 from model.families import compose, load_config, read_config
 from model.loading.checkpoint import open_checkpoint
@@ -91,7 +91,7 @@ def test_every_wrong_field_of_generation_config_is_refused_in_one_sentence(tmp_p
     outcomes = set()
     for _, fields in spoilt(sound):
         (folder / "generation_config.json").write_text(json.dumps(fields))
-        outcomes.add(bool(said(lambda: (load_config(folder), sampling_options(options)))))
+        outcomes.add(bool(said(lambda: (load_config(folder), sampling_params(options)))))
     assert outcomes == {True, False}
 
 
@@ -100,7 +100,9 @@ def namespace() -> Callable[[Path], Any]:
     """The options of a command that says nothing about sampling."""
     from argparse import Namespace
 
-    return lambda folder: Namespace(model=folder, temperature=None, top_k=None, top_p=None, seed=0)
+    return lambda folder: Namespace(
+        model=folder, temperature=None, top_k=None, top_p=None, seed=0, max_new_tokens=1, stop=[]
+    )
 
 
 Weights = dict[str, np.ndarray]

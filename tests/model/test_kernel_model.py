@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model.commands.generate.loop import generate
+from model.commands.generate.generation import generate
 from model.config import ModelConfig
 from model.device import DryDevice, SimulatedDevice, write_passes
+from model.engine import SamplingParams
 from model.errors import ModelError
 from model.families import load_config
 from model.loading.checkpoint import open_checkpoint
@@ -21,7 +22,6 @@ from model.loading.weights import shard_weights
 from model.runners.bucket_length import bucket_length
 from model.runners.contiguous import KernelModel
 from model.runners.reference import ReferenceModel
-from model.sampling import SamplingOptions
 from tests.model.reordering import reordered
 from tests.model.shapes import SHARDED
 
@@ -78,7 +78,12 @@ def test_stories260k_tells_the_references_story(stories260k, simulated, ranks) -
     ids = tokenizer.encode("Once upon a time")
     model = KernelModel(config, shard_weights(config, weights, ranks), simulated("trn1", ranks), 128)
     (done,) = generate(
-        model, tokenizer, config, [ids], 12, SamplingOptions(), ReferenceModel(config, weights)
+        model,
+        tokenizer,
+        config,
+        [ids],
+        SamplingParams(temperature=0, max_tokens=12),
+        ReferenceModel(config, weights),
     )
     assert (done.tokens_compared, done.tokens_equal) == (12, 12)
 

@@ -9,12 +9,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from model.commands.generate.loop import generate
+from model.commands.generate.generation import generate
+from model.engine import SamplingParams
 from model.families import load_config
 from model.loading.checkpoint import open_checkpoint
 from model.loading.tokenizer import Tokenizer
 from model.runners.reference import ReferenceModel
-from model.sampling import SamplingOptions
 
 PROMPTS = ("Once upon a time", "Lily and Tom went to the park.", "The dog", "One day, a little boy named Tim")
 NEW_TOKENS = 64
@@ -124,7 +124,9 @@ def greedy_agrees(folder: Path, prompt: str) -> None:
     config = load_config(folder)
     tokenizer = Tokenizer(folder, config.vocab_size)
     ids = tokenizer.encode(prompt)
-    (done,) = generate(reference(folder), tokenizer, config, [ids], NEW_TOKENS, SamplingOptions())
+    (done,) = generate(
+        reference(folder), tokenizer, config, [ids], SamplingParams(temperature=0, max_tokens=NEW_TOKENS)
+    )
     with torch.no_grad():
         wanted = oracle_of(folder).generate(
             torch.tensor([ids]),

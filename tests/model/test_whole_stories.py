@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model.commands.generate.loop import generate
+from model.commands.generate.generation import generate
 from model.config import ModelConfig
 from model.device import SimulatedDevice
+from model.engine import SamplingParams
 from model.families import load_config
 from model.loading.checkpoint import open_checkpoint
 from model.loading.tokenizer import Tokenizer
@@ -23,7 +24,6 @@ from model.loading.weights import shard_weights
 from model.runners.bucket_length import bucket_length
 from model.runners.contiguous import KernelModel
 from model.runners.reference import ReferenceModel
-from model.sampling import SamplingOptions
 from tests.model.reordering import reordered
 
 PROMPTS = ("Once upon a time", "Lily and Tom went to the park.", "The dog", "One day, a little boy named Tim")
@@ -48,8 +48,9 @@ def check_story(folder: Path, prompt: str, device: SimulatedDevice, tokens: int 
     config, weights, tokenizer = loaded(folder)
     ids = tokenizer.encode(prompt)
     model = kernel_model(folder, device, len(ids) + tokens)
-    (own,) = generate(model, tokenizer, config, [ids], tokens, SamplingOptions())
-    (plain,) = generate(ReferenceModel(config, weights), tokenizer, config, [ids], tokens, SamplingOptions())
+    greedy = SamplingParams(temperature=0, max_tokens=tokens)
+    (own,) = generate(model, tokenizer, config, [ids], greedy)
+    (plain,) = generate(ReferenceModel(config, weights), tokenizer, config, [ids], greedy)
     assert own.generated_ids == plain.generated_ids
     assert own.text == plain.text
 

@@ -13,7 +13,7 @@ import numpy as np
 from model.commands.arguments import FIRST_PROMPT
 from model.commands.bundle.drawn import DrawnWeights, one_layer
 from model.commands.bundle.recipe import operands_of, weight_files
-from model.commands.generate.loop import encode_prompt, positions_needed
+from model.commands.generate.prompts import encode_prompt
 from model.config import ModelConfig
 from model.config.folder import model_files
 from model.device.bundling import (
@@ -31,7 +31,7 @@ from model.layers.launch import Phase
 from model.loading.checkpoint import INDEX, SINGLE, Checkpoint, open_checkpoint
 from model.loading.tokenizer import Tokenizer
 from model.loading.weights import RankWeights, shard_weights
-from model.runners.bucket_length import bucket_length
+from model.runners.bucket_length import bucket_length, positions_needed
 from model.runners.contiguous import KernelModel
 from model.sampling import StepOutput
 from nkw.files import Outputs, json_document

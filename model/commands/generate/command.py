@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from model.commands.generate import explain
+from model.commands.generate.generation import Generation, generate
 from model.commands.generate.job import Job, Progress, this_rank
-from model.commands.generate.loop import Generation, generate
 from model.commands.generate.mesh import check_groups, mesh_of
 from model.commands.generate.prediction import predict, write_timelines
 from model.commands.generate.profile import parts as profile_parts
-from model.commands.generate.prompts import encoded, read_prompts, sampling_options
+from model.commands.generate.prompts import encoded, read_prompts, sampling_params
 from model.commands.generate.report import Run, TargetPrediction, document, summary
 from model.config.folder import model_files
 from model.errors import ModelError
@@ -53,7 +53,7 @@ def _read_job(options: argparse.Namespace) -> tuple[Job, Tokenizer]:
     """Read the model and the prompts. Raises ModelError for what does not fit together."""
     config = load_config(options.model)
     mesh = mesh_of(options, config)
-    sampling = sampling_options(options)
+    sampling = sampling_params(options)
     tokenizer = Tokenizer(options.model, config.vocab_size)
     prompts = read_prompts(options, shared=this_rank() is not None)
     check_groups(mesh, prompts)
@@ -116,8 +116,7 @@ def _follow(options: argparse.Namespace) -> int:
     """Take part in a generation as a rank that prints and writes nothing; rank 0 does."""
     job, tokenizer = _read_job(options)
     backend = job.backend(lambda done, layers: None)
-    most = options.max_new_tokens
-    generate(backend, tokenizer, job.config, job.prompt_ids, most, job.sampling, stops=options.stop)
+    generate(backend, tokenizer, job.config, job.prompt_ids, job.sampling)
     return 0
 
 
@@ -132,12 +131,10 @@ def _generate(job: Job, tokenizer: Tokenizer) -> list[Generation]:
         tokenizer,
         job.config,
         job.prompt_ids,
-        options.max_new_tokens,
         job.sampling,
         job.reference() if compares else None,
         emit=lambda number, text: print(_printed(text) if alone else "", end="", flush=True),
         prompts_done=lambda: print(_before(job.prompts[0], options) if alone else "", end="", flush=True),
-        stops=options.stop,
     )
     if alone:
         print("\n")

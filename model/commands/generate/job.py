@@ -7,9 +7,9 @@ import os
 from collections.abc import Callable
 from functools import cached_property
 
-from model.commands.generate.loop import Backend, positions_needed
 from model.commands.generate.micro_batches import MicroBatches, micro_batch_sizes
 from model.config import ModelConfig
+from model.engine import SamplingParams
 from model.errors import ModelError
 from model.execution.bound_launch import Device
 from model.execution.expert_load import ExpertLoad
@@ -18,10 +18,10 @@ from model.families import compose
 from model.loading.checkpoint import Checkpoint
 from model.loading.weights import RankWeights, shard_weights, weights_of_all
 from model.mesh import Mesh
-from model.runners.bucket_length import bucket_length
+from model.runners.bucket_length import bucket_length, positions_needed
 from model.runners.contiguous import KernelModel
 from model.runners.reference import ReferenceModel
-from model.sampling import SamplingOptions
+from model.runners.static_batch import Backend
 
 Progress = Callable[[int, int], None]
 
@@ -36,7 +36,10 @@ def this_rank() -> int | None:
 
 
 class Job:
-    """One model, cut for its ranks, and its prompts: the input of generating and of predicting."""
+    """One model, cut for its ranks, and its prompts: the input of generating and of predicting.
+
+    `prompts` and `sequence_ids` have an entry for each sequence: each continuation of a prompt is one.
+    """
 
     def __init__(
         self,
@@ -45,20 +48,21 @@ class Job:
         weights: Checkpoint,
         prompts: list[str],
         prompt_ids: list[list[int]],
-        sampling: SamplingOptions,
+        sampling: SamplingParams,
         mesh: Mesh,
     ) -> None:
         self.mesh = mesh
         self.options = options
         self.config = config
         self.weights = weights
-        self.prompts = prompts
+        self.prompts = [prompt for prompt in prompts for _ in range(sampling.n)]
         self.prompt_ids = prompt_ids
+        self.sequence_ids = [ids for ids in prompt_ids for _ in range(sampling.n)]
         self.replay_report = lambda: "replay: nothing was launched"
         self.expert_load = ExpertLoad.of(config, mesh)
         self.sampling = sampling
         self.micro_batches = micro_batch_sizes(
-            len(prompt_ids), _micro_batches(options, mesh, len(prompt_ids))
+            len(self.sequence_ids), _micro_batches(options, mesh, len(self.sequence_ids))
         )
         needed = positions_needed(max(map(len, prompt_ids)), options.max_new_tokens, config)
         self._cache_length = bucket_length(needed, config.context, mesh.row_multiple)
@@ -117,18 +121,16 @@ class Job:
         done: Callable[[], None] = lambda: None,
         expert_load: ExpertLoad | None = None,
     ) -> MicroBatches:
-        candidates = self.sampling.candidates_needed or 1
         parts = [
             KernelModel(
                 self.config,
                 shards or self._own_shards,
                 device,
                 self._cache_length,
-                candidates,
-                progress,
-                sequences,
-                self.mesh,
-                expert_load,
+                progress=progress,
+                sequences=sequences,
+                mesh=self.mesh,
+                expert_load=expert_load,
             )
             for sequences in self.micro_batches
         ]

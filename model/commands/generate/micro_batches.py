@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import TypeVar
 
-from model.commands.generate.loop import Backend
+from model.runners.static_batch import Backend
 from model.sampling import StepOutput
 
 _T = TypeVar("_T")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from model.commands.generate.generation import Generation
 from model.commands.generate.job import Job
-from model.commands.generate.loop import Generation
 from model.commands.generate.micro_batches import of_micro_batches
 from model.commands.generate.report import TargetPrediction
 from model.execution.stages import SEND
@@ -33,7 +33,7 @@ def predict(job: Job, generations: list[Generation]) -> tuple[list[TargetPredict
         first, token = (PipelinedPass(tuple(own), SEND) for own in (passes[:count], passes[count:]))
         predictions.append(TargetPrediction(first.prediction(), token.prediction()))
         if target == options.target:
-            labels = [_prompt_label(own) for own in of_micro_batches(job.prompt_ids, job.micro_batches)]
+            labels = [_prompt_label(own) for own in of_micro_batches(job.sequence_ids, job.micro_batches)]
             labels += [_step_label(own) for own in of_micro_batches(last, job.micro_batches)]
             chosen = list(zip(labels, passes))
     return predictions, chosen
@@ -46,7 +46,7 @@ def _passes(job: Job, target: str, tokens: Sequence[int], positions: Sequence[in
     device = DryDevice(target, job.mesh.ranks)
     passes: list[Pass] = []
     model = job.dry_model(device, device.layer_done, lambda: passes.append(device.take_pass()))
-    model.prefill(job.prompt_ids)
+    model.prefill(job.sequence_ids)
     model.decode(tokens, positions)
     return passes
 

@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from typing import TextIO
 
 from model.commands.arguments import FIRST_PROMPT
-from model.commands.generate.loop import encode_prompt
 from model.config import Fields, ModelConfig
+from model.engine import SamplingParams
 from model.errors import ModelError
 from model.loading.chat import ChatTemplate, Message
 from model.loading.tokenizer import Tokenizer
-from model.sampling import SamplingOptions
 from nkw.files import STDOUT, read_text
 
 MOST_PROMPTS = 128
@@ -43,6 +42,24 @@ def read_prompts(options: argparse.Namespace, shared: bool = False) -> list[str]
     return prompts or [FIRST_PROMPT]
 
 
+def encode_prompt(
+    prompt: str, tokenizer: Tokenizer, config: ModelConfig, special_tokens: bool = True
+) -> list[int]:
+    """The ids of a prompt, with the special tokens that tokenizer.json adds unless `special_tokens` is False.
+
+    Raises ModelError if there are none, or if the context has no room for another.
+    """
+    ids = tokenizer.encode(prompt, special_tokens)
+    if not ids:
+        raise ModelError("the prompt has no tokens; this tokenizer adds none at the start of a text")
+    room = config.context
+    if len(ids) >= room:
+        raise ModelError(
+            f"the prompt has {len(ids)} tokens; the context of {room} leaves no room for a new one"
+        )
+    return ids
+
+
 def encoded(
     prompts: list[str], options: argparse.Namespace, tokenizer: Tokenizer, config: ModelConfig
 ) -> list[list[int]]:
@@ -55,7 +72,7 @@ def encoded(
     return [encode_prompt(each, tokenizer, config, special_tokens=False) for each in texts]
 
 
-def sampling_options(options: argparse.Namespace) -> SamplingOptions:
+def sampling_params(options: argparse.Namespace) -> SamplingParams:
     """How to choose: what the command line says, else generation_config.json where it samples, else greedy."""
     fields = Fields(options.model / "generation_config.json", optional=True)
     sampled = fields.flag("do_sample")
@@ -77,7 +94,14 @@ def sampling_options(options: argparse.Namespace) -> SamplingOptions:
         top_p = fields.number("top_p", 1.0) if sampled else 1.0
         if top_p > 1:
             raise fields.error("top_p", f"{top_p} is above 1")
-    return SamplingOptions(temperature, top_k, top_p, options.seed)
+    return SamplingParams(
+        temperature=temperature,
+        top_k=top_k or 0,
+        top_p=top_p,
+        seed=options.seed,
+        max_tokens=options.max_new_tokens,
+        stop=options.stop,
+    )
 
 
 def _named(path: str) -> str:

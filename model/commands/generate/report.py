@@ -10,17 +10,31 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from model.commands.generate.explain import TokenPath
-from model.commands.generate.loop import Difference, Generation
+from model.commands.generate.generation import Generation
+from model.engine import SamplingParams
 from model.execution.expert_load import ExpertLoad
 from model.mesh import Mesh
-from model.sampling import SamplingOptions
+from model.runners.comparison import Difference
 from model.version import DISTRIBUTION, version
 from nkw.parts import Hanging, Part, table
 
 if TYPE_CHECKING:  # the numpy backend must not load the simulator
     from model.device import Prediction
 
-SCHEMA = 2
+SCHEMA = 3
+SAMPLING = (
+    *(
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+    ),
+    *("n", "seed"),
+)
+"""The parameters of sampling that the document repeats."""
 _DIFFERENCES = 5  # tokens that are named
 _TOKEN = 24  # columns of a token's text
 
@@ -56,7 +70,7 @@ class Run:
     target: str
     mesh: Mesh
     dtype: str
-    sampling: SamplingOptions
+    sampling: SamplingParams
     trace: str | None
     uneven: tuple[str, ...] = ()
     micro_batches: int = 1
@@ -190,7 +204,7 @@ def document(
         "expert_load": None if run.expert_load is None else _expert_load(run.expert_load),
         "uneven": list(run.uneven),
         "dtype": run.dtype,
-        "sampling": asdict(run.sampling),
+        "sampling": {name: getattr(run.sampling, name) for name in SAMPLING},
         "generations": [_generation(*each) for each in zip(run.prompts, generations)],
         "predictions": {
             each.per_token.target: {

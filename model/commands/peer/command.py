@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from model.commands.arguments import FIRST_PROMPT
-from model.commands.generate.loop import positions_needed
 from model.commands.peer.comparison import Comparison, GreedyRun, compared
 from model.commands.peer.libraries import check_installed, load
 from model.config import ModelConfig
@@ -21,7 +20,7 @@ from model.families import load_config
 from model.loading.checkpoint import open_checkpoint
 from model.loading.tokenizer import Tokenizer
 from model.loading.weights import RankWeights, shard_weights
-from model.runners.bucket_length import bucket_length
+from model.runners.bucket_length import bucket_length, positions_needed
 from model.runners.contiguous import KernelModel
 from nkw.files import Outputs, json_document
 from nkw.terminal import show_lines

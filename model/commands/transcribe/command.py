@@ -8,10 +8,12 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from model.commands.generate.loop import Generation, generate, positions_needed
+from model.commands.generate.generation import Generation, generate
 from model.commands.generate.report import Run, TargetPrediction, document, summary
 from model.config import ModelConfig
 from model.config.folder import model_files
+from model.engine import SamplingParams
+from model.engine.speech import Speech
 from model.errors import ModelError
 from model.execution.bound_launch import Device
 from model.execution.launched_model import Progress
@@ -22,12 +24,12 @@ from model.loading.checkpoint import Checkpoint, open_checkpoint
 from model.loading.tokenizer import Tokenizer
 from model.loading.weights import RankWeights, check_ranks, shard_weights
 from model.mesh import Mesh
-from model.runners.bucket_length import bucket_length
+from model.runners.bucket_length import bucket_length, positions_needed
 from model.runners.contiguous import KernelModel
 from model.runners.reference import ReferenceModel
-from model.sampling import SamplingOptions
+from model.runners.static_batch import Backend
 from model.speech.recording import Recording
-from model.speech.rules import EncoderBackend, Rules, SpeechBackend, read_rules
+from model.speech.rules import Rules, read_rules
 from model.speech.timestamps import Segment, segments_of
 from model.speech.wav import read_wav
 from nkw.files import Outputs, json_document
@@ -38,7 +40,6 @@ if TYPE_CHECKING:  # the numpy backend must not load the simulator
 
 COMPARED_TARGETS = ("trn1", "inf2", "trn2")
 _MOST_RANKS = 32
-_GREEDY = SamplingOptions()
 
 
 def transcribe_command(options: argparse.Namespace) -> int:
@@ -74,6 +75,11 @@ class _Job:
         begin, end = self.recording.span(begins)
         return f"{begin:g} s to {end:.1f} s"
 
+    @property
+    def params(self) -> SamplingParams:
+        """Greedy choice."""
+        return SamplingParams(temperature=0, seed=0, max_tokens=self.options.max_new_tokens)
+
     @cached_property
     def shards(self) -> tuple[RankWeights, ...]:
         """The weights of every rank."""
@@ -82,7 +88,7 @@ class _Job:
             self.config, self.weights, options.tp, taken=self.weights.let_go, dtype=options.dtype
         )
 
-    def backend(self) -> EncoderBackend:
+    def backend(self) -> Backend:
         """The backend that --backend names."""
         options = self.options
         if options.backend == "simulate":
@@ -127,7 +133,7 @@ def _reported(job: _Job, tokenizer: Tokenizer) -> dict[str, Any]:
         target=options.target,
         mesh=Mesh(options.tp),
         dtype=activation_dtype(options.dtype, job.config, job.weights).name,
-        sampling=_GREEDY,
+        sampling=job.params,
         trace=None,
         uneven=uneven(job.config, options.tp),
     )
@@ -149,14 +155,14 @@ def _transcribed(job: _Job, tokenizer: Tokenizer) -> list[_Window]:
         if recording.windows > 1 and not options.timestamps:
             print(f"window {len(found) + 1} of {recording.windows}, {job.seconds(begins)}")
         (generation,) = generate(
-            SpeechBackend(backend, features, job.rules),
+            backend,
             tokenizer,
             job.config,
             [job.rules.prompt],
-            options.max_new_tokens,
-            _GREEDY,
-            None if reference is None else SpeechBackend(reference, features, job.rules),
+            job.params,
+            reference,
             emit=lambda _, text: None if options.timestamps else print(text, end="", flush=True),
+            speech=Speech(features, lambda: job.rules.of_text(job.config.vocab_size)),
         )
         segments: list[Segment] = []
         if job.rules.timestamps is not None:

@@ -1,0 +1,124 @@
+"""Prompts through the engine as one static batch, and what became of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from model.config import ModelConfig
+from model.engine import CompletionOutput, RequestOutput, SamplingParams
+from model.engine.faults import EngineFailed
+from model.engine.sampler import Logprob
+from model.engine.speech import Speech
+from model.errors import ModelError
+from model.loading.tokenizer import Tokenizer
+from model.runners.comparison import Compared, Comparison, Difference
+from model.runners.reference import ReferenceModel
+from model.runners.static_batch import Backend, StaticBatch, static_engine
+
+
+class StopReason(Enum):
+    """Why a generation ended."""
+
+    end_token = "end token"
+    stop_string = "stop string"
+    complete = "complete"
+    length = "length"
+    context = "context"
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One continuation of a prompt; an end token counts and has no text, a stop string and what follows it neither."""
+
+    prompt_ids: tuple[int, ...]
+    generated_ids: tuple[int, ...]
+    text: str
+    stopped_by: StopReason
+    tokens_compared: int = 0
+    differences: tuple[Difference, ...] = ()
+    logprobs: tuple[dict[int, Logprob], ...] | None = None
+
+    @property
+    def tokens_equal(self) -> int:
+        """The tokens that backend and reference chose alike."""
+        return self.tokens_compared - len(self.differences)
+
+
+def generate(
+    backend: Backend,
+    tokenizer: Tokenizer,
+    config: ModelConfig,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    reference: ReferenceModel | None = None,
+    emit: Callable[[int, str], None] = lambda number, text: None,
+    prompts_done: Callable[[], None] = lambda: None,
+    speech: Speech | None = None,
+) -> list[Generation]:
+    """The `params.n` continuations of each prompt, all computed in one batch; `backend` has a sequence for each.
+
+    `emit` is given the number of a continuation and every piece of its text, as its characters are complete and no stop
+    string can begin in it. `prompts_done` is called when the backend has processed the prompts. Each prompt gets what
+    it would get alone. With a `reference` every choice is compared with its own. `speech` is a window of speech that is
+    encoded before the prompt.
+
+    Raises ModelError for a prompt or parameters that cannot be, and what the backend or the reference raises.
+    """
+    assert params.max_tokens is not None
+    comparison = None if reference is None else Comparison(reference, tokenizer.decode)
+    lengths = [len(prompt) for prompt in prompts]
+    model = StaticBatch(backend, params.n, prompts_done)
+    engine = static_engine(model, tokenizer, config, lengths, params.max_tokens, params.n, comparison)
+    requests = [
+        engine.submit(str(number), prompt, params, speech=speech) for number, prompt in enumerate(prompts)
+    ]
+    continuations = [(request, completion) for request in requests for completion in request.outputs]
+    emitted = [0] * len(continuations)
+    try:
+        while engine.busy:
+            engine.step()
+            for number, (_, completion) in enumerate(continuations):
+                if len(completion.text) > emitted[number]:
+                    emit(number, completion.text[emitted[number] :])
+                    emitted[number] = len(completion.text)
+    except EngineFailed as failure:
+        raise (failure.__cause__ or failure) from None
+    compared = {} if comparison is None else comparison.compared
+    return [
+        _generation(request, completion, params, config, compared) for request, completion in continuations
+    ]
+
+
+def _generation(
+    request: RequestOutput,
+    completion: CompletionOutput,
+    params: SamplingParams,
+    config: ModelConfig,
+    compared: dict[str, Compared],
+) -> Generation:
+    """What became of a continuation. Raises ModelError for one that could not be computed."""
+    if completion.finish_reason == "error":
+        raise ModelError(str(completion.stop_reason)) from request.fault
+    id = f"{request.request_id} {completion.index}" if completion.index else request.request_id
+    checks = compared.get(id, Compared())
+    return Generation(
+        tuple(request.prompt_token_ids),
+        tuple(completion.token_ids),
+        completion.text,
+        _stop_reason(completion, params, config),
+        checks.tokens,
+        tuple(checks.differences),
+        None if completion.logprobs is None else tuple(completion.logprobs),
+    )
+
+
+def _stop_reason(completion: CompletionOutput, params: SamplingParams, config: ModelConfig) -> StopReason:
+    if completion.finish_reason == "length":
+        is_full = len(completion.token_ids) == params.max_tokens
+        return StopReason.length if is_full else StopReason.context
+    if completion.stop_reason is not None:
+        return StopReason.stop_string
+    is_end = completion.token_ids[-1] in config.eos_token_ids
+    return StopReason.end_token if is_end else StopReason.complete

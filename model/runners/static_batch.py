@@ -1,0 +1,118 @@
+"""The model runner of a static batch: prompts that start together, on contiguous caches or in plain numpy.
+
+The engine schedules them like any others (`SchedulerOptions(continuous=False)`): one step computes all prompts, and
+each later one a token of every sequence that has not ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, cast
+
+import numpy as np
+
+from model.config import ModelConfig
+from model.engine.buckets import BucketUse
+from model.engine.engine import Engine, EngineLimits, Observer
+from model.engine.request import Request
+from model.engine.scheduler import Batch, Chunk, Scheduler, SchedulerOptions
+from model.engine.speculation import NO_ROWS, Rows
+from model.loading.tokenizer import Tokenizer
+from model.sampling import StepOutput
+from model.state import PagePool
+
+
+class Backend(Protocol):
+    """Something that computes the model for a batch of sequences."""
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> Sequence[StepOutput]:
+        """Start a sequence with each prompt; returns the outputs of their last tokens."""
+
+    def decode(self, tokens: Sequence[int | None], positions: Sequence[int]) -> Sequence[StepOutput]:
+        """Append a token to each sequence at its position, the number of tokens before it; returns its outputs.
+
+        A sequence whose token is None has ended: nothing is appended, and its output means nothing.
+        """
+
+
+class EncoderBackend(Backend, Protocol):
+    """A backend of a model with an encoder of speech."""
+
+    def encode(self, features: Sequence[np.ndarray]) -> None:
+        """Run the encoder on the log-mel spectrum of a window for each of the next prompts."""
+
+
+class StaticBatch:
+    """Computes the engine's batches on a backend whose sequences start together.
+
+    The backend has a sequence for each of the `continuations` of every prompt, so that continuations share nothing.
+    `prompts_done` is called when the backend has processed the prompts.
+    """
+
+    def __init__(
+        self, backend: Backend, continuations: int = 1, prompts_done: Callable[[], None] = lambda: None
+    ) -> None:
+        self.use = BucketUse()
+        self._backend, self._continuations, self._prompts_done = backend, continuations, prompts_done
+        self._row_of: dict[Request, int] = {}
+        self._free_rows: dict[tuple[int, ...], list[int]] = {}
+        self._positions: list[int] = []
+
+    def step(self, batch: Batch, rows: Rows = NO_ROWS) -> dict[Request, list[StepOutput]]:
+        """Compute a batch; returns the output of each request, whose next token the host draws."""
+        chunks = list(batch.chunks.values())
+        outputs = self._prefill(chunks) if chunks[0].start == 0 else self._decode(chunks)
+        return {chunk.request: [outputs[self._row_of[chunk.request]]] for chunk in chunks}
+
+    def _prefill(self, chunks: Sequence[Chunk]) -> Sequence[StepOutput]:
+        prompts: list[Sequence[int]] = []
+        for chunk in chunks:
+            own_rows = [*range(len(prompts), len(prompts) + self._continuations)]
+            self._row_of[chunk.request] = own_rows[0]
+            self._free_rows.setdefault(tuple(chunk.tokens), []).extend(own_rows[1:])
+            prompts += [chunk.tokens] * self._continuations
+        self._positions = [len(prompt) for prompt in prompts]
+        features = [chunk.request.speech.features for chunk in chunks if chunk.request.speech is not None]
+        if features:
+            cast(EncoderBackend, self._backend).encode(features)
+        outputs = self._backend.prefill(prompts)
+        self._prompts_done()
+        return outputs
+
+    def _decode(self, chunks: Sequence[Chunk]) -> Sequence[StepOutput]:
+        tokens: list[int | None] = [None] * len(self._positions)
+        for chunk in chunks:
+            request = chunk.request
+            if request not in self._row_of:  # a further continuation of a prompt
+                prompt = tuple(request.tokens[: request.prompt_tokens])
+                self._row_of[request] = self._free_rows[prompt].pop(0)
+            row = self._row_of[request]
+            (tokens[row],), self._positions[row] = chunk.tokens, chunk.start
+        return self._backend.decode(tokens, self._positions)
+
+
+def static_engine(
+    model: StaticBatch,
+    tokenizer: Tokenizer,
+    config: ModelConfig,
+    prompt_lengths: Sequence[int],
+    max_new_tokens: int,
+    continuations: int = 1,
+    observer: Observer | None = None,
+) -> Engine:
+    """The engine of one static batch of prompts, without a clock: processes that share a model decide alike.
+
+    A sequence takes one page, which only counts it: its cache is the backend's.
+    """
+    sequences = continuations * len(prompt_lengths)
+    longest = min(max(prompt_lengths) + max_new_tokens, config.context)
+    options = SchedulerOptions(
+        max_num_seqs=sequences,
+        max_num_batched_tokens=max(sequences, sum(prompt_lengths), longest),
+        chunked_prefill=False,
+        prefix_caching=False,
+        continuous=False,
+    )
+    limits = EngineLimits(config.eos_token_ids, config.vocab_size, config.context, spectrum=config.spectrum)
+    scheduler = Scheduler(PagePool(sequences, longest), options)
+    return Engine(model, scheduler, tokenizer, limits, lambda: 0.0, isolates=False, observer=observer)
