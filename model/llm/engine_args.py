@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from model.config import ModelConfig
-from model.device import SimulatedDevice
 from model.engine import Engine, EngineLimits, GroupScheduler, Scheduler, SchedulerOptions
 from model.engine.bucket_sizes import AUTO, BucketLimits, read_buckets
 from model.engine.buckets import MOST_ROWS, Buckets
@@ -26,13 +25,12 @@ from model.engine.checks import (
 from model.engine.grammars import GrammarLimits, Grammars
 from model.engine.speculation import NO_RECURRENT_DRAFTS, DraftModel, PromptLookup, Proposer
 from model.errors import ModelError
-from model.execution.bound_launch import Device
 from model.families import load_config
 from model.layers.cache import check_cache_dtype
-from model.loading.checkpoint import open_checkpoint
+from model.llm.loaded import LoadedModel, open_device
 from model.loading.shipped import PRETRAINED, model_path
 from model.loading.tokenizer import Tokenizer
-from model.loading.weights import check_ranks, shard_weights
+from model.loading.weights import check_ranks
 from model.mesh import Mesh, check_expert_groups, routed_experts
 from model.runners.paged import PagedModel
 from model.state import INTERVAL, PagePool, SlotPool, WindowPool, check_block_size, window_pages
@@ -304,11 +302,10 @@ def _paged_model(
     buckets: Buckets,
     slots: SlotPool | None = None,
 ) -> PagedModel:
-    checkpoint = open_checkpoint(folder, config)
+    model = LoadedModel.open(folder, args.dtype, config)
     mesh = _mesh(config, args)
-    device = _device(args, mesh.ranks)
-    own = list(dict.fromkeys(map(mesh.shard, device.local_ranks)))
-    weights = shard_weights(config, checkpoint, mesh.tensor, own, checkpoint.let_go, args.dtype)
+    device = open_device(args.backend, args.target, mesh.ranks)
+    weights = model.shards(mesh, device.local_ranks)
     return PagedModel(
         config,
         weights,
@@ -325,17 +322,6 @@ def _mesh(config: ModelConfig, args: EngineArgs) -> Mesh:
     """Groups of ranks that divide experts; a draft model without experts is computed by each group alone."""
     groups = args.expert_parallel_size
     return Mesh(args.tensor_parallel_size, groups, expert=groups if routed_experts(config) else 1)
-
-
-def _device(args: EngineArgs, ranks: int) -> Device:
-    """The device that `backend` names."""
-    if args.backend == "simulate":
-        return SimulatedDevice(args.target, ranks)
-    if args.backend == "neuron":
-        from model.device.neuron import NeuronDevice
-
-        return NeuronDevice(ranks)
-    raise ModelError(f"backend {args.backend!r}; an engine knows simulate and neuron")
 
 
 @dataclass(frozen=True)

@@ -34,12 +34,9 @@ from model.commands.compile.graphs import (
 from model.commands.compile.sources import source_digest
 from model.device.neuron import Framework, Software, cache_variables, installed_software
 from model.errors import ModelError
-from model.families import compose
 from model.layers.paged import STATES
-from model.layers.precision import activation_dtype
 from model.llm.engine_args import EngineParts, args_of, engine_parts
-from model.loading.checkpoint import open_checkpoint
-from model.loading.weights import weight_dtypes
+from model.llm.loaded import LoadedModel
 from model.runners.paged import buckets_of, largest_step
 from nkw.files import complete, read_text
 from nkw.terminal import show_lines
@@ -91,15 +88,13 @@ def compile_command(options: argparse.Namespace) -> int:
 def engine_graphs(parts: EngineParts) -> list[Graph]:
     """Every graph of an engine; of the weights nothing is read but their dtypes."""
     config, args = parts.config, parts.args
-    checkpoint = open_checkpoint(parts.folder, config)
-    activations = activation_dtype(args.dtype, config, checkpoint)
-    weights = weight_dtypes(compose(config).weights, checkpoint, activations)
+    model = LoadedModel.open(parts.folder, args.dtype, config)
     buckets = buckets_of(config, parts.buckets)
     largest = largest_step(
         config,
         parts.mesh,
-        activations,
-        weights,
+        model.activations,
+        model.weight_dtypes,
         parts.pools,
         parts.slots,
         buckets,

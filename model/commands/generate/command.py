@@ -19,9 +19,8 @@ from model.commands.generate.report import Run, TargetPrediction, document, summ
 from model.config.folder import model_files
 from model.errors import ModelError
 from model.families import load_config
-from model.layers.precision import activation_dtype
 from model.layers.uneven import uneven
-from model.loading.checkpoint import open_checkpoint
+from model.llm.loaded import LoadedModel
 from model.loading.tokenizer import Tokenizer
 from nkw.errors import shown
 from nkw.files import STDOUT, OutputFile, Outputs, json_document
@@ -41,7 +40,7 @@ def generate_command(options: argparse.Namespace) -> int:
         raise ModelError(f"--explain {options.explain}: --max-new-tokens is {options.max_new_tokens}")
     job, tokenizer = _read_job(options)
     given = [options.prompt_file] if options.prompt_file not in (None, STDOUT) else []
-    outputs = Outputs(lambda: [*model_files(options.model), *job.weights.files, *given])
+    outputs = Outputs(lambda: [*model_files(options.model), *job.model.checkpoint.files, *given])
     trace = outputs.claim(options.trace, "trace", "NKW-TRACE-PATH")
     page = outputs.claim(options.html, "page", "NKW-PAGE-PATH")
     with json_document(options.json, outputs, "generate", "NKW-GENERATE-FILE") as contents:
@@ -58,8 +57,8 @@ def _read_job(options: argparse.Namespace) -> tuple[Job, Tokenizer]:
     prompts = read_prompts(options, shared=this_rank() is not None)
     check_groups(mesh, prompts)
     ids = encoded(prompts, options, tokenizer, config)
-    weights = open_checkpoint(options.model, config)
-    return Job(options, config, weights, prompts, ids, sampling, mesh), tokenizer
+    model = LoadedModel.open(options.model, options.dtype, config)
+    return Job(options, model, prompts, ids, sampling, mesh), tokenizer
 
 
 def _reported(
@@ -74,7 +73,7 @@ def _reported(
         backend=options.backend,
         target=options.target,
         mesh=job.mesh,
-        dtype=activation_dtype(options.dtype, job.config, job.weights).name,
+        dtype=job.model.activations.name,
         sampling=job.sampling,
         trace=None if trace is None else str(options.trace),
         uneven=uneven(job.config, job.mesh.tensor),
@@ -108,7 +107,9 @@ def _explained(job: Job, tokenizer: Tokenizer, generations: Sequence[Generation]
     for each in generations:
         number = min(job.options.explain, len(each.generated_ids))
         ids = (*each.prompt_ids, *each.generated_ids[:number])
-        paths.append(explain.token_path(job.config, job.weights, tokenizer, ids, number, job.options.dtype))
+        paths.append(
+            explain.token_path(job.config, job.model.checkpoint, tokenizer, ids, number, job.options.dtype)
+        )
     return paths
 
 

@@ -6,17 +6,15 @@ import argparse
 import os
 from collections.abc import Callable
 from functools import cached_property
+from typing import Any, cast
 
 from model.commands.generate.micro_batches import MicroBatches, micro_batch_sizes
-from model.config import ModelConfig
 from model.engine import SamplingParams
 from model.errors import ModelError
 from model.execution.bound_launch import Device
 from model.execution.expert_load import ExpertLoad
-from model.execution.stages import layers_of_stage
-from model.families import compose
-from model.loading.checkpoint import Checkpoint
-from model.loading.weights import RankWeights, shard_weights, weights_of_all
+from model.llm.loaded import LoadedModel, open_device
+from model.loading.weights import RankWeights, weights_of_all
 from model.mesh import Mesh
 from model.runners.bucket_length import bucket_length, positions_needed
 from model.runners.contiguous import KernelModel
@@ -44,8 +42,7 @@ class Job:
     def __init__(
         self,
         options: argparse.Namespace,
-        config: ModelConfig,
-        weights: Checkpoint,
+        model: LoadedModel,
         prompts: list[str],
         prompt_ids: list[list[int]],
         sampling: SamplingParams,
@@ -53,8 +50,8 @@ class Job:
     ) -> None:
         self.mesh = mesh
         self.options = options
-        self.config = config
-        self.weights = weights
+        self.model = model
+        self.config = config = model.config
         self.prompts = [prompt for prompt in prompts for _ in range(sampling.n)]
         self.prompt_ids = prompt_ids
         self.sequence_ids = [ids for ids in prompt_ids for _ in range(sampling.n)]
@@ -71,37 +68,28 @@ class Job:
     def _own_shards(self) -> tuple[RankWeights, ...]:
         """The weights of the ranks in this process: of one rank alone those of its stage."""
         rank = this_rank()
-        ranks = range(self.mesh.ranks) if rank is None else [rank]
-        own = list(dict.fromkeys(map(self.mesh.shard, ranks)))
-        layers = None if rank is None else layers_of_stage(compose(self.config), self.mesh, rank)
-        given = self.config, self.weights, self.options.tp, own, self.weights.let_go, self.options.dtype
-        return shard_weights(*given, layers)
+        return self.model.shards(self.mesh, None if rank is None else [rank])
 
     def backend(self, progress: Progress) -> Backend:
         """The backend that --backend names."""
         options = self.options
+        if options.backend == "numpy":
+            return self.reference()
+        device = open_device(
+            options.backend,
+            options.target,
+            self.mesh.ranks,
+            processes=this_rank() is not None,
+            exact=options.exact,
+            verify=options.verify_replay,
+        )
         if options.backend == "simulate":
-            from model.device import SimulatedDevice
-
-            processes = this_rank() is not None
-            device = SimulatedDevice(
-                options.target,
-                self.mesh.ranks,
-                processes=processes,
-                exact=options.exact,
-                verify=options.verify_replay,
-            )
-            self.replay_report = device.replays.report.text
-            return self._model(device, progress, expert_load=self.expert_load)
-        if options.backend == "neuron":
-            from model.device.neuron import NeuronDevice
-
-            return self._model(NeuronDevice(self.mesh.ranks), progress, expert_load=self.expert_load)
-        return self.reference()
+            self.replay_report = cast(Any, device).replays.report.text
+        return self._model(device, progress, expert_load=self.expert_load)
 
     def reference(self) -> ReferenceModel:
         """The same model in plain numpy."""
-        return ReferenceModel(self.config, self.weights, self.options.dtype, ranks=self.options.tp)
+        return self.model.reference(self.options.tp)
 
     def dry_model(self, device: Device, progress: Progress, done: Callable[[], None]) -> MicroBatches:
         """The model on a device that only plans; ranks of other processes are planned here as well.

@@ -17,9 +17,10 @@ from model.config.folder import model_files
 from model.device import DryDevice, SimulatedDevice
 from model.errors import ModelError
 from model.families import load_config
-from model.loading.checkpoint import open_checkpoint
+from model.llm.loaded import LoadedModel
 from model.loading.tokenizer import Tokenizer
-from model.loading.weights import RankWeights, shard_weights
+from model.loading.weights import RankWeights
+from model.mesh import Mesh
 from model.runners.bucket_length import bucket_length, positions_needed
 from model.runners.contiguous import KernelModel
 from nkw.files import Outputs, json_document
@@ -37,8 +38,7 @@ def peer_command(options: argparse.Namespace) -> int:
         raise ModelError("a prompt has no tokens")
     needed = positions_needed(max(map(len, ids)), options.max_new_tokens, config)
     positions = bucket_length(needed, config.context)
-    weights = open_checkpoint(options.model, config)
-    ours = shard_weights(config, weights, options.tp, taken=weights.let_go, dtype=options.dtype)
+    ours = LoadedModel.open(options.model, options.dtype, config).shards(Mesh(options.tp))
     results = []
     with (
         json_document(options.json, Outputs(lambda: model_files(options.model)), "peer") as contents,

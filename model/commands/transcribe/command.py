@@ -18,11 +18,10 @@ from model.errors import ModelError
 from model.execution.bound_launch import Device
 from model.execution.launched_model import Progress
 from model.families import load_config
-from model.layers.precision import activation_dtype
 from model.layers.uneven import uneven
-from model.loading.checkpoint import Checkpoint, open_checkpoint
+from model.llm.loaded import LoadedModel, open_device
 from model.loading.tokenizer import Tokenizer
-from model.loading.weights import RankWeights, check_ranks, shard_weights
+from model.loading.weights import RankWeights, check_ranks
 from model.mesh import Mesh
 from model.runners.bucket_length import bucket_length, positions_needed
 from model.runners.contiguous import KernelModel
@@ -51,10 +50,10 @@ def transcribe_command(options: argparse.Namespace) -> int:
     rules = read_rules(options.model, config, options.language, options.timestamps)
     samples = read_wav(options.file)
     tokenizer = Tokenizer(options.model, config.vocab_size)
-    weights = open_checkpoint(options.model, config)
-    outputs = Outputs(lambda: [*model_files(options.model), *weights.files, options.file])
+    model = LoadedModel.open(options.model, options.dtype, config)
+    outputs = Outputs(lambda: [*model_files(options.model), *model.checkpoint.files, options.file])
     assert config.spectrum is not None, "loaded for speech"
-    job = _Job(options, config, weights, rules, Recording(samples, config.spectrum, options.timestamps))
+    job = _Job(options, model, rules, Recording(samples, config.spectrum, options.timestamps))
     with json_document(options.json, outputs, "transcribe") as contents:
         contents.update(_reported(job, tokenizer))
     return 0
@@ -65,8 +64,7 @@ class _Job:
     """One model and one recording: the input of transcribing and of predicting."""
 
     options: argparse.Namespace
-    config: ModelConfig
-    weights: Checkpoint
+    loaded: LoadedModel
     rules: Rules
     recording: Recording
 
@@ -76,6 +74,11 @@ class _Job:
         return f"{begin:g} s to {end:.1f} s"
 
     @property
+    def config(self) -> ModelConfig:
+        """The model's config."""
+        return self.loaded.config
+
+    @property
     def params(self) -> SamplingParams:
         """Greedy choice."""
         return SamplingParams(temperature=0, seed=0, max_tokens=self.options.max_new_tokens)
@@ -83,27 +86,18 @@ class _Job:
     @cached_property
     def shards(self) -> tuple[RankWeights, ...]:
         """The weights of every rank."""
-        options = self.options
-        return shard_weights(
-            self.config, self.weights, options.tp, taken=self.weights.let_go, dtype=options.dtype
-        )
+        return self.loaded.shards(Mesh(self.options.tp))
 
     def backend(self) -> Backend:
         """The backend that --backend names."""
         options = self.options
-        if options.backend == "simulate":
-            from model.device import SimulatedDevice
-
-            return self.model(SimulatedDevice(options.target, options.tp))
-        if options.backend == "neuron":
-            from model.device.neuron import NeuronDevice
-
-            return self.model(NeuronDevice(options.tp))
-        return self.reference()
+        if options.backend == "numpy":
+            return self.reference()
+        return self.model(open_device(options.backend, options.target, options.tp))
 
     def reference(self) -> ReferenceModel:
         """The same model in plain numpy."""
-        return ReferenceModel(self.config, self.weights, self.options.dtype, ranks=self.options.tp)
+        return self.loaded.reference(self.options.tp)
 
     def model(self, device: Device, progress: Progress = lambda done, layers: None) -> KernelModel:
         """The model on a device."""
@@ -132,7 +126,7 @@ def _reported(job: _Job, tokenizer: Tokenizer) -> dict[str, Any]:
         backend=options.backend,
         target=options.target,
         mesh=Mesh(options.tp),
-        dtype=activation_dtype(options.dtype, job.config, job.weights).name,
+        dtype=job.loaded.activations.name,
         sampling=job.params,
         trace=None,
         uneven=uneven(job.config, options.tp),
