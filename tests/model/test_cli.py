@@ -121,7 +121,7 @@ def test_simulated_run_is_checked_predicted_and_written(tiny, tmp_path, capsys) 
     assert json.loads(trace.read_text())["traceEvents"]
 
     document = json.loads(results.read_text())
-    assert document["schema"] == 2
+    assert document["schema"] == 3
     (done,) = document["generations"]
     assert (done["prompt"], done["prompt_ids"][0], len(done["prompt_ids"])) == ("ab", 1, 3)
     assert len(done["generated_ids"]) == 4

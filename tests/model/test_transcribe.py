@@ -17,7 +17,6 @@ from model.errors import ModelError
 from model.families import load_config
 from model.loading.checkpoint import open_checkpoint
 from model.runners.reference import ReferenceModel
-from model.sampling import StepOutput
 from model.speech.rules import Rules, read_rules
 from model.speech.spectrum import HOP, log_mel, windows_of
 from model.speech.wav import read_wav, samples_of
@@ -203,11 +202,9 @@ def test_refuses_rules_that_make_no_beginning(tmp_path: Path, changes: dict[str,
 
 
 def test_suppressed_tokens_are_never_chosen() -> None:
-    step = StepOutput(np.array([1.0, 9.0, 8.0, 7.0], np.float32))
-    own = Rules((0,), (1,), (2,))
-    assert own.applied([step], [])[0].likeliest == 3
-    assert own.applied([step], [3])[0].likeliest == 2
-    assert own.applied([StepOutput()], [3])[0].logits is None
+    rule = Rules((0,), (1,), (2,)).of_text(4)
+    assert rule.allowed().tolist() == [True, False, False, True]
+    assert rule.accept(3) and rule.allowed().tolist() == [True, False, True, True]
 
 
 def expected(folder: Path, samples: np.ndarray, most: int) -> list[list[int]]:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from model.commands.arguments import FIRST_PROMPT, add_cores, add_dtype, add_hardware, count, seed
-from model.config.folder import config_file
 from model.loading.shipped import model_path
 
 _LAYER = "--layer"
@@ -19,6 +18,8 @@ def names_a_model(words: Sequence[str]) -> bool:
     """Whether the words behind `nkw bundle` ask for a model or a layer: --layer is there, or the first is a model."""
     if any(each.partition("=")[0] == _LAYER for each in words):
         return True
+    from model.config.folder import config_file  # imports numpy, which no help needs
+
     folder = model_path(words[0]) if words else Path()
     return bool(words) and os.path.isdir(folder) and os.path.isfile(config_file(folder))
 
