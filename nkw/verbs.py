@@ -1,4 +1,4 @@
-"""The simulator's commands, for the help of `nkw` and of `python -m simulate`; imports nothing of the simulator."""
+"""The commands of simulator and model, for the help of the command lines; imports nothing of either."""
 
 from __future__ import annotations
 
@@ -22,6 +22,45 @@ class Verb(NamedTuple):
     example: str
     ends: str
 
+
+_DONE = "0 done, 2 wrong input"
+MODEL_VERBS = {
+    "generate": Verb(
+        "continue a prompt, check every token, predict the time", "generate --max-new-tokens 8", _DONE
+    ),
+    "transcribe": Verb(
+        "transcribe a recording, check it, predict the time",
+        "transcribe speech.wav --model whisper-tiny",
+        _DONE,
+    ),
+    "serve": Verb(
+        "answer OpenAI's HTTP API with a model, many requests at once",
+        "serve --port 8000 --target trn2 --tp 2",
+        _DONE,
+    ),
+    "compile": Verb(
+        "compile the graphs of an engine for NeuronCores, or list them",
+        "compile stories --list --buckets 'sequences=1 tokens=64 context=256' --max-model-len 256",
+        _DONE,
+    ),
+    "peer": Verb(
+        "compare a folder with what one of AWS Neuron's own inference libraries makes of it",
+        "peer FOLDER --with transformers-neuronx --prompt 'Once upon a time'",
+        _DONE,
+    ),
+    "top": Verb("show what a server does", "top --url http://127.0.0.1:8000", _DONE),
+    "plan": Verb(
+        "what a model needs and would do on a chip, from its config.json",
+        "plan model/pretrained --tp 2",
+        _DONE,
+    ),
+    "traffic": Verb(
+        "what a stream of users would see, from a config.json",
+        "traffic model/pretrained --users 8 --prompt-lengths 64 --output-lengths 32",
+        _DONE,
+    ),
+}
+"""The model's commands by name, in the order of the help of `nkw`."""
 
 VERBS = {
     "run": Verb(
@@ -91,4 +130,4 @@ VERBS = {
     ),
     "targets": Verb("print what is simulated of each chip", "targets", "0 done"),
 }
-"""Every command by its name, in the order of the help."""
+"""The simulator's commands by name, in the order of the help."""

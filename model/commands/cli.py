@@ -11,22 +11,23 @@ import argparse
 import io
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from model.commands import top
 from model.commands.bundle import arguments as layers
 from model.commands.compile import arguments as compiled
 from model.commands.generate import arguments as generate
 from model.commands.peer import arguments as peer
 from model.commands.plan import arguments as plan
 from model.commands.serve import arguments as serve
+from model.commands.top import arguments as top
 from model.commands.traffic import arguments as traffic
 from model.commands.transcribe import arguments as transcribe
-from model.loading.shipped import PRETRAINED
 from nkw.errors import LONGEST_PATH, InvalidArgument, NkwError, shown
+from nkw.options import add_options
 from nkw.process import INTERRUPTED, imported, leave
-from nkw.verbs import VERBS
+from nkw.verbs import MODEL_VERBS, VERBS, Verb
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif options.command == "peer":
             from model.commands.peer.command import peer_command as command
         elif options.command == "top":
-            from model.commands.top import top_command as command
+            from model.commands.top.command import top_command as command
         elif options.command == "serve":
             from model.commands.serve.command import serve_command as command
         else:
@@ -142,80 +143,38 @@ def _parser(of_model: bool = False) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    generate.add_arguments(
-        _command(
-            commands,
-            "generate",
-            "continue a prompt, check every token, predict the time",
-            "--max-new-tokens 8",
-        )
-    )
-    transcribe.add_arguments(
-        _command(
-            commands,
-            "transcribe",
-            "transcribe a recording, check it, predict the time",
-            "speech.wav --model whisper-tiny",
-        )
-    )
-    serve.add_arguments(
-        _command(
-            commands,
-            "serve",
-            "answer OpenAI's HTTP API with a model, many requests at once",
-            "--port 8000 --target trn2 --tp 2",
-        ),
-        PRETRAINED,
-    )
-    compiled.add_arguments(
-        _command(
-            commands,
-            "compile",
-            "compile the graphs of an engine for NeuronCores, or list them",
-            "stories --list --buckets 'sequences=1 tokens=64 context=256' --max-model-len 256",
-        )
-    )
-    peer.add_arguments(
-        _command(
-            commands,
-            "peer",
-            "compare a folder with what one of AWS Neuron's own inference libraries makes of it",
-            "FOLDER --with transformers-neuronx --prompt 'Once upon a time'",
-        )
-    )
-    top.add_arguments(_command(commands, "top", "show what a server does", "--url http://127.0.0.1:8000"))
-    plan.add_arguments(
-        _command(
-            commands,
-            "plan",
-            "what a model needs and would do on a chip, from its config.json",
-            "model/pretrained --tp 2",
-        )
-    )
-    traffic.add_arguments(
-        _command(
-            commands,
-            "traffic",
-            "what a stream of users would see, from a config.json",
-            "model/pretrained --users 8 --prompt-lengths 64 --output-lengths 32",
-        )
-    )
+    for name, arguments in _ARGUMENTS.items():
+        _add_command(commands, name, MODEL_VERBS[name], arguments)
     for name, verb in VERBS.items():
         if of_model and name == "bundle":
-            command = _command(commands, name, verb.sentence, "stories --layer 3 --out layer-3")
-            layers.add_arguments(command)
+            carried = verb._replace(
+                example="bundle stories --layer 3 --out layer-3", ends="0 done, 2 wrong input"
+            )
+            _add_command(commands, name, carried, layers)
         else:
             commands.add_parser(name, add_help=False, help=verb.sentence)
     return parser
 
 
-def _command(commands: Any, name: str, help: str, example: str) -> argparse.ArgumentParser:
-    """A command whose help ends with an example and the exit statuses."""
+_ARGUMENTS = {
+    "generate": generate,
+    "transcribe": transcribe,
+    "serve": serve,
+    "compile": compiled,
+    "peer": peer,
+    "top": top,
+    "plan": plan,
+    "traffic": traffic,
+}
+
+
+def _add_command(commands: Any, name: str, verb: Verb, arguments: Any) -> None:
+    """Add a command whose help ends with an example and the exit statuses."""
     command: argparse.ArgumentParser = commands.add_parser(
         name,
-        help=help,
-        epilog=f"example:\n  nkw {name} {example}\n\nExit status: 0 done, 2 wrong input; 130 interrupted, "
-        "143 terminated.",
+        help=verb.sentence,
+        description=textwrap.fill(arguments.DESCRIPTION, 78),
+        epilog=f"example:\n  nkw {verb.example}\n\nExit status: {verb.ends}; 130 interrupted, 143 terminated.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    return command
+    add_options(command, arguments.OPTIONS)

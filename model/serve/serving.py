@@ -28,7 +28,7 @@ def engine_args(options: argparse.Namespace) -> EngineArgs:
     """The engine that the options of `nkw serve` ask for."""
     return args_of(
         options,
-        enable_prefix_caching=not options.no_prefix_caching,
+        enable_prefix_caching=options.prefix_caching,
         seed=options.seed,
         backend=options.backend,
         grammar_cpu_seconds=options.grammar_cpu_seconds,
@@ -65,7 +65,7 @@ async def answering(options: argparse.Namespace, engine: Engine) -> AsyncIterato
 
     name = options.served_model_name or Path(options.model).resolve().name
     speech_model = SpeechModel.of(Path(options.model))
-    metrics = Metrics(name, prefix_caching=speech_model is None and not options.no_prefix_caching)
+    metrics = Metrics(name, prefix_caching=speech_model is None and options.prefix_caching)
     asynchronous = AsyncEngine(engine, places(options), metrics.watch)
     cache, args = engine.scheduler.cache, engine_args(options)
     deployed = Deployed(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from model.commands.cli import main
-from model.commands.top import _is_server_url
+from model.commands.top.command import _is_server_url
 from model.engine.buckets import PartShape
 from model.families import load_config
 from model.loading.shipped import PRETRAINED

@@ -12,7 +12,7 @@ pytest.importorskip("fastapi", reason="the server needs the extra serve")
 
 from starlette.testclient import TestClient
 
-from model.commands.serve.arguments import parse_origins
+from model.commands.options.readers import parse_origins
 from model.serve.http.gate import Admission, Gate, Keys
 from model.serve.http.origins import OriginPolicy, add_cors
 

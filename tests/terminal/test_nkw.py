@@ -75,7 +75,7 @@ def test_a_verb_prints_and_returns_the_same_on_both(tmp_path: Path, capsys: Capt
 @pytest.mark.parametrize("words", [["explain", "NKW-UNWRITTEN"], ["lint", "nkw/verbs.py"], ["targets"]])
 def test_verbs_without_a_script_load_no_torch(words: list[str]) -> None:
     code = (
-        "import sys; from model.cli import main; status = main(sys.argv[1:]); "
+        "import sys; from model.commands.cli import main; status = main(sys.argv[1:]); "
         "print([name for name in ('torch', 'transformers', 'tokenizers') if name in sys.modules]); sys.exit(status)"
     )
     done = ran(ROOT, "-c", code, *words)

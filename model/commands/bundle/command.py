@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from model.commands.arguments import FIRST_PROMPT
 from model.commands.bundle.drawn import DrawnWeights, one_layer
 from model.commands.bundle.recipe import operands_of, weight_files
 from model.commands.generate.prompts import encode_prompt
+from model.commands.options.inputs import FIRST_PROMPT
 from model.config import ModelConfig
 from model.config.folder import model_files
 from model.device.bundling import (

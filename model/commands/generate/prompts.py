@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
-from model.commands.arguments import FIRST_PROMPT
+from model.commands.options.inputs import FIRST_PROMPT
 from model.config import Fields, ModelConfig
 from model.engine import SamplingParams
 from model.errors import ModelError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from model.commands.arguments import FIRST_PROMPT
+from model.commands.options.inputs import FIRST_PROMPT
 from model.commands.peer.comparison import Comparison, GreedyRun, compared
 from model.commands.peer.libraries import check_installed, load
 from model.config import ModelConfig

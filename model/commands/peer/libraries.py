@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from model.commands.peer.arguments import LIBRARIES
+from model.commands.options.device import LIBRARIES
 from model.commands.peer.comparison import GreedyRun
 from model.device.neuron import installed_version
 from model.errors import ModelError

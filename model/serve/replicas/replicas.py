@@ -46,7 +46,7 @@ async def serve_replicas(
         tasks = [asyncio.create_task(each.start()) for each in replicas]
         try:
             await asyncio.gather(*tasks)
-            positions = 0 if options.no_prefix_caching else replicas[0].positions
+            positions = replicas[0].positions if options.prefix_caching else 0
             routing = Routing(options.replicas, options.max_num_seqs, places(options), positions)
             router = Router(replicas, routing)
             tasks += [

@@ -10,10 +10,8 @@ import time
 import urllib.request
 from collections import defaultdict
 from collections.abc import Mapping
-from pathlib import Path
 from urllib.parse import urlsplit
 
-from model.commands.arguments import count
 from model.errors import ModelError
 from model.serve.http.keys import read_keys
 from nkw.errors import shown
@@ -26,18 +24,6 @@ _SECONDS = 10  # for an answer
 
 Samples = Mapping[tuple[str, str], float]
 """Values by name and, in a histogram, by the edge of its bucket."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options to a parser."""
-    parser.description = "Requests, pages, tokens and times of a server that nkw serve runs."
-    add = parser.add_argument
-    add("--url", metavar="URL", default="http://127.0.0.1:8000", help="the server (default: %(default)s)")
-    add("--api-key-file", metavar="FILE", type=Path, help="a file whose first line is a key of the server")
-    add(
-        "--every", metavar="S", type=count, default=2, help="seconds between two looks (default: %(default)s)"
-    )
-    add("--once", action="store_true", help="look once; so does a stdout that is no terminal")
 
 
 def top_command(options: argparse.Namespace) -> int:

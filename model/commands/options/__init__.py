@@ -1,0 +1,10 @@
+"""Options of the model's commands: one table with a file for each subject, from which a command names its rows."""
+
+from model.commands.options import device, engine, inputs, outputs, sampling, server, workload
+from nkw.options import OptionTable
+
+_TABLE = OptionTable(
+    inputs.ROWS, device.ROWS, sampling.ROWS, engine.ROWS, outputs.ROWS, server.ROWS, workload.ROWS
+)
+option = _TABLE.option
+options = _TABLE.options

@@ -1,0 +1,51 @@
+"""Options of what a command reads: model folders, configs, prompts, recordings, and how long the texts are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from model.commands.options.readers import count, seed
+from model.loading.shipped import PRETRAINED, model_path
+from nkw.options import Rows
+
+FIRST_PROMPT = "Once upon a time"
+
+ROWS: Rows = {
+    "model": dict(metavar="FOLDER", type=model_path, help="Hugging Face folder, or a model that comes along"),
+    "--model": dict(
+        metavar="DIR",
+        type=model_path,
+        default=PRETRAINED,
+        help="Hugging Face folder, or a model that comes along: stories (default), or stories-moe, with experts",
+    ),
+    "config": dict(metavar="CONFIG", type=model_path, help="config.json, or a folder that holds one"),
+    "--prompt": dict(
+        metavar="TEXT", action="append", help=f"text to continue; may be repeated (default: {FIRST_PROMPT!r})"
+    ),
+    "--prompt-file": dict(metavar="FILE", help="one text to continue on each line; - is stdin"),
+    "--chat": dict(
+        action="store_true", help="each text is a user's message, put into the model's chat template"
+    ),
+    "--system": dict(metavar="TEXT", help="the system message before it, with --chat"),
+    "--prompt=N": dict(
+        metavar="N",
+        type=count,
+        help="tokens of a prompt (default: 896, or what the context leaves; of a Whisper 4, beside its window)",
+    ),
+    "--tokens": dict(
+        metavar="T",
+        type=count,
+        help=f"with --layer, tokens of the prompt, {FIRST_PROMPT!r} over and over (default: 8)",
+    ),
+    "--layer": dict(
+        metavar="N", type=seed, help="this layer alone; the first is 0 (default: the whole model)"
+    ),
+    "file": dict(metavar="FILE.wav", type=Path, help="a recording: 16 kHz, one channel, PCM"),
+    "--language": dict(
+        metavar="NAME", help="of the speech, such as en (default: that of generation_config.json)"
+    ),
+    "--timestamps": dict(
+        action="store_true",
+        help="write segments with the seconds in which they are said; a window begins where the last segment ended",
+    ),
+}

@@ -1,0 +1,110 @@
+"""Types of options: each returns what a text of the command line means, or refuses the text with one sentence."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+from nkw.errors import shown
+
+_ORIGIN = re.compile(
+    r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?:\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::(?P<port>[1-9]\d{0,4}))?"
+)
+_DEFAULT_PORTS = (("http", "80"), ("https", "443"))
+
+
+def integer(text: str) -> int:
+    """Return an integer. Raises ArgumentTypeError for another text."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is not a whole number") from None
+
+
+def number(text: str) -> float:
+    """Return a number. Raises ArgumentTypeError for another text."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is not a number") from None
+
+
+def _share(text: str) -> float:
+    """Return 0.9 of 0.9 or 90%."""
+    return number(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+
+
+Number = TypeVar("Number", int, float)
+
+
+def _checked(
+    read: Callable[[str], Number], is_taken: Callable[[Number], bool], refusal: str
+) -> Callable[[str], Number]:
+    """Return a reader of numbers that refuses some: with the text, and `refusal` behind it."""
+
+    def read_checked(text: str) -> Number:
+        value = read(text)
+        if not is_taken(value):
+            raise argparse.ArgumentTypeError(f"{text!r:.60} {refusal}")
+        return value
+
+    return read_checked
+
+
+count = _checked(integer, lambda value: value >= 1, "is not a positive whole number")
+two_or_more = _checked(
+    count, lambda value: value >= 2, "is not at least 2: one long job would stop all others"
+)
+seed = _checked(integer, lambda value: value >= 0, "is negative")
+temperature = _checked(number, lambda value: 0 <= value < math.inf, "is neither 0 nor a positive number")
+probability = _checked(number, lambda value: 0 < value <= 1, "is not above 0 and at most 1")
+load = _checked(_share, lambda value: 0.01 <= value <= 10, "is not a share from 1% to 1000%")
+"""A share of a rate, 0.9 or 90%."""
+
+
+def _between(lowest: float, highest: float) -> Callable[[str], float]:
+    return _checked(
+        number, lambda value: lowest <= value <= highest, f"is not a number from {lowest:g} to {highest:g}"
+    )
+
+
+price = _between(1e-6, 1e9)
+"""Dollars an hour; beyond the limits prices of tokens leave float64."""
+rate = _between(1e-6, 1e9)
+"""Requests a second; at the highest rate they come 1 ns apart."""
+pause = _between(0, 1e6)
+"""Seconds."""
+
+
+def parse_origins(text: str) -> tuple[str, ...]:
+    """Return the origins of a JSON list, as vLLM takes them.
+
+    Raises: argparse.ArgumentTypeError for any other text, and for an origin that no browser sends.
+    """
+    try:
+        origins = json.loads(text)
+    except (ValueError, RecursionError):
+        origins = None
+    if not isinstance(origins, list) or not all(isinstance(origin, str) for origin in origins):
+        raise argparse.ArgumentTypeError(
+            f"""{shown(text)} is no JSON list of texts; write it like '["https://chat.example"]'"""
+        )
+    wrong = next((origin for origin in origins if not _is_origin(origin)), None)
+    if wrong is not None:
+        raise argparse.ArgumentTypeError(
+            f"{shown(wrong)!r} is no origin; write scheme://host or scheme://host:port in lower case, without the "
+            "scheme's default port and without a path, or *"
+        )
+    return tuple(origins)
+
+
+def _is_origin(text: str) -> bool:
+    """Return whether a text is an origin as browsers write it, "null", or "*"."""
+    if text in ("*", "null"):
+        return True
+    matched = _ORIGIN.fullmatch(text)
+    return matched is not None and (matched["scheme"], matched["port"]) not in _DEFAULT_PORTS

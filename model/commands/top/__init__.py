@@ -1,0 +1,1 @@
+"""`nkw top`: the metrics of a server in a terminal."""
