@@ -22,11 +22,11 @@ _EPS = 1e-5
 """Of every LayerNorm: torch's default, which no field changes."""
 
 _DECODER = dense.Names(
-    table="model.network.embed_tokens",
-    positions="model.network.embed_positions",
-    last_norm="model.network.layer_norm",
+    table="model.decoder.embed_tokens",
+    positions="model.decoder.embed_positions",
+    last_norm="model.decoder.layer_norm",
     head="proj_out",
-    layer="model.network.layers",
+    layer="model.decoder.layers",
     before_attention="self_attn_layer_norm",
     before_mlp="final_layer_norm",
     output="self_attn.out_proj",
