@@ -76,7 +76,10 @@ VIOLATIONS = {
         "def late():\n    import model.commands.cli",
         "nki_kernels.tiles -> model.commands.cli",
     ),
-    "model/commands/generate/generation.py": ("import simulate", "model.commands.generate.generation -> simulate"),
+    "model/commands/generate/generation.py": (
+        "import simulate",
+        "model.commands.generate.generation -> simulate",
+    ),
     "model/commands/cli.py": ("import simulate.run", "model.commands.cli -> simulate.run"),
 }
 

@@ -497,3 +497,43 @@ def test_a_path_that_is_too_long_is_refused_in_one_sentence(
     said = " ".join(capsys.readouterr().err.split())
     assert status == 2
     assert "error: " in said and len(said) < 1000, said[:1000]
+
+
+def test_continuations_of_two_prompts_are_those_of_an_engine(tiny, tmp_path, capsys) -> None:
+    """Each has its own random numbers, penalties and form, equal to the reference's choice with the same."""
+    results = tmp_path / "out.json"
+    words = ["--model", tiny, "--prompt", "ab", "--prompt", "c", "--n", "2", "--max-new-tokens", "4"]
+    words += ["--temperature", "1.5", "--seed", "5", "--min-p", "0.01", "--repetition-penalty", "1.5"]
+    words += ["--logprobs", "1", "--json", str(results)]
+    assert main(["generate", *words]) == 0
+    assert "16 of 16 tokens equal to the numpy reference" in capsys.readouterr().out
+    generations = json.loads(results.read_text())["generations"]
+    assert [generation["prompt"] for generation in generations] == ["ab", "ab", "c", "c"]
+    assert len({tuple(generation["generated_ids"]) for generation in generations}) == 4
+    for generation in generations:
+        chosen = [token[0]["id"] for token in generation["logprobs"]]
+        assert chosen == generation["generated_ids"]
+    alone = ["--model", tiny, "--prompt", "c", *words[6:]]
+    assert main(["generate", *alone]) == 0
+    again = json.loads(results.read_text())["generations"]
+    assert [each["generated_ids"] for each in again] == [each["generated_ids"] for each in generations[2:]]
+
+
+@pytest.mark.parametrize(("continuations", "taken"), [(64, True), (65, False)])
+def test_a_batch_takes_128_texts(tiny, capsys, continuations, taken) -> None:
+    words = ["--model", tiny, "--backend", "numpy", "--prompt", "a", "--prompt", "b", "--max-new-tokens", "1"]
+    assert main(["generate", *words, "--n", str(continuations)]) == (0 if taken else 2)
+    assert ("2 prompts with --n 65; one batch takes 128 texts" in capsys.readouterr().err) is not taken
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [("3", "'3' is no JSON object"), ('{"x": 1}', "--structured-outputs has one of json, regex, choice")],
+)
+def test_refuses_a_form_that_is_none(tiny, capsys, form, message) -> None:
+    try:
+        status = main(["generate", "--model", tiny, "--structured-outputs", form])
+    except SystemExit as ended:
+        status = ended.code
+    assert status == 2
+    assert message in capsys.readouterr().err

@@ -18,7 +18,8 @@ OPTIONS = options(
     "--target --tp --hardware --dp --pp --micro-batches",
     option("--ep", help="groups of --dp that divide routed experts (default: %(default)s)"),
     "--sp --backend --no-check --dtype",
-    "--temperature --top-k --top-p --seed",
+    "--temperature --top-k --top-p --min-p --presence-penalty --frequency-penalty --repetition-penalty --seed",
+    "--n --logprobs --structured-outputs",
     "--exact --verify-replay --replay-report",
     "--trace --profile --explain --html --json",
 )

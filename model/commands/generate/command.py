@@ -14,7 +14,7 @@ from model.commands.generate.job import Job, Progress, this_rank
 from model.commands.generate.mesh import check_groups, mesh_of
 from model.commands.generate.prediction import predict, write_timelines
 from model.commands.generate.profile import parts as profile_parts
-from model.commands.generate.prompts import encoded, read_prompts, sampling_params
+from model.commands.generate.prompts import MOST_PROMPTS, encoded, read_prompts, sampling_params
 from model.commands.generate.report import Run, TargetPrediction, document, summary
 from model.config.folder import model_files
 from model.errors import ModelError
@@ -55,6 +55,10 @@ def _read_job(options: argparse.Namespace) -> tuple[Job, Tokenizer]:
     sampling = sampling_params(options)
     tokenizer = Tokenizer(options.model, config.vocab_size)
     prompts = read_prompts(options, shared=this_rank() is not None)
+    if len(prompts) * sampling.n > MOST_PROMPTS:
+        raise ModelError(
+            f"{len(prompts)} prompts with --n {sampling.n}; one batch takes {MOST_PROMPTS} texts"
+        )
     check_groups(mesh, prompts)
     ids = encoded(prompts, options, tokenizer, config)
     model = LoadedModel.open(options.model, options.dtype, config)
@@ -141,7 +145,8 @@ def _generate(job: Job, tokenizer: Tokenizer) -> list[Generation]:
         print("\n")
     else:
         for number, (prompt, each) in enumerate(zip(job.prompts, generations), 1):
-            print(f"prompt {number} of {len(generations)}")
+            noun = "prompt" if job.sampling.n == 1 else "text"
+            print(f"{noun} {number} of {len(generations)}")
             print(f"{_printed(_before(prompt, options))}{_printed(each.text)}\n")
     return generations
 

@@ -6,11 +6,12 @@ import argparse
 import io
 import sys
 from collections.abc import Iterator
-from typing import TextIO
+from dataclasses import fields
+from typing import Any, TextIO
 
 from model.commands.options.inputs import FIRST_PROMPT
 from model.config import Fields, ModelConfig
-from model.engine import SamplingParams
+from model.engine import SamplingParams, StructuredOutputsParams
 from model.errors import ModelError
 from model.loading.chat import ChatTemplate, Message
 from model.loading.tokenizer import Tokenizer
@@ -81,7 +82,7 @@ def sampling_params(options: argparse.Namespace) -> SamplingParams:
         temperature = fields.number("temperature", 1.0, positive=False) if sampled else 0.0
         if temperature < 0:
             raise fields.error("temperature", f"{temperature} is negative")
-    for option, given in (("--top-k", top_k), ("--top-p", top_p)):
+    for option, given in (("--top-k", top_k), ("--top-p", top_p), ("--min-p", options.min_p)):
         if given is not None and not temperature and given != 1.0:
             raise ModelError(
                 f"{option} chooses among candidates, and temperature 0 always takes the most likely one: give "
@@ -98,10 +99,28 @@ def sampling_params(options: argparse.Namespace) -> SamplingParams:
         temperature=temperature,
         top_k=top_k or 0,
         top_p=top_p,
+        min_p=options.min_p or 0.0,
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+        repetition_penalty=options.repetition_penalty,
+        n=options.n,
+        logprobs=options.logprobs,
+        structured_outputs=_form(options.structured_outputs),
         seed=options.seed,
         max_tokens=options.max_new_tokens,
         stop=options.stop,
     )
+
+
+def _form(form: dict[str, Any] | None) -> StructuredOutputsParams | None:
+    """The form of the text that --structured-outputs asks for."""
+    if form is None:
+        return None
+    try:
+        return StructuredOutputsParams(**form)
+    except TypeError:
+        names = ", ".join(field.name for field in fields(StructuredOutputsParams))
+        raise ModelError(f"--structured-outputs has one of {names}") from None
 
 
 def _named(path: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from model.commands.generate.explain import TokenPath
 from model.commands.generate.generation import Generation
 from model.engine import SamplingParams
+from model.engine.sampler import Logprob
 from model.execution.expert_load import ExpertLoad
 from model.mesh import Mesh
 from model.runners.comparison import Difference
@@ -234,6 +235,9 @@ def _generation(prompt: str, generation: Generation) -> dict[str, Any]:
         "generated_ids": list(generation.generated_ids),
         "text": generation.text,
         "stopped_by": generation.stopped_by.value,
+        "logprobs": None
+        if generation.logprobs is None
+        else [_logprobs(each) for each in generation.logprobs],
         "checks": {
             "reference": "numpy",
             "tokens_compared": generation.tokens_compared,
@@ -241,6 +245,14 @@ def _generation(prompt: str, generation: Generation) -> dict[str, Any]:
             "differences": [asdict(each) for each in generation.differences],
         },
     }
+
+
+def _logprobs(tokens: Mapping[int, Logprob]) -> list[dict[str, Any]]:
+    """The chosen token and the likeliest ones, in this order."""
+    return [
+        {"id": id, "token": token.decoded_token, "logprob": token.logprob, "rank": token.rank}
+        for id, token in tokens.items()
+    ]
 
 
 def _prediction(prediction: Prediction) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from nkw.errors import shown
 
@@ -38,6 +38,17 @@ def _share(text: str) -> float:
     return number(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
 
 
+def json_object(text: str) -> dict[str, Any]:
+    """Return a JSON object. Raises ArgumentTypeError for another text."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is no JSON object")
+    return value
+
+
 Number = TypeVar("Number", int, float)
 
 
@@ -62,6 +73,7 @@ two_or_more = _checked(
 seed = _checked(integer, lambda value: value >= 0, "is negative")
 temperature = _checked(number, lambda value: 0 <= value < math.inf, "is neither 0 nor a positive number")
 probability = _checked(number, lambda value: 0 < value <= 1, "is not above 0 and at most 1")
+minimum = _checked(number, lambda value: 0 <= value <= 1, "is not a number from 0 to 1")
 load = _checked(_share, lambda value: 0.01 <= value <= 10, "is not a share from 1% to 1000%")
 """A share of a rate, 0.9 or 90%."""
 
