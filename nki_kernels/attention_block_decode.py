@@ -58,7 +58,6 @@ from nki_kernels.attention_decode import (
     check_tables,
 )
 from nki_kernels.cache.create import create_cache
-from nki_kernels.cache.scales import load_scales
 from nki_kernels.decode.arguments import DecodeStep, RankArguments
 from nki_kernels.decode.attend import ShareStart
 from nki_kernels.decode.block import BlockWeights, attention_block, output_tile
@@ -114,7 +113,6 @@ def attention_block_decode(
     ranks = RankArguments(position_group, position_ranks, position_rank)
     ranks.check()
     cache = create_cache(k_cache, v_cache, slots, block_tables, None, x.shape[0])
-    scales = load_scales(k_scale, v_scale, cache)
     step = DecodeStep(
         positions,
         angle_rows,
@@ -126,13 +124,13 @@ def attention_block_decode(
         window,
         softcap,
         sinks,
-        scales,
     )
+    sizes = checked_sizes(x, weights, cache, step, num_kv_heads, position_ranks)
+    step.load_scales(k_scale, v_scale, cache)
     if nl.num_programs() == 1 and position_ranks == 1 and hidden_fits(x.shape[0], x.shape[1], x.dtype):
         y = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
-        store_hidden(y, attended(x, weights, cache, step, num_kv_heads, replica_group))
+        store_hidden(y, attended(x, weights, cache, step, sizes, replica_group))
         return y, k_cache, v_cache
-    sizes = checked_sizes(x, weights, cache, step, num_kv_heads, position_ranks)
     share = share_of_core(sizes)
     start = None if share is None else ShareStart(share, cache, sizes, step)
     q, k, v = qkv_projection(x, w_qkv, q_size, kv_size, norm_weight, eps)
@@ -147,14 +145,13 @@ def attention_block_decode(
     return output_projection(o, w_o, x, replica_group), k_cache, v_cache
 
 
-def attended(x, weights, cache, step, num_kv_heads, replica_group):
+def attended(x, weights, cache, step, sizes, replica_group):
     """Return the block for rows x that `hidden_fits`, on one core: a tile of hidden states, see `hidden`."""
-    sizes = checked_sizes(x, weights, cache, step, num_kv_heads, 1)
     launch = DecodeLaunch(sizes, share_of_core(sizes), None, cache, output_tile(sizes), step)
     return attention_block(load_hidden(x), weights, launch, replica_group)
 
 
-def checked_sizes(x, weights, cache, step, num_kv_heads, ranks):
+def checked_sizes(x, weights, cache, step, num_kv_heads, ranks=1):
     """Return the sizes of a step over so many ranks of positions; refuse arguments that do not fit together."""
     sizes = Sizes(x.shape[0], weights.q_size, x.dtype, cache, ranks)
     check_step(step, num_kv_heads, sizes, MAX_DEPTH)
@@ -219,12 +216,12 @@ def attention_block_decode_reference(
     options = (slots, block_tables, window, softcap, sinks, rope_positions)
     o, k_cache, v_cache = attention_decode_reference(
         q,
-        k,
-        v,
         k_cache,
         v_cache,
         positions,
         scale,
+        k,
+        v,
         num_kv_heads,
         *turned,
         *options,

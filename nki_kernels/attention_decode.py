@@ -97,7 +97,7 @@ import nki.typing as nt
 import numpy as np
 
 from nki_kernels.cache.create import create_cache
-from nki_kernels.cache.scales import load_scales, store_reference, use_reference
+from nki_kernels.cache.scales import store_reference, use_reference
 from nki_kernels.decode.arguments import DecodeStep, RankArguments
 from nki_kernels.decode.attend import attend_share
 from nki_kernels.decode.sizes import Sizes
@@ -115,12 +115,12 @@ MAX_NEW_WITH_SINKS = 96
 @nki.jit
 def attention_decode(
     q,
-    k,
-    v,
     k_cache: nt.mutable_tensor,
     v_cache: nt.mutable_tensor,
     positions,
     scale,
+    k=None,
+    v=None,
     num_kv_heads=None,
     cos=None,
     sin=None,
@@ -147,7 +147,6 @@ def attention_decode(
     ranks.check()
     cache = create_cache(k_cache, v_cache, slots, block_tables, cache_rows, q.shape[0], stored)
     angle_rows = check_rope_positions(rope_positions, positions)
-    scales = load_scales(k_scale, v_scale, cache)
     step = DecodeStep(
         positions,
         angle_rows,
@@ -159,10 +158,10 @@ def attention_decode(
         window,
         softcap,
         sinks,
-        scales,
     )
     sizes = step_sizes((q, k, v), cache, step, num_kv_heads, position_ranks)
     check_tables(sizes.depth, step, stored)
+    step.load_scales(k_scale, v_scale, cache)
     o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     attend_share(o, (q, k, v), cache, sizes, step, ranks)
     if stored:
@@ -277,12 +276,12 @@ def check_sizes(sizes):
 
 def attention_decode_reference(
     q: np.ndarray,
-    k: np.ndarray | None,
-    v: np.ndarray | None,
     k_cache: np.ndarray,
     v_cache: np.ndarray,
     positions: np.ndarray,
     scale: float,
+    k: np.ndarray | None = None,
+    v: np.ndarray | None = None,
     num_kv_heads: int | None = None,
     cos: np.ndarray | None = None,
     sin: np.ndarray | None = None,

@@ -49,7 +49,6 @@ import numpy as np
 from nki_kernels.attention_decode import attention_decode_reference, step_sizes
 from nki_kernels.attention_prefill import attend_prompts, attention_prefill_reference
 from nki_kernels.cache.create import create_cache, create_prompt_cache
-from nki_kernels.cache.scales import load_scales
 from nki_kernels.decode.arguments import DecodeStep, RankArguments
 from nki_kernels.decode.attend import attend_share
 from nki_kernels.decode.share import wait_for_other_core
@@ -60,13 +59,13 @@ from nki_kernels.tiles import expect_dims
 @nki.jit
 def attention_mixed(
     q,
-    k,
-    v,
     k_cache: nt.mutable_tensor,
     v_cache: nt.mutable_tensor,
     positions,
     scale,
     decoding,
+    k=None,
+    v=None,
     num_kv_heads=None,
     slots=None,
     block_tables=None,
@@ -88,13 +87,10 @@ def attention_mixed(
     cache = create_cache(k_cache, v_cache, decode_slots, block_tables, None, decoding, k is None)
     # A window that covers all positions of the tables is none.
     shorter, decode_positions = within(window, cache.capacity), rows(positions, decode_rows)
-    scales = load_scales(k_scale, v_scale, cache)
-    step = DecodeStep(
-        decode_positions, decode_positions, scale, window=shorter, softcap=softcap, sinks=sinks, scales=scales
-    )
-    attend_share(
-        rows(o, decode_rows), qkv, cache, step_sizes(qkv, cache, step, num_kv_heads), step, RankArguments()
-    )
+    step = DecodeStep(decode_positions, decode_positions, scale, window=shorter, softcap=softcap, sinks=sinks)
+    sizes = step_sizes(qkv, cache, step, num_kv_heads)
+    step.load_scales(k_scale, v_scale, cache)
+    attend_share(rows(o, decode_rows), qkv, cache, sizes, step, RankArguments())
     wait_for_other_core(nl.num_programs(), k_cache, nisa.engine.sync)
     wait_for_other_core(nl.num_programs(), v_cache, nisa.engine.gpsimd)
     cache = create_prompt_cache(k_cache, v_cache, rows(slots, prompt_rows), prompt_tables, None)
@@ -106,7 +102,7 @@ def attention_mixed(
         within(window, keys_of_prompt),
         softcap,
         sinks,
-        scales=scales,
+        scales=step.scales,
     )
     attend_prompts(
         Prompts(
@@ -146,13 +142,13 @@ def within(window, positions):
 
 def attention_mixed_reference(
     q: np.ndarray,
-    k: np.ndarray | None,
-    v: np.ndarray | None,
     k_cache: np.ndarray,
     v_cache: np.ndarray,
     positions: np.ndarray,
     scale: float,
     decoding: int,
+    k: np.ndarray | None = None,
+    v: np.ndarray | None = None,
     num_kv_heads: int | None = None,
     slots: np.ndarray | None = None,
     block_tables: np.ndarray | None = None,
@@ -169,15 +165,17 @@ def attention_mixed_reference(
     outputs = []
     options = window, softcap, sinks
     for row_slice, decodes in ((slice(decoding), True), (slice(decoding, None), False)):
-        tokens = (rows if rows is None else rows[row_slice] for rows in (q, k, v))
+        own_q, own_k, own_v = (rows if rows is None else rows[row_slice] for rows in (q, k, v))
         if decodes:
             cache_arguments = None if k is None else slots[row_slice], block_tables
             done = attention_decode_reference(
-                *tokens,
+                own_q,
                 k_cache,
                 v_cache,
                 positions[row_slice],
                 scale,
+                own_k,
+                own_v,
                 num_kv_heads,
                 *(None,) * 4,
                 0.0,
@@ -189,10 +187,12 @@ def attention_mixed_reference(
         else:
             cache_arguments = positions[row_slice], prefix, slots[row_slice], prompt_tables
             done = attention_prefill_reference(
-                *tokens,
+                own_q,
                 k_cache,
                 v_cache,
                 scale,
+                own_k,
+                own_v,
                 num_kv_heads,
                 *cache_arguments,
                 *options,

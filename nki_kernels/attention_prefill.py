@@ -125,11 +125,11 @@ MAX_TOKENS = 8192
 @nki.jit
 def attention_prefill(
     q,
-    k,
-    v,
     k_cache: nt.mutable_tensor,
     v_cache: nt.mutable_tensor,
     scale,
+    k=None,
+    v=None,
     num_kv_heads=None,
     positions=None,
     prefix=0,
@@ -286,11 +286,11 @@ def note_loads(agenda, time, distance, step, head):
 
 def attention_prefill_reference(
     q: np.ndarray,
-    k: np.ndarray | None,
-    v: np.ndarray | None,
     k_cache: np.ndarray,
     v_cache: np.ndarray,
     scale: float,
+    k: np.ndarray | None = None,
+    v: np.ndarray | None = None,
     num_kv_heads: int | None = None,
     positions: np.ndarray | None = None,
     prefix: int = 0,

@@ -46,10 +46,10 @@ from nki_kernels.attention_block_decode import (
     attended,
     attention_block_decode,
     attention_block_decode_reference,
+    checked_sizes,
 )
 from nki_kernels.attention_decode import check_rope_positions
 from nki_kernels.cache.create import create_cache
-from nki_kernels.cache.scales import load_scales
 from nki_kernels.decode.arguments import DecodeStep
 from nki_kernels.decode.block import BlockWeights
 from nki_kernels.decode.feed_forward import feed_forward, prepare_feed_forward
@@ -152,7 +152,6 @@ def decoder_layer_decode(
     weights = BlockWeights(Norm(norm_weight, None, 0.0, eps), w_qkv, w_o, q_size, kv_size)
     angle_rows = check_rope_positions(rope_positions, positions)
     cache = create_cache(k_cache, v_cache, slots, block_tables, None, x.shape[0])
-    scales = load_scales(k_scale, v_scale, cache)
     step = DecodeStep(
         positions,
         angle_rows,
@@ -164,9 +163,10 @@ def decoder_layer_decode(
         window,
         softcap,
         sinks,
-        scales,
     )
-    tile = attended(x, weights, cache, step, num_kv_heads, replica_group)
+    sizes = checked_sizes(x, weights, cache, step, num_kv_heads)
+    step.load_scales(k_scale, v_scale, cache)
+    tile = attended(x, weights, cache, step, sizes, replica_group)
     feed_forward(y, tile, operands)
     return y, k_cache, v_cache
 

@@ -47,7 +47,7 @@ def rows() -> Iterator[Row]:
         "attention_prefill, 1 head, 2048 x 128, causal",
         "numpy over the whole score matrix",
         nki_kernels.attention_prefill,
-        (q, k, v, *caches, 128**-0.5),
+        (q, *caches, 128**-0.5, k, v),
         lambda: _attention(q, k, v),
     )
     yield from _shares()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import nki.language as nl
 
-from nki_kernels.cache.scales import CacheScales
+from nki_kernels.cache.scales import CacheScales, load_scales
 from nki_kernels.decode.ranks import PositionRanks
 from nki_kernels.norms.norm import Norm
 
@@ -16,7 +16,7 @@ class DecodeStep(nl.NKIObject):
     """Positions, rotation, norms of heads and changes of scores, by the names of `attention_decode`'s parameters.
 
     positions and angle_rows [T, 1] are the positions of new tokens in the cache and in the tables `cos` and `sin`.
-    `scales` are those of the cache, see `load_scales`.
+    `scales` are those of the cache: checks of the other arguments come before their loads.
     """
 
     positions: object
@@ -30,6 +30,10 @@ class DecodeStep(nl.NKIObject):
     softcap: object = None
     sinks: object = None
     scales: CacheScales | None = None
+
+    def load_scales(self, k_scale, v_scale, cache):
+        """Load the scales of the cache, if any; refuse what `load_scales` of `cache.scales` refuses."""
+        self.scales = load_scales(k_scale, v_scale, cache)
 
     def for_share(self, share, sizes):
         """Return the step of a share of a launch with `sizes`."""

@@ -240,8 +240,8 @@ def shipped(tokens: int) -> dict[str, tuple[Any, ...]]:
             kv_size=KV,
         ),
         "rope": (q, positions, np.cos(angles), np.sin(angles), HEADS),
-        "attention_prefill": (q, k, v, *cache, DEPTH**-0.5),
-        "attention_decode": (q[:1], k[:1], v[:1], *cache, one, DEPTH**-0.5),
+        "attention_prefill": (q, *cache, DEPTH**-0.5, k, v),
+        "attention_decode": (q[:1], *cache, one, DEPTH**-0.5, k[:1], v[:1]),
         "output_projection": (q, normal(14, Q, HIDDEN), x, None),
         "mlp": in_order(
             kernels.mlp, x=x, norm_weight=norm, w_gate=wide[0], w_up=wide[1], w_down=wide[2], eps=1e-5

@@ -205,7 +205,7 @@ def test_loads_of_a_later_part_run_under_an_earlier_one(target: str) -> None:
                 kv_size=kv_size,
             ),
         ),
-        (kernels.attention_decode, (*tokens, *caches, at, scale, kv, cos, sin)),
+        (kernels.attention_decode, (tokens[0], *caches, at, scale, *tokens[1:], kv, cos, sin)),
         (kernels.output_projection, (tokens[0], w_o, x)),
         (
             kernels.attention_block_decode,

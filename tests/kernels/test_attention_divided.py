@@ -164,8 +164,8 @@ def test_schedules_of_ranks_agree_and_one_program_serves_all_positions() -> None
 
 def test_partial_outputs_merge_to_the_softmax_of_all_keys() -> None:
     """The law that the ranks rely on, in float64 and without the kernels: o from shares by log-sum-exp."""
-    *arrays, positions, scale = map(in_float64, batch([200], 1, 1, 8, 256))
-    q, k, v, k_cache, v_cache = arrays
+    q, k_cache, v_cache, positions, scale, k, v = map(in_float64, batch([200], 1, 1, 8, 256))
+    arrays = [q, k_cache, v_cache, k, v]
     shares = []
     for rank in range(4):
         keys, values = k_cache[0, 0, :, rank:200:4], v_cache[0, 0, rank:200:4]
@@ -176,7 +176,7 @@ def test_partial_outputs_merge_to_the_softmax_of_all_keys() -> None:
     o = total / (sum(share[0] for share in shares) + new.sum())
     longer = [each.astype(np.longdouble) for each in arrays]
     exact, plain, in_order = (
-        np.asarray(DECODE[1](*copied(given), positions, scale)[0])
-        for given in (longer, arrays, map(summed_in_order, arrays))
+        np.asarray(DECODE[1](*copied(given[:3]), positions, scale, *given[3:])[0])
+        for given in (longer, arrays, [*map(summed_in_order, arrays)])
     )
     compare(o, exact, plain, in_order)

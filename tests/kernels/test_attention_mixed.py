@@ -53,7 +53,7 @@ def mixed(
     )
     first_tables, last_tables = np.stack(tables[: len(firsts)]), np.stack(padded)
     return (
-        *(q, k, v, *caches, _column(at), depth**-0.5, new * len(firsts), kv_heads, _column(slots)),
+        *(q, *caches, _column(at), depth**-0.5, new * len(firsts), k, v, kv_heads, _column(slots)),
         *(first_tables.astype(np.int32), last_tables.astype(np.int32), prefix),
         *(options.get(name) for name in ("window", "softcap", "sinks")),
     )
@@ -66,20 +66,20 @@ def _column(numbers: list[np.ndarray]) -> np.ndarray:
 def stored(given: tuple[Any, ...]) -> tuple[Any, ...]:
     """A second layer, which reads what the first one wrote to the caches."""
     _, *caches = kernels.attention_mixed_reference(*copied(given))
-    return given[0], None, None, *caches, *given[5:]
+    return given[0], *caches, *given[3:6], None, None, *given[8:]
 
 
 def apart(given: tuple[Any, ...], target: str) -> tuple[np.ndarray, ...]:
     """The outputs of two launches, one for each kind of rows."""
-    q, k, v, *caches, at, scale, rows, kv_heads, slots, tables, prompts, prefix, window, cap, sinks = copied(
+    q, *caches, at, scale, rows, k, v, kv_heads, slots, tables, prompts, prefix, window, cap, sinks = copied(
         given[:16]
     )
-    of_step = [None if each is None else each[:rows] for each in (q, k, v)]
-    of_prompts = [None if each is None else each[rows:] for each in (q, k, v)]
+    of_step = [None if each is None else each[:rows] for each in (k, v)]
+    of_prompts = [None if each is None else each[rows:] for each in (k, v)]
     own = None if window is None or window >= CAPACITY else window
     decoded = run(
         kernels.attention_decode,
-        (*of_step, *caches, at[:rows], scale, kv_heads, *(None,) * 4, 0.0)
+        (q[:rows], *caches, at[:rows], scale, *of_step, kv_heads, *(None,) * 4, 0.0)
         + (None if k is None else slots[:rows], tables, own, cap, sinks),
         target,
     )
@@ -88,7 +88,20 @@ def apart(given: tuple[Any, ...], target: str) -> tuple[np.ndarray, ...]:
     own = None if window is None or window >= length else window
     last = run(
         kernels.attention_prefill,
-        (*of_prompts, *caches, scale, kv_heads, at[rows:], prefix, slots[rows:], prompts, own, cap, sinks),
+        (
+            q[rows:],
+            *caches,
+            scale,
+            *of_prompts,
+            kv_heads,
+            at[rows:],
+            prefix,
+            slots[rows:],
+            prompts,
+            own,
+            cap,
+            sinks,
+        ),
         target,
     )
     o, *caches = as_tuple(last)

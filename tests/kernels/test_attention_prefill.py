@@ -48,7 +48,7 @@ def arguments(
     held: Any = None,
     capacity: int = 0,
 ) -> tuple[Any, ...]:
-    """q, k, v, caches of as many positions as a sequence has tokens if no capacity is given, and scale."""
+    """q, caches of as many positions as a sequence has tokens if no capacity is given, scale, k and v."""
     q, k, v = (
         normal(seed, tokens, count * depth, dtype=dtype)
         for seed, count in enumerate((heads, kv_heads, kv_heads))
@@ -56,7 +56,7 @@ def arguments(
     capacity = capacity or tokens // sequences
     k_cache = normal(8, sequences, kv_heads, depth, capacity, dtype=held or dtype)
     v_cache = normal(9, sequences, kv_heads, capacity, depth, dtype=held or dtype)
-    return q, k, v, k_cache, v_cache, depth**-0.5
+    return q, k_cache, v_cache, depth**-0.5, k, v
 
 
 def options(
@@ -86,7 +86,7 @@ def continued(
 ) -> tuple[Any, ...]:
     """New tokens of one sequence for each length of a cache; what is not valid in the caches is `garbage`."""
     count, capacity = len(valid), max(prefix, *valid) + tokens
-    q, k, v, *_, scale = arguments(count * tokens, 4, 2, depth, count, dtype)
+    q, _, _, scale, k, v = arguments(count * tokens, 4, 2, depth, count, dtype)
     positions = np.concatenate([np.arange(start, start + tokens) for start in valid]).astype(np.int32)
     k_cache = normal(8, count, 2, depth, capacity, dtype=dtype)
     v_cache = normal(9, count, 2, capacity, depth, dtype=dtype)
@@ -104,7 +104,7 @@ def continued(
             for position in range(start, tables.shape[1] * page):
                 place = tables[i, position // page], position % page
                 k_cache[place] = v_cache[place] = garbage
-    given = q, k, v, k_cache, v_cache, scale
+    given = q, k_cache, v_cache, scale, k, v
     return options(given, positions[:, None], prefix, slots, tables, **more)
 
 
@@ -117,7 +117,7 @@ def attended(outputs: Sequence[np.ndarray], reference: Callable[..., Any], given
 
 def of_keys(keys: int) -> dict[str, Any]:
     """Settings of two sequences of 70 tokens that see so many keys each."""
-    _, k, v, k_cache, v_cache, _ = arguments(2 * keys, sequences=2)
+    _, k_cache, v_cache, _, k, v = arguments(2 * keys, sequences=2)
     return dict(tokens=140, sequences=2, causal=False, k=k, v=v, k_cache=k_cache, v_cache=v_cache)
 
 
@@ -326,27 +326,24 @@ def test_maximum_that_moves_from_key_block_to_key_block(steepness: int) -> None:
 
     A rounding of a large score moves its weight as much as the score is large: the bound is that of such roundings.
     """
-    q, k, v, k_cache, v_cache, scale = arguments(1100, 1, 1, 8)
+    q, k_cache, v_cache, scale, k, v = arguments(1100, 1, 1, 8)
     growing = np.linspace(0, steepness, 1100, dtype=F32)[:, None]
     for factors in (growing, growing[::-1]):
-        given = np.abs(q), np.abs(k) * factors, v, k_cache, v_cache, scale
+        given = np.abs(q), k_cache, v_cache, scale, np.abs(k) * factors, v
         wide = [in_float64(each) for each in given]
         truth = kernels.attention_prefill_reference(*copied(wide))[0]
         bounds = [
-            rounding_bound(wide[0][row], wide[1][: row + 1], wide[2][: row + 1], scale) for row in range(1100)
+            rounding_bound(wide[0][row], wide[4][: row + 1], wide[5][: row + 1], scale) for row in range(1100)
         ]
         for outputs in in_every_way(kernels.attention_prefill, given):
             assert (np.abs(outputs[0] - truth) <= np.array(bounds)[:, None]).all()
 
 
 def test_prefill_writes_the_prompt_into_the_caches_and_nothing_else() -> None:
-    q, k, v, k_cache, v_cache, scale = arguments(129, capacity=172)
+    given = arguments(129, capacity=172)
+    _, k_cache, v_cache, _, k, v = given
     before = k_cache.copy(), v_cache.copy()
-    _, new_k, new_v = (
-        simulate.World("trn1")
-        .launch(kernels.attention_prefill, [((q, k, v, k_cache, v_cache, scale), {})])
-        .outputs[0]
-    )
+    _, new_k, new_v = simulate.World("trn1").launch(kernels.attention_prefill, [(given, {})]).outputs[0]
     assert new_k is k_cache
     assert new_v is v_cache
     for head in range(2):
@@ -358,13 +355,13 @@ def test_prefill_writes_the_prompt_into_the_caches_and_nothing_else() -> None:
 
 
 def test_later_tokens_do_not_change_earlier_outputs() -> None:
-    q, k, v, *rest = arguments(200, capacity=256)
+    *rest, k, v = arguments(200, capacity=256)
     changed = k.copy(), v.copy()
     for array in changed:
         array[150:] += 1
     first, second = (
-        run(kernels.attention_prefill, (q, k, v, *rest)),
-        run(kernels.attention_prefill, (q, *changed, *rest)),
+        run(kernels.attention_prefill, (*rest, k, v)),
+        run(kernels.attention_prefill, (*rest, *changed)),
     )
     assert np.array_equal(first[0][:150], second[0][:150])
     assert not np.array_equal(first[0][150:], second[0][150:])
@@ -372,15 +369,16 @@ def test_later_tokens_do_not_change_earlier_outputs() -> None:
 
 @pytest.mark.parametrize("tokens", [1, 63, 127, 128, 129, 600])
 def test_decode_after_prefill_equals_prefill_of_one_token_more(tokens: int) -> None:
-    q, k, v, k_cache, v_cache, scale = arguments(tokens + 1, capacity=tokens + 40)
-    longer = run(kernels.attention_prefill, (q, k, v, k_cache, v_cache, scale))
+    given = arguments(tokens + 1, capacity=tokens + 40)
+    q, k_cache, v_cache, scale, k, v = given
+    longer = run(kernels.attention_prefill, given)
     before = tokens
     _, k_cache, v_cache = run(
-        kernels.attention_prefill, (q[:before], k[:before], v[:before], k_cache, v_cache, scale)
+        kernels.attention_prefill, (q[:before], k_cache, v_cache, scale, k[:before], v[:before])
     )
     step = run(
         kernels.attention_decode,
-        (q[before:], k[before:], v[before:], k_cache, v_cache, np.int32([[tokens]]), scale),
+        (q[before:], k_cache, v_cache, np.int32([[tokens]]), scale, k[before:], v[before:]),
     )
     assert np.array_equal(step[1], longer[1])
     assert np.array_equal(step[2], longer[2])
@@ -393,11 +391,12 @@ def test_decode_after_prefill_equals_prefill_of_one_token_more(tokens: int) -> N
 @pytest.mark.parametrize("tokens", [127, 128, 129, 300])
 def test_sequences_together_equal_each_alone(tokens: int) -> None:
     given = arguments(2 * tokens, 4, 2, 32, 2)
+    q, k_cache, v_cache, scale, k, v = given
     together = run(kernels.attention_prefill, given, "trn2")
     for i in range(2):
         rows = slice(i * tokens, (i + 1) * tokens)
-        parts = [each[rows] for each in given[:3]] + [each[i : i + 1] for each in given[3:5]]
-        alone = run(kernels.attention_prefill, (*parts, given[5]), "trn2")
+        caches = (each[i : i + 1] for each in (k_cache, v_cache))
+        alone = run(kernels.attention_prefill, (q[rows], *caches, scale, k[rows], v[rows]), "trn2")
         assert np.array_equal(together[0][rows], alone[0])
         for cache, own in zip(together[1:], alone[1:]):
             assert np.array_equal(cache[i : i + 1], own)
@@ -405,16 +404,15 @@ def test_sequences_together_equal_each_alone(tokens: int) -> None:
 
 @pytest.mark.parametrize("tokens", [127, 128, 129])
 def test_a_prompt_in_pieces_equals_the_whole(tokens: int) -> None:
-    q, k, v, k_cache, v_cache, scale = arguments(3 * tokens, 4, 2, 32)
-    whole = run(kernels.attention_prefill, (q, k, v, k_cache.copy(), v_cache.copy(), scale), "trn2")
-    truth = kernels.attention_prefill_reference(
-        *(in_float64(each) for each in (q, k, v, k_cache, v_cache)), scale
-    )
+    whole_prompt = arguments(3 * tokens, 4, 2, 32)
+    q, k_cache, v_cache, scale, k, v = whole_prompt
+    whole = run(kernels.attention_prefill, whole_prompt, "trn2")
+    truth = kernels.attention_prefill_reference(*map(in_float64, whole_prompt))
     results = []
     for i in range(3):
         rows = slice(i * tokens, (i + 1) * tokens)
         positions = np.arange(i * tokens, (i + 1) * tokens, dtype=np.int32)[:, None]
-        given = q[rows], k[rows], v[rows], k_cache, v_cache, scale
+        given = q[rows], k_cache, v_cache, scale, k[rows], v[rows]
         o, k_cache, v_cache = run(kernels.attention_prefill, options(given, positions, i * tokens), "trn2")
         results.append(o)
     compare(np.concatenate(results), truth[0], whole[0])
@@ -425,12 +423,13 @@ def test_a_prompt_in_pieces_equals_the_whole(tokens: int) -> None:
 def test_reference_agrees_with_torch() -> None:
     torch = pytest.importorskip("torch", reason="torch is the independent reference of the references")
     given = [in_float64(each) for each in arguments(74, 6, 2, 16, 2)]
-    heads = [torch.from_numpy(each.copy()).reshape(2, 37, -1, 16).transpose(1, 2) for each in given[:3]]
+    qkv = given[0], *given[4:]
+    heads = [torch.from_numpy(each.copy()).reshape(2, 37, -1, 16).transpose(1, 2) for each in qkv]
     distance = np.arange(37)[:, None] - np.arange(37)
     for window, causal in ((None, True), (5, True), (None, False)):
         seen = (distance >= 0) & (distance < (window or 37)) if causal else np.ones((37, 37), bool)
         truth = torch.nn.functional.scaled_dot_product_attention(
-            *heads, attn_mask=torch.from_numpy(seen), scale=given[5], enable_gqa=True
+            *heads, attn_mask=torch.from_numpy(seen), scale=given[3], enable_gqa=True
         )
         own = kernels.attention_prefill_reference(*copied(given), window=window, causal=causal)[0]
         assert np.allclose(own, truth.transpose(1, 2).reshape(74, -1).numpy(), rtol=1e-12, atol=1e-12)

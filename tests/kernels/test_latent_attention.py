@@ -331,7 +331,7 @@ def test_prompts_by_keys_and_values_equal_decode_steps(prefix: int) -> None:
     keys, values, cache = run(kernels.latent_keys_values, expansion(given, heads, prefix), "trn2")
     at = given[3] if prefix else None
     o = run(
-        kernels.attention_prefill, (given[0], None, None, keys, values, given[4], heads, at, prefix), "trn2"
+        kernels.attention_prefill, (given[0], keys, values, given[4], None, None, heads, at, prefix), "trn2"
     )
     decoded, rows = run(kernels.latent_attention_decode, given, "trn2")
     assert np.array_equal(cache, rows)

@@ -156,7 +156,8 @@ class TestPrefill(KernelTests):
 def written(**settings: Any) -> tuple[Any, ...]:
     """Draw new tokens whose keys and values the caches hold already."""
     given = continued(**settings)
-    return (given[0], None, None, *kernels.attention_prefill_reference(*copied(given))[1:], *given[5:])
+    caches = kernels.attention_prefill_reference(*copied(given))[1:]
+    return (given[0], *caches, given[3], None, None, *given[6:])
 
 
 class TestPrefillAfterCachedPositions(KernelTests):
@@ -226,11 +227,11 @@ class TestDecodeInRows(KernelTests):
 def of_speech(keys: int = 4, dtype: Any = F32, in_order: bool = False) -> tuple[Any, ...]:
     """Draw two prompts of 5 tokens that see all keys, which are written to rows of caches of NaN."""
     q = arguments(10, sequences=2, dtype=dtype)[0]
-    _, k, v, *caches, scale = arguments(2 * keys, sequences=2, dtype=dtype)
+    _, *caches, scale, k, v = arguments(2 * keys, sequences=2, dtype=dtype)
     if not in_order:
         caches = [np.full((4, *cache.shape[1:]), np.nan, dtype) for cache in caches]
     rows = None if in_order else np.int32([[2], [0]])
-    return (q, k, v, *caches, scale, None, None, 0, None, None, None, None, None, False, None, rows)
+    return (q, *caches, scale, k, v, None, None, 0, None, None, None, None, None, False, None, rows)
 
 
 class TestPrefillInRows(KernelTests):

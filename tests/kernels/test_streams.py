@@ -41,10 +41,10 @@ def layer(tokens: int) -> dict[str, tuple[Any, ...]]:
         "mlp": in_order(
             kernels.mlp, x=x, norm_weight=norm, w_gate=wide[0], w_up=wide[1], w_down=wide[2], eps=EPS
         ),
-        "attention_prefill": (q, k, v, *cache, SCALE),
+        "attention_prefill": (q, *cache, SCALE, k, v),
     }
     if tokens == 1:
-        calls["attention_decode"] = (q, k, v, *cache, positions, SCALE)
+        calls["attention_decode"] = (q, *cache, positions, SCALE, k, v)
         del calls["attention_prefill"]
     return calls
 

@@ -130,7 +130,7 @@ def rope(tokens: int, heads: int, size: int, positions: int, predicted_us: float
 def attention_prefill(tokens: int, heads: int, kv: int, length: int, predicted_us: float = 0.0) -> Work:
     size = 128
     q, k, v = narrow(tokens, heads * size), narrow(tokens, kv * size), narrow(tokens, kv * size)
-    arguments = (q, k, v, narrow(1, kv, size, length), narrow(1, kv, length, size), size**-0.5)
+    arguments = (q, narrow(1, kv, size, length), narrow(1, kv, length, size), size**-0.5, k, v)
     return Work(
         kernels.attention_prefill,
         arguments,
@@ -143,7 +143,7 @@ def attention_prefill(tokens: int, heads: int, kv: int, length: int, predicted_u
 def attention_decode(heads: int, kv: int, length: int, predicted_us: float = 0.0) -> Work:
     size = 128
     q, k, v = narrow(1, heads * size), narrow(1, kv * size), narrow(1, kv * size)
-    arguments = (q, k, v, narrow(1, kv, size, length), narrow(1, kv, length, size), ids(1), size**-0.5)
+    arguments = (q, narrow(1, kv, size, length), narrow(1, kv, length, size), ids(1), size**-0.5, k, v)
     # Values go through the product and to the cache; the position to all partitions, and to each row of both caches.
     reads = {"q": 1, "k": 1, "v": 2, "k_cache": 1, "v_cache": 1, "positions": (128 + 1) * kv}
     return Work(kernels.attention_decode, arguments, reads, q.nbytes + k.nbytes + v.nbytes, predicted_us)
@@ -157,7 +157,7 @@ def attention_mixed(
     held, new = sequences * length // page, -(-tokens // page)
     caches = narrow(held + new, page, kv, size), narrow(held + new, page, kv, size)
     tables = np.zeros((sequences, length // page), np.int32), np.zeros((1, new), np.int32)
-    arguments = (q, k, v, *caches, ids(rows), size**-0.5, sequences, kv, ids(rows), *tables)
+    arguments = (q, *caches, ids(rows), size**-0.5, sequences, k, v, kv, ids(rows), *tables)
     # New keys of prompts and all new values go to the caches from HBM. A partition holds part of a page, or pages.
     reads = {
         "q": 1,

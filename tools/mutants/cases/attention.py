@@ -10,7 +10,7 @@ from nki.collectives import ReplicaGroup
 
 import nki_kernels
 from tests.kernels import test_attention_divided, test_shared_caches
-from tests.kernels.accuracy import compare, copied, in_float64, normal
+from tests.kernels.accuracy import compare, copied, in_float64, named, normal
 from tests.kernels.case import KernelCase
 from tests.kernels.divided import OverPositions
 from tests.kernels.test_attention_decode import batch, in_pages
@@ -62,7 +62,8 @@ def _step(
     places = (np.array(firsts)[:, None] + np.arange(new)).reshape(-1, 1).astype(np.int32)
     tables = [normal(seed, positions, rotated) for seed in (6, 7)] if rotated else [None, None]
     norms = [normal(seed, 1, depth) for seed in (4, 5)] if rotated else [None, None]
-    given = *prompt(len(places), heads, kv, depth, dtype), *stored, places, depth**-0.5, kv
+    q, k, v = prompt(len(places), heads, kv, depth, dtype)
+    given = q, *stored, places, depth**-0.5, k, v, kv
     return by_reference("attention_decode", target, *given, *tables, *norms, EPS, copies=not rotated)
 
 
@@ -92,13 +93,8 @@ def _step_with(
         slots = (table[np.arange(sequences).repeat(new), at // block] * block + at % block)[:, None].astype(
             np.int32
         )
-    given = (
-        *prompt(sequences * new, 4, kv, depth, dtype),
-        *caches,
-        at[:, None].astype(np.int32),
-        depth**-0.5,
-        kv,
-    )
+    q, k, v = prompt(sequences * new, 4, kv, depth, dtype)
+    given = q, *caches, at[:, None].astype(np.int32), depth**-0.5, k, v, kv
     paged = (slots, table if block else None)
     return by_reference("attention_decode", target, *given, *(None,) * 4, EPS, *paged, *choices)
 
@@ -197,19 +193,24 @@ def _in_rows(target: str, rows: tuple[int, ...], **settings: Any) -> Case:
 def _turned_as(target: str, rows: np.ndarray) -> Case:
     """A step whose tokens take other rows of the tables of rotations than those of their positions."""
     case = _step_with(target, np.float32, 16, 50, None, None)
-    q, k, v, *rest = case.arguments[0]
-    rest[5:7] = (normal(seed, 100, 8) for seed in (6, 7))
-    return by_reference("attention_decode", target, q, k, v, *rest, rows)
+    angles = {name: normal(seed, 100, 8) for name, seed in (("cos", 6), ("sin", 7))}
+    given = named(nki_kernels.attention_decode, case.arguments[0]) | angles
+    return by_reference("attention_decode", target, *given.values(), rows)
 
 
 def _shared(case: Case) -> Case:
     """The launch of a second layer, which reads the caches that the one of a case leaves."""
-    q, _, _, *rest = case.arguments[0]
-    _, *caches = getattr(nki_kernels, f"{case.kernel}_reference")(*copied(case.arguments[0]))
-    given = [q, None, None, *caches, *rest[2:]]
-    if case.kernel == "attention_decode" and len(given) > 13:
-        given[13] = None  # slots: nothing is written
-    return replace(by_reference(case.kernel, case.target, *given), cores=case.cores)
+    reference = getattr(nki_kernels, f"{case.kernel}_reference")
+    _, k_cache, v_cache = reference(*copied(case.arguments[0]))
+    given = named(reference, case.arguments[0]) | {
+        "k": None,
+        "v": None,
+        "k_cache": k_cache,
+        "v_cache": v_cache,
+    }
+    if case.kernel == "attention_decode" and "slots" in given:
+        given["slots"] = None  # nothing is written
+    return replace(by_reference(case.kernel, case.target, *given.values()), cores=case.cores)
 
 
 def _divided(target: str, ranks: OverPositions, case: KernelCase = OVER_POSITIONS) -> Case:
@@ -245,8 +246,9 @@ def _decode_divided() -> list[Case]:
 def _whole_prompt(
     target: str, tokens: int, heads: int, kv: int, depth: int, positions: int, dtype: Any, cache: Any
 ) -> Case:
-    given = *prompt(tokens, heads, kv, depth, dtype), *_caches(kv, depth, positions, cache)
-    return by_reference("attention_prefill", target, *given, depth**-0.5)
+    q, k, v = prompt(tokens, heads, kv, depth, dtype)
+    caches = _caches(kv, depth, positions, cache)
+    return by_reference("attention_prefill", target, q, *caches, depth**-0.5, k, v)
 
 
 def _climbing(target: str, tokens: int, first: float, step: float) -> Case:
@@ -257,14 +259,14 @@ def _climbing(target: str, tokens: int, first: float, step: float) -> Case:
         prompt(tokens, 1, 1, 8)[2],
     )
     q[:, 0], k[:, 0] = 1, first + step * np.arange(tokens)
-    return by_reference("attention_prefill", target, q, k, v, *_caches(1, 8, tokens), 1.0)
+    return by_reference("attention_prefill", target, q, *_caches(1, 8, tokens), 1.0, k, v)
 
 
-def _last_key(tokens: int) -> tuple[np.ndarray, ...]:
+def _last_key(tokens: int) -> tuple[Any, ...]:
     """Only the last token may see its key, which a mask has to hide from all others."""
     q, k, v = prompt(tokens, 1, 1, 8)
     k[-1] *= 3e10
-    return q, k, v, *_caches(1, 8, tokens)
+    return q, *_caches(1, 8, tokens), 8**-0.5, k, v
 
 
 def _continued(
@@ -276,14 +278,16 @@ def _continued(
     caches = normal(8, 2, 1, depth, 200, dtype=dtype), normal(9, 2, 1, 200, depth, dtype=dtype)
     if options[1] is not None:
         caches = (normal(8, pages, 16, 1, depth, dtype=dtype), normal(9, pages, 16, 1, depth, dtype=dtype))
-    given = q, k, v, *caches, depth**-0.5, None, positions[:, None], *options
+    given = q, *caches, depth**-0.5, k, v, None, positions[:, None], *options
     return by_reference("attention_prefill", target, *given)
 
 
 def _padded(target: str, tokens: int, valid: int, dtype: Any) -> Case:
     """Tokens from `valid` on are NaN or infinite, and the outputs of those before are as without them."""
-    clean = *prompt(tokens, 1, 1, 8, dtype), *_caches(1, 8, tokens, dtype), 0.3
-    padded = tuple(each.copy() for each in clean[:3])
+    q, k, v = prompt(tokens, 1, 1, 8, dtype)
+    rest = *_caches(1, 8, tokens, dtype), 0.3
+    clean = q, *rest, k, v
+    padded = tuple(each.copy() for each in (q, k, v))
     for each, padding in zip(padded, (np.nan, -np.inf, np.inf)):
         each[valid:], each[-1] = padding, np.nan
     plain = nki_kernels.attention_prefill_reference(*copied(clean))[0][:valid]
@@ -292,7 +296,7 @@ def _padded(target: str, tokens: int, valid: int, dtype: Any) -> Case:
     def judge(outputs: Outputs) -> None:
         compare(outputs[0][0][:valid], exact, plain)
 
-    return Case("attention_prefill", target, ((*padded, *clean[3:]),), judge)
+    return Case("attention_prefill", target, ((padded[0], *rest, *padded[1:]),), judge)
 
 
 def _pages(tokens: int, pages: int) -> tuple[np.ndarray, np.ndarray]:
@@ -311,10 +315,11 @@ def _prefill() -> list[Case]:
     ahead = np.int32([[60], [61]])
     q, k, v = prompt(1100, 1, 1, 8)
     growing = np.linspace(0, 300, 1100, dtype=np.float32)[:, None]
-    steep = (np.abs(q), np.abs(k) * growing, v, *_caches(1, 8, 1100))
-    falling = (np.abs(q), np.abs(k) * growing[::-1], v, *_caches(1, 8, 1100))
+    of_scores = np.abs(q), *_caches(1, 8, 1100), 8**-0.5
+    wide = prompt(1280, 1, 1, 8, BF16)
+    two, sloped, behind = prompt(2, 2, 1, 8), prompt(300, 2, 1, 8), prompt(2, 1, 1, 128)
     return [
-        by_reference("attention_prefill", "trn2", *_last_key(20), 8**-0.5),
+        by_reference("attention_prefill", "trn2", *_last_key(20)),
         _climbing("trn2", 20, 100_003.0, 1.0),
         _climbing("trn1", 20, 2.0**34, 2.0**20),
         _whole_prompt("trn1", 128, 2, 1, 8, 128, np.float32, np.float32),
@@ -324,15 +329,16 @@ def _prefill() -> list[Case]:
         _whole_prompt("trn1", 20, 2, 2, 48, 24, BF16, BF16),
         _whole_prompt("trn2", 20, 3, 3, 8, 24, np.float32, np.float32),
         _whole_prompt("trn3", 600, 2, 1, 8, 768, np.float32, BF16),
-        by_reference("attention_prefill", "trn2", *steep, 8**-0.5),
-        by_reference("attention_prefill", "trn1", *falling, 8**-0.5),
+        by_reference("attention_prefill", "trn2", *of_scores, np.abs(k) * growing, v),
+        by_reference("attention_prefill", "trn1", *of_scores, np.abs(k) * growing[::-1], v),
         _whole_prompt("trn2", 1300, 1, 1, 8, 1300, BF16, BF16),
         by_reference(
             "attention_prefill",
             "trn2",
-            *prompt(1280, 1, 1, 8, BF16),
+            wide[0],
             *_caches(1, 8, 1280, BF16),
             0.3,
+            *wide[1:],
             *(None, None, 0, None, None, 1024),
         ),
         _whole_prompt("trn1", 20, 2, 1, 130, 24, BF16, BF16),
@@ -349,9 +355,9 @@ def _prefill() -> list[Case]:
             by_reference(
                 "attention_prefill",
                 "trn2",
-                *prompt(2, 2, 1, 8),
+                two[0],
                 *_caches(1, 8, 130),
-                *(0.4, None, ahead, 64),
+                *(0.4, *two[1:], None, ahead, 64),
             )
         ),
         _continued("trn2", np.float32, 128, None, None, None, None, None, True, slopes),
@@ -359,9 +365,9 @@ def _prefill() -> list[Case]:
         by_reference(
             "attention_prefill",
             "trn3",
-            *prompt(300, 2, 1, 8),
+            sloped[0],
             *_caches(1, 8, 300),
-            *(0.3, None, None, 0, None, None, None, None, None, True, slopes),
+            *(0.3, *sloped[1:], None, None, 0, None, None, None, None, None, True, slopes),
         ),
         _continued("trn2", np.float32, 128, None, None, 60),
         by_reference("attention_prefill", "trn2", *test_shared_caches.of_speech(300)),
@@ -372,7 +378,7 @@ def _prefill() -> list[Case]:
         _continued("trn1", BF16, 128, *_pages(40, 26)),
         _continued("trn2", np.float32, 128, *_pages(200, 42), tokens=200, pages=42),
         _continued("trn2", np.float32, 128, None, None, None, None, None, False),
-        by_reference("attention_prefill", "trn2", *prompt(2, 1, 1, 128), *long_cache, 0.1, None, far, 6200),
+        by_reference("attention_prefill", "trn2", behind[0], *long_cache, 0.1, *behind[1:], None, far, 6200),
     ]
 
 
