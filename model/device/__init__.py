@@ -17,11 +17,13 @@ from model.device.dry import DryDevice
 from model.device.files import page_style, write_page, write_passes
 from model.device.pipeline import PipelinedPass, Schedule, scheduled
 from model.device.prediction import KernelTime, Pass, Prediction
+from model.device.refusals import ArrayShape, find_refusal
 from model.device.simulated import SimulatedDevice, rank_of_this_process
 from simulate.hardware import INSTANCES, Hardware, Instance, Number
 
 __all__ = [
     "INSTANCES",
+    "ArrayShape",
     "DryDevice",
     "Hardware",
     "Instance",
@@ -34,6 +36,7 @@ __all__ = [
     "SimulatedDevice",
     "chip",
     "collective_ns",
+    "find_refusal",
     "instance_named",
     "kernel_limit",
     "kernel_parameters",

@@ -39,8 +39,9 @@ from itertools import chain, zip_longest
 
 from model.engine.scheduler import Batch, Chunk
 from model.execution.expert_load import ExpertLoad
+from model.layers.launch import PARTITIONS
 
-MOST_ROWS = 128
+MOST_ROWS = PARTITIONS
 """Of one launch of a decode step: one token for each partition."""
 
 _JOINED_ROWS = 128

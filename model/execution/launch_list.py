@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from model.layers.joint import joined
-from model.layers.launch import Launch, StepShape
+from model.layers.launch import FLOAT32, INT32, Argument, Launch, StepShape, Value, copied
 from model.layers.layer import Layer
-from model.layers.paged import MOST_COPIES, CacheGroup, name_in_group
+from model.layers.paged import CacheGroup, name_in_group
 from model.network import BlockLayers
 
 
@@ -26,6 +26,21 @@ def copies_of(layers: Iterable[Layer], shape: StepShape, copies: int, group: Cac
 
 
 def copy_sizes(copies: int) -> list[int]:
-    """The copies that each launch makes of so many: a power of two."""
-    whole, rest = divmod(copies, MOST_COPIES)
-    return [MOST_COPIES] * whole + ([1 << (rest - 1).bit_length()] if rest else [])
+    """Return the copies that each launch makes of so many: powers of two that `copy_pages` takes."""
+    size = 1
+    while size < copies and _takes_copies(2 * size):
+        size *= 2
+    full_launches, remainder = divmod(copies, size)
+    return [size] * full_launches + ([1 << (remainder - 1).bit_length()] if remainder else [])
+
+
+def _takes_copies(copies: int) -> bool:
+    """Return whether one launch of `copy_pages` makes so many copies, whatever the size of a page is."""
+    pages, numbers = Value("pages", (1, 1), FLOAT32), Value("numbers", (copies, 1), INT32)
+    arguments: dict[str, Argument] = {
+        "cache": pages,
+        "other": None,
+        "sources": numbers,
+        "destinations": numbers,
+    }
+    return Launch("copy_pages", arguments, (), copied(numbers), copies).refusal is None

@@ -26,6 +26,7 @@ from model.layers.arithmetic import Arithmetic, Span
 from model.layers.attention_heads import AttentionHeads
 from model.layers.cache import Cache, create_cache
 from model.layers.launch import (
+    PARTITIONS,
     Argument,
     Axis,
     Growth,
@@ -42,14 +43,8 @@ from model.layers.shard import by_query_heads
 from model.layers.softmax import mixed_values
 from model.layers.weight import Tensor, Weight, value_of
 
-_ROWS = 128
-"""Rows, one for each token, that one launch of a decode step takes."""
-_WIDEST_BLOCK = 8192
-"""The largest hidden size of `attention_block_decode`; the kernels of its parts take twice that in bfloat16."""
 ENCODED = "encoder.attention"
 """Of all layers of an encoder: the place of keys and values, which attention writes and nothing reads later."""
-_LARGEST_HEAD = 256
-"""Elements of a head that attention_block_decode takes; attention_decode takes 512."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +84,10 @@ class Attention(AttentionHeads):
         return {**super().constants(step), **self._cache(step).constants}
 
     @property
-    def _is_one_launch(self) -> bool:
-        """Whether `attention_block_decode` takes a decode step."""
+    def _is_block(self) -> bool:
+        """Whether a decode step computes what `attention_block_decode` does."""
         plain = self.norm is not None and self.norm.bias is None and self.norm.offset == 0.0
-        fits = self.hidden <= _WIDEST_BLOCK and self.heads.head_dim <= _LARGEST_HEAD
-        plain = plain and fits and not self.after
+        plain = plain and not self.after
         biased = self.b_qkv is not None or self.b_o is not None
         projects_all_heads = self.owner is None and not self.heads.value_norm and not self._whole_norms
         plain = plain and not biased and not self.heads.output_gate
@@ -105,9 +99,12 @@ class Attention(AttentionHeads):
             decoding = step.decoding
             attend = self._prefill(step) if decoding is None else self._mixed(step, decoding)
             return [*self._project(step), attend, *self._finish(step)]
-        if self._is_one_launch:
-            return [self._decode_block(step, sequences, repeat) for sequences, repeat in chunks(step)]
         attends = [self._decode(step, sequences, repeat) for sequences, repeat in chunks(step)]
+        if self._is_block:
+            blocks = [self._decode_block(step, sequences, repeat) for sequences, repeat in chunks(step)]
+            # Three launches do not help where attention itself is refused in the same words.
+            if all(block.refusal in (None, attend.refusal) for block, attend in zip(blocks, attends)):
+                return blocks
         return [*self._project(step), *attends, *self._finish(step)]
 
     def _window(self, length: int) -> int | None:
@@ -197,9 +194,9 @@ class Attention(AttentionHeads):
             window=prompts.window,
         )
 
-    def _new(self, k: Value, v: Value) -> dict[str, Value | None]:
-        """The keys and values that attention writes to the cache; None where the layer reads another one's cache."""
-        return {"k": k, "v": v} if self.owner is None else {"k": None, "v": None}
+    def _new(self, k: Value, v: Value) -> dict[str, Argument]:
+        """The keys and values that attention writes to the cache; none where the layer reads another one's cache."""
+        return {"k": k, "v": v} if self.owner is None else {}
 
     def _results(self, cache: Cache) -> tuple[str, ...]:
         """The names of what a launch of attention returns."""
@@ -300,4 +297,4 @@ class Attention(AttentionHeads):
 
 def chunks(step: StepShape) -> list[tuple[int, int]]:
     """How many sequences each launch of a decode step takes, and how often it is repeated for others."""
-    return split_into_launches(step.sequences, _ROWS // step.new_tokens)
+    return split_into_launches(step.sequences, PARTITIONS // step.new_tokens)

@@ -203,8 +203,6 @@ class CrossAttention:
             "attention_decode",
             {
                 "q": queries,
-                "k": None,
-                "v": None,
                 **arguments,
                 "positions": last,
                 "scale": self.heads.score_scale,

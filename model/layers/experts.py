@@ -46,10 +46,6 @@ from model.layers.projection import Projection
 from model.layers.shard import COLUMN_PARALLEL, ROW, ROW_PARALLEL, TRANSPOSED, Shard, even_span
 from model.layers.weight import StackedRow, StackedWeight, Tensor, Weight, value_of
 
-DECODED_TOKENS = 128
-"""Tokens of a step up to which experts_decode takes them; beyond, experts_prefill sorts them by expert."""
-
-
 EXPERT_IDS = "expert_ids"
 """The array of the experts that each token chose, as `router` returns it."""
 
@@ -266,22 +262,24 @@ class RoutedExperts(Stateless):
             "w_gate": w_gate,
             "w_up": w_up,
             "w_down": w_down,
-            **({} if name else {"residual": Value("x", chosen[0].shape, step.activations)}),
             "activation": self.routing.activation,
             "b_gate": b_gate,
             "b_up": b_up,
             "absent": divided,
         }
+        if not name:
+            arguments |= {"residual": Value("x", chosen[0].shape, step.activations)}
         if not cut:  # else experts_combine adds up the sums of the ranks, and the bias once
             arguments |= {"replica_group": Axis.tensor, "b_down": b_down}
-        kernel = "experts_decode" if rows <= DECODED_TOKENS else "experts_prefill"
         choices = rows // step.expert_ranks * self.routing.per_token
         local_experts = matrices[0].shape[0]
         elements = sum(prod(matrix.shape) for matrix in matrices) / local_experts
         nbytes = sum(matrix.nbytes for matrix in matrices) / local_experts
         work = LeastWork(choices * elements * 2.0, min(choices, local_experts) * nbytes)
         result = f"{name}expert_results" if name else "x"
-        return Launch(kernel, arguments, (result,), work, rows, growth=Growth.experts)
+        launch = Launch("experts_decode", arguments, (result,), work, rows, growth=Growth.experts)
+        # More rows than that kernel takes are sorted by expert.
+        return launch if launch.refusal is None else replace(launch, kernel="experts_prefill")
 
     def resized(self, count: int, per_token: int, width: int) -> RoutedExperts:
         """The same with other numbers of experts and of those of a token, no more than there are, and another width."""

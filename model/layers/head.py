@@ -18,6 +18,7 @@ from model.layers.launch import (
     StepShape,
     Value,
     copied,
+    largest_launch,
     product,
     split_into_launches,
 )
@@ -28,8 +29,6 @@ from model.layers.sample import candidates_held, sample_launch
 from model.layers.shard import VOCABULARY_PARALLEL, Shard, vocabulary_span
 from model.layers.weight import Weight
 
-_ROWS = 128
-"""Rows that lm_head takes: one for each partition."""
 LOGITS, VALUES, TOKENS = HEAD_RESULTS = ("logits", "values", "tokens")
 """What lm_head returns: all logits, the largest of each row, and their tokens."""
 
@@ -73,9 +72,9 @@ class Head(Stateless):
         return {f"{self.name}.first_token": first}
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """The head for up to 128 rows at a time, and their draws; before it the last row of each prompt is picked."""
+        """The last row of each prompt picked, then the head and its draws for as many rows at a time as kernels take."""
         if step.scores:
-            rows = min(step.tokens, _ROWS)
+            rows = self._most_rows(step, step.tokens)
             pieces = -(-step.tokens // rows)
             return [
                 replace(launch, repeat=pieces)
@@ -83,12 +82,16 @@ class Head(Stateless):
             ]
         launches = [
             launch
-            for rows, repeat in split_into_launches(step.head_rows, _ROWS)
+            for rows, repeat in split_into_launches(step.head_rows, self._most_rows(step, step.head_rows))
             for launch in self._launches(step, rows, repeat)
         ]
         if step.phase is Phase.prefill and (step.sequences > 1 or step.padded or step.sequence_ranks > 1):
             return [self._pick_rows(step, step.head_rows), *launches]
         return launches
+
+    def _most_rows(self, step: StepShape, rows: int) -> int:
+        """The most of so many rows that the kernels of the head take together."""
+        return largest_launch(rows, lambda size: self._launches(step, size, 1))
 
     def _pick_rows(self, step: StepShape, rows: int) -> Launch:
         """The rows of x at `logits_indices` [rows, 1], gathered from all ranks' rows by the kernel `embedding`."""

@@ -42,6 +42,7 @@ from model.layers.launch import (
     StepShape,
     Value,
     gathered_rows,
+    largest_launch,
     product,
     split_into_launches,
 )
@@ -51,11 +52,6 @@ from model.layers.precision import FLOAT32
 from model.layers.projection import Projection
 from model.layers.shard import TRANSPOSED, HeadPart, Reordered, by_query_heads
 from model.layers.weight import Tensor, Weight
-
-_ROWS = 128
-"""Rows, one for each token, that one launch of a decode step takes; and queries of a sequence."""
-_QUERY_BYTES = 32768
-"""Bytes of the queries in the latent space on each of 128 partitions that one launch of a decode step takes."""
 
 
 @dataclass(frozen=True)
@@ -175,13 +171,7 @@ class LatentMixer:
         """Projections, attention, output."""
         if step.phase is Phase.prefill:
             return [*self._project(step), *self._prefill(step), self._finish(step)]
-        size = (
-            -(-self.heads.latent_rank // _ROWS)
-            * _ROWS
-            * self._heads_of_rank(step)
-            * step.activations.itemsize
-        )
-        most = max(1, min(_ROWS, _QUERY_BYTES * _ROWS // size) // step.new_tokens)
+        most = largest_launch(step.sequences, lambda sequences: [self._decode(step, sequences, 1)])
         chunks = split_into_launches(step.sequences, most)
         attend = [self._decode(step, sequences, repeat) for sequences, repeat in chunks]
         return [*self._project(step), *attend, self._finish(step)]
@@ -273,8 +263,6 @@ class LatentMixer:
         attended = size * width * (expanded + step.tokens)
         attend: dict[str, Argument] = {
             "q": self._queries(step),
-            "k": None,
-            "v": None,
             "k_cache": keys,
             "v_cache": values,
             "scale": self.heads.score_scale,

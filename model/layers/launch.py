@@ -7,8 +7,9 @@ those of the first rank, and the last rank's part of the vocabulary may be small
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from model.device import ArrayShape, find_refusal
 from model.formats import Format
 from model.layers.shard import Shape, Shard
 from model.state import blocks_before
@@ -27,7 +29,7 @@ FLOAT32 = np.dtype(np.float32)
 
 
 PARTITIONS = 128
-"""Of a tile."""
+"""Of a tile: one launch of a decode step has at most so many rows, each on a partition."""
 
 
 def table_length(positions: int, block_size: int) -> int:
@@ -320,6 +322,15 @@ class Launch:
         return [argument for argument in self.arguments.values() if isinstance(argument, Value)]
 
     @property
+    def refusal(self) -> str | None:
+        """The sentence with which the kernel refuses these shapes, or None where it takes them."""
+        shapes = (
+            (name, ArrayShape(argument.shape, argument.dtype) if isinstance(argument, Value) else argument)
+            for name, argument in self.arguments.items()
+        )
+        return find_refusal(self.kernel, tuple(shapes))
+
+    @property
     def title(self) -> str:
         """The kernel, with what tells it from other launches of it in one layer."""
         return f"{self.kernel}, {self.label}" if self.label else self.kernel
@@ -347,3 +358,15 @@ def split_into_launches(count: int, largest: int) -> list[tuple[int, int]]:
     """Return the sizes of launches that together take `count` rows or sequences, each with how often it is repeated."""
     full_launches, remainder = divmod(count, largest)
     return [(size, repeat) for size, repeat in ((largest, full_launches), (remainder, 1)) if size and repeat]
+
+
+def largest_launch(most: int, launches: Callable[[int], Iterable[Launch]]) -> int:
+    """Return the largest size, at most `most`, for which kernels take all launches; 1 where they refuse even that.
+
+    Kernels that take a size take every smaller one.
+    """
+
+    def refused(size: int) -> bool:
+        return any(launch.refusal is not None for launch in launches(size))
+
+    return max(1, bisect_left(range(1, most), True, key=refused)) if refused(most) else most

@@ -13,9 +13,6 @@ from model.layers.launch import StepShape
 GROUP_ARRAYS = ("positions", "slots", "block_tables", "prompt_tables", "copy_sources", "copy_destinations")
 """The arrays of a step that come once for every cache group."""
 
-MOST_COPIES = 128
-"""Pages that one launch copies: one on each partition."""
-
 
 class Slots(Enum):
     """The cache group of recurrent layers and encoders, which keep slots; other groups keep pages."""

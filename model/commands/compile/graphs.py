@@ -9,10 +9,10 @@ from hashlib import blake2b
 
 from model.config import ModelConfig
 from model.engine.buckets import Buckets, PartShape
-from model.execution.launch_list import copies_of, launches_of
+from model.execution.launch_list import copies_of, copy_sizes, launches_of
 from model.families import compose
 from model.layers.launch import Draws, Launch, StepShape
-from model.layers.paged import MOST_COPIES, STATES, CacheGroup, spare
+from model.layers.paged import STATES, CacheGroup, spare
 from model.layers.sample import DRAWS
 from model.runners.paged import step_of
 
@@ -121,7 +121,7 @@ def graphs_of(
         graphs.append(EncoderGraph(tuple(launched)))
     for kind in kinds:
         count = 1
-        while count <= min(MOST_COPIES, spare(largest, kind)):
+        while count <= spare(largest, kind) and copy_sizes(count) == [count]:
             copies = tuple(copies_of(decoder.layers, largest, count, kind))
             if copies:  # nobody copies the slot of a window
                 graphs.append(CopyGraph(count, kind, copies))
