@@ -165,17 +165,17 @@ def attention_mixed_reference(
     outputs = []
     options = window, softcap, sinks
     for row_slice, decodes in ((slice(decoding), True), (slice(decoding, None), False)):
-        own_q, own_k, own_v = (rows if rows is None else rows[row_slice] for rows in (q, k, v))
+        row_q, row_k, row_v = (rows if rows is None else rows[row_slice] for rows in (q, k, v))
         if decodes:
             cache_arguments = None if k is None else slots[row_slice], block_tables
             done = attention_decode_reference(
-                own_q,
+                row_q,
                 k_cache,
                 v_cache,
                 positions[row_slice],
                 scale,
-                own_k,
-                own_v,
+                row_k,
+                row_v,
                 num_kv_heads,
                 *(None,) * 4,
                 0.0,
@@ -187,12 +187,12 @@ def attention_mixed_reference(
         else:
             cache_arguments = positions[row_slice], prefix, slots[row_slice], prompt_tables
             done = attention_prefill_reference(
-                own_q,
+                row_q,
                 k_cache,
                 v_cache,
                 scale,
-                own_k,
-                own_v,
+                row_k,
+                row_v,
                 num_kv_heads,
                 *cache_arguments,
                 *options,

@@ -72,7 +72,7 @@ class Head(Stateless):
         return {f"{self.name}.first_token": first}
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """The last row of each prompt picked, then the head and its draws for as many rows at a time as kernels take."""
+        """The last row of each prompt picked, then the head and its draws, for as many rows as kernels take."""
         if step.scores:
             rows = self._most_rows(step, step.tokens)
             pieces = -(-step.tokens // rows)
