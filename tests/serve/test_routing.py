@@ -32,8 +32,8 @@ def text(blocks: int, seed: int = 0) -> str:
     return "".join(draw.choice("abcdefgh") for _ in range(blocks * BLOCK_BYTES))
 
 
-def routing(replicas: int = 2, sequences: int = 16, places: int = 80, positions: int = 16_000) -> Routing:
-    return Routing(replicas, sequences, places, positions)
+def routing(sequences: int = 16, places: int = 80, positions: int = 16_000) -> Routing:
+    return Routing(sequences, places, positions)
 
 
 @pytest.mark.parametrize(("size", "blocks"), [(63, 0), (64, 1), (65, 1), (127, 1), (128, 2), (129, 2)])
@@ -135,7 +135,7 @@ def test_where_all_are_full_one_of_them_says_so() -> None:
 
 
 def test_only_replicas_that_are_up_are_chosen_and_one_that_starts_anew_knows_nothing() -> None:
-    rule = routing(replicas=3)
+    rule = routing()
     home = rule.choose(asked(text(4)), [2])
     assert home.replica == 2
     assert rule.choose(asked(text(4)), [0, 1]).replica != 2
@@ -145,7 +145,7 @@ def test_only_replicas_that_are_up_are_chosen_and_one_that_starts_anew_knows_not
 
 
 def test_the_index_has_room_for_what_the_pages_hold_and_forgets_ends_before_beginnings() -> None:
-    rule = routing(replicas=1, positions=16 * 6)  # 6 blocks
+    rule = routing(positions=16 * 6)  # 6 blocks
     assert rule.most_blocks == 6
     for seed in (0, 1):
         rule.ended(rule.choose(asked(text(4, seed), most=6), [0]), asked(text(4, seed)))
@@ -156,7 +156,7 @@ def test_the_index_has_room_for_what_the_pages_hold_and_forgets_ends_before_begi
 
 
 def test_loads_add_up_whatever_comes_and_ends() -> None:
-    draw, rule, open_requests = random.Random(5), routing(replicas=3, sequences=4, places=8), []
+    draw, rule, open_requests = random.Random(5), routing(sequences=4, places=8), []
     for _ in range(3000):
         if open_requests and draw.random() < 0.5:
             rule.ended(*open_requests.pop(draw.randrange(len(open_requests))))

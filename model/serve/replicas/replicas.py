@@ -39,6 +39,7 @@ async def serve_replicas(
     ModelError, before the port is opened, where a replica cannot start.
     """
     from model.serve.replicas.router import Router
+    from model.serve.replicas.sockets import Sockets
 
     with TemporaryDirectory(prefix="nkw-", ignore_cleanup_errors=True) as folder:
         _check_path(folder)
@@ -47,8 +48,8 @@ async def serve_replicas(
         try:
             await asyncio.gather(*tasks)
             positions = replicas[0].positions if options.prefix_caching else 0
-            routing = Routing(options.replicas, options.max_num_seqs, places(options), positions)
-            router = Router(replicas, routing)
+            routing = Routing(options.max_num_seqs, places(options), positions)
+            router = Router(Sockets(replicas), routing)
             tasks += [
                 asyncio.create_task(each.keep(partial(routing.forget, each.number))) for each in replicas
             ]

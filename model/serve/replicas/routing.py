@@ -16,8 +16,8 @@ room for; the least recently used go first, as the pages themselves do. So the i
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import takewhile
@@ -77,34 +77,37 @@ class _Lane:
 class Choice:
     """A replica, and whether the prompt's prefix decided."""
 
-    replica: int
+    replica: Hashable
     by_prefix: bool
 
 
 class Routing:
-    """The rule above for some replicas.
+    """The rule above for some replicas, which are known by keys of any type.
 
     Each computes up to `sequences` continuations in a step, has `places` for continuations, and keeps `positions`
     tokens for prompts that begin alike (0: none).
     """
 
-    def __init__(self, replicas: int, sequences: int, places: int, positions: int) -> None:
+    def __init__(self, sequences: int, places: int, positions: int) -> None:
         self.most_blocks = positions * _TOKEN_BYTES // BLOCK_BYTES
-        self._lanes = [_Lane() for _ in range(replicas)]
+        self._lanes: defaultdict[Hashable, _Lane] = defaultdict(_Lane)
         self._slack = sequences // 2
         self._places = places
 
-    def load(self, replica: int) -> int:
+    def load(self, replica: Hashable) -> int:
         """Continuations on their way at a replica."""
         return self._lanes[replica].load
 
-    def choose(self, asked: Asked, up: Collection[int]) -> Choice:
-        """Choose a replica among `up` for the request, which adds to that replica's load until `ended` is called."""
+    def choose(self, asked: Asked, up: Sequence[Hashable]) -> Choice:
+        """Choose a replica among `up` for the request, which adds to that replica's load until `ended` is called.
+
+        A replica that is not among `up` is forgotten once nothing is on its way there.
+        """
         lanes = self._lanes
+        for key in [key for key, lane in lanes.items() if key not in up and not lane.load]:
+            del lanes[key]
         free = [each for each in up if lanes[each].load + asked.wanted <= self._places] or list(up)
-        least = min(
-            free, key=lambda each: (lanes[each].load, len(lanes[each].blocks), lanes[each].requests, each)
-        )
+        least = min(free, key=lambda each: (lanes[each].load, len(lanes[each].blocks), lanes[each].requests))
         known = {each: self._known(each, asked.keys) for each in free}
         best = max(free, key=lambda each: (known[each], -lanes[each].load, each == least))
         by_prefix = (
@@ -119,11 +122,11 @@ class Routing:
         """A request is no longer on its way."""
         self._lanes[choice.replica].load -= asked.wanted
 
-    def forget(self, replica: int) -> None:
+    def forget(self, replica: Hashable) -> None:
         """A replica starts anew, without pages; its requests end as others do."""
         self._lanes[replica].blocks.clear()
 
-    def _known(self, replica: int, keys: Sequence[Key]) -> int:
+    def _known(self, replica: Hashable, keys: Sequence[Key]) -> int:
         """How many of the first blocks a replica has served."""
         blocks = self._lanes[replica].blocks
         return sum(1 for _ in takewhile(blocks.__contains__, keys))
