@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import os
-import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from math import inf
 from typing import Any
 
+from nkw.cluster import joined_cluster
 from nkw.errors import InvalidArgument
 from simulate.tune.measuring import Outcome, Subject, bench_elsewhere
 from simulate.tune.parameters import Candidate
 from simulate.tune.workers import Measured
-
-_PATIENCE_SECONDS = 10.0
-LOCAL = "local"
-"""The address of a cluster that is started on this machine, and ends with the command."""
 
 
 class Cluster:
@@ -29,34 +25,16 @@ class Cluster:
 
     def __init__(self, subject: Subject, address: str, processes: int | None) -> None:
         """`address` is that of a running cluster, `auto`, or `local`; raises InvalidArgument where there is none."""
+        self._joined = ExitStack()
         try:
-            import ray
+            ray = self._joined.enter_context(joined_cluster(address, processes or os.cpu_count() or 1))
         except ImportError as absent:
             raise InvalidArgument(
                 "NKW-TUNE-EXTRA", "--cluster needs Ray; pip install 'nki-workbench[cluster]'"
             ) from absent
+        except ConnectionError as refused:
+            raise InvalidArgument("NKW-TUNE-CLUSTER", str(refused)) from None
         self._ray = ray
-        own = (
-            {"num_cpus": processes or os.cpu_count(), "include_dashboard": False} if address == LOCAL else {}
-        )
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report its use over the network
-        paths = os.pathsep.join(os.path.abspath(each) for each in sys.path)
-        try:
-            _reach(address)
-            ray.init(
-                address=address,
-                runtime_env={"env_vars": {"PYTHONPATH": paths}},
-                log_to_driver=False,
-                configure_logging=False,
-                **own,
-            )
-        except (ConnectionError, ValueError, RuntimeError, OSError) as failed:
-            why = (str(failed).strip() or type(failed).__name__).splitlines()[0]
-            raise InvalidArgument(
-                "NKW-TUNE-CLUSTER",
-                f"no Ray cluster answers at {address:.80} ({why:.200}): start one with `ray start --head`, or give "
-                f"{LOCAL}",
-            ) from None
         there = max(1, int(ray.cluster_resources().get("CPU", 1)))
         self.processors = min(processes or there, there)
         self._bench: Callable[[], Any] = partial(ray.remote(num_cpus=1)(_Bench).remote, subject)
@@ -89,14 +67,7 @@ class Cluster:
 
     def close(self) -> None:
         """Leave the cluster, which ends what this command started there."""
-        self._ray.shutdown()
-
-
-def _reach(address: str) -> None:
-    """Raise OSError where nothing listens at HOST:PORT; Ray itself would wait for minutes."""
-    host, _, port = address.rpartition(":")
-    if host and "/" not in host and port.isdecimal():
-        socket.create_connection((host, int(port)), _PATIENCE_SECONDS).close()
+        self._joined.close()
 
 
 class _Bench:

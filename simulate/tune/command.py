@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from nkw.child import ending_after, is_child, user_output
+from nkw.cluster import LOCAL
 from nkw.errors import InvalidArgument, NkwError, NoVerdict
 from nkw.files import Outputs, json_document
 from nkw.process import positive_seconds, remembering_interrupts
@@ -19,7 +20,7 @@ from simulate.profile.profile import profile
 from simulate.run.launch import Launch
 from simulate.scripts import bound
 from simulate.tracebacks import print_of_the_user
-from simulate.tune.cluster import LOCAL, Cluster
+from simulate.tune.cluster import Cluster
 from simulate.tune.measuring import READINGS, WORSE, Bench, Subject
 from simulate.tune.page import page
 from simulate.tune.parameters import ARGUMENT, tunable

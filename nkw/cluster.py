@@ -1,0 +1,92 @@
+"""The start of Ray: a cluster that runs already, or one of this machine alone that ends with the command."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+LOCAL = "local"
+"""Address of a cluster that is started on this machine."""
+_PATIENCE_SECONDS = 10.0
+_MODE, _TOKEN, _TOKEN_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+_LOCAL_TOKEN = secrets.token_hex(32)
+"""Of all clusters that this process starts, because Ray reads a token once in a process."""
+
+
+@contextmanager
+def joined_cluster(address: str, processors: int, namespace: str | None = None) -> Iterator[Any]:
+    """Yield the module `ray`, joined to a cluster until the block ends.
+
+    The cluster of the address "local" has this many processors, listens at loopback only, demands a token that only
+    its user can read, and ends with the block.
+
+    Raises: ImportError if Ray is not installed; ConnectionError with one sentence if no cluster answers.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report its use over the network
+    path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
+    with TemporaryDirectory(prefix="nkw-", ignore_cleanup_errors=True) as folder:
+        settings: dict[str, Any] = {"address": address}
+        added: dict[str, str] = {}
+        if address == LOCAL:
+            if not os.environ.keys() & {_MODE, _TOKEN, _TOKEN_FILE}:
+                added = {_MODE: "token", _TOKEN_FILE: str(write_token(Path(folder)))}
+            # Ray lets every user write to its folder, so it gets one inside of a folder that others cannot enter.
+            settings |= {"_temp_dir": str(Path(folder, "ray")), "_node_ip_address": "127.0.0.1"}
+            settings |= {"num_cpus": processors, "include_dashboard": False}
+        elif _MODE not in os.environ and token_file().is_file():
+            added = {_MODE: "token"}
+        os.environ.update(added)  # before Ray is imported, which reads the mode once
+        try:
+            import ray
+
+            _reach(address)
+            ray.init(
+                namespace=namespace,
+                runtime_env={"env_vars": {"PYTHONPATH": path}},
+                log_to_driver=False,
+                configure_logging=False,
+                **settings,
+            )
+        except ImportError:
+            raise
+        except Exception as failed:  # Ray's errors have no common class here
+            why = (str(failed).strip() or type(failed).__name__).splitlines()[0]
+            raise ConnectionError(
+                f"no Ray cluster answers at {address:.80} ({why:.200}): start one with `ray start --head`, or give "
+                f"{LOCAL}"
+            ) from None
+        else:
+            try:
+                yield ray
+            finally:
+                ray.shutdown()
+        finally:
+            for name in added:
+                del os.environ[name]
+
+
+def write_token(folder: Path) -> Path:
+    """Write the token of this process's clusters to a file that only its user can read, and return its path."""
+    path = folder / "token"
+    with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w", encoding="ascii") as file:
+        file.write(_LOCAL_TOKEN)
+    return path
+
+
+def token_file() -> Path:
+    """Return the path at which Ray looks for the token of a cluster."""
+    return Path(os.environ.get(_TOKEN_FILE) or Path.home() / ".ray" / "auth_token")
+
+
+def _reach(address: str) -> None:
+    """Raise OSError where nothing listens at HOST:PORT; Ray itself would wait for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and "/" not in host and port.isdecimal():
+        socket.create_connection((host, int(port)), _PATIENCE_SECONDS).close()
