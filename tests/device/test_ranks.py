@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from model.commands.cli import main
+from tests.deep import deep_except
 from tests.run.test_processes import torchrun
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("framework", ["native", "xla"])
+@pytest.mark.parametrize("framework", deep_except(["native", "xla"], ["native"]))
 def test_two_processes_generate_what_two_simulated_ranks_do(
     tmp_path: Path, tiny: Path, framework: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

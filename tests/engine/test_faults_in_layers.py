@@ -92,7 +92,7 @@ CASES: dict[str, Callable[[Path], dict[str, Any]]] = {
     "groups": shipped(model="stories-moe", expert_parallel_size=2),
     "groups with drafts": shipped(model="stories-moe", expert_parallel_size=2, speculative_config=LOOKUP),
 }
-DEEP = ("recurrent and attention", "draft model", "groups", "groups with drafts")
+DEEP = ("windowed", "recurrent", "recurrent and attention", "draft model", "groups", "groups with drafts")
 RUNS = [
     pytest.param("contiguous", 1),
     *(pytest.param(name, 1, marks=pytest.mark.slow) for name in CASES if name not in ("contiguous", *DEEP)),

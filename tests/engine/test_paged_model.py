@@ -22,7 +22,7 @@ from model.state import PagePool, SlotPool
 from tests.engine.paged_text import check_pages
 from tests.model.oracle import Oracle, random_model
 from tests.model.test_dense_families import oracle
-from tests.model.tiny_families import COMMON, TINY, each_family, write_tiny
+from tests.model.tiny_families import COMMON, TINY, each_feature, write_tiny
 
 pytest.importorskip("torch", reason="torch is an extra of development (dev)")
 pytest.importorskip("transformers", reason="transformers is an extra of development (dev)")
@@ -101,7 +101,7 @@ LONGROPE = ("llama with longrope", "phi3 of a part of the head")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", each_family(without=LONGROPE))
+@pytest.mark.parametrize("name", each_feature(without=LONGROPE))
 def test_every_family_on_pages(tmp_path: Path, name: str) -> None:
     """Recurrent layers have slots, and a snapshot of their states at the end of each page of a prompt.
 

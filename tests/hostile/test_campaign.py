@@ -17,10 +17,9 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="cases run in co
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_bad_input_is_refused_in_order(kind) -> None:
-    first = KINDS.index(kind)
-    for number in range(first, first + 3 * len(KINDS), len(KINDS)):
-        _, found = tried(number, kind)
-        assert not found, f"python -m tests.hostile --seed {number} --case {number}: {found}"
+    number = KINDS.index(kind)
+    _, found = tried(number, kind)
+    assert not found, f"python -m tests.hostile --seed {number} --case {number}: {found}"
 
 
 def test_a_case_is_what_its_number_says() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping
+from itertools import product
 
 import pytest
 
@@ -14,6 +15,7 @@ from simulate.hardware import Hardware, derived, hardware
 from simulate.isa import costs, dma_costs, plan_for
 from simulate.isa.enums import DgeMode, Engine
 from simulate.isa.plan import Cost, Phase
+from tests.deep import deep_except
 from tests.isa.tiles import HEALTHY, TARGETS, tile
 
 RELATIVE = 1e-12  # sums of a few float64 numbers in two orders
@@ -158,9 +160,7 @@ def test_terms_add_up_to_the_times_of_the_cost(case: str, target: str) -> None:
     assert not {term.phase for term in cost.terms} & {Phase.table_load, Phase.semaphore}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "target"), deep_except(product(CASES, TARGETS), 10))
 def test_terms_name_every_number_that_changes_a_time(case: str, target: str) -> None:
     """Each time and rate of the record is changed by a thousandth, both ways; what that changes must be named.
 

@@ -228,15 +228,15 @@ def exactly(outputs: Sequence[np.ndarray], reference: Callable[..., Any], argume
 class KernelCase:
     """One kernel and all that its tests try.
 
-    Values are computed on one chip for each case, chosen by the case's index, and those of `every_chip` on all. A
-    kernel has the latter if and only if it asks for the chip: what it computes, or the order of a sum, depends on
+    Values are computed on one chip for each case, chosen by the case's index. `make deep` computes those of
+    `every_chip` on all chips. A kernel has the latter if and only if it asks for the chip: what it computes, or the order of a sum, depends on
     `nisa.get_nc_version`. Questions of `CHANGE_NO_VALUE` do not count. Both directions are checked in every run.
 
     Attributes:
         kernel: A kernel of the package.
         draw: Draws its arguments, in their order; every parameter has a default.
         values: Settings whose outputs are compared with the reference.
-        every_chip: Settings whose outputs are compared with the reference on all chips.
+        every_chip: Settings whose outputs are compared with the reference on one chip, and by `make deep` on all.
         refusals: Settings that are refused, with accepted twins.
         limits: Last sizes that are taken; on the chip with the smallest SBUF.
         fits: Settings that are planned and placed without computing numbers, on the chip with the smallest SBUF.
@@ -374,7 +374,10 @@ class KernelTests:
             marks = [pytest.mark.slow] if isinstance(row, Slow) else []
             row = row.row if isinstance(row, Slow) else row
             for target in getattr(row, "chips", ()) or self.chips(table, index):
-                rows.append(pytest.param(row, target, marks=marks, id=f"{target}-{describe(row)}"))
+                is_deep = table == "every_chip" and target != TARGETS[index % len(TARGETS)]
+                deep = [pytest.mark.deep] if is_deep else []
+                name = f"{target}-{describe(row)}"
+                rows.append(pytest.param(row, target, marks=[*marks, *deep], id=name))
         metafunc.parametrize(["row", "target"], rows)
 
     def chips(self, table: str, index: int) -> Sequence[str]:

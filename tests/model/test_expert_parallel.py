@@ -20,6 +20,7 @@ from model.loading.weights import shard_weights
 from model.mesh import Mesh, check_experts
 from model.runners.contiguous import KernelModel
 from model.runners.reference import ReferenceModel
+from tests.deep import deep_except
 from tests.model.oracle import random_model
 from tests.model.test_dense_families import CACHE, load, oracle
 from tests.model.test_family_meshes import steps
@@ -80,18 +81,21 @@ def test_a_rank_holds_whole_experts_and_the_others_weights_once(tmp_path: Path) 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "mesh"),
-    [
-        ("olmoe", Mesh(1, 2, expert=2)),
-        ("gpt-oss", Mesh(2, 2, expert=2)),
-        ("gpt-oss with yarn", Mesh(1, 3, expert=3)),
-        ("qwen3-next", Mesh(2, 3, expert=3)),
-        ("qwen3-next", Mesh(2, 3, sequence=True, expert=3)),
-        ("mixtral with a window", Mesh(1, 4, expert=2)),
-        ("mixtral with a window", Mesh(1, 4, expert=4)),
-        ("gpt-oss", Mesh(2, 2, sequence=True, expert=2)),
-        ("deepseek v3", Mesh(2, 2, sequence=True, expert=2)),
-        ("olmoe", Mesh(2, 2, sequence=True, expert=2)),
-    ],
+    deep_except(
+        [
+            ("olmoe", Mesh(1, 2, expert=2)),
+            ("gpt-oss", Mesh(2, 2, expert=2)),
+            ("gpt-oss with yarn", Mesh(1, 3, expert=3)),
+            ("qwen3-next", Mesh(2, 3, expert=3)),
+            ("qwen3-next", Mesh(2, 3, sequence=True, expert=3)),
+            ("mixtral with a window", Mesh(1, 4, expert=2)),
+            ("mixtral with a window", Mesh(1, 4, expert=4)),
+            ("gpt-oss", Mesh(2, 2, sequence=True, expert=2)),
+            ("deepseek v3", Mesh(2, 2, sequence=True, expert=2)),
+            ("olmoe", Mesh(2, 2, sequence=True, expert=2)),
+        ],
+        3,
+    ),
     ids=str,
 )
 def test_ranks_that_divide_experts_give_the_tokens_of_one_rank(tmp_path: Path, name: str, mesh: Mesh) -> None:

@@ -80,7 +80,8 @@ def test_a_mesh_holds_a_batch_to_the_last_sequence() -> None:
     assert [each is not None for each in fits] == [True, True, False]
 
 
-@pytest.mark.parametrize("batch", [1, pytest.param(64, marks=pytest.mark.deep)])
+@pytest.mark.deep
+@pytest.mark.parametrize("batch", [1, 64])
 def test_deepseek_v3_fits_the_ultraserver_on_a_mesh_of_more_than_tensor_parallel_ranks(batch: int) -> None:
     counts = model("deepseek-v3")
     capacity = chip("trn2").hbm_bytes_per_core

@@ -22,6 +22,7 @@ from model.plan.plan import DEFAULT_INSTANCE, DEFAULT_TOKENS, Request, make_plan
 from model.plan.predict import PassTime, Predictor
 from model.runners.bucket_length import bucket_length
 from model.runners.contiguous import KernelModel
+from tests.deep import deep_except
 from tests.model.test_plan_parameters import CONFIGS
 
 ALL = {path.stem: read_config(path) for path in CONFIGS.glob("*.json")}
@@ -77,7 +78,7 @@ def equal(times: tuple[float, float], *planned: PassTime) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ONE_OF_EACH)
+@pytest.mark.parametrize("name", deep_except(ONE_OF_EACH, 4))
 def test_one_layer_of_each_kind_takes_the_planned_time(name) -> None:
     """Equal layers make equal launches, so one of each kind stands for all. The ranks are those of the whole model."""
     whole = load_model(CONFIGS / f"{name}.json")
@@ -104,7 +105,7 @@ def test_all_layers_take_the_planned_times(name) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", COMPUTED)
+@pytest.mark.parametrize("name", deep_except(COMPUTED, 6))
 def test_a_rank_holds_what_the_plan_says(name) -> None:
     """Where the plan says that a model fits, the weights of a rank fit; norms that ranks cut are planned whole."""
     model = load_model(CONFIGS / f"{name}.json")

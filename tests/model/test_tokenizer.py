@@ -87,10 +87,11 @@ def test_unfinished_character_comes_out_as_replacement(tokenizer) -> None:
 
 
 @pytest.mark.slow
-def test_random_texts_stream_to_themselves(tokenizer) -> None:
+@pytest.mark.parametrize("count", [3, pytest.param(25, marks=pytest.mark.deep)])
+def test_random_texts_stream_to_themselves(tokenizer, count) -> None:
     chooser = random.Random(0)
     ranges = [(0x20, 0x7E), (0xC0, 0x24F), (0x4E00, 0x9FFF), (0x1F300, 0x1F5FF)]
-    for _ in range(25):
+    for _ in range(count):
         text = "".join(chr(chooser.randint(*chooser.choice(ranges))) for _ in range(chooser.randrange(1, 20)))
         stream = tokenizer.stream()
         assert "".join(stream.push(token) for token in tokenizer.encode(text)) == text

@@ -24,6 +24,7 @@ from model.loading.weights import shard_weights
 from model.runners.bucket_length import bucket_length
 from model.runners.contiguous import KernelModel
 from model.runners.reference import ReferenceModel
+from tests.deep import deep_except
 from tests.model.reordering import reordered
 
 PROMPTS = ("Once upon a time", "Lily and Tom went to the park.", "The dog", "One day, a little boy named Tim")
@@ -56,9 +57,7 @@ def check_story(folder: Path, prompt: str, device: SimulatedDevice, tokens: int 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "prompt", [PROMPTS[0], *(pytest.param(prompt, marks=pytest.mark.deep) for prompt in PROMPTS[1:])]
-)
+@pytest.mark.parametrize("prompt", deep_except(PROMPTS, PROMPTS[:1]))
 def test_the_default_model_tells_the_references_story(
     default_model: Path, prompt: str, simulated: Devices
 ) -> None:
@@ -81,7 +80,7 @@ def test_tensor_parallel_ranks_tell_the_same_story(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["trn2", "trn3"])
+@pytest.mark.parametrize("target", deep_except(["trn2", "trn3"], ["trn3"]))
 def test_every_generation_tells_the_same_story(default_model: Path, target: str, simulated: Devices) -> None:
     check_story(default_model, PROMPTS[1], simulated(target, 2), tokens=16)
 
@@ -99,7 +98,7 @@ def story_ids(folder: Path, count: int) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prompt_tokens", [1, 127, 128, 129, 255])
+@pytest.mark.parametrize("prompt_tokens", deep_except([1, 127, 128, 129, 255], [129]))
 def test_prefill_and_one_step_equal_a_longer_prefill(
     default_model: Path, prompt_tokens: int, simulated: Devices
 ) -> None:

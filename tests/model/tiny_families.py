@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from tests.deep import deep_except
 from tests.model.oracle import random_model
 
 WINDOWED = {"rope_type": "default", "rope_theta": 5000.0}
@@ -373,11 +372,34 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
 """What to try, as the name of a transformers class and the fields of its config; head sizes from 9 elements up."""
 
 
-def each_family(*others: str, without: Sequence[str] = ()) -> list[Any]:
-    """Return parameters of a test: the last model of every family and some others; `make deep` takes all."""
-    names = [name for name in TINY if name not in without]
-    quick = {*{TINY[name][0]: name for name in names}.values(), *others}
-    return [name if name in quick else pytest.param(name, marks=pytest.mark.deep) for name in names]
+FEATURES = {
+    "plain attention": ["mistral", "phi3", "llama with biases", "smollm3"],
+    "one key/value head": [
+        "mistral with a window",
+        "gemma3",
+        "olmo2 with one key/value head",
+        "gemma2 without caps",
+    ],
+    "windows": ["ministral", "qwen2 with windows", "smollm3 with windows", "gemma3"],
+    "keys normalised whole": ["olmo2", "olmoe"],
+    "layers of other head sizes": [
+        "gemma4 with one key/value head",
+        "gemma4 with keys as values",
+        "gemma4",
+    ],
+    "experts": ["mixtral with a window", "qwen3 with experts", "gpt-oss with yarn", "olmoe"],
+    "latent attention": ["deepseek v3", "deepseek v2", "deepseek v2 with groups"],
+    "states": ["mamba", "mamba2", "qwen3-next with an mlp and biases"],
+    "scaled residuals": ["granite"],
+    "biases of all projections": ["gpt2 untied"],
+}
+"""Models by what ranks divide in another way than those of other features."""
+
+
+def each_feature(*others: str, without: Sequence[str] = ()) -> list[Any]:
+    """Return parameters of a test: a model of every feature and some others; `make deep` takes all models."""
+    quick = {*(models[0] for models in FEATURES.values()), *others}
+    return deep_except([name for name in TINY if name not in without], quick)
 
 
 def tiny_model(name: str) -> Any:

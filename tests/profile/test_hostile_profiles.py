@@ -30,7 +30,7 @@ from tests.profile.device_profiles import METADATA, T0, TABLES, span, types, wri
 from tests.timing import kernels
 
 KIB, MIB = 1 << 10, 1 << 20
-CHEAP, EXHAUSTIVE = 300, 10_000
+CHEAP, EXHAUSTIVE = 100, 10_000
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from simulate.profile.what_if import WhatIf, halved
 from simulate.run import Launch
 from simulate.run.stream import Stream
 from simulate.timing import Reading
+from tests.deep import deep_except
 from tests.kernels.accuracy import in_order
 from tests.timing import kernels
 from tests.timing.streams import EXACT, random_streams
@@ -132,8 +134,11 @@ def dry(case: Case, target: str) -> Launch:
     return kernels.dry(case.kernel, *case.arguments, target=target, ranks=case.ranks)
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    ("case", "target"),
+    deep_except(product(cases(), TARGETS), 10),
+    ids=lambda value: getattr(value, "name", value),
+)
 def test_the_path_of_every_shipped_kernel_keeps_to_its_terms_and_to_what_halving_saves(
     case: Case, target: str
 ) -> None:
@@ -169,7 +174,7 @@ def notebook_cases() -> Iterator[tuple[Case, str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("case", "target"), list(notebook_cases()))
+@pytest.mark.parametrize(("case", "target"), deep_except(notebook_cases(), 4))
 def test_the_paths_of_the_notebooks_agree_with_what_halving_saves(case: Case, target: str) -> None:
     launch = dry(case, target)
     for reading in (Reading.program, Reading.dataflow):
@@ -259,7 +264,7 @@ def most_saved(done: Profile, after: Profile, chosen: Callable[[int], bool]) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [12, pytest.param(60, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("count", [4, pytest.param(60, marks=pytest.mark.deep)])
 @pytest.mark.parametrize("reading", Reading)
 def test_the_paths_of_random_streams_keep_to_their_terms_and_to_what_halving_saves(
     reading: Reading, count: int

@@ -53,7 +53,7 @@ def test_keys_share_no_pages(start: Callable[..., Any], key_file: Path) -> None:
         check_caches_are_divided(served)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_keys_share_no_pages_of_replicas(replicas: Reached) -> None:
     check_caches_are_divided(replicas)
 

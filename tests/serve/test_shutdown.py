@@ -51,7 +51,12 @@ def left(served: Replicas, folder: Path) -> list[object]:
     return found
 
 
-@pytest.fixture(params=[(1, signal.SIGINT), (2, signal.SIGTERM)], ids=["one engine", "two replicas"])
+@pytest.fixture(
+    params=[
+        pytest.param((1, signal.SIGINT), id="one engine", marks=pytest.mark.deep),
+        pytest.param((2, signal.SIGTERM), id="two replicas"),
+    ]
+)
 def loaded(request: Any, tmp_path: Path) -> Any:
     """A server, the streams of eight clients, each of which has its first token, and a signal."""
     replicas, number = request.param

@@ -14,6 +14,7 @@ import pytest
 
 from nkw.verbs import VERBS
 from tests.calibrate.measured import SMALL, entries
+from tests.deep import deep_except
 from tests.interruptible import ROOT, started, stopped
 from tests.profile.test_profile_text import SCRIPT
 from tests.terminal.test_terminal import ESCAPE, environment, on_a_terminal, width
@@ -54,7 +55,7 @@ def nkw(*words: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", EXAMPLES)
+@pytest.mark.parametrize("verb", deep_except(EXAMPLES, ("time", "plan", "generate")))
 def test_a_terminal_of_80_columns_and_no_color_are_respected(verb: str) -> None:
     shown, plain = (on_a_terminal(nkw(*EXAMPLES[verb]), **set_) for set_ in ({}, {"NO_COLOR": "1"}))
     # Progress is drawn before a carriage return.
@@ -69,7 +70,7 @@ def test_a_terminal_of_80_columns_and_no_color_are_respected(verb: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", EXAMPLES)
+@pytest.mark.parametrize("verb", deep_except(EXAMPLES, ("run", "time", "generate")))
 def test_a_closed_pipe_ends_a_verb_quietly(verb: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)

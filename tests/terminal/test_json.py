@@ -18,6 +18,7 @@ from nkw.files import RUNNING
 from nkw.verbs import VERBS
 from tests.bundle.returns import bring_back
 from tests.calibrate.measured import SMALL, entries
+from tests.deep import deep_except
 from tests.model.folders import write_folder
 from tests.profile.device_profiles import write_profile
 from tests.profile.test_profile_text import SCRIPT
@@ -235,7 +236,9 @@ def copied(a, tuning=None):
 
 # `bundle` writes a new folder each time, `compare` reads one that has come back.
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", [verb for verb in DOCUMENTS if verb not in ("bundle", "compare")])
+@pytest.mark.parametrize(
+    "verb", deep_except([verb for verb in DOCUMENTS if verb not in ("bundle", "compare")], ("time", "check"))
+)
 def test_a_file_gets_what_stdout_gets_and_the_text_is_printed_as_without_it(
     verb: str, capsys: Capture, tmp_path: Path
 ) -> None:

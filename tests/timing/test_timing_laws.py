@@ -14,6 +14,7 @@ from simulate.isa.plan import Cost
 from simulate.memory import MemoryRegion
 from simulate.run.stream import Stream
 from simulate.timing import Reading, bracket, dependences, schedule
+from tests.deep import deep_except
 from tests.timing.checker import violations
 from tests.timing.streams import EXACT, Builder, dma_cost, halved, random_streams, without
 
@@ -149,15 +150,15 @@ def test_one_core_of_several_can_be_timed_alone() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "first",
-    [0, *(pytest.param(first, marks=pytest.mark.deep) for first in range(1_000, 10_000, 1_000))],
+    ("first", "count"),
+    deep_except([(0, 100), *((first, 1_000) for first in range(0, 10_000, 1_000))], [(0, 100)]),
 )
-def test_all_laws_hold_on_ten_thousand_short_streams(first: int) -> None:
+def test_all_laws_hold_on_ten_thousand_short_streams(first: int, count: int) -> None:
     """Legal, within the bracket, no shorter than what is busiest, and never longer for a cost or a dependence less.
 
     Most have several cores, several DMA queues, and more for the DMA engines to move than for any other.
     """
-    for seed in range(first, first + 1_000):
+    for seed in range(first, first + count):
         generator = np.random.default_rng(seed)
         streams = random_streams(
             seed, 12, 1 + seed % 3, queues=1 + seed % 4 % 3, moving=0.4 + 0.4 * (seed % 2)
