@@ -25,7 +25,10 @@ def main() -> int:
                 file=sys.stderr,
             )
             return 2
-    from model.__main__ import main as command
+    from nkw.process import begin
+
+    begin("nkw: ")
+    from nkw.commands import main as command
 
     return command()
 

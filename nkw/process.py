@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from io import UnsupportedOperation
+from io import TextIOWrapper, UnsupportedOperation
 from types import FrameType
 from typing import NoReturn
 
@@ -63,6 +63,12 @@ def begin(prefix: str = "") -> None:
     if stdout_is_closed:
         print(f"{prefix}error: the output cannot be written: stdout is closed", file=sys.stderr)
         sys.exit(2)
+
+
+def replace_unprintable() -> None:
+    """Print `?` for characters that the encoding of stdout lacks, from now on."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def reopen_streams() -> None:

@@ -2,14 +2,13 @@
 
 import sys
 
-from nkw.process import begin, imported, leave
+from nkw.process import begin, leave
 
 if __name__ == "__main__":
     begin()
     from simulate.cli import main
 
-    imported()
     try:
-        sys.exit(main(isolates=True))
+        sys.exit(main(is_process=True))
     except KeyboardInterrupt as stopped:
         leave(stopped)

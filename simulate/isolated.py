@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -12,7 +11,7 @@ from contextlib import nullcontext
 from nkw.child import ERR, Record, leave_if_copied
 from nkw.errors import InvalidArgument, NoVerdict
 from nkw.files import STDOUT, OutputFile, Outputs, json_document
-from nkw.process import memory_bytes, positive_seconds
+from nkw.process import memory_bytes
 from nkw.terminal import error
 from simulate.child_entry import ChildLimits
 from simulate.child_process import ChildEnded, run_in_child
@@ -31,25 +30,6 @@ _WITH_A_KERNEL = ("run", "time", "memory", "check")
 _JUDGES_SCRIPTS = ("memory", "check")
 """Commands whose status 0 is a verdict on a script; a script that ends the process leaves none."""
 _LIMITS = {"time_limit": "--time-limit", "memory_limit": "--memory-limit"}
-_UNITS = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-
-
-def add_limits(command: argparse.ArgumentParser) -> None:
-    """Add the options --time-limit and --memory-limit."""
-    command.add_argument(
-        "--time-limit",
-        type=positive_seconds,
-        metavar="SECONDS",
-        help="end a kernel by name after this time, each candidate of tune (default: 3600; none where stdin is a "
-        "terminal)",
-    )
-    command.add_argument(
-        "--memory-limit",
-        type=_bytes,
-        metavar="SIZE",
-        help="memory that a kernel by name may take, such as 8G (default: that of the machine; none where stdin is a "
-        "terminal)",
-    )
 
 
 def runs_in_child(options: argparse.Namespace) -> bool:
@@ -171,13 +151,3 @@ def _without_verdict(options: argparse.Namespace, reason: str) -> int:
         return 2
     error(f"no verdict on {what}: {reason}")
     return NO_VERDICT
-
-
-def _bytes(text: str) -> int:
-    match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,3})?)([kmgt]?)i?b?", text, re.ASCII | re.IGNORECASE)
-    size = int(float(match[1]) * _UNITS.get(match[2].lower(), 1)) if match else 0
-    if not 2**20 <= size < 2**60:
-        raise argparse.ArgumentTypeError(
-            f"{text!r:.40} is no size of memory; give 1M or more, such as 512M or 8G"
-        )
-    return size

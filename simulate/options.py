@@ -1,212 +1,305 @@
-"""Options of the commands that run scripts and kernels, and the order of the words on their command lines."""
+"""Options of the simulator's commands: one table by subject, from which each command has its rows.
+
+This module imports nothing that takes long, so that the help of a command does not wait for the simulator. A contract
+test compares the choices below with the names that the simulator knows.
+"""
 
 from __future__ import annotations
 
 import argparse
 import re
-import shlex
-import textwrap
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple
 
-from nkw.errors import InvalidArgument
-from nkw.suggestions import did_you_mean
+from nkw.options import OptionTable, Rows
+from nkw.process import positive_seconds
 from nkw.targets import HARDWARE_VARIABLE, TARGETS
-from nkw.verbs import VERBS
-from simulate.isolated import add_limits
 from simulate.level import LEVEL_VARIABLE, LEVELS, NEWEST, RULES_VARIABLE, Rules
 
-_SCRIPT = "a Python file, and the arguments that it gets"
-_KERNEL = "a kernel, FILE.py:NAME or MODULE:NAME, and its arguments: f32[128,512], literals"
-_SCRIPT_OR_KERNEL = f"{_SCRIPT}; or {_KERNEL}, or `group` for the replica group of all ranks"
-_KERNEL_ONLY = ("verify", "tune", "bundle")
-"""Commands whose first word is a kernel, never a script."""
-_COLUMNS = 78  # of the parts of the help that argparse does not wrap
-
-_OPTION = re.compile(r"--[A-Za-z][\w-]*|-[A-Za-z]")
-"""A word that can be no argument of a kernel; `-1` and `-1e-5` are numbers."""
-
-Add = Callable[[argparse.ArgumentParser], None]
+TRIALS = 200
+"""Candidates of `tune` without a limit."""
+MAX_SIZES = 64
+"""Sizes of a sweep."""
+_UNITS = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
-class OwnOptions(argparse.ArgumentParser):
-    """The options of one command alone; raises ArgumentError where argparse would exit."""
+class Sweep(NamedTuple):
+    """The values of a named size, ascending."""
 
-    def error(self, message: str) -> NoReturn:
-        """Raise instead of exiting."""
-        raise argparse.ArgumentError(None, message)
-
-    def taken(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
-        """The words that are these options with their values, and all others."""
-        own: list[str] = []
-        others: list[str] = []
-        rest = list(words)
-        while rest:
-            word = rest.pop(0)
-            try:
-                _, unknown = self.parse_known_args([word])
-                (others if unknown or not word.startswith("-") else own).append(word)
-            except argparse.ArgumentError:  # the option lacks its value, or has a wrong one
-                own += [word, *(rest[:1] if "=" not in word else [])]
-                del rest[: "=" not in word]
-        return own, others
-
-    def before(self, script: str, own: Sequence[str]) -> list[str]:
-        """The options as they stand before the script; with -- after them where the last one would take the script."""
-        try:
-            self.parse_known_args(own)
-            taken = script not in self.parse_known_args([*own, script])[1]
-        except argparse.ArgumentError:  # wrong also without the script
-            taken = False
-        return [*own, *(["--"] if taken else [])]
+    name: str
+    sizes: tuple[int, ...]
 
 
-def add_command(commands: Any, prog: str, name: str, **more: Any) -> argparse.ArgumentParser:
-    """A command of `nkw.verbs`; its help shows an example and its exit statuses."""
-    verb = VERBS[name]
-    ends = f"Exit status: {verb.ends}; 130 interrupted, 143 terminated."
-    command: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=verb.sentence,
-        description=textwrap.fill(f"{verb.sentence[0].upper()}{verb.sentence[1:]}.", _COLUMNS),
-        epilog=f"example:\n  {prog} {verb.example}\n\n{textwrap.fill(ends, _COLUMNS)}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        **more,
-    )
-    return command
+def read_sweep(text: str) -> Sweep:
+    """Return the sweep of NAME=N,N. Raises ArgumentTypeError for another text."""
+    match = re.fullmatch(r"([A-Za-z_]\w*)=([0-9]{1,9}(?:,[0-9]{1,9})*)", text, re.ASCII)
+    sizes = sorted({int(size) for size in match[2].split(",")}) if match else []
+    if match is None or not sizes[0] or len(sizes) > MAX_SIZES:
+        raise argparse.ArgumentTypeError(
+            f"{text!r:.40} is no sweep; give a name and 1 to {MAX_SIZES} sizes, such as B=1,4,8,16"
+        )
+    return Sweep(match[1], tuple(sizes))
 
 
-def add_running(
-    commands: Any, prog: str, name: str, act: Callable[[argparse.Namespace], int], *adds: Add
-) -> None:
-    """A command that runs a script or a kernel by name; `adds` add its options beside chip, level and rules."""
-    own = OwnOptions(add_help=False, allow_abbrev=False)
-    for add in adds:
-        add(own)
-    _add_machine(own)
-    add_limits(own)
-    add_json(own)
-    command = add_command(commands, prog, name, parents=[own])
-    # One positional, so that argparse leaves all words after the script's name alone, -- too.
-    command.add_argument(
-        "words",
-        nargs=argparse.PARSER,
-        metavar="kernel" if name in _KERNEL_ONLY else "script",
-        help=_KERNEL if name in _KERNEL_ONLY else _SCRIPT_OR_KERNEL,
-    )
-    command.set_defaults(act=act, own=own)
-
-
-def _add_machine(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--target", choices=TARGETS, help="the chip (default: the environment's, else trn2)")
-    add_hardware(command)
-    add_level(command)
-    command.add_argument(
-        "--rules",
-        choices=[each.value for each in Rules],
-        help="whose refusals hold: the chip's, or those of the vendor's simulator; the others become warnings "
-        f"(default: {RULES_VARIABLE}, else chip)",
-    )
-
-
-def add_hardware(command: argparse.ArgumentParser) -> None:
-    """The option --hardware."""
-    command.add_argument(
-        "--hardware",
-        metavar="FILE",
-        help="an overlay, whose numbers replace those of the chip's record (docs/calibrate.md; default: "
-        f"{HARDWARE_VARIABLE}, else none)",
-    )
-
-
-def add_ranks(command: argparse.ArgumentParser) -> None:
-    """The option --ranks."""
-    command.add_argument(
-        "--ranks",
-        type=rank_count,
-        metavar="N",
-        help="launch every kernel that is called like a function on N ranks, with equal arguments (default: 1)",
-    )
-
-
-def add_json(command: argparse.ArgumentParser) -> None:
-    """The option --json."""
-    command.add_argument(
-        "--json",
-        metavar="FILE",
-        help="write the result as JSON (docs/json.md); - is stdout, and all else goes to stderr then",
-    )
-
-
-def add_level(command: argparse.ArgumentParser) -> None:
-    """The option --level."""
-    command.add_argument(
-        "--level",
-        choices=[str(level) for level in LEVELS],
-        help=f"the release of NKI that kernels are written for (default: {LEVEL_VARIABLE}, else {NEWEST})",
-    )
-
-
-def add_trips(command: argparse.ArgumentParser) -> None:
-    """The option --trips."""
-    command.add_argument(
-        "--trips",
-        type=_counts,
-        default=(),
-        metavar="N[,N…]",
-        help="how often device loops of a kernel run whose bounds only the device knows, in the order they are reached",
-    )
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    parts = text.split(",")
-    if not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
-        raise argparse.ArgumentTypeError(f"{text!r:.40} is no list of counts; give N or N,N")
-    return tuple(map(int, parts))
-
-
-def rank_count(text: str) -> int:
-    """A number of ranks on a command line. Raises ArgumentTypeError for none."""
-    if not (text.isascii() and text.isdecimal() and len(text) < 4 and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r:.40} is no number of ranks; give 1 to 999")
+def _digits(text: str, max_digits: int, least: int, refusal: str) -> int:
+    """Return a number of ASCII digits. Raises ArgumentTypeError, with a refusal, for other text and below `least`."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= max_digits and int(text) >= least):
+        raise argparse.ArgumentTypeError(f"{text!r:.40} {refusal}")
     return int(text)
 
 
-def _refuse_options(options: argparse.Namespace) -> None:
-    """Raise ArgumentError for a word among a kernel's arguments that is an option of no command."""
-    own: OwnOptions = options.own
-    for word in options.arguments:
-        name = word.partition("=")[0]
-        if _OPTION.fullmatch(name):
-            known = [option for action in own._actions for option in action.option_strings]
-            meant = did_you_mean(name, known) or f"; `{options.command} --help` lists its options"
-            raise argparse.ArgumentError(None, f"{options.command} has no option {name}{meant}")
+def read_rank_count(text: str) -> int:
+    """Return a number of ranks."""
+    return _digits(text, 3, 1, "is no number of ranks; give 1 to 999")
 
 
-def take_words(options: argparse.Namespace, prog: str, names_a_kernel: Callable[[str], bool]) -> None:
-    """Split the words of the command line into script or kernel, its arguments, and late options of the command.
+def read_count(text: str) -> int:
+    """Return a count of trials or processes."""
+    return _digits(text, 7, 1, "is no count; give 1 or more")
 
-    Options after a kernel's name, and all options of `verify` and `tune`, belong to the command, words after a script's
-    name to the script. Raises InvalidArgument where such a word is also an option of the command, with the order that
-    would be taken; after `--` every word belongs to the script. Raises ArgumentError for a wrong value of an option.
-    """
-    own: OwnOptions = options.own
-    words = options.words[options.words[0] == "--" :]
-    options.script, options.arguments = words[0], words[1:]
-    if options.command in _KERNEL_ONLY or names_a_kernel(options.script):
-        _, options.arguments = own.parse_known_args(options.arguments, options)
-        _refuse_options(options)
-        return
-    if options.arguments[:1] == ["--"]:
-        del options.arguments[0]
-        return
-    taken, others = own.taken(options.arguments)
-    if taken:
-        line = shlex.join(
-            [*prog.split(), options.command, *own.before(options.script, taken), options.script, *others]
+
+def read_seed(text: str) -> int:
+    """Return a seed."""
+    return _digits(text, 9, 0, "is no seed; give 0 or more")
+
+
+def read_repetitions(text: str) -> int:
+    """Return how many times a launch is executed again."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a count; give an integer of 0 or more")
+    return int(text)
+
+
+def read_trips(text: str) -> tuple[int, ...]:
+    """Return the trip counts of N,N. Raises ArgumentTypeError for another text."""
+    counts = text.split(",")
+    if not all(count.isascii() and count.isdecimal() and len(count) < 10 for count in counts):
+        raise argparse.ArgumentTypeError(f"{text!r:.40} is no list of counts; give N or N,N")
+    return tuple(map(int, counts))
+
+
+def read_percentage(text: str) -> Fraction:
+    """Return 1/50 of 2%. Raises ArgumentTypeError for another text."""
+    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,9})?)%", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r:.40} is no percentage; give for example 2%")
+    return Fraction(match[1]) / 100
+
+
+def read_bytes(text: str) -> int:
+    """Return a size of memory in bytes, such as 2**33 of 8G. Raises ArgumentTypeError for another text."""
+    match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,3})?)([kmgt]?)i?b?", text, re.ASCII | re.IGNORECASE)
+    size = int(float(match[1]) * _UNITS.get(match[2].lower(), 1)) if match else 0
+    if not 2**20 <= size < 2**60:
+        raise argparse.ArgumentTypeError(
+            f"{text!r:.40} is no size of memory; give 1M or more, such as 512M or 8G"
         )
-        raise InvalidArgument(
-            "NKW-OPTION-ORDER",
-            f"options of {options.command} stand before the script: {line}; to give them to the script, put -- after "
-            "its name",
-        )
+    return size
+
+
+_MACHINE: Rows = {
+    "--target": dict(choices=TARGETS, help="the chip (default: the environment's, else trn2)"),
+    "--hardware": dict(
+        metavar="FILE",
+        help="an overlay, whose numbers replace those of the chip's record (docs/calibrate.md; default: "
+        f"{HARDWARE_VARIABLE}, else none)",
+    ),
+    "--level": dict(
+        choices=[str(level) for level in LEVELS],
+        help=f"the release of NKI that kernels are written for (default: {LEVEL_VARIABLE}, else {NEWEST})",
+    ),
+    "--rules": dict(
+        choices=[rules.value for rules in Rules],
+        help="whose refusals hold: the chip's, or those of the vendor's simulator; the others become warnings "
+        f"(default: {RULES_VARIABLE}, else chip)",
+    ),
+    "--ranks": dict(
+        type=read_rank_count,
+        metavar="N",
+        help="launch every kernel that is called like a function on N ranks, with equal arguments (default: 1)",
+    ),
+    "--time-limit": dict(
+        type=positive_seconds,
+        metavar="SECONDS",
+        help="end a kernel by name after this time, each candidate of tune (default: 3600; none where stdin is a "
+        "terminal)",
+    ),
+    "--memory-limit": dict(
+        type=read_bytes,
+        metavar="SIZE",
+        help="memory that a kernel by name may take, such as 8G (default: that of the machine; none where stdin is a "
+        "terminal)",
+    ),
+}
+_LAUNCHES: Rows = {
+    "--replay": dict(
+        action="store_true", help="replay a launch whose program an earlier, checked launch recorded"
+    ),
+    "--exact": dict(
+        action="store_true", help="replay instruction by instruction: the bytes of an eager launch"
+    ),
+    "--verify-replay": dict(
+        action="store_true", help="compare every replay with an eager launch, and stop at a difference"
+    ),
+    "--replay-report": dict(
+        action="store_true", help="print which launches were replayed, and why others were not"
+    ),
+    "--trips": dict(
+        type=read_trips,
+        default=(),
+        metavar="N[,N…]",
+        help="how often device loops of a kernel run whose bounds only the device knows, in the order they are reached",
+    ),
+    "--sweep": dict(
+        type=read_sweep,
+        metavar="NAME=N[,N…]",
+        help="launch a kernel with each of these sizes in the place of NAME, as in 'f32[B,512]' --sweep B=1,4,8, and "
+        "find the size at which capacity ends",
+    ),
+    "--orders": dict(
+        type=read_repetitions,
+        default=0,
+        metavar="N",
+        help="execute every launch again in N other orders of instructions that its dependences allow",
+    ),
+    "--seeds": dict(
+        type=read_repetitions,
+        default=0,
+        metavar="N",
+        help="run every launch of several cores again with N other schedules of its cores",
+    ),
+}
+_JUDGEMENTS: Rows = {
+    "--reading": dict(
+        choices=["serial", "program", "scheduled", "dataflow"],
+        default="program",
+        help="what may overlap (default: %(default)s: engines and DMA queues, each in program order)",
+    ),
+    "--advice": dict(action="store_true", help="print all advice, and the vendor's bounds"),
+    "--against": dict(
+        nargs="+",
+        default=(),
+        metavar=("KERNEL|FILE", "SHAPES"),
+        help="compare with another kernel and its arguments, with a file that --json wrote, or with what "
+        "neuron-explorer or neuron-profile measured (a folder of Parquet, a summary in JSON); its words end at the "
+        "next option, before a script at --",
+    ),
+    "--fail-above": dict(
+        type=read_percentage,
+        metavar="P%",
+        help="with --against: exit status 1 where the time is longer by more than P per cent, for example 2%%",
+    ),
+    "--ignore": dict(action="append", default=[], metavar="CODE", help="leave out a code"),
+    "--as-error|--error": dict(
+        action="append",
+        default=[],
+        metavar="CODE",
+        help="count a warning as an error; `all` for every one",
+    ),
+    "--reference": dict(
+        metavar="MODULE:NAME",
+        help="a function of numpy arrays, also FILE.py:NAME (default: <kernel>_reference of the kernel's module)",
+    ),
+}
+_SEARCH: Rows = {
+    "--trials": dict(
+        type=read_count,
+        metavar="N",
+        help=f"candidates to try (default: {TRIALS}; with --seconds as many as it takes)",
+    ),
+    "--seconds": dict(type=positive_seconds, metavar="N", help="end the search after so many seconds"),
+    "--jobs": dict(type=read_count, metavar="N", help="processes that measure (default: one per processor)"),
+    "--cluster": dict(
+        metavar="ADDRESS",
+        help="measure on a Ray cluster: its address, auto, or local to start one here",
+    ),
+    "--seed": dict(
+        type=read_seed, default=0, metavar="N", help="of the search's random choices (default: 0)"
+    ),
+    "--write": dict(
+        action="store_true",
+        help="put the best values into the table tuned.py beside the kernel's file; where they save less than 1 %%, "
+        "take the entry out",
+    ),
+}
+_INPUTS: Rows = {
+    "--catalogue": dict(
+        action="store_true",
+        help="the first word is a package with a table of examples, such as nki_kernels: bundle all of its kernels",
+    ),
+    "folder": dict(help="a bundle with the folder result/ that its run.py wrote"),
+    "paths": dict(nargs="+", metavar="path", help="a Python file or a folder"),
+    "code": dict(nargs="?", help="for example NKW-UNWRITTEN; without it, all codes"),
+    "results": dict(
+        nargs="+",
+        type=Path,
+        help="folders of bundles that ran, or JSON files of measured times (docs/calibrate.md)",
+    ),
+}
+_OUTPUTS: Rows = {
+    "--json": dict(
+        metavar="FILE",
+        help="write the result as JSON (docs/json.md); - is stdout, and all else goes to stderr then",
+    ),
+    "--trace": dict(metavar="FILE", help="write a trace that opens in Perfetto"),
+    "--html": dict(metavar="FILE", help="write the profile as a page for a browser"),
+    "--svg": dict(metavar="FILE", help="write the maps as a picture"),
+    "--text": dict(action="store_true", help="print the text also beside a page or a comparison"),
+    "--format": dict(choices=["text", "json", "sarif"], default="text"),
+    "--out=DIR": dict(metavar="DIR", help="the folder to write, which is not there yet"),
+    "--out=FILE": dict(
+        metavar="FILE", help="write the numbers that are determined as an overlay for --hardware"
+    ),
+    "--measurements": dict(
+        metavar="FILE", help="write the measured times as entries for nkw fidelity and nkw calibrate"
+    ),
+}
+
+_TABLE = OptionTable(_MACHINE, _LAUNCHES, _JUDGEMENTS, _SEARCH, _INPUTS, _OUTPUTS)
+_option, _options = _TABLE.option, _TABLE.options
+_RUNNING = "--target --hardware --level --rules --time-limit --memory-limit --json"
+"""Options of all commands that run scripts and kernels."""
+_ONE_RANK = _option("--ranks", metavar="1", help="the kernel runs on one rank")
+
+HARDWARE = _option("--hardware")
+RUN = _options("--replay --exact --verify-replay --replay-report --ranks", _RUNNING)
+TIME = _options(
+    "--reading --trace --html --advice --text --against --fail-above --sweep --trips --ranks", _RUNNING
+)
+MEMORY = _options(
+    "--svg",
+    _option("--text", help="print the text also where a picture is written"),
+    "--sweep --trips --ranks",
+    _RUNNING,
+)
+CHECK = _options("--format --ignore --as-error|--error --orders --seeds --ranks", _RUNNING)
+VERIFY = _options(_ONE_RANK, "--reference", _RUNNING)
+TUNE = _options(
+    _option(
+        "--reading",
+        choices=["program", "scheduled", "worse"],
+        default="worse",
+        help="the time that is minimised: of one reading, or the worse of both (default)",
+    ),
+    "--trials --seconds --jobs --cluster --seed",
+    _option("--html", help="write the report with its curve as a page"),
+    "--write --ranks",
+    _RUNNING,
+)
+BUNDLE = _options("--out=DIR --catalogue", _ONE_RANK, "--reference", _RUNNING)
+COMPARE = _options("folder --measurements --json")
+LINT = _options("paths --level --json --format --ignore --as-error|--error")
+DOCTOR = _options("--json")
+EXPLAIN = _options("code --json")
+CALIBRATE = _options(
+    "results --out=FILE",
+    _option(
+        "--reading",
+        choices=["scheduled", "program"],
+        default="scheduled",
+        help="the prediction of kernels by name (default: %(default)s)",
+    ),
+    "--hardware --time-limit --memory-limit --json",
+)
+TARGETS_OPTIONS = _options("--hardware --json")

@@ -14,7 +14,7 @@ from nkw.errors import NkwError, shown
 from nkw.files import STDOUT, Outputs, imported_files
 from nkw.terminal import error, progress
 from simulate.hardware import TARGETS, hardware, use_overlay
-from simulate.options import add_hardware
+from simulate.options import HARDWARE
 from simulate.timing import Reading
 
 _PUBLISHED = str(Path(__file__).resolve().parents[2] / "notebooks" / "published.json")
@@ -132,7 +132,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         action="store_true",
         help="show held-out entries as the fitted ones in tables and JSON; nothing may be fitted to them afterwards",
     )
-    add_hardware(parser)
+    HARDWARE.add_to(parser)
     parser.add_argument(
         "--quick", action="store_true", help="no bounds and no share of guesses: half of the time"
     )

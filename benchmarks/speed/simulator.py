@@ -28,7 +28,7 @@ _SHAPE = (128, 8)
 def rows() -> Iterator[Row]:
     """Import time, cost of an instruction on a small tile, and bytes per event."""
     yield _import_time("simulate; simulate.install('simulate')", "import simulate and the API that it binds")
-    yield _import_time("model.commands.cli", "import model.cli")
+    yield _import_time("nkw.commands", "import nkw.commands")
     yield from _per_instruction("tensor_tensor", _adds, lambda tile: np.add(tile, tile, out=tile))
     yield from _per_instruction("activation", _exps, lambda tile: np.exp(tile, out=tile))
     yield _per_event()

@@ -120,7 +120,7 @@ _TYPES: Sequence[tuple[Callable[[str, Any], Any], Sequence[str]]] = (
 
 
 def args_of(options: argparse.Namespace, **more: Any) -> EngineArgs:
-    """The engine that the options of `engine_options` ask for; `more` are arguments that these do not name."""
+    """Return the arguments of an engine from the options `ENGINE` of serve; `more` are arguments without an option."""
     return EngineArgs(
         model=options.model,
         tensor_parallel_size=options.tp,

@@ -11,7 +11,7 @@ from model.plan.meshes import Candidate
 from model.plan.plan import Fit, Phase, Plan, Rate
 from model.plan.speech import Transcription, transcription
 from model.plan.text import basis
-from model.version import DISTRIBUTION, version
+from nkw.version import DISTRIBUTION, version
 
 SCHEMA = 1
 

@@ -9,7 +9,7 @@ from typing import Any
 from model.traffic.report import PERCENTILES, Percentiles, Summary
 from model.traffic.text import basis
 from model.traffic.traffic import Traffic
-from model.version import DISTRIBUTION, version
+from nkw.version import DISTRIBUTION, version
 
 
 def document(traffic: Traffic, name: str) -> dict[str, Any]:

@@ -32,21 +32,9 @@ from simulate.run import target_hardware
 from simulate.run.observers import observing
 from simulate.scripts import bound
 from simulate.tracebacks import print_of_the_user
-from simulate.verification import command as verification
 
 _EXAMPLES = "examples"
 """The module of a package that gives its kernels arguments: `EXAMPLES` and `RANKS`, as `nki_kernels.examples`."""
-
-
-def add_arguments(command: argparse.ArgumentParser) -> None:
-    """The options of `bundle`."""
-    command.add_argument("--out", metavar="DIR", help="the folder to write, which is not there yet")
-    command.add_argument(
-        "--catalogue",
-        action="store_true",
-        help="the first word is a package with a table of examples, such as nki_kernels: bundle all of its kernels",
-    )
-    verification.add_arguments(command)
 
 
 def bundle_command(options: argparse.Namespace) -> int:

@@ -7,7 +7,6 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from nkw.child import user_output
@@ -22,31 +21,7 @@ from simulate.calibrate.entries import measurements
 from simulate.calibrate.measurement import Measurement
 from simulate.calibrate.report import document, parts
 from simulate.hardware import use_overlay
-from simulate.isolated import add_limits
-from simulate.options import add_hardware, add_json
 from simulate.timing import Reading
-
-
-def add_arguments(command: argparse.ArgumentParser) -> None:
-    """The options of `calibrate`."""
-    command.add_argument(
-        "results",
-        nargs="+",
-        type=Path,
-        help="folders of bundles that ran, or JSON files of measured times (docs/calibrate.md)",
-    )
-    command.add_argument(
-        "--out", metavar="FILE", help="write the numbers that are determined as an overlay for --hardware"
-    )
-    command.add_argument(
-        "--reading",
-        choices=[Reading.scheduled.value, Reading.program.value],
-        default=Reading.scheduled.value,
-        help="the prediction of kernels by name (default: %(default)s)",
-    )
-    add_hardware(command)
-    add_limits(command)
-    add_json(command)
 
 
 def calibrate_command(options: argparse.Namespace) -> int:

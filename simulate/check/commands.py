@@ -39,44 +39,6 @@ from simulate.run.launch_text import summary
 from simulate.tracebacks import print_of_the_user
 
 
-def add_arguments(command: argparse.ArgumentParser) -> None:
-    """The options that `check` and `lint` share."""
-    command.add_argument("--format", choices=[each.value for each in Format], default=Format.text.value)
-    command.add_argument("--ignore", action="append", default=[], metavar="CODE", help="leave out a code")
-    command.add_argument(
-        "--as-error",
-        "--error",
-        action="append",
-        default=[],
-        metavar="CODE",
-        help="count a warning as an error; `all` for every one",
-    )
-
-
-def add_variations(command: argparse.ArgumentParser) -> None:
-    """The options of `check` that execute launches again."""
-    command.add_argument(
-        "--orders",
-        type=_count,
-        default=0,
-        metavar="N",
-        help="execute every launch again in N other orders of instructions that its dependences allow",
-    )
-    command.add_argument(
-        "--seeds",
-        type=_count,
-        default=0,
-        metavar="N",
-        help="run every launch of several cores again with N other schedules of its cores",
-    )
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a count; give an integer of 0 or more")
-    return int(text)
-
-
 def check(options: argparse.Namespace, run_script: Callable[[argparse.Namespace], int]) -> int:
     """Run a script, look at every launch it makes and at the source of the launched kernels.
 

@@ -24,13 +24,6 @@ from simulate.run import Launch, recorded
 from simulate.run.launch_text import summary
 
 
-def add_arguments(command: argparse.ArgumentParser) -> None:
-    """The options of `memory`."""
-    command.add_argument("--svg", metavar="FILE", help="write the maps as a picture")
-    command.add_argument("--text", action="store_true", help="print the text also where a picture is written")
-    sweep.add_arguments(command)
-
-
 def memory(options: argparse.Namespace, run: Callable[[argparse.Namespace], int]) -> int:
     """Run a script and show the memory of every launch, also of one that is refused because it does not fit.
 

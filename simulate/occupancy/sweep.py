@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import gcd
@@ -22,16 +21,7 @@ from simulate.run.machine import capacity_bytes, tile_fits
 from simulate.run.observers import observing
 
 _CAPACITY, _ONE_TILE = code_of(live_tiles_fit), code_of(tile_fits)
-_MOST_SIZES = 64
 _LONGEST_REASON = 200  # characters
-
-
-@dataclass(frozen=True, slots=True)
-class Sweep:
-    """The values of a named size, ascending."""
-
-    name: str
-    sizes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +63,6 @@ class CapacityEnd:
     misfits: int
     step: int
     between: Trial | None = None
-
-
-def add_arguments(command: argparse.ArgumentParser) -> None:
-    """The option `--sweep`."""
-    command.add_argument(
-        "--sweep",
-        type=_sweep,
-        metavar="NAME=N[,N…]",
-        help="launch a kernel with each of these sizes in the place of NAME, as in 'f32[B,512]' --sweep B=1,4,8, and "
-        "find the size at which capacity ends",
-    )
 
 
 def check(options: argparse.Namespace, *alone: str) -> None:
@@ -283,13 +262,3 @@ def _line(refused: NkwError) -> str:
     seen = getattr(refused, "seen", "")
     words = " ".join((f"[{refused.code}] {seen}" if seen else str(refused).splitlines()[0]).split())
     return words if len(words) <= _LONGEST_REASON else f"{words[: _LONGEST_REASON - 1]}…"
-
-
-def _sweep(words: str) -> Sweep:
-    match = re.fullmatch(r"([A-Za-z_]\w*)=([0-9]{1,9}(?:,[0-9]{1,9})*)", words, re.ASCII)
-    sizes = sorted({int(size) for size in match[2].split(",")}) if match else []
-    if match is None or not sizes[0] or len(sizes) > _MOST_SIZES:
-        raise argparse.ArgumentTypeError(
-            f"{words!r:.40} is no sweep; give a name and 1 to {_MOST_SIZES} sizes, such as B=1,4,8,16"
-        )
-    return Sweep(match[1], tuple(sizes))

@@ -15,7 +15,7 @@ from nkw.parts import Part
 from nkw.terminal import error, progress, show, working
 from simulate.isolated import without_verdict
 from simulate.kernel_by_name import files_read, names_a_kernel, nothing_launched
-from simulate.occupancy import svg, sweep
+from simulate.occupancy import svg
 from simulate.occupancy.command import distinct as cores
 from simulate.profile.comparison import options as against
 from simulate.profile.comparison import text as comparison_text
@@ -33,24 +33,6 @@ from simulate.run import Launch, recorded
 from simulate.run.launch_text import summary
 from simulate.run.stream import Stream
 from simulate.timing import Reading, write_trace
-
-
-def add_arguments(command: argparse.ArgumentParser) -> None:
-    """The options of `time`."""
-    command.add_argument(
-        "--reading",
-        choices=[reading.value for reading in Reading],
-        default=Reading.program.value,
-        help="what may overlap (default: %(default)s: engines and DMA queues, each in program order)",
-    )
-    command.add_argument("--trace", metavar="FILE", help="write a trace that opens in Perfetto")
-    command.add_argument("--html", metavar="FILE", help="write the profile as a page for a browser")
-    command.add_argument("--advice", action="store_true", help="print all advice, and the vendor's bounds")
-    command.add_argument(
-        "--text", action="store_true", help="print the text also beside a page or a comparison"
-    )
-    against.add_arguments(command)
-    sweep.add_arguments(command)
 
 
 def time_command(options: argparse.Namespace, run: Callable[[argparse.Namespace], int]) -> int:

@@ -8,20 +8,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from nkw.child import ending_after, is_child, user_output
-from nkw.cluster import LOCAL
 from nkw.errors import InvalidArgument, NkwError, NoVerdict
 from nkw.files import Outputs, json_document
-from nkw.process import positive_seconds, remembering_interrupts
+from nkw.process import remembering_interrupts
 from nkw.terminal import error, show, working
 from simulate.isolated import NO_VERDICT, without_verdict
 from simulate.kernel_by_name import files_read, names_a_kernel
+from simulate.options import TRIALS
 from simulate.profile.numbers import us
 from simulate.profile.profile import profile
 from simulate.run.launch import Launch
 from simulate.scripts import bound
 from simulate.tracebacks import print_of_the_user
 from simulate.tune.cluster import Cluster
-from simulate.tune.measuring import READINGS, WORSE, Bench, Subject
+from simulate.tune.measuring import Bench, Subject
 from simulate.tune.page import page
 from simulate.tune.parameters import ARGUMENT, tunable
 from simulate.tune.report import Report
@@ -29,45 +29,7 @@ from simulate.tune.search import BATCH, Found, search
 from simulate.tune.table import Table, entry_name
 from simulate.tune.workers import Here, Processes, Workers
 
-_TRIALS = 200
 _LEAST_GAIN = 0.01  # of an entry of the table: less is not worth a line to review
-
-
-def add_arguments(command: argparse.ArgumentParser) -> None:
-    """The options of the search and of what it writes."""
-    command.add_argument(
-        "--reading",
-        choices=READINGS,
-        default=WORSE,
-        help="the time that is minimised: of one reading, or the worse of both (default)",
-    )
-    command.add_argument(
-        "--trials",
-        type=_count,
-        metavar="N",
-        help=f"candidates to try (default: {_TRIALS}; with --seconds as many as it takes)",
-    )
-    command.add_argument(
-        "--seconds", type=positive_seconds, metavar="N", help="end the search after so many seconds"
-    )
-    command.add_argument(
-        "--jobs", type=_count, metavar="N", help="processes that measure (default: one per processor)"
-    )
-    command.add_argument(
-        "--cluster",
-        metavar="ADDRESS",
-        help=f"measure on a Ray cluster: its address, auto, or {LOCAL} to start one here",
-    )
-    command.add_argument(
-        "--seed", type=_number, default=0, metavar="N", help="of the search's random choices (default: 0)"
-    )
-    command.add_argument("--html", metavar="FILE", help="write the report with its curve as a page")
-    command.add_argument(
-        "--write",
-        action="store_true",
-        help="put the best values into the table tuned.py beside the kernel's file; where they save less than 1 %%, "
-        "take the entry out",
-    )
 
 
 def tune(options: argparse.Namespace) -> int:
@@ -137,7 +99,7 @@ def _searched(options: argparse.Namespace) -> tuple[Report, Table | None]:
     also = []
     if table is not None and entry is not None:
         also = [each for each in [{**kernel.default, **table.values(entry)}] if kernel.takes(each)]
-    trials = options.trials or (None if options.seconds else _TRIALS)
+    trials = options.trials or (None if options.seconds else TRIALS)
     with _workers(options, subject, bench) as (workers, batch), _progress(options.script) as said:
         found = search(kernel, default, workers, also, batch, trials, options.seconds, options.seed, said)
     title = " ".join([options.script, *options.arguments, "on", launch.hardware.label])
@@ -198,15 +160,3 @@ def _write(report: Report, table: Table, options: argparse.Namespace) -> None:
     table.put(report.entry, " ".join(options.arguments), best.candidate if gains else None)
     said = "is in" if gains else f"saves less than {_LEAST_GAIN:.0%} and is not in".replace("%", " %")
     print(f"{report.entry} {said} {table.path}")
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) < 8 and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r:.40} is no count; give 1 or more")
-    return int(text)
-
-
-def _number(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) < 10):
-        raise argparse.ArgumentTypeError(f"{text!r:.40} is no seed; give 0 or more")
-    return int(text)

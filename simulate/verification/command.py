@@ -20,22 +20,11 @@ from simulate.kernel_by_name import (
     importing_from,
     names_a_kernel,
 )
-from simulate.options import rank_count
 from simulate.run.observers import observing
 from simulate.scripts import bound
 from simulate.verification.judging import ONE_RANK, SEVERAL_RANKS, verify
 from simulate.verification.trial import refusal
 from simulate.verification.verdict import Verdict
-
-
-def add_arguments(command: argparse.ArgumentParser) -> None:
-    """The options --reference and --ranks; more than one rank is refused, with what takes it."""
-    command.add_argument("--ranks", type=rank_count, metavar="1", help="the kernel runs on one rank")
-    command.add_argument(
-        "--reference",
-        metavar="MODULE:NAME",
-        help="a function of numpy arrays, also FILE.py:NAME (default: <kernel>_reference of the kernel's module)",
-    )
 
 
 def verify_command(options: argparse.Namespace) -> int:

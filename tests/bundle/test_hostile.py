@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.commands.cli import main as of_models
+from nkw.commands import main as of_models
 from nkw.errors import InvalidArgument
 from nkw.terminal import rendered
 from simulate.bundle.compare import compare_bundle, document, report

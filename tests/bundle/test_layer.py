@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.commands.cli import main
+from nkw.commands import main
 from simulate.bundle.blame import Comparison
 from simulate.bundle.manifest import Bundle, Case, load_bundle
 from simulate.bundle.values import Agreement

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from model.commands.cli import main
 from model.loading.shipped import PRETRAINED, model_path
+from nkw.commands import main
 from simulate.bundle import chain
 from simulate.bundle.blame import Comparison
 from simulate.bundle.manifest import Bundle, load_bundle

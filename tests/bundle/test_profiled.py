@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nkw.verbs import VERBS
+from nkw.verbs import SIMULATOR_VERBS
 from simulate.bundle.manifest import Case, load_bundle
 from simulate.cli import main
 from tests.bundle.returns import bring_back
@@ -27,7 +27,7 @@ def came_back(
     monkeypatch.chdir(tmp_path)
 
     def bundle(profile: str) -> Path:
-        words = shlex.split(VERBS["bundle"].example)
+        words = shlex.split(SIMULATOR_VERBS["bundle"].example)
         folder = Path(words[words.index("--out") + 1])
         assert main(words) == 0
         bring_back(folder)

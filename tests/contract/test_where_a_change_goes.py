@@ -331,7 +331,7 @@ import json
 import numpy as np
 import safetensors.numpy
 
-from model.commands.cli import main
+from nkw.commands import main
 from model.families import load_config
 from model.loading.weights import tensor_shapes
 
@@ -382,7 +382,7 @@ import pytest
 import safetensors.numpy
 
 from model.loading.checkpoint import open_checkpoint
-from model.commands.cli import main
+from nkw.commands import main
 from model.families import load_config
 from model.formats.toy_int8 import ToyInt8
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from model.commands.cli import main
+from nkw.commands import main
 from tests.device.conftest import FRAMEWORKS
 from tests.device.site import install
 

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from model import LLM, SamplingParams
-from model.commands.cli import main
 from model.commands.compile.command import MANIFEST, engine_graphs, launch_all, read_manifest
 from model.commands.compile.graphs import CopyGraph, Environment, Graph, StepGraph, graph_key
 from model.commands.compile.sources import source_digest
 from model.errors import ModelError
 from model.layers.paged import STATES
 from model.llm.engine_args import EngineArgs, engine_parts
+from nkw.commands import main
 from tests.device import site
 from tests.device.core import Core
 from tests.model.tiny_families import write_tiny

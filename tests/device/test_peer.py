@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.commands.cli import main
 from model.commands.peer.comparison import Comparison, GreedyRun, compared
 from model.commands.peer.libraries import LIBRARIES
+from nkw.commands import main
 from tests.device import peers, site
 from tests.device.core import NotDocumented
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from model.commands.cli import main
+from nkw.commands import main
 from tests.deep import deep_except
 from tests.run.test_processes import torchrun
 

@@ -10,10 +10,10 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the server needs the extra serve")
 
-from model.commands.cli import main
 from model.commands.compile.command import launch_all
 from model.llm.engine_args import engine_parts
 from model.serve.serving import engine_args
+from nkw.commands import main
 from tests.device.core import Core
 from tests.serve.conftest import options_of, serving
 

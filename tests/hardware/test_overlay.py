@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import simulate
-from model.commands.cli import main as nkw
+from nkw.commands import main as nkw
 from nkw.errors import InvalidArgument
 from nkw.targets import HARDWARE_VARIABLE
 from simulate.hardware import TARGETS, Hardware, hardware, use_overlay

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from model.commands.cli import main
 from model.commands.generate.command import prompt_progress
 from model.loading.shipped import PRETRAINED
+from nkw.commands import main
 from tests.deep import deep_except
 from tests.interruptible import remove_progress, started
 
@@ -65,7 +65,7 @@ def tiny(write_model) -> str:
 def test_help_and_version_import_nothing_heavy(arguments) -> None:
     code = f"""
 import sys
-from model.commands.cli import main
+from nkw.commands import main
 try:
     main(sys.argv[1:])
 except SystemExit as left:
@@ -93,7 +93,7 @@ def test_help_fits_80_columns(capsys, monkeypatch, arguments) -> None:
 def test_numpy_backend_writes_without_the_simulator(tiny) -> None:
     code = """
 import sys
-from model.commands.cli import main
+from nkw.commands import main
 status = main(sys.argv[1:])
 print([name for name in ("simulate.hardware", "nki_kernels", "nki", "torch") if name in sys.modules])
 sys.exit(status)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.commands.cli import main
 from model.config import ModelConfig
 from model.device import SimulatedDevice
 from model.errors import ModelError
@@ -20,6 +19,7 @@ from model.loading.weights import shard_weights
 from model.mesh import Mesh, check_experts
 from model.runners.contiguous import KernelModel
 from model.runners.reference import ReferenceModel
+from nkw.commands import main
 from tests.deep import deep_except
 from tests.model.oracle import random_model
 from tests.model.test_dense_families import CACHE, load, oracle

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.commands.cli import main
 from model.commands.generate.explain import TokenPath, token_path
 from model.config.parts import Experts
 from model.loading.shipped import PRETRAINED, SHIPPED, model_path
 from model.loading.tokenizer import Tokenizer
+from nkw.commands import main
 from tests.model.folders import byte_tokenizer
 from tests.model.oracle import random_model
 from tests.model.test_dense_families import load

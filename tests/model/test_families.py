@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from model.commands.cli import main
 from model.config import Fields
 from model.errors import ModelError
 from model.families import FAMILIES, compose, load_config, read_config
@@ -21,6 +20,7 @@ from model.loading.weights import shard_weights, tensor_shapes
 from model.plan.parameters import ModelCounts
 from model.runners.contiguous import KernelModel
 from model.runners.reference import ReferenceModel
+from nkw.commands import main
 from tests.model.test_plan_parameters import CONFIGS
 
 SIZES = dict(v=300, h=32, f=48, l=2, q=4, g=2, d=8, n=64)

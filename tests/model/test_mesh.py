@@ -7,7 +7,6 @@ import json
 import numpy as np
 import pytest
 
-from model.commands.cli import main
 from model.device import DryDevice, SimulatedDevice
 from model.layers.launch import Axis
 from model.layers.shard import Shard
@@ -15,6 +14,7 @@ from model.loading.weights import shard_weights
 from model.mesh import Mesh
 from model.runners.contiguous import KernelModel
 from model.runners.reference import ReferenceModel
+from nkw.commands import main
 from tests.model.test_cli import refused
 from tests.model.test_kernel_model import IDS, PROMPT, load, logits_of, noise
 

@@ -8,7 +8,6 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from model.commands.cli import main
 from model.commands.generate.micro_batches import micro_batch_sizes, of_micro_batches
 from model.device import DryDevice, SimulatedDevice, scheduled
 from model.errors import ModelError
@@ -20,6 +19,7 @@ from model.loading.weights import shard_weights, weights_of_all
 from model.mesh import Mesh
 from model.runners.contiguous import KernelModel
 from model.runners.reference import ReferenceModel
+from nkw.commands import main
 from tests.model.test_cli import refused
 from tests.model.test_dense_families import CACHE, oracle
 from tests.model.test_dense_families import load as load_tiny

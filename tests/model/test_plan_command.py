@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from model.commands.cli import main
 from model.device import chip
 from model.plan.parameters import load_model
 from model.plan.plan import Request, make_plan
+from nkw.commands import main
 from tests.model.test_cli import only_progress
 from tests.model.test_plan_parameters import CONFIGS, GEMMA3N, NOT_COMPUTED, changed
 from tests.model.test_plan_predict import tiny

@@ -7,13 +7,13 @@ import re
 
 import pytest
 
-from model.commands.cli import main
 from model.commands.generate.profile import text
 from model.device import DryDevice, Pass, write_page
 from model.families import load_config
 from model.loading.checkpoint import open_checkpoint
 from model.loading.weights import shard_weights
 from model.runners.contiguous import KernelModel
+from nkw.commands import main
 from simulate.hardware import hardware
 
 LAYER = "decoder_layer_decode"

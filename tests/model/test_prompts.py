@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.commands.cli import main
 from model.commands.generate.prompts import read_prompts
 from model.families import load_config
 from model.loading.weights import shard_weights
 from model.runners.contiguous import KernelModel
 from model.runners.reference import ReferenceModel
+from nkw.commands import main
 from tests.model.test_cli import refused
 from tests.model.test_kernel_model import IDS, load, logits_of, noise
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from model.commands.cli import main
 from model.config.mixers import GatedDelta
 from model.errors import ModelError
 from model.families import compose, load_config, read_config
@@ -18,6 +17,7 @@ from model.layers.launch import Phase, StepShape, WeightDtypes
 from model.layers.layer import states_of
 from model.loading.checkpoint import open_checkpoint
 from model.runners.reference import ReferenceModel
+from nkw.commands import main
 from tests.model.folders import byte_tokenizer
 from tests.model.oracle import Oracle, random_model
 from tests.model.test_dense_families import assert_equal, kernels, load

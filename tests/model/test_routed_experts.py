@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.commands.cli import main
 from model.device import SimulatedDevice
 from model.errors import ModelError
 from model.families import compose, load_config
@@ -19,6 +18,7 @@ from model.layers.shard import Shard
 from model.loading.weights import shard_weights
 from model.runners.contiguous import KernelModel
 from model.runners.reference import ReferenceModel
+from nkw.commands import main
 from tests.model.oracle import Oracle, random_model
 from tests.model.test_dense_families import assert_equal, load
 from tests.model.tiny_families import COMMON, write_tiny

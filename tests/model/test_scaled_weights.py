@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from model.commands.cli import main
 from model.device import SimulatedDevice
 from model.errors import ModelError
 from model.families import load_config, read_config
@@ -23,6 +22,7 @@ from model.loading.checkpoint import open_checkpoint
 from model.loading.weights import shard_weights
 from model.runners.contiguous import KernelModel
 from model.runners.reference import ReferenceModel
+from nkw.commands import main
 from tests.model.folders import byte_tokenizer
 from tests.model.oracle import Oracle, random_model
 from tests.model.test_dense_families import CACHE, IDS, PROMPT, assert_equal

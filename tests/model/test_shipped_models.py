@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from model import LLM, SamplingParams
-from model.commands.cli import main
 from model.families import load_config
 from model.loading.checkpoint import open_checkpoint
 from model.loading.shipped import SHIPPED
 from model.loading.tokenizer import Tokenizer
 from model.runners.reference import ReferenceModel
+from nkw.commands import main
 
 NEW_TOKENS = 24
 PROMPT = "Lily had a dog"

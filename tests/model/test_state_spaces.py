@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.commands.cli import main
 from model.config.mixers import StateSpaceHeads
 from model.errors import ModelError
 from model.families import compose, load_config, read_config
 from model.layers.launch import Phase, StepShape, WeightDtypes
 from model.layers.layer import states_of
+from nkw.commands import main
 
 FIELDS: dict[str, Any] = dict(
     model_type="mamba2",

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.commands.cli import main
 from model.errors import ModelError
 from model.families import load_config
 from model.speech.rules import Rules, read_rules
 from model.speech.spectrum import HOP, log_mel
 from model.speech.timestamps import Segment, Timestamps, segments_of
 from model.speech.wav import read_wav
+from nkw.commands import main
 from tests.model.test_transcribe import WINDOW, speech, write_wav
 from tests.model.whisper_folders import FIELDS, write_whisper
 

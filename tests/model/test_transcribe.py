@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.commands.cli import main
 from model.errors import ModelError
 from model.families import load_config
 from model.loading.checkpoint import open_checkpoint
@@ -20,6 +19,7 @@ from model.runners.reference import ReferenceModel
 from model.speech.rules import Rules, read_rules
 from model.speech.spectrum import HOP, log_mel, windows_of
 from model.speech.wav import read_wav, samples_of
+from nkw.commands import main
 from tests.model.folders import write_folder
 from tests.model.whisper_folders import FIELDS, GENERATION, write_whisper
 

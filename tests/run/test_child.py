@@ -159,7 +159,7 @@ def ran(capfd: pytest.CaptureFixture[str]) -> Ran:
 
     def run(*words: str) -> Done:
         capfd.readouterr()
-        return Done(main(words, isolates=True), *capfd.readouterr())
+        return Done(main(words, is_process=True), *capfd.readouterr())
 
     return run
 
@@ -404,8 +404,7 @@ def test_signals_end_the_child_and_keep_their_statuses(
 def test_a_child_without_fork_gives_the_same_verdict() -> None:
     program = (
         "import sys, threading; threading.Thread(target=threading.Event().wait, daemon=True).start(); "
-        "from simulate.process import imported; imported(); "
-        "from simulate.cli import main; sys.exit(main(isolates=True))"
+        "from simulate.cli import main; sys.exit(main(is_process=True))"
     )
     words = ["verify", "k.py:prints", "f32[8,32]", "--reference", "k.py:reference"]
     spawned = subprocess.run(

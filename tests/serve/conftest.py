@@ -16,11 +16,11 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the server needs the extra serve")
 
-from model.commands.cli import _parser
 from model.engine import Engine
 from model.llm.llm import make_engine
 from model.serve.http.keys import read_keys
 from model.serve.serving import engine_args, serve
+from nkw.commands import build_parser
 
 MODEL = "pretrained"
 
@@ -70,7 +70,7 @@ class Served(Reached):
 
 def options_of(*words: str) -> argparse.Namespace:
     """The options of `nkw serve WORDS` at a free port."""
-    return _parser().parse_args(["serve", "--port", "0", *words])
+    return build_parser(["serve"]).parse_args(["serve", "--port", "0", *words])
 
 
 @contextmanager

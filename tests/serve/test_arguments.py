@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from model.commands.cli import _parser
 from model.llm.llm import EngineArgs
 from model.serve.serving import engine_args, places
+from nkw.commands import build_parser
 
 
 @pytest.mark.parametrize(
@@ -24,8 +24,8 @@ from model.serve.serving import engine_args, places
     ],
 )
 def test_an_option_sets_one_argument(words: str, field: str, value: Any) -> None:
-    bare = engine_args(_parser().parse_args(["serve"]))
-    given = engine_args(_parser().parse_args(["serve", *words.split()]))
+    bare = engine_args(build_parser(["serve"]).parse_args(["serve"]))
+    given = engine_args(build_parser(["serve"]).parse_args(["serve", *words.split()]))
     changed = {
         name for name in EngineArgs.__dataclass_fields__ if getattr(bare, name) != getattr(given, name)
     }
@@ -34,17 +34,17 @@ def test_an_option_sets_one_argument(words: str, field: str, value: Any) -> None
 
 
 def test_without_options_the_arguments_are_those_of_an_engine() -> None:
-    assert engine_args(_parser().parse_args(["serve"])) == EngineArgs()
+    assert engine_args(build_parser(["serve"]).parse_args(["serve"])) == EngineArgs()
 
 
 def test_every_group_has_places_of_its_own() -> None:
     for words, count in (((), 16 + 64), (("--ep", "2"), 2 * 16 + 64), (("--max-queue", "0"), 16)):
-        assert places(_parser().parse_args(["serve", *words])) == count
+        assert places(build_parser(["serve"]).parse_args(["serve", *words])) == count
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("0.25", 0.25), ("9999999", 9999999.0)])
 def test_a_mask_has_any_positive_number_of_seconds(text: str, seconds: float) -> None:
-    assert _parser().parse_args(["serve", "--mask-timeout", text]).mask_timeout == seconds
+    assert build_parser(["serve"]).parse_args(["serve", "--mask-timeout", text]).mask_timeout == seconds
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "1e7", "soon"])
@@ -52,6 +52,6 @@ def test_a_mask_timeout_that_is_no_number_of_seconds_is_refused(
     text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        _parser().parse_args(["serve", f"--mask-timeout={text}"])
+        build_parser(["serve"]).parse_args(["serve", f"--mask-timeout={text}"])
     assert ended.value.code == 2
     assert f"'{text}' is no number of seconds; give more than 0" in capsys.readouterr().err

@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 import tokenizers
 
-from model.commands.cli import main
 from model.families import load_config
 from model.loading.checkpoint import open_checkpoint
 from model.runners.reference import ReferenceModel
 from model.serve.openai.audio.answers import SpokenSegment, StrippedText, compression_ratio, srt, vtt
 from model.speech.recording import Recording
 from model.speech.wav import read_wav
+from nkw.commands import main
 from tests.model.test_timestamps import END, TIMED, ZERO, timed
 from tests.model.test_transcribe import WINDOW, speech, write_wav
 from tests.model.whisper_folders import FIELDS

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from model.commands.cli import main
+from nkw.commands import main
 from tests.interruptible import started
 from tests.serve.conftest import MODEL, Reached, Served
 

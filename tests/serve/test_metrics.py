@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from model.commands.cli import main
 from model.commands.top.command import _is_server_url
 from model.engine.buckets import PartShape
 from model.families import load_config
@@ -16,6 +15,7 @@ from model.loading.shipped import PRETRAINED
 from model.plan.predict import Predictor
 from model.serve.errors import queue_is_full
 from model.serve.prediction import Deployed, StepTimes
+from nkw.commands import main
 from tests.serve.conftest import MODEL, Served
 from tests.serve.test_ends import metric, wait_until
 

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the server needs the extra serve")
 
 from model import LLM, SamplingParams
-from model.commands.cli import main
+from nkw.commands import main
 from tests.serve.conftest import Served, serving
 
 PROMPTS = [

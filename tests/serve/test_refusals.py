@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from model.commands.cli import main
 from model.errors import ModelError
 from model.serve.http.keys import others_may_read, read_keys
+from nkw.commands import main
 from tests.serve.conftest import MODEL, Served
 
 openai = pytest.importorskip("openai", reason="openai is an extra of development (dev)")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from model import LLM, SamplingParams
-from model.commands.cli import main
+from nkw.commands import main
 from tests.interruptible import started
 from tests.serve.conftest import MODEL, Reached, Served
 from tests.serve.test_ends import LONG, long_stream, wait_until, whole_answer_awaited

@@ -16,10 +16,10 @@ import pytest
 
 pytest.importorskip("openai", reason="openai is an extra of development (dev)")
 
-from model.commands.cli import main
 from model.errors import ModelError
 from model.serve.replicas import replica, replicas
 from model.serve.replicas.replica import Replica
+from nkw.commands import main
 from tests.serve.test_ends import long_stream, wait_until
 from tests.serve.test_replicas import Replicas, process
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nkw.verbs import VERBS
+from nkw.verbs import SIMULATOR_VERBS
 from tests.calibrate.measured import SMALL, entries
 from tests.deep import deep_except
 from tests.interruptible import ROOT, started, stopped
@@ -21,7 +21,9 @@ from tests.terminal.test_terminal import ESCAPE, environment, on_a_terminal, wid
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 WITH_FOLDERS = ("fidelity", "bundle", "compare")  # their examples need a folder, or that there is none
-EXAMPLES = {verb: shlex.split(each.example) for verb, each in VERBS.items() if verb not in WITH_FOLDERS}
+EXAMPLES = {
+    verb: shlex.split(each.example) for verb, each in SIMULATOR_VERBS.items() if verb not in WITH_FOLDERS
+}
 EXAMPLES["plan"] = ["plan", str(ROOT / "model" / "pretrained"), "--tp", "2"]
 EXAMPLES["time --sweep"] = ["time", "script.py:doubled", "f32[128,N]", "--sweep", "N=64,60000"]
 EXAMPLES["memory --sweep"] = ["memory", *EXAMPLES["time --sweep"][1:]]

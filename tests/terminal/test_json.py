@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.commands.cli import main
+from nkw.commands import main
 from nkw.files import RUNNING
-from nkw.verbs import VERBS
+from nkw.verbs import SIMULATOR_VERBS
 from tests.bundle.returns import bring_back
 from tests.calibrate.measured import SMALL, entries
 from tests.deep import deep_except
@@ -27,7 +27,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "json.md"
 SHARED = {"Launches of run, time, memory, check": ("run", "time", "memory", "check")}
 SHARED["Findings of check, lint and verify"] = ("check", "lint", "verify")
 SHARED["Sweeps of time and memory"] = ("time", "memory")
-SHARED["Every command"] = tuple(VERBS)
+SHARED["Every command"] = tuple(SIMULATOR_VERBS)
 SHARED["Outcomes of commands that run kernels"] = RUNNING
 TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null", dict: "object"}
 PLACE = {"file", "line", "function"}
@@ -47,7 +47,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
 
 def documented() -> dict[str, dict[str, set[str]]]:
     """For each command its keys with their types."""
-    found: dict[str, dict[str, set[str]]] = {verb: {} for verb in VERBS}
+    found: dict[str, dict[str, set[str]]] = {verb: {} for verb in SIMULATOR_VERBS}
     for section in PAGE.read_text(encoding="utf-8").split("\n## ")[1:]:
         head = section.split("\n")[0]
         rows = re.findall(r"^\| `([^`]+)` \| ([^|]+) \|", section, re.MULTILINE)
@@ -80,7 +80,7 @@ def written(capsys: Capture, *words: str) -> tuple[int, dict[str, Any], str]:
     return status, json.loads(captured.out), captured.err
 
 
-DOCUMENTS = [verb for verb in VERBS if verb != "fidelity"]
+DOCUMENTS = [verb for verb in SIMULATOR_VERBS if verb != "fidelity"]
 
 
 @pytest.mark.parametrize("verb", DOCUMENTS)
@@ -90,7 +90,7 @@ def test_a_document_has_the_keys_and_types_of_the_page(
     (tmp_path / "nothing.json").write_text("{}")
     monkeypatch.setenv("NKW_HARDWARE", str(tmp_path / "nothing.json"))
     known = documented()[verb]
-    words = shlex.split(VERBS[verb].example)
+    words = shlex.split(SIMULATOR_VERBS[verb].example)
     seen: dict[str, set[str]] = {}
     runs = [words]
     if verb in ("check", "lint"):  # with findings
@@ -110,7 +110,7 @@ def test_a_document_has_the_keys_and_types_of_the_page(
         monkeypatch.setenv("NEURON_RT_NUM_CORES", "3")
     if verb == "compare":  # equal, and one that differs
         folder = words[1]
-        assert main(shlex.split(VERBS["bundle"].example)) == 0
+        assert main(shlex.split(SIMULATOR_VERBS["bundle"].example)) == 0
         bring_back(Path(folder))
         capsys.readouterr()
         differs = Path(shutil.copytree(folder, "differs"))
@@ -242,7 +242,7 @@ def copied(a, tuning=None):
 def test_a_file_gets_what_stdout_gets_and_the_text_is_printed_as_without_it(
     verb: str, capsys: Capture, tmp_path: Path
 ) -> None:
-    words = shlex.split(VERBS[verb].example)
+    words = shlex.split(SIMULATOR_VERBS[verb].example)
     status = main(words)
     plain = capsys.readouterr()
     shown, document, err = written(capsys, *words)
@@ -257,7 +257,7 @@ def test_a_file_gets_what_stdout_gets_and_the_text_is_printed_as_without_it(
 
 @pytest.mark.parametrize("verb", DOCUMENTS)
 def test_a_document_that_cannot_be_written_is_refused(verb: str, capsys: Capture, tmp_path: Path) -> None:
-    words = shlex.split(VERBS[verb].example)
+    words = shlex.split(SIMULATOR_VERBS[verb].example)
     place = tmp_path / "no" / "out.json"
     assert main([verb, "--json", str(place), *words[1:]]) == 2
     captured = capsys.readouterr()
@@ -299,7 +299,7 @@ def test_kernels_of_a_file_that_launches_nothing_are_named(
 
 def test_the_example_of_fidelity_runs_in_a_checkout(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(PAGE.parents[1])
-    words = shlex.split(VERBS["fidelity"].example)
+    words = shlex.split(SIMULATOR_VERBS["fidelity"].example)
     assert main(words) == 0
     table = capsys.readouterr().out
     assert main([*words, "--json", "-"]) == 0

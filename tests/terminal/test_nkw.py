@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from model.commands.cli import main as nkw
+from nkw.commands import main as nkw
 from nkw.errors import InvalidArgument
-from nkw.verbs import VERBS
+from nkw.verbs import SIMULATOR_VERBS
 from simulate.cli import main as simulator
 from simulate.shadows import check_names
 
@@ -44,17 +44,17 @@ def test_both_command_lines_list_every_verb(capsys: Capture) -> None:
         text = help_of(command, ["--help"], capsys)
         assert text.startswith(f"usage: {name} ")
         listed = re.findall(r"^    (\w+)\s+\S", text, re.MULTILINE)
-        assert [each for each in listed if each in VERBS] == list(VERBS)
+        assert [each for each in listed if each in SIMULATOR_VERBS] == list(SIMULATOR_VERBS)
 
 
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "fidelity"])
+@pytest.mark.parametrize("verb", [verb for verb in SIMULATOR_VERBS if verb != "fidelity"])
 def test_the_help_of_a_verb_names_the_command_line_it_was_asked_on(verb: str, capsys: Capture) -> None:
     ours = help_of(nkw, [verb, "--help"], capsys)
     theirs = help_of(simulator, [verb, "--help"], capsys)
     assert ours.startswith(f"usage: nkw {verb} ")
     assert theirs.startswith(f"usage: python -m simulate {verb} ")
-    assert f"\n  nkw {VERBS[verb].example}\n" in ours
-    assert f"\n  python -m simulate {VERBS[verb].example}\n" in theirs
+    assert f"\n  nkw {SIMULATOR_VERBS[verb].example}\n" in ours
+    assert f"\n  python -m simulate {SIMULATOR_VERBS[verb].example}\n" in theirs
     assert ours.split("\n\n")[1:2] == theirs.split("\n\n")[1:2]
     assert max(map(len, (ours + theirs).splitlines())) <= 80
 
@@ -75,7 +75,7 @@ def test_a_verb_prints_and_returns_the_same_on_both(tmp_path: Path, capsys: Capt
 @pytest.mark.parametrize("words", [["explain", "NKW-UNWRITTEN"], ["lint", "nkw/verbs.py"], ["targets"]])
 def test_verbs_without_a_script_load_no_torch(words: list[str]) -> None:
     code = (
-        "import sys; from model.commands.cli import main; status = main(sys.argv[1:]); "
+        "import sys; from nkw.commands import main; status = main(sys.argv[1:]); "
         "print([name for name in ('torch', 'transformers', 'tokenizers') if name in sys.modules]); sys.exit(status)"
     )
     done = ran(ROOT, "-c", code, *words)

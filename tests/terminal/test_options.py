@@ -6,7 +6,13 @@ import argparse
 
 import pytest
 
+from nkw.commands import load
 from nkw.options import OptionTable, add_options
+from nkw.verbs import MODEL_VERBS, SIMULATOR_VERBS
+from simulate.check import Format
+from simulate.timing import Reading
+from simulate.tune.cluster import LOCAL
+from simulate.tune.measuring import READINGS, WORSE
 
 RANKS = {"--tp": dict(type=int, default=1), "--pp": dict(type=int)}
 OUTPUTS = {"--out=DIR": dict(metavar="DIR"), "--as-error|--error": dict(), "folder": dict()}
@@ -43,3 +49,21 @@ def test_two_groups_share_no_name() -> None:
 def test_an_unknown_row_is_refused() -> None:
     with pytest.raises(KeyError, match="--ep"):
         OptionTable(RANKS).options("--tp --ep")
+
+
+@pytest.mark.parametrize("name", [*MODEL_VERBS, *SIMULATOR_VERBS])
+def test_every_command_has_its_function_where_the_table_says(name: str) -> None:
+    assert callable(load({**MODEL_VERBS, **SIMULATOR_VERBS}[name].function))
+
+
+def test_choices_are_those_that_the_simulator_knows() -> None:
+    keywords = {
+        name: {option.name: option.keywords for option in load(SIMULATOR_VERBS[name].options)}
+        for name in ("time", "check", "tune", "calibrate")
+    }
+    assert keywords["time"]["--reading"]["choices"] == [reading.value for reading in Reading]
+    assert keywords["check"]["--format"]["choices"] == [form.value for form in Format]
+    assert keywords["tune"]["--reading"]["choices"] == list(READINGS)
+    assert keywords["tune"]["--reading"]["default"] == WORSE
+    assert f" or {LOCAL} to start one here" in keywords["tune"]["--cluster"]["help"]
+    assert set(keywords["calibrate"]["--reading"]["choices"]) < set(keywords["time"]["--reading"]["choices"])

@@ -139,9 +139,7 @@ def test_an_error_is_red_on_a_terminal_alone() -> None:
     command = simulated("time", "nosuch.py")
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
     assert done.stderr == "error: nosuch.py is not a file\n"
-    shown = on_a_terminal(
-        [sys.executable, "-c", "from simulate.terminal import error; error('nothing is here')"]
-    )
+    shown = on_a_terminal([sys.executable, "-c", "from nkw.terminal import error; error('nothing is here')"])
     assert shown == "\x1b[1;31merror\x1b[0m: nothing is here\n"
 
 

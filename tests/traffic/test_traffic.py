@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.commands.cli import main
 from model.engine import SchedulerOptions
 from model.engine.buckets import PartShape
 from model.plan.memory import footprint
@@ -21,6 +20,7 @@ from model.traffic.lengths import Lengths
 from model.traffic.report import ServiceLevel, Summary, summary
 from model.traffic.search import breaking_rate
 from model.traffic.workload import Query, Workload, drawn, poisson
+from nkw.commands import main
 from tests.model.folders import TINY, write_folder
 from tests.model.test_plan_command import refused
 from tests.model.test_plan_parameters import CONFIGS, GEMMA3N, NOT_COMPUTED, written

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.commands.cli import main
 from model.engine import GroupScheduler, Scheduler, SchedulerOptions
 from model.engine.buckets import PartShape
 from model.errors import ModelError
@@ -22,6 +21,7 @@ from model.traffic.record import Record
 from model.traffic.replica import Replica
 from model.traffic.service import Service
 from model.traffic.workload import Query, Workload
+from nkw.commands import main
 
 MODEL = load_model(model_path("stories-moe"))
 SETUP = Setup(

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from model.commands.cli import main
 from model.traffic.chart import Line, Scale, chart
+from nkw.commands import main
 from tests.model.folders import TINY
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from model.commands.cli import main
 from model.device import DryDevice
 from model.engine import SchedulerOptions
 from model.engine.buckets import PartShape
@@ -23,6 +22,7 @@ from model.plan.predict import PassTime
 from model.runners.contiguous import KernelModel
 from model.traffic.deployment import Deployment, Setup
 from model.traffic.workload import Query, Workload
+from nkw.commands import main
 from tests.model.test_plan_command import refused
 from tests.model.whisper_folders import FIELDS, spectrum, write_whisper
 

@@ -9,12 +9,6 @@ from pathlib import Path
 from model.commands.options import option, options
 from model.loading.shipped import model_path
 
-DESCRIPTION = (
-    "Write a folder that carries a model to a chip: every kernel launch of a generation, with expected results, tokens "
-    "and predicted times; the weights are taken from a folder there. With --layer, every launch of one layer, in a "
-    "prompt and in the token behind it, with its weights. `nkw bundle` with MODULE:NAME or FILE.py:NAME carries "
-    "kernels."
-)
 OPTIONS = options(
     "model --layer --out=DIR --prompt",
     option("--max-new-tokens", default=None, help="most tokens of a generation (default: 8)"),
@@ -26,7 +20,9 @@ def names_a_model(words: Sequence[str]) -> bool:
     """Whether the words behind `nkw bundle` ask for a model or a layer: --layer is there, or the first is a model."""
     if any(word.partition("=")[0] == "--layer" for word in words):
         return True
-    from model.config.folder import config_file  # imports numpy, which no help needs
-
     folder = model_path(words[0]) if words else Path()
-    return bool(words) and os.path.isdir(folder) and os.path.isfile(config_file(folder))
+    if not words or not os.path.isdir(folder):
+        return False
+    from model.config.folder import config_file  # imports numpy, which no help of a kernel's bundle needs
+
+    return os.path.isfile(config_file(folder))

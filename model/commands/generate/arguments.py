@@ -3,10 +3,6 @@
 from model.commands.options import option, options
 from model.commands.options.inputs import FIRST_PROMPT
 
-DESCRIPTION = (
-    "Continue a prompt with a Llama whose layers are NKI kernels. Every token is compared with a plain numpy model, "
-    "and the time on each chip is predicted."
-)
 OPTIONS = options(
     "--model",
     option(

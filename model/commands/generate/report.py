@@ -16,8 +16,8 @@ from model.engine.sampler import Logprob
 from model.execution.expert_load import ExpertLoad
 from model.mesh import Mesh
 from model.runners.comparison import Difference
-from model.version import DISTRIBUTION, version
 from nkw.parts import Hanging, Part, table
+from nkw.version import DISTRIBUTION, version
 
 if TYPE_CHECKING:  # the numpy backend must not load the simulator
     from model.device import Prediction

@@ -2,10 +2,6 @@
 
 from model.commands.options import option, options
 
-DESCRIPTION = (
-    "Run a folder and prompts through one of AWS Neuron's own inference libraries, where it is installed, and compare "
-    "tokens and logits with ours. Written to the vendor's documentation; it has not run on a chip."
-)
 OPTIONS = options(
     "model --with --prompt",
     option("--max-new-tokens", default=16),

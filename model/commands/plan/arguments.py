@@ -2,10 +2,6 @@
 
 from model.commands.options import option, options
 
-DESCRIPTION = (
-    "From a config.json alone: parameters, bytes, what fits where, and the predicted times of a prompt and of a decode "
-    "step, composed of dry runs of this project's kernels."
-)
 OPTIONS = options(
     "--hardware --instance --accelerator",
     option(

@@ -2,10 +2,6 @@
 
 from model.commands.options import option, options
 
-DESCRIPTION = (
-    "Serve a model with OpenAI's HTTP API: completions and chats of many clients, computed together by NKI kernels on "
-    "simulated cores or NeuronCores. SIGTERM or Ctrl-C finishes what was begun; a second one stops."
-)
 ENGINE = options(
     "--ep --max-model-len --max-num-seqs --max-num-batched-tokens",
     "--block-size --num-pages --num-state-slots --mamba-block-size --kv-cache-dtype",

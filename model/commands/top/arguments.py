@@ -2,7 +2,6 @@
 
 from model.commands.options import option, options
 
-DESCRIPTION = "Requests, pages, tokens and times of a server that nkw serve runs."
 OPTIONS = options(
     "--url", option("--api-key-file", help="a file whose first line is a key of the server"), "--every --once"
 )

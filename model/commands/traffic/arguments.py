@@ -2,10 +2,6 @@
 
 from model.commands.options import option, options
 
-DESCRIPTION = (
-    "The scheduler of the engine serves requests on the clock of predicted steps: times to first token, between tokens "
-    "and end to end, throughput, goodput, pages, and the rate at which the service level breaks."
-)
 OPTIONS = options(
     "--hardware",
     option("--instance", help="instance type (default: trn2.48xlarge)"),

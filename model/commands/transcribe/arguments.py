@@ -4,10 +4,6 @@ from pathlib import Path
 
 from model.commands.options import option, options
 
-DESCRIPTION = (
-    "Transcribe a recording with a Whisper whose layers are NKI kernels, in windows of 30 seconds one after another, "
-    "each on its own. Every token is compared with a plain numpy model, and the time on each chip is predicted."
-)
 OPTIONS = options(
     "file",
     option("--model", type=Path, default=None, required=True, help="Hugging Face folder of a Whisper"),

@@ -27,7 +27,7 @@ from model.serve.openai.audio.transcription import Task, Transcribing
 from model.serve.openai.chatting import Chatting
 from model.serve.openai.generation import ClientGone, Completing, Service, while_connected
 from model.serve.openai.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from model.version import version
+from nkw.version import version
 
 _SENTENCES = {
     400: "an argument cannot be",

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import re
 from copy import copy
-from fractions import Fraction
 from pathlib import Path
 
 from nkw.errors import InvalidArgument
@@ -13,25 +11,6 @@ from simulate.kernel_by_name import names_a_kernel
 from simulate.profile.comparison.measured import Measured, read_measured
 from simulate.profile.vendor.read import is_device_profile, read_profile
 from simulate.profile.vendor.records import DeviceProfile
-
-
-def add_arguments(command: argparse.ArgumentParser) -> None:
-    """The options that compare."""
-    command.add_argument(
-        "--against",
-        nargs="+",
-        default=(),
-        metavar=("KERNEL|FILE", "SHAPES"),
-        help="compare with another kernel and its arguments, with a file that --json wrote, or with what "
-        "neuron-explorer or neuron-profile measured (a folder of Parquet, a summary in JSON); its words end at the "
-        "next option, before a script at --",
-    )
-    command.add_argument(
-        "--fail-above",
-        type=_percentage,
-        metavar="P%",
-        help="with --against: exit status 1 where the time is longer by more than P per cent, for example 2%%",
-    )
 
 
 def stored(options: argparse.Namespace) -> Measured | DeviceProfile | None:
@@ -75,10 +54,3 @@ def kernel_options(options: argparse.Namespace) -> argparse.Namespace:
     other = copy(options)
     other.script, other.arguments = options.against[0], options.against[1:]
     return other
-
-
-def _percentage(text: str) -> Fraction:
-    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,9})?)%", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r:.40} is no percentage; give for example 2%")
-    return Fraction(match[1]) / 100

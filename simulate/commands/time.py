@@ -1,0 +1,14 @@
+"""The command `time`: the launches of a script or kernel, or those of a sweep."""
+
+from __future__ import annotations
+
+import argparse
+
+from simulate.profile.command import time_command
+from simulate.profile.sweep import time_sweep
+from simulate.scripts import bound, run_to_its_end
+
+
+def time(options: argparse.Namespace) -> int:
+    """Print predicted times; returns the exit status."""
+    return time_command(options, run_to_its_end) if options.sweep is None else time_sweep(options, bound)
