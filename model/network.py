@@ -1,44 +1,115 @@
-"""A model as layers in their order: what generating, predicting, planning and the reference walk."""
+"""Networks: sections of layers with named inputs and outputs. Running, predicting and planning walk their layers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from itertools import chain
 
-from model.layers.head import Head
-from model.layers.launch import Phase, StepShape
+import numpy as np
+
+from model.layers.launch import INT32, Phase, StepShape
 from model.layers.layer import Layer
 from model.layers.shard import Shape
 from model.layers.weight import Tensor, Weight, Zeros
 
-BlockLayers = tuple[Layer, ...]
-"""The layers of one decoder layer: attention or what stands for it, and the MLP."""
+Section = tuple[Layer, ...]
+"""Neighbouring layers that are launched together, such as attention and MLP of one decoder layer."""
+
+
+class Sharding(Enum):
+    """How the ranks of a data-parallel group divide a host array of a step."""
+
+    replicated = "every rank has the whole array"
+    rows = "a rank has its rows of the array, where ranks cut the rows of a prefill step"
+    row_indices = (
+        "a rank has the indices of rows as indices among its rows; the number of its rows for other rows"
+    )
+    vocabulary = "a rank has the columns of its part of the vocabulary"
 
 
 @dataclass(frozen=True)
-class EncoderLayers:
-    """The layers that a window of speech passes once, before its tokens: `positions` of each sequence.
+class Input:
+    """One host array of a step: its name in the launch list, how ranks divide it, and its dtype on the device.
 
-    The last section leaves behind what the decoder's layers attend to.
+    A dtype of None is the dtype of the activations.
     """
 
-    positions: int
-    sections: tuple[BlockLayers, ...]
+    name: str
+    sharding: Sharding = Sharding.replicated
+    dtype: np.dtype | None = INT32
+
+
+@dataclass(frozen=True)
+class Network:
+    """Layers in sections, the host arrays that a step needs, and the results that it returns.
+
+    sections         layers in order; a pipeline is cut between inner sections
+    inputs           the host arrays of a step by name
+    outputs          the names of the results that leave the device
+    before           networks on the same ranks that run before this one and leave states for it, by name
+    window           rows of each sequence, where every step has as many; 0 where the step says how many
+    unread           tensors that a checkpoint may hold although no layer reads them
+    unread_prefixes  beginnings of the names of more such tensors
+    bare_prefix      beginning of all names that a checkpoint of the network without its last section may lack
+    stacks           checkpoint tensors that hold tensors of several layers, and the names of these
+    """
+
+    sections: tuple[Section, ...]
+    inputs: Mapping[str, Input]
+    outputs: tuple[str, ...]
+    before: Mapping[str, Network] = field(default_factory=dict)
+    window: int = 0
+    unread: tuple[str, ...] = ()
+    unread_prefixes: tuple[str, ...] = ()
+    bare_prefix: str = ""
+    stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def exact(self) -> frozenset[str]:
+        """The tensors that are float32 whatever dtype the others have."""
+        return frozenset(tensor.name for weight in self.weights for tensor in weight.tensors if tensor.exact)
+
+    def leaves_out(self, name: str) -> bool:
+        """Return whether no layer reads this tensor, although a checkpoint may hold it."""
+        return name in self.unread or name.startswith(self.unread_prefixes)
+
+    @property
+    def blocks(self) -> tuple[Section, ...]:
+        """The inner sections: the layers of a decoder between its embedding and its head."""
+        return self.sections[1:-1]
 
     @property
     def layers(self) -> Iterator[Layer]:
-        """Every layer in order."""
-        return (layer for section in self.sections for layer in section)
+        """Every layer of this network in order."""
+        return chain.from_iterable(self.sections)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether every layer takes steps in which sequences decode beside prompts."""
+        return all(getattr(layer, "mixes", False) for layer in self.layers)
+
+    @property
+    def all_layers(self) -> Iterator[Layer]:
+        """Every layer in order; layers of networks before this one come first."""
+        return chain(*(network.layers for network in self.before.values()), self.layers)
+
+    @property
+    def weights(self) -> Iterator[Weight]:
+        """The weights of every layer, in order."""
+        return (weight for layer in self.all_layers for weight in layer.weights)
 
     def step(self, step: StepShape) -> StepShape:
-        """The step of the encoder for the sequences of a decoder's step."""
+        """Return the step of this network for the sequences of a step; another one where a window is passed whole."""
+        if not self.window:
+            return step
         return replace(
             step,
             phase=Phase.prefill,
-            tokens=self.positions * step.sequences,
-            cache_length=self.positions,
-            context=self.positions,
+            tokens=self.window * step.sequences,
+            cache_length=self.window,
+            context=self.window,
             padded=False,
             pages=0,
             window_pages=(),
@@ -48,66 +119,13 @@ class EncoderLayers:
             draws=None,
         )
 
-
-@dataclass(frozen=True)
-class Decoder:
-    """A decoder, and its encoder where it has one; `unread` are tensors that a checkpoint may hold beside theirs.
-
-    So are all whose names begin with one of `unread_prefixes`.
-    A checkpoint of the layers without the head may lack `bare_prefix` in all its names. `stacks` are tensors of it that
-    hold several of the layers, one behind the other.
-    """
-
-    embedding: Layer
-    blocks: tuple[BlockLayers, ...]
-    head: Head
-    unread: tuple[str, ...] = ()
-    unread_prefixes: tuple[str, ...] = ()
-    bare_prefix: str = ""
-    stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    encoder: EncoderLayers | None = None
-
-    @property
-    def exact(self) -> frozenset[str]:
-        """The tensors that are float32 whatever dtype the others have."""
-        return frozenset(each.name for weight in self.weights for each in weight.tensors if each.exact)
-
-    def leaves_out(self, name: str) -> bool:
-        """Whether no layer reads this tensor, although a checkpoint may hold it."""
-        return name in self.unread or name.startswith(self.unread_prefixes)
-
-    @property
-    def sections(self) -> tuple[BlockLayers, ...]:
-        """All layers in order: the embedding, the blocks, the head."""
-        return ((self.embedding,), *self.blocks, (self.head,))
-
-    @property
-    def layers(self) -> Iterator[Layer]:
-        """Every layer of the decoder in order."""
-        return (layer for section in self.sections for layer in section)
-
-    @property
-    def mixes(self) -> bool:
-        """Whether every layer takes steps in which sequences decode beside prompts."""
-        return all(getattr(layer, "mixes", False) for layer in self.layers)
-
-    @property
-    def all_layers(self) -> Iterator[Layer]:
-        """Every layer in order, those of an encoder first."""
-        return chain(self.encoder.layers if self.encoder else (), self.layers)
-
-    @property
-    def weights(self) -> Iterator[Weight]:
-        """The weights of every layer, in order."""
-        return (weight for layer in self.all_layers for weight in layer.weights)
-
     def layer_tensor_shapes(self) -> dict[str, Shape]:
-        """Every tensor of the layers with its shape, each by itself."""
-        tensors: Iterator[Tensor] = (each for weight in self.weights for each in weight.tensors)
+        """Return the shape of every tensor of the layers, each by itself."""
+        tensors: Iterator[Tensor] = (tensor for weight in self.weights for tensor in weight.tensors)
         return {tensor.name: tensor.shape for tensor in tensors if not isinstance(tensor, Zeros)}
 
     def tensor_shapes(self) -> dict[str, Shape]:
-        """Every tensor of a checkpoint with its shape; as the checkpoint holds it."""
+        """Return the shape of every tensor of a checkpoint, as the checkpoint holds it."""
         shapes = self.layer_tensor_shapes()
         for stack, parts in self.stacks.items():
             first, *_ = (shapes.pop(part) for part in parts)
@@ -116,5 +134,5 @@ class Decoder:
 
 
 def part_of(stack: str, number: int) -> str:
-    """The name of a tensor that stands in a stack."""
+    """Return the name of a tensor that is part of a stack."""
     return f"{stack}[{number}]"

@@ -254,7 +254,7 @@ def _decode(shape: RankShape, sequences: int) -> Iterator[Work]:
     yield Work("decode output projection", shape, sequences, parts.output(), (output,))
     mlp = _named(_launches(shape, step), "mlp")
     yield Work("decode norm + MLP", shape, sequences, parts.mlp(), mlp)
-    head = compose(shape.config).head
+    head = compose(shape.config).sections[-1][0]
     for candidates in (8, 64):
         launches = tuple(head.launches(replace(step, candidates=candidates)))
         yield Work(f"decode head, top {candidates}", shape, sequences, parts.head(), launches)

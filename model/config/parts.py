@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from model.config.mixers import GatedDelta, GroupedAttention, LatentAttention, StateSpace, StateSpaceHeads
-from model.formats import Format
+from model.config.record import Config
 
 SWIGLU_OAI = "swigluoai"
 """The activation of gpt-oss: gate * sigmoid(alpha * gate) * (up + 1), of a gate and an up that a limit bounds."""
@@ -137,17 +137,14 @@ class SpeechEncoder(Encoder):
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(Config):
     """A model as its config.json describes it: one block for each decoder layer, and what stands around them.
 
     `max_position_embeddings` is None where a sequence has no longest. `learned_positions` are the rows of a table of
     positions beside that of the tokens. Embeddings are multiplied by `embedding_scale`; logits by `logit_scale`, then
-    bounded by `logit_softcap`. `weight_format` is the number format of the checkpoint's quantised weights,
-    `quant_method` its name, also where the format is not read.
+    bounded by `logit_softcap`.
     `mtp_layers` is the number of layers for multi-token prediction that a checkpoint may hold after the blocks, and
     that nothing reads.
-    The registry adds `model_type`, `architecture` (empty where only plans are made) and `refusals`: the fields that
-    describe what no layer of this package computes, each as an error says it.
     """
 
     vocab_size: int
@@ -159,16 +156,10 @@ class ModelConfig:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float | None = None
-    dtype: str | None = None
-    weight_format: Format | None = None
-    quant_method: str | None = None
     mtp_layers: int = 0
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     encoder: Encoder | None = None
-    model_type: str = ""
-    architecture: str = ""
-    refusals: tuple[str, ...] = ()
 
     @property
     def context(self) -> int:

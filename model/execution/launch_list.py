@@ -8,12 +8,12 @@ from model.layers.joint import joined
 from model.layers.launch import FLOAT32, INT32, Argument, Launch, StepShape, Value, copied
 from model.layers.layer import Layer
 from model.layers.paged import CacheGroup, name_in_group
-from model.network import BlockLayers
+from model.network import Section
 
 
-def launches_of(part: BlockLayers, shape: StepShape) -> list[Launch]:
+def launches_of(section: Section, shape: StepShape) -> list[Launch]:
     """The launches of neighbouring layers, in order; joint launches take the place of their parts."""
-    return joined(launch for layer in part for launch in layer.launches(shape))
+    return joined(launch for layer in section for launch in layer.launches(shape))
 
 
 def copies_of(layers: Iterable[Layer], shape: StepShape, copies: int, group: CacheGroup) -> list[Launch]:

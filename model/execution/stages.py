@@ -1,8 +1,8 @@
 """The stages of a pipeline: which layers each holds, and which values pass from one to the next.
 
-A stage holds neighbouring decoder layers, the first one the embedding besides, the last one the head. A value passes
-where launches before it return it and launches behind it read it: the residual stream, and what a model computes once
-for several layers. States do not pass, so layers that read the cache of another one lie on its stage.
+A stage holds neighbouring sections of a network; its first and its last section stay with their neighbours. A value
+passes where launches before it return it and launches behind it read it: the residual stream, and what a model
+computes once for several layers. States do not pass, so layers that read the cache of another one lie on its stage.
 """
 
 from __future__ import annotations
@@ -27,32 +27,33 @@ from model.layers.launch import (
 )
 from model.layers.layer import Layer, states_of
 from model.mesh import Mesh
-from model.network import BlockLayers, Decoder
+from model.network import Network, Section
 
 SEND = "send_receive"
 """The kernel that passes a value from a stage to the next."""
 
 
-def stages_of(decoder: Decoder, count: int, step: StepShape) -> list[tuple[BlockLayers, ...]]:
-    """The sections of a decoder, stage by stage; ModelError where it has fewer layers than stages, or none to cut at.
+def stages_of(network: Network, count: int, step: StepShape) -> list[tuple[Section, ...]]:
+    """The sections of a network, stage by stage; ModelError where it has fewer blocks than stages, or none to cut at.
 
-    Stages are even in the weights that a step reads: those of the layers and of the head. So only the ranks of a step
-    decide, and neither its size nor its dtypes.
+    Stages are even in the weights that a step reads: those of the blocks and of the last section. So only the ranks of
+    a step decide, and neither its size nor its dtypes.
     """
     if count == 1:
-        return [decoder.sections]
-    costs = [_weights(block, step) for block in decoder.blocks]
-    costs[-1] += _weights((decoder.head,), step)
-    first, *others = divided(costs, count, whole_cuts(decoder, step))
-    inner = [decoder.blocks[own.start : own.stop] for own in (first, *others)]
-    inner[0] = ((decoder.embedding,), *inner[0])
-    inner[-1] = (*inner[-1], (decoder.head,))
+        return [network.sections]
+    first_section, *blocks, last_section = network.sections
+    costs = [_weights(block, step) for block in blocks]
+    costs[-1] += _weights(last_section, step)
+    stages = divided(costs, count, whole_cuts(network, step))
+    inner = [tuple(blocks[stage.start : stage.stop]) for stage in stages]
+    inner[0] = (first_section, *inner[0])
+    inner[-1] = (*inner[-1], last_section)
     return inner
 
 
-def whole_cuts(decoder: Decoder, step: StepShape) -> list[int]:
-    """The numbers of decoder layers after which a stage may end: no state is read on both sides."""
-    blocks = decoder.blocks
+def whole_cuts(network: Network, step: StepShape) -> list[int]:
+    """The numbers of blocks after which a stage may end: no state is read on both sides."""
+    blocks = network.blocks
     states = {state.name for block in blocks for layer in block for state in states_of(layer, step)}
     launches = [list(_launches((block,), step)) for block in blocks]
     return [
@@ -65,7 +66,7 @@ def whole_cuts(decoder: Decoder, step: StepShape) -> list[int]:
     ]
 
 
-def sent(before: Iterable[BlockLayers], after: Iterable[BlockLayers], step: StepShape) -> list[Value]:
+def sent(before: Iterable[Section], after: Iterable[Section], step: StepShape) -> list[Value]:
     """The values that layers `before` a cut return and layers `after` it read, as the latter see them."""
     return _passed(_launches(before, step), _launches(after, step))
 
@@ -122,7 +123,7 @@ def divided(costs: Sequence[int], parts: int, cuts: Collection[int]) -> list[ran
     return [range(first, last) for first, last in pairwise(even)]
 
 
-def _launches(sections: Iterable[BlockLayers], step: StepShape) -> Iterable[Launch]:
+def _launches(sections: Iterable[Section], step: StepShape) -> Iterable[Launch]:
     return (launch for layer in chain.from_iterable(sections) for launch in layer.launches(step))
 
 
@@ -131,10 +132,10 @@ def _weights(section: Sequence[Layer], step: StepShape) -> int:
     return sum(prod(each.shape(step.shard)) for each in weights)
 
 
-def layers_of_stage(decoder: Decoder, mesh: Mesh, rank: int) -> list[Layer]:
-    """The layers whose weights a rank holds; all where there is one stage, an encoder's too."""
+def layers_of_stage(network: Network, mesh: Mesh, rank: int) -> list[Layer]:
+    """The layers whose weights a rank holds; all where there is one stage, those of networks before too."""
     if mesh.pipeline == 1:
-        return list(decoder.all_layers)
+        return list(network.all_layers)
     held = np.dtype(np.float32)
     step = StepShape(
         Phase.prefill,
@@ -147,5 +148,5 @@ def layers_of_stage(decoder: Decoder, mesh: Mesh, rank: int) -> list[Layer]:
         WeightDtypes(held),
         expert_ranks=mesh.expert,
     )
-    stages = stages_of(decoder, mesh.pipeline, step)
+    stages = stages_of(network, mesh.pipeline, step)
     return [layer for section in stages[mesh.stage_of(rank)] for layer in section]

@@ -8,23 +8,43 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, overload
 
-from model.config import Fields, ModelConfig
+from model.config import Config, Fields, ModelConfig
 from model.config.folder import check_inside, config_file, model_files
-from model.config.parts import SpeechEncoder
 from model.errors import ModelError
-from model.families.registry import FAMILIES, compose, read
+from model.families.registry import FAMILIES, compose, read, single_step_tasks
+from model.families.tasks import SPEECH, TEXT, C, Task
 from model.layers import unsupported
 
 _CODE = "NKW-MODEL-CONFIG"
 
-__all__ = ["FAMILIES", "compose", "load_config", "read_config"]
+__all__ = [
+    "FAMILIES",
+    "SPEECH",
+    "TEXT",
+    "Task",
+    "compose",
+    "load_config",
+    "read_config",
+    "read_record",
+    "single_step_tasks",
+    "task_of",
+]
 
 
-def load_config(folder: Path | str, of_speech: bool | None = False) -> ModelConfig:
+@overload
+def load_config(folder: Path | str) -> ModelConfig: ...
+
+
+@overload
+def load_config(folder: Path | str, *tasks: Task[C]) -> C: ...
+
+
+def load_config(folder: Path | str, *tasks: Task[Any]) -> Config:
     """Read a model folder's config.json, and the end tokens of generation_config.json if it is there.
 
-    The model continues texts, or transcribes speech where `of_speech`; None takes either.
+    The model is for one of the `tasks`, by default for the continuation of texts.
 
     Raises ModelError for a missing or damaged file, one that is a link out of the folder, an unknown architecture, and
     a field that is missing, of the wrong type, or describes a model this package does not compute.
@@ -40,9 +60,11 @@ def load_config(folder: Path | str, of_speech: bool | None = False) -> ModelConf
     config = read(_model_type(fields), fields)
     if config.refusals:
         raise ModelError(config.refusals[0], _CODE)
-    if of_speech is not None and isinstance(config.encoder, SpeechEncoder) is not of_speech:
-        does = "continues texts" if of_speech else "transcribes speech; nkw transcribe and nkw serve do that"
-        raise ModelError(f"{folder / 'config.json'}: a {config.model_type} {does}", _CODE)
+    task = task_of(config)
+    if task not in (tasks or (TEXT,)):
+        raise ModelError(f"{folder / 'config.json'}: a {config.model_type} {task.does}", _CODE)
+    if not isinstance(config, ModelConfig):
+        return config
     if unsupported(config):
         raise ModelError(
             f"{folder / 'config.json'}: no layer computes {', '.join(unsupported(config))}", _CODE
@@ -57,7 +79,20 @@ def load_config(folder: Path | str, of_speech: bool | None = False) -> ModelConf
     )
 
 
+def task_of(config: Config) -> Task[Any]:
+    """Return the task of a configuration."""
+    return FAMILIES[config.model_type].task
+
+
 def read_config(path: Path) -> ModelConfig:
+    """Read the config.json of a model of tokens as `read_record` does; ModelError for another task."""
+    config = read_record(path)
+    if not isinstance(config, ModelConfig):
+        raise ModelError(f"{path}: a {config.model_type} {task_of(config).does}", _CODE)
+    return config
+
+
+def read_record(path: Path) -> Config:
     """Read a config.json, or the one of a folder, of any known model type; ModelError says what cannot be read.
 
     Fields that describe what no layer computes are no error, and neither are tokens.
@@ -96,6 +131,7 @@ def _refuse_planned_only(fields: Fields) -> None:
     if row is None or row.architecture:
         return
     config = read(str(model_type), fields)
+    assert isinstance(config, ModelConfig), "other tasks are not only planned"
     needs = [*unsupported(config), *([f"the {config.encoder.what}"] if config.encoder else [])]
     what = f"{model_type} needs {', '.join(needs)}, which no layer computes; nkw plan takes it"
     raise fields.error("model_type", what)

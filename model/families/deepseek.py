@@ -25,7 +25,7 @@ from model.config.reading import (
 from model.config.rope import RopeType, yarn_score_factor
 from model.config.rotary import rotary
 from model.families import dense, names
-from model.network import Decoder
+from model.network import Network
 
 _NAMES = names.Names(
     experts=names.ExpertNames(shared="mlp.shared_experts", choice_bias="e_score_correction_bias")
@@ -69,7 +69,7 @@ def _model(fields: Fields, grouped: bool, routing: dict[str, Any], scaled: float
     return ModelConfig(**common(fields), blocks=blocks, mtp_layers=mtp)
 
 
-def compose(config: ModelConfig) -> Decoder:
+def compose(config: ModelConfig) -> Network:
     """The layers, with the checkpoint's names."""
     count = len(config.blocks)
     mtp = tuple(f"{_NAMES.layer}.{count + each}." for each in range(config.mtp_layers))

@@ -13,6 +13,7 @@ from model.config.mixers import GroupedAttention, HeadNorm, LatentAttention
 from model.config.parts import Block, Experts, Mlp, ModelConfig, PerLayerInput
 from model.config.reading import common, gated_mlp, layer_count, norms
 from model.families.names import LLAMA, ExpertNames, Names, StackedExpertNames
+from model.families.tokens import token_network
 from model.layers.attention import Attention
 from model.layers.attention_heads import AttentionProjections
 from model.layers.embedding import Embedding
@@ -25,7 +26,7 @@ from model.layers.norm import Norm, Scale
 from model.layers.per_layer_input import Columns, GatedInput, PerLayerInputs
 from model.layers.projection import Projection
 from model.layers.shard import ROW, Cut, by_kv_heads, by_query_heads
-from model.network import BlockLayers, Decoder, part_of
+from model.network import Network, Section, part_of
 
 _LATENT_EPS = 1e-6
 """Of the norms of latents, whatever the config says of the others: transformers' DeepseekV2RMSNorm by default."""
@@ -43,7 +44,7 @@ Mixer = Callable[[ModelConfig, int, Norm], Layer]
 """Makes the layer of a block that takes the place of attention, by the block's number, with the norm before it."""
 
 
-def compose(config: ModelConfig, names: Names = LLAMA, mixer: Mixer | None = None) -> Decoder:
+def compose(config: ModelConfig, names: Names = LLAMA, mixer: Mixer | None = None) -> Network:
     """The layers of a config, with the tensors of a checkpoint; a family may have another `mixer` beside attention."""
     hidden, vocabulary = config.hidden_size, config.vocab_size
     table, head = f"{names.table}.weight", f"{names.head}.weight"
@@ -52,7 +53,7 @@ def compose(config: ModelConfig, names: Names = LLAMA, mixer: Mixer | None = Non
     bias = f"{names.last_norm}.bias" if own.bias else None
     tied = config.tie_word_embeddings
     embedding = Embedding("embedding", table, vocabulary, hidden, config.embedding_scale, learned)
-    return Decoder(
+    return token_network(
         _with_per_layer_inputs(config, names, embedding),
         tuple(_Parts(config, names, number, mixer).layers() for number in range(len(config.blocks))),
         Head(
@@ -126,7 +127,7 @@ class _Parts:
     def _block(self) -> Block:
         return self.config.blocks[self.number]
 
-    def layers(self) -> BlockLayers:
+    def layers(self) -> Section:
         """Attention, the feed-forward block, and what adds the layer's own input, where there is one."""
         given = self._block.per_layer_input
         if isinstance(self._block.mixer, LatentAttention):

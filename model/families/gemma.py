@@ -27,7 +27,7 @@ from model.config.reading import (
 from model.config.rotary import positions_of
 from model.families import dense, names
 from model.formats import read_format, read_method
-from model.network import Decoder
+from model.network import Network
 
 NAMES = names.Names(
     after_attention="post_attention_layernorm",
@@ -38,7 +38,7 @@ _HEAD_DIM = 256
 """Where a config names no head size and no scalar of the queries, as transformers has it."""
 
 
-def compose(config: ModelConfig) -> Decoder:
+def compose(config: ModelConfig) -> Network:
     """The layers with the tensor names of Hugging Face's Gemma."""
     return dense.compose(config, NAMES)
 

@@ -32,7 +32,7 @@ from model.config.rotary import positions_of
 from model.families import dense, names
 from model.families.gemma import NAMES, cap
 from model.formats import read_format, read_method
-from model.network import Decoder
+from model.network import Network
 
 _NAMES = replace(
     NAMES,
@@ -53,7 +53,7 @@ _ROPE: dict[str, dict[str, Any]] = {
 """Where a config says nothing of positions, as transformers has it."""
 
 
-def compose(config: ModelConfig) -> Decoder:
+def compose(config: ModelConfig) -> Network:
     """The layers with the tensor names of Hugging Face's Gemma."""
     return dense.compose(config, _NAMES)
 

@@ -7,7 +7,7 @@ from model.config.mixers import GroupedAttention
 from model.config.parts import Block, Mlp, ModelConfig, Norms
 from model.config.reading import MOST_HEADS, activation, dtype, layer_count
 from model.families import dense, names
-from model.network import Decoder
+from model.network import Network
 
 _NAMES = names.Names(
     table="transformer.wte",
@@ -62,6 +62,6 @@ def gpt2(fields: Fields) -> ModelConfig:
     )
 
 
-def compose(config: ModelConfig) -> Decoder:
+def compose(config: ModelConfig) -> Network:
     """The layers with the tensor names of Hugging Face's GPT-2."""
     return dense.compose(config, _NAMES)

@@ -17,7 +17,7 @@ from model.config.reading import (
     windows,
 )
 from model.families import dense, names
-from model.network import Decoder
+from model.network import Network
 
 _NAMES = names.Names(experts=names.StackedExpertNames())
 
@@ -46,6 +46,6 @@ def gpt_oss(fields: Fields) -> ModelConfig:
     )
 
 
-def compose(config: ModelConfig) -> Decoder:
+def compose(config: ModelConfig) -> Network:
     """The layers with the tensor names of Hugging Face's gpt-oss."""
     return dense.compose(config, _NAMES)

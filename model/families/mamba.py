@@ -8,6 +8,7 @@ from model.config.fields import Fields
 from model.config.mixers import StateSpace
 from model.config.parts import Block, ModelConfig
 from model.config.reading import common, layer_count, norms
+from model.families.tokens import token_network
 from model.layers.embedding import Embedding
 from model.layers.head import Head
 from model.layers.layer import Layer
@@ -16,7 +17,7 @@ from model.layers.projection import Projection
 from model.layers.recurrent import Convolution
 from model.layers.shard import COLUMN_PARALLEL
 from model.layers.state_space import ScanTensors, SelectiveStateSpace
-from model.network import Decoder
+from model.network import Network
 
 
 def mamba(fields: Fields) -> ModelConfig:
@@ -46,12 +47,12 @@ def check_activation(fields: Fields) -> None:
         fields.unsupported("hidden_act", f"{named!r:.60}; a state-space layer is computed with silu")
 
 
-def around(config: ModelConfig, blocks: Sequence[Layer]) -> Decoder:
+def around(config: ModelConfig, blocks: Sequence[Layer]) -> Network:
     """The layers with what stands around them."""
     hidden, vocabulary, eps = config.hidden_size, config.vocab_size, config.blocks[0].norms.eps
     table, head, tied = "backbone.embeddings.weight", "lm_head.weight", config.tie_word_embeddings
     last = Norm("head.norm", "backbone.norm_f.weight", hidden, eps)
-    return Decoder(
+    return token_network(
         Embedding("embedding", table, vocabulary, hidden, 1.0, None),
         tuple((each,) for each in blocks),
         Head("head", table if tied else head, vocabulary, hidden, last, 1.0, None),
@@ -60,7 +61,7 @@ def around(config: ModelConfig, blocks: Sequence[Layer]) -> Decoder:
     )
 
 
-def compose(config: ModelConfig) -> Decoder:
+def compose(config: ModelConfig) -> Network:
     """The layers, with the tensors of a checkpoint."""
     return around(config, tuple(_mixer(config, number) for number in range(len(config.blocks))))
 

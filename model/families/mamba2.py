@@ -14,7 +14,7 @@ from model.layers.projection import Projection
 from model.layers.recurrent import Convolution
 from model.layers.shard import by_query_heads
 from model.layers.state_space_heads import HeadTensors, ScannedHeads, input_cuts
-from model.network import Decoder
+from model.network import Network
 
 _INFINITE = {"__float__": "Infinity"}
 
@@ -57,7 +57,7 @@ def _limits(fields: Fields) -> tuple[float, float | None]:
     return least, None if isinf(most) else most
 
 
-def compose(config: ModelConfig) -> Decoder:
+def compose(config: ModelConfig) -> Network:
     """The layers, with the tensors of a checkpoint."""
     return around(config, tuple(_mixer(config, number) for number in range(len(config.blocks))))
 

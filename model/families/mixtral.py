@@ -6,7 +6,7 @@ from model.config.fields import Fields
 from model.config.parts import Block, Experts, ModelConfig
 from model.config.reading import activation, attention, chosen_experts, common, layer_count, norms, window_of
 from model.families import dense, names
-from model.network import Decoder
+from model.network import Network
 
 _NAMES = names.Names(
     experts=names.ExpertNames("block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2")
@@ -27,6 +27,6 @@ def mixtral(fields: Fields) -> ModelConfig:
     return ModelConfig(**common(fields), blocks=(block,) * layer_count(fields))
 
 
-def compose(config: ModelConfig) -> Decoder:
+def compose(config: ModelConfig) -> Network:
     """The layers with the tensor names of Hugging Face's Mixtral."""
     return dense.compose(config, _NAMES)

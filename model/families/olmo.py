@@ -7,7 +7,7 @@ from model.config.mixers import HeadNorm
 from model.config.parts import Block, ModelConfig
 from model.config.reading import attention, biases, common, gated_mlp, layer_count, norms
 from model.families import dense, names
-from model.network import Decoder
+from model.network import Network
 
 _NAMES = names.Names(after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm")
 
@@ -20,6 +20,6 @@ def olmo2(fields: Fields) -> ModelConfig:
     return ModelConfig(**common(fields), blocks=(block,) * layer_count(fields))
 
 
-def compose(config: ModelConfig) -> Decoder:
+def compose(config: ModelConfig) -> Network:
     """The layers with the tensor names of Hugging Face's OLMo 2."""
     return dense.compose(config, _NAMES)

@@ -6,7 +6,7 @@ from model.config.fields import Fields
 from model.config.parts import ModelConfig
 from model.config.reading import attention, window_of
 from model.families import dense, names
-from model.network import Decoder
+from model.network import Network
 
 _NAMES = names.Names(qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj")
 
@@ -16,6 +16,6 @@ def phi3(fields: Fields) -> ModelConfig:
     return dense.equal_blocks(fields, attention(fields, partial=True, window=window_of(fields)), eps=1e-5)
 
 
-def compose(config: ModelConfig) -> Decoder:
+def compose(config: ModelConfig) -> Network:
     """The layers with the tensor names of Hugging Face's Phi-3."""
     return dense.compose(config, _NAMES)

@@ -18,7 +18,7 @@ from model.layers.norm import Norm
 from model.layers.projection import Projection
 from model.layers.recurrent import Convolution
 from model.layers.shard import by_query_heads
-from model.network import Decoder
+from model.network import Network
 
 _NAMES = names.Names(experts=names.ExpertNames(shared="mlp.shared_expert"))
 _SECOND_TOKEN = "mtp."
@@ -81,7 +81,7 @@ def _kinds(fields: Fields) -> list[str]:
     return kinds
 
 
-def compose(config: ModelConfig) -> Decoder:
+def compose(config: ModelConfig) -> Network:
     """The layers, with the tensors of a checkpoint."""
     return replace(dense.compose(config, _NAMES, _mixer), unread_prefixes=(_SECOND_TOKEN,))
 

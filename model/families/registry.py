@@ -1,6 +1,6 @@
 """The registry of model families: one row for each `model_type` of config.json.
 
-A family's module reads config.json into the parts of a `ModelConfig`, in a function named by the row. Where layers
+A family's module reads config.json into the record of its task, in a function named by the row. Where layers
 compute all of these parts, `compose(config)` of the module puts the layers together and names the checkpoint's tensors.
 A row with an architecture is generated from; the others are planned only.
 """
@@ -10,15 +10,17 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass, replace
 from types import ModuleType
+from typing import Any
 
-from model.config import Fields, ModelConfig
+from model.config import Config, Fields
+from model.families.tasks import SPEECH, TEXT, Task
 from model.formats import read_format, read_method
-from model.network import Decoder
+from model.network import Network
 
 
 @dataclass(frozen=True)
 class Family:
-    """A module, the function in it that reads a config, and the architecture whose checkpoints are generated from.
+    """A module, the function in it that reads a config, and the architecture whose checkpoints are run, for a task.
 
     formats are number formats of weights that the family reads beside the general ones.
     """
@@ -26,6 +28,7 @@ class Family:
     module: str
     reader: str
     architecture: str = ""
+    task: Task[Any] = TEXT
     formats: tuple[str, ...] = ()
 
 
@@ -55,13 +58,18 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v3": Family("model.families.deepseek", "deepseek_v3", "DeepseekV3ForCausalLM"),
     "mamba": Family("model.families.mamba", "mamba", "MambaForCausalLM"),
     "mamba2": Family("model.families.mamba2", "mamba2", "Mamba2ForCausalLM"),
-    "whisper": Family("model.families.whisper", "whisper", "WhisperForConditionalGeneration"),
+    "whisper": Family("model.families.whisper", "whisper", "WhisperForConditionalGeneration", SPEECH),
 }
 
 
-def read(model_type: str, fields: Fields) -> ModelConfig:
+def single_step_tasks() -> tuple[Task[Any], ...]:
+    """Return the tasks whose every step has one size."""
+    return tuple({row.task: None for row in FAMILIES.values() if row.task.runner})
+
+
+def read(model_type: str, fields: Fields) -> Config:
     """The config of a row's model type; what no layer computes is noted in its `refusals`."""
-    config: ModelConfig = getattr(_module(model_type), FAMILIES[model_type].reader)(fields)
+    config: Config = getattr(_module(model_type), FAMILIES[model_type].reader)(fields)
     return replace(
         config,
         weight_format=read_format(fields, FAMILIES[model_type].formats) or config.weight_format,
@@ -72,10 +80,10 @@ def read(model_type: str, fields: Fields) -> ModelConfig:
     )
 
 
-def compose(config: ModelConfig) -> Decoder:
+def compose(config: Config) -> Network:
     """The layers of a model whose parts are all computed."""
-    decoder: Decoder = _module(config.model_type).compose(config)
-    return decoder
+    network: Network = _module(config.model_type).compose(config)
+    return network
 
 
 def _module(model_type: str) -> ModuleType:

@@ -16,7 +16,7 @@ from model.layers.mlp import FeedForward
 from model.layers.norm import Norm
 from model.layers.projection import Projection
 from model.layers.speech import TAPS_OF_BOTH, SpeechInput
-from model.network import BlockLayers, Decoder, EncoderLayers
+from model.network import Input, Network, Section
 
 _EPS = 1e-5
 """Of every LayerNorm: torch's default, which no field changes."""
@@ -88,7 +88,7 @@ def whisper(fields: Fields) -> ModelConfig:
     )
 
 
-def compose(config: ModelConfig) -> Decoder:
+def compose(config: ModelConfig) -> Network:
     """The layers with the tensor names of Hugging Face's Whisper."""
     decoder = dense.compose(config, _DECODER)
     assert isinstance(config.encoder, SpeechEncoder)
@@ -98,8 +98,8 @@ def compose(config: ModelConfig) -> Decoder:
         blocks.append((attention, crosses[-1], mlp))
     return replace(
         decoder,
-        blocks=tuple(blocks),
-        encoder=_encoder(config, config.encoder, tuple(crosses)),
+        sections=(decoder.sections[0], *blocks, decoder.sections[-1]),
+        before={"encoder": _encoder(config, config.encoder, tuple(crosses))},
         bare_prefix="model.",
     )
 
@@ -113,19 +113,18 @@ def _cross(config: ModelConfig, number: int) -> CrossAttention:
     return CrossAttention(f"layers.{number}.cross", config.hidden_size, mixer, norm, own)
 
 
-def _encoder(
-    config: ModelConfig, encoder: SpeechEncoder, crosses: tuple[CrossAttention, ...]
-) -> EncoderLayers:
+def _encoder(config: ModelConfig, encoder: SpeechEncoder, crosses: tuple[CrossAttention, ...]) -> Network:
     hidden = config.hidden_size
     names = (f"{_ENCODER}.conv1", f"{_ENCODER}.conv2")
     table = f"{_ENCODER}.embed_positions.weight"
     start = SpeechInput("encoder.input", encoder.mel_bins, hidden, encoder.positions, names, table)
     last = _norm("encoder.norm", f"{_ENCODER}.layer_norm", hidden)
     blocks = (_encoder_block(hidden, block, number) for number, block in enumerate(encoder.blocks))
-    return EncoderLayers(encoder.positions, ((start,), *blocks, (EncodedHeads(last, crosses),)))
+    sections = ((start,), *blocks, (EncodedHeads(last, crosses),))
+    return Network(sections, {"features": Input("features", dtype=None)}, (), window=encoder.positions)
 
 
-def _encoder_block(hidden: int, block: Block, number: int) -> BlockLayers:
+def _encoder_block(hidden: int, block: Block, number: int) -> Section:
     """Attention of all positions with all, and the MLP."""
     name, tensor = f"encoder.{number}", f"{_ENCODER}.layers.{number}"
     assert isinstance(block.mixer, GroupedAttention) and isinstance(block.mlp, Mlp)

@@ -282,7 +282,7 @@ class Value:
         return array[-self.shape[0] :] if self.takes_last_rows else array
 
 
-Argument = Value | np.dtype | Axis | float | int | str | None
+Argument = Value | np.dtype | Axis | tuple[int, ...] | float | int | str | None
 
 
 @dataclass(frozen=True)

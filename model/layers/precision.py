@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import ml_dtypes
 import numpy as np
 
-from model.config.parts import ModelConfig
+from model.config.record import Config
 from model.errors import ModelError
 from model.formats import Weight
 
@@ -21,7 +21,7 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _NAMES = {"float32": FLOAT32, "bfloat16": BFLOAT16}
 
 
-def activation_dtype(asked: str, config: ModelConfig, weights: Mapping[str, Weight]) -> np.dtype:
+def activation_dtype(asked: str, config: Config, weights: Mapping[str, Weight]) -> np.dtype:
     """The dtype that `asked` names: float32, bfloat16, or auto for the checkpoint's.
 
     The checkpoint's is what its config names, else that of its weights, as in transformers. A float16 one is run in

@@ -25,7 +25,7 @@ from model.engine.checks import (
 from model.engine.grammars import GrammarLimits, Grammars
 from model.engine.speculation import NO_RECURRENT_DRAFTS, DraftModel, PromptLookup, Proposer
 from model.errors import ModelError
-from model.families import load_config
+from model.families import SPEECH, TEXT, load_config
 from model.layers.cache import check_cache_dtype
 from model.llm.loaded import LoadedModel, open_device
 from model.loading.shipped import PRETRAINED, model_path
@@ -185,7 +185,7 @@ class EngineParts:
 def engine_parts(args: EngineArgs) -> EngineParts:
     """What arguments say; ModelError for what the folder or the arguments do not allow."""
     folder = model_path(args.model)
-    config = load_config(folder, of_speech=None)
+    config = load_config(folder, TEXT, SPEECH)
     length = min(2048, config.context) if args.max_model_len is None else args.max_model_len
     if not 1 < length <= config.context:
         raise ModelError(f"max_model_len is {length}; this model takes 2 to {config.context} positions")

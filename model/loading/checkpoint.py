@@ -19,12 +19,12 @@ import ml_dtypes
 import numpy as np
 import safetensors
 
-from model.config import ModelConfig, read_json
+from model.config import Config, read_json
 from model.config.folder import check_inside
 from model.errors import ModelError
 from model.families import compose
 from model.formats import Weight
-from model.network import Decoder
+from model.network import Network
 from nkw.files import opened
 
 SINGLE = "model.safetensors"
@@ -79,7 +79,7 @@ class Checkpoint(Mapping[str, Weight]):
                 mapped.madvise(mmap.MADV_DONTNEED)
 
 
-def open_checkpoint(folder: Path | str, config: ModelConfig) -> Checkpoint:
+def open_checkpoint(folder: Path | str, config: Config) -> Checkpoint:
     """Map a folder's weights and hold them against the config.
 
     Raises ModelError for a missing file, for one that the safetensors library refuses, an index that does not agree
@@ -95,14 +95,14 @@ def open_checkpoint(folder: Path | str, config: ModelConfig) -> Checkpoint:
         tensors = _shards(source, maps)
     else:
         tensors, maps[source] = _tensors_of(source)
-    decoder = compose(config)
-    shapes = decoder.layer_tensor_shapes()
-    prefix = decoder.bare_prefix
+    network = compose(config)
+    shapes = network.layer_tensor_shapes()
+    prefix = network.bare_prefix
     if prefix and not any(name.startswith(prefix) for name in tensors):
-        heads = {name for name in shapes if not name.startswith(prefix)} | set(decoder.unread)
+        heads = {name for name in shapes if not name.startswith(prefix)} | set(network.unread)
         tensors = {name if name in heads else prefix + name: tensor for name, tensor in tensors.items()}
-    _divide_stacks(source, tensors, decoder.stacks)
-    weights = _quantised_weights(source, tensors, decoder, config)
+    _divide_stacks(source, tensors, network.stacks)
+    weights = _quantised_weights(source, tensors, network, config)
     for name, shape in shapes.items():
         weight = weights.get(name, tensors.get(name))
         if weight is None:
@@ -114,19 +114,19 @@ def open_checkpoint(folder: Path | str, config: ModelConfig) -> Checkpoint:
                 raise _error(f"{source}: {name} has dtype {quantised!r}; known are {', '.join(_DTYPES)}")
         weights[name] = weight
     for name in tensors:
-        if name not in shapes and not decoder.leaves_out(name) and not name.endswith(_IGNORED_SUFFIX):
+        if name not in shapes and not network.leaves_out(name) and not name.endswith(_IGNORED_SUFFIX):
             raise _error(f"{source}: {_in_file(name)} is not a tensor of {config.architecture}")
     return Checkpoint({name: weights[name] for name in shapes}, maps)
 
 
 def _quantised_weights(
-    source: Path, tensors: dict[str, np.ndarray], decoder: Decoder, config: ModelConfig
+    source: Path, tensors: dict[str, np.ndarray], network: Network, config: Config
 ) -> dict[str, Weight]:
     """Take the tensors of the quantised weights out of `tensors` and return the weights by their names."""
     if config.weight_format is None:
         return {}
-    shapes = decoder.layer_tensor_shapes()
-    plain = (tensors[name].dtype for name in shapes if name in tensors and name not in decoder.exact)
+    shapes = network.layer_tensor_shapes()
+    plain = (tensors[name].dtype for name in shapes if name in tensors and name not in network.exact)
     dtype = next((dtype for dtype in plain if dtype in _DTYPES.values()), np.dtype(ml_dtypes.bfloat16))
     weights: dict[str, Weight] = {}
     for name, shape in shapes.items():
@@ -135,7 +135,7 @@ def _quantised_weights(
         except ModelError as error:
             raise _error(f"{source}: {_in_file(error.message)}") from None
         if weight is not None:
-            weights[name] = weight.astype(np.float32) if name in decoder.exact else weight
+            weights[name] = weight.astype(np.float32) if name in network.exact else weight
     return weights
 
 

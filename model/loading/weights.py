@@ -9,7 +9,7 @@ from math import prod
 
 import numpy as np
 
-from model.config import ModelConfig
+from model.config import Config
 from model.errors import ModelError, check_memory
 from model.families import compose
 from model.formats import Format
@@ -46,12 +46,12 @@ class RankWeights:
         )
 
 
-def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     """Every tensor of a checkpoint with its shape; as the checkpoint holds it."""
     return compose(config).tensor_shapes()
 
 
-def check_ranks(config: ModelConfig, ranks: int) -> None:
+def check_ranks(config: Config, ranks: int) -> None:
     """Raise ModelError where `ranks` ranks cannot share this model."""
     if ranks < 1:
         raise ModelError(f"tensor parallelism over {ranks} ranks; at least 1 is needed")
@@ -61,7 +61,7 @@ def check_ranks(config: ModelConfig, ranks: int) -> None:
 
 
 def shard_weights(
-    config: ModelConfig,
+    config: Config,
     weights: Mapping[str, StoredWeight],
     ranks: int,
     own: Sequence[Shard] | None = None,
@@ -78,9 +78,9 @@ def shard_weights(
     """
     check_ranks(config, ranks)
     activations = activation_dtype(dtype, config, weights)
-    decoder = compose(config)
+    network = compose(config)
     shards = [Shard(rank, ranks) for rank in range(ranks)] if own is None else own
-    held_layers = list(decoder.all_layers if layers is None else layers)
+    held_layers = list(network.all_layers if layers is None else layers)
     distinct = {each.name: each for layer in held_layers for each in layer.weights}
     nbytes = (
         prod(weight.shape(shard)) * weight.held_dtype(weights, activations).itemsize
@@ -139,7 +139,7 @@ def weight_dtypes(
     return WeightDtypes.from_names(dtypes, formats)
 
 
-def weights_of_all(config: ModelConfig, one: RankWeights) -> tuple[RankWeights, ...]:
+def weights_of_all(config: Config, one: RankWeights) -> tuple[RankWeights, ...]:
     """Weights for dry runs of all ranks: right in shapes and dtypes, which `one` of them has, without memory."""
 
     def alike(weight: Weight, shard: Shard) -> dict[str, np.ndarray]:

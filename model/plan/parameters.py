@@ -211,9 +211,12 @@ class ModelCounts:
         return self.cache_bytes(tokens, size) + size * again
 
 
-def load_model(path: Path) -> ModelCounts:
-    """Count the model of a config.json, or of a folder that holds one; ModelError for what cannot be read."""
-    model = ModelCounts.of(read_config(path))
+def load_model(path: Path, config: ModelConfig | None = None) -> ModelCounts:
+    """Count the model of a config.json, or of a folder that holds one; ModelError for what cannot be read.
+
+    A `config` that was read from the path is not read again.
+    """
+    model = ModelCounts.of(config or read_config(path))
     if model.total > _MOST_PARAMETERS:
         raise ModelError(
             f"{path} describes more than {_MOST_PARAMETERS:.0e} parameters; a plan takes no more"

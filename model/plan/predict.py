@@ -28,7 +28,7 @@ from model.layers.launch import Growth, Launch, Phase, StepShape, WeightDtypes, 
 from model.layers.paged import STATES, CacheGroup
 from model.layers.sample import DRAWS
 from model.mesh import Mesh
-from model.network import BlockLayers, EncoderLayers
+from model.network import Network, Section
 from model.plan.dry import DryTimes, Sized, Time
 from model.plan.experts import by_experts
 from model.plan.roofline import core
@@ -118,13 +118,13 @@ class Predictor:
         expert: int = 1,
     ) -> None:
         self._mesh = Mesh(ranks, expert, cuts_sequence, expert=expert)
-        self._config, self._decoder, self._pipeline = config, compose(config), pipeline
+        self._config, self._network, self._pipeline = config, compose(config), pipeline
         self._pairs = DryTimes(target, Mesh(2)) if pipeline > 1 else None
-        decoder = self._decoder
-        first = dict(zip(reversed(config.blocks), reversed(decoder.blocks)))
+        start, *blocks, end = self._network.sections
+        first = dict(zip(reversed(config.blocks), reversed(blocks)))
         kinds = [(first[kind], count) for kind, count in Counter(config.blocks).items()]
-        self._parts: list[tuple[BlockLayers, int]] = [((decoder.embedding,), 1), *kinds, ((decoder.head,), 1)]
-        self._encoder = _kinds(decoder.encoder)
+        self._parts: list[tuple[Section, int]] = [(start, 1), *kinds, (end, 1)]
+        self._encoder = _kinds(self._network.before.get("encoder"))
         self._core = core(chip(target) if self._mesh.ranks > 1 else chip(target).alone(), dtype)
         self._dry = DryTimes(target, self._mesh)
         held = np.dtype(np.float32 if dtype == "float32" else ml_dtypes.bfloat16)
@@ -206,12 +206,12 @@ class Predictor:
         assert self._pairs is not None, "one stage sends nothing"
         sequences = -(-step.sequences // micro_batches)
         step = replace(step, tokens=sequences * step.new_tokens, sequences=sequences)
-        stages = stages_of(self._decoder, self._pipeline, step)
-        first = {section: number for number, section in enumerate(self._decoder.sections)}
+        stages = stages_of(self._network, self._pipeline, step)
+        first = {section: number for number, section in enumerate(self._network.sections)}
         ends = [first[stage[-1]] + 1 for stage in stages]
         passes = [self._pass(step, self._parts_of(start, end)) for start, end in zip([0, *ends], ends)]
         sends = [
-            [send(value) for value in sent(self._decoder.sections[:end], self._decoder.sections[end:], step)]
+            [send(value) for value in sent(self._network.sections[:end], self._network.sections[end:], step)]
             for end in ends[:-1]
         ]
         sent_times = [sum(map(self._pairs.launch, own), Time()) for own in sends]
@@ -225,18 +225,18 @@ class Predictor:
         )
         return _mean(passes, sends[0][0], sent_times, micro_batches, whole)
 
-    def _parts_of(self, start: int, end: int) -> list[tuple[BlockLayers, int]]:
+    def _parts_of(self, start: int, end: int) -> list[tuple[Section, int]]:
         """The parts of the model in neighbouring sections, equal ones once."""
         blocks = self._config.blocks
         kinds = [None, *blocks, None]
-        sections = self._decoder.sections
-        found: dict[object, tuple[BlockLayers, int]] = {}
+        sections = self._network.sections
+        found: dict[object, tuple[Section, int]] = {}
         for number in range(start, end):
             kind = kinds[number] or number
             found[kind] = (sections[number], found.get(kind, (sections[number], 0))[1] + 1)
         return list(found.values())
 
-    def _pass(self, step: StepShape, parts: Sequence[tuple[BlockLayers, int]] = ()) -> PassTime:
+    def _pass(self, step: StepShape, parts: Sequence[tuple[Section, int]] = ()) -> PassTime:
         """A pass through some parts, or all."""
         times = (() if parts else self._encoded(step)) + tuple(
             time
@@ -265,15 +265,13 @@ class Predictor:
         time = self._dry.launch(launch).at_least(Time.exact(floor_ns))
         return LaunchTime(f"{_ENCODER}{launch.title}", count, time * count, floor_ns * count)
 
-    def _times(
-        self, part: BlockLayers, launch: Launch, step: StepShape, count: int
-    ) -> tuple[LaunchTime, ...]:
+    def _times(self, part: Section, launch: Launch, step: StepShape, count: int) -> tuple[LaunchTime, ...]:
         time = self._part(part, launch, step, count)
         if not time.refusal or not launch.fused:
             return (time,)
         return tuple(self._part(part, each, step, count) for each in launch.fused)
 
-    def _part(self, part: BlockLayers, launch: Launch, step: StepShape, count: int) -> LaunchTime:
+    def _part(self, part: Section, launch: Launch, step: StepShape, count: int) -> LaunchTime:
         floor_ns = 1e9 * self._core.seconds(launch.work.operations, launch.work.bytes)
         launches, time, refusal = count * launch.repeat, Time.exact(floor_ns), ""
         try:
@@ -282,7 +280,7 @@ class Predictor:
             refusal = str(error).removeprefix(f"{launch.kernel}: ")
         return LaunchTime(launch.title, launches, time * launches, floor_ns * launches, refusal)
 
-    def _measured(self, part: BlockLayers, launch: Launch, step: StepShape) -> Time:
+    def _measured(self, part: Section, launch: Launch, step: StepShape) -> Time:
         """The time of the slowest rank in each reading.
 
         The last rank may have a smaller part of the vocabulary, whose columns some searches divide less evenly.
@@ -294,7 +292,7 @@ class Predictor:
             return first_time
         return first_time.at_least(self._of_rank(part, last_launch, last))
 
-    def _of_rank(self, part: BlockLayers, launch: Launch, step: StepShape) -> Time:
+    def _of_rank(self, part: Section, launch: Launch, step: StepShape) -> Time:
         def resized(rows: int) -> Launch:
             """The launch of this title in a step of `rows` rows: of one prompt, or of as many sequences."""
             sequences = rows if step.tokens == step.sequences else 1
@@ -324,7 +322,7 @@ class Predictor:
             return self._dry.by_rows(resized, launch.rows, step.sequence_ranks)
         return self._of_prompts(part, launch, step)
 
-    def _of_prompts(self, part: BlockLayers, launch: Launch, step: StepShape) -> Time:
+    def _of_prompts(self, part: Section, launch: Launch, step: StepShape) -> Time:
         """Attention of prompts, and of what decodes beside them."""
         most, tokens = kernel_limit("attention_prefill", "MAX_TOKENS"), step.new_tokens
         if tokens > most:
@@ -344,7 +342,7 @@ class Predictor:
         two = self._dry.by_tokens(prompts(2), tokens, launch.window)
         return one + (two - one) * (step.sequences - 1)
 
-    def _of_experts(self, part: BlockLayers, launch: Launch, step: StepShape) -> Time:
+    def _of_experts(self, part: Section, launch: Launch, step: StepShape) -> Time:
         layer = next(each for each in part if isinstance(each, RoutedExperts))
         groups = step.expert_ranks
         routing = replace(layer.routing, count=layer.routing.count // groups)
@@ -356,7 +354,7 @@ class Predictor:
         return by_experts(self._dry.launch, sized, launch.rows, routing, step.ranks)
 
 
-def _kinds(encoder: EncoderLayers | None) -> tuple[EncoderLayers, list[tuple[BlockLayers, int]]] | None:
+def _kinds(encoder: Network | None) -> tuple[Network, list[tuple[Section, int]]] | None:
     """An encoder and its sections with their counts; its blocks are equal, so one stands for all."""
     if encoder is None:
         return None
@@ -384,7 +382,7 @@ def _mean(
     return PassTime(overhead, (*kernels.values(), sent, LaunchTime(BUBBLE, 0, whole - busy, 0.0)))
 
 
-def _titled(part: BlockLayers, step: StepShape, title: str) -> Launch:
+def _titled(part: Section, step: StepShape, title: str) -> Launch:
     """The launch of a title in a step, alone or as a part of another."""
     launches = (launch for joint in launches_of(part, step) for launch in (joint, *joint.fused))
     return next(launch for launch in launches if launch.title == title)

@@ -10,11 +10,12 @@ import numpy as np
 from model.config import ModelConfig
 from model.execution.bound_launch import Device
 from model.execution.expert_load import ExpertLoad
-from model.execution.launched_model import LaunchedModel, Progress
+from model.execution.launched_network import Progress
 from model.layers.cache import AUTO, check_cache_dtype
 from model.layers.launch import Phase, StepShape
 from model.loading.weights import RankWeights
 from model.mesh import Mesh
+from model.runners.window import WindowRunner, make_token_runner
 from model.sampling import StepOutput
 
 
@@ -65,7 +66,7 @@ class KernelModel:
         each = "" if sequences == 1 else f" for each of {sequences} sequences"
         purpose = f"a cache of {cache_length:,} positions{each}"
         # Decode steps all have one shape; a prompt's is used once.
-        self._model = LaunchedModel(
+        self._runner = make_token_runner(
             config, weights, device, shape, mesh, purpose, progress, expert_load=expert_load
         )
 
@@ -75,7 +76,8 @@ class KernelModel:
         The next prompts attend to what it leaves behind.
         """
         assert len(features) == self._sequences and self._mesh.data == 1
-        self._model.encode(np.stack(features)[None])
+        assert isinstance(self._runner, WindowRunner)
+        self._runner.encode(features)
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[StepOutput]:
         """Start a sequence with each prompt; says what follows each.
@@ -86,7 +88,7 @@ class KernelModel:
         length = self._mesh.padded_length(max(map(len, prompts)), of_group)
         assert len(prompts) == self._sequences and min(map(len, prompts)) > 0
         assert length <= self._cache_length, f"{length} tokens, a cache of {self._cache_length}"
-        self._model.clear()
+        self._runner.network.clear()
         self._ids = [list(prompt) for prompt in prompts]
         rows = self._padded_sequences
         ids = np.zeros((rows, length), np.int32)
@@ -136,7 +138,7 @@ class KernelModel:
             name: each.astype(np.int32).reshape(self._mesh.data, -1, 1) for name, each in given.items()
         }
         shape = self._shape(phase, by_group["ids"].shape[1], padded=padded)
-        return self._model.step(shape, by_group)[: self._sequences]
+        return self._runner.step(shape, by_group)[: self._sequences]
 
     def _rope_rows(self, positions: np.ndarray, longest_short: int) -> np.ndarray:
         """Rows of the tables of rotations: those of long sequences lie behind those of short ones."""

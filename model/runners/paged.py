@@ -19,19 +19,19 @@ import numpy as np
 
 from model.config import ModelConfig
 from model.engine import Batch, Request
-from model.engine.buckets import MOST_ROWS, Buckets, BucketUse, Part, PartShape
+from model.engine.buckets import Buckets, BucketUse, Part, PartShape
 from model.engine.speculation import NO_ROWS, Rows
 from model.execution.bound_launch import Device
 from model.execution.expert_load import ExpertLoad
-from model.execution.launched_model import LaunchedModel
 from model.families import compose
 from model.layers.cache import AUTO
 from model.layers.launch import Draws, Phase, StepShape, WeightDtypes
 from model.layers.paged import STATES, CacheGroup
-from model.layers.sample import DRAWS, arguments_of, served
+from model.layers.sample import DRAWS, served
 from model.loading.weights import RankWeights
 from model.mesh import Mesh
 from model.runners.step_inputs import StepInputs
+from model.runners.window import WindowRunner, make_token_runner
 from model.sampling import SampleRow, StepOutput
 from model.state import PagePool, SlotPool
 
@@ -72,7 +72,6 @@ class PagedModel:
             [STATES] if slots else []
         )
         self._vocab_size = config.vocab_size
-        self._has_encoder, self._spectrum_shape = config.cross_positions > 0, config.spectrum
         first_rank = weights[0]
         self._largest_step = largest_step(
             config,
@@ -87,23 +86,23 @@ class PagedModel:
         )
         self._inputs = StepInputs(self._largest_step.context, self._pools, slots, config.cross_positions)
         draw_variants = 1 + len(DRAWS)
-        self._model = LaunchedModel(
+        content = "states" if config.spectrum is None else "windows"
+        self._runner = make_token_runner(
             config,
             weights,
             device,
             self._largest_step,
             mesh,
-            self._memory_purpose(),
+            self._memory_purpose(content),
             max_bound_steps=4 * draw_variants * len(buckets.sequences) * len(buckets.context),
             expert_load=self.use.experts,
         )
 
-    def _memory_purpose(self) -> str:
-        """What takes the memory of pages and slots, for an error that says that there is too little."""
+    def _memory_purpose(self, content: str) -> str:
+        """What takes the memory of pages, and of slots with some content, for an error about too little memory."""
         pages = sum(pool.count for pool in self._pools)
         purposes = [f"{pages:,} pages of {self._largest_step.block_size} positions"] if pages else []
         if self._slots:
-            content = "windows" if self._has_encoder else "states"
             purposes.append(f"{self._slots.count:,} slots of {content}")
         return " and ".join(purposes)
 
@@ -119,7 +118,7 @@ class PagedModel:
                 {new: old for (pool_number, new), old in group.copies.items() if pool_number == number}
                 for group in batch.groups(self._mesh.data)
             ]
-            self._model.copy_pages(group_copies, cache_group)
+            self._runner.network.copy_pages(group_copies, cache_group)
         # A chunk that scores is launched alone: its head goes through all of its tokens.
         scored = [Batch({chunk.request: chunk}) for chunk in batch.chunks.values() if chunk.scores]
         others = {request: chunk for request, chunk in batch.chunks.items() if not chunk.scores}
@@ -136,30 +135,25 @@ class PagedModel:
         beside = None if shape.beside is None else Part(shape.beside, no_chunks)
         part = Part(shape, no_chunks, beside)
         step = replace(step_of(shape, self._largest_step), draws=draws)
-        if self._has_encoder and not shape.decodes:
-            self._encode(part)
+        self._encode(part)
         inputs = self._inputs.arrays(step, part)
         if draws is not None:
-            inputs |= self._draw_inputs([None] * (self._mesh.data * step.head_rows), draws)
-        self._model.step(step, inputs)
+            inputs |= self._runner.draw_inputs([None] * (self._mesh.data * step.head_rows), draws)
+        self._runner.step(step, inputs)
 
     def launch_copies(self, count: int, cache_group: CacheGroup) -> None:
         """Launch copies of the first `count` pages or slots of a cache group onto themselves."""
-        self._model.copy_pages([{page: page for page in range(count)}] * self._mesh.data, cache_group)
+        self._runner.network.copy_pages(
+            [{page: page for page in range(count)}] * self._mesh.data, cache_group
+        )
 
     def _compute_part(self, part: Part, rows: Rows) -> dict[Request, list[StepOutput]]:
         """Run the step of a part; returns its outputs by request."""
         step = step_of(part.shape, self._largest_step)
         if not part.shape.decodes and any(chunk.scores for chunk in part.chunks):
             step = replace(step, scores=True)
-        if self._has_encoder and not part.shape.decodes:
-            self._encode(part)
+        self._encode(part)
         inputs = self._inputs.arrays(step, part)
-        if step.scores:
-            # The model itself goes through all rows, this many at a time.
-            rows_at_once = min(step.tokens, MOST_ROWS)
-            inputs["logits_indices"] = np.zeros((self._mesh.data, rows_at_once, 1), np.int32)
-
         output_rows = _output_rows(part)
         group_rows = step.tokens if step.scores else step.head_rows
         wanted_draws: list[SampleRow | None] = [None] * (self._mesh.data * group_rows)
@@ -169,10 +163,10 @@ class PagedModel:
             wanted_draws[first : first + len(sample_rows)] = sample_rows
         draws, device_draws = served(wanted_draws, self._vocab_size, self._largest_step.ranks)
         if draws is not None:
-            inputs |= self._draw_inputs(device_draws, draws)
+            inputs |= self._runner.draw_inputs(device_draws, draws)
         host_draws = wanted_draws != device_draws or any(request not in rows for request in output_rows)
 
-        outputs = self._model.step(replace(step, draws=draws), inputs, logits=host_draws)
+        outputs = self._runner.step(replace(step, draws=draws), inputs, logits=host_draws)
         return {
             request: [
                 outputs[row] if device_draws[row] is not None else replace(outputs[row], drawn=None)
@@ -182,20 +176,10 @@ class PagedModel:
         }
 
     def _encode(self, part: Part) -> None:
-        """Run the encoder on the window of speech of the one prompt of a part; on silence where there is no prompt."""
-        assert self._spectrum_shape is not None, "no encoder"
-        speeches = [chunk.request.speech for chunk in part.chunks if chunk.request.speech is not None]
-        features = speeches[0].features if speeches else np.zeros(self._spectrum_shape, np.float32)
-        self._model.encode(features[None, None])
-
-    def _draw_inputs(self, sample_rows: Sequence[SampleRow | None], draws: Draws) -> dict[str, np.ndarray]:
-        """The arguments of the kernel `sample` by name, [groups, rows of a group, 1 or vocabulary] each."""
-        arrays = arguments_of(sample_rows, self._vocab_size, draws.full_vocabulary)
-        group_rows = len(sample_rows) // self._mesh.data
-        return {
-            name: array.reshape(self._mesh.data, group_rows, array.shape[-1])
-            for name, array in arrays.items()
-        }
+        """Encode the window of speech of a part's one prompt, if the model has an encoder; padding encodes silence."""
+        if isinstance(self._runner, WindowRunner) and not part.shape.decodes:
+            speeches = [chunk.request.speech for chunk in part.chunks if chunk.request.speech is not None]
+            self._runner.encode([speeches[0].features if speeches else None])
 
 
 def _output_rows(part: Part) -> dict[Request, range]:

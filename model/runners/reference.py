@@ -19,6 +19,7 @@ from model.formats import Weight
 from model.layers.arithmetic import Arithmetic, Span
 from model.layers.layer import States
 from model.layers.precision import activation_dtype
+from model.runners.window import ENCODER
 from model.sampling import StepOutput
 
 
@@ -38,8 +39,8 @@ class ReferenceModel:
         ranks: int = 1,
     ) -> None:
         activations = activation_dtype(dtype, config, weights)
-        self._decoder = compose(config)
-        self._numpy = Arithmetic(weights, activations, widened_bytes, ranks, self._decoder.exact)
+        self._network = compose(config)
+        self._numpy = Arithmetic(weights, activations, widened_bytes, ranks, self._network.exact)
         self._sequences: list[ReferenceSequence] = []
         self._encoded: list[ReferenceSequence] = []
         self._longest_short = config.longest_short
@@ -52,10 +53,9 @@ class ReferenceModel:
         """A sequence without tokens, behind a window of speech where `features` [bands, columns] are its spectrum."""
         sequence = ReferenceSequence()
         if features is not None:
-            encoder, x = self._decoder.encoder, features
-            assert encoder is not None
+            encoder, x = self._network.before[ENCODER], features
             for layer in encoder.layers:
-                x = layer.reference(x, Span(0, encoder.positions), sequence.states, self._numpy)
+                x = layer.reference(x, Span(0, encoder.window), sequence.states, self._numpy)
         return sequence
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[StepOutput]:
@@ -83,7 +83,7 @@ class ReferenceModel:
         span = Span(len(sequence.ids), len(ids))
         x = np.asarray(ids)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # the sampler looks at the logits
-            for layer in self._decoder.layers:
+            for layer in self._network.layers:
                 x = layer.reference(x, span, sequence.states, self._numpy)
         sequence.ids.extend(ids)
         sequence.output = StepOutput(x[-1])

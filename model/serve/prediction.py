@@ -14,7 +14,7 @@ from typing import Any
 
 from model.engine.buckets import PartShape
 from model.errors import ModelError
-from model.families import load_config
+from model.families import SPEECH, TEXT, load_config
 from model.layers.launch import WindowPages
 from model.layers.precision import activation_dtype
 from model.loading.checkpoint import open_checkpoint
@@ -92,7 +92,7 @@ class _Answers:
     """The process's side: the nanoseconds of a shape."""
 
     def __init__(self, deployed: Deployed) -> None:
-        config = load_config(deployed.folder, of_speech=None)
+        config = load_config(deployed.folder, TEXT, SPEECH)
         dtype = activation_dtype(deployed.dtype, config, open_checkpoint(deployed.folder, config))
         self._pages = deployed.pages, deployed.block_size, deployed.window_pages, deployed.slots
         self._predictor = Predictor(

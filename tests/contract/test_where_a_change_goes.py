@@ -532,6 +532,296 @@ CACHE_FORMAT = Addition(
     },
 )
 
+TASK = Addition(
+    "toy_image",
+    {
+        "model/config/toy_image.py": '''"""The configuration of a filter of images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from model.config.record import Config
+
+
+@dataclass(frozen=True)
+class ToyImageConfig(Config):
+    """Images [channels, height, width], and the number of rows and columns of the filter's windows."""
+
+    channels: int
+    height: int
+    width: int
+    window: int
+''',
+        "model/families/toy_image.py": '''"""A filter of images: one convolution."""
+
+from __future__ import annotations
+
+from model.config import Fields
+from model.config.toy_image import ToyImageConfig
+from model.layers.toy_image import ImageFilter
+from model.network import Input, Network
+
+
+def toy_image(fields: Fields) -> ToyImageConfig:
+    """Read the sizes of images and windows."""
+    sizes = {name: fields.count(name) for name in ("channels", "height", "width", "window")}
+    return ToyImageConfig(**sizes)
+
+
+def compose(config: ToyImageConfig) -> Network:
+    """The network of one layer."""
+    layer = ImageFilter(config.channels, config.height, config.width, config.window)
+    return Network(((layer,),), {"image": Input("image", dtype=None)}, ("filtered",))
+''',
+        "model/layers/toy_image.py": '''"""A convolution of images that keeps their size, and relu."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from model.layers.arithmetic import Arithmetic, Span
+from model.layers.launch import Launch, StepShape, Value, product
+from model.layers.layer import Stateless, States
+from model.layers.shard import ROW, Cut, Shape, Shard
+from model.layers.weight import Tensor, Weight
+
+
+class WindowsLast(Cut):
+    """Windows [out, in, rows, columns], kept as [rows, columns, in, out]."""
+
+    def shape(self, tensor_shape: Shape, shard: Shard) -> Shape:
+        """Return [rows, columns, in, out]."""
+        return tensor_shape[::-1]
+
+    def take(self, tensor: np.ndarray, shard: Shard) -> np.ndarray:
+        """Return a contiguous copy."""
+        return np.ascontiguousarray(np.asarray(tensor).transpose(2, 3, 1, 0))
+
+
+@dataclass(frozen=True)
+class ImageFilter(Stateless):
+    """relu(convolution(image)) of images [channels, height, width], with square windows of odd size."""
+
+    channels: int
+    height: int
+    width: int
+    window: int
+
+    @property
+    def weights(self) -> Sequence[Weight]:
+        """The windows and the bias."""
+        shape = (self.channels, self.channels, self.window, self.window)
+        return (
+            Weight("filter.w", (Tensor("conv.weight", shape, WindowsLast()),)),
+            Weight("filter.b", (Tensor("conv.bias", (self.channels,), ROW),)),
+        )
+
+    def launches(self, step: StepShape) -> Sequence[Launch]:
+        """One kernel."""
+        windows, bias = (weight.value(step) for weight in self.weights)
+        image = Value("image", (step.sequences, self.channels, self.height, self.width), step.activations)
+        padding = (self.window // 2, self.window // 2)
+        arguments = {"x": image, "w": windows, "bias": bias, "padding": padding, "activation": "relu"}
+        work = product(step.tokens, windows, moved_bytes=2.0 * image.nbytes)
+        return (Launch("conv2d", arguments, ("filtered",), work, step.tokens),)
+
+    def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
+        """[channels, height, width] of one image."""
+        margin = self.window // 2
+        padded = np.pad(numpy.rounded(x), ((0, 0), (margin, margin), (margin, margin)))
+        windows = np.lib.stride_tricks.sliding_window_view(padded, (self.window, self.window), (1, 2))
+        sums = np.einsum("oiuv,ihwuv->ohw", numpy.tensor("conv.weight"), windows)
+        return numpy.rounded(np.maximum(sums + numpy.tensor("conv.bias")[:, None, None], 0))
+''',
+        "model/runners/toy_image.py": '''"""Filters one image a step."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from model.config.toy_image import ToyImageConfig
+from model.execution.bound_launch import Device
+from model.execution.launched_network import LaunchedNetwork
+from model.families import compose
+from model.layers.launch import Phase, StepShape, WeightDtypes
+from model.loading.weights import RankWeights
+from model.mesh import Mesh
+
+
+def make_step(config: ToyImageConfig, activations: np.dtype, weights: WeightDtypes) -> StepShape:
+    """The step of one image; its rows are the pixels."""
+    pixels = config.height * config.width
+    return StepShape(Phase.prefill, pixels, 1, pixels, pixels, 1, activations, weights)
+
+
+class ImageModel:
+    """Filters images on a device."""
+
+    def __init__(self, config: ToyImageConfig, weights: RankWeights, device: Device) -> None:
+        self._step = make_step(config, weights.dtype, weights.dtypes)
+        self._network = LaunchedNetwork(compose(config), [weights], device, self._step, Mesh(1), "no states")
+
+    def filter(self, image: np.ndarray) -> np.ndarray:
+        """Filter an image [channels, height, width]."""
+        (filtered,) = self._network.run(self._step, {"image": image[None, None]})["filtered"]
+        return filtered[0]
+''',
+        "model/commands/toy_image/__init__.py": '"""`nkw toy_image`: filters an image."""\n',
+        "model/commands/toy_image/arguments.py": '''"""The options of `nkw toy_image`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options to a parser."""
+    parser.add_argument("model", type=Path)
+    parser.add_argument("image", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+''',
+        "model/commands/toy_image/command.py": '''"""`nkw toy_image`: filters an image, and compares it with numpy."""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+
+from model.device import SimulatedDevice
+from model.families import compose, load_config
+from model.families.tasks import TOY_IMAGE
+from model.layers.arithmetic import Arithmetic, Span
+from model.loading.checkpoint import open_checkpoint
+from model.loading.weights import shard_weights
+from model.runners.toy_image import ImageModel
+
+
+def toy_image_command(options: argparse.Namespace) -> int:
+    """Filter the image; returns the exit status."""
+    config = load_config(options.model, TOY_IMAGE)
+    weights = open_checkpoint(options.model, config)
+    (rank,) = shard_weights(config, weights, 1)
+    image = np.load(options.image)
+    filtered = ImageModel(config, rank, SimulatedDevice("trn2", 1)).filter(image)
+    numpy, expected = Arithmetic(weights, rank.dtype, widened_bytes=0), image
+    for layer in compose(config).layers:
+        expected = layer.reference(expected, Span(0, 1), {}, numpy)
+    np.save(options.out, filtered)
+    print(f"equal to the numpy reference: {np.allclose(filtered, expected, atol=1e-5)}")
+    return 0
+''',
+        "tests/model/test_toy_image.py": '''"""A model of images: run, planned, bundled, and compared with numpy."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from model.commands.cli import main
+from model.errors import ModelError
+from model.families import compose, load_config
+from model.families.tasks import TOY_IMAGE
+
+SIZES = {"channels": 5, "height": 12, "width": 9, "window": 3}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    config = {"architectures": ["ToyImageFilter"], "model_type": "toy_image", **SIZES}
+    (model / "config.json").write_text(json.dumps(config))
+    random = np.random.default_rng(7)
+    shapes = compose(load_config(model, TOY_IMAGE)).tensor_shapes()
+    weights = {name: random.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
+    safetensors.numpy.save_file(weights, model / "model.safetensors")
+    np.save(tmp_path / "image.npy", random.standard_normal((5, 12, 9), dtype=np.float32))
+    return model
+
+
+def test_an_image_is_filtered_as_by_numpy(folder, tmp_path, capsys) -> None:
+    words = [str(folder), str(tmp_path / "image.npy"), "--out", str(tmp_path / "filtered.npy")]
+    assert main(["toy_image", *words]) == 0
+    assert capsys.readouterr().out == "equal to the numpy reference: True\\n"
+    tensors = safetensors.numpy.load_file(folder / "model.safetensors")
+    padded = np.pad(np.load(tmp_path / "image.npy"), ((0, 0), (1, 1), (1, 1)))
+    sums = np.zeros((5, 12, 9), np.float32)
+    for row in range(3):
+        for column in range(3):
+            shifted = padded[:, row : row + 12, column : column + 9]
+            sums += np.tensordot(tensors["conv.weight"][:, :, row, column], shifted, 1)
+    expected = np.maximum(sums + tensors["conv.bias"][:, None, None], 0)
+    assert np.allclose(np.load(tmp_path / "filtered.npy"), expected, atol=1e-5)
+
+
+def test_it_is_planned(folder, tmp_path) -> None:
+    assert main(["plan", str(folder), "--json", str(tmp_path / "plan.json")]) == 0
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert plan["parameters"] == 5 * 5 * 9 + 5
+    assert [launch["kernel"] for launch in plan["launches"]] == ["conv2d"]
+    assert plan["step_ns"] > 0
+
+
+def test_its_layer_is_bundled(folder, tmp_path, capsys) -> None:
+    words = ["bundle", str(folder), "--layer", "0", "--out", str(tmp_path / "bundle")]
+    assert main([*words, "--json", str(tmp_path / "bundle.json")]) == 0
+    cases = json.loads((tmp_path / "bundle.json").read_text())["cases"]
+    assert [case["name"] for case in cases] == ["step-1-conv2d"]
+    assert main(["bundle", str(folder), "--layer", "1", "--out", str(tmp_path / "other")]) == 2
+    assert "this model has layers 0 to 0" in capsys.readouterr().err
+
+
+def test_it_continues_no_texts(folder) -> None:
+    with pytest.raises(ModelError, match="a toy_image filters images"):
+        load_config(folder)
+''',
+    },
+    checks=(
+        "tests/model/test_toy_image.py",
+        "tests/model/test_families.py",
+        "tests/contract/test_imports.py",
+    ),
+    edits={
+        "model/families/tasks.py": (
+            "from model.config import Config, ModelConfig\n",
+            "from model.config import Config, ModelConfig\nfrom model.config.toy_image import ToyImageConfig\n",
+            'TEXT = Task("continues texts", ModelConfig)\n',
+            'TEXT = Task("continues texts", ModelConfig)\n'
+            'TOY_IMAGE = Task("filters images", ToyImageConfig, "model.runners.toy_image")\n',
+        ),
+        "model/families/registry.py": (
+            "FAMILIES: dict[str, Family] = {\n",
+            "FAMILIES: dict[str, Family] = {\n"
+            '    "toy_image": Family("model.families.toy_image", "toy_image", "ToyImageFilter", TOY_IMAGE),\n',
+            "import SPEECH, TEXT, Task\n",
+            "import SPEECH, TEXT, TOY_IMAGE, Task\n",
+        ),
+        "model/commands/cli.py": (
+            "from model.commands.serve import arguments as serve\n",
+            "from model.commands.serve import arguments as serve\n"
+            "from model.commands.toy_image import arguments as toy_image\n",
+            '        elif options.command == "serve":\n',
+            '        elif options.command == "toy_image":\n'
+            "            from model.commands.toy_image.command import toy_image_command as command\n"
+            '        elif options.command == "serve":\n',
+            "    top.add_arguments(",
+            '    toy = _command(commands, "toy_image", "filter an image", "FOLDER image.npy")\n'
+            "    toy_image.add_arguments(toy)\n"
+            "    top.add_arguments(",
+        ),
+    },
+)
+
+
 ADDITIONS = {
     "an instruction": INSTRUCTION,
     "a kernel": KERNEL,
@@ -539,6 +829,7 @@ ADDITIONS = {
     "a weight format": WEIGHT_FORMAT,
     "a weight format that kernels read": READ_BY_KERNELS,
     "a cache format": CACHE_FORMAT,
+    "a task": TASK,
 }
 """By row of the table; other rows join when they list every file that their additions touch."""
 if "`nkw/targets.py`" in ROWS["a chip"]:
@@ -546,7 +837,7 @@ if "`nkw/targets.py`" in ROWS["a chip"]:
 if "tests/model/test_<name>.py" in ROWS["a model family"]:
     ADDITIONS["a model family"] = family()
 
-OTHERS = ("a weight format", "a chip", "a model family")
+OTHERS = ("a weight format", "a chip", "a model family", "a task")
 """Rows of a second copy: one format has the files of the other, and a chip makes more of other rows' checks."""
 
 
@@ -607,6 +898,7 @@ def test_additions_touch_what_their_rows_list_and_pass_the_checks(rows: set[str]
         touched = {name for name, content in contents(folder).items() if before.get(name) != content}
         assert {name for name in touched if not any(Path(name).match(path) for path in paths)} == set()
         assert {path for path in paths if not any(Path(name).match(path) for name in touched)} == set()
+        assert len([name for name in touched & before.keys() if name.startswith(("model/", "nkw/"))]) <= 12
         checks |= dict.fromkeys(addition.checks)
     options = ("-q", "-x", "-p", "no:cacheprovider", "-m", "not slow and not deep")
     done = python(folder, "-m", "pytest", *options, *checks)

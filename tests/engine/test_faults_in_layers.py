@@ -34,7 +34,7 @@ class LayerFault:
         self._raises = False
         model: Any = llm.engine._model
         self._step: Callable[[Batch, Rows], Mapping[Request, list[StepOutput]]] = model.step
-        model.step, model._model._progress = self.step, self.note_layer
+        model.step, model._runner.network._progress = self.step, self.note_layer
 
     def step(self, batch: Batch, rows: Rows = NO_ROWS) -> Mapping[Request, list[StepOutput]]:
         """Compute a batch."""

@@ -18,7 +18,7 @@ from model.engine.buckets import Buckets
 from model.engine.sampler import require_logits
 from model.engine.speech import Speech
 from model.errors import ModelError
-from model.families import load_config
+from model.families import SPEECH, load_config
 from model.llm.engine_args import EngineArgs, engine_parts, make_engine
 from model.loading.checkpoint import open_checkpoint
 from model.loading.weights import shard_weights
@@ -49,7 +49,7 @@ def logits_of_requests(
     path: Path, ranks: int, dtype: str, pages: int, slots: int
 ) -> tuple[list[np.ndarray], list[Request], int]:
     """Every request's logits, and how many requests ran together at most."""
-    config = load_config(path, of_speech=True)
+    config = load_config(path, SPEECH)
     options = SchedulerOptions(4, 16).of_windows(40)
     scheduler = Scheduler(PagePool(pages, 4), options, WindowPool(slots, 4, 4))
     shards = shard_weights(config, open_checkpoint(path, config), ranks, dtype=dtype)
@@ -139,7 +139,7 @@ def test_continuations_of_a_window_share_its_slot(tmp_path: Path) -> None:
 
 
 def test_every_part_with_speech_has_a_shape_of_the_list(tmp_path: Path) -> None:
-    config = load_config(write_whisper(tmp_path / "whisper"), of_speech=True)
+    config = load_config(write_whisper(tmp_path / "whisper"), SPEECH)
     buckets = buckets_of(config, Buckets.powers(4, 40, 40))
     shapes = set(buckets.shapes())
     assert all(each.decodes or (each.sequences, each.prefix, each.beside) == (1, 0, None) for each in shapes)
@@ -164,7 +164,7 @@ def test_every_part_with_speech_has_a_shape_of_the_list(tmp_path: Path) -> None:
 
 def greedy(path: Path, features: np.ndarray, prompt: list[int], count: int) -> list[int]:
     """The likeliest tokens by the reference alone."""
-    config = load_config(path, of_speech=True)
+    config = load_config(path, SPEECH)
     model, ids = ReferenceModel(config, open_checkpoint(path, config)), list[int]()
     model.encode([features])
     found = model.prefill([prompt])[0]

@@ -229,8 +229,9 @@ class KernelCase:
     """One kernel and all that its tests try.
 
     Values are computed on one chip for each case, chosen by the case's index. `make deep` computes those of
-    `every_chip` on all chips. A kernel has the latter if and only if it asks for the chip: what it computes, or the order of a sum, depends on
-    `nisa.get_nc_version`. Questions of `CHANGE_NO_VALUE` do not count. Both directions are checked in every run.
+    `every_chip` on all chips. A kernel has the latter if and only if it asks for the chip: what it computes, or the
+    order of a sum, depends on `nisa.get_nc_version`. Questions of `CHANGE_NO_VALUE` do not count. Both directions are
+    checked in every run.
 
     Attributes:
         kernel: A kernel of the package.

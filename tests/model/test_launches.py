@@ -205,7 +205,7 @@ def test_a_step_of_many_sequences_lists_rows_and_repeats(write_model, batch, chu
     assert {each.kernel for each in attend} == {name}
     assert [each.kernel for each in others[-1:]] == ([] if batch <= 128 else ["mlp"])
     assert [(each.rows, each.repeat) for each in attend] == chunks
-    assert [(each.rows, each.repeat) for each in decoder.head.launches(step)] == chunks
+    assert [(each.rows, each.repeat) for each in decoder.sections[-1][0].launches(step)] == chunks
 
 
 def test_a_joint_launch_is_its_parts_and_only_what_the_kernel_takes_is_joined(write_model) -> None:

@@ -79,7 +79,7 @@ def test_groups_share_the_arrays_of_their_weights(write_model) -> None:
     config, weights = load(write_model())
     shards = shard_weights(config, weights, 2)
     model = KernelModel(config, shards, DryDevice("trn1", 4), 128, sequences=2, mesh=Mesh(2, 2))
-    first, _, third, _ = model._model._rank_arrays
+    first, _, third, _ = model._runner.network._rank_arrays
     name = next(iter(shards[0].arrays))
     assert first[name] is third[name]
 

@@ -94,7 +94,7 @@ def test_a_stage_holds_its_own_layers_only(write_model) -> None:
     config, weights = load(write_model(num_hidden_layers=3))
     mesh = Mesh(2, pipeline=2)
     model = KernelModel(config, shard_weights(config, weights, 2), DryDevice("trn2", 4), 128, mesh=mesh)
-    held = model._model._rank_arrays
+    held = model._runner.network._rank_arrays
     decoder = compose(config)
     stages = stages_of(decoder, 2, STEP)
     assert sum(map(len, stages)) == len(decoder.sections) == 5
@@ -148,7 +148,7 @@ def test_layers_that_share_a_cache_lie_on_one_stage(tmp_path) -> None:
     for count in range(1, len(decoder.blocks)):
         names = {each.name for each in sent(decoder.blocks[:count], decoder.blocks[count:], STEP)}
         assert names == {"x"} if count in cuts else len(names) > 1
-    passed = {each.name for each in sent(((decoder.embedding,), decoder.blocks[0]), decoder.blocks[1:], STEP)}
+    passed = {each.name for each in sent((decoder.sections[0], decoder.blocks[0]), decoder.blocks[1:], STEP)}
     assert "x" in passed and len(passed) > 1  # the inputs of every layer besides
 
 

@@ -13,7 +13,7 @@ from model.config import ModelConfig
 from model.config.parts import SpeechEncoder
 from model.device import DryDevice, chip, instance_named
 from model.errors import ModelError
-from model.families import compose, load_config, read_config
+from model.families import SPEECH, TEXT, compose, load_config, read_config
 from model.layers.shard import Shard
 from model.loading.weights import RankWeights
 from model.plan.memory import footprint, possible_tp, smallest_tp
@@ -118,8 +118,7 @@ def test_a_rank_holds_what_the_plan_says(name) -> None:
 @pytest.mark.parametrize("name", COMPUTED)
 def test_a_computed_config_loads(name, tmp_path) -> None:
     (tmp_path / "config.json").write_text((CONFIGS / f"{name}.json").read_text())
-    of_speech = ALL[name].encoder is not None
-    assert load_config(tmp_path, of_speech).blocks == ALL[name].blocks
+    assert load_config(tmp_path, TEXT, SPEECH).blocks == ALL[name].blocks
 
 
 @pytest.mark.parametrize("name", PLANNED)

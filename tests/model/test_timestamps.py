@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from model.errors import ModelError
-from model.families import load_config
+from model.families import SPEECH, load_config
 from model.speech.rules import Rules, read_rules
 from model.speech.spectrum import HOP, log_mel
 from model.speech.timestamps import Segment, Timestamps, segments_of
@@ -112,7 +112,7 @@ def test_a_window_without_times_is_a_segment() -> None:
 
 
 def rules(folder: Path, timestamps: bool = True) -> Rules:
-    return read_rules(folder, load_config(folder, of_speech=True), "en", timestamps)
+    return read_rules(folder, load_config(folder, SPEECH), "en", timestamps)
 
 
 def test_a_transcription_with_times_begins_without_the_token_that_says_none(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from model.errors import ModelError
-from model.families import load_config
+from model.families import SPEECH, load_config
 from model.loading.checkpoint import open_checkpoint
 from model.runners.reference import ReferenceModel
 from model.speech.rules import Rules, read_rules
@@ -158,7 +158,7 @@ def test_windows_follow_one_another_and_the_last_is_filled_up() -> None:
 
 
 def rules(folder: Path, language: str | None = None) -> Rules:
-    return read_rules(folder, load_config(folder, of_speech=True), language)
+    return read_rules(folder, load_config(folder, SPEECH), language)
 
 
 def test_a_transcription_begins_with_what_the_folder_says(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_suppressed_tokens_are_never_chosen() -> None:
 
 def expected(folder: Path, samples: np.ndarray, most: int) -> list[list[int]]:
     """The tokens of every window, by the reference alone."""
-    config = load_config(folder, of_speech=True)
+    config = load_config(folder, SPEECH)
     model = ReferenceModel(config, open_checkpoint(folder, config))
     found: list[list[int]] = []
     for window in windows_of(samples, 40):

@@ -12,7 +12,7 @@ import pytest
 from model.config.parts import SpeechEncoder
 from model.device import DryDevice, SimulatedDevice
 from model.errors import ModelError
-from model.families import load_config
+from model.families import SPEECH, load_config
 from model.loading.checkpoint import open_checkpoint
 from model.loading.weights import shard_weights
 from model.runners.contiguous import KernelModel
@@ -52,14 +52,14 @@ def assert_equal(model: Any, seed: int, dtype: str = "float32") -> None:
 
 
 def kernel_model(folder: Path, target: str, ranks: int, dtype: str = "float32") -> KernelModel:
-    config = load_config(folder, of_speech=True)
+    config = load_config(folder, SPEECH)
     shards = shard_weights(config, open_checkpoint(folder, config), ranks, dtype=dtype)
     return KernelModel(config, shards, SimulatedDevice(target, ranks), 128)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_reference_gives_the_logits_of_transformers(folder: Path, dtype: str) -> None:
-    config = load_config(folder, of_speech=True)
+    config = load_config(folder, SPEECH)
     model = ReferenceModel(config, open_checkpoint(folder, config), dtype)
     assert_equal(model, 1, dtype)
     assert_equal(model, 2, dtype)
@@ -79,7 +79,7 @@ def test_the_kernels_give_the_logits_of_transformers(
 
 
 def test_windows_of_a_batch_are_heard_alone(folder: Path) -> None:
-    config = load_config(folder, of_speech=True)
+    config = load_config(folder, SPEECH)
     shards = shard_weights(config, open_checkpoint(folder, config), 1)
     both = KernelModel(config, shards, SimulatedDevice("trn2", 1), 128, sequences=2)
     both.encode([spectrum(2), spectrum(1)])
@@ -92,7 +92,7 @@ def test_windows_of_a_batch_are_heard_alone(folder: Path) -> None:
 
 def test_keys_of_the_encoder_are_projected_once(folder: Path) -> None:
     """A decode step launches nothing of the encoder and writes no keys or values of it."""
-    config = load_config(folder, of_speech=True)
+    config = load_config(folder, SPEECH)
     device = DryDevice("trn2", 1)
     model = KernelModel(config, shard_weights(config, open_checkpoint(folder, config), 1), device, 128)
     model.encode([spectrum(1)])
@@ -111,14 +111,14 @@ def test_keys_of_the_encoder_are_projected_once(folder: Path) -> None:
 
 def test_a_whisper_is_loaded_for_speech_and_a_llama_for_texts(tmp_path: Path) -> None:
     whisper, llama = write_whisper(tmp_path / "whisper"), write_folder(tmp_path / "llama")
-    assert isinstance(load_config(whisper, of_speech=True).encoder, SpeechEncoder)
+    assert isinstance(load_config(whisper, SPEECH).encoder, SpeechEncoder)
     assert load_config(llama).encoder is None
     with pytest.raises(
         ModelError, match="a whisper transcribes speech; nkw transcribe and nkw serve do that"
     ):
         load_config(whisper)
     with pytest.raises(ModelError, match="a llama continues texts"):
-        load_config(llama, of_speech=True)
+        load_config(llama, SPEECH)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from model.config import Fields, ModelConfig
 from model.config.mixers import GroupedAttention, HeadNorm, Positions
 from model.config.parts import Block, Mlp, Norms
 from model.config.rope import RopeParameters
+from model.families.tokens import token_network
 from model.layers.attention import Attention
 from model.layers.attention_heads import AttentionProjections
 from model.layers.embedding import Embedding
@@ -15,7 +16,7 @@ from model.layers.head import Head
 from model.layers.mlp import FeedForward
 from model.layers.norm import Norm
 from model.layers.projection import Projection
-from model.network import Decoder
+from model.network import Network
 
 EPS = 1e-5
 
@@ -44,7 +45,7 @@ def sparse(fields: Fields) -> ModelConfig:
     )
 
 
-def compose(config: ModelConfig) -> Decoder:
+def compose(config: ModelConfig) -> Network:
     """Tensors with short names; the head is the table of the embedding."""
     hidden, vocabulary = config.hidden_size, config.vocab_size
 
@@ -79,7 +80,7 @@ def compose(config: ModelConfig) -> Decoder:
             ),
         )
 
-    return Decoder(
+    return token_network(
         Embedding("embedding", "table", vocabulary, hidden),
         tuple(block(number, part) for number, part in enumerate(config.blocks)),
         Head("head", "table", vocabulary, hidden, norm("n")),

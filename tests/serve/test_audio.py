@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from model.families import load_config
+from model.families import SPEECH, load_config
 from model.loading.checkpoint import open_checkpoint
 from model.runners.reference import ReferenceModel
 from model.serve.openai.audio.answers import SpokenSegment, StrippedText, compression_ratio, srt, vtt
@@ -132,7 +132,7 @@ def test_log_probabilities_of_a_segment_are_those_of_the_model(
     """Of the first window, by the numpy model: before any token was forbidden."""
     segments = asked(hearing.client(), recordings[0], response_format="verbose_json").segments
     found = [each for each in segments if each.seek == 0]
-    config = load_config(folder, of_speech=True)
+    config = load_config(folder, SPEECH)
     model = ReferenceModel(config, open_checkpoint(folder, config))
     model.encode([Recording(read_wav(recordings[0]), SHAPE, True).window(0)[0]])
     steps, ids = [model.prefill([[271, 272, 274]])[0]], [id for each in found for id in each.tokens]
@@ -166,7 +166,7 @@ def test_a_stream_has_the_text_in_pieces(hearing: Served, recordings: list[Path]
 def test_the_language_is_found_where_none_is_given(
     hearing: Served, folder: Path, recordings: list[Path]
 ) -> None:
-    config = load_config(folder, of_speech=True)
+    config = load_config(folder, SPEECH)
     model = ReferenceModel(config, open_checkpoint(folder, config))
     for recording in recordings:
         model.encode([Recording(read_wav(recording), SHAPE).window(0)[0]])
@@ -181,7 +181,7 @@ def test_the_language_is_found_where_none_is_given(
 
 def first_window(folder: Path, recording: Path, prompt: list[int]) -> list[int]:
     """The tokens of the first window behind a prompt, by the numpy model and the rules of the folder alone."""
-    config = load_config(folder, of_speech=True)
+    config = load_config(folder, SPEECH)
     model, ids = ReferenceModel(config, open_checkpoint(folder, config)), list[int]()
     model.encode([Recording(read_wav(recording), SHAPE).window(0)[0]])
     logits = model.prefill([prompt])[0].logits

@@ -13,7 +13,7 @@ from model.device import DryDevice
 from model.engine import SchedulerOptions
 from model.engine.buckets import PartShape
 from model.errors import ModelError
-from model.families import load_config
+from model.families import SPEECH, load_config
 from model.loading.checkpoint import open_checkpoint
 from model.loading.weights import shard_weights
 from model.plan.memory import footprint
@@ -60,7 +60,7 @@ def test_a_request_alone_takes_its_window_its_prompt_and_its_steps(deployment: D
 
 def test_the_encoder_takes_the_time_that_transcribing_predicts(folder: Path, deployment: Deployment) -> None:
     """`nkw transcribe` launches it dry, with weights of its own; the predictor counts equal blocks."""
-    config = load_config(folder, of_speech=True)
+    config = load_config(folder, SPEECH)
     device = DryDevice("trn2", 1)
     model = KernelModel(config, shard_weights(config, open_checkpoint(folder, config), 1), device, 128)
     model.encode([spectrum(1)])

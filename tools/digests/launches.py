@@ -16,11 +16,11 @@ import numpy as np
 import nki_kernels
 from model.errors import ModelError
 from model.execution.launch_list import copies_of, launches_of
-from model.families import compose, load_config
+from model.families import SPEECH, TEXT, compose, load_config
 from model.layers.launch import Draws, Launch, Phase, StepShape, WeightDtypes, table_length
 from model.layers.paged import STATES
 from model.loading.shipped import SHIPPED
-from model.network import Decoder
+from model.network import Network
 from tests.model.tiny_families import TINY, write_tiny
 from tests.model.whisper_folders import write_whisper
 
@@ -30,20 +30,20 @@ _PAGES = {"pages": 9, "block_size": 16, "slots": 5}
 
 def launch_digests() -> Iterator[tuple[str, str]]:
     """Yield the name and the digest of every launch list: all models, ranks and kinds of steps."""
-    for model, decoder in _decoders():
-        windows = sorted({window for layer in decoder.layers if (window := getattr(layer, "window", None))})
+    for model, network in _networks():
+        windows = sorted({window for layer in network.layers if (window := getattr(layer, "window", None))})
         for name, step in _steps(tuple((window, 7) for window in windows)):
-            yield f"launches {model}: {name}", _digest(decoder, step)
+            yield f"launches {model}: {name}", _digest(network, step)
 
 
-def _decoders() -> Iterator[tuple[str, Decoder]]:
+def _networks() -> Iterator[tuple[str, Network]]:
     with tempfile.TemporaryDirectory() as scratch:
         folders = {name: Path(folder) for name, folder in SHIPPED.items()}
         for name in TINY:
             folders[name] = write_tiny(Path(scratch) / name.replace(" ", "-"), name)
         folders["whisper"] = write_whisper(Path(scratch) / "whisper")
         for name, folder in folders.items():
-            yield name, compose(load_config(folder, of_speech=None))
+            yield name, compose(load_config(folder, TEXT, SPEECH))
 
 
 def _steps(window_pages: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, StepShape]]:
@@ -83,15 +83,16 @@ def _steps(window_pages: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, Ste
                     yield f"{name}, rank {rank} of {ranks}, ep {expert_ranks}, {dtypes[0].name}", shape
 
 
-def _digest(decoder: Decoder, step: StepShape) -> str:
+def _digest(network: Network, step: StepShape) -> str:
     """Return the number of launches and a hash of them, or the first line of a refusal."""
     try:
-        launches = [launch for section in decoder.sections for launch in launches_of(section, step)]
+        launches = [launch for section in network.sections for launch in launches_of(section, step)]
         if step.block_size:
             kinds = [None, STATES, *(window for window, _ in step.window_pages)]
-            launches += [launch for kind in kinds for launch in copies_of(decoder.layers, step, 3, kind)]
-        if decoder.encoder is not None and step.phase is Phase.prefill:
-            launches += [launch for layer in decoder.encoder.layers for launch in layer.launches(step)]
+            launches += [launch for kind in kinds for launch in copies_of(network.layers, step, 3, kind)]
+        if step.phase is Phase.prefill:
+            layers = [layer for earlier in network.before.values() for layer in earlier.layers]
+            launches += [launch for layer in layers for launch in layer.launches(step)]
         text = "\n".join(map(describe, launches))
     except (AssertionError, ModelError, ValueError, ZeroDivisionError) as error:
         return f"refused: {type(error).__name__} {str(error).splitlines()[:1]}"

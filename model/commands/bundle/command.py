@@ -12,6 +12,7 @@ import numpy as np
 
 from model.commands.bundle.drawn import DrawnWeights, one_layer
 from model.commands.bundle.recipe import operands_of, weight_files
+from model.commands.bundle.single_step import bundle_section
 from model.commands.generate.prompts import encode_prompt
 from model.commands.options.inputs import FIRST_PROMPT
 from model.config import ModelConfig
@@ -25,7 +26,7 @@ from model.device.bundling import (
     check_recipes,
 )
 from model.errors import ModelError
-from model.families import compose, load_config
+from model.families import TEXT, compose, load_config, single_step_tasks
 from model.layers.head import HEAD_RESULTS, TOKENS, VALUES
 from model.layers.launch import Phase
 from model.loading.checkpoint import INDEX, SINGLE, Checkpoint, open_checkpoint
@@ -49,8 +50,10 @@ def bundle_command(options: argparse.Namespace) -> int:
         raise ModelError("a bundle holds launches of one rank; leave --tp out")
     _check_options(options)
     check_folder(options.out)
-    config = load_config(options.model)
-    if options.layer is not None:
+    config = load_config(options.model, TEXT, *single_step_tasks())
+    if not isinstance(config, ModelConfig):
+        bundle_section(options, config)
+    elif options.layer is not None:
         _bundle_layer(options, config)
     else:
         _bundle_generation(options, config)

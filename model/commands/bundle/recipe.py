@@ -22,7 +22,7 @@ from model.families import compose
 from model.layers.weight import Weight, Zeros
 from model.loading.checkpoint import Checkpoint
 from model.loading.weights import RankWeights
-from model.network import Decoder
+from model.network import Network
 
 _MOST_PIECES = 4096
 """Of one operand; that of a projection reordered within each of 128 heads has 256."""
@@ -57,9 +57,9 @@ def operands_of(
     Raises ModelError for weights that are computed when they are loaded, as those in MXFP4 and those of eight bits with
     scales, and for operands of more than 4,096 pieces.
     """
-    decoder = compose(config)
-    sources = _sources(decoder, checkpoint)
-    weights = {each.name: each for each in decoder.weights}
+    network = compose(config)
+    sources = _sources(network, checkpoint)
+    weights = {each.name: each for each in network.weights}
     return tuple(
         Operand(
             name,
@@ -73,7 +73,7 @@ def operands_of(
     )
 
 
-def _sources(decoder: Decoder, checkpoint: Checkpoint | DrawnWeights) -> dict[str, _Source]:
+def _sources(network: Network, checkpoint: Checkpoint | DrawnWeights) -> dict[str, _Source]:
     """Where the files hold the tensors of the layers, by their names there; drawn ones are by themselves."""
     if isinstance(checkpoint, DrawnWeights):
         return {name: _Source(name, 0) for name in checkpoint}
@@ -82,12 +82,12 @@ def _sources(decoder: Decoder, checkpoint: Checkpoint | DrawnWeights) -> dict[st
         with safetensors.safe_open(path, framework="np") as file:
             stored |= {name for name in file.keys() if file.get_slice(name).get_dtype() in STORED}  # noqa: SIM118
     found = {name: _Source(name, 0) for name in checkpoint if name in stored}
-    prefix = decoder.bare_prefix
+    prefix = network.bare_prefix
     for name in checkpoint:
         if prefix and name.removeprefix(prefix) in stored:
             found.setdefault(name, _Source(name.removeprefix(prefix), 0))
-    shapes = decoder.layer_tensor_shapes()
-    for stack, parts in decoder.stacks.items():
+    shapes = network.layer_tensor_shapes()
+    for stack, parts in network.stacks.items():
         if stack in stored:
             for number, part in enumerate(parts):
                 found[part] = _Source(stack, number * prod(shapes[part]))

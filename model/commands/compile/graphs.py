@@ -108,21 +108,21 @@ def graphs_of(
     config: ModelConfig, buckets: Buckets, largest: StepShape, kinds: Sequence[CacheGroup]
 ) -> list[Graph]:
     """Every graph that an engine may launch, but those of prompts whose every token is scored."""
-    decoder = compose(config)
+    network = compose(config)
     graphs: list[Graph] = []
     for part in buckets.shapes():
         for draws in (None, *DRAWS):
             step = replace(step_of(part, largest), draws=draws)
-            launches = (launch for section in decoder.sections for launch in launches_of(section, step))
+            launches = (launch for section in network.sections for launch in launches_of(section, step))
             graphs.append(StepGraph(part, draws, tuple(launches)))
-    if decoder.encoder is not None:
-        step = decoder.encoder.step(largest)
-        launched = (launch for section in decoder.encoder.sections for launch in launches_of(section, step))
+    for earlier in network.before.values():
+        step = earlier.step(largest)
+        launched = (launch for section in earlier.sections for launch in launches_of(section, step))
         graphs.append(EncoderGraph(tuple(launched)))
     for kind in kinds:
         count = 1
         while count <= spare(largest, kind) and copy_sizes(count) == [count]:
-            copies = tuple(copies_of(decoder.layers, largest, count, kind))
+            copies = tuple(copies_of(network.layers, largest, count, kind))
             if copies:  # nobody copies the slot of a window
                 graphs.append(CopyGraph(count, kind, copies))
             count *= 2

@@ -93,18 +93,19 @@ def token_path(
 ) -> TokenPath:
     """The path to the new token `number`, which is the last of `ids`: prompt and new tokens up to this one."""
     activations = activation_dtype(dtype, config, weights)
-    decoder, states = compose(config), States()
-    numpy = _Observer(weights, activations, widened_bytes=2**30, exact=decoder.exact)
+    network, states = compose(config), States()
+    numpy = _Observer(weights, activations, widened_bytes=2**30, exact=network.exact)
     before = ids[:-1]
     span = Span(0, len(before))
-    x = decoder.embedding.reference(np.asarray(before), span, states, numpy)
+    (embedding,), *blocks, (head,) = network.sections
+    x = embedding.reference(np.asarray(before), span, states, numpy)
     embedding_norm, layers = _norm(x), []
-    for block in decoder.blocks:
+    for block in blocks:
         numpy.start_layer()
         for layer in block:
             x = layer.reference(x, span, states, numpy)
         layers.append(LayerPath(_norm(x), numpy.heads, numpy.experts))
-    logits = decoder.head.reference(x, span, states, numpy)[-1].astype(np.float64)
+    logits = head.reference(x, span, states, numpy)[-1].astype(np.float64)
     probabilities = np.exp(logits - logits.max())
     probabilities /= probabilities.sum()
     likeliest = np.argsort(-logits, kind="stable")[:_CANDIDATES]

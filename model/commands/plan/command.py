@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 
+from model.config import Config, ModelConfig
 from model.config.folder import model_files
+from model.device import instance_named
+from model.families import read_record
 from model.plan.document import document
 from model.plan.parameters import load_model
-from model.plan.plan import Request, make_plan
+from model.plan.plan import DEFAULT_INSTANCE, Request, make_plan
+from model.plan.single_step import plan_step
 from model.plan.text import parts
 from nkw.files import Outputs, json_document
 from nkw.terminal import show, show_lines, working
@@ -15,7 +19,10 @@ from nkw.terminal import show, show_lines, working
 
 def plan_command(options: argparse.Namespace) -> int:
     """Plan the model of a config; returns the exit status."""
-    model = load_model(options.config)
+    config = read_record(options.config)
+    if not isinstance(config, ModelConfig):
+        return _plan_step(options, config)
+    model = load_model(options.config, config)
     request = Request(
         instance=options.instance,
         accelerator=options.accelerator,
@@ -37,4 +44,16 @@ def plan_command(options: argparse.Namespace) -> int:
         contents.update(document(plan, name))
         show_lines(f"{name}:")
         show(parts(plan))
+    return 0
+
+
+def _plan_step(options: argparse.Namespace, config: Config) -> int:
+    """Plan a model whose every step has one size, on one core of an instance."""
+    target = instance_named(options.instance or DEFAULT_INSTANCE).target
+    name, outputs = str(options.config), Outputs(lambda: model_files(options.config))
+    with json_document(options.json, outputs, "plan", "NKW-PLAN-FILE", "plan") as contents:
+        plan = plan_step(config, target, options.dtype)
+        contents.update(plan.document(name))
+        for line in plan.text(name):
+            show_lines(line)
     return 0

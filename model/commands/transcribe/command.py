@@ -16,8 +16,8 @@ from model.engine import SamplingParams
 from model.engine.speech import Speech
 from model.errors import ModelError
 from model.execution.bound_launch import Device
-from model.execution.launched_model import Progress
-from model.families import load_config
+from model.execution.launched_network import Progress
+from model.families import SPEECH, load_config
 from model.layers.uneven import uneven
 from model.llm.loaded import LoadedModel, open_device
 from model.loading.tokenizer import Tokenizer
@@ -43,7 +43,7 @@ _MOST_RANKS = 32
 
 def transcribe_command(options: argparse.Namespace) -> int:
     """Transcribe, check, predict, report. Everything that can be refused is refused before the first token."""
-    config = load_config(options.model, of_speech=True)
+    config = load_config(options.model, SPEECH)
     if options.tp > _MOST_RANKS:
         raise ModelError(f"--tp {options.tp}; one run takes {_MOST_RANKS} ranks at most")
     check_ranks(config, options.tp)

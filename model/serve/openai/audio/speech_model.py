@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from model.config import ModelConfig
-from model.families import load_config
+from model.families import SPEECH, TEXT, load_config
 from model.serve.errors import ApiError
 from model.serve.texts import Texts
 from model.speech.rules import Rules, first_token, previous_token, read_languages, read_rules
@@ -28,7 +28,7 @@ class SpeechModel:
     @classmethod
     def of(cls, folder: Path) -> SpeechModel | None:
         """That of a folder; None where the model continues texts."""
-        config = load_config(folder, of_speech=None)
+        config = load_config(folder, TEXT, SPEECH)
         return None if config.spectrum is None else cls(folder, config, config.spectrum)
 
     @cached_property

@@ -1,0 +1,45 @@
+"""`nkw bundle` for a section of a model whose every step has one size."""
+
+from __future__ import annotations
+
+import argparse
+
+from model.config import Config
+from model.config.folder import model_files
+from model.device.bundling import BundlingDevice
+from model.errors import ModelError
+from model.execution.launched_network import LaunchedNetwork
+from model.families import compose
+from model.loading.checkpoint import open_checkpoint
+from model.loading.weights import shard_weights
+from model.mesh import Mesh
+from model.runners.single_step import draw_inputs, make_step
+from nkw.files import Outputs, json_document
+from nkw.terminal import show, working
+
+
+def bundle_section(options: argparse.Namespace, config: Config) -> None:
+    """Write the launches of one section; the inputs of the step are drawn."""
+    network = compose(config)
+    if options.layer is None or options.tokens is not None:
+        raise ModelError(f"a {config.model_type} is bundled with --layer and without --tokens")
+    if options.layer >= len(network.sections):
+        last = len(network.sections) - 1
+        raise ModelError(f"--layer {options.layer}: this model has layers 0 to {last}")
+    weights = open_checkpoint(options.model, config)
+    outputs = Outputs(lambda: [*model_files(options.model), *weights.files])
+    with json_document(options.json, outputs, "bundle") as contents:
+        (rank,) = shard_weights(config, weights, 1, taken=weights.let_go, dtype=options.dtype)
+        device = BundlingDevice(options.target, options.layer, {})
+        device.phase = "step"
+        step = make_step(config, rank.dtype, rank.dtypes)
+        model = LaunchedNetwork(
+            *(network, [rank], device, step, Mesh(1), "states"),
+            progress=lambda done, sections: device.layer_done(done + 1, sections),
+        )
+        device.layer_done(0, len(network.sections))
+        with working(lambda: f"{device.launches} launches of layer {options.layer}"):
+            model.run(step, draw_inputs(network, step))
+        written = device.write(options.out, None)
+        show(written.report())
+        contents.update(written.document())

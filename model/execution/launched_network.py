@@ -1,0 +1,288 @@
+"""A network on a device: the arrays that its ranks hold, and the steps that run its launch list on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from model.errors import check_memory
+from model.execution.bound_launch import Arrays, Binder, BoundLaunch, Device
+from model.execution.launch_list import copies_of, copy_sizes, launches_of
+from model.execution.stages import send, sent, stages_of
+from model.layers.launch import Phase, StepShape, Value
+from model.layers.layer import Constant, Layer, states_of
+from model.layers.paged import CacheGroup, name_in_group, spare
+from model.layers.shard import vocabulary_span
+from model.loading.weights import RankWeights
+from model.mesh import Mesh
+from model.network import Network, Section, Sharding
+
+Progress = Callable[[int, int], None]
+"""Called with the number of inner sections done and the number of all, before the first one and after each one."""
+
+RankArrays = list[np.ndarray]
+"""One array of each rank of the last pipeline stage, in rank order."""
+
+
+class LaunchedNetwork:
+    """A network on the ranks of this process: weights, constants and states on the device, and the steps.
+
+    `weights` has one entry for each distinct shard of these ranks; data-parallel groups of `mesh` share them.
+    `largest_step` decides the sizes of states and constants. `purpose` names the states in an error about memory.
+    `max_bound_steps` is how many step shapes keep their bound launches. The arrays of `traced` results are noted for
+    every launch of a step.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        weights: Sequence[RankWeights],
+        device: Device,
+        largest_step: StepShape,
+        mesh: Mesh,
+        purpose: str,
+        progress: Progress = lambda done, sections: None,
+        max_bound_steps: int = 2,
+        traced: Collection[str] = (),
+    ) -> None:
+        self._mesh = mesh
+        self._largest_step = largest_step
+        self._device = device
+        self._progress = progress
+        self._network = network
+        self._traced = traced
+        self.traced_arrays: list[list[Any]] = []
+        stages = stages_of(network, mesh.pipeline, largest_step)
+        assert not network.before or len(stages) == 1, "networks before a network of several stages"
+        self._stages = [_Stage.of(sections, largest_step, network.before.values()) for sections in stages]
+        rank_stages = [self._stages[mesh.stage_of(rank)] for rank in device.local_ranks]
+        state_bytes = sum(stage.state_bytes for stage in rank_stages)
+        check_memory(state_bytes, f"{purpose} on {len(rank_stages)} ranks")
+        shard_weights = {rank_weights.shard: rank_weights for rank_weights in weights}
+        self._rank_arrays: list[Arrays] = []
+        for rank, stage in zip(device.local_ranks, rank_stages):
+            host_arrays = stage.weights_and_constants(shard_weights[mesh.shard(rank)])
+            arrays = {name: device.hold(array) for name, array in host_arrays.items()}
+            stage.rank_arrays.append(arrays)
+            self._rank_arrays.append(arrays)
+        # States and the results of earlier networks stay from step to step.
+        self._lasting_names = {state.name for stage in self._stages for state in stage.states}
+        self._binder = Binder(device, mesh, frozenset(self._lasting_names))
+        self._bound_step = lru_cache(maxsize=max_bound_steps)(self._bind_step)
+        self._bound_copies = lru_cache(maxsize=None)(self._bind_copies)
+        self.clear()
+        self._before = {name: self._bind_before(earlier) for name, earlier in network.before.items()}
+
+    def clear(self) -> None:
+        """Set all states to zero."""
+        for stage in self._stages:
+            for arrays in stage.rank_arrays:
+                zeros = {state.name: np.zeros(state.shape, state.dtype) for state in stage.states}
+                arrays.update({name: self._device.hold(array) for name, array in zeros.items()})
+
+    def copy_pages(self, group_copies: Sequence[Mapping[int, int]], cache_group: CacheGroup) -> None:
+        """Copy pages or slots of one cache group in every layer that has them.
+
+        `group_copies` maps, for each data-parallel group, the number of a destination to that of its source. Copies
+        are made in order, some at a time; a launch that has room for more copies the padding page onto itself.
+        """
+        pending = [list(copies.items()) for copies in group_copies]
+        padding_page = spare(self._largest_step, cache_group)
+        destinations_name, sources_name = (
+            name_in_group(name, self._largest_step, cache_group)
+            for name in ("copy_destinations", "copy_sources")
+        )
+        for size in copy_sizes(max(map(len, pending))):
+            padded = [
+                copies[:size] + [(padding_page, padding_page)] * (size - len(copies)) for copies in pending
+            ]
+            pending = [copies[size:] for copies in pending]
+            pairs = np.array(padded, np.int32)  # [groups, size, 2]
+            for rank, arrays in zip(self._device.local_ranks, self._rank_arrays):
+                destinations, sources = np.split(pairs[self._mesh.group_of(rank)], 2, axis=1)
+                arrays[destinations_name] = self._device.hold(destinations)
+                arrays[sources_name] = self._device.hold(sources)
+            self._run(self._bound_copies(size, cache_group))
+            self._device.end_graph()
+
+    def run_before(self, name: str, inputs: Mapping[str, np.ndarray]) -> None:
+        """Run a network that comes before this one; its states and results stay on the device."""
+        earlier = self._network.before[name]
+        self._hold_inputs(earlier, earlier.step(self._largest_step), inputs)
+        self._run(self._before[name])
+        self._device.end_graph()
+
+    def run(
+        self, shape: StepShape, inputs: Mapping[str, np.ndarray], outputs: Collection[str] | None = None
+    ) -> dict[str, RankArrays]:
+        """Run one step; returns the named outputs, all of the network's by default.
+
+        `inputs` has the host arrays of the step by name; their first axis is the data-parallel group.
+        """
+        (rank_outputs,) = self.run_in_pieces(shape, inputs, [{}], outputs)
+        return rank_outputs
+
+    def run_in_pieces(
+        self,
+        shape: StepShape,
+        inputs: Mapping[str, np.ndarray],
+        piece_inputs: Sequence[Mapping[str, np.ndarray]],
+        outputs: Collection[str] | None = None,
+    ) -> Iterator[dict[str, RankArrays]]:
+        """Run one step whose last section runs once for each piece; yields the outputs of each piece.
+
+        Every piece starts from the results of the sections before the last one, with more or other inputs.
+        """
+        self._hold_inputs(self._network, shape, inputs)
+        *sections, last_section = self._bound_step(shape)
+        self.traced_arrays = []
+        for done, section in enumerate(sections):
+            self._run(section)
+            self.traced_arrays += [
+                [arrays[result] for arrays in launch.rank_arrays]
+                for launch in section
+                for result in launch.results
+                if result in self._traced
+            ]
+            self._progress(done, len(sections) - 1)
+        overwritten = {result for launch in last_section for result in launch.results} - self._lasting_names
+        before_last = [
+            {name: arrays[name] for name in overwritten if name in arrays} for arrays in self._rank_arrays
+        ]
+        for piece in piece_inputs:
+            for arrays, results in zip(self._rank_arrays, before_last):
+                arrays.update(results)
+            self._hold_inputs(self._network, shape, piece)
+            self._run(last_section)
+            self._device.end_graph()
+            names = self._network.outputs if outputs is None else outputs
+            yield {name: self._gather(name) for name in names}
+
+    def _gather(self, name: str) -> RankArrays:
+        """Bring an array of each rank of the last stage to the host."""
+        local = [arrays[name] for arrays in self._stages[-1].rank_arrays]
+        return self._device.gather(local)[-self._mesh.stage_ranks :]
+
+    def _hold_inputs(self, network: Network, shape: StepShape, inputs: Mapping[str, np.ndarray]) -> None:
+        """Put each rank's part of the inputs of a step on the device."""
+        for rank, arrays in zip(self._device.local_ranks, self._rank_arrays):
+            group = self._mesh.group_of(rank)
+            for name, array in inputs.items():
+                declared = network.inputs[name]
+                rank_array = self._shard_input(array[group], declared.sharding, shape, rank)
+                dtype = shape.activations if declared.dtype is None else declared.dtype
+                arrays[name] = self._device.hold(rank_array.astype(dtype, copy=False))
+
+    def _shard_input(self, array: np.ndarray, sharding: Sharding, shape: StepShape, rank: int) -> np.ndarray:
+        """Return the part of an array that a rank has of its data-parallel group."""
+        if sharding is Sharding.replicated:
+            return array
+        if sharding is Sharding.vocabulary:
+            columns = vocabulary_span(array.shape[-1], self._mesh.shard(rank))
+            return np.ascontiguousarray(array[:, columns])
+        rows = slice(shape.tokens)
+        if shape.phase is Phase.prefill:
+            rows = self._mesh.own_rows(rank, shape.tokens)
+        return array[rows] if sharding is Sharding.rows else _indices_in_rows(array, rows)
+
+    def _run(self, launches: Sequence[BoundLaunch]) -> None:
+        for launch in launches:
+            launch.run(self._device)
+
+    def _bind_step(self, shape: StepShape) -> list[list[BoundLaunch]]:
+        """The launches of a step, section by section.
+
+        A value that passes to the next pipeline stage is sent by the last section before it.
+        """
+        stage_lists = [[launches_of(section, shape) for section in stage.sections] for stage in self._stages]
+        launches = [launch for sections in stage_lists for section in sections for launch in section]
+        for launch in launches:
+            assert launch.repeat == 1 or shape.scores, (
+                f"{launch.kernel}: {launch.repeat} launches of other sequences"
+            )
+        results = {result for launch in launches for result in launch.results}
+        changing = {*self._network.inputs, *results, *self._lasting_names}
+        bound_sections = [
+            [self._binder.bind(launch, changing, stage.rank_arrays) for launch in section]
+            for stage, sections in zip(self._stages, stage_lists)
+            for section in sections
+        ]
+        for number, (stage, next_stage) in enumerate(pairwise(self._stages), 1):
+            before = [section for earlier in self._stages[:number] for section in earlier.sections]
+            after = [section for later in self._stages[number:] for section in later.sections]
+            rank_arrays = [*stage.rank_arrays, *next_stage.rank_arrays]
+            bound_sections[len(before) - 1] += [
+                self._binder.bind_send(send(value), rank_arrays, number)
+                for value in sent(before, after, shape)
+            ]
+        return bound_sections
+
+    def _bind_before(self, network: Network) -> list[BoundLaunch]:
+        """The launches of a network that runs before this one; its results become lasting names."""
+        step = network.step(self._largest_step)
+        launches = [launch for section in network.sections for launch in launches_of(section, step)]
+        self._lasting_names.update(result for launch in launches for result in launch.results)
+        changing = {*network.inputs, *self._lasting_names}
+        return [self._binder.bind(launch, changing, self._rank_arrays) for launch in launches]
+
+    def _bind_copies(self, copies: int, cache_group: CacheGroup) -> list[BoundLaunch]:
+        """The launches that copy so many pages or slots of a cache group."""
+        launches = copies_of(self._network.layers, self._largest_step, copies, cache_group)
+        changing = {value.name for launch in launches for value in launch.values}
+        return [self._binder.bind(launch, changing, self._rank_arrays) for launch in launches]
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """One stage of the pipeline: its layers, and the arrays of those of its ranks that are in this process.
+
+    `layers` are those of its `sections`, and of networks that run before. `constants` compute the arrays that are
+    neither weights nor states.
+    """
+
+    sections: tuple[Section, ...]
+    layers: list[Layer]
+    states: list[Value]
+    constants: dict[str, Constant]
+    rank_arrays: list[Arrays]
+
+    @classmethod
+    def of(cls, sections: tuple[Section, ...], step: StepShape, before: Iterable[Network]) -> _Stage:
+        """The stage of these sections, and of networks that run before; no rank has arrays of it yet."""
+        layer_steps = [(layer, step) for section in sections for layer in section]
+        layer_steps += [(layer, network.step(step)) for network in before for layer in network.layers]
+        constants: dict[str, Constant] = {}
+        states: dict[str, Value] = {}
+        for layer, layer_step in layer_steps:
+            for name, constant in layer.constants(layer_step).items():
+                assert constants.setdefault(name, constant) == constant, f"two arrays are called {name}"
+            states.update({state.name: state for state in states_of(layer, layer_step)})
+        return cls(sections, [layer for layer, _ in layer_steps], list(states.values()), constants, [])
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states of one rank."""
+        return sum(state.nbytes for state in self.states)
+
+    def weights_and_constants(self, rank_weights: RankWeights) -> Arrays:
+        """The weights and constants of one rank of the stage; `rank_weights` has the weights of all layers."""
+        arrays: Arrays = {}
+        for layer in self.layers:
+            for weight in layer.weights:
+                arrays |= rank_weights.of(weight)
+        return arrays | {name: constant(rank_weights.shard) for name, constant in self.constants.items()}
+
+
+def _indices_in_rows(indices: np.ndarray, rows: slice) -> np.ndarray:
+    """Indices of rows of a group as indices among the `rows` of one rank, int32.
+
+    An index of a row that the rank does not hold becomes the number of rows of the rank.
+    """
+    first, last, _ = rows.indices(rows.stop)
+    local = indices - first
+    return np.where((local >= 0) & (local < last - first), local, last - first).astype(np.int32)

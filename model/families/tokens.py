@@ -1,0 +1,35 @@
+"""The network of a decoder: an embedding of tokens, blocks, and a head, with the inputs of token steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from model.layers.cross_attention import LAST_OF_WINDOW
+from model.layers.head import HEAD_RESULTS, Head
+from model.layers.launch import FLOAT32
+from model.layers.layer import Layer
+from model.layers.paged import GROUP_ARRAYS
+from model.layers.recurrent import SEQUENCE_ARRAYS
+from model.layers.sample import COLUMNS, NUMBERS, RESULTS
+from model.network import Input, Network, Section, Sharding
+
+
+def token_network(embedding: Layer, blocks: Sequence[Section], head: Head, **checkpoint: Any) -> Network:
+    """Return the network of a decoder; `checkpoint` are fields of `Network` about the names of tensors."""
+    windows = {getattr(layer, "window", None) for block in blocks for layer in block} - {None}
+    window_arrays = (f"{name}.{window}" for name in GROUP_ARRAYS for window in windows)
+    inputs = [
+        Input("ids", Sharding.rows),
+        Input("own_positions", Sharding.rows),
+        Input("logits_indices", Sharding.row_indices),
+        *map(Input, ("rope_rows", *SEQUENCE_ARRAYS, *GROUP_ARRAYS, *window_arrays, LAST_OF_WINDOW)),
+        *(Input(name, dtype=FLOAT32) for name in NUMBERS),
+        *(Input(name, Sharding.vocabulary, FLOAT32) for name in COLUMNS),
+    ]
+    return Network(
+        ((embedding,), *blocks, (head,)),
+        {array.name: array for array in inputs},
+        (*HEAD_RESULTS, *RESULTS),
+        **checkpoint,
+    )

@@ -1,0 +1,72 @@
+"""The plan of a model whose every step has one size: its weights, and the launches of the step on one core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from model.config import Config
+from model.families import compose
+from model.layers.launch import Launch, WeightDtypes
+from model.layers.shard import Shard
+from model.mesh import Mesh
+from model.plan.dry import DryTimes, Time
+from model.runners.single_step import make_step
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """Parameters, bytes of weights, and every launch of a step with its predicted time; `target` is the chip."""
+
+    target: str
+    parameters: int
+    weight_bytes: int
+    launches: tuple[tuple[Launch, Time], ...]
+
+    @property
+    def time(self) -> Time:
+        """The predicted time of the step, without starting and ending kernels."""
+        return sum((time for _, time in self.launches), Time())
+
+    def text(self, name: str) -> Iterator[str]:
+        """Yield the lines of a report."""
+        yield f"{name}: {self.parameters:,} parameters, {self.weight_bytes:,} bytes"
+        for launch, time in self.launches:
+            work = f"{launch.work.operations:,.0f} operations, {launch.work.bytes:,.0f} bytes"
+            yield f"  {launch.title}: {time.program_ns / 1000:.1f} us for {work}"
+        yield f"one step on a core of {self.target}: {self.time.program_ns / 1000:.1f} us"
+
+    def document(self, name: str) -> dict[str, Any]:
+        """Return the same as plain values."""
+        return {
+            "model": name,
+            "target": self.target,
+            "parameters": self.parameters,
+            "weight_bytes": self.weight_bytes,
+            "step_ns": self.time.program_ns,
+            "launches": [
+                {
+                    "kernel": launch.title,
+                    "ns": time.program_ns,
+                    "operations": launch.work.operations,
+                    "bytes": launch.work.bytes,
+                }
+                for launch, time in self.launches
+            ],
+        }
+
+
+def plan_step(config: Config, target: str, dtype: str) -> StepPlan:
+    """Plan the step of a model on one core; activations and weights are float32 or bfloat16."""
+    activations = np.dtype(np.float32 if dtype == "float32" else ml_dtypes.bfloat16)
+    network, dry = compose(config), DryTimes(target, Mesh(1))
+    step = make_step(config, activations, WeightDtypes(activations))
+    parameters = sum(prod(weight.shape(Shard(0, 1))) for weight in network.weights)
+    launches = [launch for layer in network.all_layers for launch in layer.launches(step)]
+    times = tuple((launch, dry.launch(launch)) for launch in launches)
+    return StepPlan(target, parameters, parameters * activations.itemsize, times)

@@ -1,0 +1,37 @@
+"""Token steps of a network with an encoder: it encodes windows of speech, then computes the tokens of their texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from model.config import ModelConfig
+from model.runners.token import TokenRunner
+
+ENCODER = "encoder"
+"""The name of the network that encodes windows, among the networks that run before the decoder."""
+
+
+class WindowRunner(TokenRunner):
+    """Runs the encoder and the token steps of a model that reads windows of speech."""
+
+    def __init__(self, config: ModelConfig, *arguments: Any, **options: Any) -> None:
+        super().__init__(config, *arguments, **options)
+        assert config.spectrum is not None, "a model without an encoder"
+        self._silence = np.zeros(config.spectrum, np.float32)
+
+    def encode(self, windows: Sequence[np.ndarray | None]) -> None:
+        """Encode the log-mel spectrum [bands, columns] of each sequence; the next prompts attend to the results.
+
+        A window of None is silence.
+        """
+        features = np.stack([self._silence if window is None else window for window in windows])
+        self.network.run_before(ENCODER, {"features": features[None]})
+
+
+def make_token_runner(config: ModelConfig, *arguments: Any, **options: Any) -> TokenRunner:
+    """Return the runner of a model's token steps; arguments as those of `TokenRunner`."""
+    runner = TokenRunner if config.spectrum is None else WindowRunner
+    return runner(config, *arguments, **options)
