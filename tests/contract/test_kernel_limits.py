@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from model.launch_list import copy_sizes
 from model.shipped import SHIPPED
 
 from model.device import ArrayShape, find_refusal
+from model.execution.launch_list import copy_sizes
 from model.families import compose, load_config
 from model.layers.launch import FLOAT32, INT32, Launch, Phase, StepShape, WeightDtypes
 

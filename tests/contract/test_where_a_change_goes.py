@@ -673,17 +673,12 @@ class ImageModel:
         "model/commands/toy_image/__init__.py": '"""`nkw toy_image`: filters an image."""\n',
         "model/commands/toy_image/arguments.py": '''"""The options of `nkw toy_image`."""
 
-from __future__ import annotations
-
-import argparse
 from pathlib import Path
 
+from model.commands.options import options
+from nkw.options import Option
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options to a parser."""
-    parser.add_argument("model", type=Path)
-    parser.add_argument("image", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
+OPTIONS = (*options("model"), Option("image", dict(type=Path)), Option("--out", dict(type=Path, required=True)))
 ''',
         "model/commands/toy_image/command.py": '''"""`nkw toy_image`: filters an image, and compares it with numpy."""
 
@@ -726,10 +721,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from model.commands.cli import main
 from model.errors import ModelError
 from model.families import compose, load_config
 from model.families.tasks import TOY_IMAGE
+from nkw.commands import main
 
 SIZES = {"channels": 5, "height": 12, "width": 9, "window": 3}
 
@@ -805,18 +800,16 @@ def test_it_continues_no_texts(folder) -> None:
             "import SPEECH, TEXT, Task\n",
             "import SPEECH, TEXT, TOY_IMAGE, Task\n",
         ),
-        "model/commands/cli.py": (
-            "from model.commands.serve import arguments as serve\n",
-            "from model.commands.serve import arguments as serve\n"
-            "from model.commands.toy_image import arguments as toy_image\n",
-            '        elif options.command == "serve":\n',
-            '        elif options.command == "toy_image":\n'
-            "            from model.commands.toy_image.command import toy_image_command as command\n"
-            '        elif options.command == "serve":\n',
-            "    top.add_arguments(",
-            '    toy = _command(commands, "toy_image", "filter an image", "FOLDER image.npy")\n'
-            "    toy_image.add_arguments(toy)\n"
-            "    top.add_arguments(",
+        "nkw/verbs.py": (
+            "MODEL_VERBS = {\n",
+            "MODEL_VERBS = {\n"
+            '    "toy_image": Verb(\n'
+            '        "filter an image",\n'
+            '        "toy_image FOLDER image.npy --out filtered.npy",\n'
+            "        _DONE,\n"
+            '        function="model.commands.toy_image.command:toy_image_command",\n'
+            '        options="model.commands.toy_image.arguments:OPTIONS",\n'
+            "    ),\n",
         ),
     },
 )
