@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from model.shipped import SHIPPED
 
 from model.device import ArrayShape, find_refusal
 from model.execution.launch_list import copy_sizes
 from model.families import compose, load_config
 from model.layers.launch import FLOAT32, INT32, Launch, Phase, StepShape, WeightDtypes
+from model.loading.shipped import SHIPPED
 
 STEP = StepShape(Phase.decode, 8, 8, 128, 64, 1, FLOAT32, WeightDtypes(FLOAT32))
 LATENT: dict[str, Any] = dict(

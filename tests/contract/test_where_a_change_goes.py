@@ -442,7 +442,7 @@ READ_BY_KERNELS = replace(
         ),
         _FORMAT_TEST: WEIGHT_FORMAT.files[_FORMAT_TEST]
         .replace("import json\n", "import dataclasses\nimport json\n")
-        .replace("import ToyInt8\n", "import ToyInt8\nfrom model.weights import shard_weights\n")
+        .replace("import ToyInt8\n", "import ToyInt8\nfrom model.loading.weights import shard_weights\n")
         + '''
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
