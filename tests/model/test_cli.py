@@ -23,7 +23,7 @@ from tests.deep import deep_except
 from tests.interruptible import remove_progress, started
 
 ROOT = Path(__file__).resolve().parents[2]
-HEAVY = ("numpy", "tokenizers", "simulate.hardware", "nki_kernels", "torch", "rich")
+HEAVY = ("numpy", "tokenizers", "simulate.hardware", "nki_kernels", "torch", "rich", "ml_dtypes")
 
 
 def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -61,7 +61,18 @@ def tiny(write_model) -> str:
     return str(write_model(eos_token_id=None))
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["generate", "--help"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--version"],
+        ["--help"],
+        ["generate", "--help"],
+        ["serve", "--help"],
+        ["time", "--help"],
+        ["lint", "--help"],
+        ["bundle", "--help"],
+    ],
+)
 def test_help_and_version_import_nothing_heavy(arguments) -> None:
     code = f"""
 import sys
@@ -75,6 +86,13 @@ print([name for name in {HEAVY!r} if name in sys.modules])
     done = python(code, *arguments)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_llm_is_imported_without_the_simulator() -> None:
+    done = python(
+        "import sys; from model import LLM; print('simulate' in sys.modules, 'nki_kernels' in sys.modules)"
+    )
+    assert (done.stdout, done.stderr) == ("False False\n", "")
 
 
 def test_version_is_one_line(capsys) -> None:
