@@ -6,12 +6,12 @@ import argparse
 
 import pytest
 
+from nkw.cluster import LOCAL
 from nkw.commands import load
 from nkw.options import OptionTable, add_options
 from nkw.verbs import MODEL_VERBS, SIMULATOR_VERBS
 from simulate.check import Format
 from simulate.timing import Reading
-from simulate.tune.cluster import LOCAL
 from simulate.tune.measuring import READINGS, WORSE
 
 RANKS = {"--tp": dict(type=int, default=1), "--pp": dict(type=int)}
