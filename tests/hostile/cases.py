@@ -12,7 +12,7 @@ import numpy as np
 import safetensors.numpy
 
 import benchmarks.fidelity.__main__ as fidelity
-from model.commands import cli as model_cli
+from nkw import commands as model_cli
 from simulate import cli as simulate_cli
 from tests.hostile import mutate
 from tests.hostile.judge import Case

@@ -12,6 +12,7 @@ pytest.importorskip("fastapi", reason="the server needs the extra serve")
 
 from model.serve.replicas.router import Router
 from model.serve.replicas.routing import Routing
+from model.serve.replicas.sockets import Sockets
 from model.serve.serving import server_for
 from tests.serve.conftest import options_of
 
@@ -43,7 +44,7 @@ async def read_options(app: Any, host: str) -> list[int]:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
-@pytest.mark.parametrize("app", [answer, Router([], Routing(1, 1, 1, 0))], ids=["server", "router"])
+@pytest.mark.parametrize("app", [answer, Router(Sockets([]), Routing(1, 1, 0))], ids=["server", "router"])
 def test_accepted_connections_send_every_answer_at_once(app: Any, host: str) -> None:
     if host == "::1":
         try:
