@@ -16,11 +16,11 @@ _PACKAGES = ("simulate", "model", "nki_kernels")
 def main() -> int:
     """Run the command that the command line names; returns the exit status, 2 where a package is hidden."""
     for name in _PACKAGES:
-        found = find_spec(name)
-        place = os.path.realpath(found.origin) if found and found.origin else ""
-        if not place.startswith(os.path.join(_ROOT, name) + os.sep):
+        spec = find_spec(name)
+        path = os.path.realpath(spec.origin) if spec and spec.origin else ""
+        if not path.startswith(os.path.join(_ROOT, name) + os.sep):
             print(
-                f"nkw: error: [NKW-SHADOWED] {place or name} has the name of the package {name} of NKI Workbench and "
+                f"nkw: error: [NKW-SHADOWED] {path or name} has the name of the package {name} of NKI Workbench and "
                 "hides it: rename that file, or take its folder from Python's path",
                 file=sys.stderr,
             )

@@ -30,7 +30,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class Record:
     """The result of a command: its exit status, its output in order, and the files that it writes.
 
-    printed: pairs of OUT or ERR and a text. files: path, name of the content, error code and text of every file.
+    printed: pairs of OUT or ERR and a text. files: path, label in messages, error code and text of every file.
     ended: empty for a complete command; "interrupted" or "terminated", or why the command failed. where: the text of an
     interrupt, such as the last instruction.
     """
@@ -125,10 +125,10 @@ def progress_stream() -> IO[str]:
     return sys.stderr if _judge is None else _judge.progress
 
 
-def keep_file(path: str, what: str, code: str, text: str) -> None:
-    """Put a file into the record of this child, so that the parent writes it."""
+def keep_file(path: str, label: str, code: str, text: str) -> None:
+    """Put a file into the record of this child, so that the parent writes it; messages call it `label`."""
     assert _judge is not None
-    _judge.record.files.append((path, what, code, text))
+    _judge.record.files.append((path, label, code, text))
 
 
 def leave_if_copied() -> None:

@@ -24,7 +24,7 @@ def shown(text: str, most: int = LONGEST_MESSAGE) -> str:
     """
     if len(text) > most:
         text = f"{text[: most * 2 // 3]} … {text[len(text) - most // 3 :]}"
-    return _UNSHOWN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _UNSHOWN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def one_line(error: BaseException) -> str:
@@ -35,23 +35,23 @@ def one_line(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A line of the user's kernel; an empty `file` marks a place without a line, such as a replayed launch."""
+    """A line of the user's kernel; an empty `file` marks a location without a line, such as a replayed launch."""
 
     file: str
     line: int
     function: str
 
     @property
-    def place(self) -> str:
-        """File and line alone."""
+    def file_line(self) -> str:
+        """File and line; the function where there is no line."""
         return f"{self.file}:{self.line}" if self.file else self.function
 
     def __str__(self) -> str:
-        return f"{self.place} in {self.function}" if self.file else self.function
+        return f"{self.file_line} in {self.function}" if self.file else self.function
 
 
-def places(where: Location | None, callers: Sequence[Location]) -> list[str]:
-    """A kernel's line and those of its callers, innermost first, as indented lines of a message."""
+def location_lines(where: Location | None, callers: Sequence[Location]) -> list[str]:
+    """Return a kernel's line and those of its callers, innermost first, as indented lines of a message."""
     lines = [f"  at {where}"] if where else []
     lines += [f"  called at {caller}" for caller in callers[:_MOST_CALLERS]]
     if len(callers) > _MOST_CALLERS:
@@ -74,11 +74,11 @@ class NkwError(Exception):
         """The lines that called the kernel's line, innermost first, where it is in a helper of the kernel."""
 
     def __str__(self) -> str:
-        return "\n".join([f"[{self.code}] {self.message}", *self.places()])
+        return "\n".join([f"[{self.code}] {self.message}", *self.location_lines()])
 
-    def places(self) -> list[str]:
-        """The kernel's line and those of its callers, innermost first, as indented lines of a message."""
-        return places(self.where, self.callers)
+    def location_lines(self) -> list[str]:
+        """Return the kernel's line and those of its callers, innermost first, as indented lines of a message."""
+        return location_lines(self.where, self.callers)
 
 
 class InvalidArgument(NkwError, ValueError):
@@ -138,7 +138,7 @@ class RuleViolation(NkiValidationError, AssertionError):
         lines += [f"  {name} = {text}" for name, text in self.operands.items()]
         if self.hint:
             lines.append(f"  try:   {self.hint}")
-        return "\n".join([*lines, *self.places()])
+        return "\n".join([*lines, *self.location_lines()])
 
 
 class OutOfBounds(RuleViolation, IndexError):

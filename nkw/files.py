@@ -86,23 +86,23 @@ class Outputs:
         self._inputs = inputs
         self._claimed: dict[Path, str] = {}
 
-    def claim(self, path: Named | None, what: str, code: str) -> OutputFile | None:
-        """The output `what`, before the work that fills it begins; None where no path is given.
+    def claim(self, path: Named | None, label: str, code: str) -> OutputFile | None:
+        """Return the output file that messages call `label`, before the work that fills it begins; None without a path.
 
         Raises InvalidArgument under `code` where it cannot be written.
         """
         if path is None:
             return None
-        output = OutputFile(path, what, code, self._inputs)
-        other = self._claimed.setdefault(output.path, what)
-        if other != what:
-            raise output.refused(f"it is the file of the {other}")
+        output = OutputFile(path, label, code, self._inputs)
+        claimant = self._claimed.setdefault(output.path, label)
+        if claimant != label:
+            raise output.refused(f"it is the file of the {claimant}")
         return output
 
 
 @contextmanager
 def json_document(
-    path: Named | None, outputs: Outputs, command: str, code: str = "NKW-JSON-PATH", what: str = "document"
+    path: Named | None, outputs: Outputs, command: str, code: str = "NKW-JSON-PATH", label: str = "document"
 ) -> Iterator[dict[str, Any]]:
     """A dict that becomes the JSON document of a command when the block ends, unless nothing was put into it.
 
@@ -113,11 +113,11 @@ def json_document(
 
     The document is a file of `outputs`, complete or absent. With `-` it is printed on stdout, and whatever else the
     block prints goes to stderr. Without a path it is dropped. Raises InvalidArgument under `code`, which calls it
-    `what`, where it cannot be written.
+    `label`, where it cannot be written.
     """
     contents: dict[str, Any] = {}
     to_stdout = path is not None and os.fspath(path) == STDOUT
-    place = None if to_stdout else outputs.claim(path, what, code)
+    output = None if to_stdout else outputs.claim(path, label, code)
     try:
         with redirect_stdout(sys.stderr) if to_stdout else nullcontext():
             yield contents
@@ -135,12 +135,12 @@ def json_document(
         overlay = os.environ.get(HARDWARE_VARIABLE)
         named = {"hardware": overlay} if overlay else {}
         outcome = {"outcome": "complete"} if command in RUNNING else {}
-        whole = {"schema": SCHEMA, "command": command, **outcome, **named, **contents}
+        document = {"schema": SCHEMA, "command": command, **outcome, **named, **contents}
         if contents and to_stdout:
-            print(json.dumps(whole, indent=2, allow_nan=False))
-        elif contents and place is not None:
-            with place.writing() as file:
-                json.dump(whole, file, indent=2, ensure_ascii=False, allow_nan=False)
+            print(json.dumps(document, indent=2, allow_nan=False))
+        elif contents and output is not None:
+            with output.writing() as file:
+                json.dump(document, file, indent=2, ensure_ascii=False, allow_nan=False)
                 file.write("\n")
 
 
@@ -148,15 +148,15 @@ class OutputFile(os.PathLike[str]):
     """A UTF-8 text file that is complete or absent: until then it has no name, or another one in the same folder.
 
     A file without a name, which Linux has, goes with its process, however that ends. A symbolic link stays, and its
-    target is replaced. Raises InvalidArgument under `code`, which calls the file `what`, where it cannot be written;
+    target is replaced. Raises InvalidArgument under `code`, which calls the file `label`, where it cannot be written;
     this is tried at once.
     """
 
     def __init__(
-        self, path: Named, what: str, code: str, inputs: Callable[[], Iterable[Named]] = tuple
+        self, path: Named, label: str, code: str, inputs: Callable[[], Iterable[Named]] = tuple
     ) -> None:
         self._named = path
-        self._what = what
+        self._label = label
         self._code = code
         self._inputs = inputs
         self.path = Path(os.path.realpath(path))
@@ -177,7 +177,7 @@ class OutputFile(os.PathLike[str]):
             text = StringIO()
             yield text
             self._check()
-            keep_file(os.fspath(self._named), self._what, self._code, text.getvalue())
+            keep_file(os.fspath(self._named), self._label, self._code, text.getvalue())
             return
         with self._open() as file:
             yield file
@@ -191,7 +191,7 @@ class OutputFile(os.PathLike[str]):
     def refused(self, why: str) -> InvalidArgument:
         """The error that says why this file cannot be written."""
         return InvalidArgument(
-            self._code, f"the {self._what} cannot be written to {os.fspath(self._named)}: {why}"
+            self._code, f"the {self._label} cannot be written to {os.fspath(self._named)}: {why}"
         )
 
     def _take_place(self, file: TextIO) -> None:
@@ -242,7 +242,7 @@ class OutputFile(os.PathLike[str]):
             raise self.refused("it is not a regular file")
         if not os.access(self.path, os.W_OK):
             raise self.refused(os.strerror(errno.EACCES))
-        if any(_is_same(each, self.path) for each in self._inputs()):
+        if any(_is_same(path, self.path) for path in self._inputs()):
             raise self.refused("this command reads that file")
 
 
@@ -253,9 +253,9 @@ def _is_same(one: Named, other: Named) -> bool:
         return False
 
 
-def complete(path: Named, what: str, code: str) -> AbstractContextManager[TextIO]:
+def complete(path: Named, label: str, code: str) -> AbstractContextManager[TextIO]:
     """A text file that replaces `path` when the block ends without an error; an OutputFile keeps its own rules."""
-    return (path if isinstance(path, OutputFile) else OutputFile(path, what, code)).writing()
+    return (path if isinstance(path, OutputFile) else OutputFile(path, label, code)).writing()
 
 
 def imported_files() -> list[str]:

@@ -85,8 +85,8 @@ class Hanging:
 
     def html(self) -> str:
         """A paragraph, of the style as its class."""
-        kind = f' class="{self.style}"' if self.style else ""
-        return f"<p{kind}>{escape(str(self.words))}</p>"
+        attribute = f' class="{self.style}"' if self.style else ""
+        return f"<p{attribute}>{escape(str(self.words))}</p>"
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         from rich.cells import cell_len
@@ -119,12 +119,12 @@ class Table:
         """A table of HTML; below a row stands its note, if it has one."""
         heads = "".join(self._cell("th", number, escape(head)) for number, head in enumerate(self.heads))
         out = [f"<thead><tr>{heads}</tr></thead>"] if any(self.heads) else []
-        for place, row in enumerate(self.rows):
-            cells = (self._cell("td", number, _inside(each)) for number, each in enumerate(row))
+        for index, row in enumerate(self.rows):
+            cells = (self._cell("td", number, _inside(cell)) for number, cell in enumerate(row))
             out.append(f"<tr>{''.join(cells)}</tr>")
-            if place < len(notes) and notes[place]:
+            if index < len(notes) and notes[index]:
                 out.append(
-                    f'<tr class="note"><td colspan="{len(self.heads)}">{escape(notes[place])}</td></tr>'
+                    f'<tr class="note"><td colspan="{len(self.heads)}">{escape(notes[index])}</td></tr>'
                 )
         return "\n".join(['<table class="indented">' if self.indent else "<table>", *out, "</table>"])
 
@@ -145,13 +145,13 @@ class Table:
         )
         for number, head in enumerate(self.heads):
             to_left = number in self.left
-            whole = not to_left or number in self.firm
-            made.add_column(head, justify="left" if to_left else "right", no_wrap=whole)
+            is_firm = not to_left or number in self.firm
+            made.add_column(head, justify="left" if to_left else "right", no_wrap=is_firm)
         for row in self.rows:
             made.add_row(
                 *(
-                    Text(each, no_wrap=True, overflow="ellipsis") if isinstance(each, str) else each
-                    for each in row
+                    Text(cell, no_wrap=True, overflow="ellipsis") if isinstance(cell, str) else cell
+                    for cell in row
                 )
             )
         return Padding(made, (0, 0, 0, self.indent)) if self.indent else made
@@ -232,12 +232,12 @@ def shortened(name: str, columns: int) -> str:
     return "…" + last
 
 
-def as_html(parts: Iterable[Part]) -> str:
+def as_html(report: Iterable[Part]) -> str:
     """Parts of a report as HTML for a notebook, in the colours of the page around it; it needs nothing from outside."""
     out, apart = [], False
-    for part in parts:
-        inside = _inside(part)
-        if isinstance(part, str) and inside:
+    for block in report:
+        inside = _inside(block)
+        if isinstance(block, str) and inside:
             inside = f"<p>{inside}</p>"
         if apart and inside.startswith("<p"):
             inside = inside.replace("<p>", '<p class="apart">', 1).replace(
@@ -249,5 +249,5 @@ def as_html(parts: Iterable[Part]) -> str:
     return "\n".join(['<div class="nkw-report">', f"<style>{_STYLE}</style>", *out, "</div>"])
 
 
-def _inside(part: Part) -> str:
-    return part.html() if isinstance(part, Shown) else escape(str(part))
+def _inside(block: Part) -> str:
+    return block.html() if isinstance(block, Shown) else escape(str(block))

@@ -131,8 +131,8 @@ def leave(stopped: KeyboardInterrupt, prefix: str = "") -> NoReturn:
     with suppress(OSError, ValueError):
         sys.stdout.flush()
     with suppress(OSError, ValueError):
-        said = ["terminated" if terminated else "interrupted", *map(str, stopped.args)]
-        print(f"\n{prefix}{': '.join(said)}", file=sys.stderr, flush=True)
+        words = ["terminated" if terminated else "interrupted", *map(str, stopped.args)]
+        print(f"\n{prefix}{': '.join(words)}", file=sys.stderr, flush=True)
     os._exit(TERMINATED if terminated else INTERRUPTED)
 
 
@@ -189,11 +189,11 @@ def answer(action: Callable[[], bytes], limits: Limits, most_bytes: int) -> byte
     if child:
         os.close(writer)
         with open(reader, "rb") as pipe:
-            said = pipe.read(most_bytes + 1)
-        if len(said) > most_bytes:
+            answered = pipe.read(most_bytes + 1)
+        if len(answered) > most_bytes:
             os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
-        return said if status == 0 else None
+        return answered if status == 0 else None
     done = 1
     try:
         os.close(reader)
@@ -226,7 +226,7 @@ def quiet() -> Iterator[None]:
 
 def kill_orphans(spared: frozenset[int]) -> None:
     """Kill the processes that the child left behind, on Linux, where this process is the reaper of its descendants."""
-    while orphans := [each for each in children() if each not in spared]:
+    while orphans := [process for process in children() if process not in spared]:
         for process in orphans:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
@@ -236,15 +236,15 @@ def kill_orphans(spared: frozenset[int]) -> None:
 
 def children() -> list[int]:
     """Return the processes whose parent is this process, also those that have ended; on Linux only."""
-    own, found = os.getpid(), []
+    this_process, processes = os.getpid(), []
     if sys.platform != "linux" or not _has_children():
         return []
     for name in os.listdir("/proc"):
         if name.isdecimal():
             with suppress(OSError), open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
-                if int(file.read().rpartition(")")[2].split()[1]) == own:
-                    found.append(int(name))
-    return found
+                if int(file.read().rpartition(")")[2].split()[1]) == this_process:
+                    processes.append(int(name))
+    return processes
 
 
 def _has_children() -> bool:

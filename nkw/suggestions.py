@@ -198,13 +198,15 @@ def closest(name: str, known: Iterable[str]) -> str:
         if candidate in synonyms or candidate.lower().replace("_", "") == plain:
             return candidate
     similar = sorted(difflib.get_close_matches(name, names, cutoff=_SIMILARITY))
-    return max(similar, key=lambda each: difflib.SequenceMatcher(None, each, name).ratio(), default="")
+    return max(
+        similar, key=lambda candidate: difflib.SequenceMatcher(None, candidate, name).ratio(), default=""
+    )
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "", suffix: str = "") -> str:
     """Return "; did you mean X?" for the closest known name, between a prefix and a suffix; else an empty string."""
-    found = closest(name, known)
-    return f"; did you mean {prefix}{found}{suffix}?" if found else ""
+    suggestion = closest(name, known)
+    return f"; did you mean {prefix}{suggestion}{suffix}?" if suggestion else ""
 
 
 def in_nki(hint: str) -> str:

@@ -38,9 +38,9 @@ _LONGEST_LINE, _MOST_LINES = 2 * LONGEST_MESSAGE, 200  # of an error; a deadlock
 T = TypeVar("T")
 
 
-def rendered(parts: Iterable[Part]) -> str:
-    """Parts of a report as text: 80 columns, no colour, no spaces at the ends of lines."""
-    return _text(_console(StringIO()), parts)
+def rendered(report: Iterable[Part]) -> str:
+    """Return a report as text: 80 columns, no colour, no spaces at the ends of lines."""
+    return _text(_console(StringIO()), report)
 
 
 class Displayed:
@@ -68,10 +68,10 @@ def html_of(record: Displayed) -> str:
     return as_html(report_of(record))
 
 
-def show(parts: Iterable[Part]) -> None:
-    """Print parts of a report on stdout."""
+def show(report: Iterable[Part]) -> None:
+    """Print a report on stdout."""
     # Drawn first and written by Python's own print, whose errors (a closed pipe, a full disk) the commands know.
-    print(_text(_console(sys.stdout), parts), end="")
+    print(_text(_console(sys.stdout), report), end="")
 
 
 def show_lines(text: str, file: IO[str] | None = None) -> None:
@@ -132,11 +132,11 @@ def progress(items: Sequence[T], doing: str, every: float = EVERY_SECONDS) -> It
 
 
 @contextmanager
-def working(said: Callable[[], str], every: float = EVERY_SECONDS) -> Iterator[None]:
-    """A block that may take seconds and prints nothing; stderr shows what `said` returns meanwhile.
+def working(describe: Callable[[], str], every: float = EVERY_SECONDS) -> Iterator[None]:
+    """A block that may take seconds and prints nothing; stderr shows what `describe` returns meanwhile.
 
-    A terminal shows it in one line that is gone at the end, any other stderr as a line every `every` seconds. `said` is
-    called by a thread of its own.
+    A terminal shows it in one line that is gone at the end, any other stderr as a line every `every` seconds. A thread
+    of its own calls `describe`.
     """
     ended, told = Event(), []
     file = progress_stream()
@@ -145,7 +145,7 @@ def working(said: Callable[[], str], every: float = EVERY_SECONDS) -> Iterator[N
     def tell() -> None:
         wait = _PATIENCE_SECONDS if on_terminal else every
         while not ended.wait(wait):
-            text = shown(said())
+            text = shown(describe())
             if on_terminal:
                 text = f"\r\x1b[K{text[: _console(file).width - 1]}"
             with suppress(OSError, ValueError):
@@ -184,8 +184,8 @@ def _console(file: IO[str]) -> Console:
     return console
 
 
-def _text(console: Console, parts: Iterable[Part]) -> str:
+def _text(console: Console, report: Iterable[Part]) -> str:
     with console.capture() as captured:
-        for part in parts:
-            console.print(part)
+        for block in report:
+            console.print(block)
     return "".join(f"{line.rstrip()}\n" for line in captured.get().split("\n")[:-1])

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from nkw.errors import Location, NkwError, RuleViolation, places
+from nkw.errors import Location, NkwError, RuleViolation, location_lines
 from simulate.level import WARNED
 from simulate.run.stream import ACCUMULATE, READ, Access, Stream
 
@@ -112,7 +112,7 @@ class Finding:
         lines += [f"  {tensor} was allocated at {place}" for tensor, place in self.allocations]
         if self.hint:
             lines.append(f"  try: {self.hint}")
-        return "\n".join([*lines, *places(self.where, self.callers)])
+        return "\n".join([*lines, *location_lines(self.where, self.callers)])
 
     @property
     def allocations(self) -> list[tuple[str, Location]]:
@@ -163,7 +163,7 @@ def from_error(error: NkwError) -> Finding:
     """A rule that a kernel broke while it ran, as a finding."""
     hint = error.hint if isinstance(error, RuleViolation) else ""
     head, *rest = str(error).removeprefix(f"[{error.code}] ").split("\n")
-    shown = {*error.places(), f"  try:   {hint}"}
+    shown = {*error.location_lines(), f"  try:   {hint}"}
     kept = [line for line in rest if line not in shown]
     severity = Severity.warning if error.code in WARNED else Severity.error
     return Finding(error.code, severity, "\n".join([head, *kept]), error.where, (), hint, error.callers)

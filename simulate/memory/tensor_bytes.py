@@ -172,7 +172,7 @@ class TensorBytes(NKIObject):
     def describe(self) -> str:
         """What errors and reports call it: variable or name, shape, dtype, memory, and the line that allocated it."""
         line = self.storage.line
-        place = f" (allocated at {location(line).place})" if line is not None else ""
+        place = f" (allocated at {location(line).file_line})" if line is not None else ""
         return _summary(self.label, self) + place
 
     @property

@@ -228,7 +228,7 @@ def short(error: Exception) -> str:
     """An error in one line: its code and sentence, and the line of the kernel or the reference."""
     if isinstance(error, NkwError):
         said = f"[{error.code}] {error.seen if isinstance(error, RuleViolation) else error.message}"
-        return said + (f" at {error.where.place}" if error.where else "")
+        return said + (f" at {error.where.file_line}" if error.where else "")
     files = [each for each in extract_tb(error.__traceback__) if not each.filename.startswith(_NOT_THE_USERS)]
     said = f"{type(error).__name__}: {error}".splitlines()[0]
     return said + (f" at {files[-1].filename}:{files[-1].lineno}" if files else "")

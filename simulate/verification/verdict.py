@@ -237,7 +237,7 @@ def _count(findings: Sequence[Finding]) -> str:
 
 def _finding(finding: Finding) -> list[Part]:
     """Return the lines of a finding: its code, place and message, and its hint."""
-    where = f" at {finding.where.place}" if finding.where else ""
+    where = f" at {finding.where.file_line}" if finding.where else ""
     head, *lines = finding.message.split("\n")
     texts = [f"{finding.severity.value}[{finding.code}]{where}: {head}", *lines]
     if finding.hint:

@@ -48,8 +48,8 @@ def top_command(options: argparse.Namespace) -> int:
 def _is_server_url(url: str) -> bool:
     """Return whether a text is the URL of a host, with or without a port."""
     try:
-        parts = urlsplit(url)
-        has_host = bool(parts.hostname) and parts.port != 0
+        split = urlsplit(url)
+        has_host = bool(split.hostname) and split.port != 0
     except ValueError:  # an unfinished [ of IPv6, or a port beyond 65535
         return False
     return has_host and re.fullmatch(r"https?://[a-zA-Z0-9._:\[\]-]+/?", url) is not None
@@ -67,14 +67,14 @@ def read(url: str, keys: list[str]) -> Samples:
         raise ModelError(f"{url} does not answer: {shown(str(reason))}") from None
     samples: dict[tuple[str, str], float] = defaultdict(float)
     for line in text.splitlines():
-        found = _SAMPLE.match(line)
-        if found:
-            edge = _EDGE.search(found[2] or "")
+        match = _SAMPLE.match(line)
+        if match:
+            edge = _EDGE.search(match[2] or "")
             try:
-                value = float(found[3])
+                value = float(match[3])
             except ValueError:
-                raise ModelError(f"{url} is no server of nkw serve: {found[1]} has no number") from None
-            samples[found[1], edge[1] if edge else ""] += value
+                raise ModelError(f"{url} is no server of nkw serve: {match[1]} has no number") from None
+            samples[match[1], edge[1] if edge else ""] += value
     if not samples:
         raise ModelError(f"{url} is no server of nkw serve: its /metrics has no nkw_ numbers")
     return samples
@@ -92,8 +92,8 @@ def lines(now: Samples, before: Samples, seconds: float) -> str:
         grown = value(name) - before.get((f"nkw_{name}", ""), 0.0)
         return f", {grown / seconds:,.1f} a second"
 
-    def share(part: str, whole: float) -> str:
-        return f"{value(part) / whole:.1%}" if whole else "none"
+    def share(name: str, total: float) -> str:
+        return f"{value(name) / total:.1%}" if total else "none"
 
     replicas = value("replica_up")
     drafts, steps = value("spec_decode_num_draft_tokens_total"), value("steps_total")
@@ -136,8 +136,8 @@ def lines(now: Samples, before: Samples, seconds: float) -> str:
 
 def _quantile(samples: Samples, name: str, share: float) -> str:
     """The edge of the bucket below which that share of the observations lies."""
-    found = ((edge, each) for (own, edge), each in samples.items() if own == f"nkw_{name}_bucket")
-    buckets = sorted((float(edge), each) for edge, each in found)
+    bucket = f"nkw_{name}_bucket"
+    buckets = sorted((float(edge), count) for (sample, edge), count in samples.items() if sample == bucket)
     if not buckets or not buckets[-1][1]:
         return "unknown"
     edge = next(edge for edge, below in buckets if below >= share * buckets[-1][1])
