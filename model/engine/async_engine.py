@@ -19,11 +19,11 @@ from model.engine.buckets import PartShape
 from model.engine.engine import Engine
 from model.engine.faults import EngineFailed
 from model.engine.grammars import CompiledGrammar
+from model.engine.inputs import ModelInputs
 from model.engine.outputs import FinishReason, RequestOutput
 from model.engine.pace import Pace
 from model.engine.params import SamplingParams
 from model.engine.sampler import Logprob
-from model.engine.speech import Speech
 from model.errors import ModelError
 
 Watch = Callable[[RequestOutput], None]
@@ -39,11 +39,11 @@ class EngineFull(Exception):
 
 @dataclass(frozen=True)
 class TokenPrompt:
-    """Token ids to continue, their text where it is known, and the speech that comes with them."""
+    """Token ids to continue, their text where it is known, and the model's other inputs."""
 
     ids: Sequence[int]
     text: str | None = None
-    speech: Speech | None = None
+    inputs: ModelInputs | None = None
 
 
 @dataclass(frozen=True)
@@ -303,7 +303,7 @@ class AsyncEngine:
             for number, prompt in enumerate(prompts):
                 own = f"{id}-{number}"
                 output = self._engine.submit(
-                    *(own, prompt.ids, params, prompt.text, priority, cache_salt, prompt.speech, grammar)
+                    *(own, prompt.ids, params, prompt.text, priority, cache_salt, prompt.inputs, grammar)
                 )
                 stream.requests.append(output)
                 self._followed[own] = _Followed(stream, number, output)

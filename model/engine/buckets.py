@@ -136,7 +136,7 @@ class Buckets:
 
     A sequence that decodes computes one token, or `drafts` more that it verifies. Where a step `mixes`, sequences
     decode beside prompts, and every pair of a decoding shape and a prompt shape is a shape of its own. Where a model
-    `takes_speech`, a window is encoded with each prompt, which is a part of its own, whole, also of one token.
+    takes `whole_prompts`, each prompt is a part of its own, whole, also of one token: inputs are encoded with it.
     """
 
     sequences: tuple[int, ...]
@@ -144,7 +144,7 @@ class Buckets:
     context: tuple[int, ...]
     drafts: int = 0
     mixes: bool = True
-    takes_speech: bool = False
+    whole_prompts: bool = False
 
     @classmethod
     def powers(
@@ -170,11 +170,11 @@ class Buckets:
         ]
         prompts = [
             PartShape(sequences, tokens, context, False, prefix)
-            for sequences in ((1,) if self.takes_speech else self.sequences)
+            for sequences in ((1,) if self.whole_prompts else self.sequences)
             for tokens in self.tokens
             for context in self.context
             if context >= tokens
-            for prefix in (0, *(each for each in self.context if each <= context and not self.takes_speech))
+            for prefix in (0, *(each for each in self.context if each <= context and not self.whole_prompts))
         ]
         return decoding + prompts + self._mixed_shapes(decoding)
 
@@ -228,7 +228,7 @@ class Buckets:
         prompts: list[Part] = []
         groups = dict[tuple[int, int, int], list[Chunk]]()
         for chunk in batch.chunks.values():
-            if chunk.count == 1 + chunk.verified and not (self.takes_speech and chunk.start == 0):
+            if chunk.count == 1 + chunk.verified and not (self.whole_prompts and chunk.start == 0):
                 decoding[1 + self.drafts if chunk.verified else 1].append(chunk)
             else:
                 tokens = rounded(self.tokens, chunk.count)
@@ -241,7 +241,7 @@ class Buckets:
                 context = rounded(self.context, max(chunk.start for chunk in chunks) + new)
                 parts.append(self._part(chunks, new, context, True))
         for (tokens, context, prefix), some in sorted(groups.items(), key=lambda group: group[0]):
-            for chunks in _in_turn(some, 1 if self.takes_speech else self.sequences[-1]):
+            for chunks in _in_turn(some, 1 if self.whole_prompts else self.sequences[-1]):
                 part = self._part(chunks, tokens, context, False, prefix)
                 joined = self._joined(prompts[-1], part) if prompts else None
                 prompts[-1:] = [*prompts[-1:], part] if joined is None else [joined]
@@ -250,7 +250,7 @@ class Buckets:
     def _joined(self, first: Part, second: Part) -> Part | None:
         """Two parts of prompts as one, where that is predicted to take less time."""
         shapes, chunks = (first.shape, second.shape), [*first.chunks, *second.chunks]
-        if self.takes_speech or len(chunks) > self.sequences[-1]:
+        if self.whole_prompts or len(chunks) > self.sequences[-1]:
             return None
         tokens, context, prefix = (
             max(sizes) for sizes in zip(*((own.tokens, own.context, own.prefix) for own in shapes))

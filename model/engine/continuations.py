@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from model.engine.faults import contain, describe_fault
 from model.engine.grammars import CompiledGrammar
+from model.engine.inputs import ModelInputs
 from model.engine.isolation import Suspect
 from model.engine.outputs import CompletionOutput, RequestOutput
 from model.engine.params import SamplingParams
 from model.engine.sampler import TokenSampler
-from model.engine.speech import Speech
 from model.engine.stop_strings import StopStrings
 from model.errors import ModelError
 from model.loading.tokenizer import TokenStream
@@ -23,7 +23,7 @@ class PromptGroup(Suspect):
     output: RequestOutput
     params: SamplingParams
     seed: tuple[int, ...]
-    speech: Speech | None = None
+    inputs: ModelInputs | None = None
     forked: bool = False
     failure: str | None = None
     grammar: CompiledGrammar | None = None

@@ -23,6 +23,7 @@ from model.engine.continuations import Continuation, PromptGroup
 from model.engine.faults import EngineFailed, describe_fault
 from model.engine.grammars import CompiledGrammar, Grammars
 from model.engine.groups import Schedulers
+from model.engine.inputs import InputCheck, ModelInputs, TokenRule, refuse_inputs
 from model.engine.isolation import Isolation
 from model.engine.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
 from model.engine.params import SamplingParams
@@ -30,7 +31,6 @@ from model.engine.request import Request
 from model.engine.sampler import Choice, TokenSampler, choose, logprobs, require_logits
 from model.engine.scheduler import Batch, Chunk
 from model.engine.speculation import Acceptance, Proposer, Rows, Steps
-from model.engine.speech import Speech, TokenRule, spectrum_error
 from model.engine.stop_strings import StopStrings
 from model.errors import ModelError
 from model.loading.tokenizer import Tokenizer
@@ -47,14 +47,14 @@ _IDLE_SECONDS = 0.05
 class EngineLimits:
     """The model's end tokens, its vocabulary, the longest sequence, and the seed of requests that have none.
 
-    `spectrum` are bands and columns of the window of speech that each prompt comes with; None: of none.
+    `check_inputs` is the check of the model's runner for what a prompt brings beside its tokens.
     """
 
     end_tokens: Sequence[int]
     vocab_size: int
     max_model_len: int
     seed: int = 0
-    spectrum: tuple[int, ...] | None = None
+    check_inputs: InputCheck = refuse_inputs
 
 
 class Observer(Protocol):
@@ -127,15 +127,15 @@ class Engine:
         prompt: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
-        speech: Speech | None = None,
+        inputs: ModelInputs | None = None,
         grammar: CompiledGrammar | None = None,
     ) -> RequestOutput:
         """Let a request wait for its turn; its output fills up from step to step.
 
-        It shares pages with requests of the same `cache_salt` only. `speech` is the window that is encoded with its
+        It shares pages with requests of the same `cache_salt` only. `inputs` are encoded with its
         prompt. `grammar` is the compiled form of `params`; without it the form is compiled here.
 
-        Raises ModelError for an empty salt, an id in use, speech where the model takes none, or none where it does, a
+        Raises ModelError for an empty salt, an id in use, inputs that the model does not take, a
         prompt without tokens or without room for a new one, token ids outside the vocabulary, a form that cannot be,
         and a request that never fits into the pages; EngineFailed after the engine has failed.
         """
@@ -152,16 +152,14 @@ class Engine:
                 "for a new one"
             )
         check_vocabulary("the prompt", prompt_ids, limits.vocab_size)
-        refused = spectrum_error(limits.spectrum, speech)
-        if refused is not None:
-            raise ModelError(refused)
+        limits.check_inputs(inputs)
         if cache_salt == "":
             raise ModelError("cache_salt is empty; leave it out to share pages with all requests without one")
         params.check_vocabulary(limits.vocab_size)
         number, now = next(self._numbers), self._clock()
         most = room if params.max_tokens is None else min(room, params.max_tokens)
         root = b"" if cache_salt is None else root_key(cache_salt)
-        request = Request(id, list(prompt_ids), most, priority, now, root, speech=speech)
+        request = Request(id, list(prompt_ids), most, priority, now, root, inputs=inputs)
         outputs = [CompletionOutput(index) for index in range(params.n)]
         output = RequestOutput(id, prompt, list(prompt_ids), outputs, RequestMetrics(now))
         if params.prompt_logprobs is not None:
@@ -171,7 +169,7 @@ class Engine:
         seed = (limits.seed, number) if params.seed is None else (params.seed,)
         if params.structured_outputs is not None and grammar is None:
             grammar = self.grammars.compile(params.structured_outputs)
-        group = PromptGroup(output, params, seed, speech=speech, grammar=grammar)
+        group = PromptGroup(output, params, seed, inputs=inputs, grammar=grammar)
         sequence = self._sequence(group, 0)
         self.scheduler.submit(request)
         self._groups[id], self._sequences[request] = group, sequence
@@ -414,8 +412,8 @@ class Engine:
     def _sequence(self, group: PromptGroup, index: int) -> Continuation:
         params, prompt = group.params, group.output.prompt_token_ids
         rule: TokenRule | None = None
-        if group.speech is not None and group.speech.rule is not None:
-            rule = group.speech.rule()
+        if group.inputs is not None and group.inputs.rule is not None:
+            rule = group.inputs.rule()
         ends = [*(() if params.ignore_eos else self.limits.end_tokens), *(params.stop_token_ids or ())]
         return Continuation(
             group,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, field
 
-from model.engine.speech import Speech
+from model.engine.inputs import ModelInputs
 from model.state import BlockTable, Key, page_key
 
 
@@ -18,8 +18,8 @@ class Request:
     `computed` tokens have their keys and values in the pages of `tables`, one for each kind of pages, or none where the
     request waits; their first `filled` blocks are full. Recurrent layers have their state behind them in `slot`, and
     before drafts that are not verified yet in `kept_slot`. `shared_tokens` were computed before it started; `number`
-    is its place among all submitted ones. Of several groups of ranks `group` computes it. `speech` is the window that
-    is encoded with its prompt. A request that `waits_for_mask` decodes no token in the next step.
+    is its place among all submitted ones. Of several groups of ranks `group` computes it. `inputs` are encoded with
+    its prompt. A request that `waits_for_mask` decodes no token in the next step.
     """
 
     id: str
@@ -39,7 +39,7 @@ class Request:
     shared_tokens: int = 0
     number: int = 0
     group: int = 0
-    speech: Speech | None = None
+    inputs: ModelInputs | None = None
     waits_for_mask: bool = False
 
     def __post_init__(self) -> None:

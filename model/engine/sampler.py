@@ -13,8 +13,8 @@ import numpy as np
 
 from model.engine.draw import LEAST_TEMPERATURE, draw
 from model.engine.faults import contain
+from model.engine.inputs import TokenRule
 from model.engine.params import SamplingParams
-from model.engine.speech import TokenRule
 from model.errors import ModelError
 from model.sampling import Drawn, SampleRow, StepOutput
 

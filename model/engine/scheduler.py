@@ -44,7 +44,7 @@ class SchedulerOptions:
     prompts_at_once: int = 0
 
     def of_windows(self, longest: int) -> SchedulerOptions:
-        """For a model that takes a window of speech with each prompt, in sequences of at most `longest` tokens.
+        """For a model that encodes a window with each prompt, in sequences of at most `longest` tokens.
 
         One prompt starts in a step, whole: its window is encoded in the same step, which takes most of its time. No
         page is shared, as prompts are alike whatever is said.
@@ -198,7 +198,7 @@ class Scheduler:
         child = Request(
             id, request.tokens[:], request.max_new_tokens, request.priority, request.arrival, request.root
         )
-        child.prompt_tokens, child.speech = request.prompt_tokens, request.speech
+        child.prompt_tokens, child.inputs = request.prompt_tokens, request.inputs
         child.number = next(self._numbers)
         if request not in self._running or len(self._running) >= self.options.max_num_seqs:
             insort(self._waiting, child, key=_order)

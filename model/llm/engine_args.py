@@ -33,6 +33,7 @@ from model.loading.tokenizer import Tokenizer
 from model.loading.weights import check_ranks
 from model.mesh import Mesh, check_expert_groups, routed_experts
 from model.runners.paged import PagedModel
+from model.runners.window import make_input_check
 from model.state import INTERVAL, PagePool, SlotPool, WindowPool, check_block_size, window_pages
 
 
@@ -226,7 +227,9 @@ def make_engine(args: EngineArgs) -> Engine:
         parts.model(),
         groups[0] if len(groups) == 1 else GroupScheduler(groups),
         tokenizer,
-        EngineLimits(config.eos_token_ids, config.vocab_size, parts.length, args.seed, config.spectrum),
+        EngineLimits(
+            config.eos_token_ids, config.vocab_size, parts.length, args.seed, make_input_check(config)
+        ),
         time.monotonic,
         parts.speculation.proposer(config, args, parts.pools, parts.buckets, parts.length),
         Grammars.from_tokenizer(tokenizer, config.vocab_size, config.eos_token_ids, args.grammar_limits),

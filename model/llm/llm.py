@@ -16,12 +16,14 @@ import numpy as np
 from model.config import Fields
 from model.engine import RequestOutput, SamplingParams
 from model.engine.checks import check_integer, check_sequence, check_text, check_token_ids, display_value
-from model.engine.speech import WITHOUT_AUDIO, Speech
+from model.engine.inputs import ModelInputs
 from model.errors import ModelError
+from model.families import SPEECH, TEXT, load_config
 from model.llm.engine_args import EngineArgs, make_engine
 from model.loading.chat import ChatTemplate, Message
 from model.loading.shipped import PRETRAINED, model_path
 from model.loading.tokenizer import Tokenizer
+from model.runners.window import WITHOUT_AUDIO
 from model.speech.recording import window_of_samples
 from nkw.terminal import progress
 
@@ -105,11 +107,11 @@ class LLM:
         submitted: list[RequestOutput] = []
         try:
             for prompt, own, rank in zip(several, params, ranks):
-                speech = self._speech_of(prompt)
-                text, ids = self._encoded(prompt, special_tokens=speech is None)
+                inputs = self._read_window(prompt)
+                text, ids = self._encoded(prompt, special_tokens=inputs is None)
                 salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
                 id = str(next(self._numbers))
-                submitted.append(self.engine.submit(id, ids, own, text, rank, salt, speech))
+                submitted.append(self.engine.submit(id, ids, own, text, rank, salt, inputs))
             self._run(submitted, shows)
         finally:
             for each in submitted:
@@ -183,20 +185,20 @@ class LLM:
             raise ModelError(f"{len(several)} sampling_params for {prompts} prompts")
         return several
 
-    def _speech_of(self, prompt: Prompt) -> Speech | None:
+    def _read_window(self, prompt: Prompt) -> ModelInputs | None:
         """The window of speech that comes with a prompt."""
         data = prompt.get("multi_modal_data") if isinstance(prompt, Mapping) else None
         if data is None:
             return None
         if not isinstance(data, Mapping) or [*data] != ["audio"]:
             raise ModelError("multi_modal_data is a mapping with audio: samples, and how many a second has")
-        audio, shape = data["audio"], self.engine.limits.spectrum
+        audio, shape = data["audio"], load_config(model_path(self._args.model), TEXT, SPEECH).spectrum
         if not isinstance(audio, Sequence) or len(audio) != 2:
             raise ModelError("audio is a pair: samples, and how many of them a second has")
         if shape is None:
             raise ModelError(WITHOUT_AUDIO)
         samples, rate = audio
-        return Speech(window_of_samples(samples, rate, shape))
+        return ModelInputs(window_of_samples(samples, rate, shape))
 
     def _encoded(self, prompt: Prompt, special_tokens: bool = True) -> tuple[str | None, Sequence[int]]:
         """The text of a prompt, where it is known, and its ids."""

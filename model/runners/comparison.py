@@ -74,6 +74,6 @@ class Comparison:
     def _start(self, request: Request, tokens: Sequence[int]) -> ReferenceSequence:
         """The sequence of a new request: a copy of that of the request which it was forked from, or an empty one."""
         for other, sequence in self._sequences.items():
-            if other.speech is request.speech and sequence.ids == tokens:
+            if other.inputs is request.inputs and sequence.ids == tokens:
                 return sequence.copy()
-        return self._reference.start(None if request.speech is None else request.speech.features)
+        return self._reference.start(None if request.inputs is None else request.inputs.features)

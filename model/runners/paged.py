@@ -178,8 +178,8 @@ class PagedModel:
     def _encode(self, part: Part) -> None:
         """Encode the window of speech of a part's one prompt, if the model has an encoder; padding encodes silence."""
         if isinstance(self._runner, WindowRunner) and not part.shape.decodes:
-            speeches = [chunk.request.speech for chunk in part.chunks if chunk.request.speech is not None]
-            self._runner.encode([speeches[0].features if speeches else None])
+            inputs = [chunk.request.inputs for chunk in part.chunks if chunk.request.inputs is not None]
+            self._runner.encode([inputs[0].features if inputs else None])
 
 
 def _output_rows(part: Part) -> dict[Request, range]:
@@ -206,7 +206,7 @@ def _output_rows(part: Part) -> dict[Request, range]:
 def buckets_of(config: ModelConfig, buckets: Buckets) -> Buckets:
     """The buckets for a model: sequences decode beside prompts only where all of its layers take such steps."""
     mixes = buckets.mixes and compose(config).mixes
-    return replace(buckets, mixes=mixes, takes_speech=config.cross_positions > 0)
+    return replace(buckets, mixes=mixes, whole_prompts=config.cross_positions > 0)
 
 
 def largest_step(

@@ -18,6 +18,7 @@ from model.engine.request import Request
 from model.engine.scheduler import Batch, Chunk, Scheduler, SchedulerOptions
 from model.engine.speculation import NO_ROWS, Rows
 from model.loading.tokenizer import Tokenizer
+from model.runners.window import make_input_check
 from model.sampling import StepOutput
 from model.state import PagePool
 
@@ -72,7 +73,7 @@ class StaticBatch:
             self._free_rows.setdefault(tuple(chunk.tokens), []).extend(own_rows[1:])
             prompts += [chunk.tokens] * self._continuations
         self._positions = [len(prompt) for prompt in prompts]
-        features = [chunk.request.speech.features for chunk in chunks if chunk.request.speech is not None]
+        features = [chunk.request.inputs.features for chunk in chunks if chunk.request.inputs is not None]
         if features:
             cast(EncoderBackend, self._backend).encode(features)
         outputs = self._backend.prefill(prompts)
@@ -113,6 +114,8 @@ def static_engine(
         prefix_caching=False,
         continuous=False,
     )
-    limits = EngineLimits(config.eos_token_ids, config.vocab_size, config.context, spectrum=config.spectrum)
+    limits = EngineLimits(
+        config.eos_token_ids, config.vocab_size, config.context, check_inputs=make_input_check(config)
+    )
     scheduler = Scheduler(PagePool(sequences, longest), options)
     return Engine(model, scheduler, tokenizer, limits, lambda: 0.0, isolates=False, observer=observer)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from model.config import ModelConfig
+from model.engine.inputs import InputCheck, ModelInputs
+from model.errors import ModelError
 from model.runners.token import TokenRunner
 
 ENCODER = "encoder"
 """The name of the network that encodes windows, among the networks that run before the decoder."""
+
+WITHOUT_AUDIO = "this model continues texts: a prompt comes without audio"
+WITH_AUDIO = "this model transcribes speech: a prompt comes with audio"
 
 
 class WindowRunner(TokenRunner):
@@ -35,3 +41,15 @@ def make_token_runner(config: ModelConfig, *arguments: Any, **options: Any) -> T
     """Return the runner of a model's token steps; arguments as those of `TokenRunner`."""
     runner = TokenRunner if config.spectrum is None else WindowRunner
     return runner(config, *arguments, **options)
+
+
+def make_input_check(config: ModelConfig) -> InputCheck:
+    """Return the check that each prompt of a model brings a window of speech, or that none does."""
+    return partial(_check_window, config.spectrum)
+
+
+def _check_window(shape: tuple[int, int] | None, inputs: ModelInputs | None) -> None:
+    """Raise ModelError for inputs where the model has no windows, and for none where it has windows of a shape."""
+    if (shape is None) != (inputs is None):
+        raise ModelError(WITH_AUDIO if inputs is None else WITHOUT_AUDIO)
+    assert inputs is None or inputs.features.shape == shape, f"{inputs.features.shape}"

@@ -67,7 +67,7 @@ class PredictedClock:
     @property
     def takes_speech(self) -> bool:
         """Whether each prompt comes with a window of speech."""
-        return self._buckets.takes_speech
+        return self._buckets.whole_prompts
 
     def step(self, batch: Batch) -> StepTime:
         """The time of a step in whole nanoseconds."""

@@ -15,8 +15,8 @@ from model.commands.compile.graphs import EncoderGraph
 from model.device import SimulatedDevice
 from model.engine import Batch, Request, Scheduler, SchedulerOptions
 from model.engine.buckets import Buckets
+from model.engine.inputs import ModelInputs
 from model.engine.sampler import require_logits
-from model.engine.speech import Speech
 from model.errors import ModelError
 from model.families import SPEECH, load_config
 from model.llm.engine_args import EngineArgs, engine_parts, make_engine
@@ -59,7 +59,7 @@ def logits_of_requests(
         config, shards, SimulatedDevice("trn2", ranks), cache.pools, buckets, slots=cache.slots
     )
     requests = [
-        Request(str(n), IDS[:prompt], len(IDS) - prompt + 1, speech=Speech(spectrum(seed)))
+        Request(str(n), IDS[:prompt], len(IDS) - prompt + 1, inputs=ModelInputs(spectrum(seed)))
         for n, (seed, prompt) in enumerate(TEXTS)
     ]
     rows: dict[Request, list[np.ndarray]] = {each: [] for each in requests}
@@ -103,7 +103,7 @@ def test_a_preempted_request_encodes_its_window_again(folder: Path) -> None:  # 
 def test_a_request_waits_for_a_slot(slots: int) -> None:
     options = SchedulerOptions(4, 16).of_windows(40)
     scheduler = Scheduler(PagePool(40, 4), options, WindowPool(slots, 4, 4))
-    requests = [Request(str(n), IDS[:3], 2, speech=Speech(spectrum(1))) for n in range(3)]
+    requests = [Request(str(n), IDS[:3], 2, inputs=ModelInputs(spectrum(1))) for n in range(3)]
     for each in requests:
         scheduler.submit(each)
     sizes = []
@@ -122,7 +122,7 @@ def test_a_request_waits_for_a_slot(slots: int) -> None:
 def test_continuations_of_a_window_share_its_slot(tmp_path: Path) -> None:
     engine = make_engine(EngineArgs(write_whisper(tmp_path / "whisper"), max_num_seqs=3))
     params = SamplingParams(n=3, temperature=1.5, seed=4, max_tokens=6, ignore_eos=True)
-    output = engine.submit("0", [3, 5, 7, 9], params, speech=Speech(spectrum(1)))
+    output = engine.submit("0", [3, 5, 7, 9], params, inputs=ModelInputs(spectrum(1)))
     slots, held = engine.scheduler.cache.slots, set()
     assert slots is not None
     while engine.busy:
@@ -130,8 +130,8 @@ def test_continuations_of_a_window_share_its_slot(tmp_path: Path) -> None:
         held.add(slots.count - slots.free)
     texts = [tuple(each.token_ids) for each in output.outputs]
     assert held == {0, 1} and len(set(texts)) == 3
-    again = engine.submit("1", [3, 5, 7, 9], params, speech=Speech(spectrum(1)))
-    other = engine.submit("2", [3, 5, 7, 9], params, speech=Speech(spectrum(2)))
+    again = engine.submit("1", [3, 5, 7, 9], params, inputs=ModelInputs(spectrum(1)))
+    other = engine.submit("2", [3, 5, 7, 9], params, inputs=ModelInputs(spectrum(2)))
     while engine.busy:
         engine.step()
     assert [tuple(each.token_ids) for each in again.outputs] == texts

@@ -9,8 +9,8 @@ from enum import Enum
 from model.config import ModelConfig
 from model.engine import CompletionOutput, RequestOutput, SamplingParams
 from model.engine.faults import EngineFailed
+from model.engine.inputs import ModelInputs
 from model.engine.sampler import Logprob
-from model.engine.speech import Speech
 from model.errors import ModelError
 from model.loading.tokenizer import Tokenizer
 from model.runners.comparison import Compared, Comparison, Difference
@@ -55,14 +55,14 @@ def generate(
     reference: ReferenceModel | None = None,
     emit: Callable[[int, str], None] = lambda number, text: None,
     prompts_done: Callable[[], None] = lambda: None,
-    speech: Speech | None = None,
+    inputs: ModelInputs | None = None,
 ) -> list[Generation]:
     """The `params.n` continuations of each prompt, all computed in one batch; `backend` has a sequence for each.
 
     `emit` is given the number of a continuation and every piece of its text, as its characters are complete and no stop
     string can begin in it. `prompts_done` is called when the backend has processed the prompts. Each prompt gets what
-    it would get alone. With a `reference` every choice is compared with its own. `speech` is a window of speech that is
-    encoded before the prompt.
+    it would get alone. With a `reference` every choice is compared with its own. `inputs` are encoded before
+    each prompt.
 
     Raises ModelError for a prompt or parameters that cannot be, and what the backend or the reference raises.
     """
@@ -72,7 +72,7 @@ def generate(
     model = StaticBatch(backend, params.n, prompts_done)
     engine = static_engine(model, tokenizer, config, lengths, params.max_tokens, params.n, comparison)
     requests = [
-        engine.submit(str(number), prompt, params, speech=speech) for number, prompt in enumerate(prompts)
+        engine.submit(str(number), prompt, params, inputs=inputs) for number, prompt in enumerate(prompts)
     ]
     continuations = [(request, completion) for request in requests for completion in request.outputs]
     emitted = [0] * len(continuations)

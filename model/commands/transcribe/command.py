@@ -13,7 +13,7 @@ from model.commands.generate.report import Run, TargetPrediction, document, summ
 from model.config import ModelConfig
 from model.config.folder import model_files
 from model.engine import SamplingParams
-from model.engine.speech import Speech
+from model.engine.inputs import ModelInputs
 from model.errors import ModelError
 from model.execution.bound_launch import Device
 from model.execution.launched_network import Progress
@@ -156,7 +156,7 @@ def _transcribed(job: _Job, tokenizer: Tokenizer) -> list[_Window]:
             job.params,
             reference,
             emit=lambda _, text: None if options.timestamps else print(text, end="", flush=True),
-            speech=Speech(features, lambda: job.rules.of_text(job.config.vocab_size)),
+            inputs=ModelInputs(features, lambda: job.rules.of_text(job.config.vocab_size)),
         )
         segments: list[Segment] = []
         if job.rules.timestamps is not None:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from model.engine import SamplingParams
 from model.engine.async_engine import EngineFull, Stream, TokenPrompt
-from model.engine.speech import Speech
+from model.engine.inputs import ModelInputs
 from model.serve.errors import ApiError, stopping_now
 from model.serve.openai.audio import answers
 from model.serve.openai.audio.requests import AudioRequest
@@ -121,7 +121,7 @@ class Transcribing(Answering[AudioRequest]):
             params = SamplingParams(temperature=0, max_tokens=1, allowed_token_ids=list(names))
             features, _ = self.recording.window(0)
             async with await self._opened(
-                [TokenPrompt([speech_model.start], speech=Speech(features))], params
+                [TokenPrompt([speech_model.start], inputs=ModelInputs(features))], params
             ) as stream:
                 said = [token async for update in self.updates(stream) for token in update.token_ids]
             self.language = names[said[0]]
@@ -139,7 +139,7 @@ class Transcribing(Answering[AudioRequest]):
     def _window(self, begins: int) -> TokenPrompt:
         features, _ = self.recording.window(begins)
         size = self.service.engine.limits.vocab_size
-        return TokenPrompt(self._ids, speech=Speech(features, lambda: self.rules.of_text(size)))
+        return TokenPrompt(self._ids, inputs=ModelInputs(features, lambda: self.rules.of_text(size)))
 
     async def _segments(self) -> AsyncIterator[answers.SpokenSegment]:
         """The segments of all windows, each of which begins where the last segment before it ended."""

@@ -1,12 +1,14 @@
-"""The window of speech that comes with a request, and the rules by which it is transcribed."""
+"""What a request brings to the model beside its tokens, and the rules that its text keeps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+
+from model.errors import ModelError
 
 MaskedLogits = Callable[[np.ndarray], None]
 """Takes logits of tokens that must not follow, which the logits themselves decide, to -inf, in place."""
@@ -37,20 +39,18 @@ class TokenRule(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Speech:
-    """A window: its log-mel spectrum `features` [bands, columns], and what `rule` makes of the rules of its text."""
+class ModelInputs:
+    """An array that the model encodes with a prompt, as its runner takes it, and what makes the rule of the text."""
 
     features: np.ndarray
     rule: Callable[[], TokenRule] | None = None
 
 
-WITHOUT_AUDIO = "this model continues texts: a prompt comes without audio"
-WITH_AUDIO = "this model transcribes speech: a prompt comes with audio"
+InputCheck = Callable[[ModelInputs | None], None]
+"""Raises ModelError where a model takes no prompt with such inputs, or none without inputs."""
 
 
-def spectrum_error(shape: Sequence[int] | None, speech: Speech | None) -> str | None:
-    """Why a model with spectra of a shape, or without speech (None), takes no prompt with such speech, or without."""
-    if (shape is None) == (speech is None):
-        assert speech is None or list(speech.features.shape) == list(shape or ()), f"{speech.features.shape}"
-        return None
-    return WITH_AUDIO if speech is None else WITHOUT_AUDIO
+def refuse_inputs(inputs: ModelInputs | None) -> None:
+    """Raise ModelError for inputs: the model takes tokens alone."""
+    if inputs is not None:
+        raise ModelError("this model takes the tokens of a prompt alone; leave its other inputs out")
