@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from model.device import ArrayShape, find_refusal
 from model.formats import Format
 from model.layers.shard import Shape, Shard
 from model.state import blocks_before
@@ -324,6 +323,8 @@ class Launch:
     @property
     def refusal(self) -> str | None:
         """The sentence with which the kernel refuses these shapes, or None where it takes them."""
+        from model.device import ArrayShape, find_refusal  # takes as long to import as the rest of the model
+
         shapes = (
             (name, ArrayShape(argument.shape, argument.dtype) if isinstance(argument, Value) else argument)
             for name, argument in self.arguments.items()
