@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import chain
@@ -64,7 +64,7 @@ class Network:
     unread: tuple[str, ...] = ()
     unread_prefixes: tuple[str, ...] = ()
     bare_prefix: str = ""
-    stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    stacks: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def exact(self) -> frozenset[str]:

@@ -41,8 +41,8 @@ class Experts:
     With a `shared_gate` what the latter add is multiplied by the sigmoid of one more product of the token.
     Their weights are the `scoring` of the router's logits over all experts, a softmax or sigmoids, divided by those of
     the chosen ones where `renormalise`, times `scale`. Tokens choose among the experts of the `top_groups` best of
-    `groups` equal groups. A `choice_bias` is added to sigmoids for the choice alone. `hidden_vectors` are norms and
-    factors of the hidden size that stand inside.
+    `groups` equal groups. A `choice_bias` is added to sigmoids for the choice alone. With `inner_norms` they
+    have norms and factors of their own inside the block.
     """
 
     count: int
@@ -52,7 +52,7 @@ class Experts:
     bias: bool = False
     router_bias: bool = False
     shared_gate: bool = False
-    hidden_vectors: int = 0
+    inner_norms: bool = False
     activation: str = "silu"
     renormalise: bool = True
     scoring: str = "softmax"
@@ -114,24 +114,20 @@ class Block:
 
 @dataclass(frozen=True)
 class Encoder:
-    """Parameters that a generated token does not pass; a prompt sends `positions` through them, once.
-
-    `products` are multiply-adds beside those with weights.
-    """
+    """What a generated token does not pass, `what` in words: a tower of so many parameters, which no layer computes."""
 
     what: str
-    parameters: int
-    positions: int = 0
-    products: int = 0
+    parameters: int = 0
 
 
 @dataclass(frozen=True)
 class SpeechEncoder(Encoder):
     """Blocks over what two convolutions make of the log-mel spectrum of a window of speech, of `mel_bins` bands.
 
-    `hidden_size` is the width of its blocks; every second column of the spectrum is a position.
+    A prompt sends `positions` through them, once; every second column of the spectrum is one.
     """
 
+    positions: int = 0
     mel_bins: int = 0
     blocks: tuple[Block, ...] = ()
 

@@ -5,12 +5,13 @@ A family says by `Names` how its checkpoints call their tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from model.config.fields import Fields
 from model.config.mixers import GroupedAttention, HeadNorm, LatentAttention
-from model.config.parts import Block, Experts, Mlp, ModelConfig, PerLayerInput
+from model.config.parts import Block, Encoder, Experts, Mlp, ModelConfig, PerLayerInput
 from model.config.reading import common, gated_mlp, layer_count, norms
 from model.families.names import LLAMA, ExpertNames, Names, StackedExpertNames
 from model.families.tokens import token_network
@@ -25,7 +26,9 @@ from model.layers.mlp import FeedForward
 from model.layers.norm import Norm, Scale
 from model.layers.per_layer_input import Columns, GatedInput, PerLayerInputs
 from model.layers.projection import Projection
-from model.layers.shard import ROW, Cut, by_kv_heads, by_query_heads
+from model.layers.shard import COLUMN_PARALLEL, ROW, Cut, by_kv_heads, by_query_heads
+from model.layers.uncomputed import Uncomputed
+from model.layers.weight import Numbered, Tensor, Weight
 from model.network import Network, Section, part_of
 
 _LATENT_EPS = 1e-6
@@ -72,15 +75,25 @@ def compose(config: ModelConfig, names: Names = LLAMA, mixer: Mixer | None = Non
         ),
         bare_prefix=names.bare,
         stacks=_stacks(config, names),
+        before=_tower(config.encoder),
     )
 
 
-def _stacks(config: ModelConfig, names: Names) -> dict[str, tuple[str, ...]]:
+def _tower(encoder: Encoder | None) -> dict[str, Network]:
+    """The parameters of a tower as one vector, of which ranks hold even parts; no prompt passes them here."""
+    if encoder is None or not encoder.parameters:
+        return {}
+    vector = Tensor(encoder.what, (encoder.parameters,), COLUMN_PARALLEL)
+    layer = Uncomputed(encoder.what, (Weight(encoder.what, (vector,)),))
+    return {"tower": Network(((layer,),), {}, ())}
+
+
+def _stacks(config: ModelConfig, names: Names) -> dict[str, Sequence[str]]:
     """The tensors that hold one behind the other those of all experts of a layer, and the names of these."""
     if not isinstance(names.experts, StackedExpertNames):
         return {}
     return {
-        stack: tuple(part_of(stack, number) for number in range(block.mlp.count))
+        stack: Numbered(range(block.mlp.count), partial(part_of, stack))
         for layer, block in enumerate(config.blocks)
         if isinstance(block.mlp, Experts)
         for stack in names.experts.in_layer(f"{names.layer}.{layer}")
@@ -292,11 +305,12 @@ class _Parts:
             )
 
         shared = chosen_by = shared_gate = None
+        numbers = range(routing.count)
         if isinstance(names, StackedExpertNames):
-            experts = [self._stacked_expert(names, routing, number) for number in range(routing.count)]
+            experts = Numbered(numbers, partial(self._stacked_expert, names, routing))
         else:
-            prefixes = (f"{names.experts}.{number}" for number in range(routing.count))
-            experts = [expert(prefix, routing.width) for prefix in prefixes]
+            prefix = names.experts
+            experts = Numbered(numbers, lambda number: expert(f"{prefix}.{number}", routing.width))
             shared = expert(names.shared, routing.shared_width) if routing.shared_width else None
             if routing.shared_gate:
                 shared_gate = self._projection(names.shared_gate, 1, hidden, False)
@@ -307,7 +321,7 @@ class _Parts:
             norm,
             routing,
             self._projection(names.router, routing.count, hidden, routing.router_bias),
-            tuple(experts),
+            experts,
             shared,
             chosen_by,
             shared_gate,

@@ -21,8 +21,59 @@ from model.config.reading import (
     window_of,
     windows,
 )
+from model.families import dense
 from model.families.gemma import cap
-from model.families.gemma4 import with_owners
+from model.families.gemma4 import NAMED_INPUTS, with_owners
+from model.layers.shard import WHOLE, Shape
+from model.layers.uncomputed import Uncomputed
+from model.layers.weight import Tensor, Weight
+from model.network import Network
+
+_UPDATES = "alternating updates of several hidden states"
+
+
+def compose(config: ModelConfig) -> Network:
+    """The layers with the tensor names of Hugging Face's Gemma 3n; the updates beside them are weights only."""
+    network, hidden = dense.compose(config, NAMED_INPUTS), config.hidden_size
+    (first,), *blocks, last = network.sections
+    streams = config.blocks[0].streams
+    assert streams is not None
+    turns = (
+        _weight(f"model.altup_{name}.{number}.weight", (hidden, hidden), "projections")
+        for name in ("projections", "unembed_projections")
+        for number in range(streams.count - 1)
+    )
+    embedding = (replace(weight, part=weight.part or first.part) for weight in first.weights)
+    beside = (
+        (*layers, _updates(f"{NAMED_INPUTS.layer}.{number}", streams, hidden))
+        for number, layers in enumerate(blocks)
+    )
+    return replace(network, sections=((Uncomputed(_UPDATES, (*embedding, *turns)),), *beside, last))
+
+
+def _updates(tensor: str, streams: Streams, hidden: int) -> Uncomputed:
+    """What a block predicts and corrects its hidden states with, and the product beside its attention."""
+    count, rank = streams.count, streams.rank
+    matrices = {
+        "altup.correction_coefs": (count, count),
+        "altup.prediction_coefs": (count**2, count),
+        "altup.modality_router": (count, hidden),
+        "laurel.linear_left": (rank, hidden),
+        "laurel.linear_right": (hidden, rank),
+    }
+    vectors = ("altup.correct_output_scale", "altup.router_norm.weight", "laurel.post_laurel_norm.weight")
+    return Uncomputed(
+        _UPDATES,
+        (
+            *(_weight(f"{tensor}.{name}.weight", shape, "") for name, shape in matrices.items()),
+            *(_weight(f"{tensor}.{name}", (hidden,), "norms") for name in vectors),
+        ),
+    )
+
+
+def _weight(tensor: str, shape: Shape, part: str) -> Weight:
+    """A whole tensor on every rank."""
+    return Weight(tensor, (Tensor(tensor, shape, WHOLE),), part=part)
 
 
 def gemma3n_text(fields: Fields) -> ModelConfig:

@@ -7,8 +7,9 @@ kind that has some. Scores are not scaled. Values are normalised without a weigh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from model.config.fields import Fields
@@ -32,11 +33,13 @@ from model.config.rotary import positions_of
 from model.families import dense, names
 from model.families.gemma import NAMES, cap
 from model.formats import read_format, read_method
-from model.network import Network
+from model.layers.shard import COLUMN_PARALLEL, ROW, ROW_PARALLEL, TRANSPOSED
+from model.layers.uncomputed import Uncomputed
+from model.layers.weight import Numbered, StackedWeight, Tensor, Weight
+from model.network import Network, part_of
 
-_NAMES = replace(
+NAMED_INPUTS = replace(
     NAMES,
-    scale="layer_scalar",
     per_layer=names.PerLayerNames(
         table="model.embed_tokens_per_layer",
         projection="model.per_layer_model_projection",
@@ -46,6 +49,7 @@ _NAMES = replace(
         after="post_per_layer_input_norm",
     ),
 )
+_NAMES = replace(NAMED_INPUTS, scale="layer_scalar")
 _ROPE: dict[str, dict[str, Any]] = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
@@ -54,8 +58,53 @@ _ROPE: dict[str, dict[str, Any]] = {
 
 
 def compose(config: ModelConfig) -> Network:
-    """The layers with the tensor names of Hugging Face's Gemma."""
-    return dense.compose(config, _NAMES)
+    """The layers with the tensor names of Hugging Face's Gemma; routed experts stand beside the MLP of their block."""
+    plain = (
+        replace(block, mlp=Mlp(block.mlp.shared_width)) if isinstance(block.mlp, Experts) else block
+        for block in config.blocks
+    )
+    network = dense.compose(replace(config, blocks=tuple(plain)), _NAMES)
+    first, *blocks, last = network.sections
+    beside = (
+        (*layers, *_routed(f"{_NAMES.layer}.{number}", block.mlp, config.hidden_size))
+        for number, (block, layers) in enumerate(zip(config.blocks, blocks))
+    )
+    return replace(network, sections=(first, *beside, last))
+
+
+def _routed(tensor: str, experts: Mlp | Experts | None, hidden: int) -> Iterator[Uncomputed]:
+    """The experts of a block with the norms around them and the factors of the router; none of a block without."""
+    if not isinstance(experts, Experts):
+        return
+    vectors = {
+        **dict.fromkeys(("pre_feedforward_layernorm_2.weight", "router.scale"), hidden),
+        **{f"post_feedforward_layernorm_{number}.weight": hidden for number in (1, 2)},
+    }
+    matrices = (
+        Tensor(f"{tensor}.experts.gate_up_proj", (2 * experts.width, hidden), COLUMN_PARALLEL),
+        Tensor(f"{tensor}.experts.down_proj", (hidden, experts.width), ROW_PARALLEL),
+    )
+    router = Tensor(f"{tensor}.router.proj.weight", (experts.count, hidden), TRANSPOSED)
+    scale = Tensor(f"{tensor}.router.per_expert_scale", (experts.count,), ROW)
+    yield Uncomputed(
+        "norms inside routed experts",
+        (
+            *(
+                Weight(f"{tensor}.{name}", (Tensor(f"{tensor}.{name}", (size,), ROW),), part="norms")
+                for name, size in vectors.items()
+            ),
+            *(Weight(each.name, (each,)) for each in (router, scale)),
+            *(
+                StackedWeight(each.name, Numbered(range(experts.count), partial(_tensor, each)))
+                for each in matrices
+            ),
+        ),
+    )
+
+
+def _tensor(tensor: Tensor, number: int) -> Tensor:
+    """The tensor of an expert."""
+    return replace(tensor, name=part_of(tensor.name, number))
 
 
 def gemma4_text(fields: Fields) -> ModelConfig:
@@ -254,7 +303,7 @@ def _feed_forward(fields: Fields, mlp: Mlp) -> Mlp | Experts:
         fields.count("moe_intermediate_size"),
         mlp.width,
         router_bias=True,  # a factor for each expert
-        hidden_vectors=4,  # three norms and a factor for each element of the router's input
+        inner_norms=True,
     )
 
 

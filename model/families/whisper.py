@@ -15,7 +15,7 @@ from model.layers.cross_attention import CrossAttention, CrossProjections, Encod
 from model.layers.mlp import FeedForward
 from model.layers.norm import Norm
 from model.layers.projection import Projection
-from model.layers.speech import TAPS_OF_BOTH, SpeechInput
+from model.layers.speech import SpeechInput
 from model.network import Input, Network, Section
 
 _EPS = 1e-5
@@ -65,9 +65,6 @@ def whisper(fields: Fields) -> ModelConfig:
     mlp = Mlp(fields.count("decoder_ffn_dim"), function, bias=True, gated=False)
     norms = Norms(_EPS, bias=True)
     layers, inner = layer_count(fields, "encoder_layers"), fields.count("encoder_ffn_dim")
-    mel_bins = fields.count("num_mel_bins")
-    convolutions = TAPS_OF_BOTH * width * (mel_bins + width) + 2 * width
-    layer = 4 * width * width + 3 * width + 2 * width * inner + inner + width + 2 * 2 * width
     listening = replace(mixer, cross_positions=0, causal=False)
     return ModelConfig(
         vocab_size=fields.count("vocab_size"),
@@ -79,10 +76,8 @@ def whisper(fields: Fields) -> ModelConfig:
         dtype=dtype(fields),
         encoder=SpeechEncoder(
             "encoder",
-            convolutions + sources * width + layers * layer + 2 * width,
             positions=sources,
-            products=layers * 2 * width * sources**2,
-            mel_bins=mel_bins,
+            mel_bins=fields.count("num_mel_bins"),
             blocks=(Block(listening, replace(mlp, width=inner), norms),) * layers,
         ),
     )

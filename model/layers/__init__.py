@@ -25,7 +25,7 @@ def _unsupported(block: Block) -> Iterator[str]:
 
 
 def _unsupported_experts(block: Block, experts: Experts) -> Iterator[str]:
-    if experts.hidden_vectors:
+    if experts.inner_norms:
         yield "norms inside routed experts"
     if not block.norms.before or block.norms.after or block.norms.bias:
         yield "routed experts without an RMSNorm right before them alone"

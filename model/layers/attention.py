@@ -74,6 +74,10 @@ class Attention(AttentionHeads):
         """Keys and values of a rank's heads, by sequence or by page; none of a layer that reads those of another."""
         return () if self.owner is not None else (self._cache(step),)
 
+    def read_caches(self, step: StepShape) -> Sequence[Cache]:
+        """The keys and values that the layer reads, perhaps those of another one."""
+        return (self._cache(step),)
+
     def _cache(self, step: StepShape) -> Cache:
         """The keys and values that the layer reads. All layers of an encoder share one array, as none keeps its own."""
         name = self.owner or (self.name if self.heads.causal else ENCODED)
@@ -138,6 +142,7 @@ class Attention(AttentionHeads):
         cache = self._cache(step)
         window_step = step.for_window(self.heads.window)
         pairs = step.sequences * (self.heads.pairs(end) - self.heads.pairs(step.prefix))
+        operations = 4.0 * q.shape[1] * pairs
         # Queries, outputs and, of a layer with a cache of its own, keys and values are activations.
         activations = 2 * tokens * (q.shape[1] + (k.shape[1] if self.owner is None else 0))
         cached = 2 * k.shape[1] * (tokens + step.sequences * window_step.prefix)
@@ -159,7 +164,7 @@ class Attention(AttentionHeads):
             "attention_prefill",
             arguments,
             self._results(cache),
-            LeastWork(4.0 * q.shape[1] * pairs, float(moved)),
+            LeastWork(operations, float(moved), operations),
             tokens,
             growth=Growth.square,
             window=window,
@@ -173,7 +178,6 @@ class Attention(AttentionHeads):
         length = decoding.for_window(self.heads.window).cache_length
         prefix = step.for_window(self.heads.window).prefix
         window = self._window(max(length, prefix + step.new_tokens))
-        operations, moved = self._attended(decoding, decoding.sequences)
         return Launch(
             "attention_mixed",
             {
@@ -188,7 +192,7 @@ class Attention(AttentionHeads):
                 **self._score_arguments(step, window),
             },
             prompts.results,
-            LeastWork(prompts.work.operations + operations, prompts.work.bytes + moved),
+            prompts.work + self._attended(decoding, decoding.sequences),
             step.tokens,
             growth=Growth.square,
             window=prompts.window,
@@ -224,17 +228,18 @@ class Attention(AttentionHeads):
             "attention_decode",
             arguments,
             self._results(self._cache(launch_step)),
-            LeastWork(*self._attended(step, sequences)),
+            self._attended(step, sequences),
             rows,
             repeat=repeat,
         )
 
-    def _attended(self, step: StepShape, sequences: int) -> tuple[float, float]:
-        """Operations and bytes of a step's attention of sequences whose caches are full."""
+    def _attended(self, step: StepShape, sequences: int) -> LeastWork:
+        """Return the work of a step's attention of sequences whose caches are full."""
         q, k, _ = self._projected(step)
         seen = sequences * self.heads.seen(step.cache_length)
         itemsize = self._cache(step).arrays[0].dtype.itemsize
-        return 4.0 * step.new_tokens * q.shape[1] * seen, 2.0 * k.shape[1] * seen * itemsize
+        operations = 4.0 * step.new_tokens * q.shape[1] * seen
+        return LeastWork(operations, 2.0 * k.shape[1] * seen * itemsize, operations)
 
     def _decode_block(self, step: StepShape, sequences: int, repeat: int) -> Launch:
         """The step of some sequences, norm and both projections included."""
@@ -245,8 +250,6 @@ class Attention(AttentionHeads):
         q, k, _ = self._projected(step)
         launch_step = replace(step, tokens=rows, sequences=sequences)
         w_qkv, w_o = self.w_qkv.value(step), self.w_o.value(step)
-        attended, moved = self._attended(step, sequences)
-        products = product(rows, w_qkv, w_o, moved_bytes=moved)
         return Launch(
             "attention_block_decode",
             {
@@ -265,7 +268,7 @@ class Attention(AttentionHeads):
                 **self._decode_arguments(launch_step),
             },
             ("x", *self._cache(launch_step).names),
-            LeastWork(products.operations + attended, products.bytes),
+            product(rows, w_qkv, w_o) + self._attended(step, sequences),
             rows,
             repeat=repeat,
         )

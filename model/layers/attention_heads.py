@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -86,6 +87,7 @@ class AttentionHeads:
     head_norms: tuple[Norm, ...] = ()
     after: Norm | None = None
     owner: str | None = None
+    part: ClassVar[str] = "attention"
 
     def _inputs(self) -> Iterable[tuple[Projection, Cut]]:
         heads, kv_heads = by_query_heads(*self.heads.divided), by_kv_heads(*self.heads.divided)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -59,6 +60,8 @@ class CrossProjections:
 @dataclass(frozen=True)
 class CrossAttention:
     """x + attention(norm(x), encoded) over the `heads.cross_positions` positions of an encoder."""
+
+    part: ClassVar[str] = "attention"
 
     name: str
     hidden: int
@@ -164,7 +167,7 @@ class CrossAttention:
         operations = 4.0 * queries.shape[0] * queries.shape[1] * self.heads.cross_positions
         width = self.heads.layout(step.ranks).kv_heads_of_rank * self.heads.head_dim
         cache_bytes = 2 * sequences * self.heads.cross_positions * width * step.activations.itemsize
-        return LeastWork(operations, float(2 * queries.nbytes + passes * cache_bytes))
+        return LeastWork(operations, float(2 * queries.nbytes + passes * cache_bytes), operations)
 
     def _prefill(self, step: StepShape, queries: Value) -> Launch:
         """Attention of a prompt, which stores the encoder's keys and values."""

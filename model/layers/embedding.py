@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -30,6 +31,7 @@ class Embedding(Stateless):
     hidden: int
     scale: float = 1.0
     learned: tuple[str, int] | None = None
+    part: ClassVar[str] = "embedding"
 
     @property
     def table(self) -> Weight:

@@ -17,9 +17,8 @@ give each rank its rows of the sum over the ranks' parts of every expert: within
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -44,7 +43,7 @@ from model.layers.norm import Norm
 from model.layers.precision import FLOAT32
 from model.layers.projection import Projection
 from model.layers.shard import COLUMN_PARALLEL, ROW, ROW_PARALLEL, TRANSPOSED, Shard, even_span
-from model.layers.weight import StackedRow, StackedWeight, Tensor, Weight, value_of
+from model.layers.weight import Numbered, StackedRow, StackedWeight, Tensor, Weight, value_of
 
 EXPERT_IDS = "expert_ids"
 """The array of the experts that each token chose, as `router` returns it."""
@@ -79,7 +78,7 @@ class RoutedExperts(Stateless):
     norm: Norm
     routing: Experts
     router: Projection
-    experts: tuple[ExpertProjections, ...]
+    experts: Sequence[ExpertProjections]
     shared: ExpertProjections | None = None
     choice_bias: str | None = None
     shared_gate: Projection | None = None
@@ -102,7 +101,7 @@ class RoutedExperts(Stateless):
         if self.choice_bias is None:
             return None
         row = Tensor(self.choice_bias, (self.routing.count,), ROW, exact=True)
-        return Weight(f"{self.name}.b_choice", (row,))
+        return Weight(f"{self.name}.b_choice", (row,), part="buffers")
 
     @property
     def _shared_block(self) -> FeedForward | None:
@@ -120,20 +119,19 @@ class RoutedExperts(Stateless):
             row_gate=self.shared_gate,
         )
 
-    @cached_property
+    def _stacked(self, take: Callable[[ExpertProjections], Tensor]) -> Numbered[Tensor]:
+        """Return a tensor of every expert."""
+        return Numbered(range(len(self.experts)), lambda number: take(self.experts[number]))
+
+    @property
     def _matrices(self) -> tuple[StackedWeight, ...]:
         """Those of all experts: gate and up [experts, hidden, width], down [experts, width, hidden]."""
-        return (
-            StackedWeight(
-                f"{self.name}.w_gate", tuple(expert.gate.weight(COLUMN_PARALLEL) for expert in self.experts)
-            ),
-            StackedWeight(
-                f"{self.name}.w_up", tuple(expert.up.weight(COLUMN_PARALLEL) for expert in self.experts)
-            ),
-            StackedWeight(
-                f"{self.name}.w_down", tuple(expert.down.weight(ROW_PARALLEL) for expert in self.experts)
-            ),
-        )
+        tensors = {
+            "w_gate": self._stacked(lambda expert: expert.gate.weight(COLUMN_PARALLEL)),
+            "w_up": self._stacked(lambda expert: expert.up.weight(COLUMN_PARALLEL)),
+            "w_down": self._stacked(lambda expert: expert.down.weight(ROW_PARALLEL)),
+        }
+        return tuple(StackedWeight(f"{self.name}.{name}", each) for name, each in tensors.items())
 
     @property
     def _biases(self) -> tuple[StackedRow | None, ...]:
@@ -141,11 +139,11 @@ class RoutedExperts(Stateless):
         if self.experts[0].down.bias is None:
             return (None, None, None)
         rows = {
-            "b_gate": tuple(expert.gate.bias_row(COLUMN_PARALLEL) for expert in self.experts),
-            "b_up": tuple(expert.up.bias_row(COLUMN_PARALLEL) for expert in self.experts),
-            "b_down": tuple(expert.down.bias_row(ROW) for expert in self.experts),
+            "b_gate": self._stacked(lambda expert: expert.gate.bias_row(COLUMN_PARALLEL)),
+            "b_up": self._stacked(lambda expert: expert.up.bias_row(COLUMN_PARALLEL)),
+            "b_down": self._stacked(lambda expert: expert.down.bias_row(ROW)),
         }
-        return tuple(StackedRow(f"{self.name}.{name}", tensors) for name, tensors in rows.items())
+        return tuple(StackedRow(f"{self.name}.{name}", each) for name, each in rows.items())
 
     @property
     def weights(self) -> Sequence[Weight]:
@@ -293,7 +291,7 @@ class RoutedExperts(Stateless):
             self,
             routing=replace(self.routing, count=count, per_token=per_token, width=width),
             router=self.router.resized(count),
-            experts=(projections,) * count,
+            experts=Numbered(range(count), lambda _: projections),
         )
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:

@@ -84,6 +84,8 @@ class DeltaHeads(RecurrentBlock):
         a_log, dt_bias = (weight.value(step) for weight in self._head_weights)
         elements = state.shape[1] * mixer.key_dim * mixer.value_dim
         kept = 2 * FLOAT32.itemsize * step.sequences * elements
+        # A state is multiplied by its decay and by the key, what is written is, and the query multiplies it.
+        operations = 8.0 * tokens * elements
         one_each = step.phase is Phase.decode and step.new_tokens == 1
         return Launch(
             "gated_delta_step" if one_each else "gated_delta",
@@ -100,7 +102,7 @@ class DeltaHeads(RecurrentBlock):
                 "first": u.shape[1],
             },
             (y.name, state.name),
-            LeastWork(6.0 * tokens * elements, float(inner.nbytes + y.nbytes + kept)),
+            LeastWork(operations, float(inner.nbytes + y.nbytes + kept), operations),
             tokens,
             repeat=repeat,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -48,6 +49,7 @@ class Head(Stateless):
     norm: Norm
     scale: float = 1.0
     softcap: float | None = None
+    part: ClassVar[str] = "head"
 
     @property
     def _projection(self) -> Projection:

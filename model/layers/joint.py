@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from model.layers.launch import Launch, LeastWork
+from model.layers.launch import Launch
 
 _NORM = "norm_weight"
 _MLP_PARAMETERS = {
@@ -69,7 +69,7 @@ def _join(attention: Launch, mlp: Launch) -> Launch:
         "decoder_layer_decode",
         {**attention.arguments, **mlp_arguments},
         attention.results,
-        LeastWork(attention.work.operations + mlp.work.operations, attention.work.bytes + mlp.work.bytes),
+        attention.work + mlp.work,
         attention.rows,
         fused=(attention, mlp),
     )

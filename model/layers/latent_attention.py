@@ -70,6 +70,7 @@ class LatentMixer:
     """x + attention(norm(x)); `query_norm` and `latent_norm` are those of the latents of queries and keys."""
 
     mixes: ClassVar[bool] = False
+    part: ClassVar[str] = "attention"
 
     name: str
     hidden: int
@@ -290,7 +291,7 @@ class LatentMixer:
                 "attention_prefill",
                 attend,
                 ("o",),
-                LeastWork(2.0 * width * pairs, float(attended)),
+                LeastWork(2.0 * width * pairs, float(attended), 2.0 * width * pairs),
                 step.tokens,
                 growth=Growth.square,
             ),
@@ -322,7 +323,7 @@ class LatentMixer:
                 **self._latent_arguments(step),
             },
             ("o", *cache.names),
-            LeastWork(projections.operations + scored, projections.bytes),
+            LeastWork(projections.operations + scored, projections.bytes, scored),
             tokens,
             repeat=repeat,
         )

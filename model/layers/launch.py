@@ -286,10 +286,21 @@ Argument = Value | np.dtype | Axis | tuple[int, ...] | float | int | str | None
 
 @dataclass(frozen=True)
 class LeastWork:
-    """The least that one rank has to do for a launch: operations (two for a multiply-add), and bytes of HBM to move."""
+    """The least that one rank has to do for a launch: operations (two for a multiply-add), and bytes of HBM to move.
+
+    `beside_weights` are the operations among them whose operands are activations and states only.
+    """
 
     operations: float
     bytes: float
+    beside_weights: float = 0.0
+
+    def __add__(self, other: LeastWork) -> LeastWork:
+        return LeastWork(
+            self.operations + other.operations,
+            self.bytes + other.bytes,
+            self.beside_weights + other.beside_weights,
+        )
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -53,15 +54,17 @@ class PerLayerInputs(Stateless):
     rows: Embedding
     projection: Projection
     norm: Norm
+    part: ClassVar[str] = "embedding"
 
     @property
     def _w(self) -> Weight:
-        return Weight(f"{self.name}.w", (self.projection.weight(TRANSPOSED),))
+        return Weight(f"{self.name}.w", (self.projection.weight(TRANSPOSED),), part="projections")
 
     @property
     def weights(self) -> Sequence[Weight]:
         """Both tables, the projection and the norm."""
-        return (*self.embedding.weights, *self.rows.weights, self._w, *self.norm.weights)
+        rows = (replace(weight, part="rows") for weight in self.rows.weights)
+        return (*self.embedding.weights, *rows, self._w, *self.norm.weights)
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Three kernels."""

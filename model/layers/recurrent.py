@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -147,6 +148,7 @@ class RecurrentBlock:
     inputs: tuple[Projection, ...]
     convolution: Convolution
     output: Projection
+    part: ClassVar[str] = "mixer"
 
     @abstractmethod
     def _cuts(self) -> tuple[Sequence[Cut], Divided]:

@@ -94,7 +94,8 @@ class SelectiveStateSpace(RecurrentBlock):
         elements = channels * self.mixer.state
         kept = 2 * FLOAT32.itemsize * sequences * elements
         moved = 3 * u.nbytes + selected.nbytes + sum(value.nbytes for value in weights.values()) + kept
-        operations = 2.0 * step.tokens * (channels * self.steps.inputs + 3 * elements)
+        scanned = 6.0 * step.tokens * elements
+        operations = 2.0 * step.tokens * channels * self.steps.inputs + scanned
         return Launch(
             "selective_scan",
             {
@@ -107,7 +108,7 @@ class SelectiveStateSpace(RecurrentBlock):
                 "gate_first": channels,
             },
             (result, state.name),
-            LeastWork(operations, float(moved)),
+            LeastWork(operations, float(moved), scanned),
             step.tokens,
         )
 

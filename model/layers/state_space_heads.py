@@ -87,6 +87,7 @@ class ScannedHeads(RecurrentBlock):
         size, elements = step.activations.itemsize, width * mixer.state
         moved = size * step.tokens * (u.shape[1] + 2 * width + layout.heads_of_rank)
         kept = 2 * FLOAT32.itemsize * step.sequences * elements
+        operations = 6.0 * step.tokens * elements
         return Launch(
             "ssd",
             {
@@ -104,7 +105,7 @@ class ScannedHeads(RecurrentBlock):
                 "dt_most": mixer.most_step,
             },
             (result, state.name),
-            LeastWork(6.0 * step.tokens * elements, float(moved + kept)),
+            LeastWork(operations, float(moved + kept), operations),
             step.tokens,
         )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
+from typing import TypeVar, overload
 
 import numpy as np
 
@@ -13,6 +15,8 @@ from model.formats.format import ELEMENTS
 from model.layers.launch import StepShape, Value, WeightDtypes
 from model.layers.precision import FLOAT32, as_held, held_dtype
 from model.layers.shard import Cut, MatrixCut, Reordered, Row, Shape, Shard, Transposed, Whole
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -75,12 +79,18 @@ class Weight:
     """An array of weights that one rank holds: parts of one or several tensors, side by side.
 
     `reader` is the kernel that reads it, and the parameter: a quantised weight goes there in its stored tensors if the
-    kernel has a parameter for each of them. Without a reader it is widened when it is loaded.
+    kernel has a parameter for each of them. Without a reader it is widened when it is loaded. `part` is the part of
+    the model that plans count it to (`plan.sizes`), by default that of its layer.
     """
 
     name: str
-    tensors: tuple[Tensor, ...]
+    tensors: Sequence[Tensor]
     reader: tuple[str, str] | None = None
+    part: str = ""
+
+    def tensor_sizes(self) -> dict[str, int]:
+        """Return the elements of the checkpoint's tensors, by their names."""
+        return {each.name: prod(each.shape) for each in self.tensors if not isinstance(each, Zeros)}
 
     @property
     def is_whole(self) -> bool:
@@ -190,6 +200,26 @@ class Weight:
         }
 
 
+class Numbered(Sequence[T]):
+    """One thing for each of some numbers, made when it is read: the experts of a layer may be very many."""
+
+    def __init__(self, numbers: range, make: Callable[[int], T]) -> None:
+        self._numbers, self._make = numbers, make
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Numbered[T]: ...
+
+    def __getitem__(self, index: int | slice) -> T | Numbered[T]:
+        numbers = self._numbers[index]
+        return self._make(numbers) if isinstance(numbers, int) else Numbered(numbers, self._make)
+
+
 def _side_by_side(shapes: Sequence[Shape]) -> Shape:
     *first_sizes, widths = zip(*shapes)
     return (*(sizes[0] for sizes in first_sizes), sum(widths))
@@ -204,11 +234,18 @@ def _suffix(stored_tensor: str) -> str:
 class StackedWeight(Weight):
     """Tensors of one shape, one of each expert of a rank, one behind the other: [experts, …]."""
 
+    part: str = "experts"
+
+    def tensor_sizes(self) -> dict[str, int]:
+        """Return the elements of the tensors of all experts, by the name of the first one's."""
+        first = self.tensors[0]
+        return {first.name: len(self.tensors) * prod(first.shape)}
+
     def content_key(self, shard: Shard) -> object:
         """What ranks have in common that hold the same elements."""
         return super().content_key(shard), shard.expert_rank
 
-    def _local_tensors(self, shard: Shard) -> tuple[Tensor, ...]:
+    def _local_tensors(self, shard: Shard) -> Sequence[Tensor]:
         """Those of the experts that a rank holds."""
         count = len(self.tensors) // shard.expert_ranks
         return self.tensors[shard.expert_rank * count : (shard.expert_rank + 1) * count]

@@ -6,9 +6,9 @@ import platform
 from dataclasses import asdict
 from typing import Any
 
-from model.plan.memory import DTYPE_BYTES
 from model.plan.meshes import Candidate
 from model.plan.plan import Fit, Phase, Plan, Rate
+from model.plan.sizes import DTYPE_BYTES
 from model.plan.speech import Transcription, transcription
 from model.plan.text import basis
 from nkw.version import DISTRIBUTION, version
@@ -18,7 +18,7 @@ SCHEMA = 1
 
 def document(plan: Plan, name: str) -> dict[str, Any]:
     """The document of `--json`; its schema is in model/README.md."""
-    model, size = plan.model, DTYPE_BYTES[plan.dtype]
+    model = plan.model
     return {
         "schema": SCHEMA,
         "config": name,
@@ -26,13 +26,13 @@ def document(plan: Plan, name: str) -> dict[str, Any]:
         "dtype": plan.dtype,
         "layers": model.num_layers,
         "parameters": {
-            **model.parameters(),
+            **model.parameters,
             "all": model.total,
             "active": model.active + model.head_parameters,
         },
-        "weight_bytes": size * model.total,
+        "weight_bytes": DTYPE_BYTES[plan.dtype] * model.total,
         "cache_bytes_per_token": plan.cache_bytes_per_token,
-        "cache_bytes_per_sequence": model.cache_bytes(plan.context, size),
+        "cache_bytes_per_sequence": model.cache_bytes(plan.context, plan.dtype),
         "place": plan.place,
         "target": plan.target,
         "tp": plan.tp,

@@ -11,21 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
 
-import ml_dtypes
-import numpy as np
-
-from model.config.heads import HeadLayout
-from model.config.parts import SpeechEncoder
-from model.families import compose
-from model.layers.launch import Phase, StepShape, WeightDtypes
 from model.layers.paged import Slots
-from model.layers.shard import Shard
-from model.plan.parameters import STATE_BYTES, BlockCounts, ModelCounts
+from model.plan.sizes import DTYPE_BYTES, ModelSizes
 from model.state import window_pages
-
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
@@ -65,12 +54,10 @@ class Footprint:
         return free // max(1, self.cache_bytes_per_sequence)
 
 
-def footprint(model: ModelCounts, dtype: str, tp: int, tokens: int, ep: int = 1) -> Footprint:
+def footprint(model: ModelSizes, dtype: str, tp: int, tokens: int, ep: int = 1) -> Footprint:
     """Bytes that each rank holds of a model in `dtype`, where `ep` groups of ranks hold its routed experts once."""
-    size = DTYPE_BYTES[dtype]
-    elements = _elements(model, tp, ep)
-    cache = sum(layers.count * cache_bytes(layers, tp, tokens, size) for layers in model.layers)
-    return Footprint(tp, tokens, elements * size, cache)
+    elements = sum(section.count * section.elements(tp, ep).total() for section in model.sections)
+    return Footprint(tp, tokens, elements * DTYPE_BYTES[dtype], model.cache_bytes(tokens, dtype, tp))
 
 
 @dataclass(frozen=True)
@@ -86,17 +73,12 @@ class PageKind:
     recurrent: bool = False
 
 
-def page_kinds(model: ModelCounts, dtype: str, tp: int, block_size: int, length: int) -> list[PageKind]:
+def page_kinds(model: ModelSizes, dtype: str, tp: int, block_size: int, length: int) -> list[PageKind]:
     """The kinds of pages of sequences of up to `length` tokens; what does not grow with them lies in slots."""
-    elements = np.dtype(getattr(ml_dtypes, dtype, dtype))
-    step = StepShape(Phase.decode, 1, 1, length, length, tp, elements, WeightDtypes(elements))
-    step = replace(step, pages=1, block_size=block_size, slots=1)
     page_bytes = dict.fromkeys(model.config.windows(length), 0)
-    for layer in compose(model.config).layers:
-        for cache in layer.caches(step):
-            if not isinstance(cache.group, Slots):
-                is_windowed = cache.group is not None and cache.group < length
-                page_bytes[cache.group if is_windowed else None] += cache.page_bytes
+    for group, size in model.page_bytes(tp, dtype).items():
+        if not isinstance(group, Slots):
+            page_bytes[group if group is not None and group < length else None] += block_size * size
     return [PageKind(window, size) for window, size in page_bytes.items()]
 
 
@@ -140,67 +122,17 @@ def with_pages(kinds: Sequence[PageKind], free_bytes: int, block_size: int, dema
     ]
 
 
-def possible_tp(model: ModelCounts, most: int) -> list[int]:
+def possible_tp(model: ModelSizes, most: int) -> list[int]:
     """The powers of two up to `most` that can share the model."""
     most = min(most, model.config.most_ranks)
     return [2**exponent for exponent in range(most.bit_length())]
 
 
 def smallest_tp(
-    model: ModelCounts, dtype: str, tokens: int, batch: int, cores: int, core_bytes: int, ep: int = 1
+    model: ModelSizes, dtype: str, tokens: int, batch: int, cores: int, core_bytes: int, ep: int = 1
 ) -> int | None:
     """The fewest of at most `cores` ranks, in `ep` groups of as many, that hold the model and `batch` sequences."""
     for tp in possible_tp(model, cores):
         if footprint(model, dtype, tp, tokens, ep).sequences(core_bytes) >= batch:
             return tp
     return None
-
-
-def _elements(model: ModelCounts, tp: int, ep: int) -> int:
-    """Elements of weights on a rank; with an encoder of speech those of the layers, which hold much of it whole."""
-    if isinstance(model.encoder, SpeechEncoder):
-        return sum(prod(each.shape(Shard(0, tp))) for each in compose(model.config).weights)
-    elements = model.embedding + model.per_layer_rows + model.projections + model.final_norms
-    elements += shared(model.config.vocab_size, tp) * model.config.hidden_size
-    elements += sum(layers.count * layer_elements(layers, tp, ep) for layers in model.layers)
-    return elements + (shared(model.encoder.parameters, tp) if model.encoder else 0)
-
-
-def layer_elements(layers: BlockCounts, tp: int, ep: int = 1) -> int:
-    """The weights of one layer on a rank; `ep` groups of ranks hold its routed experts once."""
-    layout, width = HeadLayout(*layers.divided, tp), layers.mlp_width or tp
-    return (
-        layers.norms
-        + layers.whole
-        + layers.attention_whole
-        + layers.buffers
-        + _part(
-            layers.attention - layers.attention_shared - layers.attention_whole,
-            *(layout.heads_of_rank, layout.heads),
-        )
-        + _part(layers.attention_shared + layers.attention_again, layout.kv_heads_of_rank, layout.kv_heads)
-        + _part(layers.mlp, shared(width, tp), width)
-        + shared(layers.experts - layers.experts_whole, tp * ep)
-        + shared(layers.experts_whole, ep)
-        + shared(layers.mixer - layers.mixer_shared, tp)
-        + _part(layers.mixer_shared, layout.kv_heads_of_rank, layout.kv_heads)
-    )
-
-
-def cache_bytes(layers: BlockCounts, tp: int, tokens: int, size: int) -> int:
-    """The cache of one layer on a rank, of a sequence of so many tokens, in a dtype of `size` bytes."""
-    layout = HeadLayout(*layers.divided, tp)
-    states = _part(layers.state_per_sequence, layout.heads_of_rank, layout.heads)
-    others = layers.cache_per_sequence - layers.state_per_sequence
-    others += layers.cache_per_token * layers.seen(tokens)
-    return STATE_BYTES * states + size * _part(others, layout.kv_heads_of_rank, layout.kv_heads)
-
-
-def _part(elements: int, held: int, parts: int) -> int:
-    """The elements of `held` of `parts` equal parts, heads or a width."""
-    return -(-elements * held // parts)
-
-
-def shared(parameters: int, ranks: int) -> int:
-    """What each rank holds of parameters that all ranks share."""
-    return _part(parameters, 1, ranks)

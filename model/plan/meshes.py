@@ -20,11 +20,13 @@ from model.config.parts import SpeechEncoder
 from model.device import Hardware, Instance, chip, collective_ns, scheduled
 from model.errors import ModelError
 from model.execution.stages import divided
+from model.layers.launch import Phase
 from model.loading.weights import check_ranks
+from model.mesh import routed_experts
 from model.plan import roofline
-from model.plan.memory import DTYPE_BYTES, MeshShape, cache_bytes, layer_elements, possible_tp, shared
-from model.plan.parameters import BlockCounts, ModelCounts
+from model.plan.memory import MeshShape, possible_tp
 from model.plan.predict import MOST_MICRO_BATCHES
+from model.plan.sizes import DTYPE_BYTES, LayerSizes, ModelSizes
 
 
 @dataclass(frozen=True)
@@ -69,23 +71,30 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Stage:
-    """The layers of a stage, as counts of one layer each, and whether they are the first or the last ones."""
+    """The decoder layers of a stage, equal ones once and their number, and the layers around them on it."""
 
-    layers: tuple[BlockCounts, ...]
-    first: bool
-    last: bool
+    blocks: tuple[tuple[LayerSizes, int], ...]
+    before: tuple[LayerSizes, ...]
+    head: tuple[LayerSizes, ...]
+
+    def elements(self, shape: MeshShape) -> int:
+        """Return the weights of a rank."""
+        around = sum(section.elements(shape.tp).total() for section in (*self.before, *self.head))
+        return around + sum(
+            count * section.elements(shape.tp, shape.ep).total() for section, count in self.blocks
+        )
 
 
 class Meshes:
     """The meshes of an instance for a model, for sequences that end at `context` tokens."""
 
-    def __init__(self, model: ModelCounts, dtype: str, instance: Instance, context: int, batch: int) -> None:
+    def __init__(self, model: ModelSizes, dtype: str, instance: Instance, context: int, batch: int) -> None:
         self._model, self._dtype, self._size = model, dtype, DTYPE_BYTES[dtype]
         self._instance, self._context, self._batch = instance, context, batch
         self._cores = instance.physical_cores
         self._chip: Hardware = chip(instance.name)
         self._peaks = roofline.core(chip(instance.target), dtype)
-        kinds = dict(zip(Counter(model.config.blocks), model.layers, strict=True))
+        kinds = dict(zip(Counter(model.config.blocks), model.blocks, strict=True))
         self._blocks = [kinds[block] for block in model.config.blocks]
         self._stages = lru_cache(maxsize=None)(self._divided)
 
@@ -97,11 +106,8 @@ class Meshes:
     def candidate(self, shape: MeshShape) -> Candidate:
         """One mesh."""
         stages = self._stages(shape.tp, shape.pp)
-        held = [self._elements(stage, shape) * self._size for stage in stages]
-        cache = [
-            sum(cache_bytes(each, shape.tp, self._context, self._size) for each in stage.layers)
-            for stage in stages
-        ]
+        held = [stage.elements(shape) * self._size for stage in stages]
+        cache = [self._cache_bytes(stage, shape.tp) for stage in stages]
         capacity = chip(self._instance.target).hbm_bytes_per_core
         sequences = shape.ep * min(
             max(0, capacity - weights) // max(1, own) for weights, own in zip(held, cache)
@@ -126,7 +132,7 @@ class Meshes:
 
     def _shapes(self, tp: int | None, pp: int | None, ep: int | None) -> Iterator[MeshShape]:
         """Powers of two, but for the sizes that are given."""
-        counts = {each.num_experts for each in self._blocks if each.num_experts}
+        counts = routed_experts(self._model.config)
         experts = gcd(*counts) if counts else 1
         for own_tp in possible_tp(self._model, self._cores) if tp is None else [tp]:
             for own_pp in (
@@ -141,7 +147,7 @@ class Meshes:
     @property
     def _cuts(self) -> list[int]:
         """The numbers of layers after which a stage may end: none behind reads a cache of one before, or an encoder."""
-        if isinstance(self._model.encoder, SpeechEncoder):
+        if isinstance(self._model.config.encoder, SpeechEncoder):
             return []
         mixers = [block.mixer for block in self._model.config.blocks]
         read = [
@@ -156,31 +162,33 @@ class Meshes:
         ]
 
     def _divided(self, tp: int, pp: int) -> list[Stage]:
-        costs = [layer_elements(each, tp) for each in self._blocks]
-        costs[-1] += shared(self._model.config.vocab_size, tp) * self._model.config.hidden_size
+        model = self._model
+        costs = [section.elements(tp).total() for section in self._blocks]
+        costs[-1] += model.head.elements(tp).total()
         spans = divided(costs, pp, self._cuts)
         return [
-            Stage(tuple(self._blocks[own.start : own.stop]), own.start == 0, own.stop == len(self._blocks))
-            for own in spans
+            Stage(
+                tuple(Counter(self._blocks[span.start : span.stop]).items()),
+                () if span.start else (model.embedding, model.aside),
+                (model.head,) if span.stop == len(costs) else (),
+            )
+            for span in spans
         ]
 
-    def _elements(self, stage: Stage, shape: MeshShape) -> int:
-        """The weights of a rank of a stage."""
-        model = self._model
-        own = sum(layer_elements(each, shape.tp, shape.ep) for each in stage.layers)
-        if stage.first:
-            own += model.embedding + model.per_layer_rows + model.projections
-            own += shared(model.encoder.parameters, shape.tp) if model.encoder else 0
-        return own + (self._head(shape) + model.final_norms if stage.last else 0)
-
-    def _head(self, shape: MeshShape) -> int:
-        return shared(self._model.config.vocab_size, shape.tp) * self._model.config.hidden_size
+    def _cache_bytes(self, stage: Stage, tp: int) -> int:
+        """The cache of a sequence on a rank of a stage."""
+        return sum(
+            count * section.cache_bytes(self._context, tp, self._dtype) for section, count in stage.blocks
+        )
 
     def _step(self, shape: MeshShape, batch: int, micro_batches: int) -> Estimate:
         own = -(-batch // (shape.ep * micro_batches))
         stages = self._stages(shape.tp, shape.pp)
         core = [self._core_ns(stage, shape, own) for stage in stages]
-        exchanged = [sum(self._collectives_ns(each, shape, own) for each in stage.layers) for stage in stages]
+        exchanged = [
+            sum(count * self._collectives_ns(section, shape, own) for section, count in stage.blocks)
+            for stage in stages
+        ]
         sent = [self._sent_ns(shape, own)] * (shape.pp - 1)
         computed = [one + other for one, other in zip(core, exchanged)]
         done = scheduled([computed] * micro_batches, [sent] * micro_batches)
@@ -195,30 +203,29 @@ class Meshes:
 
     def _core_ns(self, stage: Stage, shape: MeshShape, sequences: int) -> float:
         """The roofline of a rank for a token of each of so many sequences of its group."""
-        elements, products, cached = 0.0, 0.0, 0
-        for each in stage.layers:
-            always = layer_elements(each, shape.tp) - shared(each.experts, shape.tp)
-            experts = each.active_experts(sequences * shape.ep) / (shape.tp * shape.ep)
-            elements += always + experts
+        elements, products = 0.0, 0.0
+        for section, count in stage.blocks:
+            held = section.elements(shape.tp, shape.ep)
+            routed, always = held["experts"], held.total() - held["experts"]
+            elements += count * (always + routed * section.share_of_experts(sequences * shape.ep))
             # Each token passes its experts on one of the groups, of which all have as many tokens.
-            products += sequences * (always + each.active_experts(1) / shape.tp)
-            positions = each.seen(self._context) + each.fixed_positions
-            products += sequences * (each.decode_products * positions + each.token_products) / shape.tp
-            cached += sequences * cache_bytes(each, shape.tp, self._context, self._size)
-        if stage.last:
-            elements += self._head(shape)
-            products += sequences * self._head(shape)
+            chosen = routed * shape.ep * section.share_of_experts(1)
+            attended = section.products(Phase.decode, self._context) / shape.tp
+            products += count * sequences * (always + chosen + attended)
+        head = sum(section.elements(shape.tp)["head"] for section in stage.head)
+        elements, products = elements + head, products + sequences * head
+        cached = sequences * self._cache_bytes(stage, shape.tp)
         return 1e9 * self._peaks.seconds(2 * products, self._size * elements + cached)
 
-    def _collectives_ns(self, layers: BlockCounts, shape: MeshShape, sequences: int) -> float:
+    def _collectives_ns(self, layers: LayerSizes, shape: MeshShape, sequences: int) -> float:
         """The sums and exchanges of one layer."""
         row_bytes = sequences * self._model.config.hidden_size * self._size
         time_ns = 0.0
         if shape.tp > 1:
-            sums = bool(layers.attention or layers.mixer) + bool(layers.mlp or layers.experts)
+            sums = 2 if layers.parameters["mlp"] or layers.parameters["experts"] else 1
             time_ns += sums * collective_ns(self._chip, shape.tp, row_bytes, all_reduces=True)
-        if shape.ep > 1 and layers.experts:
-            copies = min(layers.experts_per_token, shape.ep)
+        if shape.ep > 1 and layers.experts is not None:
+            copies = min(layers.experts.per_token, shape.ep)
             time_ns += 2 * collective_ns(self._chip, shape.ep * shape.tp, copies * row_bytes)
         return time_ns
 
@@ -228,7 +235,7 @@ class Meshes:
 
 
 def check_mesh(
-    model: ModelCounts,
+    model: ModelSizes,
     tp: int | None,
     pp: int | None,
     ep: int | None,
@@ -244,9 +251,9 @@ def check_mesh(
         raise ModelError(
             f"{pp} pipeline stages for {model.num_layers} layers; this model takes --pp 1 to {model.num_layers}"
         )
-    if pp is not None and pp > 1 and isinstance(model.encoder, SpeechEncoder):
+    if pp is not None and pp > 1 and isinstance(model.config.encoder, SpeechEncoder):
         raise ModelError("--pp cuts a decoder into stages; beside an encoder it stays whole: leave --pp out")
-    counts = {each.num_experts for each in model.layers if each.num_experts}
+    counts = routed_experts(model.config)
     if ep is not None and ep > 1 and (not counts or any(count % ep for count in counts)):
         held = (
             f"does not divide its {max(counts)} experts"

@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from model.device import INSTANCES, Instance, chip, instance_named
 from model.errors import ModelError
 from model.layers import unsupported
+from model.layers.paged import Slots
 from model.layers.uneven import uneven
 from model.loading.weights import check_ranks
 from model.mesh import check_sequence
 from model.plan import roofline
 from model.plan.dry import Time
-from model.plan.memory import DTYPE_BYTES, Footprint, MeshShape, footprint, possible_tp, smallest_tp
+from model.plan.memory import Footprint, MeshShape, footprint, possible_tp, smallest_tp
 from model.plan.meshes import Candidate, Meshes, check_mesh, powers_of_two
-from model.plan.parameters import ModelCounts
 from model.plan.predict import PassTime, Predictor
 from model.plan.roofline import Accelerator, Work
+from model.plan.sizes import DTYPE_BYTES, ModelSizes
 from model.speech.rules import BEGINNING_TOKENS
 
 DEFAULT_INSTANCE = "trn2.48xlarge"
@@ -106,7 +107,7 @@ class Plan:
     `first_tokens` are those of as many prompts as a batch has, packed into the launches of one.
     """
 
-    model: ModelCounts
+    model: ModelSizes
     dtype: str
     prompt: int
     generate: int
@@ -140,7 +141,8 @@ class Plan:
     @property
     def cache_bytes_per_token(self) -> int:
         """Bytes that one more token adds, as long as no window is full."""
-        return DTYPE_BYTES[self.dtype] * sum(each.count * each.cache_per_token for each in self.model.layers)
+        groups = self.model.page_bytes(1, self.dtype).items()
+        return sum(size for group, size in groups if not isinstance(group, Slots))
 
     @property
     def step(self) -> Phase:
@@ -170,7 +172,7 @@ class Plan:
         return next(rate.fits for rate in self.rates if rate.batch == self.batch)
 
 
-def make_plan(model: ModelCounts, request: Request) -> Plan:
+def make_plan(model: ModelSizes, request: Request) -> Plan:
     """Plan a model; ModelError for what the model, the instance or the options do not allow."""
     if request.instance is not None and request.accelerator is not None:
         raise ModelError("a plan is for an instance or for an accelerator, not for both")
@@ -221,7 +223,7 @@ def make_plan(model: ModelCounts, request: Request) -> Plan:
 
 
 def _predictor(
-    model: ModelCounts, request: Request, place: _Place, dtype: str, tokens: int
+    model: ModelSizes, request: Request, place: _Place, dtype: str, tokens: int
 ) -> Predictor | None:
     """What predicts passes by kernels; None where there are only rooflines."""
     if place.target is None or unsupported(model.config):
@@ -258,7 +260,7 @@ class _Place:
         return self.meshes.step(self.shape, batch).step_ns
 
     @classmethod
-    def of(cls, model: ModelCounts, request: Request, dtype: str, tokens: int) -> _Place:
+    def of(cls, model: ModelSizes, request: Request, dtype: str, tokens: int) -> _Place:
         if request.accelerator is not None:
             return cls._accelerator(model, request, request.accelerator, dtype, tokens)
         name = request.instance or DEFAULT_INSTANCE
@@ -281,7 +283,7 @@ class _Place:
         )
 
     @classmethod
-    def _accelerator(cls, model: ModelCounts, request: Request, text: str, dtype: str, tokens: int) -> _Place:
+    def _accelerator(cls, model: ModelSizes, request: Request, text: str, dtype: str, tokens: int) -> _Place:
         if (request.pp or 1) * (request.ep or 1) > 1:
             raise ModelError("--pp and --ep are for the cores of an instance, not for an accelerator")
         peaks = roofline.accelerator(text)
@@ -289,13 +291,12 @@ class _Place:
         check_ranks(model.config, tp)
         room = None
         if peaks.memory_bytes is not None:
-            size = DTYPE_BYTES[dtype]
-            free = peaks.memory_bytes * tp - size * model.total
-            room = max(0, free) // max(1, model.cache_bytes(tokens, size))
+            free = peaks.memory_bytes * tp - DTYPE_BYTES[dtype] * model.total
+            room = max(0, free) // max(1, model.cache_bytes(tokens, dtype))
         return cls(peaks.name, None, None, peaks, tp, 1, room)
 
 
-def _check_sequence(model: ModelCounts, place: _Place) -> None:
+def _check_sequence(model: ModelSizes, place: _Place) -> None:
     """ModelError where no launches of several ranks are predicted, of which `--sp` could cut the rows."""
     if place.target is None:
         raise ModelError(f"--sp changes launches of kernels; for {place.name} a plan has rooflines only")
@@ -304,12 +305,12 @@ def _check_sequence(model: ModelCounts, place: _Place) -> None:
         raise ModelError(
             f"--sp changes launches of kernels; this model has rooflines only, as no kernel computes {missing[0]}"
         )
-    if model.encoder is not None and model.encoder.positions:
+    if model.config.spectrum is not None:
         raise ModelError("--sp cuts rows of prompts; those of an encoder stay whole: leave --sp out")
     check_sequence(True, place.tp)
 
 
-def _tokens(model: ModelCounts, request: Request) -> tuple[int, int]:
+def _tokens(model: ModelSizes, request: Request) -> tuple[int, int]:
     """Prompt and generated tokens, as asked for or within the model's context."""
     longest = model.config.max_position_embeddings
     room = min(DEFAULT_TOKENS, longest or DEFAULT_TOKENS)
@@ -348,7 +349,7 @@ def _rate(batch: int, place: _Place, first: Phase, step: Phase, generate: int, p
     )
 
 
-def _fit(model: ModelCounts, dtype: str, tokens: int, instance: Instance) -> Fit:
+def _fit(model: ModelSizes, dtype: str, tokens: int, instance: Instance) -> Fit:
     """On tensor-parallel ranks alone where these hold the model, else on the mesh of fewest ranks."""
     capacity, cores = chip(instance.target).hbm_bytes_per_core, instance.physical_cores
     tp = smallest_tp(model, dtype, tokens, 1, cores, capacity)

@@ -9,9 +9,10 @@ No launch is taken as shorter than its work on the core's peaks.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
 
 import ml_dtypes
 import numpy as np
@@ -25,13 +26,14 @@ from model.execution.stages import send, sent, stages_of
 from model.families import compose
 from model.layers.experts import RoutedExperts
 from model.layers.launch import Growth, Launch, Phase, StepShape, WeightDtypes, WindowPages
-from model.layers.paged import STATES, CacheGroup
+from model.layers.paged import CacheGroup
 from model.layers.sample import DRAWS
 from model.mesh import Mesh
 from model.network import Network, Section
 from model.plan.dry import DryTimes, Sized, Time
 from model.plan.experts import by_experts
 from model.plan.roofline import core
+from model.plan.sizes import equal_blocks
 from model.runners.bucket_length import bucket_length
 from model.runners.paged import step_of
 
@@ -120,9 +122,8 @@ class Predictor:
         self._mesh = Mesh(ranks, expert, cuts_sequence, expert=expert)
         self._config, self._network, self._pipeline = config, compose(config), pipeline
         self._pairs = DryTimes(target, Mesh(2)) if pipeline > 1 else None
-        start, *blocks, end = self._network.sections
-        first = dict(zip(reversed(config.blocks), reversed(blocks)))
-        kinds = [(first[kind], count) for kind, count in Counter(config.blocks).items()]
+        start, *_, end = self._network.sections
+        kinds = [(layers, count) for _, layers, count in equal_blocks(config, self._network)]
         self._parts: list[tuple[Section, int]] = [(start, 1), *kinds, (end, 1)]
         self._encoder = _kinds(self._network.before.get("encoder"))
         self._core = core(chip(target) if self._mesh.ranks > 1 else chip(target).alone(), dtype)
@@ -175,20 +176,6 @@ class Predictor:
                     total += self._dry.launch(launch) * number
         return total
 
-    def state_bytes(self) -> int:
-        """Bytes of a slot on a rank; 0 where there are none.
-
-        It holds the states of one sequence in all recurrent layers, or what an encoder leaves behind of a window.
-        """
-        step = self._on_pages(1, 1, (), slots=1)
-        return sum(
-            number * cache.page_bytes
-            for part, number in self._parts
-            for layer in part
-            for cache in layer.caches(step)
-            if cache.group == STATES
-        )
-
     def _on_pages(self, pages: int, block_size: int, window_pages: WindowPages, slots: int) -> StepShape:
         places = replace(self._step, pages=pages, window_pages=window_pages, slots=slots)
         return replace(places, padded=True, block_size=block_size)
@@ -206,12 +193,10 @@ class Predictor:
         assert self._pairs is not None, "one stage sends nothing"
         sequences = -(-step.sequences // micro_batches)
         step = replace(step, tokens=sequences * step.new_tokens, sequences=sequences)
-        stages = stages_of(self._network, self._pipeline, step)
-        first = {section: number for number, section in enumerate(self._network.sections)}
-        ends = [first[stage[-1]] + 1 for stage in stages]
+        ends, sections = self._stage_ends, len(self._network.sections)
         passes = [self._pass(step, self._parts_of(start, end)) for start, end in zip([0, *ends], ends)]
         sends = [
-            [send(value) for value in sent(self._network.sections[:end], self._network.sections[end:], step)]
+            [send(value) for value in sent(self._kinds_of(0, end), self._kinds_of(end, sections), step)]
             for end in ends[:-1]
         ]
         sent_times = [sum(map(self._pairs.launch, own), Time()) for own in sends]
@@ -224,6 +209,16 @@ class Predictor:
             )
         )
         return _mean(passes, sends[0][0], sent_times, micro_batches, whole)
+
+    @cached_property
+    def _stage_ends(self) -> list[int]:
+        """The numbers of sections up to the end of each stage, which the ranks of a step alone decide."""
+        stages = stages_of(self._network, self._pipeline, self._step)
+        return list(accumulate(len(stage) for stage in stages))
+
+    def _kinds_of(self, start: int, end: int) -> list[Section]:
+        """Neighbouring sections, equal ones once."""
+        return [part for part, _ in self._parts_of(start, end)]
 
     def _parts_of(self, start: int, end: int) -> list[tuple[Section, int]]:
         """The parts of the model in neighbouring sections, equal ones once."""

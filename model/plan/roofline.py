@@ -18,8 +18,8 @@ from enum import Enum
 
 from model.device import Hardware
 from model.errors import ModelError
-from model.plan.memory import DTYPE_BYTES
-from model.plan.parameters import ModelCounts
+from model.layers.launch import Phase
+from model.plan.sizes import DTYPE_BYTES, ModelSizes
 
 _LEAST_PEAK, _MOST_PEAK = 1e-9, 1e9
 """Of an accelerator, in TFLOPS and TB/s: from a thousand operations a second to more than all computers together."""
@@ -130,35 +130,23 @@ class Work:
         return peaks.seconds(self.operations, self.bytes)
 
 
-def decode(model: ModelCounts, dtype: str, batch: int, context: int) -> Work:
+def decode(model: ModelSizes, dtype: str, batch: int, context: int) -> Work:
     """One token for each of `batch` sequences, each the last of `context` tokens."""
-    size = DTYPE_BYTES[dtype]
-    attended = sum(
-        layers.count
-        * (layers.decode_products * (layers.seen(context) + layers.fixed_positions) + layers.token_products)
-        for layers in model.layers
-    )
+    products = model.active + model.head_parameters + model.products(Phase.decode, context)
     return Work(
-        2.0 * batch * (model.active + model.head_parameters + attended),
-        size * model.passed(batch),
-        batch * model.read_bytes(context, size),
+        2.0 * batch * products,
+        DTYPE_BYTES[dtype] * model.passed(batch),
+        batch * model.cache_bytes(context, dtype, read=True),
     )
 
 
-def prefill(model: ModelCounts, dtype: str, batch: int, tokens: int) -> Work:
+def prefill(model: ModelSizes, dtype: str, batch: int, tokens: int) -> Work:
     """The prompts of `batch` sequences, of `tokens` tokens each; the head for the last token of each only."""
-    size, encoder = DTYPE_BYTES[dtype], model.encoder
-    attended = sum(
-        layers.count
-        * (
-            layers.prefill_products * (layers.pairs(tokens) + layers.fixed_positions * tokens)
-            + layers.token_products * tokens
-        )
-        for layers in model.layers
-    )
-    products = model.active * tokens + model.head_parameters + attended
+    products = model.active * tokens + model.head_parameters + model.products(Phase.prefill, tokens)
     weights = model.passed(batch * tokens)
-    if encoder is not None and encoder.positions:
-        products += encoder.parameters * encoder.positions + encoder.products
-        weights += encoder.parameters
-    return Work(2.0 * batch * products, size * weights, batch * model.cache_bytes(tokens, size))
+    for window in filter(None, (network.window for network in model.network.before.values())):
+        products += model.parameters["aside"] * window + model.aside.products(Phase.prefill, window)
+        weights += model.parameters["aside"]
+    return Work(
+        2.0 * batch * products, DTYPE_BYTES[dtype] * weights, batch * model.cache_bytes(tokens, dtype)
+    )

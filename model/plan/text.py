@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from model.device import chip
 from model.layers import unsupported
 from model.plan.dry import Time
-from model.plan.memory import DTYPE_BYTES, MeshShape
+from model.plan.memory import MeshShape
 from model.plan.meshes import Candidate, Estimate
 from model.plan.plan import Plan
 from model.plan.predict import BUBBLE, PassTime
+from model.plan.sizes import DTYPE_BYTES
 from model.plan.speech import transcription
 from nkw.parts import Hanging, Part, table
 from nkw.targets import TARGETS
@@ -36,26 +37,25 @@ def _sentence(words: str) -> Part:
 
 
 def _parameters(plan: Plan) -> list[Part]:
-    model, size = plan.model, DTYPE_BYTES[plan.dtype]
+    model, size, encoder = plan.model, DTYPE_BYTES[plan.dtype], plan.model.config.encoder
     rows = [
         (
-            model.encoder.what if part == "aside" and model.encoder else part,
+            encoder.what if part == "aside" and encoder else part,
             f"{count:,}",
             f"{count / model.total:.1%}",
             _gb(count * size),
         )
-        for part, count in model.parameters().items()
+        for part, count in model.parameters.items()
         if count
     ]
     rows.append(("all", f"{model.total:,}", "", _gb(model.total * size)))
-    experts = any(layers.num_experts for layers in model.layers)
-    sequence = model.cache_bytes(plan.context, size)
+    sequence = model.cache_bytes(plan.context, plan.dtype)
     return [
         f"{model.config.model_type}, {model.num_layers} layers, {plan.dtype}",
         table("part|parameters|share|GB", rows),
         *(
             [f"for one token {model.active + model.head_parameters:,} are active, head included"]
-            if experts
+            if model.parameters["experts"]
             else []
         ),
         f"cache: {plan.cache_bytes_per_token:,} bytes per token; "

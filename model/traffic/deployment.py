@@ -16,8 +16,8 @@ from model.layers import unsupported
 from model.layers.paged import STATES, CacheGroup
 from model.mesh import check_expert_groups, routed_experts
 from model.plan.memory import Demand, PageKind, footprint, page_kinds, possible_tp, smallest_tp, with_pages
-from model.plan.parameters import ModelCounts
 from model.plan.predict import Predictor
+from model.plan.sizes import ModelSizes
 from model.runners.paged import buckets_of
 from model.state import INTERVAL, PagePool, SlotPool, WindowPool
 from model.traffic.clock import PredictedClock
@@ -89,7 +89,7 @@ class Setup:
 class Deployment:
     """Replicas of one model, and the clock of their steps."""
 
-    def __init__(self, model: ModelCounts, setup: Setup, like: Deployment | None = None) -> None:
+    def __init__(self, model: ModelSizes, setup: Setup, like: Deployment | None = None) -> None:
         """Predictions of another deployment `like` this one, of the same instance, dtype and lengths, are taken over.
 
         ModelError for what the model, the instance or the options do not allow.
@@ -121,7 +121,7 @@ class Deployment:
             )
             for each in models[len(known) :]
         ]
-        self.kinds = _kinds(models, self.setup, record.hbm_bytes_per_core, self.predictors)
+        self.kinds = _kinds(models, self.setup, record.hbm_bytes_per_core)
         self._check_room(length)
         pages: dict[CacheGroup, int] = {
             STATES if kind.recurrent else kind.window: kind.pages for kind in self.kinds
@@ -253,12 +253,12 @@ class Deployment:
         return Replica(groups[0] if len(groups) == 1 else GroupScheduler(groups), self.clock, drafts)
 
 
-def expert_groups(model: ModelCounts, setup: Setup) -> int:
+def expert_groups(model: ModelSizes, setup: Setup) -> int:
     """The groups that divide the experts of a model; 1 of a draft model without experts, which each computes alone."""
     return setup.ep if routed_experts(model.config) else 1
 
 
-def _check_model(model: ModelCounts, length: int) -> None:
+def _check_model(model: ModelSizes, length: int) -> None:
     """ModelError for a model whose steps cannot be predicted, or that does not take requests of a length."""
     missing = unsupported(model.config)
     if missing:
@@ -278,7 +278,7 @@ def _of_speech(setup: Setup, models: int) -> Setup:
     return replace(setup, options=setup.options.of_windows(setup.max_model_len))
 
 
-def _replicas(models: list[ModelCounts], setup: Setup, instance: Instance, tp: int) -> int:
+def _replicas(models: list[ModelSizes], setup: Setup, instance: Instance, tp: int) -> int:
     """How many copies of the model there are; ModelError for more ranks than the instance or a model takes."""
     cores, prompts = instance.physical_cores, setup.prefill_replicas
     ranks = tp * setup.ep
@@ -303,9 +303,7 @@ def _replicas(models: list[ModelCounts], setup: Setup, instance: Instance, tp: i
     return replicas
 
 
-def _kinds(
-    models: list[ModelCounts], setup: Setup, core_bytes: int, predictors: Sequence[Predictor]
-) -> list[PageKind]:
+def _kinds(models: list[ModelSizes], setup: Setup, core_bytes: int) -> list[PageKind]:
     """The pages and slots that fill what the weights of all models leave; a page of a kind is one of each model's."""
     tp, length, own = setup.tp or 1, setup.max_model_len, setup.options
     of_models = [page_kinds(each, setup.dtype, tp, setup.block_size, length) for each in models]
@@ -315,7 +313,7 @@ def _kinds(
             raise ModelError("the layers of the draft model see other windows than those of the model")
         kinds = [replace(one, page_bytes=one.page_bytes + two.page_bytes) for one, two in zip(kinds, others)]
     weight_bytes = sum(footprint(each, setup.dtype, tp, 0, setup.ep).weight_bytes for each in models)
-    state_bytes = [each.state_bytes() for each in predictors]
+    state_bytes = [each.page_bytes(tp, setup.dtype)[STATES] for each in models]
     if any(state_bytes[1:]):
         raise ModelError(NO_RECURRENT_DRAFTS)
     if state_bytes[0]:
@@ -326,7 +324,7 @@ def _kinds(
     return with_pages(kinds, max(0, core_bytes - weight_bytes), setup.block_size, demand)
 
 
-def _fewest(model: ModelCounts, setup: Setup, cores: int, core_bytes: int) -> int:
+def _fewest(model: ModelSizes, setup: Setup, cores: int, core_bytes: int) -> int:
     """The fewest ranks that hold as many sequences as run at most; else one sequence; else the most there are."""
     length = setup.max_model_len
     for sequences in (setup.options.max_num_seqs, 1):

@@ -12,7 +12,7 @@ from model.engine import Batch, Request
 from model.engine.buckets import BucketUse
 from model.engine.speculation import NO_ROWS, Acceptance, DraftModel, PromptLookup, Rows
 from model.errors import ModelError
-from model.plan.parameters import ModelCounts
+from model.plan.sizes import ModelSizes
 from model.sampling import StepOutput
 from model.traffic.clock import Clock, StepTime
 
@@ -85,7 +85,7 @@ class Speculation:
     """What becomes of drafts, and the model that proposes them; None where they are looked up in the prompt."""
 
     outcomes: Outcomes
-    model: ModelCounts | None = None
+    model: ModelSizes | None = None
 
 
 class _AnyToken(StepOutput):

@@ -14,8 +14,8 @@ from model.engine.bucket_sizes import AUTO, AskedSizes, BucketLimits, fitted, re
 from model.engine.buckets import MOST_ROWS, Buckets
 from model.errors import ModelError
 from model.loading.tokenizer import Tokenizer
-from model.plan.parameters import ModelCounts, load_model
 from model.plan.plan import DEFAULT_INSTANCE
+from model.plan.sizes import ModelSizes, load_model
 from model.speech.recording import SECONDS_OF_COLUMN
 from model.speech.rules import BEGINNING_TOKENS
 from model.state import check_block_size
@@ -114,7 +114,7 @@ class Traffic:
     """
 
     request: Request
-    model: ModelCounts
+    model: ModelSizes
     deployment: Deployment
     workload: Workload
     summary: Summary
@@ -181,7 +181,7 @@ def make_traffic(request: Request, told: Callable[[str], None] = lambda doing: N
     return Traffic(request, model, deployment, workload, run, breaks, searched, tuple(changed), tuple(curve))
 
 
-def _speculation(request: Request, model: ModelCounts) -> Speculation | None:
+def _speculation(request: Request, model: ModelSizes) -> Speculation | None:
     """What becomes of drafts, and the model that proposes them."""
     tokens, path = request.options.speculative_tokens, request.acceptance_text
     if not tokens:
@@ -207,7 +207,7 @@ def _buckets(given: str, limits: BucketLimits, offered: Workload) -> Buckets:
     return fitted(AskedSizes.of_lengths(lengths, limits.max_num_batched_tokens), limits)
 
 
-def _offered(request: Request, model: ModelCounts) -> tuple[Workload, bool]:
+def _offered(request: Request, model: ModelSizes) -> tuple[Workload, bool]:
     """The requests, and whether they come when they shall; else their times are to be stretched to a rate."""
     draw = np.random.default_rng(request.seed)
     queries: tuple[Query, ...]
@@ -228,12 +228,12 @@ def _offered(request: Request, model: ModelCounts) -> tuple[Workload, bool]:
     return poisson(queries, 1.0, draw), len(queries) == 1
 
 
-def _counter(config: Path, model: ModelCounts) -> CountTokens:
+def _counter(config: Path, model: ModelSizes) -> CountTokens:
     tokenizer = _tokenizer(config, model)
     return lambda text: len(tokenizer.encode(text))
 
 
-def _tokenizer(config: Path, model: ModelCounts) -> Tokenizer:
+def _tokenizer(config: Path, model: ModelSizes) -> Tokenizer:
     return Tokenizer(config_file(config).parent, model.config.vocab_size)
 
 

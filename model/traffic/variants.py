@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from model.errors import ModelError
-from model.plan.parameters import ModelCounts
+from model.plan.sizes import ModelSizes
 from model.traffic.deployment import Deployment, Setup
 from model.traffic.report import ServiceLevel, Summary, summary
 from model.traffic.workload import Workload
@@ -22,7 +22,7 @@ class Variant:
 
 
 def variants(
-    model: ModelCounts,
+    model: ModelSizes,
     base: Deployment,
     workload: Workload,
     level: ServiceLevel,

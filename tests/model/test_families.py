@@ -17,7 +17,7 @@ from model.families.registry import Family
 from model.layers import unsupported
 from model.loading.checkpoint import open_checkpoint
 from model.loading.weights import shard_weights, tensor_shapes
-from model.plan.parameters import ModelCounts
+from model.plan.sizes import ModelSizes
 from model.runners.contiguous import KernelModel
 from model.runners.reference import ReferenceModel
 from nkw.commands import main
@@ -188,10 +188,14 @@ def test_a_model_without_missing_parts_is_composed_with_all_its_parameters(path)
         assert config.architecture == ""
         return
     sizes = [int(np.prod(shape, dtype=np.int64)) for shape in compose(config).tensor_shapes().values()]
-    counts = ModelCounts.of(config)
-    aside = 0 if compose(config).encoder else counts.parameters()["aside"]
-    buffers = sum(layers.count * layers.buffers for layers in counts.layers)
-    assert sum(sizes) == counts.total - aside + buffers
+    model = ModelSizes(config)
+    buffers = sum(
+        section.count * size
+        for section in model.sections
+        for part, size in section.tensors.values()
+        if part == "buffers"
+    )
+    assert sum(sizes) == model.total + buffers
 
 
 @pytest.mark.parametrize(("name", "row"), FAMILIES.items())

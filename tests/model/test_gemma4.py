@@ -21,7 +21,7 @@ from model.layers.layer import states_of
 from model.loading.checkpoint import open_checkpoint
 from model.loading.weights import shard_weights
 from model.plan.memory import footprint
-from model.plan.parameters import load_model
+from model.plan.sizes import load_model
 from tests.model.tiny_families import TINY, tiny_model, write_tiny
 
 torch = pytest.importorskip("torch", reason="torch is an extra of development (dev)")
@@ -171,17 +171,17 @@ def test_attention_to_later_images_changes_nothing_for_text(tmp_path, use) -> No
 
 @pytest.mark.parametrize("name", [name for name, (family, _) in TINY.items() if family == "Gemma4"])
 def test_a_plan_counts_the_parameters_and_the_bytes_of_a_tiny_model(tmp_path, name) -> None:
-    """Numbers that multiply a layer's result are buffers, which neither transformers nor a plan counts."""
+    """Numbers that multiply a layer's result are buffers, which a rank holds and nothing counts as parameters."""
     config = load_config(write_tiny(tmp_path, name))
     counts = load_model(tmp_path)
     assert counts.total == sum(each.numel() for each in tiny_model(name).parameters())
     (held,) = shard_weights(config, dict(open_checkpoint(tmp_path, config)), 1)
-    sizes = [array.nbytes for key, array in held.arrays.items() if not key.endswith(".scale")]
+    sizes = [array.nbytes for array in held.arrays.values()]
     assert footprint(counts, "float32", 1, 16).weight_bytes == sum(sizes)
     step = StepShape(Phase.decode, 1, 1, 16, 16, 1, FLOAT32, WeightDtypes(FLOAT32))
     states = [state for layer in compose(config).layers for state in states_of(layer, step)]
     held_positions = sum(each.nbytes for each in states) // 16
-    assert 4 * sum(each.count * each.cache_per_token for each in counts.layers) == held_positions
+    assert sum(counts.page_bytes(1, "float32").values()) == held_positions
 
 
 @pytest.mark.parametrize("changes", [{}, {"attention_k_eq_v": True, "num_global_key_value_heads": 2}, ROUTED])
@@ -234,5 +234,5 @@ def test_gemma_3n_is_counted_and_refused_by_what_is_missing(tmp_path, changes) -
 def test_a_step_reads_a_shared_cache_in_every_layer(tmp_path) -> None:
     counts = load_model(written(tmp_path, SMALL))
     window, full = 2 * 256, 2 * 512
-    assert counts.cache_elements(1000) == 4 * window * 512 + full * 1000
-    assert counts.read_bytes(1000, 1) == 8 * window * 512 + 2 * full * 1000
+    assert counts.cache_bytes(1000, "bfloat16") == 2 * (4 * window * 512 + full * 1000)
+    assert counts.cache_bytes(1000, "bfloat16", read=True) == 2 * (8 * window * 512 + 2 * full * 1000)

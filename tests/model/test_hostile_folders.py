@@ -17,7 +17,7 @@ from model.errors import ModelError
 from model.families import compose, load_config, read_config
 from model.loading.checkpoint import open_checkpoint
 from model.loading.weights import shard_weights
-from model.plan.parameters import ModelCounts
+from model.plan.sizes import ModelSizes
 from model.runners.reference import ReferenceModel
 from tests.hostile.fields import VALUES, spoilt
 from tests.model.family_folders import ARCHITECTURES, write_family
@@ -50,7 +50,7 @@ def used(folder: Path) -> None:
 def planned(path: Path) -> None:
     """Read a config as `nkw plan` does."""
     config = read_config(path)
-    ModelCounts.of(config).parameters()
+    _ = ModelSizes(config).parameters
     if config.architecture and not config.refusals:
         compose(config).tensor_shapes()
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from model.device import chip
-from model.plan.parameters import load_model
 from model.plan.plan import Request, make_plan
+from model.plan.sizes import load_model
 from nkw.commands import main
 from tests.model.test_cli import only_progress
 from tests.model.test_plan_parameters import CONFIGS, GEMMA3N, NOT_COMPUTED, changed

@@ -23,7 +23,7 @@ from model.plan.memory import (
     smallest_tp,
     with_pages,
 )
-from model.plan.parameters import load_model
+from model.plan.sizes import load_model
 from tests.model.test_plan_parameters import CONFIGS, COUNTS
 
 MEAN = Demand(sequences=256, mean=4096, longest=4096, tokens=2048)
@@ -135,10 +135,7 @@ def test_states_of_recurrent_layers_count_as_the_layers_state_them(name: str, dt
         wanted = sum(each.nbytes for each in states)
         assert {each.dtype.itemsize for each in states} == {4, held.itemsize}
         counted = footprint(model, dtype, tp, 100).cache_bytes_per_sequence
-        # Where ranks divide heads, inputs of the convolution are taken to be as many on every rank as on one.
-        assert wanted <= counted <= wanted * (1.05 if tp > 1 else 1.0)
-        if tp == 1:
-            assert counted == model.cache_bytes(100, held.itemsize)
+        assert counted == wanted == model.cache_bytes(100, dtype, tp)
 
 
 def test_every_instance_holds_at_most_its_memory() -> None:

@@ -19,9 +19,9 @@ from model.loading.weights import shard_weights
 from model.mesh import Mesh
 from model.plan.memory import MeshShape, footprint, smallest_tp
 from model.plan.meshes import Meshes
-from model.plan.parameters import ModelCounts, load_model
 from model.plan.plan import Request, make_plan
 from model.plan.predict import BUBBLE, Predictor
+from model.plan.sizes import ModelSizes, load_model
 from model.runners.contiguous import KernelModel
 from tests.model.test_kernel_model import load
 from tests.model.tiny_families import write_tiny
@@ -31,7 +31,7 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 ULTRASERVER = "trn2 UltraServer"
 
 
-def model(name: str) -> ModelCounts:
+def model(name: str) -> ModelSizes:
     return load_model(CONFIGS / f"{name}.json")
 
 
@@ -59,7 +59,7 @@ def test_groups_of_experts_hold_them_once() -> None:
     one, four = (
         meshes("deepseek-v3", ULTRASERVER).candidate(shape) for shape in (MeshShape(8), MeshShape(8, ep=4))
     )
-    experts = sum(each.count * each.experts for each in model("deepseek-v3").layers)
+    experts = model("deepseek-v3").parameters["experts"]
     assert one.weight_bytes - four.weight_bytes == pytest.approx(2 * experts / 8 * 3 / 4, rel=1e-6)
     assert one.cache_bytes_per_sequence == four.cache_bytes_per_sequence
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import safetensors
 
+from model.config.mixers import GroupedAttention
 from model.errors import ModelError
 from model.families import FAMILIES
 from model.layers import unsupported
-from model.plan.parameters import BlockCounts, load_model
+from model.plan.sizes import load_model
 from tests.model.conftest import PRETRAINED
 from tests.model.folders import TINY
 
@@ -53,7 +54,7 @@ def changed(folder: Path, name: str, **changes: Any) -> Path:
 def test_parameters_of_published_models(name) -> None:
     model = load_model(CONFIGS / f"{name}.json")
     assert model.total == int(COUNTS[name])
-    assert sum(model.parameters().values()) == model.total
+    assert sum(model.parameters.values()) == model.total
 
 
 WITHOUT_CONFIG = {
@@ -98,58 +99,59 @@ def test_parameters_of_a_checkpoint_on_disk() -> None:
     ],
 )
 def test_parameters_by_part(name, parts) -> None:
-    counted = load_model(CONFIGS / f"{name}.json").parameters()
+    counted = load_model(CONFIGS / f"{name}.json").parameters
     assert {part: counted[part] for part in parts} == parts
 
 
 @pytest.mark.parametrize("name", sorted(TOKEN))
 def test_cache_of_a_token_in_two_byte_elements(name) -> None:
     model = load_model(CONFIGS / f"{name}.json")
-    assert 2 * model.cache_elements(1) == TOKEN[name]
-    assert 2 * model.cache_elements(1024) == 1024 * TOKEN[name]
+    assert model.cache_bytes(1, "bfloat16") == TOKEN[name]
+    assert model.cache_bytes(1024, "float16") == 1024 * TOKEN[name]
 
 
 def test_latent_attention_caches_one_vector_of_576_elements() -> None:
-    assert load_model(CONFIGS / "deepseek-v3.json").cache_elements(10) == 61 * 10 * (512 + 64)
+    assert load_model(CONFIGS / "deepseek-v3.json").cache_bytes(10, "float32") == 4 * 61 * 10 * (512 + 64)
 
 
 @pytest.mark.parametrize(("tokens", "kept"), [(127, 127), (128, 128), (129, 128)])
 def test_layers_with_a_window_cache_no_more_than_it(tokens, kept) -> None:
     model = load_model(CONFIGS / "gpt-oss-20b.json")
-    assert model.cache_elements(tokens) == 12 * 2 * 512 * (tokens + kept)
+    assert model.cache_bytes(tokens, "bfloat16") == 2 * 12 * 2 * 512 * (tokens + kept)
 
 
 def test_window_patterns_follow_the_families() -> None:
-    windows = {layers.window: layers.count for layers in load_model(CONFIGS / "gemma-3-27b.json").layers}
-    assert windows == {1024: 52, None: 10}
-    windows = {layers.window: layers.count for layers in load_model(CONFIGS / "gemma-2-2b.json").layers}
-    assert windows == {4096: 13, None: 13}
+    for name, counts in (("gemma-3-27b", {1024: 52, None: 10}), ("gemma-2-2b", {4096: 13, None: 13})):
+        blocks = load_model(CONFIGS / f"{name}.json").blocks
+        assert {next(iter(each.page_bytes(1, "bfloat16"))): each.count for each in blocks} == counts
 
 
 def test_state_of_a_mamba_does_not_grow() -> None:
     model = load_model(CONFIGS / "mamba-130m.json")
-    assert model.cache_elements(1) == model.cache_elements(100_000) == 24 * 1536 * (16 + 3)
+    for tokens in (1, 100_000):
+        assert model.cache_bytes(tokens, "bfloat16") == 24 * 1536 * (4 * 16 + 2 * 3)
 
 
 def test_state_of_the_gated_delta_rule_stands_beside_the_cache_of_every_fourth_layer() -> None:
     model = load_model(CONFIGS / "qwen3-next-80b-a3b.json")
     state, inputs = 32 * 128 * 128, 3 * (2 * 16 + 32) * 128
     for tokens in (0, 10):
-        assert model.cache_elements(tokens) == 36 * (state + inputs) + 12 * 2 * 2 * 256 * tokens
+        attended = 12 * 2 * 2 * 256 * tokens
+        assert model.cache_bytes(tokens, "bfloat16") == 36 * (4 * state + 2 * inputs) + 2 * attended
     assert round(model.active / 1e9, 1) == 3.3
-    assert {layers.divided: layers.count for layers in model.layers} == {(16, 16): 36, (16, 2): 12}
+    assert [each.count for each in model.blocks] == [36, 12]
 
 
 def test_qwen3_next_takes_the_kinds_of_its_layers_from_either_field(tmp_path) -> None:
     each = ["linear_attention", "full_attention"] * 24
     for changes, attending in (({"layer_types": each}, 24), ({"full_attention_interval": 3}, 16)):
         model = load_model(changed(tmp_path, "qwen3-next-80b-a3b", **changes))
-        assert sum(layers.count for layers in model.layers if layers.cache_per_token) == attending
+        assert sum(each.count for each in model.blocks if None in each.page_bytes(1, "float32")) == attending
 
 
 def test_decoder_of_whisper_caches_what_the_encoder_left() -> None:
     model = load_model(CONFIGS / "whisper-tiny.json")
-    assert model.cache_elements(3) == 4 * 2 * 384 * (1500 + 3)
+    assert model.cache_bytes(3, "float32") == 4 * 4 * 2 * 384 * (1500 + 3)
 
 
 def test_active_parameters_are_those_of_the_chosen_experts() -> None:
@@ -161,19 +163,20 @@ def test_active_parameters_are_those_of_the_chosen_experts() -> None:
 
 
 def test_a_large_batch_reaches_every_expert_and_one_token_its_own() -> None:
-    layers = BlockCounts(count=1, experts=800, num_experts=8, experts_per_token=2)
-    assert layers.active_experts(1) == 200
-    assert layers.active_experts(2) == 800 * (1 - 0.75**2)
-    assert 799 < layers.active_experts(64) <= 800
+    (block,) = load_model(CONFIGS / "mixtral-8x7b.json").blocks
+    experts = block.parameters["experts"]
+    others = block.parameters.total() - experts
+    for tokens, share in ((1, 2 / 8), (2, 1 - 0.75**2), (64, 1.0)):
+        assert block.active(tokens) == pytest.approx(others + share * experts, rel=1e-7)
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 8, 9])
 def test_pairs_are_counted_as_one_by_one(window) -> None:
-    layers = BlockCounts(count=1, window=window)
+    mixer = GroupedAttention(4, 4, 64, window=window)
     counted = sum(
         1 for query in range(8) for key in range(query + 1) if window is None or query - key < window
     )
-    assert layers.pairs(8) == counted
+    assert mixer.pairs(8) == counted
 
 
 def test_a_folder_and_its_file_give_the_same_model(tmp_path) -> None:

@@ -21,8 +21,8 @@ from model.loading.checkpoint import open_checkpoint
 from model.loading.weights import shard_weights
 from model.mesh import Mesh
 from model.plan.dry import Time, continued
-from model.plan.parameters import ModelCounts, load_model
 from model.plan.predict import PassTime, Predictor
+from model.plan.sizes import ModelSizes, load_model
 from model.runners.bucket_length import bucket_length
 from model.runners.contiguous import KernelModel
 from model.runners.paged import PagedModel
@@ -33,14 +33,14 @@ from tests.model.folders import TINY
 CHIPS = ("trn1", "inf2", "trn2", "trn3")
 
 
-def tiny(folder: Path, **changes: Any) -> ModelCounts:
+def tiny(folder: Path, **changes: Any) -> ModelSizes:
     path = folder / "config.json"
     path.write_text(json.dumps({**TINY, **changes}))
     return load_model(path)
 
 
 def predictor(
-    model: ModelCounts,
+    model: ModelSizes,
     target: str = "trn2",
     tp: int = 1,
     context: int = 64,

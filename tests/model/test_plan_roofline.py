@@ -9,8 +9,8 @@ import pytest
 from model.device import chip
 from model.errors import ModelError
 from model.plan import roofline
-from model.plan.parameters import load_model
 from model.plan.roofline import ACCELERATORS, Bound, accelerator
+from model.plan.sizes import load_model
 from tests.model.test_plan_parameters import CONFIGS, COUNTS
 
 H100 = ACCELERATORS["h100"]
@@ -85,7 +85,7 @@ def test_devices_share_the_work_evenly() -> None:
 def test_a_step_reads_the_experts_it_reaches() -> None:
     mixtral = model("mixtral-8x7b")
     one = roofline.decode(mixtral, "bfloat16", 1, 1).weight_bytes
-    experts = mixtral.parameters()["experts"]
+    experts = mixtral.parameters["experts"]
     assert one == 2 * (mixtral.total - experts * 6 // 8)
     many = roofline.decode(mixtral, "bfloat16", 512, 1).weight_bytes
     assert one < many <= 2 * mixtral.total
@@ -94,12 +94,12 @@ def test_a_step_reads_the_experts_it_reaches() -> None:
 def test_vision_is_not_read_for_text_and_the_encoder_only_with_the_prompt() -> None:
     gemma, whisper = model("gemma-3-27b"), model("whisper-tiny")
     assert roofline.prefill(gemma, "bfloat16", 1, 8).weight_bytes == 2 * (
-        gemma.total - gemma.parameters()["aside"]
+        gemma.total - gemma.parameters["aside"]
     )
     assert roofline.prefill(whisper, "float32", 1, 8).weight_bytes == 4 * whisper.total
     assert (
         roofline.decode(whisper, "float32", 1, 8).weight_bytes
-        == 4 * whisper.total - 4 * whisper.parameters()["aside"]
+        == 4 * whisper.total - 4 * whisper.parameters["aside"]
     )
 
 

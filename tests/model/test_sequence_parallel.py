@@ -11,8 +11,8 @@ from model.config import ModelConfig
 from model.device import SimulatedDevice
 from model.loading.weights import shard_weights
 from model.mesh import Mesh
-from model.plan.parameters import load_model
 from model.plan.plan import Request, make_plan
+from model.plan.sizes import load_model
 from model.runners.contiguous import KernelModel
 from model.runners.reference import ReferenceModel
 from tests.deep import deep_except

@@ -14,7 +14,7 @@ import pytest
 from model.engine import SchedulerOptions
 from model.engine.buckets import PartShape
 from model.plan.memory import footprint
-from model.plan.parameters import ModelCounts, load_model
+from model.plan.sizes import ModelSizes, load_model
 from model.traffic.deployment import Deployment, Setup
 from model.traffic.lengths import Lengths
 from model.traffic.report import ServiceLevel, Summary, summary
@@ -29,12 +29,12 @@ SETUP = Setup("trn2.48xlarge", "bfloat16", 1024, tp=8, replicas=1, options=Sched
 
 
 @pytest.fixture(scope="module")
-def model() -> ModelCounts:
+def model() -> ModelSizes:
     return load_model(CONFIGS / "llama-3.2-1b.json")
 
 
 @pytest.fixture(scope="module")
-def deployment(model: ModelCounts) -> Deployment:
+def deployment(model: ModelSizes) -> Deployment:
     return Deployment(model, SETUP)
 
 
@@ -56,7 +56,7 @@ def test_a_request_alone_takes_the_sum_of_its_passes(deployment: Deployment) -> 
     assert life.whole_ns == sum(map(round, passes))
 
 
-def test_the_pages_fill_what_the_weights_leave(model: ModelCounts, deployment: Deployment) -> None:
+def test_the_pages_fill_what_the_weights_leave(model: ModelSizes, deployment: Deployment) -> None:
     weights = footprint(model, "bfloat16", 8, 0).weight_bytes
     # 16 positions of keys and values of 64 elements, one head of each on a rank, in 16 layers
     (kind,) = deployment.kinds
@@ -66,7 +66,7 @@ def test_the_pages_fill_what_the_weights_leave(model: ModelCounts, deployment: D
 
 @pytest.mark.slow
 def test_continuous_batches_give_two_to_four_times_the_tokens_of_static_ones(
-    model: ModelCounts, deployment: Deployment
+    model: ModelSizes, deployment: Deployment
 ) -> None:
     """512 requests at one moment, 64 tokens each and exponentially many more, 128 on average.
 
@@ -83,7 +83,7 @@ def test_continuous_batches_give_two_to_four_times_the_tokens_of_static_ones(
 
 @pytest.mark.slow
 def test_chunks_of_prompts_keep_gaps_short_and_let_first_tokens_wait(
-    model: ModelCounts, deployment: Deployment
+    model: ModelSizes, deployment: Deployment
 ) -> None:
     queries = (Query(512, 64),) * 300
     workload = poisson(

@@ -14,7 +14,7 @@ from model.engine.buckets import PartShape
 from model.errors import ModelError
 from model.loading.shipped import model_path
 from model.plan.memory import footprint
-from model.plan.parameters import load_model
+from model.plan.sizes import load_model
 from model.state import PagePool
 from model.traffic.deployment import Deployment, Setup
 from model.traffic.record import Record

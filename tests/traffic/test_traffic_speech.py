@@ -17,8 +17,8 @@ from model.families import SPEECH, load_config
 from model.loading.checkpoint import open_checkpoint
 from model.loading.weights import shard_weights
 from model.plan.memory import footprint
-from model.plan.parameters import load_model
 from model.plan.predict import PassTime
+from model.plan.sizes import load_model
 from model.runners.contiguous import KernelModel
 from model.traffic.deployment import Deployment, Setup
 from model.traffic.workload import Query, Workload

@@ -9,9 +9,9 @@ from model.config.folder import model_files
 from model.device import instance_named
 from model.families import read_record
 from model.plan.document import document
-from model.plan.parameters import load_model
 from model.plan.plan import DEFAULT_INSTANCE, Request, make_plan
 from model.plan.single_step import plan_step
+from model.plan.sizes import load_model
 from model.plan.text import parts
 from nkw.files import Outputs, json_document
 from nkw.terminal import show, show_lines, working
