@@ -7,7 +7,8 @@ computes once for several layers. States do not pass, so layers that read the ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Sequence
 from itertools import accumulate, chain, pairwise
 from math import inf, prod
 
@@ -53,16 +54,19 @@ def stages_of(network: Network, count: int, step: StepShape) -> list[tuple[Secti
 
 def whole_cuts(network: Network, step: StepShape) -> list[int]:
     """The numbers of blocks after which a stage may end: no state is read on both sides."""
-    blocks = network.blocks
-    states = {state.name for block in blocks for layer in block for state in states_of(layer, step)}
-    launches = [list(_launches((block,), step)) for block in blocks]
+    states = {state.name for block in network.blocks for layer in block for state in states_of(layer, step)}
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for number, block in enumerate(network.blocks):
+        for launch in _launches((block,), step):
+            for name in states.intersection((*launch.results, *(value.name for value in launch.values))):
+                last[name] = number
+                first.setdefault(name, number)
+    shared = [(first[name], last[name]) for name in first if first[name] < last[name]]
     return [
         count
-        for count in range(1, len(blocks))
-        if states.isdisjoint(
-            each.name
-            for each in _passed(chain.from_iterable(launches[:count]), chain.from_iterable(launches[count:]))
-        )
+        for count in range(1, len(network.blocks))
+        if not any(writer < count <= reader for writer, reader in shared)
     ]
 
 
@@ -100,27 +104,31 @@ def divided(costs: Sequence[int], parts: int, cuts: Collection[int]) -> list[ran
         )
     sums = [0, *accumulate(costs)]
 
-    def least(together: Callable[[float, float], float], worth: Callable[[int], float]) -> list[int]:
-        """The ends of the parts whose worth together is least."""
-        best: list[tuple[float, list[int]]] = [(0.0 if end == 0 else inf, [0]) for end in ends]
-        for _ in range(parts):
-            best = [
-                min(
-                    (
-                        (together(value, worth(sums[end] - sums[chosen[-1]])), [*chosen, end])
-                        for value, chosen in best[:at]
-                        if value < inf
-                    ),
-                    default=(inf, [0]),
-                )
-                for at, end in enumerate(ends)
-            ]
-        return best[-1][1]
+    def count_parts(largest: int) -> int:
+        """Count the parts of at most `largest`, each as long as it can be; more than there are ends where none fits."""
+        count, first = 0, 0
+        while first < len(ends) - 1 and count < parts + 1:
+            last = bisect_right(places, sums[ends[first]] + largest) - 1
+            count, first = (count + 1, last) if last > first else (parts + 1, first)
+        return count
 
-    limits = least(max, float)
-    largest = max(sums[last] - sums[first] for first, last in pairwise(limits))
-    even = least(lambda one, other: one + other, lambda cost: cost**2 if cost <= largest else inf)
-    return [range(first, last) for first, last in pairwise(even)]
+    places = [sums[end] for end in ends]
+    largest = bisect_left(range(sums[-1]), True, key=lambda limit: count_parts(limit) <= parts)
+    best: list[tuple[float, list[int]]] = [(inf, [0])] * len(ends)
+    best[0] = (0.0, [0])
+    for _ in range(parts):
+        best = [
+            min(
+                (
+                    (value + (places[at] - sums[chosen[-1]]) ** 2, [*chosen, end])
+                    for value, chosen in best[bisect_left(places, places[at] - largest, hi=at) : at]
+                    if value < inf
+                ),
+                default=(inf, [0]),
+            )
+            for at, end in enumerate(ends)
+        ]
+    return [range(first, last) for first, last in pairwise(best[-1][1])]
 
 
 def _launches(sections: Iterable[Section], step: StepShape) -> Iterable[Launch]:

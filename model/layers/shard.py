@@ -252,6 +252,10 @@ class Reordered(MatrixCut):
     cut: MatrixCut
     order: tuple[int, ...]
 
+    def shape(self, tensor_shape: Shape, shard: Shard) -> Shape:
+        """Return the shape of the cut, which an order does not change."""
+        return self.cut.shape(tensor_shape, shard)
+
     def select(self, tensor_shape: Shape, shard: Shard) -> Selection:
         """Return the part, whose outputs are in whole runs, reordered."""
         selection = self.cut.select(tensor_shape, shard)
@@ -272,13 +276,18 @@ class HeadPart(MatrixCut):
     rows_of_head: tuple[int, int]
     keeps_layout: bool
 
+    def shape(self, tensor_shape: Shape, shard: Shard) -> Shape:
+        """Return [rows of the first rank's heads, in], or [in, rows]."""
+        first, end = self.rows_of_head
+        count = len(_range(self.span(self.heads, Shard(0, shard.ranks)))) * (end - first)
+        return (count, tensor_shape[1]) if self.keeps_layout else (tensor_shape[1], count)
+
     def select(self, tensor_shape: Shape, shard: Shard) -> Selection:
         """Return the part of each head of a rank."""
         height, (first, end) = tensor_shape[0] // self.heads, self.rows_of_head
         heads = _range(self.span(self.heads, shard))
         outputs = tuple(head * height + row for head in heads for row in range(first, end))
-        count = len(_range(self.span(self.heads, Shard(0, shard.ranks)))) * (end - first)
-        shape = (count, tensor_shape[1]) if self.keeps_layout else (tensor_shape[1], count)
+        shape = self.shape(tensor_shape, shard)
         return Selection(outputs, range(tensor_shape[1]), shape, is_transposed=not self.keeps_layout)
 
 
