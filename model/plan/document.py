@@ -17,7 +17,7 @@ SCHEMA = 1
 
 
 def document(plan: Plan, name: str) -> dict[str, Any]:
-    """The document of `--json`; its schema is in model/README.md."""
+    """The document of `--json`; its schema is in docs/model/planning.md."""
     model = plan.model
     return {
         "schema": SCHEMA,

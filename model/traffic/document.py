@@ -13,7 +13,7 @@ from nkw.version import DISTRIBUTION, version
 
 
 def document(traffic: Traffic, name: str) -> dict[str, Any]:
-    """The document of `--json`; its schema is in model/README.md."""
+    """The document of `--json`; its schema is in docs/model/planning.md."""
     own, setup, workload = traffic.deployment, traffic.deployment.setup, traffic.workload
     price = traffic.request.price
     return {

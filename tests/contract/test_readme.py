@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```\s+```text\n(.*?)```", README, re.DOTALL)
@@ -29,6 +34,15 @@ NAMES = (
 def names_in(page: str) -> set[str]:
     """The files and folders that a page names."""
     return {name for pattern in NAMES for name in re.findall(pattern, page, re.MULTILINE)}
+
+
+def test_diagram_of_the_model_equals_its_import_contract() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = project["tool"]["importlinter"]["contracts"]
+    (layers,) = [contract["layers"] for contract in contracts if contract["id"] == "model-layers"]
+    diagram = (ROOT / "model" / "README.md").read_text(encoding="utf-8").split("```")[1]
+    lines = [set(re.findall(r"\w+", line)) for line in diagram.splitlines() if line]
+    assert lines == [set(re.findall(r"\w+", layer)) for layer in layers if layer != "(__main__)"]
 
 
 def test_readme_has_an_example() -> None:

@@ -326,7 +326,7 @@ def test_continuation_is_exact_for_polynomials_and_launches_little(order, size, 
 @pytest.mark.slow
 @pytest.mark.parametrize("cuts", [False, True])
 def test_products_of_long_prompts_take_the_time_of_their_launches(tmp_path, cuts) -> None:
-    """Within the 1 % of model/README.md, where groups of the MLP have under 512 rows and ranks do not divide 128."""
+    """Within 1 % where groups of the MLP have under 512 rows and ranks do not divide 128."""
     fields = dict(num_attention_heads=6, num_key_value_heads=3, hidden_size=6144, intermediate_size=256)
     model = tiny(tmp_path, num_hidden_layers=1, head_dim=16, max_position_embeddings=8192, **fields)
     plan = predictor(model, tp=3, context=8192, cuts=cuts)

@@ -18,6 +18,7 @@ from tests.serve.conftest import Served
 pytest.importorskip("openai", reason="openai is an extra of development (dev)")
 
 ROOT = Path(__file__).resolve().parents[2]
+SERVING = ROOT / "docs" / "model" / "serving.md"
 
 
 def section(page: str, heading: str) -> str:
@@ -61,4 +62,4 @@ def test_openai_client_of_readme(server: Served, texts: list[str]) -> None:
 def test_page_on_serving_names_every_option() -> None:
     options = {option.name for option in OPTIONS}
     assert "--replicas" in options
-    assert options <= set(re.findall(r"--[\w-]+", section("model/README.md", "Serving")))
+    assert options <= set(re.findall(r"--[\w-]+", SERVING.read_text(encoding="utf-8")))

@@ -324,8 +324,9 @@ def test_the_examples_of_the_model_run_and_print_a_document(
     captured = capsys.readouterr()
     document = json.loads(captured.out)
     assert captured.err == text
-    assert (document["schema"], document["command"]) == ({"generate": 2, "plan": 1}[command], command)
-    said = (PAGE.parents[1] / "model" / "README.md").read_text().partition("\n## JSON\n")[2]
+    assert (document["schema"], document["command"]) == ({"generate": 3, "plan": 1}[command], command)
+    page = PAGE.parent / "model" / {"generate": "engine.md", "plan": "planning.md"}[command]
+    said = page.read_text(encoding="utf-8").partition("\n## JSON\n")[2]
     assert [key for key in document if f"`{key}`" not in said] == []
 
 
