@@ -100,9 +100,9 @@ def namespace() -> Callable[[Path], Any]:
     """The options of a command that says nothing about sampling."""
     from argparse import Namespace
 
-    return lambda folder: Namespace(
-        model=folder, temperature=None, top_k=None, top_p=None, seed=0, max_new_tokens=1, stop=[]
-    )
+    values = dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "logprobs", "structured_outputs"))
+    values |= dict(presence_penalty=0.0, frequency_penalty=0.0, repetition_penalty=1.0)
+    return lambda folder: Namespace(model=folder, seed=0, n=1, max_new_tokens=1, stop=[], **values)
 
 
 Weights = dict[str, np.ndarray]
