@@ -56,6 +56,7 @@ def compose(config: ModelConfig, names: Names = LLAMA, mixer: Mixer | None = Non
     bias = f"{names.last_norm}.bias" if own.bias else None
     tied = config.tie_word_embeddings
     embedding = Embedding("embedding", table, vocabulary, hidden, config.embedding_scale, learned)
+    mixers = (block.mixer for block in config.blocks)
     return token_network(
         _with_per_layer_inputs(config, names, embedding),
         tuple(_Parts(config, names, number, mixer).layers() for number in range(len(config.blocks))),
@@ -68,6 +69,7 @@ def compose(config: ModelConfig, names: Names = LLAMA, mixer: Mixer | None = Non
             config.logit_scale,
             config.logit_softcap,
         ),
+        windows={mixer.window for mixer in mixers if isinstance(mixer, GroupedAttention) and mixer.window},
         unread=(
             *((head,) if tied else ()),
             *(f"{names.layer}.{layer}.{mask}" for layer in range(len(config.blocks)) for mask in names.masks),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from model.layers.cross_attention import LAST_OF_WINDOW
@@ -15,9 +15,18 @@ from model.layers.sample import COLUMNS, NUMBERS, RESULTS
 from model.network import Input, Network, Section, Sharding
 
 
-def token_network(embedding: Layer, blocks: Sequence[Section], head: Head, **checkpoint: Any) -> Network:
-    """Return the network of a decoder; `checkpoint` are fields of `Network` about the names of tensors."""
-    windows = {getattr(layer, "window", None) for block in blocks for layer in block} - {None}
+def token_network(
+    embedding: Layer,
+    blocks: Sequence[Section],
+    head: Head,
+    windows: Collection[int] = (),
+    **checkpoint: Any,
+) -> Network:
+    """Return the network of a decoder.
+
+    Layers with one of the `windows` may have pages of their own, and so arrays of their own in a step. `checkpoint` are
+    fields of `Network` about the names of tensors.
+    """
     window_arrays = (f"{name}.{window}" for name in GROUP_ARRAYS for window in windows)
     inputs = [
         Input("ids", Sharding.rows),
