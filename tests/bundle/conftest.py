@@ -20,6 +20,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import nkw
 import simulate
 from simulate.bundle.blame import Comparison
 from simulate.bundle.compare import compare_bundle
@@ -137,6 +138,7 @@ def instance(tmp_path: Path) -> Callable[..., Instance]:
             wheel(folder, "nki", version, fault),
             *packages,
             Path(simulate.__file__).parent,
+            Path(nkw.__file__).parent,
         )
         nrtpy = bare_environment(folder / "nrtpy", wheel(folder, "nrtpy", "0.1.0"), *packages)
         return Instance(python, nrtpy, folder / "tools")
