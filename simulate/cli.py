@@ -42,13 +42,12 @@ def main(
     arguments = list(sys.argv[1:] if argv is None else argv)
     options = _options(arguments, prog)
     if is_process:
+        from simulate.isolated import run_isolated, runs_in_child
+
         imported()
     try:
-        if is_process:
-            from simulate.isolated import run_isolated, runs_in_child
-
-            if runs_in_child(options):
-                return run_isolated(options, [_SPAWNED.format(path=sys.path), prog, *arguments])
+        if is_process and runs_in_child(options):
+            return run_isolated(options, [_SPAWNED.format(path=sys.path), prog, *arguments])
         if options.command in _WITH_REPORT:
             replace_unprintable()
         status: int = options.act(options)
