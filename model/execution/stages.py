@@ -108,11 +108,11 @@ def divided(costs: Sequence[int], parts: int, cuts: Collection[int]) -> list[ran
         """Count the parts of at most `largest`, each as long as it can be; more than there are ends where none fits."""
         count, first = 0, 0
         while first < len(ends) - 1 and count < parts + 1:
-            last = bisect_right(places, sums[ends[first]] + largest) - 1
+            last = bisect_right(end_sums, sums[ends[first]] + largest) - 1
             count, first = (count + 1, last) if last > first else (parts + 1, first)
         return count
 
-    places = [sums[end] for end in ends]
+    end_sums = [sums[end] for end in ends]
     largest = bisect_left(range(sums[-1]), True, key=lambda limit: count_parts(limit) <= parts)
     best: list[tuple[float, list[int]]] = [(inf, [0])] * len(ends)
     best[0] = (0.0, [0])
@@ -120,8 +120,8 @@ def divided(costs: Sequence[int], parts: int, cuts: Collection[int]) -> list[ran
         best = [
             min(
                 (
-                    (value + (places[at] - sums[chosen[-1]]) ** 2, [*chosen, end])
-                    for value, chosen in best[bisect_left(places, places[at] - largest, hi=at) : at]
+                    (value + (end_sums[at] - sums[chosen[-1]]) ** 2, [*chosen, end])
+                    for value, chosen in best[bisect_left(end_sums, end_sums[at] - largest, hi=at) : at]
                     if value < inf
                 ),
                 default=(inf, [0]),

@@ -43,7 +43,7 @@ def compose(config: ModelConfig) -> Network:
         for name in ("projections", "unembed_projections")
         for number in range(streams.count - 1)
     )
-    embedding = (replace(weight, part=weight.part or first.part) for weight in first.weights)
+    embedding = (replace(weight, component=weight.component or first.component) for weight in first.weights)
     beside = (
         (*layers, _updates(f"{NAMED_INPUTS.layer}.{number}", streams, hidden))
         for number, layers in enumerate(blocks)
@@ -71,9 +71,9 @@ def _updates(tensor: str, streams: Streams, hidden: int) -> Uncomputed:
     )
 
 
-def _weight(tensor: str, shape: Shape, part: str) -> Weight:
+def _weight(tensor: str, shape: Shape, component: str) -> Weight:
     """A whole tensor on every rank."""
-    return Weight(tensor, (Tensor(tensor, shape, WHOLE),), part=part)
+    return Weight(tensor, (Tensor(tensor, shape, WHOLE),), component=component)
 
 
 def gemma3n_text(fields: Fields) -> ModelConfig:

@@ -90,7 +90,7 @@ def _routed(tensor: str, experts: Mlp | Experts | None, hidden: int) -> Iterator
         "norms inside routed experts",
         (
             *(
-                Weight(f"{tensor}.{name}", (Tensor(f"{tensor}.{name}", (size,), ROW),), part="norms")
+                Weight(f"{tensor}.{name}", (Tensor(f"{tensor}.{name}", (size,), ROW),), component="norms")
                 for name, size in vectors.items()
             ),
             *(Weight(each.name, (each,)) for each in (router, scale)),

@@ -87,7 +87,7 @@ class AttentionHeads:
     head_norms: tuple[Norm, ...] = ()
     after: Norm | None = None
     owner: str | None = None
-    part: ClassVar[str] = "attention"
+    component: ClassVar[str] = "attention"
 
     def _inputs(self) -> Iterable[tuple[Projection, Cut]]:
         heads, kv_heads = by_query_heads(*self.heads.divided), by_kv_heads(*self.heads.divided)

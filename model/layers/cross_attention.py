@@ -61,7 +61,7 @@ class CrossProjections:
 class CrossAttention:
     """x + attention(norm(x), encoded) over the `heads.cross_positions` positions of an encoder."""
 
-    part: ClassVar[str] = "attention"
+    component: ClassVar[str] = "attention"
 
     name: str
     hidden: int

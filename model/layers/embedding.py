@@ -31,7 +31,7 @@ class Embedding(Stateless):
     hidden: int
     scale: float = 1.0
     learned: tuple[str, int] | None = None
-    part: ClassVar[str] = "embedding"
+    component: ClassVar[str] = "embedding"
 
     @property
     def table(self) -> Weight:

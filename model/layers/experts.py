@@ -101,7 +101,7 @@ class RoutedExperts(Stateless):
         if self.choice_bias is None:
             return None
         row = Tensor(self.choice_bias, (self.routing.count,), ROW, exact=True)
-        return Weight(f"{self.name}.b_choice", (row,), part="buffers")
+        return Weight(f"{self.name}.b_choice", (row,), component="buffers")
 
     @property
     def _shared_block(self) -> FeedForward | None:

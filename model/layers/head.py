@@ -49,7 +49,7 @@ class Head(Stateless):
     norm: Norm
     scale: float = 1.0
     softcap: float | None = None
-    part: ClassVar[str] = "head"
+    component: ClassVar[str] = "head"
 
     @property
     def _projection(self) -> Projection:

@@ -70,7 +70,7 @@ class LatentMixer:
     """x + attention(norm(x)); `query_norm` and `latent_norm` are those of the latents of queries and keys."""
 
     mixes: ClassVar[bool] = False
-    part: ClassVar[str] = "attention"
+    component: ClassVar[str] = "attention"
 
     name: str
     hidden: int

@@ -20,11 +20,11 @@ States = dict[str, np.ndarray]
 class Layer(Protocol):
     """One layer of a model, for every device and for the reference.
 
-    One with a true `mixes` has launches for steps in which sequences decode beside prompts. `part` is the part of a
-    model that plans count its weights to (`plan.sizes`).
+    One with a true `mixes` has launches for steps in which sequences decode beside prompts. `component` is the
+    component of a model that plans count its weights to (`plan.sizes`).
     """
 
-    part: ClassVar[str]
+    component: ClassVar[str]
 
     @property
     def weights(self) -> Sequence[Weight]:
@@ -47,7 +47,7 @@ class Stateless:
     """A layer that keeps nothing from step to step and needs nothing but its weights."""
 
     mixes: ClassVar[bool] = True
-    part: ClassVar[str] = "mlp"
+    component: ClassVar[str] = "mlp"
 
     def caches(self, step: StepShape) -> Sequence[Cache]:
         """None."""

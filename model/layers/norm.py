@@ -35,14 +35,14 @@ class Norm:
     @property
     def weight(self) -> Weight:
         """The weight of the norm, a row [1, size] on every rank."""
-        return Weight(self.name, (Tensor(self.tensor, (self.size,), self.cut),), part="norms")
+        return Weight(self.name, (Tensor(self.tensor, (self.size,), self.cut),), component="norms")
 
     @property
     def bias_weight(self) -> Weight | None:
         """The bias of a LayerNorm, a row like the weight."""
         if self.bias is None:
             return None
-        return Weight(f"{self.name}.bias", (Tensor(self.bias, (self.size,), ROW),), part="norms")
+        return Weight(f"{self.name}.bias", (Tensor(self.bias, (self.size,), ROW),), component="norms")
 
     @property
     def weights(self) -> Sequence[Weight]:
@@ -89,7 +89,7 @@ class Scale:
     @property
     def weight(self) -> Weight:
         """The number, [1, 1] on every rank."""
-        return Weight(self.name, (Tensor(self.tensor, (1,), ROW),), part="buffers")
+        return Weight(self.name, (Tensor(self.tensor, (1,), ROW),), component="buffers")
 
 
 def scaled_sum(x: np.ndarray, y: np.ndarray, scale: Scale | None, numpy: Arithmetic) -> np.ndarray:

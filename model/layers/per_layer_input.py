@@ -54,16 +54,16 @@ class PerLayerInputs(Stateless):
     rows: Embedding
     projection: Projection
     norm: Norm
-    part: ClassVar[str] = "embedding"
+    component: ClassVar[str] = "embedding"
 
     @property
     def _w(self) -> Weight:
-        return Weight(f"{self.name}.w", (self.projection.weight(TRANSPOSED),), part="projections")
+        return Weight(f"{self.name}.w", (self.projection.weight(TRANSPOSED),), component="projections")
 
     @property
     def weights(self) -> Sequence[Weight]:
         """Both tables, the projection and the norm."""
-        rows = (replace(weight, part="rows") for weight in self.rows.weights)
+        rows = (replace(weight, component="rows") for weight in self.rows.weights)
         return (*self.embedding.weights, *rows, self._w, *self.norm.weights)
 
     def launches(self, step: StepShape) -> Sequence[Launch]:

@@ -148,7 +148,7 @@ class RecurrentBlock:
     inputs: tuple[Projection, ...]
     convolution: Convolution
     output: Projection
-    part: ClassVar[str] = "mixer"
+    component: ClassVar[str] = "mixer"
 
     @abstractmethod
     def _cuts(self) -> tuple[Sequence[Cut], Divided]:

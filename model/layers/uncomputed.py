@@ -17,18 +17,18 @@ from model.layers.weight import Weight
 
 @dataclass(frozen=True)
 class Uncomputed(Stateless):
-    """The weights of a part of a model, `what` in words. Nothing launches it: `load_config` refuses the model before.
+    """The weights of one component of a model, which `name` describes; `load_config` refuses such a model.
 
     Raises ModelError for launches and for the reference.
     """
 
-    what: str
+    name: str
     weights: Sequence[Weight]
 
     def launches(self, step: StepShape) -> NoReturn:
-        """Refuse: no kernel computes this part."""
-        raise ModelError(f"no kernel computes {self.what}")
+        """Refuse: no kernel computes these weights."""
+        raise ModelError(f"no kernel computes {self.name}")
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> NoReturn:
-        """Refuse: the reference does not compute this part either."""
-        raise ModelError(f"no layer computes {self.what}")
+        """Refuse: the reference does not compute with these weights either."""
+        raise ModelError(f"no layer computes {self.name}")

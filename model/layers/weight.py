@@ -79,18 +79,19 @@ class Weight:
     """An array of weights that one rank holds: parts of one or several tensors, side by side.
 
     `reader` is the kernel that reads it, and the parameter: a quantised weight goes there in its stored tensors if the
-    kernel has a parameter for each of them. Without a reader it is widened when it is loaded. `part` is the part of
-    the model that plans count it to (`plan.sizes`), by default that of its layer.
+    kernel has a parameter for each of them. Without a reader it is widened when it is loaded. `component` is the
+    component of the model that plans count it to (`plan.sizes`), by default that of its layer.
     """
 
     name: str
     tensors: Sequence[Tensor]
     reader: tuple[str, str] | None = None
-    part: str = ""
+    component: str = ""
 
     def tensor_sizes(self) -> dict[str, int]:
         """Return the elements of the checkpoint's tensors, by their names."""
-        return {each.name: prod(each.shape) for each in self.tensors if not isinstance(each, Zeros)}
+        tensors = (tensor for tensor in self.tensors if not isinstance(tensor, Zeros))
+        return {tensor.name: prod(tensor.shape) for tensor in tensors}
 
     @property
     def is_whole(self) -> bool:
@@ -234,7 +235,7 @@ def _suffix(stored_tensor: str) -> str:
 class StackedWeight(Weight):
     """Tensors of one shape, one of each expert of a rank, one behind the other: [experts, …]."""
 
-    part: str = "experts"
+    component: str = "experts"
 
     def tensor_sizes(self) -> dict[str, int]:
         """Return the elements of the tensors of all experts, by the name of the first one's."""

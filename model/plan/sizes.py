@@ -1,6 +1,6 @@
-"""Sizes of a model from the shapes of its layers: parameters by part, what ranks hold, caches, and multiply-adds.
+"""Sizes of a model from the shapes of its layers: parameters by component, what ranks hold, caches, and multiply-adds.
 
-Parts, as weights and layers name theirs:
+Components, as weights and layers name theirs:
 
     embedding   token table, learned positions, table of the inputs of every layer, projections around the layers
     attention   projections of queries, keys, values and outputs, with their biases and sinks
@@ -36,11 +36,11 @@ from model.layers.paged import CacheGroup, Slots
 from model.layers.shard import Shard
 from model.network import Network, Section
 
-PARTS = {
+COMPONENTS = {
     "embedding": ("embedding", "rows", "projections"),
-    **{part: (part,) for part in ("attention", "mlp", "experts", "mixer", "norms", "head", "aside")},
+    **{name: (name,) for name in ("attention", "mlp", "experts", "mixer", "norms", "head", "aside")},
 }
-"""The parts of weights by the parts that plans show."""
+"""The components of weights by those that plans show."""
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -51,15 +51,17 @@ _MOST_PARAMETERS = 10**15
 class LayerSizes:
     """The sizes of neighbouring layers, of which a model has `count` equal ones; `experts` are the routed ones in them.
 
-    `part` is that of all weights, where it is not empty.
+    `component` is that of all weights, where it is not empty.
     """
 
     def __init__(
-        self, layers: Sequence[Layer], count: int = 1, experts: Experts | None = None, part: str = ""
+        self, layers: Sequence[Layer], count: int = 1, experts: Experts | None = None, component: str = ""
     ) -> None:
         self.count, self.experts, self._layers = count, experts, layers
         self._weights = [
-            (part or weight.part or layer.part, weight) for layer in layers for weight in layer.weights
+            (component or weight.component or layer.component, weight)
+            for layer in layers
+            for weight in layer.weights
         ]
         self.elements = lru_cache(maxsize=None)(self._elements)
         self.page_bytes = lru_cache(maxsize=None)(self._page_bytes)
@@ -67,16 +69,16 @@ class LayerSizes:
 
     @cached_property
     def tensors(self) -> dict[str, tuple[str, int]]:
-        """The part and the elements of each tensor of the checkpoint, by its name."""
-        sizes = ((part, weight.tensor_sizes()) for part, weight in self._weights)
-        return {name: (part, size) for part, tensors in sizes for name, size in tensors.items()}
+        """The component and the elements of each tensor of the checkpoint, by its name."""
+        sizes = ((component, weight.tensor_sizes()) for component, weight in self._weights)
+        return {name: (component, size) for component, tensors in sizes for name, size in tensors.items()}
 
     @cached_property
     def parameters(self) -> Counter[str]:
-        """Parameters of one of the equal layers, by part."""
+        """Parameters of one of the equal layers, by component."""
         counts = Counter[str]()
-        for part, size in self.tensors.values():
-            counts[part] += size if part != "buffers" else 0
+        for component, size in self.tensors.values():
+            counts[component] += size if component != "buffers" else 0
         return counts
 
     def share_of_experts(self, tokens: int) -> float:
@@ -90,10 +92,10 @@ class LayerSizes:
         return self.parameters.total() - experts + experts * self.share_of_experts(tokens)
 
     def _elements(self, tp: int, ep: int = 1) -> Counter[str]:
-        """Elements of weights on a rank, by part; `ep` groups of ranks hold routed experts once."""
+        """Elements of weights on a rank, by component; `ep` groups of ranks hold routed experts once."""
         counts = Counter[str]()
-        for part, weight in self._weights:
-            counts[part] += prod(weight.shape(Shard(0, tp, 0, ep)))
+        for component, weight in self._weights:
+            counts[component] += prod(weight.shape(Shard(0, tp, 0, ep)))
         return counts
 
     def _page_bytes(self, tp: int, dtype: str, read: bool = False) -> Counter[CacheGroup]:
@@ -116,7 +118,7 @@ class LayerSizes:
     def _products(self, phase: Phase, tokens: int) -> float:
         """Multiply-adds without weights: of a prompt of `tokens` tokens, or of one token at their end."""
         step = _step(phase, tokens, 1, "bfloat16")
-        mixers = (layer for layer in self._layers if layer.part in ("attention", "mixer"))
+        mixers = (layer for layer in self._layers if layer.component in ("attention", "mixer"))
         launches = (launch for layer in mixers for launch in layer.launches(step))
         return sum(launch.work.beside_weights for launch in launches) / 2
 
@@ -161,7 +163,7 @@ class ModelSizes:
     def aside(self) -> LayerSizes:
         """What a generated token does not pass; no layers in most models."""
         before = self.network.before.values()
-        return LayerSizes([layer for network in before for layer in network.layers], part="aside")
+        return LayerSizes([layer for network in before for layer in network.layers], component="aside")
 
     @property
     def sections(self) -> tuple[LayerSizes, ...]:
@@ -175,14 +177,17 @@ class ModelSizes:
 
     @cached_property
     def parameters(self) -> dict[str, int]:
-        """Parameters by part, in the order of `PARTS`."""
+        """Parameters by component, in the order of `COMPONENTS`."""
         counts = Counter[str]()
         for section in self.sections:
-            for part, size in section.parameters.items():
-                counts[part] += section.count * size
+            for component, size in section.parameters.items():
+                counts[component] += section.count * size
         if self.config.tie_word_embeddings:
             counts["head"] = 0
-        return {shown: sum(counts[part] for part in parts) for shown, parts in PARTS.items()}
+        return {
+            shown: sum(counts[component] for component in components)
+            for shown, components in COMPONENTS.items()
+        }
 
     @property
     def total(self) -> int:
