@@ -59,8 +59,8 @@ def joined_cluster(address: str, processors: int, namespace: str | None = None) 
         except Exception as failed:  # Ray's errors have no common class here
             why = (str(failed).strip() or type(failed).__name__).splitlines()[0]
             raise ConnectionError(
-                f"no Ray cluster answers at {address:.80} ({why:.200}): start one with `ray start --head`, or give "
-                f"{LOCAL}"
+                f"no Ray cluster answers at {address:.80} ({why:.200}): start one with `ray start --head`, set "
+                f"{_TOKEN_FILE} if it demands a token, or give {LOCAL}"
             ) from None
         else:
             try:

@@ -30,6 +30,10 @@ ROWS: Rows = {
         default=1,
         help="engines behind the port, each with all that follows, in a process of its own (default: %(default)s)",
     ),
+    "--cluster": dict(
+        metavar="ADDRESS",
+        help="Ray cluster that places, restarts and checks the engines: its address, auto, or local to start one here",
+    ),
     "--tool-call-parser": dict(
         metavar="NAME",
         choices=TOOL_CALL_PARSERS,

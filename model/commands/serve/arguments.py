@@ -9,7 +9,7 @@ ENGINE = options(
 )
 """Options of an engine besides chip, ranks and dtype."""
 OPTIONS = options(
-    "--model --served-model-name --host --port --api-key-file --allowed-origins --replicas",
+    "--model --served-model-name --host --port --api-key-file --allowed-origins --replicas --cluster",
     option("--backend", choices=("simulate", "neuron"), help="simulate or neuron (default: %(default)s)"),
     "--target --tp --hardware --dtype",
     *ENGINE,

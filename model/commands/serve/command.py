@@ -40,6 +40,11 @@ def serve_command(options: argparse.Namespace) -> int:
         LOG.warning("every user of this machine may read the keys: chmod o-r the file")
     if (record := chip(options.target)).replaced:
         LOG.info("the predicted clock is that of %s", record.label)
+    if options.cluster is not None:
+        from model.serve.cluster.start import serve_cluster
+
+        serve_cluster(options, keys, show_url(options.host))
+        return 0
     if options.replicas > 1:
         from model.serve.replicas.replicas import serve_replicas
 
@@ -65,10 +70,10 @@ def check_extra() -> None:
 
 def _check_core(options: argparse.Namespace) -> None:
     """ModelError for several processes on NeuronCores."""
-    if options.replicas > 1:
+    if options.replicas > 1 and options.cluster is None:
         raise ModelError(
             f"--replicas is {options.replicas}; on NeuronCores start a server for each core, with "
-            "NEURON_RT_VISIBLE_CORES"
+            "NEURON_RT_VISIBLE_CORES, or give --cluster"
         )
     processes = 1 if rank_of_this_process() is None else int(os.environ["WORLD_SIZE"])
     if processes > 1:
