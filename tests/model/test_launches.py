@@ -250,3 +250,26 @@ def test_an_argument_is_bound_by_its_name_and_one_that_the_kernel_lacks_is_refus
     assert parameter_indices("embedding", ["table", None, "ids"]) == (1, None, 0)
     with pytest.raises(ModelError, match=r"^embedding: no parameter tables, no argument for table$"):
         in_order("embedding", {"ids": 1, "tables": 2})
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_a_network_names_every_array_that_its_steps_read(write_model, window) -> None:
+    """Values of launches are weights, states, constants, results of earlier launches, or inputs of the network."""
+    changes = {} if window is None else {"model_type": "mistral", "sliding_window": window}
+    architectures = {} if window is None else {"architectures": ["MistralForCausalLM"]}
+    network = compose(load_config(write_model(**changes, **architectures)))
+    pages = {"pages": 9, "block_size": 16, "padded": True, "cache_length": 128}
+    step = StepShape(Phase.decode, 2, 2, 128, 64, 1, FLOAT32, WeightDtypes(FLOAT32))
+    step = replace(step, **pages, window_pages=() if window is None else ((window, 5),))
+    held = {name for weight in network.weights for name in weight.describe(step.shard, step.weights)}
+    for layer in network.layers:
+        held |= {*layer.constants(step), *(state.name for state in states_of(layer, step))}
+    read = set()
+    for section in network.sections:
+        for launch in launches_of(section, step):
+            read |= {value.name for value in launch.values} - held
+            held |= set(launch.results)
+    assert read <= set(network.inputs)
+    assert {name for name in read if name.startswith("slots")} == {
+        "slots" if window is None else f"slots.{window}"
+    }

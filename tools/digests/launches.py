@@ -18,6 +18,7 @@ from model.errors import ModelError
 from model.execution.launch_list import copies_of, launches_of
 from model.families import SPEECH, TEXT, compose, load_config
 from model.layers.launch import Draws, Launch, Phase, StepShape, WeightDtypes, table_length
+from model.layers.layer import Layer
 from model.layers.paged import STATES
 from model.loading.shipped import SHIPPED
 from model.network import Network
@@ -31,9 +32,14 @@ _PAGES = {"pages": 9, "block_size": 16, "slots": 5}
 def launch_digests() -> Iterator[tuple[str, str]]:
     """Yield the name and the digest of every launch list: all models, ranks and kinds of steps."""
     for model, network in _networks():
-        windows = sorted({window for layer in network.layers if (window := getattr(layer, "window", None))})
+        windows = sorted({window for layer in network.layers if (window := _window_of(layer))})
         for name, step in _steps(tuple((window, 7) for window in windows)):
             yield f"launches {model}: {name}", _digest(network, step)
+
+
+def _window_of(layer: Layer) -> int | None:
+    """Return the window of an attention layer; None of other layers."""
+    return getattr(getattr(layer, "heads", None), "window", None)
 
 
 def _networks() -> Iterator[tuple[str, Network]]:
