@@ -11,7 +11,7 @@ from model.errors import ModelError
 
 
 @dataclass(frozen=True, eq=False)
-class SampleRow:
+class RowSampling:
     """How one token is drawn: one row of the arguments of the kernel `sample`, by the same names, without the logits.
 
     A `top_k` of 0 is the whole vocabulary. `bias` [vocabulary] float32 is added to the logits; NaN excludes a token,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from model.sampling import SampleRow
+from model.sampling import RowSampling
 
 _MASKED = np.float32(-1e30)
 _MISSING = np.float32(-2e38)
@@ -25,7 +25,7 @@ _LEAST_EXPONENT = np.float32(-200)
 _LARGEST_UNIFORM = np.float32(1 - 2**-24)
 
 
-def draw(logits: np.ndarray, rows: Sequence[SampleRow]) -> np.ndarray:
+def draw(logits: np.ndarray, rows: Sequence[RowSampling]) -> np.ndarray:
     """The tokens that rows draw from logits [rows, vocabulary] float32."""
     wide = np.where(np.isnan(logits), _MISSING, np.clip(logits, -_LARGEST, _LARGEST))
     for number, row in enumerate(rows):
@@ -40,7 +40,7 @@ def draw(logits: np.ndarray, rows: Sequence[SampleRow]) -> np.ndarray:
     return tokens
 
 
-def _adjusted(logits: np.ndarray, row: SampleRow) -> np.ndarray:
+def _adjusted(logits: np.ndarray, row: RowSampling) -> np.ndarray:
     """Logits of one row with bias and penalties."""
     wide = logits if row.bias is None else logits + row.bias
     missing, wide = np.isnan(wide), np.clip(wide, -_LARGEST, _LARGEST)
@@ -53,7 +53,7 @@ def _adjusted(logits: np.ndarray, row: SampleRow) -> np.ndarray:
     return np.where(missing, _MISSING, wide)
 
 
-def _sampled(wide: np.ndarray, best: np.ndarray, rows: Sequence[SampleRow]) -> np.ndarray:
+def _sampled(wide: np.ndarray, best: np.ndarray, rows: Sequence[RowSampling]) -> np.ndarray:
     """The tokens of rows with a temperature; `best` are the likeliest ones, which always keep their weight."""
 
     def column(name: str) -> np.ndarray:

@@ -34,7 +34,7 @@ from model.engine.speculation import Acceptance, Proposer, Rows, Steps
 from model.engine.stop_strings import StopStrings
 from model.errors import ModelError
 from model.loading.tokenizer import Tokenizer
-from model.sampling import SampleRow, StepOutput
+from model.sampling import RowSampling, StepOutput
 from model.state import root_key
 
 _MASK_SECONDS = 0.01
@@ -61,7 +61,7 @@ class Observer(Protocol):
     """Something that is told every choice of a token, such as a comparison with another model."""
 
     def chosen(
-        self, request: Request, tokens: Sequence[int], row: SampleRow, output: StepOutput, token: int
+        self, request: Request, tokens: Sequence[int], row: RowSampling, output: StepOutput, token: int
     ) -> None:
         """A request chose `token` behind its `tokens`, from the output of a step, with the parameters of `row`.
 
@@ -370,7 +370,7 @@ class Engine:
         answers: Mapping[Request, Sequence[StepOutput]],
     ) -> dict[Request, list[Choice]]:
         """The tokens that follow each chunk: its drafts up to the first wrong one, and one more token."""
-        flat: list[tuple[SampleRow, StepOutput]] = []
+        flat: list[tuple[RowSampling, StepOutput]] = []
         for request, own in rows.items():
             chunk = batch.chunks[request]
             flat += zip(own, answers[request][-1:] if chunk.scores else answers[request])
@@ -388,7 +388,7 @@ class Engine:
         self,
         chunk: Chunk,
         drawn: Sequence[Choice | BaseException],
-        rows: Sequence[SampleRow],
+        rows: Sequence[RowSampling],
         outputs: Sequence[StepOutput],
     ) -> list[Choice]:
         """The choices that follow one another; raises the error of one that they need."""

@@ -16,7 +16,7 @@ from model.engine.faults import contain
 from model.engine.inputs import TokenRule
 from model.engine.params import SamplingParams
 from model.errors import ModelError
-from model.sampling import Drawn, SampleRow, StepOutput
+from model.sampling import Drawn, RowSampling, StepOutput
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -75,7 +75,7 @@ class TokenSampler:
         """Return whether the tokens that may be drawn next are known, at the engine's time `now` in seconds."""
         return self._constraint is None or self._constraint.is_ready(now)
 
-    def rows(self, drafts: Sequence[int] = ()) -> list[SampleRow]:
+    def rows(self, drafts: Sequence[int] = ()) -> list[RowSampling]:
         """Return the parameters of the draw of the next token, and of the token after each draft token.
 
         The rows end at a draft token that the constraint forbids, or after which the text is complete. Raises
@@ -106,11 +106,11 @@ class TokenSampler:
         if self._constraint is not None and not self.complete:
             self._constraint.accept(token)
 
-    def _row(self, drafts: Sequence[int], rule: TokenRule | None) -> SampleRow:
+    def _row(self, drafts: Sequence[int], rule: TokenRule | None) -> RowSampling:
         params, position = self._params, len(drafts)
         while len(self._numbers) <= position:
             self._numbers.append(float(self._generator.random(dtype=np.float32)))
-        return SampleRow(
+        return RowSampling(
             self._numbers[position],
             *self._limits,
             self._bias(position, rule),
@@ -153,7 +153,9 @@ class TokenSampler:
         return bias
 
 
-def choose(draws: Sequence[tuple[SampleRow, StepOutput]], decode: Decode) -> Sequence[Choice | BaseException]:
+def choose(
+    draws: Sequence[tuple[RowSampling, StepOutput]], decode: Decode
+) -> Sequence[Choice | BaseException]:
     """Return the choice of each row: the token that the device drew, or a draw of the host from the logits.
 
     A row whose draw raises has its exception instead, as has one whose largest logit is not finite (ModelError).
@@ -178,7 +180,7 @@ def choose(draws: Sequence[tuple[SampleRow, StepOutput]], decode: Decode) -> Seq
     return choices
 
 
-def _drawn_tokens(draws: Sequence[tuple[SampleRow, StepOutput]]) -> list[int]:
+def _drawn_tokens(draws: Sequence[tuple[RowSampling, StepOutput]]) -> list[int]:
     """Return the tokens that rows draw on the host."""
     if not draws:
         return []
@@ -187,7 +189,9 @@ def _drawn_tokens(draws: Sequence[tuple[SampleRow, StepOutput]]) -> list[int]:
     return tokens
 
 
-def _choice(row: SampleRow, answer: StepOutput, token: int | BaseException | None, decode: Decode) -> Choice:
+def _choice(
+    row: RowSampling, answer: StepOutput, token: int | BaseException | None, decode: Decode
+) -> Choice:
     """Return the choice of a row; `token` is the draw of the host. Raises what the draw raised."""
     largest = answer.largest
     if not np.isfinite(largest):
@@ -225,7 +229,7 @@ def logprobs(logits: np.ndarray, token: int, count: int, decode: Decode) -> dict
     return {index: Logprob(float(log_softmax[index]), ranks[index], decode([index])) for index in tokens}
 
 
-def _masked(row: SampleRow, logits: np.ndarray) -> np.ndarray:
+def _masked(row: RowSampling, logits: np.ndarray) -> np.ndarray:
     """Return the logits, with -inf for tokens that the rule forbids after it has seen the biased logits."""
     if row.by_logits is None:
         return logits

@@ -17,9 +17,9 @@ from model.engine.buckets import BucketUse
 from model.engine.request import Request
 from model.engine.scheduler import Batch, Chunk
 from model.errors import ModelError
-from model.sampling import SampleRow, StepOutput
+from model.sampling import RowSampling, StepOutput
 
-Rows = Mapping[Request, Sequence[SampleRow]]
+Rows = Mapping[Request, Sequence[RowSampling]]
 """The draws of requests: of what follows the last token, and each draft; none where candidates are enough."""
 
 NO_ROWS: Rows = {}

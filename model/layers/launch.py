@@ -118,7 +118,7 @@ class WeightDtypes:
 
 
 @dataclass(frozen=True)
-class Draws:
+class DrawVariant:
     """One variant of the draw on the device: next tokens are drawn from the likeliest `candidates`.
 
     The candidates are those that the head picked out. With `full_vocabulary` the kernel changes the logits of the whole
@@ -173,7 +173,7 @@ class StepShape:
     block_size: int = 0
     prefix: int = 0
     window_pages: WindowPages = ()
-    draws: Draws | None = None
+    draws: DrawVariant | None = None
     scores: bool = False
     decoding: StepShape | None = None
     expert_ranks: int = 1

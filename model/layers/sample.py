@@ -18,7 +18,7 @@ from model.layers.launch import (
     INT32,
     Argument,
     Axis,
-    Draws,
+    DrawVariant,
     Growth,
     Launch,
     LeastWork,
@@ -26,9 +26,14 @@ from model.layers.launch import (
     Value,
 )
 from model.layers.shard import vocabulary_span
-from model.sampling import SampleRow
+from model.sampling import RowSampling
 
-DRAWS = (Draws(8), Draws(64), Draws(64, full_vocabulary=True), Draws(256, full_vocabulary=True))
+DRAWS = (
+    DrawVariant(8),
+    DrawVariant(64),
+    DrawVariant(64, full_vocabulary=True),
+    DrawVariant(256, full_vocabulary=True),
+)
 """The kinds of draws, each serving what the one before it serves.
 
 Up to 64 candidates cost lm_head little, which finds them while it reads weights; 256 would take it three times as long
@@ -59,7 +64,7 @@ def candidates_held(wanted: int, vocabulary: int, ranks: int) -> int:
     return max(_EIGHT, min(-(-wanted // _EIGHT) * _EIGHT, most))
 
 
-def draws_for(row: SampleRow, vocabulary: int, ranks: int) -> Draws | None:
+def draws_for(row: RowSampling, vocabulary: int, ranks: int) -> DrawVariant | None:
     """The first kind that serves a row; None where the host has to draw."""
     needed = 1 if row.temperature == 0 else row.top_k or vocabulary
     needed = max(needed, row.logprobs or 0)
@@ -76,8 +81,8 @@ def draws_for(row: SampleRow, vocabulary: int, ranks: int) -> Draws | None:
 
 
 def served(
-    rows: Sequence[SampleRow | None], vocabulary: int, ranks: int
-) -> tuple[Draws | None, list[SampleRow | None]]:
+    rows: Sequence[RowSampling | None], vocabulary: int, ranks: int
+) -> tuple[DrawVariant | None, list[RowSampling | None]]:
     """The first kind that serves every row that one does, and these rows; None in the place of the others."""
     row_draws = [None if row is None else draws_for(row, vocabulary, ranks) for row in rows]
     last = max((DRAWS.index(draws) for draws in row_draws if draws is not None), default=None)
@@ -86,13 +91,13 @@ def served(
 
 
 def arguments_of(
-    rows: Sequence[SampleRow | None], vocabulary: int, full_vocabulary: bool
+    rows: Sequence[RowSampling | None], vocabulary: int, full_vocabulary: bool
 ) -> Mapping[str, np.ndarray]:
     """What rows bring to a launch: [rows, 1] and, for the `full_vocabulary`, [rows, vocabulary], float32.
 
     Where there is no row, the launch takes the likeliest token for nobody.
     """
-    filled = [row or SampleRow(0.0) for row in rows]
+    filled = [row or RowSampling(0.0) for row in rows]
     filled = [replace(row, top_k=row.top_k or vocabulary) for row in filled]
     arrays = {name: np.array([[getattr(row, name)] for row in filled], np.float32) for name in NUMBERS}
     if full_vocabulary:

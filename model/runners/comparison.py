@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from model.engine.request import Request
 from model.engine.sampler import choose
 from model.runners.reference import ReferenceModel, ReferenceSequence
-from model.sampling import SampleRow, StepOutput
+from model.sampling import RowSampling, StepOutput
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Comparison:
         self._sequences: WeakKeyDictionary[Request, ReferenceSequence] = WeakKeyDictionary()
 
     def chosen(
-        self, request: Request, tokens: Sequence[int], row: SampleRow, output: StepOutput, token: int
+        self, request: Request, tokens: Sequence[int], row: RowSampling, output: StepOutput, token: int
     ) -> None:
         """Compare one choice. Raises ModelError where the reference can make none."""
         sequence = self._sequences.get(request)

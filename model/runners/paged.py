@@ -25,14 +25,14 @@ from model.execution.bound_launch import Device
 from model.execution.expert_load import ExpertLoad
 from model.families import compose
 from model.layers.cache import AUTO
-from model.layers.launch import Draws, Phase, StepShape, WeightDtypes
+from model.layers.launch import DrawVariant, Phase, StepShape, WeightDtypes
 from model.layers.paged import STATES, CacheGroup
 from model.layers.sample import DRAWS, served
 from model.loading.weights import RankWeights
 from model.mesh import Mesh
 from model.runners.step_inputs import StepInputs
 from model.runners.window import WindowRunner, make_token_runner
-from model.sampling import SampleRow, StepOutput
+from model.sampling import RowSampling, StepOutput
 from model.state import PagePool, SlotPool
 
 
@@ -129,7 +129,7 @@ class PagedModel:
                 outputs |= self._compute_part(part, rows)
         return outputs
 
-    def launch_padding(self, shape: PartShape, draws: Draws | None) -> None:
+    def launch_padding(self, shape: PartShape, draws: DrawVariant | None) -> None:
         """Launch a step of a shape without any request, so that its graph is compiled; no request's pages change."""
         no_chunks = ((),) * self._mesh.data
         beside = None if shape.beside is None else Part(shape.beside, no_chunks)
@@ -156,7 +156,7 @@ class PagedModel:
         inputs = self._inputs.arrays(step, part)
         output_rows = _output_rows(part)
         group_rows = step.tokens if step.scores else step.head_rows
-        wanted_draws: list[SampleRow | None] = [None] * (self._mesh.data * group_rows)
+        wanted_draws: list[RowSampling | None] = [None] * (self._mesh.data * group_rows)
         for request, request_rows in output_rows.items():
             sample_rows = rows.get(request, ())
             first = request_rows.start

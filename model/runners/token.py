@@ -19,11 +19,11 @@ from model.execution.launched_network import LaunchedNetwork, Progress, RankArra
 from model.families import compose
 from model.layers.experts import EXPERT_IDS
 from model.layers.head import LOGITS, TOKENS, VALUES
-from model.layers.launch import Draws, StepShape
+from model.layers.launch import DrawVariant, StepShape
 from model.layers.sample import RESULTS, arguments_of
 from model.loading.weights import RankWeights
 from model.mesh import Mesh
-from model.sampling import Drawn, SampleRow, StepOutput
+from model.sampling import Drawn, RowSampling, StepOutput
 
 
 class TokenRunner:
@@ -70,7 +70,9 @@ class TokenRunner:
             self._note_load(self._expert_load, shape.sequence_ranks)
         return outputs
 
-    def draw_inputs(self, sample_rows: Sequence[SampleRow | None], draws: Draws) -> dict[str, np.ndarray]:
+    def draw_inputs(
+        self, sample_rows: Sequence[RowSampling | None], draws: DrawVariant
+    ) -> dict[str, np.ndarray]:
         """The arguments of the kernel `sample` by name, [groups, rows of a group, 1 or vocabulary] each."""
         arrays = arguments_of(sample_rows, self._vocab_size, draws.full_vocabulary)
         return {name: array.reshape(self._mesh.data, -1, array.shape[-1]) for name, array in arrays.items()}

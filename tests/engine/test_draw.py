@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from model.engine.draw import draw
-from model.sampling import SampleRow
+from model.sampling import RowSampling
 from nki_kernels import sample_reference
 
 
-def options(random: np.random.Generator, size: int) -> SampleRow:
+def options(random: np.random.Generator, size: int) -> RowSampling:
     """A row of any parameters; half of them with whole-number logits have ties."""
     adjusts, penalised = random.random(2) < 0.4
     bias = random.choice([0, 0, 1.5, -np.inf], size).astype(np.float32)
     bias[int(random.integers(size))] = 0  # one token is left
-    return SampleRow(
+    return RowSampling(
         float(random.random(dtype=np.float32)),
         float(random.choice([0, 1e-9, 0.3, 1, 2.5])),
         int(random.choice([0, 1, 3, size - 1, size, size + 1])),
@@ -32,7 +32,7 @@ def options(random: np.random.Generator, size: int) -> SampleRow:
     )
 
 
-def reference(logits: np.ndarray, row: SampleRow) -> int:
+def reference(logits: np.ndarray, row: RowSampling) -> int:
     """The token of one row in the numbers of the kernel's arguments."""
     size = len(logits)
 
@@ -54,7 +54,7 @@ def reference(logits: np.ndarray, row: SampleRow) -> int:
     return int(chosen[0, 0])
 
 
-def cases(size: int, rows: int) -> tuple[np.ndarray, list[SampleRow]]:
+def cases(size: int, rows: int) -> tuple[np.ndarray, list[RowSampling]]:
     random = np.random.default_rng(size)
     logits = random.standard_normal((rows, size)).astype(np.float32) * 4
     logits[::3] = np.round(logits[::3])

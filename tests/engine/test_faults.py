@@ -25,7 +25,7 @@ from model.engine.speculation import NO_ROWS, Rows
 from model.errors import ModelError
 from model.loading.shipped import PRETRAINED
 from model.loading.tokenizer import Tokenizer
-from model.sampling import SampleRow, StepOutput
+from model.sampling import RowSampling, StepOutput
 from model.state import PagePool, SlotPool
 from tests.engine.paged_text import VOCABULARY, check_pages
 from tests.engine.text_engine import END, LONGEST, OPTIONS, Always, TextSteps, tokens_of
@@ -328,8 +328,8 @@ def raising(*_: Any, **__: Any) -> Any:
     raise Broken("what the model says")
 
 
-def draws_that_raise(rows: Callable[..., list[SampleRow]]) -> Callable[..., list[SampleRow]]:
-    def changed(*arguments: Any) -> list[SampleRow]:
+def draws_that_raise(rows: Callable[..., list[RowSampling]]) -> Callable[..., list[RowSampling]]:
+    def changed(*arguments: Any) -> list[RowSampling]:
         return [replace(row, by_logits=raising) for row in rows(*arguments)]
 
     return changed

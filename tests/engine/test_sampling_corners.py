@@ -14,7 +14,7 @@ from model.engine.draw import draw
 from model.engine.sampler import TokenSampler, choose
 from model.errors import ModelError
 from model.layers.sample import DRAWS, arguments_of, draws_for
-from model.sampling import SampleRow, StepOutput
+from model.sampling import RowSampling, StepOutput
 from nki_kernels import sample
 from tests.kernels.accuracy import run
 
@@ -60,13 +60,13 @@ def sampler(**values: Any) -> TokenSampler:
     return TokenSampler(SamplingParams(**values), [1, 5, 5], [2], (7,), SIZE)
 
 
-def rows_of(**values: Any) -> list[SampleRow]:
+def rows_of(**values: Any) -> list[RowSampling]:
     """The draw that parameters ask for, for each of some random numbers."""
     (row,) = sampler(**values).rows()
-    return [SampleRow(each, **{name: getattr(row, name) for name in NAMES}) for each in UNIFORMS]
+    return [RowSampling(each, **{name: getattr(row, name) for name in NAMES}) for each in UNIFORMS]
 
 
-NAMES = [name for name in SampleRow.__dataclass_fields__ if name != "uniform"]
+NAMES = [name for name in RowSampling.__dataclass_fields__ if name != "uniform"]
 
 
 def logits_of(kind: str) -> np.ndarray:
@@ -84,7 +84,7 @@ def logits_of(kind: str) -> np.ndarray:
 KINDS = ("usual", "equal", "huge", "masked")
 
 
-def every_row() -> list[tuple[SampleRow, dict[str, Any]]]:
+def every_row() -> list[tuple[RowSampling, dict[str, Any]]]:
     """A draw for each corner of each parameter, alone and with logit_bias and allowed tokens."""
     found = []
     for name in RANGES:
@@ -108,7 +108,7 @@ def test_host_draws_an_allowed_token_at_every_corner(kind: str) -> None:
         assert 0 <= token < SIZE, values
         assert "allowed_token_ids" not in values or token in ALLOWED, values
         if row.top_p < 1e-30 and row.temperature:
-            greedy = SampleRow(0.0, **{name: getattr(row, name) for name in NAMES if name != "temperature"})
+            greedy = RowSampling(0.0, **{name: getattr(row, name) for name in NAMES if name != "temperature"})
             assert token == draw(logits[None], [greedy])[0], values
 
 

@@ -13,7 +13,7 @@ from nki.collectives import ReplicaGroup
 import nki_kernels as kernels
 import simulate
 from model.engine.draw import draw as draw_on_host
-from model.sampling import SampleRow
+from model.sampling import RowSampling
 from tests.kernels.accuracy import TARGETS, check, compare, find_faults, in_float64, normal, run
 from tests.kernels.case import BF16, F32, KernelCase, KernelTests, limit, refuse, slow
 
@@ -171,7 +171,7 @@ def test_the_same_as_the_sampler_of_the_host() -> None:
         chosen = run(kernels.sample, given)[0][:, 0]
         for seed in seeds:
             if draw(logits, (numbers[seed], *limits, 0.0), 64).margin > tolerance(given) + EPSILON:
-                row = SampleRow(numbers[seed], **options)
+                row = RowSampling(numbers[seed], **options)
                 assert [chosen[seed]] == draw_on_host(logits[None], [row])
                 compared += 1
     assert compared > 480

@@ -19,13 +19,13 @@ from model.engine.draw import draw
 from model.engine.sampler import choose
 from model.errors import ModelError
 from model.families import load_config
-from model.layers.launch import Draws
+from model.layers.launch import DrawVariant
 from model.layers.sample import DRAWS, candidates_held, draws_for
 from model.loading.checkpoint import open_checkpoint
 from model.loading.shipped import PRETRAINED
 from model.loading.weights import shard_weights
 from model.runners.paged import PagedModel
-from model.sampling import SampleRow, StepOutput
+from model.sampling import RowSampling, StepOutput
 from model.state import BlockTable, PagePool
 from tests.kernels.test_sample import draw as exact_draw
 
@@ -66,7 +66,7 @@ class Model:
         for at, request in enumerate(self._requests):
             request.tables = [BlockTable(0, [at])]
 
-    def step(self, rows: Sequence[SampleRow] | None) -> list[StepOutput]:
+    def step(self, rows: Sequence[RowSampling] | None) -> list[StepOutput]:
         self.device.launched.clear()
         self.device.returned.clear()
         batch = Batch({each: Chunk(each, 0, 5, True) for each in self._requests})
@@ -91,10 +91,10 @@ def small(write_model, request: pytest.FixtureRequest) -> Model:
     return Model(write_model(vocab_size=301), request.param)
 
 
-def options(random: np.random.Generator, size: int, most: int, adjusts: bool) -> SampleRow:
+def options(random: np.random.Generator, size: int, most: int, adjusts: bool) -> RowSampling:
     """A row that the device serves."""
     biased, penalised = (random.random(2) < 0.5) & adjusts
-    return SampleRow(
+    return RowSampling(
         float(random.random(dtype=np.float32)),
         float(random.choice([0.0, 0.4, 1.0, 2.5])),
         int(random.integers(1, most + 1)),
@@ -110,7 +110,7 @@ def options(random: np.random.Generator, size: int, most: int, adjusts: bool) ->
     )
 
 
-def near_an_edge(logits: np.ndarray, row: SampleRow) -> bool:
+def near_an_edge(logits: np.ndarray, row: RowSampling) -> bool:
     """Whether rounding of exp and of sums may decide the draw: by 2 units in the last place of each of K terms."""
     wide = logits.astype(np.float32) if row.bias is None else logits + row.bias
     if row.output_counts is not None:
@@ -148,7 +148,7 @@ def test_the_device_draws_the_tokens_of_the_host(small: Model, adjusts: bool) ->
 def test_log_probabilities_are_those_of_the_host(small: Model) -> None:
     """float32 against float64: exponents of at most 30 round three times, 301 terms once each, exp twice."""
     plain = small.step(None)
-    rows = [SampleRow(each / ROWS, each % 3, 40, logprobs=each % 21) for each in range(ROWS)]
+    rows = [RowSampling(each / ROWS, each % 3, 40, logprobs=each % 21) for each in range(ROWS)]
     drawn = small.step(rows)
     assert all(each.drawn is not None for each in drawn)
     texts: Any = lambda ids: str(ids[0])  # noqa: E731
@@ -164,10 +164,10 @@ def test_log_probabilities_are_those_of_the_host(small: Model) -> None:
 
 def test_logits_come_back_for_rows_that_the_device_does_not_serve() -> None:
     model = pretrained()
-    rows = [SampleRow(0.3, 1.0, 40)] * (ROWS - 1)
+    rows = [RowSampling(0.3, 1.0, 40)] * (ROWS - 1)
     assert all(each.drawn is not None and each.logits is None for each in model.step(rows + rows[:1]))
     assert not model.returns_logits
-    found = model.step([*rows, SampleRow(0.3, 1.0)])  # draws from all 4,096 tokens
+    found = model.step([*rows, RowSampling(0.3, 1.0)])  # draws from all 4,096 tokens
     assert [each.drawn is None for each in found] == [False] * (ROWS - 1) + [True]
     assert found[-1].logits is not None
     assert model.returns_logits
@@ -176,7 +176,7 @@ def test_logits_come_back_for_rows_that_the_device_does_not_serve() -> None:
 
 def test_no_row_that_the_device_serves_is_no_launch() -> None:
     model = pretrained()
-    found = model.step([SampleRow(0.3, 1.0)] * ROWS)
+    found = model.step([RowSampling(0.3, 1.0)] * ROWS)
     assert all(each.drawn is None and each.logits is not None for each in found)
     assert "sample" not in [kernel for kernel, _ in model.device.launched]
 
@@ -184,29 +184,34 @@ def test_no_row_that_the_device_serves_is_no_launch() -> None:
 @pytest.mark.parametrize(
     ("row", "wanted"),
     [
-        (SampleRow(0, 0.0), Draws(8)),
-        (SampleRow(0, 0.0, top_k=0), Draws(8)),
-        (SampleRow(0, 1.0, top_k=7), Draws(8)),
-        (SampleRow(0, 1.0, top_k=8), Draws(8)),
-        (SampleRow(0, 1.0, top_k=9), Draws(64)),
-        (SampleRow(0, 1.0, top_k=64), Draws(64)),
-        (SampleRow(0, 1.0, top_k=65), Draws(256, full_vocabulary=True)),
-        (SampleRow(0, 1.0, top_k=256), Draws(256, full_vocabulary=True)),
-        (SampleRow(0, 1.0, top_k=257), None),
-        (SampleRow(0, 1.0, top_k=0), None),
-        (SampleRow(0, 0.0, logprobs=0), Draws(64, full_vocabulary=True)),
-        (SampleRow(0, 0.0, logprobs=20), Draws(64, full_vocabulary=True)),
-        (SampleRow(0, 0.0, bias=np.zeros(4096, np.float32)), Draws(64, full_vocabulary=True)),
-        (SampleRow(0, 0.0, bias=np.zeros(4096, np.float32), logprobs=0), None),
+        (RowSampling(0, 0.0), DrawVariant(8)),
+        (RowSampling(0, 0.0, top_k=0), DrawVariant(8)),
+        (RowSampling(0, 1.0, top_k=7), DrawVariant(8)),
+        (RowSampling(0, 1.0, top_k=8), DrawVariant(8)),
+        (RowSampling(0, 1.0, top_k=9), DrawVariant(64)),
+        (RowSampling(0, 1.0, top_k=64), DrawVariant(64)),
+        (RowSampling(0, 1.0, top_k=65), DrawVariant(256, full_vocabulary=True)),
+        (RowSampling(0, 1.0, top_k=256), DrawVariant(256, full_vocabulary=True)),
+        (RowSampling(0, 1.0, top_k=257), None),
+        (RowSampling(0, 1.0, top_k=0), None),
+        (RowSampling(0, 0.0, logprobs=0), DrawVariant(64, full_vocabulary=True)),
+        (RowSampling(0, 0.0, logprobs=20), DrawVariant(64, full_vocabulary=True)),
+        (RowSampling(0, 0.0, bias=np.zeros(4096, np.float32)), DrawVariant(64, full_vocabulary=True)),
+        (RowSampling(0, 0.0, bias=np.zeros(4096, np.float32), logprobs=0), None),
     ],
 )
-def test_rows_take_the_least_kind_that_serves_them(row: SampleRow, wanted: Draws | None) -> None:
+def test_rows_take_the_least_kind_that_serves_them(row: RowSampling, wanted: DrawVariant | None) -> None:
     assert draws_for(row, 4096, 1) == wanted
 
 
 def test_all_of_a_small_vocabulary_is_drawn_from() -> None:
-    every = SampleRow(0, 1.0)
-    assert [draws_for(every, size, 1) for size in (64, 256, 257, 264)] == [Draws(64), DRAWS[-1], None, None]
+    every = RowSampling(0, 1.0)
+    assert [draws_for(every, size, 1) for size in (64, 256, 257, 264)] == [
+        DrawVariant(64),
+        DRAWS[-1],
+        None,
+        None,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -222,7 +227,7 @@ def test_candidates_are_what_kernels_take_and_every_part_has(
 
 def test_a_row_draws_the_same_beside_any_other() -> None:
     model = pretrained()
-    rows = [SampleRow(each / ROWS, 1.0, 50) for each in range(ROWS)]
+    rows = [RowSampling(each / ROWS, 1.0, 50) for each in range(ROWS)]
     alone = [each.drawn for each in model.step(rows)]
     other = [
         each.drawn for each in model.step([rows[0], *(replace(each, temperature=0.0) for each in rows[1:])])
@@ -233,7 +238,7 @@ def test_a_row_draws_the_same_beside_any_other() -> None:
 
 @pytest.mark.parametrize("weight", [np.nan, np.inf])
 def test_logits_that_are_not_finite_are_an_error_on_both_ways(write_model, weight: float) -> None:
-    row = SampleRow(0.5, 1.0, 5)
+    row = RowSampling(0.5, 1.0, 5)
     model = Model(write_model(vocab_size=301), 1, weight)
     for given in ([row] * ROWS, None):
         found = choose([(row, each) for each in model.step(given)], str)

@@ -26,7 +26,7 @@ from model.plan.sizes import ModelSizes, load_model
 from model.runners.bucket_length import bucket_length
 from model.runners.contiguous import KernelModel
 from model.runners.paged import PagedModel
-from model.sampling import SampleRow
+from model.sampling import RowSampling
 from model.state import BlockTable, PagePool
 from tests.model.folders import TINY
 
@@ -146,7 +146,7 @@ def test_a_part_of_a_step_takes_the_time_that_the_engine_takes(write_model, rank
     buckets = Buckets(tuple(sorted(sizes)), (shape.tokens,), (32, 128))
     run = PagedModel(config, weights, device, pool, buckets)
     chunks = [chunk for own in (shape, shape.beside) if own is not None for chunk in chunks_of(own)]
-    draws = {chunk.request: [SampleRow(0.5, 1.0, top_k=50)] for chunk in chunks}
+    draws = {chunk.request: [RowSampling(0.5, 1.0, top_k=50)] for chunk in chunks}
     run.step(Batch({chunk.request: chunk for chunk in chunks}), draws)
     assert shape.beside is None or run.use.parts == {shape: 1}
     launched = device.take_pass()

@@ -17,7 +17,7 @@ import nki_kernels
 from model.errors import ModelError
 from model.execution.launch_list import copies_of, launches_of
 from model.families import SPEECH, TEXT, compose, load_config
-from model.layers.launch import Draws, Launch, Phase, StepShape, WeightDtypes, table_length
+from model.layers.launch import DrawVariant, Launch, Phase, StepShape, WeightDtypes, table_length
 from model.layers.layer import Layer
 from model.layers.paged import STATES
 from model.loading.shipped import SHIPPED
@@ -65,8 +65,8 @@ def _steps(window_pages: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, Ste
         "cut rows": replace(base, phase=Phase.prefill, tokens=24, sequences=1, cuts_sequence=True),
         "paged decode": paged,
         "paged drafts": replace(paged, tokens=6),
-        "paged draws": replace(paged, draws=Draws(8), candidates=8),
-        "paged draws of all": replace(paged, draws=Draws(8, full_vocabulary=True), candidates=8),
+        "paged draws": replace(paged, draws=DrawVariant(8), candidates=8),
+        "paged draws of all": replace(paged, draws=DrawVariant(8, full_vocabulary=True), candidates=8),
         "paged prefill": replace(paged, **prompt),
         "paged prefill behind a prefix": replace(paged, **prompt, prefix=32),
         "paged scores": replace(paged, **prompt, scores=True),

@@ -11,7 +11,7 @@ from model.config import ModelConfig
 from model.engine.buckets import Buckets, PartShape
 from model.execution.launch_list import copies_of, copy_sizes, launches_of
 from model.families import compose
-from model.layers.launch import Draws, Launch, StepShape
+from model.layers.launch import DrawVariant, Launch, StepShape
 from model.layers.paged import STATES, CacheGroup, spare
 from model.layers.sample import DRAWS
 from model.runners.paged import step_of
@@ -22,7 +22,7 @@ class StepGraph:
     """A step of one shape, with or without drawing the next tokens."""
 
     part: PartShape
-    draws: Draws | None
+    draws: DrawVariant | None
     launches: tuple[Launch, ...]
 
     def __str__(self) -> str:
