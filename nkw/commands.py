@@ -7,6 +7,7 @@ command line has its own.
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import os
 import sys
@@ -135,6 +136,8 @@ def _run_model(arguments: Sequence[str], verbs: Mapping[str, Verb], is_process: 
         load(OVERLAY)(options)
     status: int = command(options)
     sys.stdout.flush()
+    if is_process:
+        gc.freeze()  # the interpreter would walk all objects several times before it ends
     return status
 
 

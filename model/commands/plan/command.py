@@ -14,6 +14,7 @@ from model.plan.single_step import plan_step
 from model.plan.sizes import load_model
 from model.plan.text import parts
 from nkw.files import Outputs, json_document
+from nkw.process import collector_off
 from nkw.terminal import show, show_lines, working
 
 
@@ -39,7 +40,7 @@ def plan_command(options: argparse.Namespace) -> int:
     name = str(options.config)
     outputs = Outputs(lambda: model_files(options.config))
     with json_document(options.json, outputs, "plan", "NKW-PLAN-FILE", "plan") as contents:
-        with working(lambda: f"plan of {name}: dry runs of its kernels"):
+        with working(lambda: f"plan of {name}: dry runs of its kernels"), collector_off():
             plan = make_plan(model, request)
         contents.update(document(plan, name))
         show_lines(f"{name}:")
