@@ -183,13 +183,13 @@ def test_a_stop_string_ends_the_text(folder, tmp_path, capsys) -> None:
 @pytest.mark.parametrize(
     ("config", "arguments", "sampling"),
     [
-        ({}, [], (0.0, None, 1.0)),
-        ({"do_sample": False, "temperature": 0.5, "top_k": 4}, [], (0.0, None, 1.0)),
+        ({}, [], (0.0, 0, 1.0)),
+        ({"do_sample": False, "temperature": 0.5, "top_k": 4}, [], (0.0, 0, 1.0)),
         ({"do_sample": True, "temperature": 0.5, "top_k": 4, "top_p": 0.9}, [], (0.5, 4, 0.9)),
-        ({"do_sample": True, "top_k": 0}, [], (1.0, None, 1.0)),
-        ({"do_sample": True, "temperature": 0.5, "top_k": 4}, ["--temperature", "0"], (0.0, None, 1.0)),
+        ({"do_sample": True, "top_k": 0}, [], (1.0, 0, 1.0)),
+        ({"do_sample": True, "temperature": 0.5, "top_k": 4}, ["--temperature", "0"], (0.0, 0, 1.0)),
         ({"do_sample": True, "temperature": 0.5, "top_k": 4}, ["--top-k", "3"], (0.5, 3, 1.0)),
-        ({"do_sample": True, "top_p": 0.9}, ["--top-p", "1"], (1.0, None, 1.0)),
+        ({"do_sample": True, "top_p": 0.9}, ["--top-p", "1"], (1.0, 0, 1.0)),
     ],
 )
 def test_the_folder_says_how_to_sample_where_no_option_does(

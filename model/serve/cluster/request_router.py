@@ -21,7 +21,7 @@ class NamedReplicaRouter(RequestRouter):  # type: ignore[misc]
     """An engine that computes may answer Ray's question for the length of its queue late."""
 
     def initialize_state(self, **settings: Any) -> None:
-        """Become the router that `running_replicas` asks. Ray may unpickle this class again, so it keeps no state."""
+        """Become the router that `running_replicas` asks. Ray may import this class anew, so it keeps no state."""
         watch_router(self)
 
     async def choose_replicas(
