@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 
+from model.commands.plan.arguments import OPTIONS
 from model.config import Config, ModelConfig
 from model.config.folder import model_files
 from model.device import instance_named
+from model.errors import ModelError
 from model.families import read_record
 from model.plan.document import document
 from model.plan.plan import DEFAULT_INSTANCE, Request, make_plan
@@ -16,6 +18,8 @@ from model.plan.text import parts
 from nkw.files import Outputs, json_document
 from nkw.process import collector_off
 from nkw.terminal import show, show_lines, working
+
+_DEFAULTS = {option.name.strip("-").partition("=")[0]: option.keywords.get("default") for option in OPTIONS}
 
 
 def plan_command(options: argparse.Namespace) -> int:
@@ -49,7 +53,15 @@ def plan_command(options: argparse.Namespace) -> int:
 
 
 def _plan_step(options: argparse.Namespace, config: Config) -> int:
-    """Plan a model whose every step has one size, on one core of an instance."""
+    """Plan a model whose every step has one size, on one core of an instance.
+
+    Raises ModelError for an option that such a plan does not read.
+    """
+    for name in ("accelerator", "tp", "pp", "ep", "sp", "batch", "prompt", "generate", "price"):
+        if (getattr(options, name) or None) != _DEFAULTS.get(name):
+            raise ModelError(
+                f"--{name}: a step of a {config.model_type} has one size, and is planned on one core"
+            )
     target = instance_named(options.instance or DEFAULT_INSTANCE).target
     name, outputs = str(options.config), Outputs(lambda: model_files(options.config))
     with json_document(options.json, outputs, "plan", "NKW-PLAN-FILE", "plan") as contents:
