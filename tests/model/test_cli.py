@@ -526,7 +526,9 @@ def test_continuations_of_two_prompts_are_those_of_an_engine(tiny, tmp_path, cap
     words += ["--temperature", "1.5", "--seed", "5", "--min-p", "0.01", "--repetition-penalty", "1.5"]
     words += ["--logprobs", "1", "--json", str(results)]
     assert main(["generate", *words]) == 0
-    assert "16 of 16 tokens equal to the numpy reference" in capsys.readouterr().out
+    summary = capsys.readouterr().out
+    assert "16 of 16 tokens equal to the numpy reference" in summary
+    assert "predicted on 1 core for 4 texts" in summary
     generations = json.loads(results.read_text())["generations"]
     assert [generation["prompt"] for generation in generations] == ["ab", "ab", "c", "c"]
     assert len({tuple(generation["generated_ids"]) for generation in generations}) == 4
@@ -537,6 +539,11 @@ def test_continuations_of_two_prompts_are_those_of_an_engine(tiny, tmp_path, cap
     assert main(["generate", *alone]) == 0
     again = json.loads(results.read_text())["generations"]
     assert [each["generated_ids"] for each in again] == [each["generated_ids"] for each in generations[2:]]
+
+
+def test_logprobs_need_a_document(tiny, capsys) -> None:
+    assert main(["generate", "--model", tiny, "--logprobs", "1"]) == 2
+    assert "--logprobs are written to --json FILE: give it as well" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("continuations", "taken"), [(64, True), (65, False)])

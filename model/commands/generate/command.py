@@ -36,6 +36,8 @@ def generate_command(options: argparse.Namespace) -> int:
     for option in ("trace", "profile", "html"):
         if getattr(options, option) and options.backend != "simulate":
             raise ModelError(f"--{option} needs the simulate backend; {options.backend} predicts no timeline")
+    if options.logprobs is not None and options.json is None:
+        raise ModelError("--logprobs are written to --json FILE: give it as well")
     if options.explain is not None and options.explain > options.max_new_tokens:
         raise ModelError(f"--explain {options.explain}: --max-new-tokens is {options.max_new_tokens}")
     job, tokenizer = _read_job(options)

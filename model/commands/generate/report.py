@@ -101,7 +101,7 @@ def summary(
     if run.expert_load is not None:
         out.append(Hanging(run.expert_load.text()))
     if predictions:
-        out += ["", *_times(predictions, run.mesh.ranks, len(run.prompts))]
+        out += ["", *_times(predictions, run)]
         own = next(each for each in predictions if each.per_token.target == run.target)
         if run.mesh.pipeline > 1:
             out.append(_bubble(run, own))
@@ -133,10 +133,12 @@ def _quoted(text: str) -> str:
     return said if len(said) <= _TOKEN else said[: _TOKEN - 1] + "…"
 
 
-def _times(predictions: Sequence[TargetPrediction], ranks: int, prompts: int) -> list[Part]:
-    cores = "1 core" if ranks == 1 else f"{ranks} cores"
-    batch = "" if prompts == 1 else f" for {prompts} prompts"
-    first, each_token = ("first token", "per token") if prompts == 1 else ("first tokens", "per step")
+def _times(predictions: Sequence[TargetPrediction], run: Run) -> list[Part]:
+    cores = "1 core" if run.mesh.ranks == 1 else f"{run.mesh.ranks} cores"
+    sequences = len(run.prompts)
+    noun = "prompts" if run.sampling.n == 1 else "texts"
+    batch = "" if sequences == 1 else f" for {sequences} {noun}"
+    first, each_token = ("first token", "per token") if sequences == 1 else ("first tokens", "per step")
     rows = [
         (each.per_token.target, _bracketed(each.first_token), _bracketed(each.per_token))
         for each in predictions
