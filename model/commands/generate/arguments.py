@@ -15,7 +15,7 @@ OPTIONS = options(
     option("--ep", help="groups of --dp that divide routed experts (default: %(default)s)"),
     "--sp --backend --no-check --dtype",
     "--temperature --top-k --top-p --min-p --presence-penalty --frequency-penalty --repetition-penalty --seed",
-    "--n --logprobs --structured-outputs",
+    "-n|--n --logprobs --structured-outputs",
     "--exact --verify-replay --replay-report",
     "--trace --profile --explain --html --json",
 )

@@ -61,7 +61,7 @@ def _read_job(options: argparse.Namespace) -> tuple[Job, Tokenizer]:
         raise ModelError(
             f"{len(prompts)} prompts with --n {sampling.n}; one batch takes {MOST_PROMPTS} texts"
         )
-    check_groups(mesh, prompts)
+    check_groups(mesh, prompts * sampling.n)
     ids = encoded(prompts, options, tokenizer, config)
     model = LoadedModel.open(options.model, options.dtype, config)
     return Job(options, model, prompts, ids, sampling, mesh), tokenizer

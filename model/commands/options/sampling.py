@@ -45,8 +45,11 @@ ROWS: Rows = {
         default=1.0,
         help="divides positive logits of tokens in prompt or output, multiplies negative ones (default: 1)",
     ),
-    "--n": dict(
-        metavar="N", type=count, default=1, help="continuations of each prompt (default: %(default)s)"
+    "-n|--n": dict(
+        metavar="N",
+        type=count,
+        default=1,
+        help="continuations of each prompt; under torchrun write -n (default: %(default)s)",
     ),
     "--logprobs": dict(
         metavar="K",
