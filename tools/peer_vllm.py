@@ -247,7 +247,7 @@ def _timed(job: Job) -> dict[str, float]:
         batch = scheduler.schedule()
         schedule.append(clock() - began)
         tokens += batch.tokens
-        chosen = {request: [1] for request, chunk in batch.chunks.items() if chunk.chooses}
+        chosen = {request: [1] for request, chunk in batch.chunks.items() if chunk.samples}
         began = clock()
         scheduler.finish(batch, chosen)
         for request in chosen:

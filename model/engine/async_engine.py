@@ -15,7 +15,6 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from types import TracebackType
 
-from model.engine.buckets import PartShape
 from model.engine.engine import Engine
 from model.engine.faults import EngineFailed
 from model.engine.grammars import CompiledGrammar
@@ -25,6 +24,7 @@ from model.engine.pace import Pace
 from model.engine.params import SamplingParams
 from model.engine.sampler import Logprob
 from model.errors import ModelError
+from model.layers.launch import StepShape
 
 Watch = Callable[[RequestOutput], None]
 """Called by the engine's thread for each request that got a token or ended."""
@@ -81,7 +81,7 @@ class EngineState:
     padding: int
     steps: int
     step_seconds: float
-    shapes: Mapping[PartShape, int]
+    shapes: Mapping[StepShape, int]
     drafts: Mapping[int, int]
     accepted_drafts: Mapping[int, int]
     expert_choices: Sequence[int] = ()
@@ -181,7 +181,7 @@ class AsyncEngine:
             padding=use.padding,
             steps=self._steps,
             step_seconds=self._step_seconds,
-            shapes=dict(use.parts),  # copied at once, while the thread adds to them
+            shapes=dict(use.steps),  # copied at once, while the thread adds to them
             drafts=dict(acceptance.verified),
             accepted_drafts=dict(acceptance.accepted),
             expert_choices=() if use.experts is None else tuple(use.experts.choices),

@@ -1,8 +1,8 @@
 """Sizes to which steps are rounded up, so that the list of compiled shapes is finite.
 
-A chip runs compiled graphs of fixed shapes. A step is launched in parts: requests that decode together, and chunks of
-prompts. What is added to round a part up is padding. Chunks of different sizes are one part where the rows that this
-adds take less time than reading the weights again. Predicted for Llama-3.1-8B on 8 cores of trn2, in ms:
+A chip runs compiled graphs of fixed shapes. A batch is launched as one or several steps: requests that decode together,
+and chunks of prompts. Rounding a step up adds rows of padding. Chunks of different sizes share a step where the added
+rows take less time than reading the weights again. Predicted for Llama-3.1-8B on 8 cores of trn2, in ms:
 
     chunks of                          apart    together
     16 and 128 tokens                  15.4     10.2
@@ -13,130 +13,57 @@ adds take less time than reading the weights again. Predicted for Llama-3.1-8B o
     64 after 1024 others, and 256      19.0     19.8     (not joined: 192 rows more)
     256 and 512                        27.0     29.3     (not joined: 256 rows more)
 
-Requests that decode and prompts are one part as well, so that weights are read once for both. Predicted as above:
+Sequences that decode share a step with prompts as well, so that weights are read once for both. Predicted as above:
 
-    what decodes                chunks of                       apart    together
+    decoding sequences          chunks of                       apart    together
     1 at 128 positions          16 tokens                       13.6      7.7
     1 at 128                    128 after 1024 others           15.7     10.2
     16 at 2048                  496 tokens                      24.4     19.2
     16 at 2048                  512 tokens                      24.7     20.9
 
 Products of 528 rows take 1.7 ms more than those of 512. So a single prompt is rounded up together with the rows that
-decode: beside 16 of these 496 tokens are a size, too. The head takes 128 rows; where tokens that decode and the ends of
-prompts are more, the two are parts of their own. So they are in a model with a layer that does not mix them.
+decode: with 16 of these, 496 tokens are a size, too. The head takes 128 rows; where decoding tokens and last tokens of
+prompts are more, two steps are launched. The same holds for a model with a layer that does not mix them.
 
-Groups of ranks that divide experts launch the same shapes at the same time: the parts of all groups are taken together,
+Groups of ranks that divide experts launch the same shapes at the same time: the batches of all groups are combined,
 each rounded up to the largest of them.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain, zip_longest
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import zip_longest
 
+from model.config import ModelConfig
+from model.engine.padded_batch import PaddedBatch
 from model.engine.scheduler import Batch, Chunk
-from model.execution.expert_load import ExpertLoad
-from model.layers.launch import PARTITIONS
+from model.families import compose
+from model.layers.launch import FLOAT32, PARTITIONS, Phase, StepShape, WeightDtypes
 
 MOST_ROWS = PARTITIONS
-"""Of one launch of a decode step: one token for each partition."""
+"""Rows of one launch of a decode step: one token for each partition."""
 
-_JOINED_ROWS = 128
-"""The most rows that chunks of different sizes add when they become one part: a tile of them takes 2 ms above."""
+_MAX_JOINED_ROWS = 128
+"""Rows that joining chunks of different sizes may add: a tile of them takes 2 ms above."""
 
-_JOINED_PREFIX = 1024
-"""The most cached positions, of all sequences, that attention reads more of then."""
+_MAX_JOINED_PREFIX = 1024
+"""Cached positions, of all sequences, that attention may read in addition after joining."""
 
-
-@dataclass(frozen=True)
-class PartShape:
-    """The rounded sizes of a part: sequences, tokens of each, positions that their tables name.
-
-    A part of prompts reads `prefix` cached positions; one that `decodes` reads all that its tables name. What decodes
-    `beside` prompts is in the same launches.
-    """
-
-    sequences: int
-    tokens: int
-    context: int
-    decodes: bool
-    prefix: int = 0
-    beside: PartShape | None = None
-
-    def __str__(self) -> str:
-        reads = "" if self.decodes else f", {self.prefix} of them cached"
-        beside = "" if self.beside is None else f", beside {self.beside}"
-        return f"{self.sequences} x {self.tokens} tokens, {self.context} positions{reads}{beside}"
-
-    @property
-    def rows(self) -> int:
-        """Tokens of all sequences, padding included."""
-        return self.sequences * self.tokens + (0 if self.beside is None else self.beside.rows)
-
-    @property
-    def alone(self) -> PartShape:
-        """Without what decodes beside it."""
-        return replace(self, beside=None)
-
-
-@dataclass(frozen=True)
-class Part:
-    """Chunks that are launched together, those of each group of ranks; a group may have none.
-
-    `beside` holds the chunks that decode in the same launches as prompts.
-    """
-
-    shape: PartShape
-    groups: tuple[tuple[Chunk, ...], ...]
-    beside: Part | None = None
-
-    @property
-    def chunks(self) -> Sequence[Chunk]:
-        """Those of all groups."""
-        return self.groups[0] if len(self.groups) == 1 else tuple(chain.from_iterable(self.groups))
-
-    @property
-    def rows(self) -> int:
-        """Tokens of all groups, padding included."""
-        return len(self.groups) * self.shape.rows
-
-    @property
-    def padding(self) -> int:
-        """Tokens that are computed for nobody."""
-        computed = len(self.groups) * self.shape.alone.rows - sum(chunk.count for chunk in self.chunks)
-        return computed + (0 if self.beside is None else self.beside.padding)
-
-
-@dataclass
-class BucketUse:
-    """What was launched: how often each shape of `buckets`, and how many tokens for requests and for nobody.
-
-    `experts` is the load of groups of ranks that divide experts.
-    """
-
-    buckets: Buckets | None = None
-    experts: ExpertLoad | None = None
-    parts: Counter[PartShape] = field(default_factory=Counter)
-    tokens: int = 0
-    padding: int = 0
-
-    def add(self, part: Part) -> None:
-        """One part."""
-        self.parts[part.shape] += 1
-        self.padding += part.padding
-        self.tokens += part.rows - part.padding
+SIZES_ONLY = StepShape(Phase.decode, 1, 1, 0, 0, 1, FLOAT32, WeightDtypes(FLOAT32))
+"""The step of buckets before a model is known: sizes alone."""
 
 
 @dataclass(frozen=True)
 class Buckets:
-    """The sizes, each in ascending order: sequences of a part, tokens of a chunk, positions of a sequence.
+    """Sizes in ascending order: sequences of a step, tokens of a chunk, positions of a sequence.
 
-    A sequence that decodes computes one token, or `drafts` more that it verifies. Where a step `mixes`, sequences
-    decode beside prompts, and every pair of a decoding shape and a prompt shape is a shape of its own. Where a model
-    takes `whole_prompts`, each prompt is a part of its own, whole, also of one token: inputs are encoded with it.
+    A decoding sequence computes one token, or `drafts` more that it verifies. Where steps `mix`, sequences decode in
+    the launches of prompts, and every pair of a decoding shape and a prompt shape is a shape of its own. Where a model
+    takes `whole_prompts`, each prompt is a step of its own, also a prompt of one token: its inputs are encoded with it.
+    `model_step` has the dtypes, ranks, pages and slots of the shapes.
     """
 
     sequences: tuple[int, ...]
@@ -145,157 +72,206 @@ class Buckets:
     drafts: int = 0
     mixes: bool = True
     whole_prompts: bool = False
+    model_step: StepShape = SIZES_ONLY
 
     @classmethod
     def powers(
         cls, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, drafts: int = 0
     ) -> Buckets:
-        """Powers of two: from 1 sequence, 16 tokens and 128 positions on, up to the limits, rounded up."""
+        """Return powers of two from 1 sequence, 16 tokens and 128 positions up to the limits, rounded up."""
         sequences = min(max_num_seqs, MOST_ROWS)
         tokens = min(max_num_batched_tokens, max_model_len)
         return cls(_powers(1, sequences), _powers(16, tokens), _powers(128, max_model_len + drafts), drafts)
 
-    def __str__(self) -> str:
-        sizes = {"sequences": self.sequences, "tokens": self.tokens, "context": self.context}
-        return " ".join(f"{axis}={','.join(map(str, own))}" for axis, own in sizes.items())
+    def for_model(self, config: ModelConfig, model_step: StepShape) -> Buckets:
+        """Return the buckets of a model; steps mix only if all of its layers take mixed steps."""
+        mixes = self.mixes and compose(config).mixes
+        return replace(self, mixes=mixes, whole_prompts=config.cross_positions > 0, model_step=model_step)
 
-    def shapes(self) -> list[PartShape]:
-        """Every shape that a part may have: the graphs that a chip needs compiled."""
+    def __str__(self) -> str:
+        axes = {"sequences": self.sequences, "tokens": self.tokens, "context": self.context}
+        return " ".join(f"{axis}={','.join(map(str, sizes))}" for axis, sizes in axes.items())
+
+    def shapes(self) -> list[StepShape]:
+        """Return every shape that a step may have: the graphs that a chip needs compiled."""
         decoding = [
-            PartShape(sequences, new, context, True)
-            for new in dict.fromkeys((1, 1 + self.drafts))
+            self._step(Phase.decode, sequences, new_tokens, context)
+            for new_tokens in dict.fromkeys((1, 1 + self.drafts))
             for sequences in self.sequences
-            if sequences * new <= MOST_ROWS
+            if sequences * new_tokens <= MOST_ROWS
             for context in self.context
         ]
         prompts = [
-            PartShape(sequences, tokens, context, False, prefix)
+            self._step(Phase.prefill, sequences, tokens, context, prefix)
             for sequences in ((1,) if self.whole_prompts else self.sequences)
             for tokens in self.tokens
             for context in self.context
             if context >= tokens
-            for prefix in (0, *(each for each in self.context if each <= context and not self.whole_prompts))
+            for prefix in (0, *(size for size in self.context if size <= context and not self.whole_prompts))
         ]
         return decoding + prompts + self._mixed_shapes(decoding)
 
-    def _mixed_shapes(self, decoding: list[PartShape]) -> list[PartShape]:
-        """The shapes of prompts beside decoding sequences; all tables of prompts have the longest length."""
-        context = self.context[-1]
+    def _mixed_shapes(self, decoding_shapes: list[StepShape]) -> list[StepShape]:
+        """Return the shapes of prompts with decoding sequences; all tables of prompts have the longest length."""
         pairs = (
-            (own, sequences)
+            (decoding, sequences)
             for sequences in self.sequences
-            for own in dict.fromkeys(_beside_prompts(each, sequences) for each in decoding)
+            for decoding in dict.fromkeys(self._with_prompts(shape, sequences) for shape in decoding_shapes)
         )
         return [
-            PartShape(sequences, tokens, context, False, prefix, beside)
-            for beside, sequences in (pairs if self.mixes else ())
-            if beside.sequences
+            self._step(Phase.prefill, sequences, tokens, self.context[-1], prefix, decoding)
+            for decoding, sequences in (pairs if self.mixes else ())
+            if decoding is not None
             for tokens in sorted(
-                {*self.tokens, *self._beside(beside.rows)} if sequences == 1 else self.tokens
+                {*self.tokens, *self._tokens_with(decoding.tokens)} if sequences == 1 else self.tokens
             )
             for prefix in (0, *self.context)
         ]
 
-    def parts(self, *batches: Batch) -> list[Part]:
-        """The parts of a step, a batch of each group: first what decodes, then the chunks of prompts."""
-        found = [self._decoding_and_prompts(batch) for batch in batches]
-        parts, prompts = found[0] if len(found) == 1 else _of_all_groups(found)
-        if self.mixes and parts and prompts:
-            mixed = self._mixed(parts[-1], prompts[-1])
+    def pad(self, *batches: Batch) -> list[PaddedBatch]:
+        """Divide the batches of all groups into padded batches: those that decode first, then chunks of prompts."""
+        divided = [self._divide(batch) for batch in batches]
+        decoding, prompts = divided[0] if len(divided) == 1 else self._combine_groups(divided)
+        if self.mixes and decoding and prompts:
+            mixed = self._mix(decoding[-1], prompts[-1])
             if mixed is not None:
-                return [*parts[:-1], *prompts[:-1], mixed]
-        return parts + prompts
+                return [*decoding[:-1], *prompts[:-1], mixed]
+        return decoding + prompts
 
-    def _mixed(self, decoding: Part, prompts: Part) -> Part | None:
-        """Prompts with what decodes beside them; None where the head does not take as many rows."""
-        shape, beside = prompts.shape, _beside_prompts(decoding.shape, prompts.shape.sequences)
-        if max(map(len, decoding.groups)) > beside.sequences:
+    def _mix(self, decoding: PaddedBatch, prompts: PaddedBatch) -> PaddedBatch | None:
+        """Return prompts with decoding sequences; None where the head does not take as many rows."""
+        prompt_step, decoding_step = prompts.step, self._with_prompts(decoding.step, prompts.step.sequences)
+        if decoding_step is None or max(map(len, decoding.groups)) > decoding_step.sequences:
             return None
-        tokens = shape.tokens
-        if shape.sequences == 1:
-            most = max(chunk.count for chunk in prompts.chunks)
-            tokens = min(size for size in (tokens, *self._beside(beside.rows)) if size >= most)
-        mixed = replace(shape, tokens=tokens, context=self.context[-1], beside=beside)
-        return Part(mixed, prompts.groups, replace(decoding, shape=beside))
+        tokens = prompt_step.new_tokens
+        if prompt_step.sequences == 1:
+            longest = max(chunk.num_scheduled_tokens for chunk in prompts.chunks)
+            sizes = (tokens, *self._tokens_with(decoding_step.tokens))
+            tokens = min(size for size in sizes if size >= longest)
+        mixed = self._step(
+            *(Phase.prefill, prompt_step.sequences, tokens, self.context[-1], prompt_step.prefix),
+            decoding_step,
+        )
+        return PaddedBatch(mixed, prompts.groups, replace(decoding, step=decoding_step))
 
-    def _beside(self, rows: int) -> list[int]:
-        """Tokens of one prompt that are rounded up together with rows that decode."""
+    def _tokens_with(self, rows: int) -> list[int]:
+        """Return the sizes of one prompt that is rounded up together with decoding rows."""
         return [tokens - rows for tokens in self.tokens if tokens > rows]
 
-    def _decoding_and_prompts(self, batch: Batch) -> tuple[list[Part], list[Part]]:
-        """Parts of one kind each."""
-        decoding: dict[int, list[Chunk]] = {1: [], 1 + self.drafts: []}
-        prompts: list[Part] = []
-        groups = dict[tuple[int, int, int], list[Chunk]]()
-        for chunk in batch.chunks.values():
-            if chunk.count == 1 + chunk.verified and not (self.whole_prompts and chunk.start == 0):
-                decoding[1 + self.drafts if chunk.verified else 1].append(chunk)
-            else:
-                tokens = rounded(self.tokens, chunk.count)
-                prefix = rounded(self.context, chunk.start) if chunk.start else 0
-                context = rounded(self.context, max(prefix, chunk.start + chunk.count, tokens))
-                groups.setdefault((tokens, context, prefix), []).append(chunk)
-        parts = []
-        for new, some in decoding.items():
-            for chunks in _in_turn(some, max(each for each in self.sequences if each * new <= MOST_ROWS)):
-                context = rounded(self.context, max(chunk.start for chunk in chunks) + new)
-                parts.append(self._part(chunks, new, context, True))
-        for (tokens, context, prefix), some in sorted(groups.items(), key=lambda group: group[0]):
-            for chunks in _in_turn(some, 1 if self.whole_prompts else self.sequences[-1]):
-                part = self._part(chunks, tokens, context, False, prefix)
-                joined = self._joined(prompts[-1], part) if prompts else None
-                prompts[-1:] = [*prompts[-1:], part] if joined is None else [joined]
-        return parts, prompts
+    def _with_prompts(self, decoding: StepShape, prompts: int) -> StepShape | None:
+        """Return a decoding shape with the sequences for which the head has rows left; None if it has none."""
+        sequences = min(decoding.sequences, (MOST_ROWS - prompts) // decoding.new_tokens)
+        if not sequences:
+            return None
+        return self._step(Phase.decode, sequences, decoding.new_tokens, decoding.cache_length)
 
-    def _joined(self, first: Part, second: Part) -> Part | None:
-        """Two parts of prompts as one, where that is predicted to take less time."""
-        shapes, chunks = (first.shape, second.shape), [*first.chunks, *second.chunks]
+    def _divide(self, batch: Batch) -> tuple[list[PaddedBatch], list[PaddedBatch]]:
+        """Divide the batch of one group into padded batches that decode and padded batches of prompts."""
+        decoding_chunks: dict[int, list[Chunk]] = {1: [], 1 + self.drafts: []}
+        prompts: list[PaddedBatch] = []
+        prompt_chunks = dict[tuple[int, int, int], list[Chunk]]()
+        for chunk in batch.chunks.values():
+            start, count = chunk.num_computed_tokens, chunk.num_scheduled_tokens
+            if count == 1 + chunk.num_draft_tokens and not (self.whole_prompts and start == 0):
+                decoding_chunks[1 + self.drafts if chunk.num_draft_tokens else 1].append(chunk)
+            else:
+                tokens = rounded(self.tokens, count)
+                prefix = rounded(self.context, start) if start else 0
+                context = rounded(self.context, max(prefix, start + count, tokens))
+                prompt_chunks.setdefault((tokens, context, prefix), []).append(chunk)
+        decoding = []
+        for new_tokens, all_chunks in decoding_chunks.items():
+            most = max(size for size in self.sequences if size * new_tokens <= MOST_ROWS)
+            for chunks in _in_turn(all_chunks, most):
+                longest = max(chunk.num_computed_tokens for chunk in chunks) + new_tokens
+                decoding.append(self._pad(Phase.decode, chunks, new_tokens, rounded(self.context, longest)))
+        for (tokens, context, prefix), all_chunks in sorted(
+            prompt_chunks.items(), key=lambda sized_chunks: sized_chunks[0]
+        ):
+            for chunks in _in_turn(all_chunks, 1 if self.whole_prompts else self.sequences[-1]):
+                padded = self._pad(Phase.prefill, chunks, tokens, context, prefix)
+                joined = self._join(prompts[-1], padded) if prompts else None
+                prompts[-1:] = [*prompts[-1:], padded] if joined is None else [joined]
+        return decoding, prompts
+
+    def _join(self, first: PaddedBatch, second: PaddedBatch) -> PaddedBatch | None:
+        """Return two padded batches of prompts as one; None where that is predicted to take more time."""
+        steps, chunks = (first.step, second.step), [*first.chunks, *second.chunks]
         if self.whole_prompts or len(chunks) > self.sequences[-1]:
             return None
-        tokens, context, prefix = (
-            max(sizes) for sizes in zip(*((own.tokens, own.context, own.prefix) for own in shapes))
+        joined = self._pad(Phase.prefill, chunks, *_largest_sizes(steps))
+        more_rows = joined.step.tokens - sum(step.tokens for step in steps)
+        more_prefix = joined.step.sequences * joined.step.prefix - sum(
+            step.sequences * step.prefix for step in steps
         )
-        part = self._part(chunks, tokens, context, False, prefix)
-        more_rows = part.shape.rows - sum(own.rows for own in shapes)
-        more_prefix = part.shape.sequences * prefix - sum(own.sequences * own.prefix for own in shapes)
-        return part if more_rows <= _JOINED_ROWS and more_prefix <= _JOINED_PREFIX else None
+        return joined if more_rows <= _MAX_JOINED_ROWS and more_prefix <= _MAX_JOINED_PREFIX else None
 
-    def _part(self, chunks: list[Chunk], tokens: int, context: int, decodes: bool, prefix: int = 0) -> Part:
-        shape = PartShape(rounded(self.sequences, len(chunks)), tokens, context, decodes, prefix)
-        return Part(shape, (tuple(chunks),))
+    def _pad(
+        self, phase: Phase, chunks: list[Chunk], tokens: int, context: int, prefix: int = 0
+    ) -> PaddedBatch:
+        sequences = rounded(self.sequences, len(chunks))
+        return PaddedBatch(self._step(phase, sequences, tokens, context, prefix), (tuple(chunks),))
+
+    def _combine_groups(
+        self, divided: Sequence[tuple[list[PaddedBatch], list[PaddedBatch]]]
+    ) -> tuple[list[PaddedBatch], list[PaddedBatch]]:
+        """Combine the padded batches of single groups by phase, the largest prompts with the largest."""
+        sizes = {padded.step.new_tokens for decoding, _ in divided for padded in decoding}
+        decoding = [
+            self._combine(padded_batches)
+            for size in sorted(sizes)
+            for padded_batches in zip_longest(
+                *(
+                    [padded for padded in decoding if padded.step.new_tokens == size]
+                    for decoding, _ in divided
+                )
+            )
+        ]
+        prompts = [
+            self._combine(padded_batches)
+            for padded_batches in zip_longest(*(reversed(prompts) for _, prompts in divided))
+        ]
+        return decoding, prompts[::-1]
+
+    def _combine(self, padded_batches: Sequence[PaddedBatch | None]) -> PaddedBatch:
+        """Combine one padded batch of each group, or None, in the smallest shape that takes all of them."""
+        steps = [padded.step for padded in padded_batches if padded is not None]
+        sequences = max(step.sequences for step in steps)
+        groups = tuple(() if padded is None else padded.groups[0] for padded in padded_batches)
+        return PaddedBatch(self._step(steps[0].phase, sequences, *_largest_sizes(steps)), groups)
+
+    def _step(
+        self,
+        phase: Phase,
+        sequences: int,
+        new_tokens: int,
+        cache_length: int,
+        prefix: int = 0,
+        decoding: StepShape | None = None,
+    ) -> StepShape:
+        """Return the model's step of these sizes; equal sizes give the same object."""
+        sizes = phase, sequences, new_tokens, cache_length, prefix, decoding
+        step = self._steps.get(sizes)
+        if step is None:
+            step = self._steps[sizes] = self.model_step.with_sizes(*sizes)
+        return step
+
+    @cached_property
+    def _steps(self) -> dict[tuple[Phase, int, int, int, int, StepShape | None], StepShape]:
+        return {}
 
 
-def _of_all_groups(found: Sequence[tuple[list[Part], list[Part]]]) -> tuple[list[Part], list[Part]]:
-    """Parts of single groups as parts of all: those of one kind together, the largest prompts with the largest."""
-    sizes = dict.fromkeys(part.shape.tokens for decoding, _ in found for part in decoding)
-    parts = [
-        _together(own)
-        for size in sorted(sizes)
-        for own in zip_longest(
-            *([each for each in decoding if each.shape.tokens == size] for decoding, _ in found)
-        )
-    ]
-    prompts = [_together(own) for own in zip_longest(*(reversed(prompts) for _, prompts in found))]
-    return parts, prompts[::-1]
-
-
-def _together(parts: Sequence[Part | None]) -> Part:
-    """A part of each group, or none, in the smallest shape that takes them all."""
-    shapes = [each.shape for each in parts if each is not None]
-    sequences, tokens, context, prefix = (
-        max(sizes) for sizes in zip(*((own.sequences, own.tokens, own.context, own.prefix) for own in shapes))
+def _largest_sizes(steps: Sequence[StepShape]) -> tuple[int, int, int]:
+    """Return the largest number of new tokens, cache length and prefix of several steps."""
+    return (
+        max(step.new_tokens for step in steps),
+        max(step.cache_length for step in steps),
+        max(step.prefix for step in steps),
     )
-    groups = tuple(() if each is None else each.groups[0] for each in parts)
-    return Part(PartShape(sequences, tokens, context, shapes[0].decodes, prefix), groups)
-
-
-def _beside_prompts(decoding: PartShape, prompts: int) -> PartShape:
-    """What decodes, with no more sequences than the head takes rows of beside those of so many prompts."""
-    return replace(decoding, sequences=min(decoding.sequences, (MOST_ROWS - prompts) // decoding.tokens))
 
 
 def rounded(sizes: tuple[int, ...], size: int) -> int:
-    """The first of some sizes that is not below another."""
+    """Return the first of the ascending sizes that is not below a size."""
     return sizes[bisect_left(sizes, size)]
 
 

@@ -17,7 +17,6 @@ from typing import Protocol
 
 import numpy as np
 
-from model.engine.buckets import BucketUse
 from model.engine.checks import check_vocabulary
 from model.engine.continuations import Continuation, PromptGroup
 from model.engine.faults import EngineFailed, describe_fault
@@ -26,6 +25,7 @@ from model.engine.groups import Schedulers
 from model.engine.inputs import InputCheck, ModelInputs, TokenRule, refuse_inputs
 from model.engine.isolation import Isolation
 from model.engine.outputs import CompletionOutput, FinishReason, RequestMetrics, RequestOutput
+from model.engine.padded_batch import BucketUse
 from model.engine.params import SamplingParams
 from model.engine.request import Request
 from model.engine.sampler import Choice, TokenSampler, choose, logprobs, require_logits
@@ -240,7 +240,7 @@ class Engine:
             group
             for request, chunk in batch.chunks.items()
             if (group := self._sequences[request].group).failure is not None
-            or (chunk.chooses and request in answers)
+            or (chunk.samples and request in answers)
         )
         now = self._clock()
         self.scheduler.finish(
@@ -321,7 +321,7 @@ class Engine:
         """The draws of the requests that choose; where one has no token to choose from, its group fails."""
         rows = {}
         for request, chunk in batch.chunks.items():
-            if chunk.chooses:
+            if chunk.samples:
                 sequence = self._sequences[request]
                 try:
                     rows[request] = sequence.sampler.rows(chunk.drafts)
@@ -334,7 +334,7 @@ class Engine:
         for request, chunk in batch.chunks.items():
             output = self._sequences[request].group.output
             known = output.prompt_logprobs
-            if known is not None and len(known) < min(chunk.start + chunk.count + 1, request.prompt_tokens):
+            if known is not None and len(known) < min(chunk.seq_len + 1, request.prompt_tokens):
                 batch.chunks[request] = replace(chunk, scores=True)
 
     def _keep_scores(self, batch: Batch, answers: Mapping[Request, Sequence[StepOutput]]) -> None:
@@ -345,7 +345,7 @@ class Engine:
             if not chunk.scores or known is None or count is None:
                 continue
             try:
-                for answer in answers[request][len(known) - 1 - chunk.start :]:
+                for answer in answers[request][len(known) - 1 - chunk.num_computed_tokens :]:
                     if len(known) < request.prompt_tokens and np.isfinite(answer.largest):
                         token = request.tokens[len(known)]
                         known.append(

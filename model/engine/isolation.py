@@ -78,7 +78,7 @@ class Isolation:
             doubtful = [suspect for suspect in suspects if suspect.unexplained >= MOST_UNEXPLAINED]
             self._runs_to_the_end = len(doubtful) > 1
         for request, chunk in batch.chunks.items():
-            end = chunk.start + chunk.count - len(chunk.drafts)
+            end = chunk.seq_len - len(chunk.drafts)
             self._targets[request] = max(end, self._targets.get(request, 0))
         self._changed = True
         self._withdraw(self._live)

@@ -70,38 +70,45 @@ class SchedulerOptions:
 
 @dataclass(slots=True)
 class Chunk:
-    """The tokens start … start + count of a request; where they are its last, the step chooses the next one.
+    """Consecutive tokens of a request that one step computes: `num_scheduled_tokens` after `num_computed_tokens`.
 
-    Nobody changes a chunk. A frozen class takes 0.7 us more for each of a step's requests.
+    A chunk that `samples` ends with the request's last token, so the step chooses the next one. There are pages for
+    `draft_slots` more positions. `drafts` are tokens that may follow the request's: those in the chunk are verified in
+    the step. A chunk that `scores` needs the logits after each of its tokens.
 
-    There are pages for `draft_slots` more positions. `drafts` are tokens that may follow the request's: those in the
-    chunk are verified in the step. Where it `scores`, logits are wanted for what follows each of its tokens.
+    A chunk is never changed. The class is not frozen, because that takes 0.7 us more for each of a step's requests.
     """
 
     request: Request
-    start: int
-    count: int
-    chooses: bool
+    num_computed_tokens: int
+    num_scheduled_tokens: int
+    samples: bool
     draft_slots: int = 0
     drafts: tuple[int, ...] = ()
     scores: bool = False
 
     @property
-    def tokens(self) -> Sequence[int]:
-        """The tokens that are computed."""
-        end, known = self.start + self.count, len(self.request.tokens)
-        own = self.request.tokens[self.start : end]
-        return own if end <= known else [*own, *self.drafts[max(0, self.start - known) : end - known]]
+    def seq_len(self) -> int:
+        """Tokens of the request that are computed after the step."""
+        return self.num_computed_tokens + self.num_scheduled_tokens
 
     @property
-    def verified(self) -> int:
-        """How many drafts stand behind its first token; what comes after each of them is a choice too."""
-        return min(len(self.drafts), self.count - 1)
+    def tokens(self) -> Sequence[int]:
+        """The tokens that are computed, drafts included."""
+        start, end, known = self.num_computed_tokens, self.seq_len, len(self.request.tokens)
+        tokens = self.request.tokens[start:end]
+        return tokens if end <= known else [*tokens, *self.drafts[max(0, start - known) : end - known]]
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Drafts after the chunk's first token; the step chooses a token after each of them, too."""
+        return min(len(self.drafts), self.num_scheduled_tokens - 1)
 
     def with_drafts(self, drafts: Sequence[int]) -> Chunk:
-        """The chunk with drafts to verify, no more than it has slots."""
+        """Return the chunk with drafts to verify, no more than it has slots."""
         assert len(drafts) <= self.draft_slots, f"{len(drafts)} drafts for {self.draft_slots} slots"
-        return replace(self, count=self.count + len(drafts), drafts=tuple(drafts))
+        count = self.num_scheduled_tokens + len(drafts)
+        return replace(self, num_scheduled_tokens=count, drafts=tuple(drafts))
 
 
 @dataclass
@@ -129,12 +136,14 @@ class Batch:
     @property
     def tokens(self) -> int:
         """Tokens of all chunks."""
-        return sum(chunk.count for chunk in self.chunks.values())
+        return sum(chunk.num_scheduled_tokens for chunk in self.chunks.values())
 
     @property
     def only_decodes(self) -> bool:
         """Whether there are requests, and each computes one token and chooses the next."""
-        return bool(self.chunks) and all(chunk.count == 1 and chunk.chooses for chunk in self.chunks.values())
+        return bool(self.chunks) and all(
+            chunk.num_scheduled_tokens == 1 and chunk.samples for chunk in self.chunks.values()
+        )
 
 
 _order = attrgetter("priority", "arrival", "number")
@@ -282,7 +291,9 @@ class Scheduler:
                 wrong = len(chunk.drafts) - max(0, len(tokens) - 1) if chunk.drafts else 0
                 request.tokens.extend(tokens)
                 again = self.cache.settle_state(request, back=wrong > 0) and wrong > 0
-                self.cache.computed(request, chunk.start + (0 if again else chunk.count - wrong))
+                self.cache.computed(
+                    request, chunk.num_computed_tokens + (0 if again else chunk.num_scheduled_tokens - wrong)
+                )
 
     def steady_steps(self, batch: Batch) -> int:
         """How many steps in a row, this one included, decide alike while no request comes or is cancelled.
@@ -420,4 +431,4 @@ class Scheduler:
         request.preemptions += 1
         batch.preempted.append(request)
         insort(self._waiting, request, key=_order)
-        return 0 if spared is None else spared.count
+        return 0 if spared is None else spared.num_scheduled_tokens

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from model.engine.buckets import BucketUse
+from model.engine.padded_batch import BucketUse
 from model.engine.request import Request
 from model.engine.scheduler import Batch, Chunk
 from model.errors import ModelError
@@ -119,9 +119,11 @@ class DraftModel:
         self._computed = {request: count for request, count in known.items() if request.is_running}
         first: dict[Request, Chunk] = {}
         for request, chunk in batch.chunks.items():
-            start = min(chunk.start, known.get(request, chunk.start))
-            first[request] = replace(chunk, start=start, count=chunk.start + chunk.count - start)
-            self._computed[request] = chunk.start + chunk.count
+            start = min(chunk.num_computed_tokens, known.get(request, chunk.num_computed_tokens))
+            first[request] = replace(
+                chunk, num_computed_tokens=start, num_scheduled_tokens=chunk.seq_len - start
+            )
+            self._computed[request] = chunk.seq_len
         drafts: dict[Request, list[int]] = {request: [] for request in first}
         chunks, step = first, replace(batch, chunks=first)
         while chunks:
@@ -142,6 +144,6 @@ class DraftModel:
             own, slots = drafts[request], batch.chunks[request].draft_slots
             if own and len(own) < slots:
                 at = len(request.tokens) + len(own) - 1
-                chunks[request] = Chunk(request, at, 1, chooses=True, drafts=tuple(own))
+                chunks[request] = Chunk(request, at, 1, samples=True, drafts=tuple(own))
                 self._computed[request] = at + 1
         return chunks

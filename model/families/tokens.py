@@ -32,7 +32,7 @@ def token_network(
         Input("ids", Sharding.rows),
         Input("own_positions", Sharding.rows),
         Input("logits_indices", Sharding.row_indices),
-        *map(Input, ("rope_rows", *SEQUENCE_ARRAYS, *GROUP_ARRAYS, *window_arrays, LAST_OF_WINDOW)),
+        *map(Input, ("rope_rows", *SEQUENCE_ARRAYS.values(), *GROUP_ARRAYS, *window_arrays, LAST_OF_WINDOW)),
         *(Input(name, dtype=FLOAT32) for name in NUMBERS),
         *(Input(name, Sharding.vocabulary, FLOAT32) for name in COLUMNS),
     ]

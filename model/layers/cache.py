@@ -123,7 +123,7 @@ class Cache:
         if not step.block_size:
             assert step.decoding is None, "sequences decode beside prompts on pages"
             return arrays
-        arrays |= {"slots": Value(name_in_group("slots", step, self.group), (step.tokens, 1), INT32)}
+        arrays |= {"slots": Value(name_in_group("slot_mapping", step, self.group), (step.tokens, 1), INT32)}
         if step.decoding is None:
             return arrays | {"block_tables": self._table("block_tables", step)}
         tables = {"block_tables": step.decoding, "prompt_tables": step}

@@ -198,6 +198,44 @@ class StepShape:
             prefix=min(self.prefix, before),
         )
 
+    def with_sizes(
+        self,
+        phase: Phase,
+        sequences: int,
+        new_tokens: int,
+        cache_length: int,
+        prefix: int = 0,
+        decoding: StepShape | None = None,
+    ) -> StepShape:
+        """Return this step with other sizes; `new_tokens` are those of each sequence, without those of `decoding`."""
+        tokens = sequences * new_tokens + (0 if decoding is None else decoding.tokens)
+        return replace(
+            self,
+            phase=phase,
+            tokens=tokens,
+            sequences=sequences,
+            cache_length=cache_length,
+            prefix=prefix,
+            decoding=decoding,
+        )
+
+    @property
+    def sizes(self) -> tuple[Any, ...]:
+        """The sizes that buckets choose, as numbers and texts; `resize` reads them."""
+        decoding = None if self.decoding is None else self.decoding.sizes
+        return self.phase.value, self.sequences, self.new_tokens, self.cache_length, self.prefix, decoding
+
+    def resize(self, sizes: Sequence[Any]) -> StepShape:
+        """Return this step with the `sizes` of another."""
+        phase, sequences, new_tokens, cache_length, prefix, decoding = sizes
+        decoding_step = None if decoding is None else self.resize(decoding)
+        return self.with_sizes(Phase(phase), sequences, new_tokens, cache_length, prefix, decoding_step)
+
+    def __str__(self) -> str:
+        cached = "" if self.phase is Phase.decode else f", {self.prefix} of them cached"
+        decoding = "" if self.decoding is None else f", beside {self.decoding}"
+        return f"{self.sequences} x {self.new_tokens} tokens, {self.cache_length} positions{cached}{decoding}"
+
     def resized(self, rows: int) -> StepShape:
         """This step with `rows` tokens of the prompt, or `rows` sequences."""
         return replace(self, tokens=rows, sequences=1 if self.phase is Phase.prefill else rows)
@@ -244,22 +282,23 @@ class Value:
     A launch that `takes_last_rows` is given as many of the array's last rows as the shape says.
 
     A step binds it by its name to a weight, a state, a constant, an activation, or an input of the step. The inputs of
-    a step are int32 arrays, and float32 ones for `sample`. vLLM's name is in brackets where it differs.
+    a step are int32 arrays, and float32 ones for `sample`. The names are vLLM's.
 
         ids, own_positions  [rows of the rank, 1]  token ids and positions of the rows that the rank holds
         positions           [tokens, 1]            positions of all rows
         rope_rows           [tokens, 1]            rows of the rotation tables, where long sequences have others
         logits_indices      [head rows, 1]         the rows that the head takes, as numbers among those of the rank;
                                                    the number of its rows where another rank holds the row
-        slots               [tokens, 1]            where in the pages each new token is written (slot_mapping)
-        block_tables        [sequences, blocks]    the pages of each sequence (block_table)
-        prompt_tables       [prompts, blocks]      the pages of the prompts, where sequences decode beside them
+        slot_mapping        [tokens, 1]            where in the pages each new token is written
+        block_tables        [sequences, blocks]    the pages of each sequence
+        prompt_tables       [prompts, blocks]      the pages of the prompts, where sequences decode with them
         state_slots         [sequences, 1]         the slot of each sequence's recurrent states
-        starts              [sequences, 1]         the position of its first new token (num_computed_tokens)
-        counts              [sequences, 1]         how many tokens are no padding (num_scheduled_tokens)
+        num_computed_tokens [sequences, 1]         the position of its first new token
+        num_scheduled_tokens [sequences, 1]        how many of its tokens are no padding
 
-    Layers that have pages for their window have slots, tables and positions of their own. These positions count from
-    the first page of the table (`StepShape.for_window`). A step that draws also has the arguments of `sample`.
+    Layers that have pages for their window have a slot mapping, tables and positions of their own. These positions
+    count from the first page of the table (`StepShape.for_window`). A step that draws also has the arguments of
+    `sample`.
     """
 
     name: str

@@ -10,7 +10,14 @@ from enum import Enum
 
 from model.layers.launch import StepShape
 
-GROUP_ARRAYS = ("positions", "slots", "block_tables", "prompt_tables", "copy_sources", "copy_destinations")
+GROUP_ARRAYS = (
+    "positions",
+    "slot_mapping",
+    "block_tables",
+    "prompt_tables",
+    "copy_sources",
+    "copy_destinations",
+)
 """The arrays of a step that come once for every cache group."""
 
 

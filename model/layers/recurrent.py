@@ -38,8 +38,12 @@ from model.layers.projection import Projection
 from model.layers.shard import ROW, Cut, Depthwise, Divided
 from model.layers.weight import Tensor, Weight, value_of
 
-SEQUENCE_ARRAYS = ("state_slots", "starts", "counts")
-"""What a step gives recurrent kernels of each sequence, by the names of their parameters."""
+SEQUENCE_ARRAYS = {
+    "state_slots": "state_slots",
+    "starts": "num_computed_tokens",
+    "counts": "num_scheduled_tokens",
+}
+"""Arrays of a step, [sequences, 1] each, by the parameters of recurrent kernels that read them."""
 
 
 def slots(step: StepShape) -> int:
@@ -48,8 +52,9 @@ def slots(step: StepShape) -> int:
 
 
 def sequence_arguments(step: StepShape) -> dict[str, Value]:
-    """The arguments `state_slots`, `starts` and `counts` of a recurrent kernel, [sequences, 1] int32 each."""
-    return {name: Value(name, (step.sequences, 1), INT32) for name in SEQUENCE_ARRAYS}
+    """Return the arguments `state_slots`, `starts` and `counts` of a recurrent kernel, [sequences, 1] int32 each."""
+    shape = step.sequences, 1
+    return {parameter: Value(name, shape, INT32) for parameter, name in SEQUENCE_ARRAYS.items()}
 
 
 @dataclass(frozen=True)

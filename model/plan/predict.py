@@ -9,7 +9,7 @@ No launch is taken as shorter than its work on the core's peaks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -19,14 +19,13 @@ import numpy as np
 
 from model.config import ModelConfig
 from model.device import chip, kernel_limit, scheduled
-from model.engine.buckets import PartShape
 from model.errors import ModelError
 from model.execution.launch_list import copies_of, copy_sizes, launches_of
 from model.execution.stages import send, sent, stages_of
 from model.families import compose
 from model.layers.experts import RoutedExperts
-from model.layers.launch import Growth, Launch, Phase, StepShape, WeightDtypes, WindowPages
-from model.layers.paged import CacheGroup
+from model.layers.launch import Growth, Launch, Phase, StepShape, WeightDtypes
+from model.layers.paged import STATES, CacheGroup
 from model.layers.sample import DRAWS
 from model.mesh import Mesh
 from model.network import Network, Section
@@ -35,7 +34,6 @@ from model.plan.experts import by_experts
 from model.plan.roofline import core
 from model.plan.sizes import equal_blocks
 from model.runners.bucket_length import bucket_length
-from model.runners.paged import step_of
 
 BUBBLE = "bubble"
 """In a pass of a pipeline, the time in which a stage waits."""
@@ -152,33 +150,29 @@ class Predictor:
         """One token for each of `batch` sequences."""
         return self._least(self._step.resized(self._mesh.sequences_of_group(batch)))
 
-    def paged(
-        self, part: PartShape, pages: int, block_size: int, window_pages: WindowPages = (), slots: int = 0
-    ) -> PassTime:
-        """A part of an engine's step, on so many pages and slots; the head and a draw for each sequence."""
-        shape = replace(self._on_pages(pages, block_size, window_pages, slots), draws=_DRAWS)
-        return self._pass(step_of(part, shape))
+    def paged(self, step: StepShape) -> PassTime:
+        """Return the time of an engine's step of `on_pages` and its sizes; each sequence draws a token."""
+        return self._pass(replace(step, draws=_DRAWS))
 
-    def copies(
-        self,
-        count: int,
-        kind: CacheGroup,
-        pages: int,
-        block_size: int,
-        window_pages: WindowPages = (),
-        slots: int = 0,
-    ) -> Time:
-        """Copies of so many pages or slots, in every layer that has them, without starting and ending a kernel."""
-        step, total = self._on_pages(pages, block_size, window_pages, slots), Time()
+    def copies(self, count: int, kind: CacheGroup, step: StepShape) -> Time:
+        """Return the time to copy pages or slots in every layer that has them, without starting a kernel."""
+        total = Time()
         for size in copy_sizes(count):
             for part, number in self._parts:
                 for launch in copies_of(part, step, size, kind):
                     total += self._dry.launch(launch) * number
         return total
 
-    def _on_pages(self, pages: int, block_size: int, window_pages: WindowPages, slots: int) -> StepShape:
-        places = replace(self._step, pages=pages, window_pages=window_pages, slots=slots)
-        return replace(places, padded=True, block_size=block_size)
+    def on_pages(self, pages: Mapping[CacheGroup, int], block_size: int) -> StepShape:
+        """Return the step that decides the sizes of states in an engine with so many pages or slots of each group."""
+        return replace(
+            self._step,
+            pages=pages.get(None, 0),
+            window_pages=tuple((group, count) for group, count in pages.items() if isinstance(group, int)),
+            slots=pages.get(STATES, 0),
+            padded=True,
+            block_size=block_size,
+        )
 
     def _least(self, step: StepShape) -> PassTime:
         """A pass in the number of micro-batches, a power of two, that takes least."""

@@ -63,15 +63,15 @@ class KernelModel:
         self._longest_short, self._limit = config.longest_short, config.context
         self._ids: list[list[int]] = []
         shape = self._shape(Phase.prefill, mesh.sequences_of_group(sequences))
-        each = "" if sequences == 1 else f" for each of {sequences} sequences"
-        purpose = f"a cache of {cache_length:,} positions{each}"
+        per_sequence = "" if sequences == 1 else f" for each of {sequences} sequences"
+        purpose = f"a cache of {cache_length:,} positions{per_sequence}"
         # Decode steps all have one shape; a prompt's is used once.
         self._runner = make_token_runner(
             config, weights, device, shape, mesh, purpose, progress, expert_load=expert_load
         )
 
     def encode(self, features: Sequence[np.ndarray]) -> None:
-        """Run the encoder on a window of speech for each sequence, its log-mel spectrum [bands, columns].
+        """Run the encoder on a window of speech for each sequence: its log-mel spectrum [bands, columns].
 
         The next prompts attend to what it leaves behind.
         """
@@ -80,12 +80,12 @@ class KernelModel:
         self._runner.encode(features)
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[StepOutput]:
-        """Start a sequence with each prompt; says what follows each.
+        """Start a sequence with each prompt and return the output after its last token.
 
         Prompts are padded to the longest of them, or further, so that ranks that cut rows divide them.
         """
-        of_group = self._mesh.sequences_of_group(self._sequences)
-        length = self._mesh.padded_length(max(map(len, prompts)), of_group)
+        group_sequences = self._mesh.sequences_of_group(self._sequences)
+        length = self._mesh.padded_length(max(map(len, prompts)), group_sequences)
         assert len(prompts) == self._sequences and min(map(len, prompts)) > 0
         assert length <= self._cache_length, f"{length} tokens, a cache of {self._cache_length}"
         self._runner.network.clear()
@@ -98,50 +98,58 @@ class KernelModel:
         # Rows behind the longest prompt take positions that later tokens write again, within every table.
         last = min(self._cache_length, self._limit) - 1
         positions = np.tile(np.minimum(np.arange(length), last), (rows, 1))
-        last_tokens = np.arange(rows) % of_group * length + lengths - 1
+        last_tokens = np.arange(rows) % group_sequences * length + lengths - 1
         return self._step(
             Phase.prefill,
             min(lengths) < length,
             ids=ids,
             positions=positions,
             logits_indices=last_tokens,
-            starts=0 * lengths,
-            counts=lengths,
+            num_computed_tokens=0 * lengths,
+            num_scheduled_tokens=lengths,
         )
 
     def decode(self, tokens: Sequence[int | None], positions: Sequence[int]) -> list[StepOutput]:
         """Append a token to each sequence at its position; an ended one gets a token that nothing reads."""
         assert len(tokens) == len(positions) == self._sequences
-        assert all(0 < each < self._cache_length for each in positions), f"{positions}, {self._cache_length}"
-        for own, token in zip(self._ids, tokens):
-            own.extend([] if token is None else [token])
-        if any(token is not None and at == self._longest_short for token, at in zip(tokens, positions)):
-            return self.prefill(self._ids)  # other rotations from here on, also of what was cached
-        none = self._padded_sequences - self._sequences
-        ids = np.array([*(each or 0 for each in tokens), *[0] * none])
-        at = np.array([*positions, *[1] * none])
-        return self._step(Phase.decode, ids=ids, positions=at, starts=at, counts=np.ones_like(at))
+        assert all(0 < position < self._cache_length for position in positions), (
+            f"{positions}, {self._cache_length}"
+        )
+        for ids, token in zip(self._ids, tokens):
+            ids.extend([] if token is None else [token])
+        new_positions = [position for token, position in zip(tokens, positions) if token is not None]
+        if self._longest_short in new_positions:
+            return self.prefill(self._ids)  # cached keys need the rotations of long sequences, too
+        padding = self._padded_sequences - self._sequences
+        padded_positions = np.array([*positions, *[1] * padding])
+        return self._step(
+            Phase.decode,
+            ids=np.array([*(token or 0 for token in tokens), *[0] * padding]),
+            positions=padded_positions,
+            num_computed_tokens=padded_positions,
+            num_scheduled_tokens=np.ones_like(padded_positions),
+        )
 
     @property
     def _padded_sequences(self) -> int:
-        """The sequences of all groups, those of no prompt included, where the groups do not divide the prompts."""
+        """Sequences of all groups, padding included where the groups do not divide the prompts."""
         return self._mesh.data * self._mesh.sequences_of_group(self._sequences)
 
-    def _step(self, phase: Phase, padded: bool = False, **given: np.ndarray) -> list[StepOutput]:
-        """One step; `given` has a row for every sequence, group after group, as their states have slots."""
-        given["state_slots"] = np.arange(self._padded_sequences) % self._mesh.sequences_of_group(
+    def _step(self, phase: Phase, padded: bool = False, **inputs: np.ndarray) -> list[StepOutput]:
+        """Compute one step; `inputs` have a row for every sequence, in the order of groups and of state slots."""
+        inputs["state_slots"] = np.arange(self._padded_sequences) % self._mesh.sequences_of_group(
             self._sequences
         )
         if self._longest_short is not None:
-            given["rope_rows"] = self._rope_rows(given["positions"], self._longest_short)
-        by_group = {
-            name: each.astype(np.int32).reshape(self._mesh.data, -1, 1) for name, each in given.items()
+            inputs["rope_rows"] = self._rope_rows(inputs["positions"], self._longest_short)
+        group_inputs = {
+            name: array.astype(np.int32).reshape(self._mesh.data, -1, 1) for name, array in inputs.items()
         }
-        shape = self._shape(phase, by_group["ids"].shape[1], padded=padded)
-        return self._runner.step(shape, by_group)[: self._sequences]
+        shape = self._shape(phase, group_inputs["ids"].shape[1], padded=padded)
+        return self._runner.step(shape, group_inputs)[: self._sequences]
 
     def _rope_rows(self, positions: np.ndarray, longest_short: int) -> np.ndarray:
-        """Rows of the tables of rotations: those of long sequences lie behind those of short ones."""
+        """Return rows of the rotation tables; rows for long sequences follow those for short ones."""
         by_sequence = positions.reshape(self._padded_sequences, -1)
         long = np.zeros((self._padded_sequences, 1), bool)
         long[: len(self._ids), 0] = [len(ids) > longest_short for ids in self._ids]

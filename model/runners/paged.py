@@ -3,11 +3,11 @@
 A step goes through four records, each made of the one before it:
 
     Batch        the scheduler's decision: a chunk of tokens of each request (vLLM: SchedulerOutput)
-    Part         chunks that are launched together, in the rounded sizes of a PartShape (vLLM: a padded batch)
-    StepShape    these sizes and those of the model: what the launch list is computed from
-    StepInputs   the arrays of the step: ids, positions, slots, block tables, logits indices
+    PaddedBatch  chunks that are launched together, and the StepShape that they are padded to
+    StepShape    rounded sizes with the model's dtypes, ranks and pages: what the launch list is computed from
+    StepInputs   the arrays of the step: ids, positions, slot mapping, block tables, logits indices
 
-Sizes are rounded up to buckets, so there is padding. Tokens of padding are written to a page that nobody reads.
+Sizes are rounded up to buckets, so there is padding. Tokens of padding are written to a page that no request reads.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import numpy as np
 
 from model.config import ModelConfig
 from model.engine import Batch, Request
-from model.engine.buckets import Buckets, BucketUse, Part, PartShape
+from model.engine.buckets import Buckets
+from model.engine.padded_batch import BucketUse, PaddedBatch
 from model.engine.speculation import NO_ROWS, Rows
 from model.execution.bound_launch import Device
 from model.execution.expert_load import ExpertLoad
-from model.families import compose
 from model.layers.cache import AUTO
-from model.layers.launch import DrawVariant, Phase, StepShape, WeightDtypes
+from model.layers.launch import Phase, StepShape, WeightDtypes
 from model.layers.paged import STATES, CacheGroup
 from model.layers.sample import DRAWS, served
 from model.loading.weights import RankWeights
@@ -64,8 +64,6 @@ class PagedModel:
             "pages are shared by sequences of all lengths: see ModelConfig.of_length"
         )
         self._mesh = mesh = mesh or Mesh(device.ranks)
-        self._buckets = buckets_of(config, buckets)
-        self.use = BucketUse(self._buckets, ExpertLoad.of(config, mesh))
         self._pools = [pools] if isinstance(pools, PagePool) else list(pools)
         self._slots = slots
         self._cache_groups: list[CacheGroup] = [pool.window for pool in self._pools] + (
@@ -80,10 +78,12 @@ class PagedModel:
             first_rank.dtypes,
             self._pools,
             slots,
-            self._buckets,
+            buckets,
             candidates,
             kv_cache_dtype,
         )
+        self._buckets = buckets.for_model(config, self._largest_step)
+        self.use = BucketUse(self._buckets, ExpertLoad.of(config, mesh))
         self._inputs = StepInputs(self._largest_step.context, self._pools, slots, config.cross_positions)
         draw_variants = 1 + len(DRAWS)
         content = "states" if config.spectrum is None else "windows"
@@ -107,9 +107,9 @@ class PagedModel:
         return " and ".join(purposes)
 
     def step(self, batch: Batch, rows: Rows = NO_ROWS) -> dict[Request, list[StepOutput]]:
-        """Compute a batch; returns the outputs of each request that chooses a token or scores its tokens.
+        """Compute a batch; returns the outputs of each request that samples a token or scores its tokens.
 
-        A request that chooses gets one output for its next token, and one more for each draft that is verified. A
+        A request that samples gets one output for its next token, and one more for each draft that is verified. A
         request that scores gets one output for each token of its chunk. `rows` says how to draw: the device draws
         where it can, and the outputs of all other rows have logits.
         """
@@ -121,24 +121,23 @@ class PagedModel:
             self._runner.network.copy_pages(group_copies, cache_group)
         # A chunk that scores is launched alone: its head goes through all of its tokens.
         scored = [Batch({chunk.request: chunk}) for chunk in batch.chunks.values() if chunk.scores]
-        others = {request: chunk for request, chunk in batch.chunks.items() if not chunk.scores}
+        unscored = {request: chunk for request, chunk in batch.chunks.items() if not chunk.scores}
         outputs: dict[Request, list[StepOutput]] = {}
-        for sub_batch in (Batch(others), *scored):
-            for part in self._buckets.parts(*sub_batch.groups(self._mesh.data)):
-                self.use.add(part)
-                outputs |= self._compute_part(part, rows)
+        for sub_batch in (Batch(unscored), *scored):
+            for padded_batch in self._buckets.pad(*sub_batch.groups(self._mesh.data)):
+                self.use.add(padded_batch)
+                outputs |= self._compute(padded_batch, rows)
         return outputs
 
-    def launch_padding(self, shape: PartShape, draws: DrawVariant | None) -> None:
-        """Launch a step of a shape without any request, so that its graph is compiled; no request's pages change."""
+    def launch_padding(self, step: StepShape) -> None:
+        """Launch a step without any request, so that its graph is compiled; no request's pages change."""
         no_chunks = ((),) * self._mesh.data
-        beside = None if shape.beside is None else Part(shape.beside, no_chunks)
-        part = Part(shape, no_chunks, beside)
-        step = replace(step_of(shape, self._largest_step), draws=draws)
-        self._encode(part)
-        inputs = self._inputs.arrays(step, part)
-        if draws is not None:
-            inputs |= self._runner.draw_inputs([None] * (self._mesh.data * step.head_rows), draws)
+        decoding = None if step.decoding is None else PaddedBatch(step.decoding, no_chunks)
+        padded_batch = PaddedBatch(step, no_chunks, decoding)
+        self._encode(padded_batch)
+        inputs = self._inputs.arrays(padded_batch)
+        if step.draws is not None:
+            inputs |= self._runner.draw_inputs([None] * (self._mesh.data * step.head_rows), step.draws)
         self._runner.step(step, inputs)
 
     def launch_copies(self, count: int, cache_group: CacheGroup) -> None:
@@ -147,14 +146,14 @@ class PagedModel:
             [{page: page for page in range(count)}] * self._mesh.data, cache_group
         )
 
-    def _compute_part(self, part: Part, rows: Rows) -> dict[Request, list[StepOutput]]:
-        """Run the step of a part; returns its outputs by request."""
-        step = step_of(part.shape, self._largest_step)
-        if not part.shape.decodes and any(chunk.scores for chunk in part.chunks):
+    def _compute(self, padded_batch: PaddedBatch, rows: Rows) -> dict[Request, list[StepOutput]]:
+        """Run the step of a padded batch; returns its outputs by request."""
+        step = padded_batch.step
+        if step.phase is Phase.prefill and any(chunk.scores for chunk in padded_batch.chunks):
             step = replace(step, scores=True)
-        self._encode(part)
-        inputs = self._inputs.arrays(step, part)
-        output_rows = _output_rows(part)
+        self._encode(padded_batch)
+        inputs = self._inputs.arrays(padded_batch)
+        output_rows = _output_rows(padded_batch)
         group_rows = step.tokens if step.scores else step.head_rows
         wanted_draws: list[RowSampling | None] = [None] * (self._mesh.data * group_rows)
         for request, request_rows in output_rows.items():
@@ -175,38 +174,34 @@ class PagedModel:
             for request, request_rows in output_rows.items()
         }
 
-    def _encode(self, part: Part) -> None:
-        """Encode the window of speech of a part's one prompt, if the model has an encoder; padding encodes silence."""
-        if isinstance(self._runner, WindowRunner) and not part.shape.decodes:
-            inputs = [chunk.request.inputs for chunk in part.chunks if chunk.request.inputs is not None]
+    def _encode(self, padded_batch: PaddedBatch) -> None:
+        """Encode the speech of the one prompt of a padded batch, if the model has an encoder; padding is silence."""
+        if isinstance(self._runner, WindowRunner) and padded_batch.step.phase is Phase.prefill:
+            requests = [chunk.request for chunk in padded_batch.chunks]
+            inputs = [request.inputs for request in requests if request.inputs is not None]
             self._runner.encode([inputs[0].features if inputs else None])
 
 
-def _output_rows(part: Part) -> dict[Request, range]:
-    """The rows of the head's outputs that belong to each request which gets outputs.
+def _output_rows(padded_batch: PaddedBatch) -> dict[Request, range]:
+    """Return the rows of the head's outputs that belong to each request which gets outputs.
 
-    Rows are numbered through all groups. In a group the rows of sequences that decode beside prompts come first.
+    Rows are numbered through all groups. In a group the rows of sequences that decode with prompts come first.
     """
+    decoding = () if padded_batch.decoding is None else (padded_batch.decoding,)
     output_rows: dict[Request, range] = {}
     first_row = 0
-    for group in range(len(part.groups)):
-        for sub_part in (part,) if part.beside is None else (part.beside, part):
-            shape = sub_part.shape.alone
-            scores = any(chunk.scores for chunk in sub_part.chunks)
-            rows_per_sequence = shape.tokens if shape.decodes or scores else 1
-            for sequence, chunk in enumerate(sub_part.groups[group]):
-                if chunk.chooses or chunk.scores:
-                    count = chunk.count if chunk.scores else 1 + chunk.verified
+    for group in range(len(padded_batch.groups)):
+        for sub_batch in (*decoding, padded_batch):
+            step = sub_batch.step
+            scores = any(chunk.scores for chunk in sub_batch.chunks)
+            rows_per_sequence = step.new_tokens if step.phase is Phase.decode or scores else 1
+            for sequence, chunk in enumerate(sub_batch.groups[group]):
+                if chunk.samples or chunk.scores:
+                    count = chunk.num_scheduled_tokens if chunk.scores else 1 + chunk.num_draft_tokens
                     first = first_row + sequence * rows_per_sequence
                     output_rows[chunk.request] = range(first, first + count)
-            first_row += shape.sequences * rows_per_sequence
+            first_row += step.sequences * rows_per_sequence
     return output_rows
-
-
-def buckets_of(config: ModelConfig, buckets: Buckets) -> Buckets:
-    """The buckets for a model: sequences decode beside prompts only where all of its layers take such steps."""
-    mixes = buckets.mixes and compose(config).mixes
-    return replace(buckets, mixes=mixes, whole_prompts=config.cross_positions > 0)
 
 
 def largest_step(
@@ -238,17 +233,4 @@ def largest_step(
         slots=slots.count + 1 if slots else 0,
         expert_ranks=mesh.expert,
         cache_dtype=kv_cache_dtype,
-    )
-
-
-def step_of(shape: PartShape, model_step: StepShape) -> StepShape:
-    """The step that computes a part of this shape; ranks, dtypes, pages and slots are those of `model_step`."""
-    return replace(
-        model_step,
-        phase=Phase.decode if shape.decodes else Phase.prefill,
-        tokens=shape.rows,
-        sequences=shape.sequences,
-        cache_length=shape.context,
-        prefix=shape.prefix,
-        decoding=None if shape.beside is None else step_of(shape.beside, model_step),
     )

@@ -12,8 +12,8 @@ from typing import Protocol, cast
 import numpy as np
 
 from model.config import ModelConfig
-from model.engine.buckets import BucketUse
 from model.engine.engine import Engine, EngineLimits, Observer
+from model.engine.padded_batch import BucketUse
 from model.engine.request import Request
 from model.engine.scheduler import Batch, Chunk, Scheduler, SchedulerOptions
 from model.engine.speculation import NO_ROWS, Rows
@@ -62,7 +62,7 @@ class StaticBatch:
     def step(self, batch: Batch, rows: Rows = NO_ROWS) -> dict[Request, list[StepOutput]]:
         """Compute a batch; returns the output of each request, whose next token the host draws."""
         chunks = list(batch.chunks.values())
-        outputs = self._prefill(chunks) if chunks[0].start == 0 else self._decode(chunks)
+        outputs = self._prefill(chunks) if chunks[0].num_computed_tokens == 0 else self._decode(chunks)
         return {chunk.request: [outputs[self._row_of[chunk.request]]] for chunk in chunks}
 
     def _prefill(self, chunks: Sequence[Chunk]) -> Sequence[StepOutput]:
@@ -88,7 +88,7 @@ class StaticBatch:
                 prompt = tuple(request.tokens[: request.prompt_tokens])
                 self._row_of[request] = self._free_rows[prompt].pop(0)
             row = self._row_of[request]
-            (tokens[row],), self._positions[row] = chunk.tokens, chunk.start
+            (tokens[row],), self._positions[row] = chunk.tokens, chunk.num_computed_tokens
         return self._backend.decode(tokens, self._positions)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from model.engine import Chunk
-from model.engine.buckets import Part
+from model.engine.padded_batch import PaddedBatch
 from model.layers import paged
 from model.layers.cross_attention import LAST_OF_WINDOW
 from model.layers.launch import Phase, StepShape
@@ -26,7 +26,7 @@ class StepInputs:
     """Computes the inputs of the steps of one model; `Value` says what each array is.
 
     `context` is the number of positions that a sequence fills at most. `pools` has the pool of pages of each cache
-    group. `slots` are those of recurrent states or encoded windows, if the model has such. `encoder_positions` is the
+    group. `slots` are those of recurrent states or encoded windows, if the model has any. `encoder_positions` is the
     number of positions of an encoder, or 0.
     """
 
@@ -35,18 +35,19 @@ class StepInputs:
     slots: SlotPool | None
     encoder_positions: int
 
-    def arrays(self, step: StepShape, part: Part) -> dict[str, np.ndarray]:
-        """The inputs of the step that computes a part, by name, [groups, ...] each."""
-        groups = range(len(part.groups))
-        group_arrays = [self._group_arrays(step, part, group) for group in groups]
+    def arrays(self, padded_batch: PaddedBatch) -> dict[str, np.ndarray]:
+        """Return the inputs of the step of a padded batch by name, [groups, ...] each."""
+        groups = range(len(padded_batch.groups))
+        group_arrays = [self._group_arrays(padded_batch, group) for group in groups]
         return {name: np.stack([arrays[name] for arrays in group_arrays]) for name in group_arrays[0]}
 
-    def _group_arrays(self, step: StepShape, part: Part, group: int) -> dict[str, np.ndarray]:
-        """The inputs of one data-parallel group. Rows of sequences that decode beside prompts come first."""
-        columns, tables = self._sequence_arrays(step.prompts, part.groups[group])
-        if step.decoding is not None and part.beside is not None:
-            decode_columns, decode_tables = self._sequence_arrays(step.decoding, part.beside.groups[group])
-            columns["logits_indices"] = columns["logits_indices"] + step.decoding.tokens
+    def _group_arrays(self, padded_batch: PaddedBatch, group: int) -> dict[str, np.ndarray]:
+        """Return the inputs of one data-parallel group. Rows of sequences that decode with prompts come first."""
+        step, decoding = padded_batch.step, padded_batch.decoding
+        columns, tables = self._sequence_arrays(step.prompts, padded_batch.groups[group])
+        if decoding is not None:
+            decode_columns, decode_tables = self._sequence_arrays(decoding.step, decoding.groups[group])
+            columns["logits_indices"] = columns["logits_indices"] + decoding.step.tokens
             columns = {
                 name: np.concatenate([decode_columns[name], column]) for name, column in columns.items()
             }
@@ -57,7 +58,7 @@ class StepInputs:
         return {name: column.astype(np.int32).reshape(-1, 1) for name, column in columns.items()} | tables
 
     def _sequence_arrays(self, step: StepShape, chunks: Sequence[Chunk]) -> tuple[Columns, Tables]:
-        """The inputs of a step that only decodes, or only computes prompts; `chunks` has one for each sequence.
+        """Return the inputs of a step that only decodes, or only computes prompts; `chunks` has one for each sequence.
 
         There may be fewer chunks than sequences; the other sequences are padding.
         """
@@ -65,9 +66,9 @@ class StepInputs:
         num_computed_tokens = np.zeros((step.sequences, 1), np.int32)
         num_scheduled_tokens = np.zeros((step.sequences, 1), np.int32)
         for row, chunk in enumerate(chunks):
-            ids[row, : chunk.count] = chunk.tokens
-            num_computed_tokens[row] = chunk.start
-            num_scheduled_tokens[row] = chunk.count
+            ids[row, : chunk.num_scheduled_tokens] = chunk.tokens
+            num_computed_tokens[row] = chunk.num_computed_tokens
+            num_scheduled_tokens[row] = chunk.num_scheduled_tokens
         positions = num_computed_tokens + np.arange(step.new_tokens, dtype=np.int32)
         columns = {
             "ids": ids,
@@ -79,8 +80,8 @@ class StepInputs:
             state_slots[: len(chunks)] = [chunk.request.slot for chunk in chunks]
             columns |= {
                 "state_slots": state_slots,
-                "starts": num_computed_tokens,
-                "counts": num_scheduled_tokens,
+                "num_computed_tokens": num_computed_tokens,
+                "num_scheduled_tokens": num_scheduled_tokens,
             }
         if self.encoder_positions:
             columns[LAST_OF_WINDOW] = np.full(step.sequences, self.encoder_positions - 1)
@@ -89,7 +90,7 @@ class StepInputs:
             block_table, first_blocks = self._block_table(step, number, chunks)
             slot_mapping = _slot_mapping(block_table, first_blocks, positions, num_scheduled_tokens, pool)
             tables[paged.name_in_group("block_tables", step, pool.window)] = block_table
-            columns[paged.name_in_group("slots", step, pool.window)] = slot_mapping
+            columns[paged.name_in_group("slot_mapping", step, pool.window)] = slot_mapping
             if pool.window is not None:
                 last_position = block_table.shape[1] * pool.block_size - 1
                 positions_in_table = np.minimum(positions - first_blocks * pool.block_size, last_position)
@@ -99,9 +100,9 @@ class StepInputs:
     def _block_table(
         self, step: StepShape, pool_number: int, chunks: Sequence[Chunk]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The block table [sequences, blocks] of one pool, and the first block of each sequence [sequences, 1].
+        """Return the block table [sequences, blocks] of one pool, and the first block of each sequence [sequences, 1].
 
-        The table of a windowed layer begins with the first block that the window reaches. Places without a page have
+        The table of a windowed layer begins with the first block that the window reaches. Blocks without a page have
         the page of padding.
         """
         pool = self.pools[pool_number]
@@ -110,7 +111,7 @@ class StepInputs:
         first_blocks = np.zeros((step.sequences, 1), np.int32)
         for row, chunk in enumerate(chunks):
             table = chunk.request.tables[pool_number]
-            seq_len = chunk.start + chunk.count
+            seq_len = chunk.seq_len
             pages = table.pages[: pool.pages_of(seq_len) - table.first]
             block_table[row, : len(pages)] = pages
             first_blocks[row] = table.first
@@ -118,7 +119,7 @@ class StepInputs:
 
 
 def _logits_indices(step: StepShape, num_scheduled_tokens: np.ndarray) -> np.ndarray:
-    """The rows whose logits the step computes: all of a decode step, and the last one of each prompt."""
+    """Return the rows whose logits the step computes: all of a decode step, and the last one of each prompt."""
     if step.phase is Phase.decode:
         return np.arange(step.tokens)
     last_tokens = np.maximum(num_scheduled_tokens[:, 0], 1) - 1
@@ -132,7 +133,7 @@ def _slot_mapping(
     num_scheduled_tokens: np.ndarray,
     pool: PagePool,
 ) -> np.ndarray:
-    """The slot that each token is written to, [sequences, tokens]: page * block size + place in the page.
+    """Return the slot that each token is written to, [sequences, tokens]: page * block size + offset in the page.
 
     `block_table` is [sequences, blocks], `positions` [sequences, tokens], `first_blocks` and `num_scheduled_tokens`
     [sequences, 1]. Padding, and tokens before the first block of the table, are written to the page of padding.

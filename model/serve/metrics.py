@@ -13,9 +13,9 @@ from prometheus_client.registry import Collector
 
 from model.engine import RequestOutput
 from model.engine.async_engine import EngineState
-from model.engine.buckets import PartShape
+from model.layers.launch import StepShape
 
-Predicted = Callable[[Mapping[PartShape, int]], tuple[float, int]]
+Predicted = Callable[[Mapping[StepShape, int]], tuple[float, int]]
 """The seconds that parts of these shapes take, each so often, and how many of them are not predicted."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model.engine.buckets import PartShape
 from model.errors import ModelError
 from model.families import SPEECH, TEXT, load_config
-from model.layers.launch import WindowPages
+from model.layers.launch import Phase, StepShape
+from model.layers.paged import CacheGroup
 from model.layers.precision import activation_dtype
 from model.loading.checkpoint import open_checkpoint
 from model.plan.predict import Predictor
@@ -24,9 +24,9 @@ from model.serve.aside import Aside
 
 @dataclass(frozen=True)
 class Deployed:
-    """What steps are predicted for: a model folder on ranks of a chip, and the pages and slots of its cache.
+    """What steps are predicted for: a model folder on ranks of a chip.
 
-    There are `expert_ranks` groups of `ranks`, each with such a cache.
+    There are `expert_ranks` groups of `ranks`. `pages` are those of each group's cache, and its slots, by cache group.
     """
 
     folder: Path
@@ -35,30 +35,28 @@ class Deployed:
     expert_ranks: int
     dtype: str
     max_model_len: int
-    pages: int
+    pages: Mapping[CacheGroup, int]
     block_size: int
-    window_pages: WindowPages = ()
-    slots: int = 0
 
 
 class StepTimes:
-    """Predicted times of the parts of steps."""
+    """Predicted times of steps."""
 
     def __init__(self, deployed: Deployed) -> None:
         self._deployed = deployed
         self._executor = ThreadPoolExecutor(1, "prediction")
         self._aside: Aside | None = None
-        self._seconds: dict[PartShape, float | None] = {}
-        self._asked: set[PartShape] = set()
+        self._seconds: dict[StepShape, float | None] = {}
+        self._asked: set[StepShape] = set()
 
-    def seconds(self, parts: Mapping[PartShape, int]) -> tuple[float, int]:
-        """The predicted seconds of all launched parts, and the number of parts without a prediction.
+    def seconds(self, steps: Mapping[StepShape, int]) -> tuple[float, int]:
+        """Return the predicted seconds of all launched steps, and the number of steps without a prediction.
 
-        `parts` counts the launches of each shape. A new shape is predicted in the background, for later calls. Shapes
+        `steps` counts the launches of each shape. A new shape is predicted in the background, for later calls. Shapes
         that verify drafts are not predicted.
         """
         total, missing = 0.0, 0
-        for shape, count in parts.items():
+        for shape, count in steps.items():
             seconds = self._seconds.get(shape)
             if seconds is None:
                 missing += count
@@ -73,17 +71,16 @@ class StepTimes:
         if self._aside is not None:
             self._aside.stop()
 
-    def _ask(self, shape: PartShape) -> None:
-        if shape not in self._asked and not any(
-            own is not None and own.decodes and own.tokens > 1 for own in (shape, shape.beside)
-        ):
+    def _ask(self, shape: StepShape) -> None:
+        decoding = shape if shape.phase is Phase.decode else shape.decoding
+        if shape not in self._asked and (decoding is None or decoding.new_tokens == 1):
             self._asked.add(shape)
             self._executor.submit(self._predict, shape)
 
-    def _predict(self, shape: PartShape) -> None:
+    def _predict(self, shape: StepShape) -> None:
         self._aside = self._aside or Aside(_Answers, self._deployed)
         try:
-            self._seconds[shape] = 1e-9 * self._aside.ask(*astuple(shape))
+            self._seconds[shape] = 1e-9 * self._aside.ask(*shape.sizes)
         except ModelError:
             self._seconds[shape] = None
 
@@ -94,14 +91,11 @@ class _Answers:
     def __init__(self, deployed: Deployed) -> None:
         config = load_config(deployed.folder, TEXT, SPEECH)
         dtype = activation_dtype(deployed.dtype, config, open_checkpoint(deployed.folder, config))
-        self._pages = deployed.pages, deployed.block_size, deployed.window_pages, deployed.slots
         self._predictor = Predictor(
             *(config, deployed.target, deployed.ranks, dtype.name, deployed.max_model_len),
             expert=deployed.expert_ranks,
         )
+        self._step = self._predictor.on_pages(deployed.pages, deployed.block_size)
 
-    def __call__(self, *shape: Any) -> float:
-        part = PartShape(*shape)
-        if part.beside is not None:
-            part = replace(part, beside=PartShape(*shape[-1]))
-        return float(self._predictor.paged(part, *self._pages).time.program_ns)
+    def __call__(self, *sizes: Any) -> float:
+        return float(self._predictor.paged(self._step.resize(sizes)).time.program_ns)

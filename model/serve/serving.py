@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from model.engine import Engine
 from model.engine.async_engine import AsyncEngine
+from model.layers.paged import STATES, CacheGroup
 from model.llm.engine_args import EngineArgs, args_of
 
 if TYPE_CHECKING:
@@ -68,10 +69,12 @@ async def answering(options: argparse.Namespace, engine: Engine) -> AsyncIterato
     metrics = Metrics(name, prefix_caching=speech_model is None and options.prefix_caching)
     asynchronous = AsyncEngine(engine, places(options), metrics.watch)
     cache, args = engine.scheduler.cache, engine_args(options)
+    pages: dict[CacheGroup, int] = {None: cache.pages, **dict(cache.window_pages)}
+    if cache.slots is not None:
+        pages[STATES] = cache.slots.count
     deployed = Deployed(
         *(Path(args.model), args.target, args.tensor_parallel_size, args.expert_parallel_size, args.dtype),
-        *(engine.limits.max_model_len, cache.pages, cache.block_size, cache.window_pages),
-        0 if cache.slots is None else cache.slots.count,
+        *(engine.limits.max_model_len, pages, cache.block_size),
     )
     times = StepTimes(deployed)
     metrics.show(asynchronous.state, options.target, times.seconds)

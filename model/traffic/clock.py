@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from model.engine import Batch
-from model.engine.buckets import Buckets, PartShape
+from model.engine.buckets import Buckets
 from model.engine.kv_cache import PageCopies
-from model.layers.paged import STATES, CacheGroup
+from model.layers.launch import Phase, StepShape
+from model.layers.paged import CacheGroup
 from model.plan.predict import PassTime, Predictor
 
 
@@ -37,32 +38,25 @@ class Clock(Protocol):
 
 
 class PredictedClock:
-    """Times of steps as the sum of their parts, in the program reading; a shape is predicted once.
+    """Times of batches as the sums of their steps, in the program reading; a shape is predicted once.
 
-    The cache has so many `pages` of each kind, in the order of the scheduler's pools; slots of states are the last. So
-    it is on each of the `groups` of ranks that compute steps together.
+    `buckets` are those of the model, with the pages and slots of its cache. `cache_groups` are in the order of the
+    scheduler's pools; slots of states come last. `groups` is the number of groups of ranks that compute steps together.
     """
 
     def __init__(
         self,
         predictor: Predictor,
         buckets: Buckets,
-        pages: Mapping[CacheGroup, int],
-        block_size: int,
+        cache_groups: Sequence[CacheGroup],
         groups: int = 1,
     ) -> None:
         self._groups = groups
         self._predictor = predictor
         self._buckets = buckets
-        self._pages = (
-            pages.get(None, 0),
-            block_size,
-            tuple((kind, count) for kind, count in pages.items() if isinstance(kind, int)),
-            pages.get(STATES, 0),
-        )
-        self._kinds = tuple(pages)
-        self.shapes: dict[PartShape, PassTime] = {}
-        self._times_ns: dict[PartShape, int] = {}
+        self._cache_groups = cache_groups
+        self.shapes: dict[StepShape, PassTime] = {}
+        self._times_ns: dict[StepShape, int] = {}
 
     @property
     def takes_speech(self) -> bool:
@@ -72,25 +66,24 @@ class PredictedClock:
     def step(self, batch: Batch) -> StepTime:
         """The time of a step in whole nanoseconds."""
         time_ns, padding, alike, prompts_ns = 0, 0, list[int](), 0
-        of_groups = batch.groups(self._groups)
-        for part in self._buckets.parts(*of_groups):
-            shape = part.shape
-            taken = self._taken(shape)
+        group_batches = batch.groups(self._groups)
+        for padded_batch in self._buckets.pad(*group_batches):
+            step = padded_batch.step
+            taken = self._taken(step)
             time_ns += taken
-            padding += part.padding
-            if shape.decodes:
-                # A part has another shape once its longest request is at the end of its bucket.
-                last = max(chunk.start for chunk in part.chunks) + shape.tokens - 1
-                alike.append(shape.context - last)
+            padding += padded_batch.padding
+            if step.phase is Phase.decode:
+                # The shape changes once the longest request is at the end of its bucket.
+                last = max(chunk.num_computed_tokens for chunk in padded_batch.chunks) + step.new_tokens - 1
+                alike.append(step.cache_length - last)
             else:
                 alike.append(1)
-                prompts_ns += taken - (0 if shape.beside is None else min(taken, self._taken(shape.beside)))
-        return StepTime(
-            time_ns + self._copied([each.copies for each in of_groups]), padding, min(alike), prompts_ns
-        )
+                prompts_ns += taken - (0 if step.decoding is None else min(taken, self._taken(step.decoding)))
+        copied = self._copied([group_batch.copies for group_batch in group_batches])
+        return StepTime(time_ns + copied, padding, min(alike), prompts_ns)
 
-    def _taken(self, shape: PartShape) -> int:
-        """The time of a part in whole nanoseconds."""
+    def _taken(self, shape: StepShape) -> int:
+        """Return the time of a step in whole nanoseconds."""
         taken = self._times_ns.get(shape)
         return self._predicted(shape) if taken is None else taken
 
@@ -98,9 +91,10 @@ class PredictedClock:
         """The time of copies of pages and slots, in whole nanoseconds: of the group with the most of each kind."""
         counts = Counter[int]()
         for own in copies:
-            counts |= Counter(kind for kind, _ in own)
+            counts |= Counter(pool for pool, _ in own)
         times = (
-            self._predictor.copies(count, self._kinds[kind], *self._pages) for kind, count in counts.items()
+            self._predictor.copies(count, self._cache_groups[pool], self._buckets.model_step)
+            for pool, count in counts.items()
         )
         return sum(round(time.program_ns) for time in times)
 
@@ -109,7 +103,7 @@ class PredictedClock:
         """The different reasons for which parts of steps are rooflines."""
         return tuple(dict.fromkeys(each for done in self.shapes.values() for each in done.refusals))
 
-    def _predicted(self, shape: PartShape) -> int:
-        self.shapes[shape] = self._predictor.paged(shape, *self._pages)
+    def _predicted(self, shape: StepShape) -> int:
+        self.shapes[shape] = self._predictor.paged(shape)
         self._times_ns[shape] = max(1, round(self.shapes[shape].time.program_ns))
         return self._times_ns[shape]

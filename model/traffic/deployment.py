@@ -18,7 +18,6 @@ from model.mesh import check_expert_groups, routed_experts
 from model.plan.memory import Demand, PageKind, footprint, page_kinds, possible_tp, smallest_tp, with_pages
 from model.plan.predict import Predictor
 from model.plan.sizes import ModelSizes
-from model.runners.paged import buckets_of
 from model.state import INTERVAL, PagePool, SlotPool, WindowPool
 from model.traffic.clock import PredictedClock
 from model.traffic.drafts import Drafts, Speculation
@@ -126,10 +125,14 @@ class Deployment:
         pages: dict[CacheGroup, int] = {
             STATES if kind.recurrent else kind.window: kind.pages for kind in self.kinds
         }
-        sizes = setup.buckets
         self.clock, *others = (
-            PredictedClock(each, buckets_of(own.config, sizes), pages, setup.block_size, setup.ep)
-            for own, each in zip(models, self.predictors)
+            PredictedClock(
+                predictor,
+                setup.buckets.for_model(model.config, predictor.on_pages(pages, setup.block_size)),
+                tuple(pages),
+                setup.ep,
+            )
+            for model, predictor in zip(models, self.predictors)
         )
         self.draft_clock: PredictedClock | None = others[0] if others else None
         self.link: Link | None = link_between(instance, record) if setup.prefill_replicas else None

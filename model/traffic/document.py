@@ -6,6 +6,7 @@ import platform
 from dataclasses import asdict
 from typing import Any
 
+from model.layers.launch import Phase, StepShape
 from model.traffic.report import PERCENTILES, Percentiles, Summary
 from model.traffic.text import basis
 from model.traffic.traffic import Traffic
@@ -52,9 +53,25 @@ def document(traffic: Traffic, name: str) -> dict[str, Any]:
             for each in traffic.variants
         ],
         "curve": [{"rate": each.rate, "run": _run(each.run, price)} for each in traffic.curve],
-        "shapes": [{**asdict(shape), **asdict(done.time)} for shape, done in own.clock.shapes.items()],
+        "shapes": [
+            {**(_shape(shape) or {}), **asdict(done.time)} for shape, done in own.clock.shapes.items()
+        ],
         "basis": " ".join(basis(traffic)),
         "versions": {DISTRIBUTION: version(), "python": platform.python_version()},
+    }
+
+
+def _shape(step: StepShape | None) -> dict[str, Any] | None:
+    """Return the sizes of a step, as `nkw traffic --json` names them."""
+    if step is None:
+        return None
+    return {
+        "sequences": step.sequences,
+        "tokens": step.new_tokens,
+        "context": step.cache_length,
+        "decodes": step.phase is Phase.decode,
+        "prefix": step.prefix,
+        "beside": _shape(step.decoding),
     }
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from model.engine import Batch, Request
-from model.engine.buckets import BucketUse
+from model.engine.padded_batch import BucketUse
 from model.engine.speculation import NO_ROWS, Acceptance, DraftModel, PromptLookup, Rows
 from model.errors import ModelError
 from model.plan.sizes import ModelSizes
@@ -111,7 +111,7 @@ class _TimedSteps:
     def step(self, batch: Batch, rows: Rows = NO_ROWS) -> Mapping[Request, Sequence[StepOutput]]:
         """The time of a batch is added to what was `taken`."""
         self.taken.append(self._clock.step(batch))
-        return {request: (_ANY,) for request, chunk in batch.chunks.items() if chunk.chooses}
+        return {request: (_ANY,) for request, chunk in batch.chunks.items() if chunk.samples}
 
 
 class Drafts:

@@ -103,7 +103,7 @@ class Replica:
 
     def _finish(self, batch: Batch, steps: int) -> dict[Request, int]:
         """Give requests their tokens: how many each got in each step."""
-        chosen = dict.fromkeys((request for request, chunk in batch.chunks.items() if chunk.chooses), 1)
+        chosen = dict.fromkeys((request for request, chunk in batch.chunks.items() if chunk.samples), 1)
         if self._drafts is not None:
             chosen = {request: 1 + self._drafts.right(request) for request in chosen}
         if steps > 1:

@@ -50,8 +50,9 @@ def graphs(folder: Path, **changes: Any) -> list[Graph]:
 def test_every_shape_of_the_buckets_is_a_graph_for_each_way_to_draw(tiny: Path) -> None:
     parts = engine_parts(EngineArgs(tiny, **SIZES))
     steps = [each for each in engine_graphs(parts) if isinstance(each, StepGraph)]
-    assert {each.part for each in steps} == set(parts.buckets.shapes())
-    assert len(steps) == 5 * len(parts.buckets.shapes())
+    shapes = parts.buckets.shapes()
+    assert {str(graph.step) for graph in steps} == set(map(str, shapes))
+    assert len(steps) == 5 * len(shapes)
     keys = {graph_key(each, HERE, source_digest) for each in engine_graphs(parts)}
     assert len(keys) == len(engine_graphs(parts))
 
@@ -156,9 +157,9 @@ def test_states_and_windows_have_graphs_too(tmp_path: Path, family: str) -> None
     kinds = {each.kind for each in engine_graphs(parts) if isinstance(each, CopyGraph)}
     assert kinds == ({STATES} if family == "mamba" else {None, parts.pools[-1].window})
     model = parts.model()
-    given = next(part for part in parts.buckets.shapes() if not part.decodes)
-    model.launch_padding(given, None)
-    for graph in engine_graphs(parts):
+    graphs = engine_graphs(parts)
+    model.launch_padding(next(graph.step for graph in graphs if graph.of == "prompts"))
+    for graph in graphs:
         if isinstance(graph, CopyGraph):
             model.launch_copies(graph.count, graph.kind)
 
@@ -222,7 +223,7 @@ def test_the_graphs_of_an_engine_by_default_are_a_few_hundred_and_prompts_are_al
     every = engine_graphs(parts)
     assert 16 < len(every) <= 300
     steps = [each for each in every if isinstance(each, StepGraph)]
-    assert {each.part.beside for each in steps} == {None}
+    assert {graph.step.decoding for graph in steps} == {None}
     simulated = engine_parts(EngineArgs("stories"))
     assert len(simulated.buckets.shapes()) > 256
     given = engine_parts(EngineArgs("stories", backend="neuron", buckets="sequences=1,16"))

@@ -63,10 +63,11 @@ def test_weights_and_caches_go_to_the_core_once(on: Callable[..., Core], tiny: P
     assert core.placed_bytes > of_weights
     before = core.placed_bytes
     model.decode([3], [4])
-    of_step = core.placed_bytes - before
-    assert of_step == 4 * len(("ids", "positions", "starts", "counts", "state_slots", "own_positions"))
+    step_bytes = core.placed_bytes - before
+    arrays = "ids positions num_computed_tokens num_scheduled_tokens state_slots own_positions".split()
+    assert step_bytes == 4 * len(arrays)
     model.decode([3], [5])
-    assert core.placed_bytes - before == 2 * of_step
+    assert core.placed_bytes - before == 2 * step_bytes
 
 
 def test_each_kind_of_step_is_one_graph_on_torch_xla(on: Callable[..., Core], tiny: Path) -> None:

@@ -41,9 +41,9 @@ class PagedText:
         for (kind, new), old in batch.copies.items():
             self._pages[kind][new] = self._pages[kind][old][:]
         for request, chunk in batch.chunks.items():
-            assert chunk.count > 0
-            assert chunk.start == request.computed
-            for position, token in enumerate(chunk.tokens, chunk.start):
+            assert chunk.num_scheduled_tokens > 0
+            assert chunk.num_computed_tokens == request.computed
+            for position, token in enumerate(chunk.tokens, chunk.num_computed_tokens):
                 for kind, pool in enumerate(self._pools):
                     page, offset = self._at(request, kind, position)
                     assert pool.holders(page) == 1, "a page with two writers"
@@ -51,9 +51,9 @@ class PagedText:
             self._advance(chunk)
         for chunk in batch.chunks.values():
             known = [*chunk.request.tokens, *chunk.drafts]
-            for end in (chunk.start + 1, chunk.start + chunk.count):
+            for end in (chunk.num_computed_tokens + 1, chunk.seq_len):
                 self._read(chunk.request, known[:end])
-        return {request: self._chosen(chunk) for request, chunk in batch.chunks.items() if chunk.chooses}
+        return {request: self._chosen(chunk) for request, chunk in batch.chunks.items() if chunk.samples}
 
     def _advance(self, chunk: Chunk) -> None:
         """Change the state of a request; with a first token it begins anew."""
@@ -61,14 +61,14 @@ class PagedText:
         if slots is not None:
             assert slot is not None
             assert slots.is_own(slot), "a slot with two writers, or one that is known"
-            before = self._pages[-1][slot] if chunk.start else []
-            assert before == text[: chunk.start], "the state is not that before the first token"
+            before = self._pages[-1][slot] if chunk.num_computed_tokens else []
+            assert before == text[: chunk.num_computed_tokens], "the state is not that before the first token"
             self._pages[-1][slot] = [*before, *chunk.tokens]
 
     def _chosen(self, chunk: Chunk) -> list[int]:
         chosen: list[int] = []
         for draft in (*chunk.drafts, None):
-            count = chunk.start + chunk.count - len(chunk.drafts) + len(chosen)
+            count = chunk.seq_len - len(chunk.drafts) + len(chosen)
             chosen.append(next_token(self._read(chunk.request, [*chunk.request.tokens, *chosen][:count])))
             if chosen[-1] != draft:
                 break

@@ -53,7 +53,7 @@ class Stepper:
         return {
             request: [StepOutput(np.eye(VOCABULARY, dtype=np.float32)[len(request.tokens)])]
             for request, chunk in batch.chunks.items()
-            if chunk.chooses
+            if chunk.samples
         }
 
 

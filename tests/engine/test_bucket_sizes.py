@@ -110,7 +110,7 @@ def test_chosen_sizes_change_no_token() -> None:
         llm = LLM(max_num_seqs=4, max_model_len=256, max_num_batched_tokens=64, buckets=buckets)
         answers.append([each.outputs[0].token_ids for each in llm.generate(prompts, params, use_tqdm=False)])
         assert llm.engine.use.buckets is not None
-        assert set(llm.engine.use.parts) <= set(llm.engine.use.buckets.shapes())
+        assert set(llm.engine.use.steps) <= set(llm.engine.use.buckets.shapes())
     assert answers[0] == answers[1]
 
 
@@ -137,7 +137,7 @@ def test_what_is_compiled_by_default_are_powers_of_two_with_the_longest_context(
 ) -> None:
     found = limits.compiled
     assert (found.sequences, found.tokens, found.context) == ((1, 2, 4, 8, 16), tokens, (context,))
-    assert {each.beside for each in found.shapes()} == {None}
+    assert {step.decoding for step in found.shapes()} == {None}
     assert read_buckets(str(found), limits, found) == found
     # 5 sizes of decoding sequences, with and without drafts; prompts with and without a cached prefix.
     assert len(found.shapes()) == 5 * (2 if limits.drafts else 1) + 5 * len(tokens) * 2

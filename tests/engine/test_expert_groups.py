@@ -10,11 +10,14 @@ import pytest
 
 from model import LLM, SamplingParams
 from model.engine import Batch, Chunk, GroupScheduler, Request, Scheduler, SchedulerOptions
-from model.engine.buckets import Buckets, BucketUse, PartShape
+from model.engine.buckets import Buckets
+from model.engine.padded_batch import BucketUse
 from model.errors import ModelError
+from model.layers.launch import Phase
 from model.state import PagePool, SlotPool
 from tests.deep import deep_except
 from tests.engine.paged_text import PagedText, alone, check_pages
+from tests.step_shapes import decode_shape, prompt_shape
 
 PROMPTS = ["Once upon a time", "The sun was", "Tom had a red ball and", "Lily", "Once upon a time there was"]
 SIZES: dict[str, Any] = dict(
@@ -191,24 +194,26 @@ def test_every_part_of_all_groups_has_a_shape_of_the_list(drafts: int, mixes: bo
         for request, chunk in batch.chunks.items():
             batch.chunks[request] = chunk.with_drafts([1] * draw.randint(0, chunk.draft_slots))
         found: list[Chunk] = []
-        for part in buckets.parts(*batch.groups(3)):
-            assert part.shape in shapes
-            together += sum(map(bool, part.groups)) > 1
-            for own in filter(None, (part, part.beside)):
-                for group, chunks in enumerate(own.groups):
-                    assert len(chunks) <= own.shape.sequences
-                    assert all(chunk.count <= own.shape.tokens for chunk in chunks)
-                    assert all(chunk.start + chunk.count <= own.shape.context for chunk in chunks)
-                    assert all(chunk.start <= own.shape.prefix for chunk in chunks if not own.shape.decodes)
+        for padded in buckets.pad(*batch.groups(3)):
+            assert padded.step in shapes
+            together += sum(map(bool, padded.groups)) > 1
+            for phase in filter(None, (padded, padded.decoding)):
+                step = phase.step
+                for group, chunks in enumerate(phase.groups):
+                    assert len(chunks) <= step.sequences
+                    assert all(chunk.num_scheduled_tokens <= step.new_tokens for chunk in chunks)
+                    assert all(chunk.seq_len <= step.cache_length for chunk in chunks)
+                    if step.phase is Phase.prefill:
+                        assert all(chunk.num_computed_tokens <= step.prefix for chunk in chunks)
                     assert {chunk.request.group for chunk in chunks} <= {group}
                     found += chunks
-            use.add(part)
+            use.add(padded)
         assert sorted(map(id, found)) == sorted(map(id, batch.chunks.values()))
         computed += batch.tokens
         assert use.tokens == computed
-        rows = sum(3 * shape.rows * times for shape, times in use.parts.items())
+        rows = sum(3 * step.tokens * count for step, count in use.steps.items())
         assert use.padding == rows - computed
-        scheduler.finish(batch, {each: (1,) for each, chunk in batch.chunks.items() if chunk.chooses})
+        scheduler.finish(batch, {each: (1,) for each, chunk in batch.chunks.items() if chunk.samples})
     assert together > 50
 
 
@@ -217,15 +222,15 @@ def test_a_group_that_decodes_is_computed_beside_the_prompts_of_another() -> Non
     first, second = Batch(), Batch()
     for number in range(2):
         request = Request(str(number), [1] * 31, 1)
-        first.chunks[request] = Chunk(request, 30, 1, chooses=True)
+        first.chunks[request] = Chunk(request, 30, 1, samples=True)
     request = Request("prompt", [1] * 41, 1, group=1)
-    second.chunks[request] = Chunk(request, 0, 40, chooses=False)
-    (both,) = buckets.parts(first, second)
-    assert both.shape == PartShape(1, 62, 256, False, 0, PartShape(2, 1, 128, True))
-    assert both.beside is not None
-    assert (list(map(len, both.groups)), list(map(len, both.beside.groups))) == ([0, 1], [2, 0])
-    apart = Buckets((1, 2, 4), (16, 64), (128, 256), mixes=False).parts(first, second)
-    assert [part.shape.decodes for part in apart] == [True, False]
+    second.chunks[request] = Chunk(request, 0, 40, samples=False)
+    (mixed,) = buckets.pad(first, second)
+    assert mixed.step == prompt_shape(1, 62, 256, 0, decode_shape(2, 1, 128))
+    assert mixed.decoding is not None
+    assert (list(map(len, mixed.groups)), list(map(len, mixed.decoding.groups))) == ([0, 1], [2, 0])
+    apart = Buckets((1, 2, 4), (16, 64), (128, 256), mixes=False).pad(first, second)
+    assert [padded.step.phase for padded in apart] == [Phase.decode, Phase.prefill]
 
 
 @pytest.mark.slow
@@ -253,9 +258,12 @@ def test_the_largest_prompts_of_all_groups_are_the_last_part() -> None:
     batches = (Batch(), Batch())
     for group, number, tokens in ((0, 0, 10), (0, 1, 250), (1, 2, 240)):
         request = Request(str(number), [1] * (tokens + 1), 1, group=group)
-        batches[group].chunks[request] = Chunk(request, 0, tokens, chooses=False)
-    parts = Buckets((1, 2, 4), (16, 256), (256, 512), mixes=False).parts(*batches)
-    assert [[[chunk.count for chunk in chunks] for chunks in part.groups] for part in parts] == [
+        batches[group].chunks[request] = Chunk(request, 0, tokens, samples=False)
+    padded_batches = Buckets((1, 2, 4), (16, 256), (256, 512), mixes=False).pad(*batches)
+    assert [
+        [[chunk.num_scheduled_tokens for chunk in chunks] for chunks in padded.groups]
+        for padded in padded_batches
+    ] == [
         [[10], []],
         [[250], [240]],
     ]

@@ -67,10 +67,7 @@ def is_marked(batch: Batch) -> bool:
 
 def is_marked_and_long(batch: Batch) -> bool:
     """A fault behind a position, which decoding reaches."""
-    return any(
-        request.id.startswith("bad") and chunk.start + chunk.count > 11
-        for request, chunk in batch.chunks.items()
-    )
+    return any(request.id.startswith("bad") and chunk.seq_len > 11 for request, chunk in batch.chunks.items())
 
 
 def never(batch: Batch) -> bool:

@@ -39,7 +39,7 @@ class LayerFault:
     def step(self, batch: Batch, rows: Rows = NO_ROWS) -> Mapping[Request, list[StepOutput]]:
         """Compute a batch."""
         self._raises = any(
-            request.tokens[1:2] == [MARK] and chunk.start + chunk.count > self.position
+            request.tokens[1:2] == [MARK] and chunk.seq_len > self.position
             for request, chunk in batch.chunks.items()
         )
         return self._step(batch, rows)

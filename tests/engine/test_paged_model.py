@@ -12,8 +12,10 @@ import pytest
 from model.config import ModelConfig
 from model.device import SimulatedDevice
 from model.engine import Batch, Chunk, Request, Scheduler, SchedulerOptions
-from model.engine.buckets import Buckets, BucketUse, PartShape
+from model.engine.buckets import Buckets
+from model.engine.padded_batch import BucketUse
 from model.families import load_config
+from model.layers.launch import StepShape
 from model.loading.checkpoint import open_checkpoint
 from model.loading.weights import shard_weights
 from model.runners.paged import PagedModel
@@ -23,6 +25,7 @@ from tests.engine.paged_text import check_pages
 from tests.model.oracle import Oracle, random_model
 from tests.model.test_dense_families import oracle
 from tests.model.tiny_families import COMMON, TINY, each_feature, write_tiny
+from tests.step_shapes import decode_shape, prompt_shape
 
 pytest.importorskip("torch", reason="torch is an extra of development (dev)")
 pytest.importorskip("transformers", reason="transformers is an extra of development (dev)")
@@ -189,8 +192,8 @@ def test_drafts_and_prompts_share_a_step(tmp_path: Path, name: str, own_pages: b
     batch = scheduler.schedule()
     batch.chunks[request] = batch.chunks[request].with_drafts([FIRST[15], FIRST[16], 5])
     outputs = model.step(batch)
-    parts = [shape for shape in model.use.parts if shape.beside]
-    assert [(shape.beside.rows, shape.sequences) for shape in parts if shape.beside] == [(4, 1)]
+    mixed = [(step.decoding.tokens, step.sequences) for step in model.use.steps if step.decoding is not None]
+    assert mixed == [(4, 1)]
     for own, text in ((request, [*FIRST[:17], 5]), (other, FIRST[4:10]), (prompt, FIRST[2:25])):
         wanted = alone(config, weights, text, len(text) - len(outputs[own]) + 1)
         found = np.stack([each.logits for each in outputs[own]])
@@ -261,20 +264,21 @@ def test_every_part_has_a_shape_of_the_list(drafts: int, mixes: bool) -> None:
         batch = scheduler.schedule()
         for request, chunk in batch.chunks.items():
             batch.chunks[request] = chunk.with_drafts([1] * int(draw.integers(0, chunk.draft_slots + 1)))
-        parts = buckets.parts(batch)
-        both = mixes and {chunk.count == 1 + chunk.verified for chunk in batch.chunks.values()} == {
-            True,
-            False,
-        }
-        assert [part.beside is not None for part in parts] == [False] * (len(parts) - 1) + [both]
-        for part in parts:
-            assert part.shape in shapes
-            for own in filter(None, (part, part.beside)):
-                assert all(chunk.count <= own.shape.tokens for chunk in own.chunks)
-            use.add(part)
+        padded_batches = buckets.pad(batch)
+        chunks = batch.chunks.values()
+        phases = {chunk.num_scheduled_tokens == 1 + chunk.num_draft_tokens for chunk in chunks}
+        mixed = mixes and len(phases) == 2
+        assert [padded.decoding is not None for padded in padded_batches] == [False] * (
+            len(padded_batches) - 1
+        ) + [mixed]
+        for padded in padded_batches:
+            assert padded.step in shapes
+            for phase in filter(None, (padded, padded.decoding)):
+                assert all(chunk.num_scheduled_tokens <= phase.step.new_tokens for chunk in phase.chunks)
+            use.add(padded)
         computed += batch.tokens
         assert use.tokens == computed
-        scheduler.finish(batch, {each: (1,) for each, chunk in batch.chunks.items() if chunk.chooses})
+        scheduler.finish(batch, {each: (1,) for each, chunk in batch.chunks.items() if chunk.samples})
     assert use.padding > 0
 
 
@@ -285,72 +289,72 @@ def test_parts_are_rounded_up_to_buckets() -> None:
     for number, tokens in enumerate((1, 3, 17, 18, 20)):
         scheduler.submit(Request(str(number), list(range(tokens)), 4))
     batch = scheduler.schedule()
-    first, second = replace(buckets, mixes=False).parts(batch)
-    (both,) = buckets.parts(batch)
-    assert both.shape == replace(second.shape, context=512, beside=first.shape)
-    assert (both.beside, both.padding) == (first, first.padding + second.padding)
-    assert first.shape == PartShape(1, 1, 128, True)
+    first, second = replace(buckets, mixes=False).pad(batch)
+    (mixed,) = buckets.pad(batch)
+    assert mixed.step == prompt_shape(4, 32, 512, 0, first.step)
+    assert (mixed.decoding, mixed.padding) == (first, first.padding + second.padding)
+    assert first.step == decode_shape(1, 1, 128)
     assert first.padding == 0
-    assert second.shape == PartShape(4, 32, 128, False)
+    assert second.step == prompt_shape(4, 32, 128)
     assert second.padding == 128 - 3 - 17 - 18 - 20
 
 
-def mixed_parts(buckets: Buckets, decoding: int, *prompts: tuple[int, int]) -> list[PartShape]:
-    """The shapes of the parts of a step in which requests of 30 tokens decode, and of chunks with start and count."""
+def mixed_steps(buckets: Buckets, decoding: int, *prompts: tuple[int, int]) -> list[StepShape]:
+    """Return the steps of requests of 30 tokens that decode, and of chunks with their start and count."""
     batch = Batch()
     for start, size in [(30, 1)] * decoding + list(prompts):
         request = Request(str(len(batch.chunks)), [1] * (start + size + 1), 1)
-        batch.chunks[request] = Chunk(request, start, size, chooses=size == 1)
-    return [part.shape for part in buckets.parts(batch)]
+        batch.chunks[request] = Chunk(request, start, size, samples=size == 1)
+    return [padded.step for padded in buckets.pad(batch)]
 
 
-@pytest.mark.parametrize(("decoding", "parts"), [(126, 1), (127, 1), (128, 2)])
-def test_prompts_and_what_decodes_are_one_part_while_the_head_takes_their_rows(decoding, parts) -> None:
+@pytest.mark.parametrize(("decoding", "count"), [(126, 1), (127, 1), (128, 2)])
+def test_prompts_and_what_decodes_are_one_part_while_the_head_takes_their_rows(decoding, count) -> None:
     """A bucket of 128 sequences becomes one of 127 beside a prompt."""
     buckets = Buckets((1, 126, 128), (16, 64), (128, 256))
-    step = PartShape(decoding, 1, 128, True)
-    found = mixed_parts(buckets, decoding, (0, 40))
-    assert len(found) == parts
-    assert found[-1] == PartShape(1, 64, *((256, False, 0, step) if parts == 1 else (128, False)))
-    assert found[-1] in buckets.shapes()
-    assert len(mixed_parts(replace(buckets, mixes=False), decoding, (0, 40))) == 2
+    step = decode_shape(decoding, 1, 128)
+    steps = mixed_steps(buckets, decoding, (0, 40))
+    assert len(steps) == count
+    assert steps[-1] == (prompt_shape(1, 64, 256, 0, step) if count == 1 else prompt_shape(1, 64, 128))
+    assert steps[-1] in buckets.shapes()
+    assert len(mixed_steps(replace(buckets, mixes=False), decoding, (0, 40))) == 2
 
 
 @pytest.mark.parametrize(("count", "tokens"), [(15, 16), (16, 16), (17, 60), (60, 60), (61, 64)])
 def test_a_prompt_is_rounded_up_together_with_the_rows_that_decode(count: int, tokens: int) -> None:
     """With 4 that decode, 64 rows hold a prompt of 60 tokens; several prompts are rounded up alone."""
     buckets = Buckets((1, 2, 4), (16, 64), (128, 256))
-    step = PartShape(4, 1, 128, True)
-    assert mixed_parts(buckets, 4, (0, count)) == [PartShape(1, tokens, 256, False, 0, step)]
-    assert mixed_parts(buckets, 4, (0, 60), (16, 60)) == [PartShape(2, 64, 256, False, 128, step)]
-    assert mixed_parts(buckets, 4, (0, count))[0] in buckets.shapes()
+    step = decode_shape(4, 1, 128)
+    assert mixed_steps(buckets, 4, (0, count)) == [prompt_shape(1, tokens, 256, 0, step)]
+    assert mixed_steps(buckets, 4, (0, 60), (16, 60)) == [prompt_shape(2, 64, 256, 128, step)]
+    assert mixed_steps(buckets, 4, (0, count))[0] in buckets.shapes()
 
 
-def prompt_parts(buckets: Buckets, *chunks: tuple[int, int]) -> list[PartShape]:
-    """The shapes of the parts of prompts, of which each chunk has its start and count."""
+def prompt_steps(buckets: Buckets, *chunks: tuple[int, int]) -> list[StepShape]:
+    """Return the steps of chunks of prompts with their start and count."""
     batch = Batch()
     for number, (start, size) in enumerate(chunks):
         request = Request(str(number), [1] * (start + size + 1), 1)
-        batch.chunks[request] = Chunk(request, start, size, chooses=False)
-    return [part.shape for part in buckets.parts(batch)]
+        batch.chunks[request] = Chunk(request, start, size, samples=False)
+    return [padded.step for padded in buckets.pad(batch)]
 
 
 @pytest.mark.parametrize(("rows", "parts"), [(127, 1), (128, 1), (129, 2)])
 def test_chunks_of_different_sizes_are_one_part_while_they_add_few_rows(rows: int, parts: int) -> None:
     buckets = Buckets((1, 2, 4), (16, 16 + rows), (256, 4096))
-    assert len(prompt_parts(buckets, (0, 16), (0, 16 + rows))) == parts
-    assert prompt_parts(buckets, (0, 16), (0, 16)) == [PartShape(2, 16, 256, False)]
+    assert len(prompt_steps(buckets, (0, 16), (0, 16 + rows))) == parts
+    assert prompt_steps(buckets, (0, 16), (0, 16)) == [prompt_shape(2, 16, 256)]
 
 
 @pytest.mark.parametrize(("prefix", "parts"), [(1023, 1), (1024, 1), (1025, 2)])
 def test_a_new_prompt_joins_one_that_goes_on_while_it_reads_little_more(prefix: int, parts: int) -> None:
     buckets = Buckets((1, 2, 4), (64, 128), (256, prefix, 4096))
-    shapes = prompt_parts(buckets, (0, 128), (prefix, 128))
+    shapes = prompt_steps(buckets, (0, 128), (prefix, 128))
     assert len(shapes) == parts
-    assert shapes[-1] == PartShape(3 - parts, 128, 4096, False, prefix)
+    assert shapes[-1] == prompt_shape(3 - parts, 128, 4096, prefix)
 
 
 def test_parts_join_up_to_the_most_sequences() -> None:
     buckets = Buckets((1, 2), (16, 32), (256,))
-    assert prompt_parts(buckets, (0, 16), (0, 32)) == [PartShape(2, 32, 256, False)]
-    assert len(prompt_parts(buckets, (0, 16), (0, 32), (0, 16))) == 2
+    assert prompt_steps(buckets, (0, 16), (0, 32)) == [prompt_shape(2, 32, 256)]
+    assert len(prompt_steps(buckets, (0, 16), (0, 32), (0, 16))) == 2

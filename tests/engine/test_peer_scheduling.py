@@ -186,7 +186,7 @@ def test_the_last_token_of_a_prompt_gets_no_drafts() -> None:
     chunks = []
     for _ in range(3):
         batch = service.scheduler.schedule()
-        chunks += [(chunk.count, chunk.draft_slots) for chunk in batch.chunks.values()]
+        chunks += [(chunk.num_scheduled_tokens, chunk.draft_slots) for chunk in batch.chunks.values()]
         service.scheduler.finish(batch, service.model.step(batch))
     assert chunks == [(8, 0), (1, 0), (1, 3)]
 
@@ -204,10 +204,16 @@ def test_drafts_take_nothing_from_prompts_that_have_begun() -> None:
     service.submit(request("a", range(3), new=20), request("b", range(12), new=2))
     assert service.step() == ["a:3", "b:5"]
     batch = service.scheduler.schedule()
-    assert [(chunk.count, chunk.draft_slots) for chunk in batch.chunks.values()] == [(1, 0), (7, 0)]
+    assert [(chunk.num_scheduled_tokens, chunk.draft_slots) for chunk in batch.chunks.values()] == [
+        (1, 0),
+        (7, 0),
+    ]
     service.scheduler.finish(batch, service.model.step(batch))
     batch = service.scheduler.schedule()
-    assert [(chunk.count, chunk.draft_slots) for chunk in batch.chunks.values()] == [(1, 6), (1, 0)]
+    assert [(chunk.num_scheduled_tokens, chunk.draft_slots) for chunk in batch.chunks.values()] == [
+        (1, 6),
+        (1, 0),
+    ]
 
 
 @pytest.mark.parametrize("left", [1, 2, 3, 4])

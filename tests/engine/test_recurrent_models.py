@@ -83,7 +83,7 @@ def test_a_fork_goes_on_with_a_state_of_its_own(model: Model) -> None:
     while parent.computed < 7:
         batch = scheduler.schedule()
         computed.step(batch)
-        scheduler.finish(batch, {each: (7,) for each, chunk in batch.chunks.items() if chunk.chooses})
+        scheduler.finish(batch, {each: (7,) for each, chunk in batch.chunks.items() if chunk.samples})
     child = scheduler.fork(parent, "child")
     child.tokens[-1] = 8
     outputs = computed.step(scheduler.schedule())

@@ -207,7 +207,7 @@ def test_a_wrong_draft_brings_the_state_before_drafts_back(right: int, computed:
     service.scheduler.finish(batch, service.model.step(batch))
     assert (each.computed, each.missing, each.kept_slot) == (computed, 1 if right == 3 else right + 2, None)
     (chunk,) = service.scheduler.schedule().chunks.values()
-    assert (chunk.count, chunk.chooses) == (each.missing, True)
+    assert (chunk.num_scheduled_tokens, chunk.samples) == (each.missing, True)
 
 
 @pytest.mark.parametrize(("slots", "room"), [(1, 0), (2, 3)])
@@ -242,7 +242,9 @@ def test_an_adopted_request_brings_its_state() -> None:
     assert (adopted.slot, adopted.shared_tokens) == (0, 0)
     scheduler.arrived(adopted, 9)
     batch = scheduler.schedule()
-    assert [(chunk.start, chunk.count) for chunk in batch.chunks.values()] == [(9, 1)]
+    assert [(chunk.num_computed_tokens, chunk.num_scheduled_tokens) for chunk in batch.chunks.values()] == [
+        (9, 1)
+    ]
     assert batch.copies == {}
     scheduler.end(adopted)
     assert scheduler.cache.free == 1

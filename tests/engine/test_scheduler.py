@@ -60,7 +60,7 @@ class Service:
                 self.scheduler.end(each)
                 self.done.append(each)
         check_pages(self.scheduler)
-        return [f"{each.id}:{chunk.count}" for each, chunk in batch.chunks.items()]
+        return [f"{each.id}:{chunk.num_scheduled_tokens}" for each, chunk in batch.chunks.items()]
 
     def fail_step(self) -> None:
         """A step that raises, before or after the model has written; all running requests are preempted."""
@@ -158,7 +158,12 @@ def test_an_adopted_request_decodes_when_its_pages_have_arrived() -> None:
     assert scheduler.adopt(equal)  # two pages are shared
     assert (equal.shared_tokens, scheduler.cache.free) == (8, 0)
     (chunk,) = scheduler.schedule().chunks.values()
-    assert (chunk.request, chunk.start, chunk.count, chunk.chooses) == (adopted, 9, 1, True)
+    assert (chunk.request, chunk.num_computed_tokens, chunk.num_scheduled_tokens, chunk.samples) == (
+        adopted,
+        9,
+        1,
+        True,
+    )
     for each in (adopted, equal):
         scheduler.end(each)
     assert scheduler.cache.free == 4
@@ -189,7 +194,7 @@ def test_a_request_preempted_before_its_pages_arrived_computes_them_again() -> N
     assert (second.tables, second.missing) == ([], 5)
     scheduler.end(first)
     (chunk,) = scheduler.schedule().chunks.values()
-    assert (chunk.request, chunk.start, chunk.count) == (second, 0, 5)
+    assert (chunk.request, chunk.num_computed_tokens, chunk.num_scheduled_tokens) == (second, 0, 5)
 
 
 def test_a_prefix_counts_from_the_first_token() -> None:
@@ -492,7 +497,7 @@ def test_steps_at_once_decide_like_single_steps(
             if steps > 1:
                 at_once.scheduler.repeat(batch, steps, rows)
             else:
-                chosen = {each: [0] for each, chunk in batch.chunks.items() if chunk.chooses}
+                chosen = {each: [0] for each, chunk in batch.chunks.items() if chunk.samples}
                 at_once.scheduler.finish(batch, chosen)
             saved += steps - 1
             for each in batch.chunks:
@@ -501,7 +506,7 @@ def test_steps_at_once_decide_like_single_steps(
                     at_once.done.append(each)
             for _ in range(steps):
                 batch = single.scheduler.schedule()
-                chosen = {each: [0] for each, chunk in batch.chunks.items() if chunk.chooses}
+                chosen = {each: [0] for each, chunk in batch.chunks.items() if chunk.samples}
                 single.scheduler.finish(batch, chosen)
                 for each in batch.chunks:
                     if len(each.generated) == each.max_new_tokens:

@@ -14,15 +14,16 @@ from model.commands.compile.command import engine_graphs, launch_all
 from model.commands.compile.graphs import EncoderGraph
 from model.device import SimulatedDevice
 from model.engine import Batch, Request, Scheduler, SchedulerOptions
-from model.engine.buckets import Buckets
+from model.engine.buckets import SIZES_ONLY, Buckets
 from model.engine.inputs import ModelInputs
 from model.engine.sampler import require_logits
 from model.errors import ModelError
 from model.families import SPEECH, load_config
+from model.layers.launch import Phase
 from model.llm.engine_args import EngineArgs, engine_parts, make_engine
 from model.loading.checkpoint import open_checkpoint
 from model.loading.weights import shard_weights
-from model.runners.paged import PagedModel, buckets_of
+from model.runners.paged import PagedModel
 from model.runners.reference import ReferenceModel
 from model.speech.rules import Rules
 from model.speech.spectrum import HOP, log_mel, windows_of
@@ -108,7 +109,7 @@ def test_a_request_waits_for_a_slot(slots: int) -> None:
     sizes = []
     while scheduler.waiting or scheduler.running:
         batch = scheduler.schedule()
-        starting = [each for each, chunk in batch.chunks.items() if chunk.start == 0]
+        starting = [each for each, chunk in batch.chunks.items() if chunk.num_computed_tokens == 0]
         assert len(starting) <= 1 and (not starting or len(batch.chunks) == 1)
         sizes.append(len(scheduler.running))
         scheduler.finish(batch, dict.fromkeys(batch.chunks, (7,)))
@@ -139,9 +140,10 @@ def test_continuations_of_a_window_share_its_slot(tmp_path: Path) -> None:
 
 def test_every_part_with_speech_has_a_shape_of_the_list(tmp_path: Path) -> None:
     config = load_config(write_whisper(tmp_path / "whisper"), SPEECH)
-    buckets = buckets_of(config, Buckets.powers(4, 40, 40))
+    buckets = Buckets.powers(4, 40, 40).for_model(config, SIZES_ONLY)
     shapes = set(buckets.shapes())
-    assert all(each.decodes or (each.sequences, each.prefix, each.beside) == (1, 0, None) for each in shapes)
+    prompts = [step for step in shapes if step.phase is Phase.prefill]
+    assert {(step.sequences, step.prefix, step.decoding) for step in prompts} == {(1, 0, None)}
     options = SchedulerOptions(4, 16).of_windows(40)
     scheduler = Scheduler(PagePool(6, 4), options, WindowPool(4, 4, 4))
     draw = np.random.default_rng(1)
@@ -150,10 +152,11 @@ def test_every_part_with_speech_has_a_shape_of_the_list(tmp_path: Path) -> None:
     seen = set()
     while scheduler.waiting or scheduler.running:
         batch = scheduler.schedule()
-        for part in buckets.parts(batch):
-            assert part.shape in shapes
-            assert part.shape.decodes is not any(chunk.start == 0 for chunk in part.chunks)
-            seen.add(part.shape)
+        for padded in buckets.pad(batch):
+            assert padded.step in shapes
+            begins = any(chunk.num_computed_tokens == 0 for chunk in padded.chunks)
+            assert padded.step.phase is (Phase.prefill if begins else Phase.decode)
+            seen.add(padded.step)
         scheduler.finish(batch, dict.fromkeys(batch.chunks, (7,)))
         for each in batch.chunks:
             if len(each.tokens) > each.most_positions:
@@ -252,7 +255,9 @@ def test_nothing_waits_behind_windows(tmp_path: Path) -> None:
     kinds = []
     while scheduler.waiting or scheduler.running:
         batch: Batch = scheduler.schedule()
-        kinds.append("".join("w" if chunk.start == 0 else "d" for chunk in batch.chunks.values()))
+        kinds.append(
+            "".join("w" if chunk.num_computed_tokens == 0 else "d" for chunk in batch.chunks.values())
+        )
         scheduler.finish(batch, dict.fromkeys(batch.chunks, (7,)))
         for each in list(batch.chunks):
             if len(each.tokens) > each.most_positions:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from model.engine import Chunk, Request
-from model.engine.buckets import Part, PartShape
+from model.engine.padded_batch import PaddedBatch
 from model.layers.launch import Phase, StepShape
 from model.runners.step_inputs import StepInputs
 from model.state import BlockTable, PagePool
@@ -31,23 +31,22 @@ def listed(arrays: dict[str, np.ndarray]) -> dict[str, list[int]]:
 
 def test_padding_is_written_to_the_page_that_nobody_reads() -> None:
     """Two sequences of four tokens, of which the second one is padding."""
-    part = Part(PartShape(2, 4, 16, False, 4), ((prompt(),),))
-    assert listed(INPUTS.arrays(PROMPTS, part)) == {
+    assert listed(INPUTS.arrays(PaddedBatch(PROMPTS, ((prompt(),),)))) == {
         "ids": [15, 16, 17, 0, 0, 0, 0, 0],
         "positions": [4, 5, 6, 7, 0, 1, 2, 3],
         "logits_indices": [2, 4],
-        "slots": [8, 9, 10, 35, 32, 33, 34, 35],
+        "slot_mapping": [8, 9, 10, 35, 32, 33, 34, 35],
         "block_tables": [5, 2, 8, 8, 8, 8, 8, 8],
     }
 
 
 def test_rows_of_sequences_that_decode_come_before_those_of_prompts() -> None:
     request = Request("decodes", [21, 22, 23], 4, tables=[BlockTable(0, [7])])
-    decoding = Part(PartShape(1, 1, 16, True), ((Chunk(request, 2, 1, True),),))
-    part = Part(PartShape(2, 4, 16, False, 4, decoding.shape), ((prompt(),),), decoding)
-    arrays = listed(INPUTS.arrays(replace(PROMPTS, tokens=9, decoding=DECODE), part))
+    decoding = PaddedBatch(DECODE, ((Chunk(request, 2, 1, True),),))
+    step = replace(PROMPTS, tokens=9, decoding=DECODE)
+    arrays = listed(INPUTS.arrays(PaddedBatch(step, ((prompt(),),), decoding)))
     assert arrays["ids"][:4] == [23, 15, 16, 17]
     assert arrays["positions"][:4] == [2, 4, 5, 6]
     assert arrays["logits_indices"] == [0, 3, 5]
-    assert arrays["slots"][:4] == [30, 8, 9, 10]
+    assert arrays["slot_mapping"][:4] == [30, 8, 9, 10]
     assert (arrays["block_tables"], arrays["prompt_tables"][:4]) == ([7, 8, 8, 8], [5, 2, 8, 8])

@@ -8,8 +8,8 @@ from zlib import crc32
 import numpy as np
 
 from model.engine import Batch, Engine, EngineLimits, Request, RequestOutput, Scheduler, SchedulerOptions
-from model.engine.buckets import BucketUse
 from model.engine.kv_cache import KVCache
+from model.engine.padded_batch import BucketUse
 from model.engine.speculation import NO_ROWS, Rows
 from model.loading.shipped import PRETRAINED
 from model.loading.tokenizer import Tokenizer
@@ -46,7 +46,7 @@ class TextSteps:
                 for right in range(len(chunk.drafts) + 1)
             ]
             for request, chunk in batch.chunks.items()
-            if chunk.chooses
+            if chunk.samples
         }
 
 

@@ -270,6 +270,6 @@ def test_a_network_names_every_array_that_its_steps_read(write_model, window) ->
             read |= {value.name for value in launch.values} - held
             held |= set(launch.results)
     assert read <= set(network.inputs)
-    assert {name for name in read if name.startswith("slots")} == {
-        "slots" if window is None else f"slots.{window}"
+    assert {name for name in read if name.startswith("slot_mapping")} == {
+        "slot_mapping" if window is None else f"slot_mapping.{window}"
     }

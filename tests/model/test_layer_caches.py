@@ -47,8 +47,8 @@ def names(cache: Cache) -> dict[str, str]:
 def test_pages_of_a_window_have_slots_tables_and_positions_of_their_own() -> None:
     keys_and_values = {"k_cache": "a.keys", "v_cache": "a.values"}
     wide, narrow = (create_cache("a", HEADS, 8, WINDOWED, window) for window in (None, 32))
-    assert names(wide) == {**keys_and_values, "slots": "slots", "block_tables": "block_tables"}
-    assert names(narrow) == {**keys_and_values, "slots": "slots.32", "block_tables": "block_tables.32"}
+    assert names(wide) == {**keys_and_values, "slots": "slot_mapping", "block_tables": "block_tables"}
+    assert names(narrow) == {**keys_and_values, "slots": "slot_mapping.32", "block_tables": "block_tables.32"}
     assert (wide.positions.name, narrow.positions.name) == ("positions", "positions.32")
     assert wide.arguments["slots"].shape == (6, 1) and wide.arguments["block_tables"].shape == (3, 16)
     assert narrow.arguments["block_tables"].shape == (3, WINDOWED.for_window(32).cache_length // 16)

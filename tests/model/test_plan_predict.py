@@ -13,10 +13,10 @@ import pytest
 
 from model.device import DryDevice
 from model.engine import Batch, Chunk, Request
-from model.engine.buckets import Buckets, PartShape
+from model.engine.buckets import Buckets
 from model.execution.launch_list import launches_of
 from model.families import load_config
-from model.layers.launch import Growth, Phase
+from model.layers.launch import Growth, Phase, StepShape
 from model.loading.checkpoint import open_checkpoint
 from model.loading.weights import shard_weights
 from model.mesh import Mesh
@@ -29,6 +29,7 @@ from model.runners.paged import PagedModel
 from model.sampling import RowSampling
 from model.state import BlockTable, PagePool
 from tests.model.folders import TINY
+from tests.step_shapes import decode_shape, prompt_shape
 
 CHIPS = ("trn1", "inf2", "trn2", "trn3")
 
@@ -103,59 +104,56 @@ ENDS = ("lm_head", "sample", "embedding, last rows")
 ROWS = ("embedding", "qkv_projection", "output_projection", "mlp")
 
 
-def shape_of(*sizes: Any) -> PartShape:
-    """A part; the sizes of what decodes beside it are a tuple of their own."""
-    return PartShape(*sizes[:5], *(PartShape(*beside) for beside in sizes[5:]))
-
-
-def chunks_of(shape: PartShape) -> list[Chunk]:
-    """Chunks that fill a part, each of a request of its own."""
-    length = shape.context if shape.decodes else shape.prefix + shape.tokens
+def chunks_of(step: StepShape) -> list[Chunk]:
+    """Return chunks that fill a step without its decoding sequences, each of a request of its own."""
+    tokens = step.new_tokens
+    length = step.cache_length if step.phase is Phase.decode else step.prefix + tokens
     requests = (
-        Request(f"{number} of {shape}", [7] * length, 1, tables=[BlockTable(0, [])])
-        for number in range(shape.sequences)
+        Request(f"{number} of {step}", [7] * length, 1, tables=[BlockTable(0, [])])
+        for number in range(step.sequences)
     )
-    return [Chunk(each, length - shape.tokens, shape.tokens, True) for each in requests]
+    return [Chunk(request, length - tokens, tokens, True) for request in requests]
 
 
 @pytest.mark.parametrize(
-    ("part", "between"),
+    ("shape", "between"),
     [
-        ((1, 1, 128, True), ()),
-        ((16, 1, 128, True), ()),
-        ((1, 16, 128, False), ()),
-        ((1, 16, 128, False, 32), ()),
-        ((2, 8, 128, False), ENDS),
-        ((16, 8, 128, False, 32), ("attention_prefill",)),
-        ((1, 112, 128, False, 0, (16, 1, 128, True)), ENDS),
-        ((1, 16, 128, False, 32, (16, 1, 128, True)), (*ENDS, *ROWS)),
-        ((2, 8, 128, False, 0, (4, 1, 128, True)), (*ENDS, *ROWS)),
+        (decode_shape(1, 1, 128), ()),
+        (decode_shape(16, 1, 128), ()),
+        (prompt_shape(1, 16, 128), ()),
+        (prompt_shape(1, 16, 128, 32), ()),
+        (prompt_shape(2, 8, 128), ENDS),
+        (prompt_shape(16, 8, 128, 32), ("attention_prefill",)),
+        (prompt_shape(1, 112, 128, 0, decode_shape(16, 1, 128)), ENDS),
+        (prompt_shape(1, 16, 128, 32, decode_shape(16, 1, 128)), (*ENDS, *ROWS)),
+        (prompt_shape(2, 8, 128, 0, decode_shape(4, 1, 128)), (*ENDS, *ROWS)),
     ],
 )
 @pytest.mark.parametrize("ranks", [1, 4])
-def test_a_part_of_a_step_takes_the_time_that_the_engine_takes(write_model, ranks, part, between) -> None:
+def test_a_part_of_a_step_takes_the_time_that_the_engine_takes(write_model, ranks, shape, between) -> None:
     """The same launches: tables of pages, a prefix, the last rows of the prompts, head and draw for one row of each.
 
     The times `between` two sizes that are launched are interpolated, so they are not held against a launch.
     """
-    folder, shape = write_model(vocab_size=301), shape_of(*part)
+    folder = write_model(vocab_size=301)
     config = load_config(folder)
     weights = shard_weights(config, dict(open_checkpoint(folder, config)), ranks)
     device, pool = DryDevice("trn2", ranks), PagePool(300, 8)
-    sizes = {own.sequences for own in (shape, shape.beside) if own is not None}
-    buckets = Buckets(tuple(sorted(sizes)), (shape.tokens,), (32, 128))
-    run = PagedModel(config, weights, device, pool, buckets)
-    chunks = [chunk for own in (shape, shape.beside) if own is not None for chunk in chunks_of(own)]
+    phases = [phase for phase in (shape, shape.decoding) if phase is not None]
+    sequences = sorted({phase.sequences for phase in phases})
+    run = PagedModel(config, weights, device, pool, Buckets(tuple(sequences), (shape.new_tokens,), (32, 128)))
+    chunks = [chunk for phase in phases for chunk in chunks_of(phase)]
     draws = {chunk.request: [RowSampling(0.5, 1.0, top_k=50)] for chunk in chunks}
     run.step(Batch({chunk.request: chunk for chunk in chunks}), draws)
-    assert shape.beside is None or run.use.parts == {shape: 1}
+    assert shape.decoding is None or [step.sizes for step in run.use.steps] == [shape.sizes]
     launched = device.take_pass()
     plan = predictor(load_model(folder), tp=ranks, context=128)
-    planned = plan.paged(shape, pool.count + 1, pool.block_size)
+    step = plan.on_pages({None: pool.count + 1}, pool.block_size)
+    planned = plan.paged(step.resize(shape.sizes))
     assert planned.refusals == ()
     assert planned.overhead.program_ns == launched.overhead_ns
     took = [(each.launch.kernel, each.program_ns) for each in launched.launches]
-    if not shape.decodes:
+    if shape.phase is Phase.prefill:
         kernel, time_ns = took[-3]
         took[-3] = (f"{kernel}, last rows", time_ns)
     assert {part.name: part.launches for part in planned.parts} == Counter(name for name, _ in took)
@@ -168,7 +166,7 @@ def test_a_part_of_a_step_takes_the_time_that_the_engine_takes(write_model, rank
 
 
 @pytest.mark.parametrize(
-    "shape", [PartShape(1, 1, 1024, True), PartShape(16, 1, 1024, True), PartShape(1, 16, 512, False, 512)]
+    "shape", [decode_shape(1, 1, 1024), decode_shape(16, 1, 1024), prompt_shape(1, 16, 512, 512)]
 )
 def test_layers_with_a_window_take_the_time_of_their_own_tables(write_model, shape) -> None:
     """A window of 20 in pages of 8 reads 128 positions of each sequence, however long it is."""
@@ -184,18 +182,18 @@ def test_layers_with_a_window_take_the_time_of_their_own_tables(write_model, sha
     device = DryDevice("trn2", 1)
     weights = shard_weights(config, dict(open_checkpoint(folder, config)), 1)
     run = PagedModel(config, weights, device, pools, Buckets((1, 16), (16,), (512, 1024)))
-    length = 1000 if shape.decodes else 500
+    length = 1000 if shape.phase is Phase.decode else 500
     requests = [
         Request(str(number), [7] * length, 1, tables=[BlockTable((length - 16) // 8 - 3, [])])
         for number in range(shape.sequences)
     ]
-    chunks = (Chunk(each, length - shape.tokens, shape.tokens, True) for each in requests)
+    chunks = (Chunk(each, length - shape.new_tokens, shape.new_tokens, True) for each in requests)
     run.step(Batch({chunk.request: chunk for chunk in chunks}))
     took = device.take_pass()
     plan = predictor(load_model(folder), context=1024)
-    planned = plan.paged(shape, 0, 8, ((20, 601),))
+    planned = plan.paged(plan.on_pages({20: 601}, 8).resize(shape.sizes))
     assert planned.refusals == ()
-    attention = "attention_prefill" if not shape.decodes else "decoder_layer_decode"
+    attention = "attention_prefill" if shape.phase is Phase.prefill else "decoder_layer_decode"
     (part,) = (each for each in planned.parts if each.name == attention)
     own = [each for each in took.launches if each.launch.kernel == attention]
     assert part.launches == len(own)
@@ -203,11 +201,9 @@ def test_layers_with_a_window_take_the_time_of_their_own_tables(write_model, sha
     assert part.time.program_ns == pytest.approx(
         sum(max(each.program_ns, floor_ns) for each in own), rel=1e-9
     )
-    if shape.decodes:
-        assert (
-            shape.sequences > 1
-            or part.time.program_ns < named(plan.paged(shape, 601, 8))[attention].time.program_ns
-        )
+    if shape.phase is Phase.decode and shape.sequences == 1:
+        without_window = plan.paged(plan.on_pages({None: 601}, 8).resize(shape.sizes))
+        assert part.time.program_ns < named(without_window)[attention].time.program_ns
 
 
 @pytest.mark.parametrize("copies", [1, 3, 128, 131])
@@ -221,7 +217,8 @@ def test_copies_of_pages_take_the_time_that_the_engine_takes(write_model, copies
     launched = device.take_pass().launches
     layers = len(config.blocks)
     assert [each.launch.kernel for each in launched] == ["copy_pages"] * (layers * -(-copies // 128))
-    planned = predictor(load_model(folder), context=128).copies(copies, None, pool.count + 1, 8)
+    plan = predictor(load_model(folder), context=128)
+    planned = plan.copies(copies, None, plan.on_pages({None: pool.count + 1}, 8))
     assert planned.program_ns == pytest.approx(sum(each.program_ns for each in launched), rel=1e-9)
 
 

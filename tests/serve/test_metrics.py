@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from model.commands.top.command import _is_server_url
-from model.engine.buckets import PartShape
 from model.families import load_config
 from model.loading.shipped import PRETRAINED
 from model.plan.predict import Predictor
@@ -18,6 +17,7 @@ from model.serve.prediction import Deployed, StepTimes
 from nkw.commands import main
 from tests.serve.conftest import MODEL, Served
 from tests.serve.test_ends import metric, wait_until
+from tests.step_shapes import decode_shape
 
 pytest.importorskip("openai", reason="openai is an extra of development (dev)")
 
@@ -70,17 +70,16 @@ def test_predicted_clock_adds_up_the_parts_of_steps(server: Served) -> None:
 
     ask(server)  # whose shapes, from here on, are known
     wait_until(predicted)
-    shapes = server.engine.use.parts.copy()
+    shapes = server.engine.use.steps.copy()
     before = [metric(server, name) for name in names]
     ask(server)
     wait_until(predicted)
     steps, wall, seconds = [metric(server, name) - then for name, then in zip(names, before)]
     cache, length = server.engine.scheduler.cache, server.engine.limits.max_model_len
     predictor = Predictor(load_config(PRETRAINED), "trn2", 1, "float32", length)
-    launched = server.engine.use.parts - shapes
-    times = {
-        shape: predictor.paged(shape, cache.pages, cache.block_size).time.program_ns for shape in launched
-    }
+    launched = server.engine.use.steps - shapes
+    step = predictor.on_pages({None: cache.pages}, cache.block_size)
+    times = {shape: predictor.paged(step.resize(shape.sizes)).time.program_ns for shape in launched}
     assert (steps, launched.total()) == (3, 3)
     assert wall > 0
     assert seconds == pytest.approx(
@@ -89,9 +88,9 @@ def test_predicted_clock_adds_up_the_parts_of_steps(server: Served) -> None:
 
 
 def test_shapes_that_verify_drafts_are_counted_as_not_predicted() -> None:
-    times = StepTimes(Deployed(PRETRAINED, "trn2", 1, 1, "auto", 256, 16, 16))
-    decode = PartShape(1, 1, 128, decodes=True)
-    verify = PartShape(1, 4, 128, decodes=True)
+    times = StepTimes(Deployed(PRETRAINED, "trn2", 1, 1, "auto", 256, {None: 16}, 16))
+    decode = decode_shape(1, 1, 128)
+    verify = decode_shape(1, 4, 128)
     try:
         assert times.seconds({decode: 2, verify: 1}) == (0.0, 3)
         wait_until(lambda: times.seconds({decode: 2, verify: 1})[1] == 1)

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from model.engine import Batch, SchedulerOptions
-from model.engine.buckets import Buckets, PartShape
+from model.engine.buckets import Buckets
+from model.layers.launch import StepShape
 from model.plan.dry import Time
 from model.plan.predict import PassTime
 from model.traffic.clock import PredictedClock, StepTime
@@ -29,13 +30,13 @@ class Constant:
 
 
 class Shapes:
-    """A predictor whose times follow the sizes of a part."""
+    """A predictor whose times follow the sizes of a step."""
 
-    def paged(self, part: PartShape, *pages: object) -> PassTime:
-        """Longer for more tokens and for a longer context."""
-        time_ns = 1_000.0 + 37 * part.rows + part.sequences * part.context + 11 * part.prefix
-        if part.beside is not None:
-            time_ns += part.beside.sequences * part.beside.context
+    def paged(self, step: StepShape) -> PassTime:
+        """Return a longer time for more tokens and for a longer context."""
+        time_ns = 1_000.0 + 37 * step.tokens + step.sequences * step.cache_length + 11 * step.prefix
+        if step.decoding is not None:
+            time_ns += step.decoding.sequences * step.decoding.cache_length
         return PassTime(Time.exact(time_ns), ())
 
 
@@ -44,7 +45,7 @@ def shaped(options: SchedulerOptions) -> PredictedClock:
     buckets = Buckets.powers(
         options.max_num_seqs, options.max_num_batched_tokens, 64, options.speculative_tokens
     )
-    return PredictedClock(Shapes(), replace(buckets, context=(8, 16, 32, 64)), {None: 64}, 4)  # type: ignore[arg-type]
+    return PredictedClock(Shapes(), replace(buckets, context=(8, 16, 32, 64)), (None,))  # type: ignore[arg-type]
 
 
 def workloads(seed: int) -> Iterable[Workload]:

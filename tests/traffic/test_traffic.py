@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from model.engine import SchedulerOptions
-from model.engine.buckets import PartShape
 from model.plan.memory import footprint
 from model.plan.sizes import ModelSizes, load_model
 from model.traffic.deployment import Deployment, Setup
@@ -24,6 +23,7 @@ from nkw.commands import main
 from tests.model.folders import TINY, write_folder
 from tests.model.test_plan_command import refused
 from tests.model.test_plan_parameters import CONFIGS, GEMMA3N, NOT_COMPUTED, written
+from tests.step_shapes import decode_shape, prompt_shape
 
 SETUP = Setup("trn2.48xlarge", "bfloat16", 1024, tp=8, replicas=1, options=SchedulerOptions(max_num_seqs=32))
 
@@ -46,12 +46,14 @@ def run(deployment: Deployment, workload: Workload) -> Summary:
 def test_a_request_alone_takes_the_sum_of_its_passes(deployment: Deployment) -> None:
     """A prompt of 510 tokens is padded to 512; a decode step from position 512 on reads 1,024 positions."""
     ((life,),) = (each.lives for each in deployment.serve_unit(Workload((Query(510, 6),), (0,))))
+    predictor = deployment.predictors[0]
+    step = predictor.on_pages({None: deployment.pages}, 16)
     shapes = [
-        PartShape(1, 512, 512, False),
-        *[PartShape(1, 1, 512, True)] * 2,
-        *[PartShape(1, 1, 1024, True)] * 3,
+        prompt_shape(1, 512, 512, model_step=step),
+        *[decode_shape(1, 1, 512, step)] * 2,
+        *[decode_shape(1, 1, 1024, step)] * 3,
     ]
-    passes = [deployment.predictors[0].paged(shape, deployment.pages, 16).time.program_ns for shape in shapes]
+    passes = [predictor.paged(shape).time.program_ns for shape in shapes]
     assert life.first_ns == round(passes[0])
     assert life.whole_ns == sum(map(round, passes))
 

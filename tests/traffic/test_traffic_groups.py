@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from model.engine import GroupScheduler, Scheduler, SchedulerOptions
-from model.engine.buckets import PartShape
 from model.errors import ModelError
 from model.loading.shipped import model_path
 from model.plan.memory import footprint
@@ -22,6 +21,7 @@ from model.traffic.replica import Replica
 from model.traffic.service import Service
 from model.traffic.workload import Query, Workload
 from nkw.commands import main
+from tests.step_shapes import decode_shape, prompt_shape
 
 MODEL = load_model(model_path("stories-moe"))
 SETUP = Setup(
@@ -53,9 +53,10 @@ def test_each_group_has_the_pages_that_its_weights_leave(deployment: Deployment)
 
 def test_requests_on_both_groups_take_the_time_of_one(deployment: Deployment) -> None:
     """A prompt of 15 tokens is padded to 16; a group without a request computes padding."""
-    shapes = [PartShape(1, 16, 128, False), *[PartShape(1, 1, 128, True)] * 3]
-    pages = deployment.kinds[0].pages
-    passes = [round(deployment.predictors[0].paged(each, pages, 16).time.program_ns) for each in shapes]
+    predictor = deployment.predictors[0]
+    step = predictor.on_pages({None: deployment.kinds[0].pages}, 16)
+    shapes = [prompt_shape(1, 16, 128, model_step=step), *[decode_shape(1, 1, 128, step)] * 3]
+    passes = [round(predictor.paged(shape).time.program_ns) for shape in shapes]
     for count in (1, 2):
         record = served(deployment, *[Query(15, 4)] * count)
         assert [life.whole_ns for life in record.lives] == [sum(passes)] * count

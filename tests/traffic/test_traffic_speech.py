@@ -11,9 +11,10 @@ import pytest
 
 from model.device import DryDevice
 from model.engine import SchedulerOptions
-from model.engine.buckets import PartShape
 from model.errors import ModelError
 from model.families import SPEECH, load_config
+from model.layers.launch import StepShape
+from model.layers.paged import STATES
 from model.loading.checkpoint import open_checkpoint
 from model.loading.weights import shard_weights
 from model.plan.memory import footprint
@@ -25,6 +26,7 @@ from model.traffic.workload import Query, Workload
 from nkw.commands import main
 from tests.model.test_plan_command import refused
 from tests.model.whisper_folders import FIELDS, spectrum, write_whisper
+from tests.step_shapes import decode_shape, prompt_shape
 
 SETUP = Setup("trn2.3xlarge", "float32", 40, tp=1, replicas=1, options=SchedulerOptions(max_num_seqs=4))
 
@@ -39,9 +41,12 @@ def deployment(folder: Path) -> Deployment:
     return Deployment(load_model(folder), SETUP)
 
 
-def passes(deployment: Deployment, *shapes: PartShape) -> list[PassTime]:
-    pages = {kind.recurrent: kind.pages for kind in deployment.kinds}
-    return [deployment.predictors[0].paged(each, pages[False], 16, (), pages[True]) for each in shapes]
+def passes(deployment: Deployment, *shapes: StepShape) -> list[PassTime]:
+    """Return the times of steps of these sizes."""
+    pages = {STATES if kind.recurrent else None: kind.pages for kind in deployment.kinds}
+    predictor = deployment.predictors[0]
+    step = predictor.on_pages(pages, 16)
+    return [predictor.paged(step.resize(shape.sizes)) for shape in shapes]
 
 
 def of_encoder(each: PassTime) -> float:
@@ -52,7 +57,7 @@ def of_encoder(each: PassTime) -> float:
 def test_a_request_alone_takes_its_window_its_prompt_and_its_steps(deployment: Deployment) -> None:
     """A prompt of 4 tokens is padded to 16; the steps read 128 positions, and 128 of the window."""
     ((life,),) = (each.lives for each in deployment.serve_unit(Workload((Query(4, 6),), (0,))))
-    first, *later = passes(deployment, PartShape(1, 16, 128, False), *[PartShape(1, 1, 128, True)] * 5)
+    first, *later = passes(deployment, prompt_shape(1, 16, 128), *[decode_shape(1, 1, 128)] * 5)
     assert life.first_ns == round(first.time.program_ns)
     assert life.whole_ns == sum(round(each.time.program_ns) for each in (first, *later))
     assert of_encoder(first) > 0 and not any(map(of_encoder, later))
@@ -65,7 +70,7 @@ def test_the_encoder_takes_the_time_that_transcribing_predicts(folder: Path, dep
     model = KernelModel(config, shard_weights(config, open_checkpoint(folder, config), 1), device, 128)
     model.encode([spectrum(1)])
     encoder = device.take_pass()
-    (first,) = passes(deployment, PartShape(1, 16, 128, False))
+    (first,) = passes(deployment, prompt_shape(1, 16, 128))
     assert of_encoder(first) == pytest.approx(encoder.prediction().program_ns - encoder.overhead_ns)
     assert of_encoder(first) == pytest.approx(of_encoder(deployment.predictors[0].first_token(4)))
 
@@ -73,10 +78,10 @@ def test_the_encoder_takes_the_time_that_transcribing_predicts(folder: Path, dep
 def test_windows_wait_for_one_another_and_decode_together(deployment: Deployment) -> None:
     """Of four at one moment each has its first token one window later than the one before."""
     (record,) = deployment.serve_unit(Workload((Query(4, 6),) * 4, (0,) * 4))
-    (window,) = passes(deployment, PartShape(1, 16, 128, False))
+    (window,) = passes(deployment, prompt_shape(1, 16, 128))
     step_ns = round(window.time.program_ns)
     assert [life.first_ns for life in record.lives] == [step_ns * number for number in (1, 2, 3, 4)]
-    (together,) = passes(deployment, PartShape(4, 1, 128, True))
+    (together,) = passes(deployment, decode_shape(4, 1, 128))
     assert record.lives[-1].whole_ns == 4 * step_ns + 5 * round(together.time.program_ns)
 
 

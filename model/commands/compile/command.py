@@ -37,7 +37,7 @@ from model.errors import ModelError
 from model.layers.paged import STATES
 from model.llm.engine_args import EngineParts, args_of, engine_parts
 from model.llm.loaded import LoadedModel
-from model.runners.paged import buckets_of, largest_step
+from model.runners.paged import largest_step
 from nkw.files import complete, read_text
 from nkw.terminal import show_lines
 
@@ -89,7 +89,6 @@ def engine_graphs(parts: EngineParts) -> list[Graph]:
     """Every graph of an engine; of the weights nothing is read but their dtypes."""
     config, args = parts.config, parts.args
     model = LoadedModel.open(parts.folder, args.dtype, config)
-    buckets = buckets_of(config, parts.buckets)
     largest = largest_step(
         config,
         parts.mesh,
@@ -97,11 +96,11 @@ def engine_graphs(parts: EngineParts) -> list[Graph]:
         model.weight_dtypes,
         parts.pools,
         parts.slots,
-        buckets,
+        parts.buckets,
         kv_cache_dtype=args.kv_cache_dtype,
     )
     groups = [*(pool.window for pool in parts.pools), *([STATES] if parts.slots else [])]
-    return graphs_of(config, buckets, largest, groups)
+    return graphs_of(config, parts.buckets.for_model(config, largest), groups)
 
 
 def launch_all(parts: EngineParts) -> None:
@@ -111,7 +110,7 @@ def launch_all(parts: EngineParts) -> None:
         if isinstance(graph, CopyGraph):
             model.launch_copies(graph.count, graph.kind)
         elif isinstance(graph, StepGraph):  # prompts launch an encoder as well
-            model.launch_padding(graph.part, graph.draws)
+            model.launch_padding(graph.step)
 
 
 def _environment(options: argparse.Namespace, versions: Mapping[str, str]) -> Environment:

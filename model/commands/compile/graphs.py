@@ -8,40 +8,39 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from model.config import ModelConfig
-from model.engine.buckets import Buckets, PartShape
+from model.engine.buckets import Buckets
 from model.execution.launch_list import copies_of, copy_sizes, launches_of
 from model.families import compose
-from model.layers.launch import DrawVariant, Launch, StepShape
+from model.layers.launch import Launch, Phase, StepShape
 from model.layers.paged import STATES, CacheGroup, spare
 from model.layers.sample import DRAWS
-from model.runners.paged import step_of
 
 
 @dataclass(frozen=True)
 class StepGraph:
     """A step of one shape, with or without drawing the next tokens."""
 
-    part: PartShape
-    draws: DrawVariant | None
+    step: StepShape
     launches: tuple[Launch, ...]
 
     def __str__(self) -> str:
-        if self.draws is None:
-            return f"{self.of}: {self.part}"
-        whole = " of the whole vocabulary" if self.draws.full_vocabulary else ""
-        return f"{self.of}: {self.part}, draws from {self.draws.candidates}{whole}"
+        draws = self.step.draws
+        if draws is None:
+            return f"{self.of}: {self.step}"
+        whole = " of the whole vocabulary" if draws.full_vocabulary else ""
+        return f"{self.of}: {self.step}, draws from {draws.candidates}{whole}"
 
     @property
     def of(self) -> str:
         """The kind of step."""
-        if self.part.decodes:
+        if self.step.phase is Phase.decode:
             return "decode"
-        return "prompts" if self.part.beside is None else "prompts with decode"
+        return "prompts" if self.step.decoding is None else "prompts with decode"
 
     @property
     def size(self) -> tuple[int, ...]:
         """Tokens, padding included, and positions that are read: what larger steps of a kind have more of."""
-        return self.part.rows, self.part.context, self.part.prefix
+        return self.step.tokens, self.step.cache_length, self.step.prefix
 
 
 @dataclass(frozen=True)
@@ -104,17 +103,15 @@ class Environment:
     versions: Mapping[str, str]
 
 
-def graphs_of(
-    config: ModelConfig, buckets: Buckets, largest: StepShape, kinds: Sequence[CacheGroup]
-) -> list[Graph]:
-    """Every graph that an engine may launch, but those of prompts whose every token is scored."""
-    network = compose(config)
+def graphs_of(config: ModelConfig, buckets: Buckets, kinds: Sequence[CacheGroup]) -> list[Graph]:
+    """Return every graph that an engine may launch, except those of prompts whose every token is scored."""
+    network, largest = compose(config), buckets.model_step
     graphs: list[Graph] = []
-    for part in buckets.shapes():
+    for shape in buckets.shapes():
         for draws in (None, *DRAWS):
-            step = replace(step_of(part, largest), draws=draws)
+            step = replace(shape, draws=draws)
             launches = (launch for section in network.sections for launch in launches_of(section, step))
-            graphs.append(StepGraph(part, draws, tuple(launches)))
+            graphs.append(StepGraph(step, tuple(launches)))
     for earlier in network.before.values():
         step = earlier.step(largest)
         launched = (launch for section in earlier.sections for launch in launches_of(section, step))
@@ -147,7 +144,7 @@ def _size(graph: Graph) -> tuple[int, ...]:
 
 
 def _shape(graph: Graph) -> str:
-    return str(graph.part) if isinstance(graph, StepGraph) else str(graph).removesuffix(" copied")
+    return str(graph.step) if isinstance(graph, StepGraph) else str(graph).removesuffix(" copied")
 
 
 def graph_key(graph: Graph, environment: Environment, source_digest: Callable[[str], str]) -> str:

@@ -1,0 +1,25 @@
+"""Shapes of steps for tests: sizes alone, or those of a model's step."""
+
+from __future__ import annotations
+
+from model.engine.buckets import SIZES_ONLY
+from model.layers.launch import Phase, StepShape
+
+
+def decode_shape(
+    sequences: int, new_tokens: int, cache_length: int, model_step: StepShape = SIZES_ONLY
+) -> StepShape:
+    """Return the step in which sequences decode."""
+    return model_step.with_sizes(Phase.decode, sequences, new_tokens, cache_length)
+
+
+def prompt_shape(
+    sequences: int,
+    tokens: int,
+    cache_length: int,
+    prefix: int = 0,
+    decoding: StepShape | None = None,
+    model_step: StepShape = SIZES_ONLY,
+) -> StepShape:
+    """Return the step of prompts, and of the sequences that decode with them."""
+    return model_step.with_sizes(Phase.prefill, sequences, tokens, cache_length, prefix, decoding)
