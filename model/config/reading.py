@@ -129,16 +129,30 @@ def full_in_every(count: int, layers: int, window: int | None) -> list[int | Non
 
 def windows(fields: Fields, default: list[int | None], window: int | None) -> list[int | None]:
     """The window of each layer. Sliding layers by `layer_types` have `window`; without that field `default` holds."""
-    kinds, layers = fields.get("layer_types", None), len(default)
-    if kinds is None:
+    if "layer_types" not in fields:
         return default
-    if not isinstance(kinds, list) or len(kinds) != layers:
+    layer_types = read_layer_types(fields, len(default), ("full_attention", "sliding_attention"))
+    return [window if layer_type == "sliding_attention" else None for layer_type in layer_types]
+
+
+def read_layer_types(fields: Fields, layers: int, known: tuple[str, ...]) -> list[str]:
+    """Read `layer_types`, one of the `known` names for each of `layers` layers.
+
+    Raises:
+        ModelError: The field is not a list of so many names, or a name is unknown.
+    """
+    layer_types = fields.get("layer_types", None)
+    if not isinstance(layer_types, list) or len(layer_types) != layers:
         raise fields.error("layer_types", f"not a list of {layers} names, one for each layer")
-    known = ("full_attention", "sliding_attention")
-    for kind in kinds:
-        if kind not in known:
-            raise fields.error("layer_types", f"{kind!r:.60}; known are {', '.join(known)}")
-    return [window if kind == "sliding_attention" else None for kind in kinds]
+    for layer_type in layer_types:
+        if layer_type not in known:
+            raise fields.error("layer_types", f"{layer_type!r:.60}; known are {', '.join(known)}")
+    return layer_types
+
+
+def count_or_zero(fields: Fields, name: str, default: int = 0) -> int:
+    """Read a whole number that may be 0; an absent field means `default`."""
+    return 0 if fields.get(name, default) == 0 else fields.count(name, default=default)
 
 
 def chosen_experts(fields: Fields, experts: int, name: str = "num_experts_per_tok") -> int:

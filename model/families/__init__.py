@@ -1,6 +1,6 @@
-"""Model families, one module per architecture: config.json to parts, parts to layers with the checkpoint's names.
+"""Model families, one module each: config.json becomes a config, and a config a network of layers and tensor names.
 
-`registry.py` lists them; `load_config` and `read_config` find a config's row.
+`registry.py` lists the families; `load_config` and `read_config` find the row of a config.
 """
 
 from __future__ import annotations
@@ -42,12 +42,15 @@ def load_config(folder: Path | str, *tasks: Task[C]) -> C: ...
 
 
 def load_config(folder: Path | str, *tasks: Task[Any]) -> Config:
-    """Read a model folder's config.json, and the end tokens of generation_config.json if it is there.
+    """Read the config.json of a model folder, and the end tokens of its generation_config.json where it has one.
 
-    The model is for one of the `tasks`, by default for the continuation of texts.
+    Args:
+        folder: A Hugging Face folder.
+        *tasks: Tasks that the model may be for, by default `TEXT`.
 
-    Raises ModelError for a missing or damaged file, one that is a link out of the folder, an unknown architecture, and
-    a field that is missing, of the wrong type, or describes a model this package does not compute.
+    Raises:
+        ModelError: A file is missing, damaged or a link out of the folder; the architecture is unknown or for another
+            task; or a field is missing, has the wrong type, or describes a model that no layer computes.
     """
     folder = Path(folder)
     if not os.path.isdir(folder):
@@ -57,7 +60,7 @@ def load_config(folder: Path | str, *tasks: Task[Any]) -> Config:
     for file in model_files(folder):
         check_inside(file)
     fields = Fields(folder / "config.json")
-    config = read(_model_type(fields), fields)
+    config = read(_find_model_type(fields), fields)
     if config.refusals:
         raise ModelError(config.refusals[0], _CODE)
     task = task_of(config)
@@ -85,7 +88,11 @@ def task_of(config: Config) -> Task[Any]:
 
 
 def read_config(path: Path) -> ModelConfig:
-    """Read the config.json of a model of tokens as `read_record` does; ModelError for another task."""
+    """Read the config.json of a model of tokens.
+
+    Raises:
+        ModelError: `read_record` raises it, or the model is for another task.
+    """
     config = read_record(path)
     if not isinstance(config, ModelConfig):
         raise ModelError(f"{path}: a {config.model_type} {task_of(config).does}", _CODE)
@@ -93,9 +100,12 @@ def read_config(path: Path) -> ModelConfig:
 
 
 def read_record(path: Path) -> Config:
-    """Read a config.json, or the one of a folder, of any known model type; ModelError says what cannot be read.
+    """Read the config of any known model type from a config.json or from the folder that contains it.
 
-    Fields that describe what no layer computes are no error, and neither are tokens.
+    Fields that no layer computes are accepted. Special tokens are not read.
+
+    Raises:
+        ModelError: The model type is unknown, or a field is missing or has the wrong type.
     """
     fields = Fields(config_file(path))
     model_type = fields.get("model_type", None)
@@ -105,33 +115,33 @@ def read_record(path: Path) -> Config:
     return read(model_type, fields)
 
 
-def _model_type(fields: Fields) -> str:
-    """The row of the registry whose architecture a config names."""
+def _find_model_type(fields: Fields) -> str:
+    """Return the model type of a config's architecture, or its `model_type` where it names no architecture.
+
+    Raises:
+        ModelError: The registry has no row with this architecture.
+    """
     generated = {row.architecture: name for name, row in FAMILIES.items() if row.architecture}
     known = ", ".join(generated)
-    named = fields.get("architectures", None)
-    if isinstance(named, list) and len(named) == 1 and isinstance(named[0], str):
-        if named[0] not in generated:
-            _refuse_planned_only(fields)
-            raise fields.error("architectures", f"{named[0]:.60} is not known; known are {known}")
-        return generated[named[0]]
-    if named is not None:
-        raise fields.error("architectures", f"{named!r:.60} is not a list of one name; known are {known}")
-    model_type = fields.get("model_type", None)
-    if isinstance(model_type, str) and model_type in generated.values():
+    architectures, model_type = fields.get("architectures", None), fields.get("model_type", None)
+    if isinstance(architectures, list) and len(architectures) == 1 and isinstance(architectures[0], str):
+        if architectures[0] in generated:
+            return generated[architectures[0]]
+        problem = f"{architectures[0]:.60} is not known"
+    elif architectures is not None:
+        raise fields.error(
+            "architectures", f"{architectures!r:.60} is not a list of one name; known are {known}"
+        )
+    elif isinstance(model_type, str) and model_type in generated.values():
         return model_type
-    _refuse_planned_only(fields)
-    raise fields.error("architectures", f"missing, and model_type is {model_type!r:.60}; known are {known}")
-
-
-def _refuse_planned_only(fields: Fields) -> None:
-    """Refuse a model type that plans take and no layers compute, by what is missing."""
-    model_type = fields.get("model_type", None)
-    row = FAMILIES.get(model_type) if isinstance(model_type, str) else None
-    if row is None or row.architecture:
-        return
-    config = read(str(model_type), fields)
-    assert isinstance(config, ModelConfig), "other tasks are not only planned"
-    needs = [*unsupported(config), *([f"the {config.encoder.what}"] if config.encoder else [])]
-    what = f"{model_type} needs {', '.join(needs)}, which no layer computes; nkw plan takes it"
-    raise fields.error("model_type", what)
+    else:
+        problem = f"missing, and model_type is {model_type!r:.60}"
+    if isinstance(model_type, str) and model_type in FAMILIES and model_type not in generated.values():
+        config = read(model_type, fields)
+        assert isinstance(config, ModelConfig), "families of other tasks have an architecture"
+        needs = [*unsupported(config), *([f"the {config.encoder.what}"] if config.encoder else [])]
+        raise fields.error(
+            "model_type",
+            f"{model_type} needs {', '.join(needs)}, which no layer computes; nkw plan takes it",
+        )
+    raise fields.error("architectures", f"{problem}; known are {known}")

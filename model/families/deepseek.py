@@ -1,7 +1,6 @@
-"""DeepSeek V2 and V3: multi-head latent attention, whose cache is one latent vector a token, and routed experts.
+"""DeepSeek V2 and V3: routed experts, and multi-head latent attention, which caches one latent vector per token.
 
-V3's extra layer for predicting a second token is no part of the model that generates: a checkpoint may hold it behind
-the others, and it is not read.
+Layers of V3 for multi-token prediction are not read: a checkpoint may contain them after the other layers.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from model.config.reading import (
     activation,
     chosen_experts,
     common,
+    count_or_zero,
     gated_mlp,
     layer_count,
     norms,
@@ -32,52 +32,60 @@ _NAMES = names.Names(
 )
 
 
-def deepseek_v2(fields: Fields) -> ModelConfig:
-    """Experts by a softmax over all, in groups that count as their best expert."""
+def read_deepseek_v2(fields: Fields) -> ModelConfig:
+    """Read a config whose experts are weighted by a softmax over all experts; groups rank by their best expert."""
     if fields.flag("norm_topk_prob"):
         fields.unsupported("norm_topk_prob", "weights of experts are parts of a softmax over all of them")
     method = fields.get("topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
         fields.unsupported("topk_method", f"{method!r:.60}; known are greedy, group_limited_greedy")
-    grouped = method == "group_limited_greedy"
-    return _model(fields, grouped, {"scoring": "softmax", "renormalise": False}, scaled=1.0)
+    is_grouped = method == "group_limited_greedy"
+    return _read(fields, is_grouped, 1.0, scoring="softmax", renormalise=False)
 
 
-def deepseek_v3(fields: Fields) -> ModelConfig:
-    """Experts by sigmoids, chosen with a bias, in groups that count as their two best."""
-    given = {
-        "scoring": "sigmoid",
-        "choice_bias": True,
-        "renormalise": fields.flag("norm_topk_prob", default=True),
-    }
-    return _model(fields, True, given, scaled=2.5)
+def read_deepseek_v3(fields: Fields) -> ModelConfig:
+    """Read a config whose experts are weighted by sigmoids and selected with a bias.
+
+    Groups rank by the sum of their two best experts.
+    """
+    renormalise = fields.flag("norm_topk_prob", default=True)
+    return _read(fields, True, 2.5, scoring="sigmoid", choice_bias=True, renormalise=renormalise)
 
 
-def _model(fields: Fields, grouped: bool, routing: dict[str, Any], scaled: float) -> ModelConfig:
-    """Some dense layers, then layers with routed and shared experts."""
+def _read(fields: Fields, is_grouped: bool, default_scale: float, **routing: Any) -> ModelConfig:
+    """Read a config with dense layers first, followed by layers with routed and shared experts.
+
+    Args:
+        fields: The fields of config.json.
+        is_grouped: Whether tokens select experts inside the best groups only.
+        default_scale: The factor of the experts' weights where the config names none.
+        **routing: Fields of `Experts` that the family decides.
+    """
     count = layer_count(fields)
-    dense_layers = min(_whole(fields, "first_k_dense_replace"), count)
+    dense_layers = min(count_or_zero(fields, "first_k_dense_replace"), count)
     for name in ("attention_bias", "mlp_bias"):
         if fields.flag(name):
             fields.unsupported(name, "projections of latent attention and of experts have no biases")
-    around = norms(fields)
-    sparse = Block(_latent(fields), _experts(fields, grouped, routing, scaled), around)
+    block_norms = norms(fields)
+    experts = _read_experts(fields, is_grouped, default_scale, routing)
+    sparse = Block(_read_latent_attention(fields), experts, block_norms)
     blocks = (sparse,) * (count - dense_layers)
     if dense_layers:
-        blocks = (Block(sparse.mixer, gated_mlp(fields), around),) * dense_layers + blocks
-    mtp = _whole(fields, "num_nextn_predict_layers")
-    return ModelConfig(**common(fields), blocks=blocks, mtp_layers=mtp)
+        blocks = (replace(sparse, mlp=gated_mlp(fields)),) * dense_layers + blocks
+    mtp_layers = count_or_zero(fields, "num_nextn_predict_layers")
+    return ModelConfig(**common(fields), blocks=blocks, mtp_layers=mtp_layers)
 
 
 def compose(config: ModelConfig) -> Network:
-    """The layers, with the checkpoint's names."""
-    count = len(config.blocks)
-    mtp = tuple(f"{_NAMES.layer}.{count + each}." for each in range(config.mtp_layers))
-    return replace(dense.compose(config, _NAMES), unread_prefixes=mtp)
+    """Build the network; layers for multi-token prediction after its blocks are not read."""
+    first_mtp = len(config.blocks)
+    mtp_layers = range(first_mtp, first_mtp + config.mtp_layers)
+    prefixes = tuple(f"{_NAMES.layer}.{layer}." for layer in mtp_layers)
+    return replace(dense.compose(config, _NAMES), unread_prefixes=prefixes)
 
 
-def _latent(fields: Fields) -> LatentAttention:
-    """The attention of every layer; YaRN scales scores besides rotations."""
+def _read_latent_attention(fields: Fields) -> LatentAttention:
+    """Read the attention of every layer; YaRN with `mscale_all_dim` also scales the scores."""
     rope_dim = fields.count("qk_rope_head_dim", most=MOST_HEAD_DIM)
     if rope_dim % 2:
         fields.unsupported("qk_rope_head_dim", f"{rope_dim} is odd; rotary embedding turns pairs")
@@ -90,7 +98,7 @@ def _latent(fields: Fields) -> LatentAttention:
         scale *= yarn_score_factor(positions.rope.factor, weight)
     return LatentAttention(
         heads=fields.count("num_attention_heads", most=MOST_HEADS),
-        query_rank=_whole(fields, "q_lora_rank"),
+        query_rank=count_or_zero(fields, "q_lora_rank"),
         latent_rank=fields.count("kv_lora_rank"),
         plain_dim=plain_dim,
         rope_dim=rope_dim,
@@ -101,11 +109,11 @@ def _latent(fields: Fields) -> LatentAttention:
     )
 
 
-def _experts(fields: Fields, grouped: bool, routing: dict[str, Any], scaled: float) -> Experts:
-    """Routed experts beside shared ones; groups by the names of both families."""
+def _read_experts(fields: Fields, is_grouped: bool, default_scale: float, routing: dict[str, Any]) -> Experts:
+    """Read the routed and the shared experts; `routing` holds fields of `Experts` that the family decides."""
     experts, width = fields.count("n_routed_experts"), fields.count("moe_intermediate_size")
     groups = top_groups = 1
-    if grouped:
+    if is_grouped:
         groups, top_groups = fields.count("n_group", default=8), fields.count("topk_group", default=4)
         if experts % groups or top_groups > groups:
             raise fields.error("n_group", f"{top_groups} of {groups} groups of {experts} experts")
@@ -113,15 +121,10 @@ def _experts(fields: Fields, grouped: bool, routing: dict[str, Any], scaled: flo
         experts,
         chosen_experts(fields, experts),
         width,
-        shared_width=_whole(fields, "n_shared_experts") * width,
+        shared_width=count_or_zero(fields, "n_shared_experts") * width,
         activation=activation(fields, "hidden_act", "silu"),
         groups=groups,
         top_groups=top_groups,
-        scale=fields.number("routed_scaling_factor", default=scaled),
+        scale=fields.number("routed_scaling_factor", default=default_scale),
         **routing,
     )
-
-
-def _whole(fields: Fields, name: str) -> int:
-    """A whole number that may be 0, which is also what an absent one means."""
-    return 0 if fields.get(name, 0) == 0 else fields.count(name)

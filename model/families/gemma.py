@@ -1,11 +1,12 @@
-"""Gemma 2 and 3: norms around every layer, scaled embeddings, layers with a window and layers without.
+"""Gemma 2 and 3: norms before and after every layer, scaled embeddings, layers with and without a window.
 
-Norms add 1 to their weights. Gemma 2 caps scores and logits; Gemma 3 normalises queries and keys head by head, and its
-layers with a window turn them by frequencies of another base.
+Norms add 1 to their weights. Gemma 2 caps scores and logits. Gemma 3 has norms on the heads of queries and keys, and
+layers with a window rotate by another base.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -25,9 +26,8 @@ from model.config.reading import (
     windows,
 )
 from model.config.rotary import positions_of
-from model.families import dense, names
+from model.families import names
 from model.formats import read_format, read_method
-from model.network import Network
 
 NAMES = names.Names(
     after_attention="post_attention_layernorm",
@@ -35,44 +35,39 @@ NAMES = names.Names(
     after_mlp="post_feedforward_layernorm",
 )
 _HEAD_DIM = 256
-"""Where a config names no head size and no scalar of the queries, as transformers has it."""
+"""Head size and scalar of the queries where the config names none: the defaults of transformers."""
 
 
-def compose(config: ModelConfig) -> Network:
-    """The layers with the tensor names of Hugging Face's Gemma."""
-    return dense.compose(config, NAMES)
+def read_gemma2(fields: Fields) -> ModelConfig:
+    """Read a config with a window in all but every second layer, and with capped scores and logits."""
+    mixer = replace(_read_attention(fields), softcap=read_softcap(fields, "attn_logit_softcapping", 50.0))
+    return _read(fields, 2, mixer, mixer.positions, 30.0)
 
 
-def gemma2(fields: Fields) -> ModelConfig:
-    """Every second layer sees all positions; scores and logits are capped."""
-    mixer = replace(_attention(fields), softcap=cap(fields, "attn_logit_softcapping", 50.0))
-    return _gemma(fields, 2, mixer, None, 30.0)
-
-
-def gemma3_text(fields: Fields) -> ModelConfig:
-    """Every sixth layer sees all positions; queries and keys are normalised head by head.
+def read_gemma3_text(fields: Fields) -> ModelConfig:
+    """Read a config with a window in all but every sixth layer, and norms on the heads of queries and keys.
 
     `attn_logit_softcapping` is not read: transformers caps no scores of this family.
     """
-    names = ("sliding_window_pattern", "_sliding_window_pattern")
-    named = next((name for name in names if name in fields), names[0])
-    mixer = _attention(fields, head_norm=HeadNorm.head, positions=None)
+    patterns = ("sliding_window_pattern", "_sliding_window_pattern")
+    pattern = next((name for name in patterns if name in fields), patterns[0])
+    mixer = _read_attention(fields, head_norm=HeadNorm.head, positions=None)
     rope = fields.table("rope_parameters")
-    nested = "full_attention" in rope or "sliding_attention" in rope
-    wide = rope.table("full_attention") if nested else fields.table("rope_scaling")
-    narrow = rope.table("sliding_attention")
-    field = "rope_parameters" if nested else "rope_scaling"
-    everywhere = positions_of(fields, wide, field, mixer.head_dim, default_theta=1e6)
+    is_nested = "full_attention" in rope or "sliding_attention" in rope
+    field = "rope_parameters" if is_nested else "rope_scaling"
+    full = rope.table("full_attention") if is_nested else fields.table("rope_scaling")
+    sliding = rope.table("sliding_attention")
+    full_positions = positions_of(fields, full, field, mixer.head_dim, default_theta=1e6)
     theta = "rope_local_base_freq"
-    within = positions_of(fields, narrow, field, mixer.head_dim, "rope.window", theta)
-    every = fields.count(named, default=6)
-    return _gemma(fields, every, replace(mixer, positions=everywhere), within, None)
+    sliding_positions = positions_of(fields, sliding, field, mixer.head_dim, "rope.window", theta)
+    every = fields.count(pattern, default=6)
+    return _read(fields, every, replace(mixer, positions=full_positions), sliding_positions, None)
 
 
-def gemma3(fields: Fields) -> ModelConfig:
-    """The text model of `text_config` with a vision tower, which generated tokens do not pass."""
+def read_gemma3(fields: Fields) -> ModelConfig:
+    """Read the text model of `text_config` and the size of the vision tower, which generated tokens do not pass."""
     text, vision = fields.table("text_config"), fields.table("vision_config")
-    config = gemma3_text(text)
+    config = read_gemma3_text(text)
     width, inner = vision.count("hidden_size"), vision.count("intermediate_size")
     patches = (vision.count("image_size") // vision.count("patch_size")) ** 2
     pixels = vision.count("num_channels", default=3) * vision.count("patch_size") ** 2
@@ -89,39 +84,54 @@ def gemma3(fields: Fields) -> ModelConfig:
     )
 
 
-def _attention(fields: Fields, **quirks: Any) -> GroupedAttention:
+def _read_attention(fields: Fields, **quirks: Any) -> GroupedAttention:
     if fields.flag("use_bidirectional_attention"):
         fields.unsupported("use_bidirectional_attention", "true; a layer sees earlier positions only")
     scalar = fields.number("query_pre_attn_scalar", default=_HEAD_DIM)
-    quirks |= {"default_head_dim": _HEAD_DIM}
-    return attention(fields, scale=scalar**-0.5, **quirks, **biases(fields))
+    return attention(fields, scale=scalar**-0.5, default_head_dim=_HEAD_DIM, **quirks, **biases(fields))
 
 
-def cap(fields: Fields, name: str, default: float | None) -> float | None:
-    """A bound of scores or logits; null means that there is none."""
+def read_softcap(fields: Fields, name: str, default: float | None) -> float | None:
+    """Read the softcap of scores or logits; return None, which means no cap, for a null field."""
     if fields.is_null(name) or (name not in fields and default is None):
         return None
     return fields.number(name, default)
 
 
-def _gemma(
+def _read(
     fields: Fields,
     full_every: int,
     mixer: GroupedAttention,
-    within: Positions | None,
+    sliding_positions: Positions | None,
     logit_softcap: float | None,
 ) -> ModelConfig:
-    """`within` are the positions of the layers with a window, where they differ from those of the others."""
+    """Read a config with layers of two sorts.
+
+    Args:
+        fields: The fields of config.json.
+        full_every: Every so many layers, one has no window.
+        mixer: Attention of the layers without a window.
+        sliding_positions: Positions of the layers with a window.
+        logit_softcap: Softcap of the logits where the config names none.
+    """
     mlp = gated_mlp(fields, "hidden_activation", default="gelu_pytorch_tanh")
     window = window_of(fields, 4096)
-    each = windows(fields, full_in_every(full_every, layer_count(fields), window), window)
-    around = norms(fields, after=True, offset=1.0)
-    narrow = replace(mixer, window=window, positions=within or mixer.positions)
-    blocks = (Block(mixer if own is None else narrow, mlp, around) for own in each)
-    given = common(fields, tied=True)
+    layer_windows = windows(fields, full_in_every(full_every, layer_count(fields), window), window)
+    full = Block(mixer, mlp, norms(fields, after=True, offset=1.0))
+    sliding = replace(full, mixer=replace(mixer, window=window, positions=sliding_positions))
+    blocks = [full if window is None else sliding for window in layer_windows]
+    return build_config(fields, blocks, logit_softcap)
+
+
+def build_config(fields: Fields, blocks: Iterable[Block], logit_softcap: float | None) -> ModelConfig:
+    """Return a config of these blocks, which scales embeddings by the square root of the hidden size.
+
+    `logit_softcap` is the softcap of the logits where the config names none.
+    """
+    shared = common(fields, tied=True)
     return ModelConfig(
-        **given,
+        **shared,
         blocks=tuple(blocks),
-        embedding_scale=given["hidden_size"] ** 0.5,
-        logit_softcap=cap(fields, "final_logit_softcapping", logit_softcap),
+        embedding_scale=shared["hidden_size"] ** 0.5,
+        logit_softcap=read_softcap(fields, "final_logit_softcapping", logit_softcap),
     )

@@ -1,6 +1,6 @@
 """Gemma 3n: alternating updates of several hidden states, sparse gates, and layers that share keys and values.
 
-It is planned only.
+The family is planned only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from model.config.reading import (
     activation,
     attention,
     biases,
-    common,
     full_in_every,
     layer_count,
     norms,
@@ -22,8 +21,8 @@ from model.config.reading import (
     windows,
 )
 from model.families import dense
-from model.families.gemma import cap
-from model.families.gemma4 import NAMED_INPUTS, with_owners
+from model.families.gemma import build_config
+from model.families.gemma4 import PER_LAYER_NAMES, share_caches
 from model.layers.shard import WHOLE, Shape
 from model.layers.uncomputed import Uncomputed
 from model.layers.weight import Tensor, Weight
@@ -33,26 +32,26 @@ _UPDATES = "alternating updates of several hidden states"
 
 
 def compose(config: ModelConfig) -> Network:
-    """The layers with the tensor names of Hugging Face's Gemma 3n; the updates beside them are weights only."""
-    network, hidden = dense.compose(config, NAMED_INPUTS), config.hidden_size
+    """Build the network, in which the alternating updates are weights that no layer computes."""
+    network, hidden = dense.compose(config, PER_LAYER_NAMES), config.hidden_size
     (first,), *blocks, last = network.sections
     streams = config.blocks[0].streams
     assert streams is not None
-    turns = (
+    projections = (
         _weight(f"model.altup_{name}.{number}.weight", (hidden, hidden), "projections")
         for name in ("projections", "unembed_projections")
         for number in range(streams.count - 1)
     )
     embedding = (replace(weight, component=weight.component or first.component) for weight in first.weights)
-    beside = (
-        (*layers, _updates(f"{NAMED_INPUTS.layer}.{number}", streams, hidden))
+    updated = (
+        (*layers, _build_updates(f"{PER_LAYER_NAMES.layer}.{number}", streams, hidden))
         for number, layers in enumerate(blocks)
     )
-    return replace(network, sections=((Uncomputed(_UPDATES, (*embedding, *turns)),), *beside, last))
+    return replace(network, sections=((Uncomputed(_UPDATES, (*embedding, *projections)),), *updated, last))
 
 
-def _updates(tensor: str, streams: Streams, hidden: int) -> Uncomputed:
-    """What a block predicts and corrects its hidden states with, and the product beside its attention."""
+def _build_updates(tensor: str, streams: Streams, hidden: int) -> Uncomputed:
+    """Return a block's weights for prediction and correction of hidden states, and its low-rank product (LAuReL)."""
     count, rank = streams.count, streams.rank
     matrices = {
         "altup.correction_coefs": (count, count),
@@ -72,12 +71,15 @@ def _updates(tensor: str, streams: Streams, hidden: int) -> Uncomputed:
 
 
 def _weight(tensor: str, shape: Shape, component: str) -> Weight:
-    """A whole tensor on every rank."""
+    """Return a weight that every rank holds completely."""
     return Weight(tensor, (Tensor(tensor, shape, WHOLE),), component=component)
 
 
-def gemma3n_text(fields: Fields) -> ModelConfig:
-    """Every fifth layer sees all positions unless `layer_types` says another; positions are not read."""
+def read_gemma3n_text(fields: Fields) -> ModelConfig:
+    """Read a config with a window in all but every fifth layer, or in the sliding layers of `layer_types`.
+
+    Rotary positions are not read.
+    """
     count, window = layer_count(fields), window_of(fields, 512)
     base: GroupedAttention = attention(
         fields,
@@ -88,44 +90,55 @@ def gemma3n_text(fields: Fields) -> ModelConfig:
         value_norm=True,
         **biases(fields),
     )
-    seen = windows(fields, full_in_every(5, count, window), window)
-    mixers = with_owners(fields, [replace(base, window=own) for own in seen], default=15)
+    layer_windows = windows(fields, full_in_every(5, count, window), window)
+    mixers = share_caches(fields, [replace(base, window=window) for window in layer_windows], default=15)
     gate = activation(fields, "hidden_activation", "gelu_pytorch_tanh")
-    added = PerLayerInput(
+    per_layer_input = PerLayerInput(
         fields.count("vocab_size_per_layer_input", default=262_144),
         fields.count("hidden_size_per_layer_input", default=256),
         gate,
     )
     streams = Streams(fields.count("altup_num_inputs", default=4), fields.count("laurel_rank", default=64))
     blocks = (
-        Block(mixer, Mlp(width, gate, sparse=sparse), norms(fields, after=True), added, streams=streams)
-        for mixer, width, sparse in zip(mixers, _widths(fields, count), _sparse(fields, count))
+        Block(
+            mixer,
+            Mlp(width, gate, sparse=sparsity > 0),
+            norms(fields, after=True),
+            per_layer_input,
+            streams=streams,
+        )
+        for mixer, width, sparsity in zip(
+            mixers, _read_widths(fields, count), _read_sparsities(fields, count)
+        )
     )
-    given = common(fields, tied=True)
-    return ModelConfig(
-        **given,
-        blocks=tuple(blocks),
-        embedding_scale=given["hidden_size"] ** 0.5,
-        logit_softcap=cap(fields, "final_logit_softcapping", 30.0),
-    )
+    return build_config(fields, blocks, 30.0)
 
 
-def _widths(fields: Fields, count: int) -> list[int]:
-    """The width of every MLP: one number for all, or one for each."""
-    given = fields.get("intermediate_size", None)
-    if not isinstance(given, list):
+def _read_widths(fields: Fields, count: int) -> list[int]:
+    """Read the width of the MLP of each of `count` layers; `intermediate_size` is a number or a list of them.
+
+    Raises:
+        ModelError: The field is neither, or the list has another length.
+    """
+    widths = fields.get("intermediate_size", None)
+    if not isinstance(widths, list):
         return [fields.count("intermediate_size")] * count
-    if len(given) != count or not all(type(each) is int and 0 < each < 2**31 for each in given):
+    if len(widths) != count or not all(type(width) is int and 0 < width < 2**31 for width in widths):
         raise fields.error("intermediate_size", f"not a list of {count} positive whole numbers")
-    return given
+    return widths
 
 
-def _sparse(fields: Fields, count: int) -> list[bool]:
-    """Whether only the largest gates of a layer pass; without the field those of the first ten of more layers."""
-    given = fields.get(
-        "activation_sparsity_pattern", [0.95] * 10 + [0.0] * (count - 10) if count > 10 else 0.0
-    )
-    shares = given if isinstance(given, list) else [given] * count
-    if len(shares) != count or not all(type(each) in (int, float) and 0 <= each < 1 for each in shares):
+def _read_sparsities(fields: Fields, count: int) -> list[float]:
+    """Read the share of gates that each of `count` layers sets to zero, a number or a list of numbers.
+
+    Without the field the first ten layers have sparse gates, if the model has more than ten layers.
+
+    Raises:
+        ModelError: The list has another length, or a share is not in the range from 0 to below 1.
+    """
+    default = [0.95] * 10 + [0.0] * (count - 10) if count > 10 else 0.0
+    pattern = fields.get("activation_sparsity_pattern", default)
+    shares = pattern if isinstance(pattern, list) else [pattern] * count
+    if len(shares) != count or not all(type(share) in (int, float) and 0 <= share < 1 for share in shares):
         raise fields.error("activation_sparsity_pattern", f"not a list of {count} numbers from 0 to 1")
-    return [each > 0 for each in shares]
+    return shares

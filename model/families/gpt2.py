@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, LayerNorm, biases everywhere, a plain MLP; projections are stored [in, out]."""
+"""GPT-2: learned positions, LayerNorm, biases everywhere, an MLP without a gate; projections stored as [in, out]."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from model.config.fields import Fields
 from model.config.mixers import GroupedAttention
 from model.config.parts import Block, Mlp, ModelConfig, Norms
 from model.config.reading import MOST_HEADS, activation, dtype, layer_count
-from model.families import dense, names
-from model.network import Network
+from model.families import names
 
-_NAMES = names.Names(
+NAMES = names.Names(
     table="transformer.wte",
     positions="transformer.wpe",
     last_norm="transformer.ln_f",
@@ -26,13 +25,13 @@ _NAMES = names.Names(
 )
 
 
-def gpt2(fields: Fields) -> ModelConfig:
-    """Equal blocks."""
+def read_gpt2(fields: Fields) -> ModelConfig:
+    """Read a config of equal blocks."""
     hidden, heads = fields.count("n_embd"), fields.count("n_head", most=MOST_HEADS)
     if hidden % heads:
         raise fields.error("n_embd", f"{hidden} is not a multiple of n_head, {heads}")
-    for name, usual in (("scale_attn_by_inverse_layer_idx", False), ("add_cross_attention", False)):
-        if fields.flag(name, default=usual) is not usual:
+    for name in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
+        if fields.flag(name):
             fields.unsupported(name, "true; no layer computes that")
     head_dim = hidden // heads
     if head_dim % 2:
@@ -60,8 +59,3 @@ def gpt2(fields: Fields) -> ModelConfig:
         learned_positions=positions,
         dtype=dtype(fields),
     )
-
-
-def compose(config: ModelConfig) -> Network:
-    """The layers with the tensor names of Hugging Face's GPT-2."""
-    return dense.compose(config, _NAMES)

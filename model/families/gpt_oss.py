@@ -1,29 +1,25 @@
-"""gpt-oss: biases everywhere, a sink per head, experts in every layer, windows in every second layer."""
+"""gpt-oss: biases everywhere, a sink per head, experts in every layer, a window in every second layer."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from model.config.fields import Fields
-from model.config.parts import SWIGLU_ALPHA, SWIGLU_LIMIT, SWIGLU_OAI, Block, Experts, ModelConfig
+from model.config.parts import SWIGLU_ALPHA, SWIGLU_LIMIT, SWIGLU_OAI, Experts, ModelConfig
 from model.config.reading import (
     attention,
     biases,
     chosen_experts,
-    common,
     full_in_every,
     layer_count,
     norms,
     windows,
 )
 from model.families import dense, names
-from model.network import Network
 
-_NAMES = names.Names(experts=names.StackedExpertNames())
+NAMES = names.Names(experts=names.StackedExpertNames())
 
 
-def gpt_oss(fields: Fields) -> ModelConfig:
-    """Blocks that differ in their windows."""
+def read_gpt_oss(fields: Fields) -> ModelConfig:
+    """Read a config of blocks that differ in their windows."""
     for name, known in (("swiglu_limit", SWIGLU_LIMIT), ("swiglu_alpha", SWIGLU_ALPHA)):
         number = fields.number(name, default=known)
         if number != known:
@@ -39,13 +35,5 @@ def gpt_oss(fields: Fields) -> ModelConfig:
         activation=SWIGLU_OAI,
     )
     window = fields.count("sliding_window")
-    each = windows(fields, full_in_every(2, layer_count(fields), window), window)
-    return ModelConfig(
-        **common(fields),
-        blocks=tuple(Block(replace(mixer, window=own), routed, norms(fields, default=1e-5)) for own in each),
-    )
-
-
-def compose(config: ModelConfig) -> Network:
-    """The layers with the tensor names of Hugging Face's gpt-oss."""
-    return dense.compose(config, _NAMES)
+    layer_windows = windows(fields, full_in_every(2, layer_count(fields), window), window)
+    return dense.read_blocks(fields, mixer, routed, norms(fields, default=1e-5), layer_windows)

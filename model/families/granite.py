@@ -1,7 +1,7 @@
-"""Granite: a Llama that multiplies embeddings, scores, what every layer adds to the residual stream, and logits.
+"""Granite: a Llama with factors of embeddings, scores, layer outputs and logits.
 
-With m the multiplier of the residual stream x, x / m is what the layers here carry: they then add their results as
-they are. RMSNorm of x / m is that of x if its eps is divided by m squared. So m is a factor of the embeddings alone.
+Granite multiplies every layer output by m before it is added to the residual stream x. The layers here carry x / m
+instead and add their outputs unscaled. RMSNorm(x / m) equals RMSNorm(x) if its epsilon is divided by m squared.
 """
 
 from __future__ import annotations
@@ -10,25 +10,27 @@ from dataclasses import replace
 
 from model.config.fields import Fields
 from model.config.parts import ModelConfig
-from model.config.reading import attention, biases, gated_mlp
-from model.families.dense import compose as compose
-from model.families.dense import equal_blocks
+from model.config.reading import attention, biases, gated_mlp, norms
+from model.families.dense import read_blocks
 
-_LEAST = 2.0**-63
-"""Its square is the least normal number of float32."""
+_MIN_MULTIPLIER = 2.0**-63
+"""Smallest residual multiplier; the square of a smaller one is no normal float32 number."""
 
 
-def granite(fields: Fields) -> ModelConfig:
-    """Equal blocks."""
+def read_granite(fields: Fields) -> ModelConfig:
+    """Read a config of equal blocks.
+
+    Raises:
+        ModelError: The residual multiplier is outside 2^-63 to 2^63.
+    """
     residual = fields.number("residual_multiplier", default=1.0)
-    if not _LEAST <= residual <= 1 / _LEAST:
+    if not _MIN_MULTIPLIER <= residual <= 1 / _MIN_MULTIPLIER:
         raise fields.error("residual_multiplier", f"{residual}; float32 does not hold its square")
     mixer = attention(fields, scale=fields.number("attention_multiplier", default=1.0), **biases(fields))
-    config = equal_blocks(fields, mixer, gated_mlp(fields, bias=True))
-    norms = replace(config.blocks[0].norms, eps=config.blocks[0].norms.eps / residual**2)
+    block_norms = norms(fields)
+    scaled_norms = replace(block_norms, eps=block_norms.eps / residual**2)
     return replace(
-        config,
-        blocks=tuple(replace(block, norms=norms) for block in config.blocks),
+        read_blocks(fields, mixer, gated_mlp(fields, bias=True), scaled_norms),
         embedding_scale=fields.number("embedding_multiplier", default=1.0) / residual,
         logit_scale=1 / fields.number("logits_scaling", default=1.0),
     )

@@ -1,8 +1,8 @@
-"""Mamba: state-space layers, whose state has one size however long the sequence is."""
+"""Mamba: state-space layers, whose state has the same size for sequences of any length."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 from model.config.fields import Fields
 from model.config.mixers import StateSpace
@@ -20,15 +20,15 @@ from model.layers.state_space import ScanTensors, SelectiveStateSpace
 from model.network import Network
 
 
-def mamba(fields: Fields) -> ModelConfig:
-    """A projection in, a short convolution, the selective scan and a projection out, in every layer."""
+def read_mamba(fields: Fields) -> ModelConfig:
+    """Read a config of equal layers: an input projection, a convolution, the selective scan, an output projection."""
     hidden = fields.count("hidden_size")
-    automatic = fields.get("time_step_rank", "auto") == "auto"
+    is_automatic = fields.get("time_step_rank", "auto") == "auto"
     mixer = StateSpace(
         inner=fields.count("intermediate_size", default=fields.count("expand", default=2) * hidden),
         state=fields.count("state_size", default=16),
         convolution=fields.count("conv_kernel", default=4),
-        step_rank=-(-hidden // 16) if automatic else fields.count("time_step_rank"),
+        step_rank=-(-hidden // 16) if is_automatic else fields.count("time_step_rank"),
         bias=fields.flag("use_bias"),
         convolution_bias=fields.flag("use_conv_bias", default=True),
     )
@@ -41,20 +41,20 @@ def mamba(fields: Fields) -> ModelConfig:
 
 
 def check_activation(fields: Fields) -> None:
-    """Note a config whose convolution is activated by another function than silu."""
-    named = fields.get("hidden_act", "silu")
-    if named not in ("silu", "swish"):
-        fields.unsupported("hidden_act", f"{named!r:.60}; a state-space layer is computed with silu")
+    """Note a convolution with another activation than silu as unsupported."""
+    function = fields.get("hidden_act", "silu")
+    if function not in ("silu", "swish"):
+        fields.unsupported("hidden_act", f"{function!r:.60}; a state-space layer is computed with silu")
 
 
-def around(config: ModelConfig, blocks: Sequence[Layer]) -> Network:
-    """The layers with what stands around them."""
+def build_network(config: ModelConfig, build_mixer: Callable[[ModelConfig, int], Layer]) -> Network:
+    """Return the network whose blocks `build_mixer` builds from the config and the number of the block."""
     hidden, vocabulary, eps = config.hidden_size, config.vocab_size, config.blocks[0].norms.eps
     table, head, tied = "backbone.embeddings.weight", "lm_head.weight", config.tie_word_embeddings
     last = Norm("head.norm", "backbone.norm_f.weight", hidden, eps)
     return token_network(
         Embedding("embedding", table, vocabulary, hidden, 1.0, None),
-        tuple((each,) for each in blocks),
+        tuple((build_mixer(config, number),) for number in range(len(config.blocks))),
         Head("head", table if tied else head, vocabulary, hidden, last, 1.0, None),
         unread=(head,) if tied else (),
         bare_prefix="backbone.",
@@ -62,43 +62,33 @@ def around(config: ModelConfig, blocks: Sequence[Layer]) -> Network:
 
 
 def compose(config: ModelConfig) -> Network:
-    """The layers, with the tensors of a checkpoint."""
-    return around(config, tuple(_mixer(config, number) for number in range(len(config.blocks))))
+    """Build the network and name the tensors of its checkpoint."""
+    return build_network(config, _build_mixer)
 
 
-def _mixer(config: ModelConfig, number: int) -> SelectiveStateSpace:
+def _build_mixer(config: ModelConfig, number: int) -> SelectiveStateSpace:
     block, hidden = config.blocks[number], config.hidden_size
     mixer = block.mixer
     assert isinstance(mixer, StateSpace)
     name, layer = f"layers.{number}.mixer", f"backbone.layers.{number}"
-    tensor = f"{layer}.mixer"
-    halves = tuple(
-        Projection(
-            f"{tensor}.in_proj.weight",
-            mixer.inner,
-            hidden,
-            f"{tensor}.in_proj.bias" if mixer.bias else None,
-            first,
-            2 * mixer.inner,
-        )
-        for first in (0, mixer.inner)
-    )
+    tensor, inner = f"{layer}.mixer", mixer.inner
+    bias = f"{tensor}.in_proj.bias" if mixer.bias else None
     return SelectiveStateSpace(
         name,
         hidden,
         Norm(f"{name}.norm", f"{layer}.norm.weight", hidden, block.norms.eps),
-        halves,
+        Projection(f"{tensor}.in_proj.weight", 2 * inner, hidden, bias).split((inner, inner)),
         Convolution(
             f"{name}.convolution",
             f"{tensor}.conv1d",
             mixer.convolution,
-            ((mixer.inner, COLUMN_PARALLEL),),
+            ((inner, COLUMN_PARALLEL),),
             mixer.convolution_bias,
         ),
-        output_projection(tensor, hidden, mixer.inner, mixer.bias),
+        output_projection(tensor, hidden, inner, mixer.bias),
         mixer,
-        Projection(f"{tensor}.x_proj.weight", mixer.step_rank + 2 * mixer.state, mixer.inner),
-        Projection(f"{tensor}.dt_proj.weight", mixer.inner, mixer.step_rank, f"{tensor}.dt_proj.bias"),
+        Projection(f"{tensor}.x_proj.weight", mixer.step_rank + 2 * mixer.state, inner),
+        Projection(f"{tensor}.dt_proj.weight", inner, mixer.step_rank, f"{tensor}.dt_proj.bias"),
         ScanTensors(f"{tensor}.A_log", f"{tensor}.D"),
     )
 

@@ -1,4 +1,4 @@
-"""Mamba-2: state-space layers of heads, each with one decay."""
+"""Mamba-2: state-space layers whose heads have one decay each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from model.config.fields import Fields
 from model.config.mixers import StateSpaceHeads
 from model.config.parts import Block, ModelConfig
 from model.config.reading import MOST_HEADS, common, layer_count, norms
-from model.families.mamba import around, check_activation, output_projection
+from model.families.mamba import build_network, check_activation, output_projection
 from model.layers.norm import Norm
 from model.layers.projection import Projection
 from model.layers.recurrent import Convolution
@@ -19,8 +19,12 @@ from model.network import Network
 _INFINITE = {"__float__": "Infinity"}
 
 
-def mamba2(fields: Fields) -> ModelConfig:
-    """One projection in, a short convolution, the scan of heads, a norm and a projection out, in every layer."""
+def read_mamba2(fields: Fields) -> ModelConfig:
+    """Read a config of equal layers: an input projection, a convolution, the scan, a norm, an output projection.
+
+    Raises:
+        ModelError: Heads do not divide into groups, or do not make up the expanded width.
+    """
     hidden = fields.count("hidden_size")
     heads = fields.count("num_heads", default=128, most=MOST_HEADS)
     groups, size = fields.count("n_groups", default=8), fields.count("head_dim", default=64)
@@ -28,7 +32,7 @@ def mamba2(fields: Fields) -> ModelConfig:
         raise fields.error("n_groups", f"{groups} does not divide num_heads, {heads}")
     if heads * size != fields.count("expand", default=2) * hidden:
         raise fields.error("head_dim", f"{heads} heads of {size} are not expand times hidden_size, {hidden}")
-    least, most = _limits(fields)
+    min_step, max_step = _read_step_limits(fields)
     mixer = StateSpaceHeads(
         heads,
         size,
@@ -37,32 +41,38 @@ def mamba2(fields: Fields) -> ModelConfig:
         convolution=fields.count("conv_kernel", default=4),
         bias=fields.flag("use_bias"),
         convolution_bias=fields.flag("use_conv_bias", default=True),
-        least_step=least,
-        most_step=most,
+        least_step=min_step,
+        most_step=max_step,
     )
     check_activation(fields)
     block = Block(mixer, None, norms(fields, "layer_norm_epsilon", 1e-5))
     return ModelConfig(**common(fields, limited=False), blocks=(block,) * layer_count(fields))
 
 
-def _limits(fields: Fields) -> tuple[float, float | None]:
-    """The least and the most of a time step; no most where that is infinite, as transformers 5 writes it or as JSON."""
-    given = fields.get("time_step_limit", [0.0, _INFINITE])
-    numbers = [inf if each == _INFINITE else each for each in given] if isinstance(given, list) else []
-    if len(numbers) != 2 or any(type(each) not in (int, float) for each in numbers):
-        raise fields.error("time_step_limit", f"{given!r:.60} is not a list of two numbers")
-    least, most = map(float, numbers)
-    if not 0 <= least <= most or isinf(least):
-        raise fields.error("time_step_limit", f"{given!r:.60} is not two numbers from 0 on in order")
-    return least, None if isinf(most) else most
+def _read_step_limits(fields: Fields) -> tuple[float, float | None]:
+    """Read the smallest and the largest time step; the largest is None if it is infinite.
+
+    Infinity is the JSON extension `Infinity` or the object that transformers 5 writes.
+
+    Raises:
+        ModelError: `time_step_limit` is not a list of two numbers in order, the first finite and at least 0.
+    """
+    limits = fields.get("time_step_limit", [0.0, _INFINITE])
+    numbers = [inf if limit == _INFINITE else limit for limit in limits] if isinstance(limits, list) else []
+    if len(numbers) != 2 or any(type(number) not in (int, float) for number in numbers):
+        raise fields.error("time_step_limit", f"{limits!r:.60} is not a list of two numbers")
+    smallest, largest = map(float, numbers)
+    if not 0 <= smallest <= largest or isinf(smallest):
+        raise fields.error("time_step_limit", f"{limits!r:.60} is not two numbers from 0 on in order")
+    return smallest, None if isinf(largest) else largest
 
 
 def compose(config: ModelConfig) -> Network:
-    """The layers, with the tensors of a checkpoint."""
-    return around(config, tuple(_mixer(config, number) for number in range(len(config.blocks))))
+    """Build the network and name the tensors of its checkpoint."""
+    return build_network(config, _build_mixer)
 
 
-def _mixer(config: ModelConfig, number: int) -> ScannedHeads:
+def _build_mixer(config: ModelConfig, number: int) -> ScannedHeads:
     block, hidden = config.blocks[number], config.hidden_size
     mixer = block.mixer
     assert isinstance(mixer, StateSpaceHeads)
@@ -70,15 +80,11 @@ def _mixer(config: ModelConfig, number: int) -> ScannedHeads:
     tensor = f"{layer}.mixer"
     sizes = (mixer.inner, mixer.inner, mixer.shared, mixer.shared, mixer.heads)
     bias = f"{tensor}.in_proj.bias" if mixer.bias else None
-    inputs = tuple(
-        Projection(f"{tensor}.in_proj.weight", size, hidden, bias, sum(sizes[:index]), sum(sizes))
-        for index, size in enumerate(sizes)
-    )
     return ScannedHeads(
         name,
         hidden,
         Norm(f"{name}.norm", f"{layer}.norm.weight", hidden, block.norms.eps),
-        inputs,
+        Projection(f"{tensor}.in_proj.weight", sum(sizes), hidden, bias).split(sizes),
         Convolution(
             f"{name}.convolution",
             f"{tensor}.conv1d",

@@ -1,29 +1,23 @@
-"""Mistral and Ministral: Llamas whose tokens may see a window of positions, Ministral's in some of its layers."""
+"""Mistral and Ministral: Llamas with a sliding window, in all layers or in those that `layer_types` names."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from model.config.fields import Fields
-from model.config.parts import Block, ModelConfig
-from model.config.reading import attention, common, gated_mlp, layer_count, norms, window_of, windows
-from model.families.dense import compose as compose
-from model.families.dense import equal_blocks
+from model.config.parts import ModelConfig
+from model.config.reading import attention, layer_count, window_of, windows
+from model.families.dense import read_blocks
 
 _WINDOW = 4096
-"""Where a config has no such field, as transformers has it."""
+"""Window of a config without `sliding_window`: the default of transformers."""
 
 
-def mistral(fields: Fields) -> ModelConfig:
-    """Attention within a window in every layer, where the config gives one."""
-    return equal_blocks(fields, attention(fields, window=window_of(fields, _WINDOW)))
+def read_mistral(fields: Fields) -> ModelConfig:
+    """Read a config of equal blocks; `sliding_window` is null in a config without a window."""
+    return read_blocks(fields, attention(fields, window=window_of(fields, _WINDOW)))
 
 
-def ministral(fields: Fields) -> ModelConfig:
-    """Attention within a window in the layers that `layer_types` names, in all where it names none."""
+def read_ministral(fields: Fields) -> ModelConfig:
+    """Read a config with windows in the sliding layers of `layer_types`, or in all layers without that field."""
     mixer, window = attention(fields), window_of(fields, _WINDOW)
-    each = windows(fields, [window] * layer_count(fields), window)
-    mlp, around = gated_mlp(fields), norms(fields)
-    return ModelConfig(
-        **common(fields), blocks=tuple(Block(replace(mixer, window=own), mlp, around) for own in each)
-    )
+    layer_windows = windows(fields, [window] * layer_count(fields), window)
+    return read_blocks(fields, mixer, layer_windows=layer_windows)

@@ -1,20 +1,19 @@
-"""Mixtral: gated experts in every layer, two of eight for a token."""
+"""Mixtral: gated experts in every layer."""
 
 from __future__ import annotations
 
 from model.config.fields import Fields
-from model.config.parts import Block, Experts, ModelConfig
-from model.config.reading import activation, attention, chosen_experts, common, layer_count, norms, window_of
+from model.config.parts import Experts, ModelConfig
+from model.config.reading import activation, attention, chosen_experts, window_of
 from model.families import dense, names
-from model.network import Network
 
-_NAMES = names.Names(
+NAMES = names.Names(
     experts=names.ExpertNames("block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2")
 )
 
 
-def mixtral(fields: Fields) -> ModelConfig:
-    """Equal blocks, within a window where the config gives one."""
+def read_mixtral(fields: Fields) -> ModelConfig:
+    """Read a config of equal blocks, with a window where the config names one."""
     experts = fields.count("num_local_experts")
     routed = Experts(
         experts,
@@ -23,10 +22,4 @@ def mixtral(fields: Fields) -> ModelConfig:
         activation=activation(fields, "hidden_act", "silu"),
     )
     mixer = attention(fields, window=window_of(fields))
-    block = Block(mixer, routed, norms(fields))
-    return ModelConfig(**common(fields), blocks=(block,) * layer_count(fields))
-
-
-def compose(config: ModelConfig) -> Network:
-    """The layers with the tensor names of Hugging Face's Mixtral."""
-    return dense.compose(config, _NAMES)
+    return dense.read_blocks(fields, mixer, routed)

@@ -1,4 +1,4 @@
-"""How the checkpoints of a family call their tensors."""
+"""Tensor names in the checkpoints of a family."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ExpertNames:
-    """The tensors of routed experts in a layer: the router, and under `experts`.<number> those of an expert.
+    """Tensors of a layer's routed experts, stored expert by expert.
 
-    Those of shared experts are one block under `shared`, their gate is `shared_gate`; `choice_bias` stands under the
-    router.
+    router       the router; `choice_bias` is the name of its selection bias under this prefix
+    experts      prefix of the experts: the tensors of one expert begin with `experts`.<number>
+    shared       prefix of the shared experts, which are stored as one expert
+    shared_gate  the projection of the gate of the shared experts
     """
 
     router: str = "mlp.gate"
@@ -25,7 +27,7 @@ class ExpertNames:
 
 @dataclass(frozen=True)
 class LatentNames:
-    """The tensors of latent attention in a layer: projections to and from latents, and the norms of these."""
+    """Tensors of a layer's latent attention: projections to and from the latents, and the norms of the latents."""
 
     query: str = "self_attn.q_proj"
     query_latent: str = "self_attn.q_a_proj"
@@ -38,28 +40,33 @@ class LatentNames:
 
 @dataclass(frozen=True)
 class StackedExpertNames:
-    """The tensors of routed experts in a layer, where one holds those of all, [experts, in, out].
+    """Tensors of a layer's routed experts, stored as stacks [experts, inputs, outputs].
 
-    Outputs of gate and up stand in turn. Biases have `_bias` behind the name.
+    The outputs of gate and up alternate in `gate_up`. The name of a bias is the name of its stack and `_bias`.
     """
 
     router: str = "mlp.router"
     gate_up: str = "mlp.experts.gate_up_proj"
     down: str = "mlp.experts.down_proj"
 
-    def in_layer(self, prefix: str) -> tuple[str, ...]:
-        """All tensors that are stacked, of a layer."""
+    def list_stacks(self, prefix: str) -> tuple[str, ...]:
+        """Return the stacks of the layer whose tensors begin with `prefix`: gate_up, its bias, down, its bias."""
         return tuple(f"{prefix}.{name}{bias}" for name in (self.gate_up, self.down) for bias in ("", "_bias"))
 
 
 @dataclass(frozen=True)
 class Names:
-    """The tensors of a checkpoint: those around the layers, the prefix of a layer, and those of a layer.
+    """Tensors of a checkpoint, without the suffixes `.weight` and `.bias`; "" means that the family has no such tensor.
 
-    Every name gets `.weight` or `.bias` behind it. `qkv` and `gate_up` are fused tensors, which stand for those of
-    their parts. `transposed` projections are [in, out]. `bare` is the prefix that names of a checkpoint may lack.
-    `masks` are buffers of a layer, which follow from the config. `per_layer` are those of the inputs of every layer;
-    `scale` is a number, which has no `.weight` behind its name.
+    Names of tensors inside a layer follow the prefix `layer`.<number>.
+
+    qkv         fused tensor of queries, keys and values, which replaces `query`, `key` and `value`
+    gate_up     fused tensor of gate and up, which replaces `gate` and `up`
+    transposed  whether projections are stored as [inputs, outputs]
+    bare        prefix of all names that a checkpoint may omit
+    masks       buffers of a layer that follow from the config and are not read
+    scale       factor of a layer's output; its name has no suffix
+    per_layer   tensors of the per-layer inputs
     """
 
     table: str = "model.embed_tokens"
@@ -94,7 +101,7 @@ class Names:
 
 @dataclass(frozen=True)
 class PerLayerNames:
-    """The tensors of the inputs of every layer: around the layers `table`, `projection` and `norm`, else of a layer."""
+    """Tensors of the per-layer inputs: `table`, `projection` and `norm` occur once, the others in every layer."""
 
     table: str
     projection: str

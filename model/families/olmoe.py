@@ -1,16 +1,16 @@
-"""OLMoE: experts in every layer, and an RMSNorm on whole queries and keys."""
+"""OLMoE: experts in every layer, one RMSNorm over the heads of queries and one over those of keys."""
 
 from __future__ import annotations
 
 from model.config.fields import Fields
 from model.config.mixers import HeadNorm
-from model.config.parts import Block, Experts, ModelConfig
-from model.config.reading import activation, attention, biases, chosen_experts, common, layer_count, norms
-from model.families.dense import compose as compose
+from model.config.parts import Experts, ModelConfig
+from model.config.reading import activation, attention, biases, chosen_experts, norms
+from model.families.dense import read_blocks
 
 
-def olmoe(fields: Fields) -> ModelConfig:
-    """Equal blocks."""
+def read_olmoe(fields: Fields) -> ModelConfig:
+    """Read a config of equal blocks."""
     if fields.get("clip_qkv", None) is not None:
         fields.unsupported("clip_qkv", "queries, keys and values are not clipped")
     experts = fields.count("num_experts")
@@ -22,5 +22,4 @@ def olmoe(fields: Fields) -> ModelConfig:
         renormalise=fields.flag("norm_topk_prob"),
     )
     mixer = attention(fields, head_norm=HeadNorm.width, **biases(fields))
-    block = Block(mixer, routed, norms(fields, default=1e-5))
-    return ModelConfig(**common(fields), blocks=(block,) * layer_count(fields))
+    return read_blocks(fields, mixer, routed, norms(fields, default=1e-5))

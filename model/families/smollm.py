@@ -1,4 +1,4 @@
-"""SmolLM3: a Llama some of whose layers turn no queries and keys."""
+"""SmolLM3: a Llama with layers that do not rotate queries and keys."""
 
 from __future__ import annotations
 
@@ -16,30 +16,38 @@ from model.config.reading import (
     window_of,
     windows,
 )
-from model.families.dense import compose as compose
 
 _THETA = 2e6
+"""Base of the rotations where the config names none: the default of transformers."""
 
 
-def smollm3(fields: Fields) -> ModelConfig:
-    """`no_rope_layers` marks layers without rotary positions by 0; without that field each fourth layer has none."""
+def read_smollm3(fields: Fields) -> ModelConfig:
+    """Read a config whose `no_rope_layers` has 1 for a layer with rotary positions and 0 for a layer without.
+
+    Without that field every `no_rope_layer_interval`th layer has none.
+
+    Raises:
+        ModelError: `no_rope_layers` is not a list of zeros and ones, at least one for each layer.
+    """
     count = layer_count(fields)
-    turned = fields.get("no_rope_layers", None)
-    if turned is None:
+    rotations = fields.get("no_rope_layers", None)
+    if rotations is None:
         every = fields.count("no_rope_layer_interval", default=4)
-        turned = [int((layer + 1) % every != 0) for layer in range(count)]
-    if not isinstance(turned, list) or len(turned) < count or not all(each in (0, 1) for each in turned):
+        rotations = [int((layer + 1) % every != 0) for layer in range(count)]
+    if (
+        not isinstance(rotations, list)
+        or len(rotations) < count
+        or not all(rotation in (0, 1) for rotation in rotations)
+    ):
         raise fields.error("no_rope_layers", f"not a list of {count} times 0 or 1, one for each layer")
     window = window_of(fields) if fields.flag("use_sliding_window") else None
-    each_window = windows(fields, [None if each else window for each in turned[:count]], window)
+    default = [None if rotation else window for rotation in rotations[:count]]
+    layer_windows = windows(fields, default, window)
     mixer = attention(fields, default_theta=_THETA, **biases(fields))
-    mlp, around = gated_mlp(fields, bias=True), norms(fields)
-    blocks = (
-        Block(
-            replace(mixer, window=own, positions=mixer.positions if rotated else None),
-            mlp,
-            around,
-        )
-        for own, rotated in zip(each_window, turned)
+    mlp, block_norms = gated_mlp(fields, bias=True), norms(fields)
+    mixers = (
+        replace(mixer, window=window, positions=mixer.positions if rotation else None)
+        for window, rotation in zip(layer_windows, rotations)
     )
-    return ModelConfig(**common(fields, tied=True), blocks=tuple(blocks))
+    blocks = tuple(Block(mixer, mlp, block_norms) for mixer in mixers)
+    return ModelConfig(**common(fields, tied=True), blocks=blocks)

@@ -1,4 +1,4 @@
-"""What models are for; a row of the registry names its task."""
+"""Tasks of models; a row of the registry names its task."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ C = TypeVar("C", bound=Config)
 
 @dataclass(frozen=True)
 class Task(Generic[C]):
-    """A task: what a model does, as errors say it, and the record of its configuration.
+    """A task of models.
 
-    A task whose every step has one size names the module of its runner. The module has a function `make_step(config,
-    activations, weights) -> StepShape`, with which `nkw plan` and `nkw bundle` take models of the task.
+    does    predicate of a sentence about a model, for error messages
+    record  class of the configuration
+    runner  module of the runner, for a task whose steps all have one size. It has a function `make_step(config,
+            activations, weights) -> StepShape`, which `nkw plan` and `nkw bundle` call
     """
 
     does: str

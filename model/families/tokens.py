@@ -1,4 +1,4 @@
-"""The network of a decoder: an embedding of tokens, blocks, and a head, with the inputs of token steps."""
+"""Network of a decoder: an embedding of tokens, blocks and a head, with the inputs of token steps."""
 
 from __future__ import annotations
 
@@ -24,8 +24,12 @@ def token_network(
 ) -> Network:
     """Return the network of a decoder.
 
-    Layers with one of the `windows` may have pages of their own, and so arrays of their own in a step. `checkpoint` are
-    fields of `Network` about the names of tensors.
+    Args:
+        embedding: The first layer, which turns token ids into hidden states.
+        blocks: The layers of every block.
+        head: The last layer, which computes logits.
+        windows: Window sizes of the layers; the page arrays of a step exist once more for every window.
+        **checkpoint: Fields of `Network` about tensor names and other networks.
     """
     window_arrays = (f"{name}.{window}" for name in GROUP_ARRAYS for window in windows)
     inputs = [

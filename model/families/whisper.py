@@ -1,4 +1,4 @@
-"""Whisper: an encoder of speech that runs once for a window, and a decoder that attends to what it left behind."""
+"""Whisper: an encoder that runs once per window of speech, and a decoder that attends to the encoder's states."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from model.layers.speech import SpeechInput
 from model.network import Input, Network, Section
 
 _EPS = 1e-5
-"""Of every LayerNorm: torch's default, which no field changes."""
+"""Epsilon of every LayerNorm: the default of torch, which no field of config.json changes."""
 
 _DECODER = dense.Names(
     table="model.decoder.embed_tokens",
@@ -36,18 +36,22 @@ _DECODER = dense.Names(
 _ENCODER = "model.encoder"
 
 
-def whisper(fields: Fields) -> ModelConfig:
-    """Equal blocks of the encoder, and of the decoder, which attend to the encoder's positions besides."""
+def read_whisper(fields: Fields) -> ModelConfig:
+    """Read a config of equal encoder blocks and equal decoder blocks; decoder blocks also attend to the encoder.
+
+    Raises:
+        ModelError: A field is missing or has the wrong type, or heads do not divide the hidden size.
+    """
     width, heads = fields.count("d_model"), fields.count("decoder_attention_heads", most=MOST_HEADS)
     if width % heads:
         raise fields.error("d_model", f"{width} is not a multiple of decoder_attention_heads, {heads}")
     if width // heads % 2:
         fields.unsupported("d_model", f"heads of {width // heads}; the kernels of attention take even sizes")
-    of_encoder = fields.count("encoder_attention_heads", most=MOST_HEADS, default=heads)
-    if of_encoder != heads:
+    encoder_heads = fields.count("encoder_attention_heads", most=MOST_HEADS, default=heads)
+    if encoder_heads != heads:
         fields.unsupported(
             "encoder_attention_heads",
-            f"{of_encoder}; ranks divide as many as decoder_attention_heads, {heads}",
+            f"{encoder_heads}; ranks divide as many as decoder_attention_heads, {heads}",
         )
     if fields.flag("scale_embedding", default=False):
         fields.unsupported("scale_embedding", "true; no layer computes that")
@@ -61,11 +65,15 @@ def whisper(fields: Fields) -> ModelConfig:
         output_bias=True,
         cross_positions=sources,
     )
-    function = activation(fields, "activation_function", "gelu")
-    mlp = Mlp(fields.count("decoder_ffn_dim"), function, bias=True, gated=False)
+    mlp = Mlp(
+        fields.count("decoder_ffn_dim"),
+        activation(fields, "activation_function", "gelu"),
+        bias=True,
+        gated=False,
+    )
     norms = Norms(_EPS, bias=True)
     layers, inner = layer_count(fields, "encoder_layers"), fields.count("encoder_ffn_dim")
-    listening = replace(mixer, cross_positions=0, causal=False)
+    encoder_mixer = replace(mixer, cross_positions=0, causal=False)
     return ModelConfig(
         vocab_size=fields.count("vocab_size"),
         hidden_size=width,
@@ -78,84 +86,81 @@ def whisper(fields: Fields) -> ModelConfig:
             "encoder",
             positions=sources,
             mel_bins=fields.count("num_mel_bins"),
-            blocks=(Block(listening, replace(mlp, width=inner), norms),) * layers,
+            blocks=(Block(encoder_mixer, replace(mlp, width=inner), norms),) * layers,
         ),
     )
 
 
 def compose(config: ModelConfig) -> Network:
-    """The layers with the tensor names of Hugging Face's Whisper."""
+    """Build the decoder with its encoder and name the tensors of the checkpoint."""
     decoder = dense.compose(config, _DECODER)
     assert isinstance(config.encoder, SpeechEncoder)
-    blocks, crosses = [], []
-    for number, (attention, mlp) in enumerate(decoder.blocks):
-        crosses.append(_cross(config, number))
-        blocks.append((attention, crosses[-1], mlp))
+    crosses = tuple(_build_cross_attention(config, number) for number in range(len(config.blocks)))
+    blocks = ((attention, cross, mlp) for (attention, mlp), cross in zip(decoder.blocks, crosses))
     return replace(
         decoder,
         sections=(decoder.sections[0], *blocks, decoder.sections[-1]),
-        before={"encoder": _encoder(config, config.encoder, tuple(crosses))},
+        before={"encoder": _build_encoder(config.hidden_size, config.encoder, crosses)},
         bare_prefix="model.",
     )
 
 
-def _cross(config: ModelConfig, number: int) -> CrossAttention:
-    """The attention of a decoder's layer to the encoder."""
+def _build_cross_attention(config: ModelConfig, number: int) -> CrossAttention:
+    """Return the attention of decoder block `number` to the encoder."""
     mixer, tensor = config.blocks[number].mixer, f"{_DECODER.layer}.{number}.encoder_attn"
     assert isinstance(mixer, GroupedAttention)
-    own = _projections(config.hidden_size, tensor)
-    norm = _norm(f"layers.{number}.cross.norm", f"{tensor}_layer_norm", config.hidden_size)
-    return CrossAttention(f"layers.{number}.cross", config.hidden_size, mixer, norm, own)
+    projections = _build_projections(config.hidden_size, tensor)
+    norm = _build_norm(f"layers.{number}.cross.norm", f"{tensor}_layer_norm", config.hidden_size)
+    return CrossAttention(f"layers.{number}.cross", config.hidden_size, mixer, norm, projections)
 
 
-def _encoder(config: ModelConfig, encoder: SpeechEncoder, crosses: tuple[CrossAttention, ...]) -> Network:
-    hidden = config.hidden_size
+def _build_encoder(hidden: int, encoder: SpeechEncoder, crosses: tuple[CrossAttention, ...]) -> Network:
     names = (f"{_ENCODER}.conv1", f"{_ENCODER}.conv2")
     table = f"{_ENCODER}.embed_positions.weight"
-    start = SpeechInput("encoder.input", encoder.mel_bins, hidden, encoder.positions, names, table)
-    last = _norm("encoder.norm", f"{_ENCODER}.layer_norm", hidden)
-    blocks = (_encoder_block(hidden, block, number) for number, block in enumerate(encoder.blocks))
-    sections = ((start,), *blocks, (EncodedHeads(last, crosses),))
+    first = SpeechInput("encoder.input", encoder.mel_bins, hidden, encoder.positions, names, table)
+    last = _build_norm("encoder.norm", f"{_ENCODER}.layer_norm", hidden)
+    blocks = (_build_encoder_block(hidden, block, number) for number, block in enumerate(encoder.blocks))
+    sections = ((first,), *blocks, (EncodedHeads(last, crosses),))
     return Network(sections, {"features": Input("features", dtype=None)}, (), window=encoder.positions)
 
 
-def _encoder_block(hidden: int, block: Block, number: int) -> Section:
-    """Attention of all positions with all, and the MLP."""
+def _build_encoder_block(hidden: int, block: Block, number: int) -> Section:
+    """Return attention, in which every position attends to all positions, and the MLP."""
     name, tensor = f"encoder.{number}", f"{_ENCODER}.layers.{number}"
     assert isinstance(block.mixer, GroupedAttention) and isinstance(block.mlp, Mlp)
-    own = _projections(hidden, f"{tensor}.self_attn")
+    projections = _build_projections(hidden, f"{tensor}.self_attn")
     attention = Attention(
         f"{name}.attention",
         hidden,
         block.mixer,
-        _norm(f"{name}.attention.norm", f"{tensor}.self_attn_layer_norm", hidden),
-        AttentionProjections((own.query, own.key, own.value), own.output),
+        _build_norm(f"{name}.attention.norm", f"{tensor}.self_attn_layer_norm", hidden),
+        AttentionProjections((projections.query, projections.key, projections.value), projections.output),
     )
     mlp = FeedForward(
         f"{name}.mlp",
         hidden,
-        _norm(f"{name}.mlp.norm", f"{tensor}.final_layer_norm", hidden),
+        _build_norm(f"{name}.mlp.norm", f"{tensor}.final_layer_norm", hidden),
         None,
-        _linear(f"{tensor}.fc1", block.mlp.width, hidden),
-        _linear(f"{tensor}.fc2", hidden, block.mlp.width),
+        _build_linear(f"{tensor}.fc1", block.mlp.width, hidden),
+        _build_linear(f"{tensor}.fc2", hidden, block.mlp.width),
         block.mlp.activation,
     )
     return attention, mlp
 
 
-def _projections(hidden: int, tensor: str) -> CrossProjections:
-    """Those of one attention; keys have no bias."""
+def _build_projections(hidden: int, tensor: str) -> CrossProjections:
+    """Return the projections of one attention; the projection of keys has no bias."""
     return CrossProjections(
-        _linear(f"{tensor}.q_proj", hidden, hidden),
+        _build_linear(f"{tensor}.q_proj", hidden, hidden),
         Projection(f"{tensor}.k_proj.weight", hidden, hidden),
-        _linear(f"{tensor}.v_proj", hidden, hidden),
-        _linear(f"{tensor}.out_proj", hidden, hidden),
+        _build_linear(f"{tensor}.v_proj", hidden, hidden),
+        _build_linear(f"{tensor}.out_proj", hidden, hidden),
     )
 
 
-def _linear(tensor: str, outputs: int, inputs: int) -> Projection:
+def _build_linear(tensor: str, outputs: int, inputs: int) -> Projection:
     return Projection(f"{tensor}.weight", outputs, inputs, f"{tensor}.bias")
 
 
-def _norm(name: str, tensor: str, hidden: int) -> Norm:
+def _build_norm(name: str, tensor: str, hidden: int) -> Norm:
     return Norm(name, f"{tensor}.weight", hidden, _EPS, f"{tensor}.bias")

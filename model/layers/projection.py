@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from model.layers.shard import Cut
 from model.layers.weight import Tensor, Zeros
@@ -24,6 +26,19 @@ class Projection:
     tensor_outputs: int = 0
     transposed: bool = False
     every: int = 0
+
+    def split(self, sizes: Sequence[int], groups: int = 1) -> tuple[Projection, ...]:
+        """Return the projections that share this tensor.
+
+        Args:
+            sizes: Outputs of every projection in one group, in the order of the tensor.
+            groups: Equal groups of outputs, such as heads; each has outputs of every projection.
+        """
+        every = self.outputs // groups if groups > 1 else 0
+        return tuple(
+            replace(self, outputs=groups * size, first=first, tensor_outputs=self.outputs, every=every)
+            for size, first in zip(sizes, accumulate(sizes, initial=0))
+        )
 
     def resized(self, outputs: int) -> Projection:
         """The same with another number of outputs, and of those of a tensor that holds others as well."""
