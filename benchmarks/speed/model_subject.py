@@ -98,7 +98,7 @@ def replayed(folder: Path, dtype: str) -> Side:
 
     config = load_config(folder)
     checkpoint = open_checkpoint(folder, config)
-    shards = shard_weights(config, checkpoint, 1, taken=checkpoint.let_go, dtype=dtype)
+    shards = shard_weights(config, checkpoint, 1, after_layer=checkpoint.release, dtype=dtype)
     length = bucket_length(PROMPT_TOKENS + STEPS, config.max_position_embeddings)
     model = KernelModel(config, shards, SimulatedDevice("trn2", 1), length)
     tensors = sum(each.nbytes for each in checkpoint.values())
@@ -144,8 +144,7 @@ def write(name: str, folder: Path) -> None:
     from safetensors.numpy import save_file
 
     from benchmarks.speed.model_shapes import MODELS
-    from model.families import load_config
-    from model.loading.weights import tensor_shapes
+    from model.families import compose, load_config
 
     shape = MODELS[name]
     config = getattr(transformers, f"{shape.family}Config")(
@@ -155,7 +154,7 @@ def write(name: str, folder: Path) -> None:
     config.architectures = [heads.get(shape.family, f"{shape.family}ForCausalLM")]
     config.save_pretrained(folder)
     dtype = np.dtype(ml_dtypes.bfloat16 if shape.weights == "bfloat16" else np.float32)
-    shapes = tensor_shapes(load_config(folder))
+    shapes = compose(load_config(folder)).tensor_shapes()
     save_file(
         {each: _tensor(each, shapes[each], dtype) for each in shapes},
         folder / "model.safetensors",

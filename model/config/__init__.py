@@ -1,4 +1,4 @@
-"""A model as parts, and the fields of config.json that they are read from."""
+"""Model configs: the parts of a model, read from the fields of config.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fields of a JSON object, each checked when it is read."""
+"""Fields of a JSON object. Each access checks the type of the field."""
 
 from __future__ import annotations
 
@@ -8,30 +8,37 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from model.errors import ModelError
-from nkw.files import read_text
+from model.errors import ModelError, read_text_file
 
 _CODE = "NKW-MODEL-CONFIG"
 MOST_COUNT = 2**31 - 1
 """The largest count that is read: ids and positions are int32 in the kernels."""
 MOST_JSON_BYTES = 2**24
-"""Of a JSON file; the largest published one, an index of shards, take 9 MB. Read, it takes up to 20 times as much."""
+"""Most bytes of a JSON file. The largest published index of shards has 9 MB; Python takes up to 20 times as much."""
 
 
 class Fields:
-    """The fields of one JSON object; every access checks the type, and an error names file, field and value.
+    """Fields of one JSON object. Errors name the file, the field and the value.
 
-    `refusals` collects what a config describes and no layer computes, which a plan can do without; see `unsupported`.
+    `refusals` collects what a config describes and no layer computes; a plan can do without it (see `unsupported`).
     """
 
     def __init__(self, path: Path, optional: bool = False) -> None:
+        """Read a JSON file; an `optional` file that is absent has no fields. Raises ModelError as `read_json` does."""
         self._path = path
         self._prefix = ""
         self._values = {} if optional and not os.path.lexists(path) else read_json(path)
         self.refusals: list[str] = []
 
     def table(self, name: str, default: dict[str, Any] | None = None) -> Fields:
-        """The object in field `name`; the default, else an empty one, where the field is absent or null."""
+        """Return the fields of the object in a field.
+
+        Args:
+            default: the object where the field is absent or null; None for an empty one.
+
+        Raises:
+            ModelError: the field is not an object.
+        """
         value = self.get(name, default)
         if value is not None and not isinstance(value, dict):
             raise self.error(name, f"{value!r:.60} is not an object")
@@ -40,33 +47,34 @@ class Fields:
         inner.refusals = self.refusals
         return inner
 
-    def error(self, name: str, what: str) -> ModelError:
-        """The error to raise about field `name`."""
-        return ModelError(f"{self._path}: {self._prefix}{name}: {what}", _CODE)
+    def error(self, name: str, problem: str) -> ModelError:
+        """Return the error to raise about a field: the file, the field's full name, and the problem."""
+        return ModelError(f"{self._path}: {self._prefix}{name}: {problem}", _CODE)
 
-    def unsupported(self, name: str, what: str) -> None:
-        """Note that field `name` asks for what no layer computes."""
-        self.refusals.append(str(self.error(name, what)))
+    def unsupported(self, name: str, problem: str) -> None:
+        """Add a refusal: the field describes a computation that no layer has."""
+        self.refusals.append(str(self.error(name, problem)))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all fields."""
+        """Names of all fields, null ones included."""
         return tuple(self._values)
 
     def __contains__(self, name: str) -> bool:
+        """Return whether a field is present and not null."""
         return self._values.get(name) is not None
 
     def is_null(self, name: str) -> bool:
-        """Whether the field is there and null, which says more than its absence where a family has a default."""
+        """Return whether a field is present and null; families with a default treat null unlike absence."""
         return name in self._values and self._values[name] is None
 
     def get(self, name: str, default: Any) -> Any:
-        """The value as it stands, unchecked; null counts as absent."""
+        """Return the unchecked value of a field; the default where the field is absent or null."""
         value = self._values.get(name)
         return default if value is None else value
 
     def count(self, name: str, default: int | None = None, most: int = MOST_COUNT) -> int:
-        """A positive whole number, at most `most`."""
+        """Return an integer from 1 to `most`. Raises ModelError for anything else, also if absent without default."""
         value = self._required(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self.error(name, f"{value!r:.60} is not a positive whole number")
@@ -75,46 +83,49 @@ class Fields:
         return value
 
     def pair(self, name: str) -> tuple[int, int]:
-        """Two positive whole numbers, each at most the largest count."""
+        """Return a list of two integers from 1 to `MOST_COUNT`. Raises ModelError for anything else."""
         value = self.get(name, None)
-        whole = isinstance(value, list) and all(
-            type(number) is int and 0 < number <= MOST_COUNT for number in value
-        )
-        if not whole or len(value) != 2:
+        numbers = value if isinstance(value, list) else []
+        if len(numbers) != 2 or not all(type(n) is int and 0 < n <= MOST_COUNT for n in numbers):
             raise self.error(name, f"{value!r:.60} is not two positive whole numbers")
-        return value[0], value[1]
+        return numbers[0], numbers[1]
 
     def number(self, name: str, default: float | None = None, positive: bool = True) -> float:
-        """A finite number, greater than 0 unless `positive` is False."""
+        """Return a finite number, above 0 where `positive`.
+
+        Raises:
+            ModelError: the field is anything else, or absent without a default.
+        """
         value = self._required(name, default)
-        good = (
-            isinstance(value, (int, float))
-            and not isinstance(value, bool)
-            and abs(value) <= sys.float_info.max
-        )
-        if not good or (positive and value <= 0):
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not abs(value) <= sys.float_info.max or (positive and value <= 0):
             raise self.error(name, f"{value!r:.60} is not a {'positive' if positive else 'finite'} number")
         return float(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """true or false."""
+        """Return true or false. Raises ModelError for anything else."""
         value = self._required(name, default)
         if not isinstance(value, bool):
             raise self.error(name, f"{value!r:.60} is neither true nor false")
         return value
 
     def token_ids(self, name: str, vocabulary: int) -> tuple[int, ...]:
-        """One token id or a list of them, each inside the vocabulary; empty where absent."""
+        """Return the token ids of a field that has one id or a list of them; none where the field is absent.
+
+        Raises:
+            ModelError: an id is not an integer, or not below `vocabulary`.
+        """
         value = self.get(name, [])
         ids = value if isinstance(value, list) else [value]
-        for each in ids:
-            if isinstance(each, bool) or not isinstance(each, int):
+        for token_id in ids:
+            if isinstance(token_id, bool) or not isinstance(token_id, int):
                 raise self.error(name, f"{value!r:.60} is neither a token id nor a list of them")
-            if not 0 <= each < vocabulary:
-                raise self.error(name, f"{each!s:.60} is not a token of a vocabulary of {vocabulary}")
+            if not 0 <= token_id < vocabulary:
+                raise self.error(name, f"{token_id!s:.60} is not a token of a vocabulary of {vocabulary}")
         return tuple(ids)
 
     def _required(self, name: str, default: Any) -> Any:
+        """Return the value of a field or its default. Raises ModelError where both are absent or null."""
         value = self.get(name, default)
         if value is None:
             raise self.error(name, "missing")
@@ -122,10 +133,11 @@ class Fields:
 
 
 class _Contradiction(ValueError):
-    """A field that stands twice in one object, with different values."""
+    """A repeated field of one object with different values."""
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _merge_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object as a dict. Raises _Contradiction for a repeated field with different values."""
     values = dict(pairs)
     if len(values) < len(pairs):
         for name, value in pairs:
@@ -135,13 +147,15 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file of at most 16 MiB; ModelError where there is none."""
+    """Return the object of a JSON file of at most 16 MiB.
+
+    Raises:
+        ModelError: the file is missing, unreadable, too long, not JSON or not an object, or repeats a field with
+            different values.
+    """
+    text = read_text_file(path, _CODE, MOST_JSON_BYTES)
     try:
-        values = json.loads(read_text(path, MOST_JSON_BYTES), object_pairs_hook=_object)
-    except FileNotFoundError:
-        raise ModelError(f"{path} is missing", _CODE) from None
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror or error}", _CODE) from None
+        values = json.loads(text, object_pairs_hook=_merge_pairs)
     except _Contradiction as error:
         raise ModelError(f"{path}: {error}", _CODE) from None
     except (ValueError, RecursionError) as error:

@@ -1,11 +1,11 @@
-"""Which heads a tensor-parallel rank holds: the one definition for weights, caches, launches and plans.
+"""Heads of tensor-parallel ranks: the single definition for weights, caches, launches and plans.
 
-Query heads come in groups, each with one key/value head. A rank holds whole heads, and every rank as many as the
-first. Where the model has no heads left for a rank, it holds padding: zero weights and biases give zero values, and
-meet zero rows of the output projection, so padding adds nothing.
+Each group of query heads shares one key/value head. A rank holds whole heads, and all ranks hold the same number.
+Ranks beyond the last head hold padding: zero weights and biases give zero values, and meet zero rows of the output
+projection, so padding adds nothing.
 
-- As many ranks as key/value heads, or fewer: a rank holds whole groups.
-- More: each key/value head is held by neighbouring ranks, which divide the query heads of its group.
+- With at most as many ranks as key/value heads, a rank holds whole groups.
+- With more ranks, neighbouring ranks hold the same key/value head and divide the query heads of its group.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class HeadLayout:
-    """`heads` query heads in `kv_heads` groups, divided over `ranks` ranks: at most as many as query heads."""
+    """Division of `heads` query heads in `kv_heads` groups over `ranks` ranks, of which there are at most `heads`."""
 
     heads: int
     kv_heads: int
@@ -27,37 +27,36 @@ class HeadLayout:
 
     @property
     def copies(self) -> int:
-        """The ranks that hold the same key/value head."""
+        """Number of ranks that hold the same key/value head."""
         return max(1, self.ranks // self.kv_heads)
 
     @property
     def heads_of_rank(self) -> int:
-        """Query heads of every rank, padding included."""
+        """Number of query heads of a rank, padding included."""
         group = self.heads // self.kv_heads
         return self.kv_heads_of_rank * -(-group // self.copies)
 
     @property
     def kv_heads_of_rank(self) -> int:
-        """Key/value heads of every rank, padding included."""
+        """Number of key/value heads of a rank, padding included."""
         return -(-self.kv_heads // self.ranks)
 
     def queries(self, rank: int) -> range:
-        """The query heads that a rank holds, padding not included."""
+        """Return the query heads of a rank without padding."""
         group = self.heads // self.kv_heads
         kv = self.keys(rank)
         if self.copies == 1 or not kv:
             return range(kv.start * group, kv.stop * group)
-        place = min(group, rank % self.copies * self.heads_of_rank)
-        end = min(group, place + self.heads_of_rank)
-        return range(kv.start * group + place, kv.start * group + end)
+        first = min(group, rank % self.copies * self.heads_of_rank)
+        end = min(group, first + self.heads_of_rank)
+        return range(kv.start * group + first, kv.start * group + end)
 
     def keys(self, rank: int) -> range:
-        """The key/value heads that a rank holds, padding not included."""
-        held = self.kv_heads_of_rank
-        first = rank // self.copies * held
-        return range(min(self.kv_heads, first), min(self.kv_heads, first + held))
+        """Return the key/value heads of a rank without padding."""
+        first = rank // self.copies * self.kv_heads_of_rank
+        return range(min(self.kv_heads, first), min(self.kv_heads, first + self.kv_heads_of_rank))
 
     @property
     def padding(self) -> int:
-        """Query heads of all ranks that are padding."""
+        """Number of padding query heads of all ranks."""
         return self.ranks * self.heads_of_rank - self.heads

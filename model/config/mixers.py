@@ -1,4 +1,4 @@
-"""The token mixers of a block: attention of each kind, state spaces, the gated delta rule.
+"""Token mixers of a block: grouped and latent attention, state spaces, the gated delta rule.
 
 Names follow Hugging Face's config.json where its families agree.
 """
@@ -13,7 +13,7 @@ from model.config.rope import RopeParameters
 
 
 class HeadNorm(Enum):
-    """Which queries and keys an RMSNorm takes together."""
+    """Extent of the RMSNorm of queries and keys: a single head, or the width of all heads."""
 
     head = "head"
     width = "width"
@@ -21,7 +21,7 @@ class HeadNorm(Enum):
 
 @dataclass(frozen=True)
 class Positions:
-    """Rotary positions: `limit` of them turn the first `width` elements of a head; `name` is that of their tables."""
+    """Rotary positions 0 to `limit` - 1, which turn the first `width` elements of a head; `name` names their tables."""
 
     rope: RopeParameters
     limit: int
@@ -31,16 +31,19 @@ class Positions:
 
 @dataclass(frozen=True)
 class GroupedAttention:
-    """Query heads in groups that share a key/value head.
+    """Attention with groups of query heads; each group shares a key/value head.
 
-    `positions` is None where nothing is rotated. `window`, where it is a number, is how many positions a token sees.
-    `scale` multiplies scores, by default 1 / sqrt(head_dim); `softcap` bounds them. `sinks` adds one learned score to
-    every head. `cross_positions`, where it is not 0, are those of another sequence that the block attends to besides,
-    with projections of its own.
-    With an `output_gate` each query head has a gate of its size, whose sigmoid multiplies what the head attends to.
-    `value_norm` is an RMSNorm of each value head that has no weight. Where `keys_as_values`, values are the keys before
-    their norm. `cache_of` is the number of the earlier block whose keys and values the block reads; it has none itself.
-    Blocks of an encoder are not `causal`: a position attends to all, and nothing is kept.
+    positions        rotary positions; None without rotation
+    scale            factor of scores; None for 1 / sqrt(head_dim)
+    softcap          bound of scores
+    sinks            one learned score is added to every head
+    window           positions that a token sees; None for all before it
+    cross_positions  positions of a second sequence that the block attends to with further projections; 0 for none
+    value_norm       an RMSNorm of each value head, without weight
+    keys_as_values   values are the keys before their norm
+    cache_of         index of the earlier block whose keys and values the block reads; the block has none then
+    causal           False in an encoder: a position attends to all positions, and no cache is kept
+    output_gate      the sigmoid of a projection multiplies the output of each query head elementwise
     """
 
     heads: int
@@ -65,25 +68,25 @@ class GroupedAttention:
 
     @property
     def score_scale(self) -> float:
-        """The factor of every score."""
+        """Factor of all scores."""
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
     @property
     def query_width(self) -> int:
-        """Width of all queries."""
+        """Elements of all query heads of a token."""
         return self.heads * self.head_dim
 
     @property
     def kv_width(self) -> int:
-        """Width of all keys."""
+        """Elements of all key heads of a token."""
         return self.kv_heads * self.head_dim
 
     def seen(self, length: int) -> int:
-        """Positions of `length` that the last of them attends to."""
+        """Return how many of `length` positions the last position attends to."""
         return length if self.window is None else min(length, self.window)
 
     def pairs(self, tokens: int) -> int:
-        """(query, key) pairs of a prompt of `tokens` tokens."""
+        """Return the number of (query, key) pairs of a prompt of `tokens` tokens."""
         if not self.causal:
             return tokens * tokens
         seen = self.seen(tokens)
@@ -91,11 +94,11 @@ class GroupedAttention:
 
     @property
     def divided(self) -> tuple[int, int]:
-        """The counts that tensor parallelism divides: query heads, and key/value heads."""
+        """Counts that tensor parallelism divides: query heads, and key/value heads."""
         return self.heads, self.kv_heads
 
     def layout(self, ranks: int) -> HeadLayout:
-        """Which heads each of `ranks` ranks holds."""
+        """Return the division of the heads over `ranks` ranks."""
         return HeadLayout(self.heads, self.kv_heads, ranks)
 
 
@@ -103,9 +106,12 @@ class GroupedAttention:
 class LatentAttention:
     """Multi-head latent attention: keys and values of all heads are expanded from one latent vector a token.
 
-    A query's and a key's head has `plain_dim` elements without positions and `rope_dim` with; `query_rank` is 0 where
-    queries are projected at once. `scale` multiplies scores, by default 1 / sqrt(plain_dim + rope_dim). Pairs that turn
-    together stand side by side in a checkpoint where they are `interleaved`.
+    query_rank   elements of the latent of queries; 0 where one projection makes the queries
+    latent_rank  elements of the latent of keys and values
+    plain_dim    elements of a query or key head without positions
+    rope_dim     elements of a query or key head with rotary positions
+    scale        factor of scores; None for 1 / sqrt(plain_dim + rope_dim)
+    interleaved  the two elements of a rotated pair are neighbours in the checkpoint
     """
 
     heads: int
@@ -120,32 +126,32 @@ class LatentAttention:
 
     @property
     def query_dim(self) -> int:
-        """Elements of a head of queries and keys."""
+        """Elements of a query or key head."""
         return self.plain_dim + self.rope_dim
 
     @property
     def row_width(self) -> int:
-        """Elements of a token in the cache: its latent, and the key that all heads share."""
+        """Elements of a token in the cache: its latent, and the rotated key that all heads share."""
         return self.latent_rank + self.rope_dim
 
     @property
     def score_scale(self) -> float:
-        """The factor of every score."""
+        """Factor of all scores."""
         return self.query_dim**-0.5 if self.scale is None else self.scale
 
     @property
     def divided(self) -> tuple[int, int]:
-        """Query heads, and 1: the heads of every rank need the whole latent."""
+        """Counts that tensor parallelism divides: query heads, and 1, because every rank needs the whole latent."""
         return self.heads, 1
 
     def layout(self, ranks: int) -> HeadLayout:
-        """Which heads each of `ranks` ranks holds."""
+        """Return the division of the heads over `ranks` ranks."""
         return HeadLayout(self.heads, 1, ranks)
 
 
 @dataclass(frozen=True)
 class StateSpace:
-    """A selective state space with a short convolution, in place of attention and MLP."""
+    """Selective state space (Mamba) with a short convolution, in place of attention and MLP."""
 
     inner: int
     state: int
@@ -156,15 +162,15 @@ class StateSpace:
 
     @property
     def divided(self) -> tuple[int, int]:
-        """Channels, which are independent, as heads are."""
+        """Counts that tensor parallelism divides: channels, which are as independent as heads."""
         return self.inner, self.inner
 
 
 @dataclass(frozen=True)
 class GatedDelta:
-    """The gated delta rule behind a short convolution of queries, keys and values, with a gated norm of its heads.
+    """Gated delta rule after a short convolution of queries, keys and values, with a gated norm of its heads.
 
-    `heads` are those of values; equally many of them share the query and the key of each of `key_heads`.
+    `heads` is the number of value heads. Each of the `key_heads` queries and keys serves the same number of them.
     """
 
     key_heads: int
@@ -175,21 +181,21 @@ class GatedDelta:
 
     @property
     def convolved(self) -> int:
-        """Channels of the convolution: queries, keys and values."""
+        """Channels of the convolution: those of queries, keys and values."""
         return 2 * self.key_heads * self.key_dim + self.heads * self.value_dim
 
     @property
     def divided(self) -> tuple[int, int]:
-        """Key heads, each with the value heads that share it."""
+        """Counts that tensor parallelism divides: key heads, each with its value heads."""
         return self.key_heads, self.key_heads
 
 
 @dataclass(frozen=True)
 class StateSpaceHeads:
-    """A state space whose decay is one number for a head (Mamba-2), with a short convolution, in place of both blocks.
+    """State space with one decay a head (Mamba-2) and a short convolution, in place of attention and MLP.
 
-    Groups of heads share the weights of their states. Time steps are at least `least_step`, and at most `most_step`
-    where that is a number.
+    Each of `groups` groups of heads shares the weights of its states. Time steps are bounded to `least_step` and
+    `most_step`; None is no upper bound.
     """
 
     heads: int
@@ -204,15 +210,15 @@ class StateSpaceHeads:
 
     @property
     def inner(self) -> int:
-        """Width of all heads."""
+        """Elements of all heads of a token."""
         return self.heads * self.head_dim
 
     @property
     def shared(self) -> int:
-        """Width of the weights of states of all groups, on one side."""
+        """Elements of the input or of the output weights of the states of all groups."""
         return self.groups * self.state
 
     @property
     def divided(self) -> tuple[int, int]:
-        """The counts that tensor parallelism divides: heads, and groups."""
+        """Counts that tensor parallelism divides: heads, and groups."""
         return self.heads, self.groups

@@ -1,7 +1,7 @@
-"""A model by its parts: what each block holds, how positions enter, what stands around the blocks.
+"""Parts of a model: its blocks with their mixers and MLPs, and the embeddings, encoder and head around them.
 
-Parts describe models that no layer of this package computes yet as well; `nkw plan` counts them. Names follow Hugging
-Face's config.json where its families agree.
+Parts also describe models that no layer of this package computes; `nkw plan` counts their parameters and bytes. Names
+follow Hugging Face's config.json where its families agree.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from model.config.mixers import GatedDelta, GroupedAttention, LatentAttention, S
 from model.config.record import Config
 
 SWIGLU_OAI = "swigluoai"
-"""The activation of gpt-oss: gate * sigmoid(alpha * gate) * (up + 1), of a gate and an up that a limit bounds."""
+"""Activation of gpt-oss: gate * sigmoid(alpha * gate) * (up + 1), with gate and up bounded by a limit."""
 SWIGLU_ALPHA = 1.702
 SWIGLU_LIMIT = 7.0
 
 MOST_POSITIONS = 2**23
-"""Kernels count positions in float32, which holds those below 2^24 exactly."""
+"""Most positions of a sequence: kernels count positions in float32, which is exact below 2^24."""
 
 
 @dataclass(frozen=True)
 class Mlp:
-    """A feed-forward block; `gated` ones have three projections, others two. Activations are named as in `mlp`.
+    """Feed-forward block: three projections where `gated`, else two. Activations have the names of the kernel `mlp`.
 
-    Of a `sparse` one a token passes the largest gates only.
+    In a `sparse` MLP a token keeps only its largest gates.
     """
 
     width: int
@@ -36,13 +36,18 @@ class Mlp:
 
 @dataclass(frozen=True)
 class Experts:
-    """Routed gated MLPs of one width, of which a token passes `per_token`, beside `shared_width` that all pass.
+    """Routed gated MLPs of equal width, and a shared MLP that all tokens pass.
 
-    With a `shared_gate` what the latter add is multiplied by the sigmoid of one more product of the token.
-    Their weights are the `scoring` of the router's logits over all experts, a softmax or sigmoids, divided by those of
-    the chosen ones where `renormalise`, times `scale`. Tokens choose among the experts of the `top_groups` best of
-    `groups` equal groups. A `choice_bias` is added to sigmoids for the choice alone. With `inner_norms` they
-    have norms and factors of their own inside the block.
+    count         experts of a layer
+    per_token     experts that a token passes
+    shared_width  width of the shared MLP; 0 without
+    shared_gate   the sigmoid of a projection of the token multiplies the output of the shared MLP
+    inner_norms   routed and shared experts have further norms and factors inside the block
+    renormalise   routing weights are divided by their sum over the chosen experts
+    scoring       routing weights of the router's logits over all experts: softmax or sigmoid
+    choice_bias   a bias is added to the sigmoids for the choice of experts only
+    groups        equal groups of experts; a token chooses among the experts of the best `top_groups` groups
+    scale         factor of the routing weights
     """
 
     count: int
@@ -64,7 +69,7 @@ class Experts:
 
 @dataclass(frozen=True)
 class Norms:
-    """The norms of a block: `before` each layer, `after` it, or both. LayerNorms have a bias, RMSNorms none.
+    """Norms of a block: `before` each layer, `after` it, or both. LayerNorms have a `bias`, RMSNorms none.
 
     `offset` is added to the weights of all norms.
     """
@@ -78,10 +83,10 @@ class Norms:
 
 @dataclass(frozen=True)
 class PerLayerInput:
-    """What every block is given of each token beside the hidden states: `width` elements for each block.
+    """Per-layer inputs: a vector of `width` elements for each token and block, beside the hidden states.
 
-    They are the sum of a row of a table of `vocabulary` rows and of a projection of the embedding, normalised. A block
-    multiplies them by a gate, the `activation` of projected hidden states, and adds their projection, normalised.
+    The vector is the sum of a row of a table of `vocabulary` rows and a normalised projection of the embedding. A block
+    multiplies it by a gate, the `activation` of projected hidden states, and adds its normalised projection.
     """
 
     vocabulary: int
@@ -91,9 +96,9 @@ class PerLayerInput:
 
 @dataclass(frozen=True)
 class Streams:
-    """Alternating updates: `count` hidden states of a token, of which a block computes one and predicts the others.
+    """Alternating updates (AltUp): a token has `count` hidden states; a block computes one and predicts the others.
 
-    Beside its attention stands a product of two matrices of rank `rank`, normalised.
+    A normalised product of two matrices of rank `rank` is added to the attention of the block.
     """
 
     count: int
@@ -102,7 +107,7 @@ class Streams:
 
 @dataclass(frozen=True)
 class Block:
-    """One decoder layer; `scaled` ones multiply their result by a number of the checkpoint."""
+    """Decoder layer; a number of the checkpoint multiplies its result where `scaled`."""
 
     mixer: GroupedAttention | LatentAttention | StateSpace | GatedDelta | StateSpaceHeads
     mlp: Mlp | Experts | None
@@ -114,17 +119,18 @@ class Block:
 
 @dataclass(frozen=True)
 class Encoder:
-    """What a generated token does not pass, `what` in words: a tower of so many parameters, which no layer computes."""
+    """Tower that generated tokens do not pass and no layer computes, such as a vision tower."""
 
-    what: str
+    description: str
     parameters: int = 0
 
 
 @dataclass(frozen=True)
 class SpeechEncoder(Encoder):
-    """Blocks over what two convolutions make of the log-mel spectrum of a window of speech, of `mel_bins` bands.
+    """Two convolutions of the log-mel spectrum of a speech window, and blocks over their output.
 
-    A prompt sends `positions` through them, once; every second column of the spectrum is one.
+    A spectrum has `mel_bins` bands and two columns for each of the `positions` of the blocks. A prompt runs the encoder
+    once.
     """
 
     positions: int = 0
@@ -134,13 +140,14 @@ class SpeechEncoder(Encoder):
 
 @dataclass(frozen=True)
 class ModelConfig(Config):
-    """A model as its config.json describes it: one block for each decoder layer, and what stands around them.
+    """Config of a text or speech model: a block for each decoder layer, embeddings, head, and an encoder.
 
-    `max_position_embeddings` is None where a sequence has no longest. `learned_positions` are the rows of a table of
-    positions beside that of the tokens. Embeddings are multiplied by `embedding_scale`; logits by `logit_scale`, then
-    bounded by `logit_softcap`.
-    `mtp_layers` is the number of layers for multi-token prediction that a checkpoint may hold after the blocks, and
-    that nothing reads.
+    max_position_embeddings  most positions of a sequence; None without a limit
+    learned_positions        rows of a table of learned positions; 0 without
+    embedding_scale          factor of embeddings
+    logit_scale              factor of logits
+    logit_softcap            bound of the scaled logits
+    mtp_layers               layers for multi-token prediction, which a checkpoint may hold and nothing reads
     """
 
     vocab_size: int
@@ -159,68 +166,77 @@ class ModelConfig(Config):
 
     @property
     def context(self) -> int:
-        """The longest sequence, in tokens; of a model that has none, of as many as kernels count."""
+        """Most tokens of a sequence: `max_position_embeddings`, or `MOST_POSITIONS` without such a limit."""
         return self.max_position_embeddings or MOST_POSITIONS
 
     def windows(self, length: int) -> tuple[int | None, ...]:
-        """The windows of its layers in sequences of `length` tokens, each once; None, the first, sees all of them."""
-        mixers = [block.mixer for block in self.blocks if isinstance(block.mixer, GroupedAttention)]
-        narrow = {each.window for each in mixers if each.window is not None and each.window < length}
-        wide = any(each.window is None or each.window >= length for each in mixers)
-        wide = wide or any(isinstance(block.mixer, LatentAttention) for block in self.blocks)
-        return (*((None,) if wide else ()), *sorted(narrow))
+        """Return the distinct windows of the layers in sequences of `length` tokens, in ascending order.
+
+        None comes first. It stands for layers that see all tokens, also by a window of at least `length`.
+        """
+        windows = {
+            mixer.window if mixer.window is not None and mixer.window < length else None
+            for mixer in self._grouped_attention
+        }
+        if any(isinstance(block.mixer, LatentAttention) for block in self.blocks):
+            windows.add(None)
+        return tuple(sorted(windows, key=lambda window: window or 0))
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether a block keeps a state of one size, however long the sequence is."""
-        return not all(isinstance(each.mixer, GroupedAttention | LatentAttention) for each in self.blocks)
+        """Whether a block keeps a state whose size does not depend on the length of the sequence."""
+        return not all(isinstance(block.mixer, GroupedAttention | LatentAttention) for block in self.blocks)
 
     @property
     def cross_positions(self) -> int:
-        """Positions of a window of speech to which blocks attend besides; 0 in a model that takes no speech."""
-        mixers = (block.mixer for block in self.blocks)
-        return max((each.cross_positions for each in mixers if isinstance(each, GroupedAttention)), default=0)
+        """Positions of a speech window that cross-attention reads; 0 in a model that takes no speech."""
+        return max((mixer.cross_positions for mixer in self._grouped_attention), default=0)
 
     @property
     def spectrum(self) -> tuple[int, int] | None:
-        """Bands and columns of the log-mel spectrum of a window of speech; None in a model that takes no speech."""
-        own = self.encoder
-        return (own.mel_bins, 2 * own.positions) if isinstance(own, SpeechEncoder) else None
+        """Bands and columns of the log-mel spectrum of a speech window; None in a model that takes no speech."""
+        encoder = self.encoder
+        return (encoder.mel_bins, 2 * encoder.positions) if isinstance(encoder, SpeechEncoder) else None
 
     @property
     def longest_short(self) -> int | None:
-        """The longest sequence that longrope turns by its short factors; a longer one is computed anew."""
-        mixers = (block.mixer for block in self.blocks)
-        turned = (each.positions for each in mixers if isinstance(each, GroupedAttention))
-        limits = (each.rope.longest_short for each in turned if each is not None)
-        return next((each for each in limits if each is not None), None)
+        """Most tokens of a sequence that longrope rotates by its short factors; a longer one is computed anew.
 
-    def of_length(self, length: int) -> ModelConfig:
-        """The model whose sequences, however long, are rotated like one of `length` tokens."""
-        return replace(self, blocks=tuple(_of_length(block, length) for block in self.blocks))
+        None where all sequences have the same factors.
+        """
+        ropes = (mixer.positions.rope for mixer in self._grouped_attention if mixer.positions is not None)
+        return next((rope.longest_short for rope in ropes if rope.longest_short is not None), None)
+
+    @property
+    def _grouped_attention(self) -> list[GroupedAttention]:
+        """Mixers of the blocks with grouped attention."""
+        return [block.mixer for block in self.blocks if isinstance(block.mixer, GroupedAttention)]
+
+    def fix_rope_length(self, length: int) -> ModelConfig:
+        """Return a config that rotates sequences of all lengths with the factors for `length` tokens."""
+        return replace(self, blocks=tuple(_fix_rope_length(block, length) for block in self.blocks))
 
     @property
     def most_ranks(self) -> int:
-        """The most tensor-parallel ranks: every rank holds a head or a channel of every mixer, and a token."""
+        """Most tensor-parallel ranks: a rank needs a head or channel of every mixer, and a token of the vocabulary."""
         return min(self.vocab_size, *(block.mixer.divided[0] for block in self.blocks))
 
     def refusal(self, ranks: int) -> str | None:
-        """The reason why `ranks` ranks cannot share this model, with what would work; None where they can."""
-        if ranks <= self.most_ranks:
-            return None
+        """Return why `ranks` ranks cannot share this model, and which number can; None where they can."""
         most = self.most_ranks
-        mixer = min((block.mixer for block in self.blocks), key=lambda each: each.divided[0])
-        named = {StateSpace: "channel", StateSpaceHeads: "head", GatedDelta: "key head"}
-        what = named.get(type(mixer), "query head")
-        if most < mixer.divided[0]:
-            what = "token"
+        if ranks <= most:
+            return None
+        mixer = min((block.mixer for block in self.blocks), key=lambda mixer: mixer.divided[0])
+        units = {StateSpace: "channel", StateSpaceHeads: "head", GatedDelta: "key head"}
+        unit = "token" if most < mixer.divided[0] else units.get(type(mixer), "query head")
         plural, takes = ("", "1 rank") if most == 1 else ("s", f"1 to {most} ranks")
-        return f"{ranks} ranks for {most} {what}{plural}; each rank needs one, so this model takes {takes}"
+        return f"{ranks} ranks for {most} {unit}{plural}; each rank needs one, so this model takes {takes}"
 
 
-def _of_length(block: Block, length: int) -> Block:
+def _fix_rope_length(block: Block, length: int) -> Block:
+    """Return a block whose rotary positions have the factors for `length` tokens."""
     mixer = block.mixer
     if not isinstance(mixer, GroupedAttention) or mixer.positions is None:
         return block
-    turned = replace(mixer.positions, rope=mixer.positions.rope.of_length(length))
-    return replace(block, mixer=replace(mixer, positions=turned))
+    positions = replace(mixer.positions, rope=mixer.positions.rope.fix_length(length))
+    return replace(block, mixer=replace(mixer, positions=positions))

@@ -1,4 +1,4 @@
-"""Parts of a model from the fields of config.json, where its families spell them alike."""
+"""Readers of the fields of config.json that several model families share."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from model.config.parts import Mlp, Norms
 from model.config.rotary import rotary
 
 _MOST_LAYERS = 10_000
+"""A config has one object for each layer, so their number is bounded."""
 MOST_HEADS = 512
-"""Twice as many as the widest published models have; a plan issues instructions for every head of a rank."""
+"""Twice the heads of the widest published models; a plan issues instructions for every head of a rank."""
 MOST_HEAD_DIM = 2**16
 _DTYPES = ("bfloat16", "float16", "float32")
 _ACTIVATIONS = {
@@ -23,13 +24,15 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
 }
-"""Names of Hugging Face for the activations of the kernel `mlp`."""
+"""Activations of the kernel `mlp` by their Hugging Face names."""
 
 
 def common(fields: Fields, tied: bool = False, limited: bool = True) -> dict[str, Any]:
-    """The fields of `ModelConfig` that every text model states alike; `tied` is the family's default.
+    """Return the fields of `ModelConfig` that every text model has.
 
-    A sequence has a longest where it is `limited`.
+    Args:
+        tied: the family's default of tie_word_embeddings.
+        limited: sequences have a most number of positions.
     """
     return {
         "max_position_embeddings": fields.count("max_position_embeddings") if limited else None,
@@ -47,10 +50,16 @@ def attention(
     default_head_dim: int | None = None,
     **quirks: Any,
 ) -> GroupedAttention:
-    """Grouped attention with what a family adds to it; ModelError where the numbers of heads do not fit.
+    """Return grouped attention with rotary positions.
 
-    Every head is rotated, a part of it if the family is `partial` and its config says so. Heads divide the hidden size
-    where neither the config nor the family says their size.
+    Args:
+        partial: the family allows a partial_rotary_factor below 1.
+        default_theta: base of the frequencies where the config has none.
+        default_head_dim: size of a head where the config has none; None for hidden_size / num_attention_heads.
+        quirks: further fields of `GroupedAttention`, which replace the rotary positions too.
+
+    Raises:
+        ModelError: num_key_value_heads does not divide the heads, or no size of a head follows.
     """
     heads = fields.count("num_attention_heads", most=MOST_HEADS)
     kv_heads = fields.count("num_key_value_heads", default=heads)
@@ -70,13 +79,13 @@ def attention(
 
 
 def biases(fields: Fields, default: bool = False) -> dict[str, bool]:
-    """Biases on the projections of attention where the config asks for them, or is silent and the family has them."""
-    asked = fields.flag("attention_bias", default=default)
-    return dict.fromkeys(("query_bias", "key_bias", "value_bias", "output_bias"), asked)
+    """Return the bias fields of `GroupedAttention`: all as attention_bias, the family's default where it is absent."""
+    names = ("query_bias", "key_bias", "value_bias", "output_bias")
+    return dict.fromkeys(names, fields.flag("attention_bias", default=default))
 
 
 def gated_mlp(fields: Fields, field: str = "hidden_act", default: str = "silu", bias: bool = False) -> Mlp:
-    """A gated MLP; its activation stands in `field`. A family with `bias` may have biases."""
+    """Return a gated MLP whose activation a field names; it reads mlp_bias where the family has `bias`."""
     return Mlp(
         fields.count("intermediate_size"),
         activation(fields, field, default),
@@ -85,7 +94,7 @@ def gated_mlp(fields: Fields, field: str = "hidden_act", default: str = "silu", 
 
 
 def activation(fields: Fields, field: str, default: str) -> str:
-    """The activation that a field names; another one than the known is a refusal."""
+    """Return the kernel's name of the activation in a field. An unknown activation is added to the refusals."""
     named = fields.get(field, default)
     if isinstance(named, str) and named in _ACTIVATIONS:
         return _ACTIVATIONS[named]
@@ -94,17 +103,17 @@ def activation(fields: Fields, field: str, default: str) -> str:
 
 
 def norms(fields: Fields, name: str = "rms_norm_eps", default: float = 1e-6, **quirks: Any) -> Norms:
-    """RMSNorms of a block."""
+    """Return the norms of a block with the eps of field `name`; `quirks` are further fields of `Norms`."""
     return Norms(fields.number(name, default=default), **quirks)
 
 
 def layer_count(fields: Fields, name: str = "num_hidden_layers") -> int:
-    """The number of layers; ModelError for one that no model has, because a config holds them one by one."""
+    """Return the number of layers. Raises ModelError for more than 10,000."""
     return fields.count(name, most=_MOST_LAYERS)
 
 
 def dtype(fields: Fields) -> str | None:
-    """The dtype that a config names; another one than the known is a refusal."""
+    """Return the dtype that a config names, or None. An unknown dtype is added to the refusals."""
     for name in ("dtype", "torch_dtype"):  # transformers 5 writes the first, earlier versions the second
         value = fields.get(name, None)
         if value is None:
@@ -116,19 +125,23 @@ def dtype(fields: Fields) -> str | None:
 
 
 def window_of(fields: Fields, default: int | None = None) -> int | None:
-    """The window of the layers that have one; None where there is none: a family without a default, or null."""
+    """Return sliding_window, or the default where it is absent; None where it is null or both are absent."""
     if fields.is_null("sliding_window") or (default is None and "sliding_window" not in fields):
         return None
     return fields.count("sliding_window", default=default)
 
 
 def full_in_every(count: int, layers: int, window: int | None) -> list[int | None]:
-    """The windows of layers of which every `count`th sees all positions."""
+    """Return the window of each layer; every `count`-th layer sees all positions, without window."""
     return [None if (layer + 1) % count == 0 else window for layer in range(layers)]
 
 
 def windows(fields: Fields, default: list[int | None], window: int | None) -> list[int | None]:
-    """The window of each layer. Sliding layers by `layer_types` have `window`; without that field `default` holds."""
+    """Return the window of each layer: `window` for sliding layers by `layer_types`, `default` without that field.
+
+    Raises:
+        ModelError: `layer_types` is not a list of one known name for each layer.
+    """
     if "layer_types" not in fields:
         return default
     layer_types = read_layer_types(fields, len(default), ("full_attention", "sliding_attention"))
@@ -156,7 +169,7 @@ def count_or_zero(fields: Fields, name: str, default: int = 0) -> int:
 
 
 def chosen_experts(fields: Fields, experts: int, name: str = "num_experts_per_tok") -> int:
-    """Experts that a token passes; ModelError for more than there are."""
+    """Return the number of experts that a token passes. Raises ModelError for more than `experts`."""
     number = fields.count(name)
     if number > experts:
         raise fields.error(name, f"{number} of {experts} experts")

@@ -1,4 +1,4 @@
-"""What the configurations of all tasks have in common."""
+"""Fields that the configs of all tasks share."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from model.formats import Format
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A model of any task as its config.json describes it.
+    """Config of a model of any task. The registry adds all fields but `dtype`.
 
-    `dtype` is the dtype of the checkpoint's weights, if it is named. `weight_format` is the number format of quantised
-    weights, `quant_method` its name, also where the format is not read. The registry adds these two, `model_type`,
-    `architecture` (empty where only plans are made) and `refusals`: the fields that describe what no layer of this
-    package computes, each as an error says it.
+    dtype          dtype of the checkpoint's weights; None where config.json names none
+    weight_format  number format of quantised weights, where a format of this package reads them
+    quant_method   name of the quantisation, also where no format of this package reads it
+    model_type     as in config.json
+    architecture   class name in config.json; empty where only plans are made
+    refusals       error messages, one for each field that describes a computation that no layer has
     """
 
     dtype: str | None = None
@@ -25,5 +27,5 @@ class Config:
     refusals: tuple[str, ...] = ()
 
     def refusal(self, ranks: int) -> str | None:
-        """The reason why `ranks` ranks cannot share this model, with what would work; None where they can."""
+        """Return why `ranks` ranks cannot share this model, and which number can; None where they can."""
         return None if ranks == 1 else f"{ranks} ranks; a {self.model_type} takes 1 rank"

@@ -1,9 +1,9 @@
-"""Rotary position embedding: inverse frequencies and the cos/sin tables that the rope kernel gathers from.
+"""Rotary position embedding: inverse frequencies, and the cos/sin tables that the rope kernel gathers from.
 
-Pair i of a head is its dimensions i and i + head_dim/2 (the half-split order of Hugging Face checkpoints), turned by
-position * inverse_frequency[i]. Where a model turns the first elements of a head only, they stand for the head here.
-The scaling variants and their formulas are those of Hugging Face transformers. Frequencies are worked out in float64
-and rounded once to float32; angles are float32 products, as there.
+Pair i of a head is its dimensions i and i + head_dim/2 (the half-split order of Hugging Face checkpoints). It is
+rotated by position * inverse_frequency[i]. Where a model rotates only the first elements of a head, `head_dim` is their
+number. The scaling variants and their formulas follow Hugging Face transformers: frequencies are computed in float64
+and rounded once to float32; angles are float32 products.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 
 class RopeType(Enum):
-    """How frequencies are stretched beyond the context a model was first trained on."""
+    """Scaling of frequencies beyond the context of the first training."""
 
     default = "default"
     linear = "linear"
@@ -29,10 +29,12 @@ class RopeType(Enum):
 
 @dataclass(frozen=True)
 class RopeParameters:
-    """Parameters of the frequencies; fields that a type does not use keep their neutral value.
+    """Parameters of the frequencies; a field that a type does not use keeps its neutral value.
 
-    `short_factors` and `long_factors` divide the frequencies of longrope, one each for every pair. Of a proportional
-    rope the first `pairs` pairs are rotated, with the frequencies of as many pairs of the whole head.
+    original_positions            context of the first training, in positions
+    attention_factor              factor of cosines and sines
+    short_factors, long_factors   divisors of the frequencies of longrope, one for each pair
+    pairs                         rotated pairs of a proportional rope, the first ones of the whole head
     """
 
     theta: float
@@ -51,15 +53,15 @@ class RopeParameters:
 
     @property
     def longest_short(self) -> int | None:
-        """The longest sequence that longrope turns by its short factors; None where frequencies never change.
+        """Most tokens of a sequence with the short factors of longrope; None where frequencies never change.
 
-        A longer sequence takes the long factors at all of its positions, also at those cached before.
+        A longer sequence has the long factors at all of its positions, also at positions that are cached already.
         """
         changes = self.rope_type is RopeType.longrope and self.short_factors != self.long_factors
         return self.original_positions if changes else None
 
-    def of_length(self, length: int) -> RopeParameters:
-        """Frequencies that never change: those of a sequence of `length` tokens, for sequences of any length."""
+    def fix_length(self, length: int) -> RopeParameters:
+        """Return parameters that give sequences of all lengths the frequencies of `length` tokens."""
         if self.longest_short is None:
             return self
         factors = self.long_factors if length > self.longest_short else self.short_factors
@@ -69,20 +71,20 @@ class RopeParameters:
 def inverse_frequencies(
     rope: RopeParameters, head_dim: int, max_positions: int, length: int | None = None
 ) -> np.ndarray:
-    """Radians per position of each rotated pair: float32 [head_dim / 2].
+    """Return the radians per position of each rotated pair: float32 [head_dim / 2].
 
-    `length` is the number of positions in use: `dynamic` looks at it beyond `max_positions`, longrope beyond the
-    positions that a model was first trained on.
+    Args:
+        length: tokens of the sequence. It changes `dynamic` frequencies above `max_positions`, and frequencies of
+            longrope above `original_positions`.
     """
     theta = rope.theta
     if rope.rope_type is RopeType.dynamic and length is not None and length > max_positions and head_dim > 2:
         stretch = rope.factor * length / max_positions - (rope.factor - 1)
         theta *= stretch ** (head_dim / (head_dim - 2))
     inverse = theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
-    if rope.rope_type is RopeType.linear:
-        inverse /= rope.factor
-    elif rope.rope_type is RopeType.proportional:
+    if rope.rope_type is RopeType.proportional:
         inverse[rope.pairs :] = 0.0
+    if rope.rope_type in (RopeType.linear, RopeType.proportional):
         inverse /= rope.factor
     elif rope.rope_type is RopeType.llama3:
         inverse = _llama3(rope, inverse)
@@ -95,7 +97,7 @@ def inverse_frequencies(
 
 
 def check_finite(rope: RopeParameters, head_dim: int, max_positions: int) -> None:
-    """Raise ArithmeticError or ValueError where these numbers lead out of float64, or the tables out of float32."""
+    """Raise ArithmeticError or ValueError if a frequency exceeds float64, or a table entry or its angle float32."""
     with np.errstate(over="raise", divide="raise", invalid="raise"):
         inverse = inverse_frequencies(rope, head_dim, max_positions, max_positions)
         last = np.abs(inverse).max() * np.float32(max_positions)
@@ -107,55 +109,56 @@ def check_finite(rope: RopeParameters, head_dim: int, max_positions: int) -> Non
 def tables(
     rope: RopeParameters, head_dim: int, max_positions: int, positions: int, length: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Cosines and sines of positions 0 .. positions - 1: two float32 arrays [positions, head_dim / 2].
+    """Return the cosines and the sines of positions 0 to `positions` - 1: float32 [positions, head_dim / 2] each.
 
-    `length` is that of the sequence, `positions` where it is not given.
+    Args:
+        length: tokens of the sequence, as in `inverse_frequencies`; None for `positions`.
     """
     inverse = inverse_frequencies(rope, head_dim, max_positions, positions if length is None else length)
-    angles = np.arange(positions, dtype=np.float32)[:, None] * inverse
-    wide = angles.astype(np.float64)
-    scale = rope.attention_factor
-    return (np.cos(wide) * scale).astype(np.float32), (np.sin(wide) * scale).astype(np.float32)
+    angles = (np.arange(positions, dtype=np.float32)[:, None] * inverse).astype(np.float64)
+    cosines, sines = (rope.attention_factor * waves for waves in (np.cos(angles), np.sin(angles)))
+    return cosines.astype(np.float32), sines.astype(np.float32)
 
 
 def yarn_attention_factor(factor: float, mscale: float | None, mscale_all_dim: float | None) -> float:
-    """The factor of cosines and sines in YaRN, for a config without attention_factor."""
-
-    def logarithmic(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
-
+    """Return the factor of cosines and sines in YaRN, for a config without attention_factor."""
     if mscale and mscale_all_dim:
-        return logarithmic(mscale) / logarithmic(mscale_all_dim)
-    return logarithmic(1.0)
+        return _yarn_magnitude(factor, mscale) / _yarn_magnitude(factor, mscale_all_dim)
+    return _yarn_magnitude(factor, 1.0)
 
 
 def yarn_score_factor(factor: float, mscale_all_dim: float) -> float:
-    """The factor of every score in YaRN, for latent attention: the square of what it is for rotated elements."""
-    return (0.1 * mscale_all_dim * math.log(factor) + 1.0) ** 2 if mscale_all_dim and factor > 1 else 1.0
+    """Return the factor of scores in YaRN for latent attention: the square of the factor of rotated elements."""
+    return _yarn_magnitude(factor, mscale_all_dim) ** 2
+
+
+def _yarn_magnitude(factor: float, weight: float) -> float:
+    """Return YaRN's magnitude of rotated elements; 1 for a factor of at most 1 and for a weight of 0."""
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def longrope_attention_factor(factor: float, original_positions: int) -> float:
-    """The factor of cosines and sines in longrope, for a config without attention_factor."""
+    """Return the factor of cosines and sines in longrope, for a config without attention_factor."""
     return math.sqrt(1 + math.log(factor) / math.log(original_positions)) if factor > 1 else 1.0
 
 
 def _llama3(rope: RopeParameters, inverse: np.ndarray) -> np.ndarray:
-    """Short wavelengths stay, long ones are divided by the factor, those between are blended."""
+    """Divide the frequencies of long wavelengths by the factor, keep those of short ones, and blend in between."""
     turns = rope.original_positions * inverse / (2 * math.pi)
-    share = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-    share = np.clip(share, 0.0, 1.0)
+    share = np.clip((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor), 0.0, 1.0)
     return (1 - share) * inverse / rope.factor + share * inverse
 
 
 def _yarn(rope: RopeParameters, inverse: np.ndarray, head_dim: int) -> np.ndarray:
-    """Pairs that turn often keep their frequency, pairs that turn seldom are divided by the factor."""
+    """Keep the frequencies of pairs that turn often, divide those of pairs that turn seldom, and blend in between."""
 
-    def pair_that_turns(times: float) -> float:
+    def find_pair(turns: float) -> float:
+        """Return the index of the pair that turns so often within the original context."""
         return (
-            head_dim * math.log(rope.original_positions / (times * 2 * math.pi)) / (2 * math.log(rope.theta))
+            head_dim * math.log(rope.original_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
         )
 
-    first, last = pair_that_turns(rope.beta_fast), pair_that_turns(rope.beta_slow)
+    first, last = find_pair(rope.beta_fast), find_pair(rope.beta_slow)
     if rope.truncate:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, head_dim - 1)

@@ -1,4 +1,4 @@
-"""Rotary positions from the fields of config.json."""
+"""Readers of rotary positions in config.json."""
 
 from __future__ import annotations
 
@@ -15,25 +15,35 @@ from model.errors import ModelError
 
 
 def rotary(fields: Fields, head_dim: int, partial: bool = False, default_theta: float = 10000.0) -> Positions:
-    """The positions of heads, from `rope_parameters` (transformers 5) or `rope_scaling` with `rope_theta` beside it."""
-    named = "rope_parameters" if "rope_parameters" in fields else "rope_scaling"
-    scaling = fields.table(named)
-    return positions_of(fields, scaling, named, head_dim, default_theta=default_theta, partial=partial)
+    """Return the positions of heads by rope_parameters (transformers 5), or by rope_scaling and rope_theta."""
+    field = "rope_parameters" if "rope_parameters" in fields else "rope_scaling"
+    return positions_of(
+        fields, fields.table(field), field, head_dim, default_theta=default_theta, partial=partial
+    )
 
 
 def positions_of(
     fields: Fields,
     scaling: Fields,
-    named: str,
+    field: str,
     head_dim: int,
     name: str = "rope",
     theta: str = "rope_theta",
     default_theta: float = 10000.0,
     partial: bool = False,
 ) -> Positions:
-    """The positions that the table `scaling` of field `named` describes, with the base in field `theta` beside it.
+    """Return the positions that an object of config.json describes.
 
-    A type without frequencies here is a refusal, and so are numbers that lead to none.
+    Unknown types, and numbers without finite frequencies, are added to the refusals.
+
+    Args:
+        fields: the fields of config.json.
+        scaling: the fields of the object, which may have rope_theta.
+        field: the name of the object's field.
+        name: the name of the tables.
+        theta: the field of config.json with the base, which is read if the object has none.
+        default_theta: the base if neither has it.
+        partial: the family allows a partial_rotary_factor below 1.
     """
     limit = fields.count("max_position_embeddings")
     positions = Positions(RopeParameters(10000.0), limit, head_dim, name)
@@ -44,19 +54,20 @@ def positions_of(
         )
         if base <= 1:
             raise fields.error(theta, f"{base}; must be greater than 1")
-        positions = Positions(_parameters(fields, scaling, base, limit, width), limit, width, name)
+        positions = Positions(_read_parameters(fields, scaling, base, limit, width), limit, width, name)
         check_finite(positions.rope, width, limit)
     except ModelError as error:
         fields.refusals.append(str(error))
     except (ArithmeticError, ValueError):
-        about = named if named in fields else theta
-        fields.unsupported(about, "these numbers lead to rotations that are not finite")
+        fields.unsupported(
+            field if field in fields else theta, "these numbers lead to rotations that are not finite"
+        )
     return positions
 
 
 def _rotated_width(fields: Fields, scaling: Fields, head_dim: int, partial: bool) -> int:
-    """Elements of a head that the tables cover."""
-    if _named_type(scaling)[1] == RopeType.proportional.value:
+    """Return the number of rotated elements of a head. Raises ModelError for a refused partial_rotary_factor."""
+    if _read_type(scaling)[1] == RopeType.proportional.value:
         return head_dim
     for owner in (scaling, fields):
         factor = owner.number("partial_rotary_factor", default=1.0)
@@ -71,19 +82,28 @@ def _rotated_width(fields: Fields, scaling: Fields, head_dim: int, partial: bool
     return head_dim
 
 
-def _parameters(fields: Fields, scaling: Fields, theta: float, limit: int, width: int) -> RopeParameters:
-    kind_field, kind = _named_type(scaling)
-    known = [each.value for each in RopeType]
-    if not isinstance(kind, str) or kind not in known:
-        raise scaling.error(kind_field, f"{kind!r:.60} is not supported; known are {', '.join(known)}")
-    rope_type = RopeType(kind)
+def _read_parameters(fields: Fields, scaling: Fields, theta: float, limit: int, width: int) -> RopeParameters:
+    """Return the parameters of the type that an object names.
+
+    Args:
+        limit: most positions of a sequence.
+        width: rotated elements of a head.
+
+    Raises:
+        ModelError: the type is unknown, or a field of the type is missing or out of its range.
+    """
+    field, type_name = _read_type(scaling)
+    known = [rope_type.value for rope_type in RopeType]
+    if type_name not in known:
+        raise scaling.error(field, f"{type_name!r:.60} is not supported; known are {', '.join(known)}")
+    rope_type = RopeType(type_name)
     if rope_type is RopeType.default:
         return RopeParameters(theta)
     if rope_type is RopeType.proportional:
-        return _proportional(scaling, theta, width)
+        return _read_proportional(scaling, theta, width)
     original_owner = fields if "original_max_position_embeddings" in fields else scaling
     if rope_type is RopeType.yarn and scaling.get("factor", None) is None:
-        # transformers takes the ratio of the two contexts where YaRN gives no factor of its own.
+        # transformers takes the ratio of the two contexts where YaRN has no factor.
         factor = limit / scaling.count("original_max_position_embeddings")
     elif rope_type is RopeType.longrope and scaling.get("factor", None) is None:
         factor = limit / original_owner.count("original_max_position_embeddings", default=limit)
@@ -98,37 +118,38 @@ def _parameters(fields: Fields, scaling: Fields, theta: float, limit: int, width
             raise scaling.error("high_freq_factor", f"{high}; must be greater than low_freq_factor, {low}")
         return RopeParameters(theta, rope_type, factor, original, low, high)
     if rope_type is RopeType.longrope:
-        standard = longrope_attention_factor(factor, original)
         return RopeParameters(
             theta,
             rope_type,
             factor,
             original,
-            attention_factor=scaling.number("attention_factor", default=standard),
-            short_factors=_factors(scaling, "short_factor", width),
-            long_factors=_factors(scaling, "long_factor", width),
+            attention_factor=scaling.number(
+                "attention_factor", default=longrope_attention_factor(factor, original)
+            ),
+            short_factors=_read_factors(scaling, "short_factor", width),
+            long_factors=_read_factors(scaling, "long_factor", width),
         )
-    return _yarn(scaling, theta, factor, original)
+    return _read_yarn(scaling, theta, factor, original)
 
 
-def _named_type(scaling: Fields) -> tuple[str, object]:
-    """The field that names the type, and what it names."""
+def _read_type(scaling: Fields) -> tuple[str, object]:
+    """Return the name of the field with the type, and the type."""
     field = "rope_type" if "rope_type" in scaling else "type"
-    kind = scaling.get(field, "default")
-    return field, "longrope" if kind == "su" else kind  # its name in early configs of Phi-3
+    rope_type = scaling.get(field, "default")
+    return field, "longrope" if rope_type == "su" else rope_type  # its name in early configs of Phi-3
 
 
-def _proportional(scaling: Fields, theta: float, head_dim: int) -> RopeParameters:
-    """A share of the pairs of a head is rotated."""
+def _read_proportional(scaling: Fields, theta: float, head_dim: int) -> RopeParameters:
+    """Return the parameters of a rope that rotates a share of the pairs of a head."""
     share = scaling.number("partial_rotary_factor", default=1.0)
     if share > 1:
         raise scaling.error("partial_rotary_factor", f"{share} of a head is more than the head")
-    pairs = int(share * head_dim // 2)
     factor = scaling.number("factor", default=1.0)
-    return RopeParameters(theta, RopeType.proportional, factor, pairs=pairs)
+    return RopeParameters(theta, RopeType.proportional, factor, pairs=int(share * head_dim // 2))
 
 
-def _yarn(scaling: Fields, theta: float, factor: float, original: int) -> RopeParameters:
+def _read_yarn(scaling: Fields, theta: float, factor: float, original: int) -> RopeParameters:
+    """Return the parameters of YaRN; `original` is the context of the first training in positions."""
     mscale = scaling.number("mscale", default=0.0, positive=False)
     mscale_all_dim = scaling.number("mscale_all_dim", default=0.0, positive=False)
     standard = yarn_attention_factor(factor, mscale, mscale_all_dim)
@@ -144,11 +165,10 @@ def _yarn(scaling: Fields, theta: float, factor: float, original: int) -> RopePa
     )
 
 
-def _factors(scaling: Fields, name: str, width: int) -> tuple[float, ...]:
-    """One factor for each pair of a head."""
-    pairs = -(-width // 2)
-    given = scaling.get(name, None)
-    good = isinstance(given, list) and len(given) == pairs
-    if not good or not all(isinstance(each, (int, float)) and each > 0 for each in given):
+def _read_factors(scaling: Fields, name: str, width: int) -> tuple[float, ...]:
+    """Return a factor for each pair of the rotated elements. Raises ModelError for anything but positive numbers."""
+    pairs, factors = -(-width // 2), scaling.get(name, None)
+    is_complete = isinstance(factors, list) and len(factors) == pairs
+    if not is_complete or not all(isinstance(factor, (int, float)) and factor > 0 for factor in factors):
         raise scaling.error(name, f"not a list of {pairs} positive numbers, one for each pair of a head")
-    return tuple(float(each) for each in given)
+    return tuple(map(float, factors))

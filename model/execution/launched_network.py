@@ -274,7 +274,7 @@ class _Stage:
         arrays: Arrays = {}
         for layer in self.layers:
             for weight in layer.weights:
-                arrays |= rank_weights.of(weight)
+                arrays |= rank_weights.select(weight)
         return arrays | {name: constant(rank_weights.shard) for name, constant in self.constants.items()}
 
 

@@ -139,7 +139,7 @@ def _find_model_type(fields: Fields) -> str:
     if isinstance(model_type, str) and model_type in FAMILIES and model_type not in generated.values():
         config = read(model_type, fields)
         assert isinstance(config, ModelConfig), "families of other tasks have an architecture"
-        needs = [*unsupported(config), *([f"the {config.encoder.what}"] if config.encoder else [])]
+        needs = [*unsupported(config), *([f"the {config.encoder.description}"] if config.encoder else [])]
         raise fields.error(
             "model_type",
             f"{model_type} needs {', '.join(needs)}, which no layer computes; nkw plan takes it",

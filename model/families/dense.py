@@ -110,8 +110,8 @@ def _build_tower(encoder: Encoder | None) -> dict[str, Network]:
     """
     if encoder is None or not encoder.parameters:
         return {}
-    vector = Tensor(encoder.what, (encoder.parameters,), COLUMN_PARALLEL)
-    layer = Uncomputed(encoder.what, (Weight(encoder.what, (vector,)),))
+    vector = Tensor(encoder.description, (encoder.parameters,), COLUMN_PARALLEL)
+    layer = Uncomputed(encoder.description, (Weight(encoder.description, (vector,)),))
     return {"tower": Network(((layer,),), {}, ())}
 
 

@@ -190,7 +190,7 @@ def engine_parts(args: EngineArgs) -> EngineParts:
     length = min(2048, config.context) if args.max_model_len is None else args.max_model_len
     if not 1 < length <= config.context:
         raise ModelError(f"max_model_len is {length}; this model takes 2 to {config.context} positions")
-    config = config.of_length(length)
+    config = config.fix_rope_length(length)
     _check_groups(config, args)
     check_block_size(args.block_size)
     speculation = _Speculation.of(args.speculative_config)
@@ -382,4 +382,4 @@ class _Speculation:
             )
         if own.context < buckets.context[-1] and own.context < config.context:
             raise ModelError(f"{self.model}: the draft model has a context of {own.context} positions")
-        return DraftModel(_paged_model(self.model, own.of_length(length), args, pools, buckets))
+        return DraftModel(_paged_model(self.model, own.fix_rope_length(length), args, pools, buckets))

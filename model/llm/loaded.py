@@ -59,7 +59,7 @@ class LoadedModel:
         )
         checkpoint = self.checkpoint
         return shard_weights(
-            self.config, checkpoint, mesh.tensor, distinct, checkpoint.let_go, self.dtype, layers
+            self.config, checkpoint, mesh.tensor, distinct, checkpoint.release, self.dtype, layers
         )
 
     def reference(self, ranks: int = 1) -> ReferenceModel:

@@ -1,1 +1,1 @@
-"""A model folder on disk: checkpoint, weights of ranks, tokenizer, chat template, shipped models."""
+"""Model folder on disk: checkpoint, weights of ranks, tokenizer, chat template, shipped models."""

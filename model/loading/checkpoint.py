@@ -1,8 +1,8 @@
-"""The weights of a model folder: model.safetensors, or the shards that model.safetensors.index.json lists.
+"""Weights of a model folder: model.safetensors, or the shards that model.safetensors.index.json lists.
 
-The `safetensors` library reads and checks the headers. The tensors are mapped into memory here, because its numpy side
-copies every one, and knows bfloat16 only in newer versions and only where ml_dtypes has been imported. A tensor's bytes
-are read when it is used, and can be let go of afterwards. Quantised weights are widened each time they are used.
+The `safetensors` library reads and checks the headers. This module maps the tensors into memory, because the library's
+NumPy interface copies every tensor and needs a recent version for bfloat16. The bytes of a tensor are read when it is
+used, and their memory can be released afterwards. Quantised weights are widened each time they are used.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _LENGTH_BYTES = 8
 _MOST_HEADER_BYTES = 2**24
-"""Of a header; that of a thousand tensors takes a tenth of a megabyte. The library takes 100 MB, as 2 GB of memory."""
+"""Most bytes of a header; a thousand tensors take 0.1 MB. The library allows 100 MB, which take 2 GB of memory."""
 _DTYPES: dict[str, np.dtype] = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
@@ -44,57 +44,61 @@ _QUANTISED: dict[str, np.dtype] = {
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
 }
-"""The dtypes of stored tensors of quantised weights, beside those of plain weights."""
+"""Further dtypes, which only the stored tensors of quantised weights have."""
 _IGNORED_SUFFIX = ".rotary_emb.inv_freq"
-"""Old checkpoints carry the rotary frequencies as a buffer; they follow from the config and are left unread."""
+"""Suffix of the rotary frequencies in old checkpoints, which are not read because they follow from the config."""
 
 
 class Checkpoint(Mapping[str, Weight]):
-    """The weights of the layers by name: read-only arrays on the mapped files, or weights in a format's tensors."""
+    """Weights of the layers by name: read-only arrays of the mapped files, or weights made of a format's tensors."""
 
     def __init__(
         self, weights: Mapping[str, Weight], maps: Mapping[Path, mmap.mmap] = MappingProxyType({})
     ) -> None:
-        self._weights = weights
-        self._maps = maps
+        """Take weights by name, and the mapped files by path."""
+        self._weights, self._maps = weights, maps
 
     @property
     def files(self) -> list[Path]:
-        """The files that hold the tensors."""
+        """Files with the tensors."""
         return list(self._maps)
 
     def __getitem__(self, name: str) -> Weight:
+        """Return a weight by its name in the layers."""
         return self._weights[name]
 
     def __iter__(self) -> Iterator[str]:
+        """Iterate over the names of the weights."""
         return iter(self._weights)
 
     def __len__(self) -> int:
+        """Return the number of weights."""
         return len(self._weights)
 
-    def let_go(self) -> None:
-        """Give back the memory that the file's bytes take in this process; tensors that are used are read again."""
+    def release(self) -> None:
+        """Release the memory of the mapped bytes in this process; a tensor that is used later is read again."""
         if hasattr(mmap, "MADV_DONTNEED"):  # not on every system; there the system decides
             for mapped in self._maps.values():
                 mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def open_checkpoint(folder: Path | str, config: Config) -> Checkpoint:
-    """Map a folder's weights and hold them against the config.
+    """Map the weights of a folder and check them against a config.
 
-    Raises ModelError for a missing file, for one that the safetensors library refuses, an index that does not agree
-    with its shards, a tensor that is missing, surplus or of another shape or dtype, quantised weights whose tensors do
-    not fit together, and a shard that is a link out of the folder. `lm_head.weight` may be absent, or present and
-    ignored, where the embedding is tied.
+    Where the embedding is tied, `lm_head.weight` may be absent; it is ignored.
+
+    Raises:
+        ModelError: a file is missing or refused by the safetensors library, an index disagrees with its shards, a shard
+            is a link out of the folder, or a tensor is missing, surplus, or has a wrong shape or dtype.
     """
     folder = Path(folder)
     maps: dict[Path, mmap.mmap] = {}
-    # Anything under the index's name is meant to be one, also a pipe or a link to nowhere.
+    # Any file with the name of the index is read as an index, also a pipe or a broken link.
     source = folder / (INDEX if os.path.lexists(folder / INDEX) else SINGLE)
     if source.name == INDEX:
-        tensors = _shards(source, maps)
+        tensors = _map_shards(source, maps)
     else:
-        tensors, maps[source] = _tensors_of(source)
+        tensors, maps[source] = _map_tensors(source)
     network = compose(config)
     shapes = network.layer_tensor_shapes()
     prefix = network.bare_prefix
@@ -106,7 +110,7 @@ def open_checkpoint(folder: Path | str, config: Config) -> Checkpoint:
     for name, shape in shapes.items():
         weight = weights.get(name, tensors.get(name))
         if weight is None:
-            raise _error(f"{source}: tensor {_in_file(name)} is missing")
+            raise _error(f"{source}: tensor {_drop_indices(name)} is missing")
         if weight.shape != shape:
             raise _error(f"{source}: {name} has shape {weight.shape}; config.json asks for {shape}")
         for quantised, dtype in _QUANTISED.items():
@@ -115,14 +119,14 @@ def open_checkpoint(folder: Path | str, config: Config) -> Checkpoint:
         weights[name] = weight
     for name in tensors:
         if name not in shapes and not network.leaves_out(name) and not name.endswith(_IGNORED_SUFFIX):
-            raise _error(f"{source}: {_in_file(name)} is not a tensor of {config.architecture}")
+            raise _error(f"{source}: {_drop_indices(name)} is not a tensor of {config.architecture}")
     return Checkpoint({name: weights[name] for name in shapes}, maps)
 
 
 def _quantised_weights(
     source: Path, tensors: dict[str, np.ndarray], network: Network, config: Config
 ) -> dict[str, Weight]:
-    """Take the tensors of the quantised weights out of `tensors` and return the weights by their names."""
+    """Remove the tensors of quantised weights from `tensors` and return the quantised weights by name."""
     if config.weight_format is None:
         return {}
     shapes = network.layer_tensor_shapes()
@@ -133,14 +137,19 @@ def _quantised_weights(
         try:
             weight = config.weight_format.from_checkpoint(name, tensors, shape, dtype)
         except ModelError as error:
-            raise _error(f"{source}: {_in_file(error.message)}") from None
+            raise _error(f"{source}: {_drop_indices(error.message)}") from None
         if weight is not None:
             weights[name] = weight.astype(np.float32) if name in network.exact else weight
     return weights
 
 
 def _divide_stacks(source: Path, tensors: dict[str, np.ndarray], stacks: Mapping[str, Sequence[str]]) -> None:
-    """Replace every stack by its parts: a tensor [parts, ...] of its name, and those of a format, named behind it."""
+    """Replace stacked tensors by the tensors of their layers or experts, in place.
+
+    Args:
+        stacks: names of stacks with the names of their members. A stack [members, ...] has this name, or this name with
+            a suffix of a format's tensor.
+    """
     stack_tensors: dict[str, list[str]] = {stack: [] for stack in stacks}
     for name in tensors:
         ends = (len(name), *(match.start() for match in re.finditer("_", name)))
@@ -150,71 +159,83 @@ def _divide_stacks(source: Path, tensors: dict[str, np.ndarray], stacks: Mapping
     for stack, names in stack_tensors.items():
         if not names:
             raise _error(f"{source}: tensor {stack} is missing")
-        parts = stacks[stack]
+        members = stacks[stack]
         for name in names:
             tensor = tensors.pop(name)
-            if tensor.shape[:1] != (len(parts),):
+            if tensor.shape[:1] != (len(members),):
                 raise _error(
-                    f"{source}: {name} has shape {tensor.shape}; config.json asks for {len(parts)} experts"
+                    f"{source}: {name} has shape {tensor.shape}; config.json asks for {len(members)} experts"
                 )
             suffix = name.removeprefix(stack)
-            tensors |= {part + suffix: tensor[index] for index, part in enumerate(parts)}
+            tensors |= {member + suffix: tensor[index] for index, member in enumerate(members)}
 
 
-def _shards(index: Path, maps: dict[Path, mmap.mmap]) -> dict[str, np.ndarray]:
+def _map_shards(index: Path, maps: dict[Path, mmap.mmap]) -> dict[str, np.ndarray]:
+    """Map the shards of an index, add them to `maps`, and return the tensors by name.
+
+    Raises:
+        ModelError: the index is not a valid one, names a file that is missing or outside the folder, or assigns tensors
+            unlike the shards.
+    """
     folder = index.parent
-    where = read_json(index).get("weight_map")
-    if not isinstance(where, dict) or not all(isinstance(file, str) for file in where.values()):
+    files = read_json(index).get("weight_map")
+    if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
         raise _error(f"{index}: weight_map is not an object from tensor names to file names")
     tensors: dict[str, np.ndarray] = {}
-    for file in sorted(set(where.values())):
+    for file in sorted(set(files.values())):
         if file != Path(file).name:
             raise _error(f"{index}: weight_map names {file!r}, which is not a file of the same folder")
         if not os.path.lexists(folder / file):
             raise _error(f"{index}: weight_map names {file}, which is missing")
         check_inside(folder / file)
-        inside, maps[folder / file] = _tensors_of(folder / file)
-        for name, tensor in inside.items():
-            if where.get(name) != file:
+        shard, maps[folder / file] = _map_tensors(folder / file)
+        for name in shard:
+            if files.get(name) != file:
                 raise _error(
-                    f"{folder / file}: holds {name}; the index assigns it to {where.get(name, 'no file')}"
+                    f"{folder / file}: holds {name}; the index assigns it to {files.get(name, 'no file')}"
                 )
-            tensors[name] = tensor
-    for name, file in where.items():
+        tensors |= shard
+    for name, file in files.items():
         if name not in tensors:
             raise _error(f"{folder / file}: tensor {name} is missing; {INDEX} assigns it to this file")
     return tensors
 
 
-def _tensors_of(path: Path) -> tuple[dict[str, np.ndarray], mmap.mmap]:
-    """Every tensor of a .safetensors file, and the map that they lie in.
+def _map_tensors(path: Path) -> tuple[dict[str, np.ndarray], mmap.mmap]:
+    """Map a .safetensors file and return its tensors by name, and the map.
 
-    The library holds the header against its rules, which leave no byte between tensors; its shapes give their places.
+    The library checks the header: the tensors follow each other without a gap, so their shapes determine their offsets.
+
+    Raises:
+        ModelError: the file is missing, cannot be read, is not a safetensors file, or has an unknown dtype.
     """
     try:
         with opened(path) as file:  # the library would wait for the writer of a pipe
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
             if length > _MOST_HEADER_BYTES:
-                what = f"its header takes {length:,} bytes; at most {_MOST_HEADER_BYTES:,}"
-                raise _error(f"{path} is not a safetensors file: {what}")
+                raise _error(
+                    f"{path} is not a safetensors file: its header takes {length:,} bytes; at most "
+                    f"{_MOST_HEADER_BYTES:,}"
+                )
             with safetensors.safe_open(path, framework="np") as header:
                 slices = [(name, header.get_slice(name)) for name in header.offset_keys()]
-                described = [(name, each.get_dtype(), tuple(each.get_shape())) for name, each in slices]
+                described = [(name, tensor.get_dtype(), tuple(tensor.get_shape())) for name, tensor in slices]
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError:
         raise _error(f"{path} is missing, and so is {INDEX}") from None
     except OSError as error:
         raise _error(f"{path} cannot be read: {error.strerror or error}") from None
     except safetensors.SafetensorError as error:
-        why = str(error).removeprefix("Error while deserializing header: ")
-        raise _error(f"{path} is not a safetensors file: {why}") from None
+        reason = str(error).removeprefix("Error while deserializing header: ")
+        raise _error(f"{path} is not a safetensors file: {reason}") from None
     content = np.frombuffer(mapped, np.uint8)
     end = _LENGTH_BYTES + length
     tensors: dict[str, np.ndarray] = {}
+    dtypes = _DTYPES | _QUANTISED
     for name, dtype_name, shape in described:
-        if dtype_name not in (*_DTYPES, *_QUANTISED):
+        if dtype_name not in dtypes:
             raise _error(f"{path}: {name} has dtype {dtype_name!r}; known are {', '.join(_DTYPES)}")
-        dtype = (_DTYPES | _QUANTISED)[dtype_name]
+        dtype = dtypes[dtype_name]
         begin, end = end, end + prod(shape) * dtype.itemsize
         try:
             tensors[name] = content[begin:end].view(dtype).reshape(shape)
@@ -223,10 +244,11 @@ def _tensors_of(path: Path) -> tuple[dict[str, np.ndarray], mmap.mmap]:
     return tensors, mapped
 
 
-def _in_file(text: str) -> str:
-    """Return a text in which parts of stacks have the names of their stacks, as the files have them."""
+def _drop_indices(text: str) -> str:
+    """Return a text without the indices of stack members, so that their names are those of the files."""
     return re.sub(r"\[\d+\]", "", text)
 
 
 def _error(message: str) -> ModelError:
+    """Return the error to raise about weights."""
     return ModelError(message, "NKW-MODEL-WEIGHTS")

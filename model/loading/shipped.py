@@ -1,4 +1,4 @@
-"""The models that come with the package, by their names."""
+"""Models that come with the package, by name."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 PRETRAINED = Path(__file__).resolve().parents[1] / "pretrained"
 SHIPPED = {"stories": PRETRAINED, "stories-moe": PRETRAINED / "stories-moe"}
-"""A dense story writer, which is the default, and one whose MLPs are routed experts."""
+"""Folders by name: a dense story writer, which is the default, and a story writer with routed experts."""
 
 
 def model_path(name: str | Path) -> Path:
-    """The path as it stands, or the folder of a shipped model where nothing is at that path."""
+    """Return a path unchanged, or the folder of the shipped model of that name where the path does not exist."""
     path = Path(name)
     # Path.exists raises OSError for a name that is too long.
     return path if os.path.exists(path) else SHIPPED.get(str(name), path)

@@ -1,4 +1,4 @@
-"""Text to token ids and back: tokenizer.json through the `tokenizers` library, and a decoder for streams."""
+"""Tokenizer of a model folder: tokenizer.json through the `tokenizers` library, and a decoder of token streams."""
 
 from __future__ import annotations
 
@@ -8,38 +8,36 @@ from typing import TypeVar
 
 import tokenizers
 
-from model.errors import ModelError
-from nkw.files import read_text
+from model.errors import ModelError, read_text_file
 from nkw.process import Limits, quiet, trial
 
 T = TypeVar("T")
 
 _LIMITS = Limits(cpu_seconds=30, memory_bytes=2**32)
-"""Loading the largest published tokenizers takes a few seconds and a few hundred megabytes."""
+"""Limits of a trial call; the largest published tokenizers take a few seconds and a few hundred megabytes."""
+_CODE = "NKW-MODEL-TOKENIZER"
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class Tokenizer:
-    """The tokenizer of a model folder."""
+    """Tokenizer of a model folder."""
 
     def __init__(self, folder: Path | str, vocab_size: int, isolated: bool = True) -> None:
-        """Read tokenizer.json; ModelError if it is missing, damaged, or has ids that the model has no row for.
+        """Read tokenizer.json.
 
-        Calls that may abort or never end are tried in a forked process first, where `isolated`. A job process that has
-        limits already needs no such trial.
+        Args:
+            vocab_size: rows of the model's embedding; ids must be below it.
+            isolated: try calls that may abort or never end in a forked process first. A job process that has limits
+                needs no such trial.
+
+        Raises:
+            ModelError: the file is missing or damaged, or has ids of `vocab_size` or above.
         """
         self._isolated = isolated
-        self._path = path = Path(folder) / "tokenizer.json"
+        self._path = Path(folder) / "tokenizer.json"
         self._vocab_size = vocab_size
-        try:
-            text = read_text(path)
-        except FileNotFoundError:
-            raise self._error("is missing") from None
-        except OSError as error:
-            raise self._error(f"cannot be read: {error.strerror or error}") from None
-        except UnicodeDecodeError as error:
-            raise self._error(f"is not a tokenizer: {error}") from None
-        self._inner = self._tried(lambda: tokenizers.Tokenizer.from_str(text), "is not a tokenizer")
+        text = read_text_file(self._path, _CODE)
+        self._inner = self._try_call(lambda: tokenizers.Tokenizer.from_str(text), "is not a tokenizer")
         ids = self._inner.get_vocab(with_added_tokens=True).values()
         if not ids:
             raise self._error("has an empty vocabulary")
@@ -53,14 +51,17 @@ class Tokenizer:
         return self._path.parent
 
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
-        """The ids of a text, with the special tokens that tokenizer.json adds unless `special_tokens` is False."""
+        """Return the ids of a text; `special_tokens` adds the special tokens of tokenizer.json.
+
+        Raises ModelError for a text that is not Unicode, and for a failure of the library.
+        """
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise ModelError(
                 f"the prompt is not Unicode text: {error.reason} at character {error.start}"
             ) from None
-        ids: list[int] = self._tried(
+        ids: list[int] = self._try_call(
             lambda: self._inner.encode(text, add_special_tokens=special_tokens).ids,
             "cannot encode the prompt",
         )
@@ -68,38 +69,42 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of some ids, without special tokens."""
-        return self._called(
+        """Return the text of token ids without special tokens. Raises ModelError for a failure of the library."""
+        return self._call(
             lambda: self._inner.decode(list(ids), skip_special_tokens=True), "cannot decode its ids"
         )
 
     def shown(self, id: int) -> str:
-        """The text of an id alone; of a special token, the name that the vocabulary gives it."""
+        """Return the text of a token without its context; the vocabulary's name of a special token."""
         return self.decode([id]) or str(self._inner.id_to_token(id) or "")
 
     def as_json(self) -> str:
-        """The tokenizer as the text of a tokenizer.json."""
+        """Return the tokenizer as the text of a tokenizer.json."""
         return str(self._inner.to_str())
 
     def stream(self, context: Iterable[int] = ()) -> TokenStream:
-        """A decoder that takes one id after the other; `context` holds the ids before the first."""
+        """Return a decoder of a token stream; `context` has the ids before its first token."""
         return TokenStream(self, context)
 
     def _check(self, ids: Iterable[int]) -> None:
+        """Raise ModelError if an id is not below the size of the vocabulary."""
         largest = max(ids, default=0)
         if largest >= self._vocab_size:
             raise self._error(f"has token id {largest}; config.json has a vocab_size of {self._vocab_size}")
 
-    def _tried(self, action: Callable[[], T], failure: str) -> T:
-        """The result of a call into the library that is tried in another process first: it may abort or never end."""
+    def _try_call(self, action: Callable[[], T], failure: str) -> T:
+        """Call into the library after a trial in a forked process, because the call may abort or never end.
+
+        Raises ModelError, which begins with `failure`, where the trial or the call fails.
+        """
         if self._isolated and not trial(action, _LIMITS):
             raise self._error(
                 f"{failure}: the tokenizers library aborts, or takes too long or too much memory"
             )
-        return self._called(action, failure)
+        return self._call(action, failure)
 
-    def _called(self, action: Callable[[], T], failure: str) -> T:
-        """The result of a call into the library; its panics are no Exceptions, and it prints them as well."""
+    def _call(self, action: Callable[[], T], failure: str) -> T:
+        """Call into the library without its output. Raises ModelError also for a panic, which is no Exception."""
         try:
             with quiet():
                 return action()
@@ -108,26 +113,28 @@ class Tokenizer:
         except BaseException as error:
             raise self._error(f"{failure}: {error}") from None
 
-    def _error(self, what: str) -> ModelError:
-        return ModelError(f"{self._path} {what}", "NKW-MODEL-TOKENIZER")
+    def _error(self, problem: str) -> ModelError:
+        """Return the error to raise about tokenizer.json."""
+        return ModelError(f"{self._path} {problem}", _CODE)
 
 
 class TokenStream:
-    """Decodes a growing sequence of ids and gives out complete characters only.
+    """Decoder of a growing sequence of token ids. It returns complete characters only.
 
-    A character may be spread over several tokens (byte-level BPE, byte fallback), and the text of a token may depend
-    on the one before it (a leading blank is dropped at the start of a text). So the ids since the last complete
-    character are decoded together with the ids before, and what is new is held back while it ends in the replacement
-    character that stands for a broken one.
+    A character may extend over several tokens (byte-level BPE, byte fallback). The text of a token may depend on the
+    token before it: a leading blank is dropped at the start of a text. So the ids since the last complete character are
+    decoded together with the ids before them. New text is kept back while it ends in the replacement character, which
+    marks an incomplete character.
     """
 
     def __init__(self, tokenizer: Tokenizer, context: Iterable[int] = ()) -> None:
+        """Start behind the ids of `context`."""
         self._tokenizer = tokenizer
         self._before = list(context)
         self._pending: list[int] = []
 
     def push(self, token: int) -> str:
-        """The text that `token` completes; "" while a character is unfinished."""
+        """Append a token and return the text that it completes; "" while a character is incomplete."""
         self._pending.append(token)
         text = self._new_text()
         if not text or text.endswith(_REPLACEMENT):
@@ -136,11 +143,12 @@ class TokenStream:
         return text
 
     def finish(self) -> str:
-        """The text still held back, with a replacement character for a character that was never finished."""
+        """Return the text that was kept back, with a replacement character for an incomplete character."""
         text = self._new_text()
         self._before, self._pending = self._pending, []
         return text
 
     def _new_text(self) -> str:
+        """Return the text of the pending ids."""
         known = self._tokenizer.decode(self._before)
         return self._tokenizer.decode([*self._before, *self._pending])[len(known) :]

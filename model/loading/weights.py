@@ -1,4 +1,4 @@
-"""Weights of the ranks: every weight of a checkpoint cut once, into the layout the kernels want."""
+"""Weights of ranks: each weight of a checkpoint is cut once, into the layout of the kernels."""
 
 from __future__ import annotations
 
@@ -23,10 +23,13 @@ from model.layers.weight import Weight
 
 @dataclass(frozen=True)
 class RankWeights:
-    """The weights of one rank by their names in the layers; `dtype` is that of activations and states.
+    """Weights of a rank.
 
-    `formats` are those of the weights whose stored tensors kernels read: the arrays of such a weight have its name and
-    those of its tensors, such as `layers.0.mlp.w_up` and `layers.0.mlp.w_up_scales`.
+    shard    the rank's shard of the model
+    dtype    dtype of activations and states
+    arrays   arrays by name in the layers
+    formats  formats of the weights whose stored tensors kernels read, by name. Such a weight has an array for each
+             tensor, such as `layers.0.mlp.w_up` and `layers.0.mlp.w_up_scales`.
     """
 
     shard: Shard
@@ -34,25 +37,20 @@ class RankWeights:
     arrays: Mapping[str, np.ndarray]
     formats: Mapping[str, Format] = field(default_factory=dict)
 
-    def of(self, weight: Weight) -> dict[str, np.ndarray]:
+    def select(self, weight: Weight) -> dict[str, np.ndarray]:
         """Return the arrays of a weight by name."""
         return {name: self.arrays[name] for name in weight.describe(self.shard, self.dtypes)}
 
     @cached_property
     def dtypes(self) -> WeightDtypes:
-        """The dtypes of the arrays."""
+        """Dtypes of the arrays."""
         return WeightDtypes.from_names(
             {name: array.dtype for name, array in self.arrays.items()}, self.formats
         )
 
 
-def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """Every tensor of a checkpoint with its shape; as the checkpoint holds it."""
-    return compose(config).tensor_shapes()
-
-
 def check_ranks(config: Config, ranks: int) -> None:
-    """Raise ModelError where `ranks` ranks cannot share this model."""
+    """Raise ModelError if `ranks` ranks cannot share a model."""
     if ranks < 1:
         raise ModelError(f"tensor parallelism over {ranks} ranks; at least 1 is needed")
     refusal = config.refusal(ranks)
@@ -64,64 +62,62 @@ def shard_weights(
     config: Config,
     weights: Mapping[str, StoredWeight],
     ranks: int,
-    own: Sequence[Shard] | None = None,
-    taken: Callable[[], None] = lambda: None,
+    shards: Sequence[Shard] | None = None,
+    after_layer: Callable[[], None] = lambda: None,
     dtype: str = "float32",
     layers: Iterable[Layer] | None = None,
 ) -> tuple[RankWeights, ...]:
-    """Cut a checkpoint for `ranks` ranks, or for the shards `own`; ModelError if they cannot share the model.
+    """Cut the weights of a checkpoint into shards. Shards with equal weights share their arrays.
 
-    With `layers` only the weights of these, such as those of a stage, are read and held.
-    `taken` is called after each layer, so that the checkpoint can let go of what has been read. `dtype` (float32,
-    bfloat16 or auto) is that of the activations; beside float32 ones weights keep the checkpoint's dtype, beside
-    bfloat16 ones they are rounded to bfloat16. Ranks share what they hold alike.
+    Args:
+        ranks: tensor-parallel ranks of the model.
+        shards: the shards to cut; None for the shards of all ranks.
+        after_layer: called after each layer, so that the memory of its checkpoint tensors can be released.
+        dtype: dtype of activations: float32, bfloat16 or auto. With float32, weights keep the checkpoint's dtype; with
+            bfloat16, they are rounded to bfloat16.
+        layers: the layers whose weights are read, such as those of a pipeline stage; None for all.
+
+    Raises:
+        ModelError: the ranks cannot share the model, or the weights exceed the memory of this machine.
     """
     check_ranks(config, ranks)
     activations = activation_dtype(dtype, config, weights)
     network = compose(config)
-    shards = [Shard(rank, ranks) for rank in range(ranks)] if own is None else own
-    held_layers = list(network.all_layers if layers is None else layers)
-    distinct = {each.name: each for layer in held_layers for each in layer.weights}
+    shards = [Shard(rank, ranks) for rank in range(ranks)] if shards is None else shards
+    layers = list(network.all_layers if layers is None else layers)
+    distinct = {weight.name: weight for layer in layers for weight in layer.weights}
     nbytes = (
         prod(weight.shape(shard)) * weight.held_dtype(weights, activations).itemsize
         for weight in distinct.values()
         for shard in shards
     )
     check_memory(sum(nbytes), f"the weights of {len(shards)} rank{'s' if len(shards) > 1 else ''}")
-    held: list[dict[str, np.ndarray]] = [{} for _ in shards]
+    shard_arrays: list[dict[str, np.ndarray]] = [{} for _ in shards]
     formats: dict[str, Format] = {}
-    for layer in held_layers:
+    for layer in layers:
         for weight in layer.weights:
             format = weight.kernel_format(weights, kernel_parameters)
             if format is not None:
                 formats[weight.name] = format
             arrays_by_key: dict[object, dict[str, np.ndarray]] = {}
-            for arrays, shard in zip(held, shards):
+            for arrays, shard in zip(shard_arrays, shards):
                 key = weight.content_key(shard)
-                if key not in arrays_by_key:
-                    arrays_by_key[key] = _take(weight, weights, shard, activations, format)
+                if key not in arrays_by_key and format is not None:
+                    arrays_by_key[key] = weight.take_stored(weights, shard, format)
+                elif key not in arrays_by_key:
+                    arrays_by_key[key] = {weight.name: weight.take(weights, shard, activations)}
                 arrays |= arrays_by_key[key]
-        taken()
-    return tuple(RankWeights(shard, activations, arrays, formats) for shard, arrays in zip(shards, held))
+        after_layer()
+    return tuple(
+        RankWeights(shard, activations, arrays, formats) for shard, arrays in zip(shards, shard_arrays)
+    )
 
 
 def kernel_parameters(kernel: str) -> Collection[str]:
-    """Return the names of a kernel's parameters; kernels and simulator are imported by the first call alone."""
+    """Return the names of a kernel's parameters. The first call imports the kernels and the simulator."""
     from model import device
 
     return device.kernel_parameters(kernel)
-
-
-def _take(
-    weight: Weight,
-    weights: Mapping[str, StoredWeight],
-    shard: Shard,
-    activations: np.dtype,
-    format: Format | None,
-) -> dict[str, np.ndarray]:
-    if format is None:
-        return {weight.name: weight.take(weights, shard, activations)}
-    return weight.take_stored(weights, shard, format)
 
 
 def weight_dtypes(
@@ -139,24 +135,27 @@ def weight_dtypes(
     return WeightDtypes.from_names(dtypes, formats)
 
 
-def weights_of_all(config: Config, one: RankWeights) -> tuple[RankWeights, ...]:
-    """Weights for dry runs of all ranks: right in shapes and dtypes, which `one` of them has, without memory."""
+def describe_all_ranks(config: Config, rank_weights: RankWeights) -> tuple[RankWeights, ...]:
+    """Return the weights of all ranks for dry runs: zeros of the right shapes and dtypes, without memory.
 
-    def alike(weight: Weight, shard: Shard) -> dict[str, np.ndarray]:
-        described = weight.describe(shard, one.dtypes)
-        return {
-            name: np.broadcast_to(np.zeros((), dtype), shape) for name, (shape, dtype) in described.items()
-        }
-
+    Args:
+        rank_weights: the weights of any rank, which decide dtypes, formats and the number of shards.
+    """
     weights = list(compose(config).weights)
-    tensor, experts = one.shard.ranks, one.shard.expert_ranks
-    shards = [Shard(rank, tensor, expert, experts) for expert in range(experts) for rank in range(tensor)]
+    ranks, expert_ranks = rank_weights.shard.ranks, rank_weights.shard.expert_ranks
+    shards = [
+        Shard(rank, ranks, expert, expert_ranks) for expert in range(expert_ranks) for rank in range(ranks)
+    ]
     return tuple(
         RankWeights(
             shard,
-            one.dtype,
-            {name: array for weight in weights for name, array in alike(weight, shard).items()},
-            one.formats,
+            rank_weights.dtype,
+            {
+                name: np.broadcast_to(np.zeros((), dtype), shape)
+                for weight in weights
+                for name, (shape, dtype) in weight.describe(shard, rank_weights.dtypes).items()
+            },
+            rank_weights.formats,
         )
         for shard in shards
     )

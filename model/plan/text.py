@@ -40,7 +40,7 @@ def _parameters(plan: Plan) -> list[Part]:
     model, size, encoder = plan.model, DTYPE_BYTES[plan.dtype], plan.model.config.encoder
     rows = [
         (
-            encoder.what if part == "aside" and encoder else part,
+            encoder.description if part == "aside" and encoder else part,
             f"{count:,}",
             f"{count / model.total:.1%}",
             _gb(count * size),

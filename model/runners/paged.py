@@ -61,7 +61,7 @@ class PagedModel:
     ) -> None:
         """ModelError where the machine has too little memory for pages and slots."""
         assert config.longest_short is None, (
-            "pages are shared by sequences of all lengths: see ModelConfig.of_length"
+            "pages are shared by sequences of all lengths: see ModelConfig.fix_rope_length"
         )
         self._mesh = mesh = mesh or Mesh(device.ranks)
         self._pools = [pools] if isinstance(pools, PagePool) else list(pools)

@@ -100,7 +100,7 @@ class Deployment:
         record, cores, length = chip(instance.target), instance.physical_cores, setup.max_model_len
         for each in models:
             _check_model(each, length)
-        models = [replace(each, config=each.config.of_length(length)) for each in models]
+        models = [replace(each, config=each.config.fix_rope_length(length)) for each in models]
         model = models[0]
         if len(models) > 1 and model.config.vocab_size != models[1].config.vocab_size:
             raise ModelError(

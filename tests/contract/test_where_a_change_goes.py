@@ -333,7 +333,6 @@ import safetensors.numpy
 
 from nkw.commands import main
 from model.families import load_config
-from model.loading.weights import tensor_shapes
 
 SIZES = dict(v=300, h=32, f=48, l=2, q=4, g=2, d=8, n=64)
 
@@ -343,7 +342,7 @@ def test_its_kernels_generate_what_its_reference_does(tmp_path, byte_tokenizer, 
     (tmp_path / "config.json").write_text(json.dumps(config))
     byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
     random = np.random.default_rng(7)
-    shapes = tensor_shapes(load_config(tmp_path))
+    shapes = compose(load_config(tmp_path)).tensor_shapes()
     weights = {name: random.uniform(0.5, 1.5, shape).astype(np.float32) for name, shape in shapes.items()}
     safetensors.numpy.save_file(weights, tmp_path / "model.safetensors")
     words = ["generate", "--model", str(tmp_path), "--prompt", "ab", "--max-new-tokens", "3", "--tp", "2"]

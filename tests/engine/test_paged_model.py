@@ -240,7 +240,7 @@ def test_longrope_takes_the_factors_of_the_longest_sequence(
     config, weights = load(write_tiny(tmp_path, name))
     assert config.longest_short == 16
     scheduler = Scheduler(PagePool(12, 16), SchedulerOptions(4, 16))
-    rows, _ = logits_of_requests(paged(config.of_length(length), weights, scheduler, 2, 64), scheduler)
+    rows, _ = logits_of_requests(paged(config.fix_rope_length(length), weights, scheduler, 2, 64), scheduler)
     family, changes = TINY[name]
     rope = changes["rope_parameters"]
     always = {**rope, "short_factor": rope[factors], "long_factor": rope[factors]}

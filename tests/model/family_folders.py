@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from model.families import FAMILIES, load_config
-from model.loading.weights import tensor_shapes
+from model.families import FAMILIES, compose, load_config
 from tests.model.folders import byte_tokenizer
 from tests.model.random_families import FAMILIES as DRAWN
 from tests.model.random_families import drawn
@@ -40,7 +39,7 @@ def write_family(folder: Path, family: str, seed: int = 0) -> Path:
     generator = np.random.default_rng(seed)
     weights = {
         name: (generator.standard_normal(shape) / max(shape[-1], 1) ** 0.5).astype(np.float32)
-        for name, shape in tensor_shapes(load_config(folder)).items()
+        for name, shape in compose(load_config(folder)).tensor_shapes().items()
     }
     safetensors.numpy.save_file(weights, folder / "model.safetensors")
     return folder

@@ -16,9 +16,8 @@ import safetensors
 import safetensors.numpy
 
 from model.errors import ModelError
-from model.families import load_config
+from model.families import compose, load_config
 from model.loading.checkpoint import open_checkpoint
-from model.loading.weights import tensor_shapes
 from tests.hostile import mutate
 
 NORM = "model.norm.weight"
@@ -86,7 +85,7 @@ def test_names_and_shapes_are_those_of_transformers(write_model, transformers_ll
         folder = write_model(name=f"model{number}", **changes)
         oracle = transformers_llama.LlamaForCausalLM(AutoConfig.from_pretrained(folder))
         wanted = {name: tuple(tensor.shape) for name, tensor in oracle.named_parameters()}
-        assert tensor_shapes(load_config(folder)) == wanted
+        assert compose(load_config(folder)).tensor_shapes() == wanted
 
 
 def test_shards_are_one_checkpoint(write_model) -> None:
@@ -296,7 +295,7 @@ def test_what_was_let_go_of_is_read_again(write_model, random_weights) -> None:
     }
     for _ in range(2):
         assert {name: tensor.tobytes() for name, tensor in checkpoint.items()} == wanted
-        checkpoint.let_go()
+        checkpoint.release()
 
 
 @pytest.mark.skipif(
@@ -313,5 +312,5 @@ def test_what_was_let_go_of_takes_no_memory(write_model) -> None:
 
     assert sum(float(tensor.astype(np.float32).sum()) for tensor in checkpoint.values())
     assert resident_kib() > 0
-    checkpoint.let_go()
+    checkpoint.release()
     assert resident_kib() == 0

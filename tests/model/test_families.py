@@ -16,7 +16,7 @@ from model.families import FAMILIES, compose, load_config, read_config
 from model.families.registry import Family
 from model.layers import unsupported
 from model.loading.checkpoint import open_checkpoint
-from model.loading.weights import shard_weights, tensor_shapes
+from model.loading.weights import shard_weights
 from model.plan.sizes import ModelSizes
 from model.runners.contiguous import KernelModel
 from model.runners.reference import ReferenceModel
@@ -47,7 +47,7 @@ def toy(monkeypatch, tmp_path, byte_tokenizer) -> Path:
         name: generator.uniform(0.5, 1.5, shape)
         if len(shape) == 1
         else generator.standard_normal(shape) * 1.5 / shape[1] ** 0.5
-        for name, shape in tensor_shapes(load_config(tmp_path)).items()
+        for name, shape in compose(load_config(tmp_path)).tensor_shapes().items()
     }
     safetensors.numpy.save_file(
         {name: each.astype(np.float32) for name, each in weights.items()}, tmp_path / "model.safetensors"

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from model.families import SPEECH, load_config
-from model.loading.weights import tensor_shapes
+from model.families import SPEECH, compose, load_config
 from tests.model.folders import byte_tokenizer
 
 FIELDS: dict[str, Any] = dict(
@@ -87,7 +86,7 @@ def write_whisper(
     generator = np.random.default_rng(seed)
     weights = {
         name: (generator.standard_normal(shape) * 1.5 / max(shape[-1], 1) ** 0.5).astype(np.float32)
-        for name, shape in tensor_shapes(load_config(folder, SPEECH)).items()
+        for name, shape in compose(load_config(folder, SPEECH)).tensor_shapes().items()
     }
     safetensors.numpy.save_file(weights, folder / "model.safetensors")
     return folder

@@ -94,7 +94,7 @@ def _bundle_layer(options: argparse.Namespace, config: ModelConfig) -> None:
     ids = list(islice(cycle(encoded), tokens))
     files = weights.files if isinstance(weights, Checkpoint) else []
     with json_document(options.json, _outputs(options, files), "bundle") as contents:
-        ranks = shard_weights(config, weights, 1, taken=weights.let_go, dtype=options.dtype)
+        ranks = shard_weights(config, weights, 1, after_layer=weights.release, dtype=options.dtype)
         own = {each.name for part in compose(config).blocks[layer] for each in part.weights}
         named = {name: array for name, array in ranks[0].arrays.items() if name in own}
         if files and sum(each.nbytes for each in named.values()) <= MOST_BYTES:
@@ -144,7 +144,7 @@ def _bundle_generation(options: argparse.Namespace, config: ModelConfig) -> None
     prompts = [Prompt(text, tuple(encode_prompt(text, tokenizer, config))) for text in texts]
     weights = open_checkpoint(options.model, config)
     with json_document(options.json, _outputs(options, weights.files), "bundle") as contents:
-        (rank,) = shard_weights(config, weights, 1, taken=weights.let_go, dtype=options.dtype)
+        (rank,) = shard_weights(config, weights, 1, after_layer=weights.release, dtype=options.dtype)
         device = GenerationDevice(options.target, rank.arrays)
         longest = max(positions_needed(len(each.ids), most, config) for each in prompts)
         positions = bucket_length(longest, config.context)

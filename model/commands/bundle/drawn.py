@@ -45,7 +45,7 @@ class DrawnWeights(Mapping[str, np.ndarray]):
     def __len__(self) -> int:
         return len(self._shapes)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Nothing: no tensor is kept."""
 
 

@@ -29,7 +29,7 @@ def bundle_section(options: argparse.Namespace, config: Config) -> None:
     weights = open_checkpoint(options.model, config)
     outputs = Outputs(lambda: [*model_files(options.model), *weights.files])
     with json_document(options.json, outputs, "bundle") as contents:
-        (rank,) = shard_weights(config, weights, 1, taken=weights.let_go, dtype=options.dtype)
+        (rank,) = shard_weights(config, weights, 1, after_layer=weights.release, dtype=options.dtype)
         device = BundlingDevice(options.target, options.layer, {})
         device.phase = "step"
         step = make_step(config, rank.dtype, rank.dtypes)

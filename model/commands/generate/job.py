@@ -14,7 +14,7 @@ from model.errors import ModelError
 from model.execution.bound_launch import Device
 from model.execution.expert_load import ExpertLoad
 from model.llm.loaded import LoadedModel, open_device
-from model.loading.weights import RankWeights, weights_of_all
+from model.loading.weights import RankWeights, describe_all_ranks
 from model.mesh import Mesh
 from model.runners.bucket_length import bucket_length, positions_needed
 from model.runners.contiguous import KernelModel
@@ -98,7 +98,7 @@ class Job:
         """
         shards = self._own_shards
         if this_rank() is not None:
-            shards = weights_of_all(self.config, shards[0])
+            shards = describe_all_ranks(self.config, shards[0])
         return self._model(device, progress, shards, done)
 
     def _model(

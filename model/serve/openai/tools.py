@@ -21,7 +21,7 @@ def tool_parser(folder: Path, given: str | None) -> str | None:
     if given is not None:
         return given
     try:
-        text = ChatTemplate(folder).text_with_tools
+        text = ChatTemplate(folder).source_with_tools
     except ModelError:  # said to whoever asks for a chat
         return None
     if "<tool_call>" in text and "<function=" not in text:
