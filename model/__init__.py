@@ -1,6 +1,6 @@
-"""Language models read from Hugging Face folders, run by NKI kernels or by plain numpy.
+"""Language models of Hugging Face folders, run by NKI kernels or by plain numpy.
 
-Its names are imported when they are asked for; importing this package alone imports nothing.
+The names of this package are imported at their first use; `import model` imports nothing else.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """A name of the engine."""
+    """Import a public name. Raises AttributeError for another name."""
     if name in ("LLM", "EngineArgs"):
         import model.llm
 

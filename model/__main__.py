@@ -1,4 +1,4 @@
-"""`python -m model`, which is the command `nkw`."""
+"""`python -m model`: the command `nkw`."""
 
 import sys
 

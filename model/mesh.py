@@ -1,12 +1,12 @@
-"""The mesh of ranks: who holds which shard of the model, which sequences and rows, which groups meet in a collective.
+"""Mesh of ranks: shards, sequences and rows of each rank, and the groups of collectives.
 
     rank = (stage * data + data index) * tensor + tensor index
 
-A stage of the pipeline holds some of the layers. In it a group of tensor-parallel ranks holds these layers once and
-computes some of the sequences; data-parallel groups hold the same weights and compute other sequences. Stages are the
-outermost axis, because they exchange least: one matrix, over the links that are slowest. Sequence parallelism is no
-further axis: the ranks of a tensor-parallel group cut the rows of its prompts among them. Nor is expert parallelism:
-neighbouring data-parallel groups divide the routed experts, and send each other the rows that pass these.
+A pipeline stage holds some of the layers. A group of tensor-parallel ranks holds the layers of its stage once and
+computes some of the sequences. Data-parallel groups hold the same weights and compute further sequences. Stages are the
+outermost axis, because they exchange least: one matrix, over the slowest links. Sequence parallelism needs no axis: the
+ranks of a tensor-parallel group divide the rows of its prompts. Expert parallelism needs no axis: neighbouring
+data-parallel groups divide the routed experts, and exchange the rows of their tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from model.layers.shard import Shard
 
 
 def check_sequence(cuts_sequence: bool, tensor: int) -> None:
-    """ModelError for sequence parallelism on one tensor-parallel rank."""
+    """Raise ModelError for sequence parallelism on a single tensor-parallel rank."""
     if cuts_sequence and tensor == 1:
         raise ModelError(
             "--sp cuts prompts over tensor-parallel ranks and there is 1; ask for more with --tp"
@@ -29,12 +29,12 @@ def check_sequence(cuts_sequence: bool, tensor: int) -> None:
 
 
 def routed_experts(config: ModelConfig) -> set[int]:
-    """The numbers of routed experts that layers of a model have."""
+    """Return the distinct numbers of routed experts of the layers."""
     return {block.mlp.count for block in config.blocks if isinstance(block.mlp, Experts)}
 
 
 def check_expert_groups(config: ModelConfig, expert: int) -> None:
-    """ModelError where `expert` groups cannot divide the routed experts of a model."""
+    """Raise ModelError if `expert` groups cannot divide the routed experts of a model."""
     if expert == 1:
         return
     counts = routed_experts(config)
@@ -46,7 +46,7 @@ def check_expert_groups(config: ModelConfig, expert: int) -> None:
 
 
 def check_experts(config: ModelConfig, expert: int, data: int) -> None:
-    """ModelError where `expert` of `data` groups cannot divide the routed experts of a model."""
+    """Raise ModelError if `expert` of `data` groups cannot divide the routed experts of a model."""
     check_expert_groups(config, expert)
     if data % expert:
         raise ModelError(
@@ -58,8 +58,8 @@ def check_experts(config: ModelConfig, expert: int, data: int) -> None:
 class Mesh:
     """Ranks along three axes: `pipeline` stages of `data` groups of `tensor` ranks.
 
-    The ranks of a group may cut the `sequence` of prompts among them. Each `expert` neighbouring groups hold the routed
-    experts once, and each of them the other weights.
+    sequence  the ranks of a group divide the rows of its prompts
+    expert    neighbouring groups that hold the routed experts once together; each holds all further weights
     """
 
     tensor: int = 1
@@ -69,67 +69,65 @@ class Mesh:
     expert: int = 1
 
     def __post_init__(self) -> None:
-        assert self.tensor > 1 or not self.sequence, "one rank has nobody to cut a sequence with"
+        """Check that the axes fit together."""
+        assert self.tensor > 1 or not self.sequence, "a single rank cannot divide a sequence"
         assert self.data % self.expert == 0, f"{self.expert} do not divide {self.data} groups"
 
     @property
     def ranks(self) -> int:
-        """All ranks."""
+        """Number of ranks."""
         return self.pipeline * self.stage_ranks
 
     @property
     def stage_ranks(self) -> int:
-        """The ranks of each stage."""
+        """Number of ranks of a stage."""
         return self.data * self.tensor
 
     def stage_of(self, rank: int) -> int:
-        """The stage of a rank."""
+        """Return the pipeline stage of a rank."""
         return rank // self.stage_ranks
 
     def shard(self, rank: int) -> Shard:
-        """The shard of the model that a rank holds."""
+        """Return the shard of the model that a rank holds."""
         return Shard(rank % self.tensor, self.tensor, rank // self.tensor % self.expert, self.expert)
 
     def group_of(self, rank: int) -> int:
-        """The data-parallel group of a rank: which of the parts of a batch it computes."""
+        """Return the index of the data-parallel group of a rank, which computes a share of a batch."""
         return rank // self.tensor % self.data
 
     def groups(self, axis: Axis) -> list[list[int]] | None:
-        """The ranks that meet in a collective along an axis, group by group; None where each is alone."""
-        if axis is Axis.expert:
-            return self._expert_groups()
-        assert axis is Axis.tensor, f"no collective runs along {axis}"
-        if self.tensor == 1:
-            return None
-        return [list(range(first, first + self.tensor)) for first in range(0, self.ranks, self.tensor)]
+        """Return the groups of ranks of a collective along an axis; None if groups have a single rank.
 
-    def _expert_groups(self) -> list[list[int]] | None:
-        """Ranks that hold the same part of other experts."""
-        if self.expert == 1:
+        A group along the expert axis has the ranks with the same shard of different experts.
+        """
+        assert axis in (Axis.expert, Axis.tensor), f"no collective runs along {axis}"
+        if (self.expert if axis is Axis.expert else self.tensor) == 1:
             return None
-        together = self.expert * self.tensor
+        if axis is Axis.tensor:
+            return [list(range(first, first + self.tensor)) for first in range(0, self.ranks, self.tensor)]
+        span = self.expert * self.tensor
         return [
-            list(range(first + rank, first + together, self.tensor))
-            for first in range(0, self.ranks, together)
+            list(range(first + rank, first + span, self.tensor))
+            for first in range(0, self.ranks, span)
             for rank in range(self.tensor)
         ]
 
     def sequences_of_group(self, sequences: int) -> int:
-        """The most sequences of a batch that one group computes; the last groups may have fewer."""
+        """Return the most sequences of a batch that a group computes; the last groups may have fewer."""
         return -(-sequences // self.data)
 
     @property
     def row_multiple(self) -> int:
-        """What the rows of a group's prompts are a multiple of."""
+        """Divisor of the number of rows of a group's prompts."""
         return self.tensor if self.sequence else 1
 
     def padded_length(self, tokens: int, sequences: int) -> int:
-        """The length to which a group pads `sequences` prompts of up to `tokens` tokens, so that ranks divide rows."""
+        """Return the padded length of a group's prompts of up to `tokens` tokens, whose rows its ranks can divide."""
         multiple = self.row_multiple // gcd(self.row_multiple, sequences)
         return -(-tokens // multiple) * multiple
 
-    def own_rows(self, rank: int, rows: int) -> slice:
-        """The rows of the residual stream that a rank holds, of the `rows` of its group's prompts."""
+    def local_rows(self, rank: int, rows: int) -> slice:
+        """Return the rows of the residual stream that a rank holds, of `rows` rows of its group's prompts."""
         if not self.sequence:
             return slice(0, rows)
         assert rows % self.tensor == 0, f"{rows} rows over {self.tensor} ranks"

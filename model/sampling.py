@@ -1,4 +1,4 @@
-"""How the next token is drawn, row by row, and the output of a step for each row."""
+"""Sampling parameters of a row, and the output of a step for a row."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from model.errors import ModelError
 
 @dataclass(frozen=True, eq=False)
 class RowSampling:
-    """How one token is drawn: one row of the arguments of the kernel `sample`, by the same names, without the logits.
+    """Sampling parameters of a row, with the names of the kernel `sample`.
 
-    A `top_k` of 0 is the whole vocabulary. `bias` [vocabulary] float32 is added to the logits; NaN excludes a token,
-    which then ranks below every other one. Penalties need both `prompt_counts` and `output_counts` [vocabulary]
-    float32. `logprobs` is the number of likeliest tokens whose log-probabilities are wanted beside the drawn token's,
-    from the unchanged logits. `by_logits`, where there is one, takes more logits to -inf, in place, by what they are;
-    only the host does that.
+    top_k          candidates; 0 for the whole vocabulary
+    bias           [vocabulary] float32, added to the logits; NaN excludes a token, which ranks below all others
+    prompt_counts  [vocabulary] float32, occurrences in the prompt; penalties need both counts
+    output_counts  [vocabulary] float32, occurrences in the output
+    logprobs       number of likeliest tokens whose log-probabilities are returned, from the unchanged logits
+    by_logits      sets more logits to -inf in place, depending on the logits; on the host only
     """
 
     uniform: float
@@ -37,15 +38,15 @@ class RowSampling:
 
     @property
     def adjusts(self) -> bool:
-        """Whether logits change before the draw."""
+        """Whether a bias or penalties change the logits."""
         return self.bias is not None or self.output_counts is not None
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """What the device drew in a row: the token, its log-probability, and those of the likeliest `ids`, best first.
+    """Token that the device drew, its log-probability, and the likeliest `ids` with theirs, best first.
 
-    Log-probabilities are those of all tokens where the row asked for them.
+    Log-probabilities are normalised over all tokens if the row has `logprobs`.
     """
 
     token: int
@@ -56,10 +57,12 @@ class Drawn:
 
 @dataclass(frozen=True)
 class StepOutput:
-    """The output of one step: scores of the next token, or the token that the device drew.
+    """Output of a step for a row. `logits` or the candidates may be absent, but not both.
 
-    `logits` [vocabulary] float32, and the best candidates as `values` and `ids`, best first, where the device picked
-    them out; either may be absent, not both.
+    logits  [vocabulary] float32
+    values  logits of the best candidates, best first
+    ids     token ids of the best candidates
+    drawn   the token that the device drew, or None
     """
 
     logits: np.ndarray | None = None
@@ -69,14 +72,14 @@ class StepOutput:
 
     @property
     def largest(self) -> float:
-        """The largest score; not finite where one of the scores that are known is no number."""
+        """Largest known logit; NaN if a known logit is NaN."""
         known = self.values if self.logits is None else self.logits
         assert known is not None, "neither logits nor candidates"
         return float(known.max())
 
     @property
     def likeliest(self) -> int:
-        """The token with the largest score; of equal ones the lowest. Raises ModelError for one that is not finite."""
+        """Token with the largest logit; ties take the lowest id. Raises ModelError if the logit is not finite."""
         if not np.isfinite(self.largest):
             raise ModelError(
                 f"the model's largest logit is {self.largest}; its weights are too large or not finite"
@@ -87,16 +90,16 @@ class StepOutput:
         return int(self.ids[self.values == self.values.max()].min())
 
     def score(self, token: int) -> float | None:
-        """The score of a token; None if it is none of the candidates and the logits are absent."""
+        """Return the logit of a token; None for a token that is no candidate where the logits are absent."""
         if self.logits is not None:
             return float(self.logits[token])
         assert self.values is not None and self.ids is not None
-        found = np.flatnonzero(self.ids == token)
-        return float(self.values[found[0]]) if len(found) else None
+        indices = np.flatnonzero(self.ids == token)
+        return float(self.values[indices[0]]) if len(indices) else None
 
-    def apart(self, token: int, other: int) -> float | None:
-        """How far the scores of two tokens lie apart; None if one of them is not known, or not finite."""
-        one, two = self.score(token), self.score(other)
-        if one is None or two is None or not np.isfinite([one, two]).all():
+    def logit_gap(self, first: int, second: int) -> float | None:
+        """Return the difference of the logits of two tokens; None if a logit is unknown or not finite."""
+        logits = self.score(first), self.score(second)
+        if logits[0] is None or logits[1] is None or not np.isfinite(logits).all():
             return None
-        return abs(one - two)
+        return abs(logits[0] - logits[1])

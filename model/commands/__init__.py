@@ -1,1 +1,1 @@
-"""The commands of `nkw` that work with models: options, entries and reports."""
+"""Commands of `nkw` that work with models: options, entries and reports."""

@@ -1,4 +1,4 @@
-"""The option --hardware of the model's commands."""
+"""Option --hardware of the model's commands."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ class LaunchedNetwork:
             return np.ascontiguousarray(array[:, columns])
         rows = slice(shape.tokens)
         if shape.phase is Phase.prefill:
-            rows = self._mesh.own_rows(rank, shape.tokens)
+            rows = self._mesh.local_rows(rank, shape.tokens)
         return array[rows] if sharding is Sharding.rows else _indices_in_rows(array, rows)
 
     def _run(self, launches: Sequence[BoundLaunch]) -> None:

@@ -1,4 +1,4 @@
-"""`LLM`, vLLM's interface in Python: a model folder becomes an engine that computes requests."""
+"""`LLM`: vLLM's interface in Python to an engine with the model of a folder."""
 
 from model.llm.engine_args import EngineArgs
 from model.llm.llm import LLM

@@ -1,4 +1,4 @@
-"""The arguments of an engine, and the engine that they make: folder, pages, buckets, drafts and device."""
+"""Arguments of an engine, and the engine made of them: folder, pages, buckets, drafts and device."""
 
 from __future__ import annotations
 
@@ -39,27 +39,32 @@ from model.state import INTERVAL, PagePool, SlotPool, WindowPool, check_block_si
 
 @dataclass(frozen=True)
 class EngineArgs:
-    """The arguments of an engine, with vLLM's names where it has them.
+    """Arguments of an engine, with the names of vLLM where it has them.
 
-    `model` is a Hugging Face folder. The kernels run on `tensor_parallel_size` simulated cores of `target`, or
-    with `backend` neuron on as many NeuronCores, each of a process that torchrun started; or on
-    `expert_parallel_size` simulated groups of as many, which divide the routed experts: each computes requests of its
-    own, with the limits of a step and the cache that are said here. (In vLLM these are as many `data_parallel_size`
-    groups with `enable_expert_parallel`; there tensor-parallel ranks hold whole experts, here each holds its part of
-    every expert of its group.) The cache
-    has `num_pages` pages of `block_size` positions; by default as many as `max_num_seqs` sequences of `max_model_len`
-    positions fill, at most 4096, and of layers with a window no more than those sequences can hold. Recurrent layers
-    have `num_state_slots` states, by default two for each of these sequences, and snapshots every `mamba_block_size`
-    positions, a multiple of `block_size`. `max_model_len` is
-    the context of the model, at most 2048, by default; where it is above the length up to which longrope takes short
-    factors, sequences of all lengths take the long ones. `speculative_config` has `num_speculative_tokens`, and the
-    folder of a draft `model`, or `method` ngram with `prompt_lookup_max` and `prompt_lookup_min`. `buckets` are the
-    sizes to which steps are rounded up, such as "sequences=1,16 tokens=64,512 context=2048", by default powers of two,
-    and fewer of them on NeuronCores, where every shape is compiled (`BucketLimits.compiled`). `kv_cache_dtype` is one
-    of `model.layers.cache.CACHE_FORMATS`, in which pages hold keys and values: auto is `dtype`.
-
-    A grammar of structured outputs that takes more than `grammar_cpu_seconds` of CPU time or `grammar_memory_mib` MiB
-    to compile is refused. A mask that takes more than `mask_seconds` ends its request with an error.
+    model                 a Hugging Face folder
+    tensor_parallel_size  simulated cores of `target` that run the kernels; with `backend` neuron, NeuronCores, each
+                          with a process of torchrun
+    expert_parallel_size  simulated groups of such cores that divide the routed experts. Each group has its requests,
+                          and the limits of a step and the cache below. (vLLM has `data_parallel_size` groups with
+                          `enable_expert_parallel`; its ranks hold whole experts, here ranks hold a shard of each
+                          expert of their group.)
+    kv_cache_dtype        a name of `model.layers.cache.CACHE_FORMATS`, in which pages hold keys and values; auto is
+                          `dtype`
+    max_model_len         most positions of a sequence; None for the context of the model, at most 2048. Above the
+                          limit of longrope's short factors, sequences of all lengths have the long factors.
+    block_size            positions of a page
+    num_pages             pages of the cache; None for the pages of `max_num_seqs` sequences of `max_model_len`
+                          positions, at most 4096. Layers with a window have no more than these sequences can hold.
+    num_state_slots       states of recurrent layers; None for two for each of these sequences
+    mamba_block_size      positions between snapshots of these states, a multiple of `block_size`
+    speculative_config    `num_speculative_tokens`, and the folder of a draft `model`, or `method` ngram with
+                          `prompt_lookup_max` and `prompt_lookup_min`
+    buckets               sizes to which steps are rounded up, such as "sequences=1,16 tokens=64,512 context=2048";
+                          None for powers of two, and for `BucketLimits.compiled` on NeuronCores, where every shape is
+                          compiled
+    grammar_cpu_seconds   most CPU time to compile a grammar of structured outputs
+    grammar_memory_mib    most memory in MiB to compile a grammar
+    mask_seconds          most time for a mask; a longer computation ends the request with an error
     """
 
     model: str | Path = PRETRAINED
@@ -86,7 +91,7 @@ class EngineArgs:
     mask_seconds: float = 1.0
 
     def __post_init__(self) -> None:
-        """Raise ModelError for a value of another type; NumPy's integers become int."""
+        """Check types and convert NumPy integers to int. Raises ModelError for a wrong type or range."""
         if not isinstance(self.model, str | Path):
             raise ModelError(f"model is {display_value(self.model)}; it must be a text or a Path")
         for check, names in _TYPES:
@@ -120,8 +125,8 @@ _TYPES: Sequence[tuple[Callable[[str, Any], Any], Sequence[str]]] = (
 )
 
 
-def args_of(options: argparse.Namespace, **more: Any) -> EngineArgs:
-    """Return the arguments of an engine from the options `ENGINE` of serve; `more` are arguments without an option."""
+def read_engine_args(options: argparse.Namespace, **more: Any) -> EngineArgs:
+    """Return engine arguments from the options `ENGINE` of serve. `more` has the arguments without an option."""
     return EngineArgs(
         model=options.model,
         tensor_parallel_size=options.tp,
@@ -136,32 +141,33 @@ def args_of(options: argparse.Namespace, **more: Any) -> EngineArgs:
         num_pages=options.num_pages,
         num_state_slots=options.num_state_slots,
         mamba_block_size=options.mamba_block_size,
-        speculative_config=_object(options.speculative_config),
+        speculative_config=_parse_object(options.speculative_config),
         buckets=options.buckets,
         **more,
     )
 
 
-def _object(text: str | None) -> dict[str, Any] | None:
-    """A JSON object on the command line."""
+def _parse_object(text: str | None) -> dict[str, Any] | None:
+    """Return the JSON object of --speculative-config. Raises ModelError for anything else."""
     if text is None:
         return None
     try:
-        found = json.loads(text)
+        config = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        config = None
+    if not isinstance(config, dict):
         raise ModelError("--speculative-config is no JSON object, such as '{\"num_speculative_tokens\": 3}'")
-    return found
+    return config
 
 
 @dataclass(frozen=True)
-class EngineParts:
-    """What the arguments of an engine say, read: the model, and the shapes of its steps and of its caches."""
+class EngineSetup:
+    """Model, limits, caches and buckets that follow from the arguments of an engine."""
 
     args: EngineArgs
     folder: Path
     config: ModelConfig
+    length: int
     speculation: _Speculation
     options: SchedulerOptions
     pools: tuple[PagePool, ...]
@@ -169,22 +175,30 @@ class EngineParts:
     buckets: Buckets
 
     @property
-    def length(self) -> int:
-        """The longest sequence."""
-        return self.args.max_model_len or min(2048, self.config.context)
-
-    @property
     def mesh(self) -> Mesh:
-        """The ranks."""
-        return _mesh(self.config, self.args)
+        """Groups of ranks that divide experts; each group computes a draft model without experts alone."""
+        groups = self.args.expert_parallel_size
+        expert_groups = groups if routed_experts(self.config) else 1
+        return Mesh(self.args.tensor_parallel_size, groups, expert=expert_groups)
 
-    def model(self) -> PagedModel:
-        """The model with its weights on a device."""
-        return _paged_model(self.folder, self.config, self.args, self.pools, self.buckets, self.slots)
+    def load_model(self) -> PagedModel:
+        """Return the model with its weights on the device. Raises ModelError for weights that do not fit the config."""
+        model = LoadedModel.open(self.folder, self.args.dtype, self.config)
+        device = open_device(self.args.backend, self.args.target, self.mesh.ranks)
+        return PagedModel(
+            self.config,
+            model.shards(self.mesh, device.local_ranks),
+            device,
+            self.pools,
+            self.buckets,
+            slots=self.slots,
+            mesh=self.mesh,
+            kv_cache_dtype=self.args.kv_cache_dtype,
+        )
 
 
-def engine_parts(args: EngineArgs) -> EngineParts:
-    """What arguments say; ModelError for what the folder or the arguments do not allow."""
+def set_up_engine(args: EngineArgs) -> EngineSetup:
+    """Return the setup of an engine. Raises ModelError if the folder or the arguments do not allow it."""
     folder = model_path(args.model)
     config = load_config(folder, TEXT, SPEECH)
     length = min(2048, config.context) if args.max_model_len is None else args.max_model_len
@@ -193,7 +207,7 @@ def engine_parts(args: EngineArgs) -> EngineParts:
     config = config.fix_rope_length(length)
     _check_groups(config, args)
     check_block_size(args.block_size)
-    speculation = _Speculation.of(args.speculative_config)
+    speculation = _Speculation.from_config(args.speculative_config)
     options = SchedulerOptions(
         args.max_num_seqs,
         args.max_num_batched_tokens,
@@ -206,39 +220,40 @@ def engine_parts(args: EngineArgs) -> EngineParts:
             raise ModelError(f"drafts are for texts; a {config.model_type} transcribes speech")
         options = options.of_windows(length)
         args = replace(args, max_num_batched_tokens=options.max_num_batched_tokens)
-    if any(each.is_recurrent for each in speculation.configs):
+    if any(draft.is_recurrent for draft in speculation.configs):
         raise ModelError(NO_RECURRENT_DRAFTS)
-    pools, slots = _pools([config, *speculation.configs], args, length), _slots(config, args, speculation)
+    pools = _create_pools([config, *speculation.configs], args, length)
+    slots = _create_slots(config, args, speculation)
     most = BucketLimits(args.max_num_seqs, args.max_num_batched_tokens, length, speculation.tokens)
-    buckets = _buckets(args.buckets, most, args.backend)
-    return EngineParts(args, folder, config, speculation, options, tuple(pools), slots, buckets)
+    buckets = _read_buckets(args.buckets, most, args.backend)
+    return EngineSetup(args, folder, config, length, speculation, options, pools, slots, buckets)
 
 
 def make_engine(args: EngineArgs) -> Engine:
-    """The engine of a model folder; ModelError for what the folder, the arguments or this machine do not allow."""
-    parts = engine_parts(args)
-    config = parts.config
-    tokenizer = Tokenizer(parts.folder, config.vocab_size)
-    groups = [Scheduler(list(parts.pools), parts.options, parts.slots)]
-    for _ in range(1, args.expert_parallel_size):
-        own = engine_parts(args)  # pages and slots of its own
-        groups.append(Scheduler(list(own.pools), own.options, own.slots))
+    """Return the engine of a model folder.
+
+    Raises ModelError if the folder, the arguments or the memory of this machine do not allow it.
+    """
+    setup, *more_groups = (set_up_engine(args) for _ in range(max(1, args.expert_parallel_size)))
+    config = setup.config
+    tokenizer = Tokenizer(setup.folder, config.vocab_size)
+    groups = [Scheduler(list(group.pools), group.options, group.slots) for group in (setup, *more_groups)]
     return Engine(
-        parts.model(),
+        setup.load_model(),
         groups[0] if len(groups) == 1 else GroupScheduler(groups),
         tokenizer,
         EngineLimits(
-            config.eos_token_ids, config.vocab_size, parts.length, args.seed, make_input_check(config)
+            config.eos_token_ids, config.vocab_size, setup.length, args.seed, make_input_check(config)
         ),
         time.monotonic,
-        parts.speculation.proposer(config, args, parts.pools, parts.buckets, parts.length),
+        setup.speculation.create_proposer(setup),
         Grammars.from_tokenizer(tokenizer, config.vocab_size, config.eos_token_ids, args.grammar_limits),
         isolates=args.backend != "neuron",  # torchrun starts other processes, which have computed the step
     )
 
 
 def _check_groups(config: ModelConfig, args: EngineArgs) -> None:
-    """ModelError for ranks or groups that cannot share a model, or for groups on a chip."""
+    """Raise ModelError for ranks or groups that cannot share a model, and for several groups on a chip."""
     check_ranks(config, args.tensor_parallel_size)
     if args.expert_parallel_size < 1:
         raise ModelError(f"expert_parallel_size is {args.expert_parallel_size}; at least 1 is needed")
@@ -249,24 +264,28 @@ def _check_groups(config: ModelConfig, args: EngineArgs) -> None:
         )
 
 
-def _pools(configs: Sequence[ModelConfig], args: EngineArgs, length: int) -> list[PagePool]:
-    """Pages of every kind that one of some models has: of windows no more than sequences can hold."""
-    of_each = -(-length // args.block_size)
-    most = min(4096, args.max_num_seqs * of_each) if args.num_pages is None else args.num_pages
+def _create_pools(configs: Sequence[ModelConfig], args: EngineArgs, length: int) -> tuple[PagePool, ...]:
+    """Return a page pool for each window of the models' layers; a window has no more pages than sequences can hold.
+
+    Raises:
+        ModelError: num_pages is below 1.
+    """
+    pages_per_sequence = -(-length // args.block_size)
+    most = min(4096, args.max_num_seqs * pages_per_sequence) if args.num_pages is None else args.num_pages
     if most < 1:
         raise ModelError(f"num_pages is {most}; at least 1 is needed")
-    pools = []
-    for window in dict.fromkeys(window for config in configs for window in config.windows(length)):
-        count = most
-        if window is not None:
-            limits = args.max_num_seqs, args.max_num_batched_tokens
-            count = min(most, window_pages(window, args.block_size, *limits))
-        pools.append(PagePool(count, args.block_size, window))
-    return pools
+    windows = dict.fromkeys(window for config in configs for window in config.windows(length))
+    limits = args.block_size, args.max_num_seqs, args.max_num_batched_tokens
+    counts = (most if window is None else min(most, window_pages(window, *limits)) for window in windows)
+    return tuple(PagePool(count, args.block_size, window) for count, window in zip(counts, windows))
 
 
-def _slots(config: ModelConfig, args: EngineArgs, speculation: _Speculation) -> SlotPool | None:
-    """Slots of states, where layers are recurrent, or of windows of speech."""
+def _create_slots(config: ModelConfig, args: EngineArgs, speculation: _Speculation) -> SlotPool | None:
+    """Return the slots of recurrent states or of speech windows; None for a model without either.
+
+    Raises:
+        ModelError: mamba_block_size is no multiple of block_size, or num_state_slots is below 1.
+    """
     if config.cross_positions:
         return WindowPool(args.max_num_seqs, args.block_size, args.block_size)
     if not config.is_recurrent:
@@ -276,60 +295,36 @@ def _slots(config: ModelConfig, args: EngineArgs, speculation: _Speculation) -> 
             f"mamba_block_size is {args.mamba_block_size}; snapshots are whole pages of {args.block_size} positions "
             "apart"
         )
-    of_each = 3 if speculation.tokens else 2  # one more for the state before drafts
-    count = args.max_num_seqs * of_each if args.num_state_slots is None else args.num_state_slots
+    states = 3 if speculation.tokens else 2  # of a sequence; the third is the state before drafts
+    count = args.max_num_seqs * states if args.num_state_slots is None else args.num_state_slots
     if count < 1:
         raise ModelError(f"num_state_slots is {count}; at least 1 is needed")
     return SlotPool(count, args.block_size, args.mamba_block_size)
 
 
-def _buckets(given: str | Buckets | None, limits: BucketLimits, backend: str) -> Buckets:
-    """The bucket sizes of an engine: by default few where the backend compiles each shape.
+def _read_buckets(buckets: str | Buckets | None, limits: BucketLimits, backend: str) -> Buckets:
+    """Return the buckets of an engine; the default has few sizes if the backend compiles each shape.
 
-    ModelError where the given ones do not cover its limits.
+    Raises:
+        ModelError: the buckets are auto, or do not cover the limits.
     """
-    if given == AUTO:
+    if buckets == AUTO:
         raise ModelError(
             "buckets are auto, but which requests will come is not known; nkw traffic --buckets auto says the sizes "
             "for a trace or for lengths"
         )
     default = limits.compiled if backend == "neuron" else limits.powers
-    return default if given is None else read_buckets(str(given), limits, default)
-
-
-def _paged_model(
-    folder: Path,
-    config: ModelConfig,
-    args: EngineArgs,
-    pools: Sequence[PagePool],
-    buckets: Buckets,
-    slots: SlotPool | None = None,
-) -> PagedModel:
-    model = LoadedModel.open(folder, args.dtype, config)
-    mesh = _mesh(config, args)
-    device = open_device(args.backend, args.target, mesh.ranks)
-    weights = model.shards(mesh, device.local_ranks)
-    return PagedModel(
-        config,
-        weights,
-        device,
-        pools,
-        buckets,
-        slots=slots,
-        mesh=mesh,
-        kv_cache_dtype=args.kv_cache_dtype,
-    )
-
-
-def _mesh(config: ModelConfig, args: EngineArgs) -> Mesh:
-    """Groups of ranks that divide experts; a draft model without experts is computed by each group alone."""
-    groups = args.expert_parallel_size
-    return Mesh(args.tensor_parallel_size, groups, expert=groups if routed_experts(config) else 1)
+    return default if buckets is None else read_buckets(str(buckets), limits, default)
 
 
 @dataclass(frozen=True)
 class _Speculation:
-    """`speculative_config`, read: how many drafts a step verifies, and where they come from."""
+    """Checked speculative_config.
+
+    tokens       draft tokens that a step verifies for each request; 0 for none
+    most, least  tokens that prompt lookup matches
+    model        folder of the draft model; None for prompt lookup
+    """
 
     tokens: int = 0
     most: int = 4
@@ -337,49 +332,47 @@ class _Speculation:
     model: Path | None = None
 
     @classmethod
-    def of(cls, given: Mapping[str, Any] | None) -> _Speculation:
-        """ModelError for a name or a value that is not known."""
-        if given is None:
+    def from_config(cls, config: Mapping[str, Any] | None) -> _Speculation:
+        """Return the checked speculative_config. Raises ModelError for an unknown name and for a wrong value."""
+        if config is None:
             return cls()
         names = ("method", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min", "model")
-        unknown = [name for name in given if name not in names]
-        method = given.get("method", "draft_model" if "model" in given else "ngram")
-        tokens = check_integer("num_speculative_tokens", given.get("num_speculative_tokens"))
+        unknown = [name for name in config if name not in names]
+        method = config.get("method", "draft_model" if "model" in config else "ngram")
+        tokens = check_integer("num_speculative_tokens", config.get("num_speculative_tokens"))
         if unknown:
             raise ModelError(f"speculative_config takes no {unknown[0]}; it takes {', '.join(names)}")
         if method not in ("ngram", "draft_model"):
             raise ModelError(f"method of speculative_config is {method!r}; known are ngram and draft_model")
         if not 1 <= tokens < MOST_ROWS:
             raise ModelError(f"num_speculative_tokens is {tokens}; it must be between 1 and {MOST_ROWS - 1}")
-        if (method == "draft_model") != ("model" in given):
+        if (method == "draft_model") != ("model" in config):
             raise ModelError("speculative_config has a model where its method is draft_model, and only there")
-        most = check_integer("prompt_lookup_max", given.get("prompt_lookup_max", 4))
-        least = check_integer("prompt_lookup_min", given.get("prompt_lookup_min", min(2, most)))
-        return cls(tokens, most, least, model_path(given["model"]) if "model" in given else None)
+        most = check_integer("prompt_lookup_max", config.get("prompt_lookup_max", 4))
+        least = check_integer("prompt_lookup_min", config.get("prompt_lookup_min", min(2, most)))
+        return cls(tokens, most, least, model_path(config["model"]) if "model" in config else None)
 
     @property
     def configs(self) -> Sequence[ModelConfig]:
-        """The draft model, where there is one."""
+        """Config of the draft model, if there is a draft model."""
         return () if self.model is None else (load_config(self.model),)
 
-    def proposer(
-        self,
-        config: ModelConfig,
-        args: EngineArgs,
-        pools: Sequence[PagePool],
-        buckets: Buckets,
-        length: int,
-    ) -> Proposer | None:
-        """What proposes drafts; ModelError for a draft model of another vocabulary."""
+    def create_proposer(self, setup: EngineSetup) -> Proposer | None:
+        """Return the proposer of drafts; None for none.
+
+        Raises:
+            ModelError: the draft model has a different vocabulary, or a shorter context than the engine.
+        """
         if not self.tokens:
             return None
         if self.model is None:
             return PromptLookup(self.most, self.least)
-        (own,) = self.configs
-        if own.vocab_size != config.vocab_size:
+        (draft,) = self.configs
+        if draft.vocab_size != setup.config.vocab_size:
             raise ModelError(
-                f"{self.model}: the draft model has {own.vocab_size} tokens, the model {config.vocab_size}"
+                f"{self.model}: the draft model has {draft.vocab_size} tokens, the model {setup.config.vocab_size}"
             )
-        if own.context < buckets.context[-1] and own.context < config.context:
-            raise ModelError(f"{self.model}: the draft model has a context of {own.context} positions")
-        return DraftModel(_paged_model(self.model, own.fix_rope_length(length), args, pools, buckets))
+        if draft.context < min(setup.buckets.context[-1], setup.config.context):
+            raise ModelError(f"{self.model}: the draft model has a context of {draft.context} positions")
+        config = draft.fix_rope_length(setup.length)
+        return DraftModel(replace(setup, folder=self.model, config=config, slots=None).load_model())

@@ -1,11 +1,11 @@
-"""`LLM`: a model folder and its engine, with the arguments, methods and results of vLLM's class of that name."""
+"""`LLM`: a model folder and its engine, with the arguments, methods and results of vLLM's class `LLM`."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import count
+from itertools import chain, count
 from numbers import Integral
 from pathlib import Path
 from threading import RLock
@@ -28,51 +28,50 @@ from model.speech.recording import window_of_samples
 from nkw.terminal import progress
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-"""A text, token ids, or a mapping: one of them as `prompt` or `prompt_token_ids`, and a `cache_salt` if it has one.
+"""Text, token ids, or a mapping with `prompt` or `prompt_token_ids`, and with an optional `cache_salt`.
 
-To a speech model, a mapping brings `multi_modal_data`: `audio`, samples and how many of them a second has. Its text
-is then the whole beginning, such as "<|startoftranscript|><|en|><|transcribe|><|notimestamps|>".
+A mapping for a speech model has `multi_modal_data` with `audio`: a pair of samples and their rate in Hz. Its prompt has
+all first tokens, such as "<|startoftranscript|><|en|><|transcribe|><|notimestamps|>".
 """
 
 _NAMES = ("prompt", "prompt_token_ids", "cache_salt", "multi_modal_data")
 
 
 class LLM:
-    """A model that answers many prompts at once. The keywords are the fields of `EngineArgs`.
+    """Model that answers many prompts at once. The keywords are the fields of `EngineArgs`.
 
-    Several threads may call it: a lock lets one call after the other use the engine.
+    Several threads may call it; a lock serialises their use of the engine.
     """
 
     def __init__(self, model: str | Path = PRETRAINED, **arguments: Any) -> None:
-        """Load a model folder; ModelError for an argument that is not known or cannot be."""
+        """Load a model folder. Raises ModelError for an unknown argument, and as `make_engine` does."""
         unknown = [name for name in arguments if name not in EngineArgs.__dataclass_fields__]
         if unknown:
             known = ", ".join(EngineArgs.__dataclass_fields__)
             raise ModelError(f"LLM takes no {unknown[0]}; it takes {known}")
-        self._args = EngineArgs(model, **arguments)
-        folder = model_path(model)
-        self._args = replace(self._args, model=folder)
+        args = EngineArgs(model, **arguments)
+        self._args = replace(args, model=model_path(args.model))
         self.engine = make_engine(self._args)
-        self._tokenizer = Tokenizer(folder, self.engine.limits.vocab_size)
+        self._tokenizer = Tokenizer(self._args.model, self.engine.limits.vocab_size)
         self._numbers = count()
         self._lock = RLock()
 
     def get_tokenizer(self) -> Tokenizer:
-        """The tokenizer of the folder."""
+        """Return the tokenizer of the folder."""
         return self._tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What holds for prompts without parameters: the defaults, but for what generation_config.json says."""
+        """Return the parameters of prompts without parameters: the defaults, changed by generation_config.json."""
         fields = Fields(Path(self._args.model) / "generation_config.json", optional=True)
         numbers = ("temperature", "top_p", "min_p", "repetition_penalty")
-        given: dict[str, Any] = {
+        params: dict[str, Any] = {
             name: fields.number(name, positive=False) for name in numbers if name in fields
         }
         if fields.get("top_k", 0):  # transformers writes 0 for all
-            given["top_k"] = fields.count("top_k")
+            params["top_k"] = fields.count("top_k")
         if "max_new_tokens" in fields:
-            given["max_tokens"] = fields.count("max_new_tokens")
-        return SamplingParams(**given)
+            params["max_tokens"] = fields.count("max_new_tokens")
+        return SamplingParams(**params)
 
     def generate(
         self,
@@ -82,44 +81,61 @@ class LLM:
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """The continuations of one prompt or several, in their order, computed together.
+        """Compute continuations of prompts together and return them in the order of the prompts.
 
-        One `sampling_params` holds for all prompts, a sequence has one for each. `use_tqdm` shows the progress on a
-        terminal. A prompt that could not be computed has the finish reason error and a warning; the others have their
-        continuations. Raises ModelError, before anything is computed, for a prompt or parameters that cannot be, and
-        after the last step where every prompt has failed; EngineFailed where the engine has failed.
+        A prompt that could not be computed has the finish reason error and a warning.
+
+        Args:
+            sampling_params: parameters of all prompts, a sequence with the parameters of each, or None for
+                `get_default_sampling_params`.
+            use_tqdm: show the progress on a terminal.
+            priority: a priority for each prompt; lower ones are scheduled first.
+
+        Raises:
+            ModelError: before the first step for an invalid prompt or parameter; after the last step if all prompts
+                failed.
+            EngineFailed: the engine failed.
         """
-        several = _several(prompts)
-        params = self._params(sampling_params, len(several))
-        ranks = [0] * len(several)
-        if priority is not None:
-            ranks = [
-                check_integer("a priority", rank) for rank in check_sequence("priority", priority, "numbers")
-            ]
-        if len(ranks) != len(several):
-            raise ModelError(f"{len(ranks)} priorities for {len(several)} prompts")
+        prompt_list = _list_prompts(prompts)
+        params = self._list_params(sampling_params, len(prompt_list))
+        if priority is None:
+            priorities = [0] * len(prompt_list)
+        else:
+            numbers = check_sequence("priority", priority, "numbers")
+            priorities = [check_integer("a priority", number) for number in numbers]
+        if len(priorities) != len(prompt_list):
+            raise ModelError(f"{len(priorities)} priorities for {len(prompt_list)} prompts")
         with self._lock:
-            return self._generate(several, params, ranks, use_tqdm)
+            return self._generate(prompt_list, params, priorities, use_tqdm)
 
     def _generate(
-        self, several: Sequence[Prompt], params: Sequence[SamplingParams], ranks: Sequence[int], shows: bool
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams],
+        priorities: Sequence[int],
+        shows: bool,
     ) -> list[RequestOutput]:
-        submitted: list[RequestOutput] = []
+        """Submit a request for each prompt, run all requests, and cancel the unfinished ones after an error."""
+        requests: list[RequestOutput] = []
         try:
-            for prompt, own, rank in zip(several, params, ranks):
+            for prompt, prompt_params, priority in zip(prompts, params, priorities):
                 inputs = self._read_window(prompt)
-                text, ids = self._encoded(prompt, special_tokens=inputs is None)
+                text, ids = self._encode(prompt, special_tokens=inputs is None)
                 salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
                 id = str(next(self._numbers))
-                submitted.append(self.engine.submit(id, ids, own, text, rank, salt, inputs))
-            self._run(submitted, shows)
+                requests.append(self.engine.submit(id, ids, prompt_params, text, priority, salt, inputs))
+            self._run(requests, shows)
         finally:
-            for each in submitted:
-                self.engine.cancel(each.request_id)
-        return submitted
+            for request in requests:
+                self.engine.cancel(request.request_id)
+        return requests
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget the prompts that pages hold; False where requests hold pages, unless these are computed again."""
+        """Remove all pages from the prefix cache and return whether it succeeded.
+
+        Args:
+            reset_running_requests: preempt running requests, whose pages prevent the reset otherwise.
+        """
         with self._lock:
             return self.engine.scheduler.reset_prefix_cache(reset_running_requests)
 
@@ -134,9 +150,16 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """The answers to one conversation or several, through a chat template: the folder's, or the one given.
+        """Return the answers to a conversation or to several ones, by `generate` with a chat template.
 
-        The template reads whether an answer is to begin, the `tools`, and the names of `chat_template_kwargs`.
+        Args:
+            chat_template: the template; None for the folder's template.
+            add_generation_prompt: a variable of the template: whether the start of an answer follows the messages.
+            tools: a variable of the template: the tools that the answer may call.
+            chat_template_kwargs: further variables of the template.
+
+        Raises:
+            ModelError: as `generate` and `ChatTemplate.render` do.
         """
         template = ChatTemplate(self._args.model, chat_template)
         variables = {
@@ -144,49 +167,52 @@ class LLM:
             "tools": tools,
             **(chat_template_kwargs or {}),
         }
-        several = _conversations(messages)
-        texts = [template.render(each, **variables) for each in several]
-        ids = [self._tokenizer.encode(text, special_tokens=False) for text in texts]
-        prompts = [{"prompt": text, "prompt_token_ids": own} for text, own in zip(texts, ids)]
+        texts = [template.render(conversation, **variables) for conversation in _list_conversations(messages)]
+        prompts = [
+            {"prompt": text, "prompt_token_ids": self._tokenizer.encode(text, special_tokens=False)}
+            for text in texts
+        ]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
-    def _run(self, submitted: Sequence[RequestOutput], shows: bool) -> None:
-        """Step until all have ended. Raises ModelError where all have failed; warns where some have."""
-        left = iter(progress(submitted, "prompts")) if shows else iter(submitted)
-        for each in left:
-            while not each.finished:
+    def _run(self, requests: Sequence[RequestOutput], shows: bool) -> None:
+        """Step until all requests have finished, and warn of failed requests. Raises ModelError if all failed."""
+        for request in progress(requests, "prompts") if shows else requests:
+            while not request.finished:
                 self.engine.step()
-        failed = {
-            output.request_id: str(continuation.stop_reason)
-            for output in submitted
-            for continuation in output.outputs
-            if continuation.finish_reason == "error"
+        errors = {
+            request.request_id: str(completion.stop_reason)
+            for request in requests
+            for completion in request.outputs
+            if completion.finish_reason == "error"
         }
-        if failed and len(failed) == len(submitted):
-            raise ModelError(next(iter(failed.values()))) from submitted[0].fault
-        if failed:
+        if errors and len(errors) == len(requests):
+            raise ModelError(next(iter(errors.values()))) from requests[0].fault
+        if errors:
             warnings.warn(
-                f"{len(failed)} of {len(submitted)} prompts failed and have the finish reason error; the last one: "
-                f"{[*failed.values()][-1]}",
+                f"{len(errors)} of {len(requests)} prompts failed and have the finish reason error; the last one: "
+                f"{[*errors.values()][-1]}",
                 RuntimeWarning,
                 stacklevel=4,
             )
 
-    def _params(
-        self, given: SamplingParams | Sequence[SamplingParams] | None, prompts: int
+    def _list_params(
+        self, params: SamplingParams | Sequence[SamplingParams] | None, prompts: int
     ) -> Sequence[SamplingParams]:
-        if given is None or isinstance(given, SamplingParams):
-            return [given or self.get_default_sampling_params()] * prompts
-        several = check_sequence("sampling_params", given, "SamplingParams")
-        for params in several:
-            if not isinstance(params, SamplingParams):
-                raise ModelError(f"sampling_params has {display_value(params)}; it must have SamplingParams")
-        if len(several) != prompts:
-            raise ModelError(f"{len(several)} sampling_params for {prompts} prompts")
-        return several
+        """Return the parameters of each prompt. Raises ModelError for a wrong type or number of parameters."""
+        if params is None or isinstance(params, SamplingParams):
+            return [params or self.get_default_sampling_params()] * prompts
+        params_list = check_sequence("sampling_params", params, "SamplingParams")
+        for prompt_params in params_list:
+            if not isinstance(prompt_params, SamplingParams):
+                raise ModelError(
+                    f"sampling_params has {display_value(prompt_params)}; it must have SamplingParams"
+                )
+        if len(params_list) != prompts:
+            raise ModelError(f"{len(params_list)} sampling_params for {prompts} prompts")
+        return params_list
 
     def _read_window(self, prompt: Prompt) -> ModelInputs | None:
-        """The window of speech that comes with a prompt."""
+        """Return the speech window of a prompt, or None. Raises ModelError for invalid multi_modal_data."""
         data = prompt.get("multi_modal_data") if isinstance(prompt, Mapping) else None
         if data is None:
             return None
@@ -200,8 +226,8 @@ class LLM:
         samples, rate = audio
         return ModelInputs(window_of_samples(samples, rate, shape))
 
-    def _encoded(self, prompt: Prompt, special_tokens: bool = True) -> tuple[str | None, Sequence[int]]:
-        """The text of a prompt, where it is known, and its ids."""
+    def _encode(self, prompt: Prompt, special_tokens: bool = True) -> tuple[str | None, Sequence[int]]:
+        """Return the text of a prompt, or None without text, and its token ids. Raises ModelError for other prompts."""
         if isinstance(prompt, str):
             return prompt, self._tokenizer.encode(prompt)
         if isinstance(prompt, Mapping):
@@ -221,23 +247,23 @@ class LLM:
         return None, check_token_ids("the prompt", prompt)
 
 
-def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return a list of prompts; a text, a mapping and a list of token ids are one prompt."""
+def _list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Return a list of prompts; a text, a mapping and a list of token ids are a single prompt."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if isinstance(prompts, np.ndarray):
         prompts = prompts.tolist()
-    several = check_sequence("the prompt", prompts, "token ids, or of prompts")
-    return [several] if several and isinstance(several[0], Integral) else list(several)
+    sequence = check_sequence("the prompt", prompts, "token ids, or of prompts")
+    return [sequence] if sequence and isinstance(sequence[0], Integral) else list(sequence)
 
 
-def _conversations(messages: Any) -> list[Sequence[Message]]:
-    """Return a list of conversations; a list of messages is one conversation."""
-    several = check_sequence("messages", messages, "mappings")
-    if not several or isinstance(several[0], Mapping):
-        several = [several]
-    conversations = [check_sequence("a conversation", messages, "mappings") for messages in several]
-    for message in (message for messages in conversations for message in messages):
+def _list_conversations(messages: Any) -> list[Sequence[Message]]:
+    """Return a list of conversations; a list of messages is a single conversation."""
+    sequence = check_sequence("messages", messages, "mappings")
+    if not sequence or isinstance(sequence[0], Mapping):
+        sequence = [sequence]
+    conversations = [check_sequence("a conversation", messages, "mappings") for messages in sequence]
+    for message in chain.from_iterable(conversations):
         if not isinstance(message, Mapping):
             raise ModelError(
                 f"a message is {display_value(message)}; it must be a mapping such as {{'role': 'user'}}"

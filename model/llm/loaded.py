@@ -1,4 +1,4 @@
-"""A model folder, opened: what every command makes of it, from the weights of ranks to the model in plain numpy."""
+"""Opened model folder: weights of ranks, reference model in plain numpy, and devices of the backends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from model.runners.reference import ReferenceModel
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A folder with its config and its mapped checkpoint; `dtype` is that of the activations, or auto."""
+    """Model folder with its config and its mapped checkpoint. `dtype` is the dtype of activations, or auto."""
 
     folder: Path
     config: ModelConfig
@@ -33,24 +33,32 @@ class LoadedModel:
 
     @classmethod
     def open(cls, folder: Path, dtype: str = "float32", config: ModelConfig | None = None) -> LoadedModel:
-        """Open a folder, whose `config` may be known. Raises ModelError for files that do not fit together."""
+        """Open a folder. Raises ModelError for files that disagree.
+
+        Args:
+            config: the folder's config where it has been read; None to read it.
+        """
         config = config or load_config(folder)
         return cls(folder, config, open_checkpoint(folder, config), dtype)
 
     @property
     def activations(self) -> np.dtype:
-        """The dtype of activations."""
+        """Dtype of activations."""
         return activation_dtype(self.dtype, self.config, self.checkpoint)
 
     @property
     def weight_dtypes(self) -> WeightDtypes:
-        """The dtypes of weights on a device; nothing of the checkpoint is read but its own dtypes."""
+        """Dtypes of weights on a device, without reading the checkpoint's tensors."""
         return weight_dtypes(compose(self.config).weights, self.checkpoint, self.activations)
 
     def shards(self, mesh: Mesh, ranks: Iterable[int] | None = None) -> tuple[RankWeights, ...]:
-        """The weights of some ranks of a mesh, of all by default, each distinct shard once.
+        """Return the weights of ranks of a mesh, each distinct shard once.
 
-        A rank alone has those of its pipeline stage. Raises ModelError where ranks cannot share the model.
+        Args:
+            ranks: the ranks; None for all. A single rank of several has the weights of its pipeline stage only.
+
+        Raises:
+            ModelError: the ranks cannot share the model, or the weights exceed the memory of this machine.
         """
         ranks = list(range(mesh.ranks) if ranks is None else ranks)
         distinct = list(dict.fromkeys(map(mesh.shard, ranks)))
@@ -63,14 +71,15 @@ class LoadedModel:
         )
 
     def reference(self, ranks: int = 1) -> ReferenceModel:
-        """The model in plain numpy, which rounds as on a device of so many ranks."""
+        """Return the model in plain numpy, with the rounding of a device of `ranks` ranks."""
         return ReferenceModel(self.config, self.checkpoint, self.dtype, ranks=ranks)
 
 
 def open_device(backend: str, target: str, ranks: int, **simulation: Any) -> Device:
-    """The device of a backend, simulate or neuron; `simulation` are options of a simulated one.
+    """Return the device of a backend. Raises ModelError for a backend that is neither simulate nor neuron.
 
-    Raises ModelError for another backend.
+    Args:
+        simulation: options of a simulated device.
     """
     if backend == "simulate":
         from model.device import SimulatedDevice

@@ -66,7 +66,7 @@ class Comparison:
         compared.tokens += 1
         if choice.token != token:
             texts = self._decode([token]), self._decode([choice.token])
-            apart = output.apart(token, choice.token), expected.apart(token, choice.token)
+            apart = output.logit_gap(token, choice.token), expected.logit_gap(token, choice.token)
             compared.differences.append(
                 Difference(compared.tokens, token, texts[0], choice.token, texts[1], *apart)
             )

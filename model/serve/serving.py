@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from model.engine import Engine
 from model.engine.async_engine import AsyncEngine
 from model.layers.paged import STATES, CacheGroup
-from model.llm.engine_args import EngineArgs, args_of
+from model.llm.engine_args import EngineArgs, read_engine_args
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -27,7 +27,7 @@ _TEXT_BYTES, _RECORDING_BYTES = 2**20, 25 * 2**20
 
 def engine_args(options: argparse.Namespace) -> EngineArgs:
     """The engine that the options of `nkw serve` ask for."""
-    return args_of(
+    return read_engine_args(
         options,
         enable_prefix_caching=options.prefix_caching,
         seed=options.seed,

@@ -9,13 +9,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from model.commands.bundle.command import stay_behind
-from model.commands.bundle.recipe import boxes_of
+from model.commands.bundle.command import reference_weights
+from model.commands.bundle.recipe import split_into_strided_boxes
 from model.device.bundling import check_recipes
 from model.errors import ModelError
-from model.families import load_config
-from model.loading.checkpoint import open_checkpoint
-from model.loading.weights import shard_weights
+from model.llm.loaded import LoadedModel
+from model.mesh import Mesh
 from simulate.bundle.chain import Origins, places_written
 from simulate.bundle.run_weights import drawn, rounded
 from tests.model.family_folders import write_family
@@ -39,7 +38,7 @@ def test_boxes_put_an_operand_together_again(size: int) -> None:
     ):
         made = np.full(operand.shape, -1)
         count = 0
-        for at, shape, corner, steps in boxes_of(operand, (0,) * operand.ndim, bounds):
+        for at, shape, corner, steps in split_into_strided_boxes(operand, (0,) * operand.ndim, bounds):
             box = np.full(shape, corner)
             for axis, step in enumerate(steps):
                 box = box + np.arange(shape[axis]).reshape(-1, *(1,) * (len(shape) - axis - 1)) * step
@@ -54,26 +53,30 @@ def test_boxes_put_an_operand_together_again(size: int) -> None:
 def test_what_no_box_expresses_is_refused() -> None:
     rng = np.random.default_rng(0)
     numbers = rng.permutation(np.arange(1, 5))
-    found = list(boxes_of(numbers, (0,), np.array([1])))
+    found = list(split_into_strided_boxes(numbers, (0,), np.array([1])))
     assert sum(shape[0] for _, shape, _, _ in found) == 4  # single elements, at worst
     crossed = np.array([[1, 2], [3, 5]])
-    assert sum(shape[0] * shape[1] for _, shape, _, _ in boxes_of(crossed, (0, 0), np.array([1]))) == 4
+    assert (
+        sum(
+            shape[0] * shape[1] for _, shape, _, _ in split_into_strided_boxes(crossed, (0, 0), np.array([1]))
+        )
+        == 4
+    )
 
 
 @pytest.mark.parametrize("family", ["GPT2", "Phi3", "Gemma3", "Qwen2"])
 def test_every_operand_comes_out_as_it_was_loaded(family: str, tmp_path: Path) -> None:
     """Transposed, fused and biased tensors; a recipe that begins one element later is noticed."""
     folder = write_family(tmp_path / family, family)
-    config = load_config(folder)
-    weights = open_checkpoint(folder, config)
-    (rank,) = shard_weights(config, weights, 1, dtype="bfloat16")
-    found = stay_behind(config, weights, rank, rank.arrays)
+    model = LoadedModel.open(folder, "bfloat16")
+    (rank,) = model.shards(Mesh())
+    found = reference_weights(model, rank, rank.arrays)
     assert {each.name for each in found.operands} == set(rank.arrays)
     operand = found.operands[1]
     piece = operand.pieces[0]
     moved = replace(operand, pieces=(replace(piece, start=piece.start + 1), *operand.pieces[1:]))
     with pytest.raises(ModelError, match="the recipe of a weight is wrong: the weight "):
-        check_recipes(weights.files, replace(found, operands=(moved,)))
+        check_recipes(model.checkpoint.files, replace(found, operands=(moved,)))
 
 
 def test_floats_are_rounded_to_bfloat16_as_ml_dtypes_rounds_them() -> None:

@@ -18,7 +18,7 @@ from model.commands.compile.graphs import CopyGraph, Environment, Graph, StepGra
 from model.commands.compile.sources import source_digest
 from model.errors import ModelError
 from model.layers.paged import STATES
-from model.llm.engine_args import EngineArgs, engine_parts
+from model.llm.engine_args import EngineArgs, set_up_engine
 from nkw.commands import main
 from tests.device import site
 from tests.device.core import Core
@@ -43,15 +43,15 @@ HERE = Environment("trn2", 1, 1, {"nki": "0.7.0", "neuronx-cc": "2.28"})
 
 
 def graphs(folder: Path, **changes: Any) -> list[Graph]:
-    return engine_graphs(engine_parts(EngineArgs(folder, **{"backend": "neuron", **SIZES, **changes})))
+    return engine_graphs(set_up_engine(EngineArgs(folder, **{"backend": "neuron", **SIZES, **changes})))
 
 
 @pytest.mark.slow
 def test_every_shape_of_the_buckets_is_a_graph_for_each_way_to_draw(tiny: Path) -> None:
-    parts = engine_parts(EngineArgs(tiny, **SIZES))
+    parts = set_up_engine(EngineArgs(tiny, **SIZES))
     steps = [each for each in engine_graphs(parts) if isinstance(each, StepGraph)]
     shapes = parts.buckets.shapes()
-    assert {str(graph.step) for graph in steps} == set(map(str, shapes))
+    assert {graph.label for graph in steps} == set(map(str, shapes))
     assert len(steps) == 5 * len(shapes)
     keys = {graph_key(each, HERE, source_digest) for each in engine_graphs(parts)}
     assert len(keys) == len(engine_graphs(parts))
@@ -133,7 +133,7 @@ def test_an_engine_launches_no_graph_that_was_not_compiled(
         SamplingParams(temperature=0, max_tokens=6),
     )
     wanted = LLM(tiny, **arguments).generate(prompts, params, use_tqdm=False)
-    parts = engine_parts(EngineArgs(tiny, backend="neuron", **arguments))
+    parts = set_up_engine(EngineArgs(tiny, backend="neuron", **arguments))
     launch_all(parts)
     if framework == "xla":
         compiled = list(core.executed)
@@ -153,15 +153,15 @@ def test_an_engine_launches_no_graph_that_was_not_compiled(
 def test_states_and_windows_have_graphs_too(tmp_path: Path, family: str) -> None:
     pytest.importorskip("transformers", reason="transformers is an extra of development (dev)")
     sizes = {**SIZES, "buckets": "sequences=1 tokens=32 context=128", "mamba_block_size": 8}
-    parts = engine_parts(EngineArgs(write_tiny(tmp_path, family), **sizes))
-    kinds = {each.kind for each in engine_graphs(parts) if isinstance(each, CopyGraph)}
+    parts = set_up_engine(EngineArgs(write_tiny(tmp_path, family), **sizes))
+    kinds = {each.cache_group for each in engine_graphs(parts) if isinstance(each, CopyGraph)}
     assert kinds == ({STATES} if family == "mamba" else {None, parts.pools[-1].window})
-    model = parts.model()
+    model = parts.load_model()
     graphs = engine_graphs(parts)
-    model.launch_padding(next(graph.step for graph in graphs if graph.of == "prompts"))
+    model.launch_padding(next(graph.shape for graph in graphs if graph.step == "prompts"))
     for graph in graphs:
         if isinstance(graph, CopyGraph):
-            model.launch_copies(graph.count, graph.kind)
+            model.launch_copies(graph.count, graph.cache_group)
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -219,14 +219,14 @@ def test_a_list_has_a_line_with_a_key_for_every_graph(tiny: Path, capsys: Any) -
 
 
 def test_the_graphs_of_an_engine_by_default_are_a_few_hundred_and_prompts_are_alone() -> None:
-    parts = engine_parts(EngineArgs("stories", backend="neuron"))
+    parts = set_up_engine(EngineArgs("stories", backend="neuron"))
     every = engine_graphs(parts)
     assert 16 < len(every) <= 300
     steps = [each for each in every if isinstance(each, StepGraph)]
-    assert {graph.step.decoding for graph in steps} == {None}
-    simulated = engine_parts(EngineArgs("stories"))
+    assert {graph.shape.decoding for graph in steps} == {None}
+    simulated = set_up_engine(EngineArgs("stories"))
     assert len(simulated.buckets.shapes()) > 256
-    given = engine_parts(EngineArgs("stories", backend="neuron", buckets="sequences=1,16"))
+    given = set_up_engine(EngineArgs("stories", backend="neuron", buckets="sequences=1,16"))
     assert given.buckets == replace(parts.buckets, sequences=(1, 16))
 
 

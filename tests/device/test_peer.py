@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.commands.peer.comparison import Comparison, GreedyRun, compared
+from model.commands.peer.comparison import Comparison, GreedyRun, compare_runs
 from model.commands.peer.libraries import LIBRARIES
 from nkw.commands import main
 from tests.device import peers, site
@@ -109,8 +109,8 @@ def logits(*rows: tuple[float, float, float]) -> tuple[np.ndarray, ...]:
 def test_logits_are_compared_as_long_as_prefixes_are_equal() -> None:
     ours = GreedyRun((0, 1, 2), logits((4, 1, 0), (0, 3, 1), (0, 0, 9)), 0.0)
     same = GreedyRun((0, 1, 2), logits((4, 1, 0.5), (0, 3, 1), (0, 0, 8)), 1.0)
-    assert compared(ours, same) == Comparison(3, 3, 1.0)
+    assert compare_runs(ours, same) == Comparison(3, 3, 1.0)
     other = GreedyRun((0, 2, 2), logits((4, 1, 0.5), (0, 3, 3.25), (0, 0, 100)), 1.0)
-    assert compared(ours, other) == Comparison(3, 1, 2.25, 1, 2, 2.0)
+    assert compare_runs(ours, other) == Comparison(3, 1, 2.25, 1, 2, 2.0)
     ended = GreedyRun((0,), logits((4, 1, 0)), 1.0)
-    assert compared(ours, ended) == Comparison(1, 1, 0.0)
+    assert compare_runs(ours, ended) == Comparison(1, 1, 0.0)

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the server needs the extra serve")
 
 from model.commands.compile.command import launch_all
-from model.llm.engine_args import engine_parts
+from model.llm.engine_args import set_up_engine
 from model.serve.serving import engine_args
 from nkw.commands import main
 from tests.device.core import Core
@@ -45,7 +45,7 @@ def test_a_server_on_a_core_answers_as_one_on_a_simulated_core_with_compiled_gra
     wanted = answered(*words)
     core: Any = on(framework)
     neuron = (*words, "--backend", "neuron")
-    launch_all(engine_parts(engine_args(options_of(*neuron))))
+    launch_all(set_up_engine(engine_args(options_of(*neuron))))
     compiled = set(core.executed if framework == "xla" else core.operators)
     core.forget()
     assert answered(*neuron) == wanted

@@ -11,7 +11,6 @@ import pytest
 
 from model import LLM, SamplingParams
 from model.commands.compile.command import engine_graphs, launch_all
-from model.commands.compile.graphs import EncoderGraph
 from model.device import SimulatedDevice
 from model.engine import Batch, Request, Scheduler, SchedulerOptions
 from model.engine.buckets import SIZES_ONLY, Buckets
@@ -20,7 +19,7 @@ from model.engine.sampler import require_logits
 from model.errors import ModelError
 from model.families import SPEECH, load_config
 from model.layers.launch import Phase
-from model.llm.engine_args import EngineArgs, engine_parts, make_engine
+from model.llm.engine_args import EngineArgs, make_engine, set_up_engine
 from model.loading.checkpoint import open_checkpoint
 from model.loading.weights import shard_weights
 from model.runners.paged import PagedModel
@@ -268,12 +267,12 @@ def test_nothing_waits_behind_windows(tmp_path: Path) -> None:
 
 def test_an_encoder_is_a_graph_that_prompts_launch(tmp_path: Path) -> None:
     """Every graph of an engine of speech: launched with padding alone, no token or window of a request changes."""
-    parts = engine_parts(EngineArgs(write_whisper(tmp_path / "whisper"), max_num_seqs=1, buckets=FEW))
+    parts = set_up_engine(EngineArgs(write_whisper(tmp_path / "whisper"), max_num_seqs=1, buckets=FEW))
     graphs = engine_graphs(parts)
     assert [str(each) for each in graphs].count("1 window of speech encoded") == 1
     assert not any("slot" in str(each) for each in graphs)
     assert all(each.launches for each in graphs)
-    encoder = next(each for each in graphs if isinstance(each, EncoderGraph))
+    encoder = next(graph for graph in graphs if graph.step == "encoder")
     assert [each.kernel for each in encoder.launches].count("conv1d") == 2
     launch_all(parts)
 

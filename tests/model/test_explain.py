@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model.commands.generate.explain import TokenPath, token_path
+from model.commands.generate.explain import TokenTrace, trace_token
 from model.config.parts import Experts
 from model.loading.shipped import PRETRAINED, SHIPPED, model_path
 from model.loading.tokenizer import Tokenizer
@@ -57,7 +57,7 @@ def test_path_is_what_transformers_computes(tmp_path: Path, name: str) -> None:
     model.save_pretrained(tmp_path)
     byte_tokenizer(add_bos=False).save(str(tmp_path / "tokenizer.json"))
     config, weights = load(tmp_path)
-    path = token_path(config, weights, Tokenizer(tmp_path, config.vocab_size), IDS, 1)
+    path = trace_token(config, weights, Tokenizer(tmp_path, config.vocab_size), IDS, 1)
     single, exact = inside(model, torch.float32), inside(model, torch.float64)
 
     costs = [
@@ -140,5 +140,5 @@ def test_long_texts_show_their_last_pieces(capsys: Any) -> None:
 def test_path_is_a_record_of_plain_numbers(capsys: Any) -> None:
     _, document = explained(capsys, "--explain")
     (path,) = document["explained"]
-    assert set(path) == set(TokenPath.__dataclass_fields__)
+    assert set(path) == set(TokenTrace.__dataclass_fields__)
     assert sum(each["probability"] for each in path["candidates"]) < 1

@@ -14,7 +14,7 @@ from model.commands.generate.generation import (
     generate,
 )
 from model.commands.generate.prompts import encode_prompt
-from model.commands.generate.report import Run, document, summary
+from model.commands.generate.report import Run, build_document, summarise
 from model.config import ModelConfig
 from model.engine import SamplingParams
 from model.engine.stop_strings import StopStrings
@@ -167,14 +167,14 @@ def test_a_token_that_differs_is_named_with_how_far_the_logits_lie_apart(model) 
 
 def test_what_is_not_finite_has_no_distance() -> None:
     step = StepOutput(np.array([1.0, -np.inf, 0.5], np.float32))
-    assert (step.apart(0, 1), step.apart(0, 2)) == (None, 0.5)
+    assert (step.logit_gap(0, 1), step.logit_gap(0, 2)) == (None, 0.5)
 
 
 def test_the_report_names_the_first_tokens_that_differ_in_eighty_columns(model) -> None:
     run_of = Run("m", ("x",), "simulate", "trn2", Mesh(), "float32", GREEDY, None)
     story, other = ids_of(model, "abcdefgh"), ids_of(model, "aXcXXXXX")
     done = run(model, Script(story), "x", 8, reference=Script(other))
-    lines = shown(summary(run_of, [done], []))
+    lines = shown(summarise(run_of, [done], []))
     assert lines[:3] == [
         "2 of 8 tokens equal to the numpy reference",
         "token 2 is 'b', by the reference 'X'",
@@ -184,14 +184,14 @@ def test_the_report_names_the_first_tokens_that_differ_in_eighty_columns(model) 
     assert len(lines) == 1 + 2 * 5 + 1
     drawn = replace(run_of, sampling=SamplingParams(temperature=1.0))
     said = "tokens are drawn at random; rounding moves the bounds between candidates"
-    assert shown(summary(drawn, [done], [])) == [*lines, said]
-    assert said not in shown(summary(drawn, [replace(done, differences=())], []))
+    assert shown(summarise(drawn, [done], [])) == [*lines, said]
+    assert said not in shown(summarise(drawn, [replace(done, differences=())], []))
     long = replace(done.differences[0], text="\x1b" * 200, reference_text="y" * 200, logits_apart=None)
-    lines = shown(summary(run_of, [replace(done, differences=(long,))], []))
+    lines = shown(summarise(run_of, [replace(done, differences=(long,))], []))
     assert lines[0].startswith("7 of 8")
     assert max(map(len, lines)) <= 80 and "\x1b" not in "".join(lines)
     assert lines[2] == "  their logits lie apart by 1 in the reference"
-    assert len(document(run_of, [done], [])["generations"][0]["checks"]["differences"]) == 6
+    assert len(build_document(run_of, [done], [])["generations"][0]["checks"]["differences"]) == 6
 
 
 def test_nothing_is_compared_without_a_reference(model) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from model.commands.generate.prompts import sampling_params
+from model.commands.generate.prompts import read_sampling_params
 from model.errors import ModelError
 from model.families import compose, load_config, read_config
 from model.loading.checkpoint import open_checkpoint
@@ -91,7 +91,7 @@ def test_every_wrong_field_of_generation_config_is_refused_in_one_sentence(tmp_p
     outcomes = set()
     for _, fields in spoilt(sound):
         (folder / "generation_config.json").write_text(json.dumps(fields))
-        outcomes.add(bool(said(lambda: (load_config(folder), sampling_params(options)))))
+        outcomes.add(bool(said(lambda: (load_config(folder), read_sampling_params(options)))))
     assert outcomes == {True, False}
 
 

@@ -7,13 +7,14 @@ import re
 
 import pytest
 
-from model.commands.generate.profile import text
+from model.commands.generate.profile import describe_passes
 from model.device import DryDevice, Pass, write_page
 from model.families import load_config
 from model.loading.checkpoint import open_checkpoint
 from model.loading.weights import shard_weights
 from model.runners.contiguous import KernelModel
 from nkw.commands import main
+from nkw.terminal import rendered
 from simulate.hardware import hardware
 
 LAYER = "decoder_layer_decode"
@@ -56,7 +57,7 @@ def test_times_of_the_launches_add_up_to_the_prediction(write_model) -> None:
 
 def test_text_has_both_passes_by_kernel_and_by_layer(write_model) -> None:
     both = passes(write_model())
-    lines = text("trn2", both).splitlines()
+    lines = rendered(describe_passes("trn2", both)).splitlines()
     assert lines[0] == "where the time goes on trn2 (program reading)"
     assert max(map(len, lines)) <= 80
     for label, done in both:

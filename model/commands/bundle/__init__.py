@@ -1,1 +1,1 @@
-"""`nkw bundle FOLDER`: a model's kernel launches, of one layer or of a generation, as a bundle for a chip."""
+"""`nkw bundle FOLDER`: kernel launches of a layer or of a generation, as a bundle for a chip."""

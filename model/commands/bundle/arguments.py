@@ -1,4 +1,4 @@
-"""The options of `nkw bundle` for a model or a layer of it, and which words ask for it."""
+"""Options of `nkw bundle` for a model or a layer, and the test whether a command line names a model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPTIONS = options(
 
 
 def names_a_model(words: Sequence[str]) -> bool:
-    """Whether the words behind `nkw bundle` ask for a model or a layer: --layer is there, or the first is a model."""
+    """Return whether the words after `nkw bundle` include --layer or begin with a model."""
     if any(word.partition("=")[0] == "--layer" for word in words):
         return True
     folder = model_path(words[0]) if words else Path()

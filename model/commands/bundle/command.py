@@ -1,17 +1,18 @@
-"""`nkw bundle` for a model: the simulated model computes a layer, or a generation, and its launches are kept."""
+"""`nkw bundle` for a model: record the launches of a layer or of a generation on the simulator."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator
+from contextlib import AbstractContextManager
 from itertools import cycle, islice
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from model.commands.bundle.drawn import DrawnWeights, one_layer
-from model.commands.bundle.recipe import operands_of, weight_files
+from model.commands.bundle.recipe import build_operands, weight_files
 from model.commands.bundle.single_step import bundle_section
 from model.commands.generate.prompts import encode_prompt
 from model.commands.options.inputs import FIRST_PROMPT
@@ -29,9 +30,11 @@ from model.errors import ModelError
 from model.families import TEXT, compose, load_config, single_step_tasks
 from model.layers.head import HEAD_RESULTS, TOKENS, VALUES
 from model.layers.launch import Phase
-from model.loading.checkpoint import INDEX, SINGLE, Checkpoint, open_checkpoint
+from model.llm.loaded import LoadedModel
+from model.loading.checkpoint import INDEX, SINGLE
 from model.loading.tokenizer import Tokenizer
-from model.loading.weights import RankWeights, shard_weights
+from model.loading.weights import RankWeights
+from model.mesh import Mesh
 from model.runners.bucket_length import bucket_length, positions_needed
 from model.runners.contiguous import KernelModel
 from model.sampling import StepOutput
@@ -39,13 +42,13 @@ from nkw.files import Outputs, json_document
 from nkw.terminal import show, working
 
 _TOKENS = 8
-"""Of the prompt of a layer, and of a generation, where no option says otherwise."""
+"""Default number of tokens of the prompt of a layer, and of a generation."""
 MOST_BYTES = 8_000_000
-"""Of the weights of a layer that travel; those of a larger one are taken from the model's folder."""
+"""Most bytes of weights in the bundle of a layer; an instance reads larger weights from the model's folder."""
 
 
 def bundle_command(options: argparse.Namespace) -> int:
-    """Write the bundle; everything that can be refused before the model runs is refused before."""
+    """Write a bundle. Raises ModelError for refused options and files before the model runs."""
     if options.tp > 1:
         raise ModelError("a bundle holds launches of one rank; leave --tp out")
     _check_options(options)
@@ -61,73 +64,70 @@ def bundle_command(options: argparse.Namespace) -> int:
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    """Raise ModelError for options that do not go together."""
-    of_layer = {"--tokens": options.tokens}
-    of_model = {"--prompt": options.prompt, "--max-new-tokens": options.max_new_tokens}
-    wrong = of_layer if options.layer is None else of_model
-    for name, value in wrong.items():
-        if value is not None:
-            raise ModelError(f"{name} goes {'with' if wrong is of_layer else 'without'} --layer")
+    """Raise ModelError for an option that needs --layer, or excludes it."""
+    excluded = ("tokens",) if options.layer is None else ("prompt", "max_new_tokens")
+    for name in excluded:
+        if getattr(options, name) is not None:
+            preposition = "with" if options.layer is None else "without"
+            raise ModelError(f"--{name.replace('_', '-')} goes {preposition} --layer")
 
 
-def _outputs(options: argparse.Namespace, files: Sequence[Path]) -> Outputs:
-    return Outputs(lambda: [*model_files(options.model), *files])
+def _open_document(options: argparse.Namespace, model: LoadedModel) -> AbstractContextManager[dict[str, Any]]:
+    """Return the document of --json. Raises InvalidArgument where it would replace a file of the model."""
+    outputs = Outputs(lambda: [*model_files(options.model), *model.checkpoint.files])
+    return json_document(options.json, outputs, "bundle")
 
 
 def _bundle_layer(options: argparse.Namespace, config: ModelConfig) -> None:
-    """The launches of one layer, in a prompt and in the token behind it.
-
-    Its weights are drawn where the folder has none.
-    """
+    """Bundle the launches of a layer, in a prompt and in the first decode step; random weights replace absent ones."""
     tokens, layer = options.tokens or _TOKENS, options.layer
     _check_sizes(layer, tokens, config)
-    weights: Checkpoint | DrawnWeights
     if any(os.path.lexists(options.model / name) for name in (SINGLE, INDEX)):
-        encoded = Tokenizer(options.model, config.vocab_size).encode(FIRST_PROMPT)
-        weights = open_checkpoint(options.model, config)
-        if not encoded:
+        prompt_ids = Tokenizer(options.model, config.vocab_size).encode(FIRST_PROMPT)
+        model = LoadedModel.open(options.model, options.dtype, config)
+        if not prompt_ids:
             raise ModelError("the prompt has no tokens")
     else:
         config, layer = one_layer(config, layer), 0
-        weights = DrawnWeights(config)
-        encoded = list(range(min(tokens, config.vocab_size)))
-    ids = list(islice(cycle(encoded), tokens))
-    files = weights.files if isinstance(weights, Checkpoint) else []
-    with json_document(options.json, _outputs(options, files), "bundle") as contents:
-        ranks = shard_weights(config, weights, 1, after_layer=weights.release, dtype=options.dtype)
-        own = {each.name for part in compose(config).blocks[layer] for each in part.weights}
-        named = {name: array for name, array in ranks[0].arrays.items() if name in own}
-        if files and sum(each.nbytes for each in named.values()) <= MOST_BYTES:
-            named = {}
-        device = BundlingDevice(options.target, layer, named)
+        model = LoadedModel(options.model, config, DrawnWeights(config), options.dtype)
+        prompt_ids = list(range(min(tokens, config.vocab_size)))
+    ids = list(islice(cycle(prompt_ids), tokens))
+    with _open_document(options, model) as contents:
+        (rank,) = model.shards(Mesh())
+        names = {weight.name for sublayer in compose(config).blocks[layer] for weight in sublayer.weights}
+        arrays = {name: array for name, array in rank.arrays.items() if name in names}
+        if model.checkpoint.files and sum(array.nbytes for array in arrays.values()) <= MOST_BYTES:
+            arrays = {}
+        device = BundlingDevice(options.target, layer, arrays)
         positions = bucket_length(len(ids) + 1, config.context)
         with working(lambda: f"{device.phase}, {device.launches} launches of layer {options.layer}"):
-            references = stay_behind(config, weights, ranks[0], named) if named else None
-            model = KernelModel(config, ranks, device, positions, progress=device.layer_done)
+            references = reference_weights(model, rank, arrays) if arrays else None
+            kernels = KernelModel(config, [rank], device, positions, progress=device.layer_done)
             device.phase = Phase.prefill.value
-            (step,) = model.prefill([ids])
+            (step,) = kernels.prefill([ids])
             device.phase = Phase.decode.value
-            model.decode([step.likeliest], [len(ids)])
+            kernels.decode([step.likeliest], [len(ids)])
         written = device.write(options.out, references)
         show(written.report())
         contents.update(written.document())
 
 
-def stay_behind(
-    config: ModelConfig, weights: Checkpoint | DrawnWeights, rank: RankWeights, wanted: Container[str]
-) -> Weights:
-    """The wanted weights of a rank by reference, their recipes tried."""
-    operands = operands_of(config, weights, rank, wanted)
-    if isinstance(weights, Checkpoint):
-        found, paths = Weights(weight_files(weights), (), operands), weights.files
-    else:
-        found, paths = Weights((), weights.tensors, operands), []
-    check_recipes(paths, found)
-    return found
+def reference_weights(model: LoadedModel, rank: RankWeights, names: Container[str]) -> Weights:
+    """Return the weights in `names` as recipes, each compared with the loaded array.
+
+    Raises:
+        ModelError: a weight has no recipe, or its recipe does not give the loaded array.
+    """
+    checkpoint = model.checkpoint
+    drawn = checkpoint.tensors.values() if isinstance(checkpoint, DrawnWeights) else ()
+    operands = build_operands(model.config, checkpoint, rank, names)
+    references = Weights(weight_files(checkpoint), tuple(drawn), operands)
+    check_recipes(checkpoint.files, references)
+    return references
 
 
 def _check_sizes(layer: int, tokens: int, config: ModelConfig) -> None:
-    """Raise ModelError for a layer that the model does not have, or a prompt that leaves no room for a token."""
+    """Raise ModelError for a layer that the model lacks, or a prompt that fills the context."""
     layers = len(config.blocks)
     if layer >= layers:
         raise ModelError(f"--layer {layer}: this model has layers 0 to {layers - 1}")
@@ -138,45 +138,44 @@ def _check_sizes(layer: int, tokens: int, config: ModelConfig) -> None:
 
 
 def _bundle_generation(options: argparse.Namespace, config: ModelConfig) -> None:
-    """All launches of the prompts and of the tokens that greedy choice appends to each."""
+    """Bundle all launches of prompts and of the tokens that greedy sampling appends to each."""
     tokenizer = Tokenizer(options.model, config.vocab_size)
     texts, most = options.prompt or [FIRST_PROMPT], options.max_new_tokens or _TOKENS
     prompts = [Prompt(text, tuple(encode_prompt(text, tokenizer, config))) for text in texts]
-    weights = open_checkpoint(options.model, config)
-    with json_document(options.json, _outputs(options, weights.files), "bundle") as contents:
-        (rank,) = shard_weights(config, weights, 1, after_layer=weights.release, dtype=options.dtype)
+    model = LoadedModel.open(options.model, options.dtype, config)
+    with _open_document(options, model) as contents:
+        (rank,) = model.shards(Mesh())
         device = GenerationDevice(options.target, rank.arrays)
-        longest = max(positions_needed(len(each.ids), most, config) for each in prompts)
+        longest = max(positions_needed(len(prompt.ids), most, config) for prompt in prompts)
         positions = bucket_length(longest, config.context)
+        values, tokens = HEAD_RESULTS.index(VALUES), HEAD_RESULTS.index(TOKENS)
         with working(lambda: f"{device.launches} launches"):
-            references = stay_behind(config, weights, rank, rank.arrays)
-            model = KernelModel(config, [rank], device, positions, progress=device.layer_done)
+            references = reference_weights(model, rank, rank.arrays)
+            kernels = KernelModel(config, [rank], device, positions, progress=device.layer_done)
             for number, prompt in enumerate(prompts):
-                for token, step in _steps(model, device, number, prompt, most, config):
-                    margin = _margin(step)
-                    places = HEAD_RESULTS.index(VALUES), HEAD_RESULTS.index(TOKENS)
-                    device.end_step(*places, token, tokenizer.decode([token]), margin)
+                for token, step in _generate_steps(kernels, device, number, prompt, most, config):
+                    device.end_step(values, tokens, token, tokenizer.decode([token]), _logit_margin(step))
         written = device.write(options.out, references, tuple(prompts))
         show(written.report())
         contents.update(written.document())
 
 
-def _steps(
+def _generate_steps(
     model: KernelModel, device: GenerationDevice, number: int, prompt: Prompt, most: int, config: ModelConfig
 ) -> Iterator[tuple[int, StepOutput]]:
-    """The tokens that follow a prompt, and the steps that choose them."""
+    """Yield the greedy tokens after a prompt with their steps, until an end token or a limit."""
     ids = list(prompt.ids)
-    for place in range(most):
-        device.begin_step(number, place)
-        (step,) = model.decode([ids[-1]], [len(ids) - 1]) if place else model.prefill([ids])
+    for index in range(most):
+        device.begin_step(number, index)
+        (step,) = model.decode([ids[-1]], [len(ids) - 1]) if index else model.prefill([ids])
         ids.append(step.likeliest)
         yield ids[-1], step
         if ids[-1] in config.eos_token_ids or len(ids) >= config.context:
             return
 
 
-def _margin(step: StepOutput) -> float:
-    """How far the second largest logit is below the largest."""
+def _logit_margin(step: StepOutput) -> float:
+    """Return the difference of the two largest logits of a step."""
     assert step.logits is not None
     second, first = np.partition(step.logits.astype(np.float64), -2)[-2:]
     return float(first - second)

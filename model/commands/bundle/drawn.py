@@ -1,8 +1,7 @@
-"""One layer of a model that is known by its config.json alone, with weights that are drawn."""
+"""Random weights for a layer of a model whose folder has a config.json and no checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from hashlib import sha256
 from math import log2, prod, sqrt
@@ -12,45 +11,40 @@ import numpy as np
 from model.config import ModelConfig
 from model.device.bundling import Drawn, drawn_array
 from model.families import compose
+from model.loading.checkpoint import Checkpoint
 
 _MOST_TOKENS = 1024
-"""Of the vocabulary of a layer by itself, whose embedding and head do not travel."""
-_NORM = "norm"
+"""Most tokens of the vocabulary of a single layer, whose embedding and head are not in the bundle."""
 
 
 def one_layer(config: ModelConfig, layer: int) -> ModelConfig:
-    """A model of one of the layers of another, with a short vocabulary."""
+    """Return the config of a model with a single layer and at most 1,024 tokens."""
     return replace(config, blocks=(config.blocks[layer],), vocab_size=min(config.vocab_size, _MOST_TOKENS))
 
 
-class DrawnWeights(Mapping[str, np.ndarray]):
-    """Tensors of a checkpoint that there is none of, each drawn when it is read, by a seed that follows from its name.
+class DrawnWeights(Checkpoint):
+    """Checkpoint without files. A tensor is drawn when it is read, with a seed that depends on its name.
 
-    A projection of n inputs has values up to 2**round(log2(sqrt(3 / n))), so that its outputs are about as large as its
-    inputs; weights of norms lie from 0.5 to 1.5. The dtype is bfloat16, where the config names it, or else float32.
+    Values of a projection of n inputs are uniform up to 2**round(log2(sqrt(3 / n))), so that its outputs are about as
+    large as its inputs. Weights of norms are uniform from 0.5 to 1.5. The dtype is bfloat16 where the config names it,
+    float32 otherwise.
     """
 
     def __init__(self, config: ModelConfig) -> None:
-        self._shapes = compose(config).layer_tensor_shapes()
+        """Describe the tensors of the layers of a config."""
+        shapes = compose(config).layer_tensor_shapes()
+        super().__init__({name: np.broadcast_to(np.float32(0), shape) for name, shape in shapes.items()})
         dtype = "bfloat16" if config.dtype == "bfloat16" else "float32"
-        self.tensors = tuple(_drawn(name, shape, dtype) for name, shape in self._shapes.items())
-        self._by_name = {each.name: each for each in self.tensors}
+        self.tensors = {name: _describe_tensor(name, shape, dtype) for name, shape in shapes.items()}
 
     def __getitem__(self, name: str) -> np.ndarray:
-        return drawn_array(self._by_name[name]).reshape(self._shapes[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._shapes)
-
-    def __len__(self) -> int:
-        return len(self._shapes)
-
-    def release(self) -> None:
-        """Nothing: no tensor is kept."""
+        """Return a drawn tensor."""
+        return drawn_array(self.tensors[name]).reshape(super().__getitem__(name).shape)
 
 
-def _drawn(name: str, shape: tuple[int, ...], dtype: str) -> Drawn:
+def _describe_tensor(name: str, shape: tuple[int, ...], dtype: str) -> Drawn:
+    """Return the seed, the scale and the shift of a drawn tensor."""
     seed = int.from_bytes(sha256(name.encode()).digest()[:4], "little")
-    if len(shape) == 1 and _NORM in name:
+    if len(shape) == 1 and "norm" in name:
         return Drawn(name, dtype, shape[0], seed, 0.5, 1.0)
     return Drawn(name, dtype, prod(shape), seed, 2.0 ** round(log2(sqrt(3 / shape[-1]))), 0.0)

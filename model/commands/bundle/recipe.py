@@ -1,7 +1,7 @@
-"""How the operands of a model are made of the tensors of its files, as slices that a program without it can follow.
+"""Recipes of operands: strided slices of the tensors of checkpoint files, which an instance can follow.
 
-The loader is not described a second time: each weight is cut out of arrays that hold the numbers of a tensor's elements
-in place of their values, and what comes out says where every element of the operand comes from.
+Recipes are derived from the loader: each weight is cut out of arrays with element ids in place of values. The result
+tells the source of every element of the operand.
 """
 
 from __future__ import annotations
@@ -25,159 +25,182 @@ from model.loading.weights import RankWeights
 from model.network import Network
 
 _MOST_PIECES = 4096
-"""Of one operand; that of a projection reordered within each of 128 heads has 256."""
+"""Most pieces of an operand; a projection that is reordered within each of 128 heads has 256."""
 
 
 @dataclass(frozen=True)
 class _Source:
-    """A tensor of a file, or a part of one that begins with its element `first`."""
+    """Tensor of a file, or its elements from `first` on."""
 
     tensor: str
     first: int
 
 
 def weight_files(checkpoint: Checkpoint) -> tuple[WeightFile, ...]:
-    """The files of a checkpoint with their digests."""
-    found = []
+    """Return the names, sizes and SHA-256 digests of the files of a checkpoint."""
+    files = []
     for path in checkpoint.files:
-        digest, nbytes = sha256(), 0
+        digest = sha256()
         with open(path, "rb") as file:
-            while part := file.read(1 << 22):
-                digest.update(part)
-                nbytes += len(part)
-        found.append(WeightFile(path.name, nbytes, digest.hexdigest()))
-    return tuple(found)
+            for chunk in iter(lambda: file.read(1 << 22), b""):
+                digest.update(chunk)
+            files.append(WeightFile(path.name, file.tell(), digest.hexdigest()))
+    return tuple(files)
 
 
-def operands_of(
-    config: ModelConfig, checkpoint: Checkpoint | DrawnWeights, held: RankWeights, wanted: Container[str]
+def build_operands(
+    config: ModelConfig, checkpoint: Checkpoint, rank_weights: RankWeights, names: Container[str]
 ) -> tuple[Operand, ...]:
-    """The recipe of every wanted weight that a rank holds.
+    """Return the recipes of the weights in `names`.
 
-    Raises ModelError for weights that are computed when they are loaded, as those in MXFP4 and those of eight bits with
-    scales, and for operands of more than 4,096 pieces.
+    Raises:
+        ModelError: a weight is computed when it is loaded, such as MXFP4 and eight bits with scales, or an operand has
+            more than 4,096 pieces.
     """
     network = compose(config)
-    sources = _sources(network, checkpoint)
-    weights = {each.name: each for each in network.weights}
+    sources = _find_sources(network, checkpoint)
+    weights = {weight.name: weight for weight in network.weights}
     return tuple(
         Operand(
             name,
-            held.arrays[name].dtype.name,
-            held.arrays[name].shape,
-            sha256(held.arrays[name].tobytes()).hexdigest(),
-            _pieces(weight, sources, held),
+            rank_weights.arrays[name].dtype.name,
+            rank_weights.arrays[name].shape,
+            sha256(rank_weights.arrays[name].tobytes()).hexdigest(),
+            _build_pieces(weight, sources, rank_weights),
         )
         for name, weight in weights.items()
-        if name in wanted
+        if name in names
     )
 
 
-def _sources(network: Network, checkpoint: Checkpoint | DrawnWeights) -> dict[str, _Source]:
-    """Where the files hold the tensors of the layers, by their names there; drawn ones are by themselves."""
+def _find_sources(network: Network, checkpoint: Checkpoint) -> dict[str, _Source]:
+    """Return the tensors of the files by their names in the layers; a drawn tensor is its own source.
+
+    Raises:
+        ModelError: a file has a tensor packed, or in eight bits with scales.
+    """
     if isinstance(checkpoint, DrawnWeights):
         return {name: _Source(name, 0) for name in checkpoint}
     stored: set[str] = set()
     for path in checkpoint.files:
         with safetensors.safe_open(path, framework="np") as file:
             stored |= {name for name in file.keys() if file.get_slice(name).get_dtype() in STORED}  # noqa: SIM118
-    found = {name: _Source(name, 0) for name in checkpoint if name in stored}
+    sources = {name: _Source(name, 0) for name in checkpoint if name in stored}
     prefix = network.bare_prefix
     for name in checkpoint:
         if prefix and name.removeprefix(prefix) in stored:
-            found.setdefault(name, _Source(name.removeprefix(prefix), 0))
+            sources.setdefault(name, _Source(name.removeprefix(prefix), 0))
     shapes = network.layer_tensor_shapes()
-    for stack, parts in network.stacks.items():
+    for stack, members in network.stacks.items():
         if stack in stored:
-            for number, part in enumerate(parts):
-                found[part] = _Source(stack, number * prod(shapes[part]))
+            for index, member in enumerate(members):
+                sources[member] = _Source(stack, index * prod(shapes[member]))
     for name in checkpoint:
-        if name not in found:
-            what = "its file holds it packed, or in eight bits with scales"
+        if name not in sources:
             raise ModelError(
-                f"{name} cannot be bundled: {what}, and an instance copies or rounds weights alone"
+                f"{name} cannot be bundled: its file holds it packed, or in eight bits with scales, and an instance "
+                "copies or rounds weights alone"
             )
-    return found
+    return sources
 
 
-def _pieces(weight: Weight, sources: Mapping[str, _Source], held: RankWeights) -> tuple[Piece, ...]:
-    """The pieces of an operand; elements of no tensor are 0."""
-    numbered: dict[str, np.ndarray] = {}
+def _build_pieces(
+    weight: Weight, sources: Mapping[str, _Source], rank_weights: RankWeights
+) -> tuple[Piece, ...]:
+    """Return the pieces of an operand; its elements outside of all pieces are 0.
+
+    Raises:
+        ModelError: there are more than 4,096 pieces, or the operand is not made of strided slices.
+    """
+    element_ids: dict[str, np.ndarray] = {}
     starts: list[tuple[int, str]] = []
-    first = 1  # 0 stands for no element
-    total = sum(prod(each.shape) for each in weight.tensors)
-    kind = np.int32 if total < 2**31 - 1 else np.int64
+    first = 1  # an id of 0 marks an element without source
+    elements = sum(prod(tensor.shape) for tensor in weight.tensors)
+    dtype = np.int32 if elements < 2**31 - 1 else np.int64
     for tensor in weight.tensors:
-        if isinstance(tensor, Zeros) or tensor.name in numbered:
+        if isinstance(tensor, Zeros) or tensor.name in element_ids:
             continue
-        size = prod(tensor.shape)
-        numbered[tensor.name] = np.arange(first, first + size, dtype=kind).reshape(tensor.shape)
         starts.append((first, tensor.name))
-        first += size
+        ids = np.arange(first, first + prod(tensor.shape), dtype=dtype)
+        element_ids[tensor.name] = ids.reshape(tensor.shape)
+        first += ids.size
     integers = replace(weight, tensors=tuple(replace(tensor, exact=False) for tensor in weight.tensors))
-    taken = integers.take(numbered, held.shard)
-    bounds = np.array([begin for begin, _ in starts], kind)
+    operand_ids = integers.take(element_ids, rank_weights.shard)
+    tensor_starts = np.array([start for start, _ in starts], dtype)
     pieces = []
-    for at, shape, number, strides in boxes_of(taken, (0,) * taken.ndim, bounds):
-        if number:
-            begin, name = max(each for each in starts if each[0] <= number)
+    boxes = split_into_strided_boxes(operand_ids, (0,) * operand_ids.ndim, tensor_starts)
+    for origin, shape, element_id, strides in boxes:
+        if element_id:
+            tensor_start, name = max(start for start in starts if start[0] <= element_id)
             source = sources[name]
-            pieces.append(Piece(source.tensor, source.first + number - begin, strides, at, shape))
+            offset = source.first + element_id - tensor_start
+            pieces.append(Piece(source.tensor, offset, strides, origin, shape))
         if len(pieces) > _MOST_PIECES:
             raise ModelError(f"{weight.name} is put together from more than {_MOST_PIECES:,} pieces")
     return tuple(pieces)
 
 
 _Box = tuple[tuple[int, ...], tuple[int, ...], int, tuple[int, ...]]
-"""Where a box begins, its shape, the number of its first element, and the step of the numbers along each axis."""
+"""Origin and shape of a box, the id of its first element, and the step of the ids along each axis."""
 
 
-def boxes_of(numbers: np.ndarray, at: Sequence[int], bounds: np.ndarray) -> Iterator[_Box]:
-    """Boxes of one tensor in which the numbers of elements grow evenly along each axis, in the order of the operand.
+def split_into_strided_boxes(
+    element_ids: np.ndarray, origin: Sequence[int], tensor_starts: np.ndarray
+) -> Iterator[_Box]:
+    """Yield boxes whose element ids form an arithmetic progression along every axis, inside a single tensor.
 
-    `bounds` are the first numbers of the tensors.
+    The boxes come in the order of the operand.
+
+    Args:
+        element_ids: ids of the elements of an operand, or of a box of it.
+        origin: index of the first element in the operand.
+        tensor_starts: the first ids of the tensors, ascending.
+
+    Raises:
+        ModelError: the ids cannot be divided into such boxes.
     """
-    box = _even(numbers, bounds)
-    if box is not None:
-        yield tuple(at), numbers.shape, *box
+    strides = _find_strides(element_ids, tensor_starts)
+    if strides is not None:
+        yield tuple(origin), element_ids.shape, int(element_ids.flat[0]), strides
         return
-    for axis in range(numbers.ndim):
-        rows = np.moveaxis(numbers, axis, 0)
-        runs = list(_runs(rows, bounds))
+    for axis in range(element_ids.ndim):
+        rows = np.moveaxis(element_ids, axis, 0)
+        runs = list(_split_into_runs(rows, tensor_starts))
         if len(runs) > 1:
             for begin, end in runs:
-                part = np.moveaxis(rows[begin:end], 0, axis)
-                yield from boxes_of(part, (*at[:axis], at[axis] + begin, *at[axis + 1 :]), bounds)
+                box = np.moveaxis(rows[begin:end], 0, axis)
+                box_origin = (*origin[:axis], origin[axis] + begin, *origin[axis + 1 :])
+                yield from split_into_strided_boxes(box, box_origin, tensor_starts)
             return
-    raise ModelError("a weight is put together in a way that a bundle's recipes do not express")
+    raise ModelError("a weight cannot be bundled: its elements are not strided slices of checkpoint tensors")
 
 
-def _even(numbers: np.ndarray, bounds: np.ndarray) -> tuple[int, tuple[int, ...]] | None:
-    """The first number and the step along each axis, where the numbers are of one tensor, or all 0, and grow evenly."""
-    corner, last = int(numbers.flat[0]), int(numbers[(-1,) * numbers.ndim])
-    if np.searchsorted(bounds, corner, "right") != np.searchsorted(bounds, last, "right"):
+def _find_strides(element_ids: np.ndarray, tensor_starts: np.ndarray) -> tuple[int, ...] | None:
+    """Return the step of the ids along each axis; None if a step varies or is negative, or for several tensors."""
+    corner, last = int(element_ids.flat[0]), int(element_ids[(-1,) * element_ids.ndim])
+    if np.searchsorted(tensor_starts, corner, "right") != np.searchsorted(tensor_starts, last, "right"):
         return None
-    steps, grown = [], np.array(corner, numbers.dtype)
-    for axis, size in enumerate(numbers.shape):
-        second = tuple(int(each == axis and size > 1) for each in range(numbers.ndim))
-        steps.append(int(numbers[second]) - corner)
-        along = (-1, *(1,) * (numbers.ndim - axis - 1))
-        grown = grown + (np.arange(size, dtype=numbers.dtype) * steps[-1]).reshape(along)
-    return (corner, tuple(steps)) if min(steps) >= 0 and np.array_equal(grown, numbers) else None
+    steps, progression = [], np.array(corner, element_ids.dtype)
+    for axis, size in enumerate(element_ids.shape):
+        neighbour = tuple(int(index == axis and size > 1) for index in range(element_ids.ndim))
+        steps.append(int(element_ids[neighbour]) - corner)
+        along = (-1, *(1,) * (element_ids.ndim - axis - 1))
+        progression = progression + (np.arange(size, dtype=element_ids.dtype) * steps[-1]).reshape(along)
+    return tuple(steps) if min(steps) >= 0 and np.array_equal(progression, element_ids) else None
 
 
-def _runs(rows: np.ndarray, bounds: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Begin and end of runs of rows: within a run, consecutive rows differ by one number, the same in every element."""
+def _split_into_runs(rows: np.ndarray, tensor_starts: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of runs of rows. Consecutive rows of a run differ by the same number in all elements."""
     begin = 0
     while begin < len(rows):
         end, step = begin + 1, None
         while end < len(rows):
-            apart = rows[end] - rows[end - 1]
-            first = int(apart.flat[0])
+            difference = rows[end] - rows[end - 1]
+            first = int(difference.flat[0])
             before, after = (
-                np.searchsorted(bounds, int(rows[each].flat[0]), "right") for each in (end - 1, end)
+                np.searchsorted(tensor_starts, int(rows[index].flat[0]), "right") for index in (end - 1, end)
             )
-            if before != after or first < 0 or step not in (None, first) or (apart != first).any():
+            if before != after or first < 0 or step not in (None, first) or (difference != first).any():
                 break
             end, step = end + 1, first
         yield begin, end

@@ -1,4 +1,4 @@
-"""`nkw bundle` for a section of a model whose every step has one size."""
+"""`nkw bundle` for a section of a model whose steps all have the same size."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from nkw.terminal import show, working
 
 
 def bundle_section(options: argparse.Namespace, config: Config) -> None:
-    """Write the launches of one section; the inputs of the step are drawn."""
+    """Write the launches of a section with random inputs. Raises ModelError for options that it does not take."""
     network = compose(config)
     if options.layer is None or options.tokens is not None:
         raise ModelError(f"a {config.model_type} is bundled with --layer and without --tokens")
     if options.layer >= len(network.sections):
-        last = len(network.sections) - 1
-        raise ModelError(f"--layer {options.layer}: this model has layers 0 to {last}")
+        raise ModelError(f"--layer {options.layer}: this model has layers 0 to {len(network.sections) - 1}")
     weights = open_checkpoint(options.model, config)
     outputs = Outputs(lambda: [*model_files(options.model), *weights.files])
     with json_document(options.json, outputs, "bundle") as contents:

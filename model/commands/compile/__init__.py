@@ -1,1 +1,1 @@
-"""`nkw compile`: the graphs of an engine on NeuronCores, compiled before the first request."""
+"""`nkw compile`: compiles the graphs of an engine for NeuronCores before the first request."""

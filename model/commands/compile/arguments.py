@@ -1,4 +1,4 @@
-"""The options of `nkw compile`."""
+"""Options of `nkw compile`."""
 
 from model.commands.options import options
 from model.commands.serve.arguments import ENGINE

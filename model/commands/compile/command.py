@@ -1,10 +1,10 @@
-"""`nkw compile`: lists the graphs of an engine; the vendor's tools compile the graphs that the cache lacks.
+"""`nkw compile`: lists the graphs of an engine, and compiles missing graphs with the vendor's tools.
 
-On torch_xla `neuron_parallel_compile` runs a process that launches every graph once. The process records graphs and
-executes none of them; the tool then compiles all at a time and keeps them in the folder NEURON_COMPILE_CACHE_URL:
+On torch_xla `neuron_parallel_compile` runs a process that launches every graph once. The process records the graphs
+and executes none; the tool then compiles them in parallel and keeps them in the folder NEURON_COMPILE_CACHE_URL:
 https://awsdocs-neuron.readthedocs-hosted.com/en/v2.28.0/frameworks/torch/torch-neuronx/api-reference-guide/training/pytorch-neuron-parallel-compile.html
-Whether it needs a chip is not said there. TorchNeuron compiles on instances of Trn2 and Trn3 alone; there the process
-launches the kernels, each of which is compiled at its first call:
+The page does not say whether it needs a chip. TorchNeuron compiles only on instances of Trn2 and Trn3; there the
+process launches the kernels, and each kernel is compiled at its first call:
 https://awsdocs-neuron.readthedocs-hosted.com/en/latest/frameworks/torch/pytorch-native-overview.html
 NEURON_PLATFORM_TARGET_OVERRIDE names the chip to compile for (nki/get-started/quickstart-implement-run-kernel.html).
 """
@@ -17,8 +17,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +27,14 @@ from model.commands.compile.graphs import (
     Graph,
     StepGraph,
     graph_key,
-    graphs_of,
-    summary,
+    list_graphs,
+    summarise_graphs,
 )
 from model.commands.compile.sources import source_digest
 from model.device.neuron import Framework, Software, cache_variables, installed_software
 from model.errors import ModelError
 from model.layers.paged import STATES
-from model.llm.engine_args import EngineParts, args_of, engine_parts
+from model.llm.engine_args import EngineSetup, read_engine_args, set_up_engine
 from model.llm.loaded import LoadedModel
 from model.runners.paged import largest_step
 from nkw.files import complete, read_text
@@ -60,24 +59,23 @@ _OPTIONS = (
 
 
 def compile_command(options: argparse.Namespace) -> int:
-    """List the graphs, or compile the missing ones. ModelError where the vendor's software is not installed."""
-    parts = engine_parts(args_of(options, backend="neuron"))
+    """List the graphs, or compile missing graphs. Raises ModelError without the vendor's software."""
+    setup = set_up_engine(read_engine_args(options, backend="neuron"))
     if options.launch:
-        launch_all(parts)
+        launch_all(setup)
         return 0
-    graphs = engine_graphs(parts)
+    graphs, software = engine_graphs(setup), None
     if not options.list:
-        show_lines("\n".join(summary(graphs)))
+        show_lines("\n".join(summarise_graphs(graphs)))
     try:
         software = installed_software()
     except ModelError as missing:
-        if options.list:
-            _show(graphs, _keys(graphs, _environment(options, {})))
-            return 0
-        raise ModelError(f"none of {len(graphs)} graphs is compiled: {missing.message}") from missing
-    keys = _keys(graphs, _environment(options, software.versions))
-    if options.list:
-        _show(graphs, keys)
+        if not options.list:
+            raise ModelError(f"none of {len(graphs)} graphs is compiled: {missing.message}") from missing
+    environment = _read_environment(options, {} if software is None else software.versions)
+    keys = [graph_key(graph, environment, source_digest) for graph in graphs]
+    if options.list or software is None:
+        show_lines("\n".join(f"{key}  {graph}" for key, graph in zip(keys, graphs)))
         return 0
     if options.out is None:
         raise ModelError("--out is needed: the folder of the compiled graphs")
@@ -85,77 +83,80 @@ def compile_command(options: argparse.Namespace) -> int:
     return 0
 
 
-def engine_graphs(parts: EngineParts) -> list[Graph]:
-    """Every graph of an engine; of the weights nothing is read but their dtypes."""
-    config, args = parts.config, parts.args
-    model = LoadedModel.open(parts.folder, args.dtype, config)
+def engine_graphs(setup: EngineSetup) -> list[Graph]:
+    """Return all graphs of an engine. Of the weights, only the dtypes are read."""
+    config, args = setup.config, setup.args
+    model = LoadedModel.open(setup.folder, args.dtype, config)
     largest = largest_step(
         config,
-        parts.mesh,
+        setup.mesh,
         model.activations,
         model.weight_dtypes,
-        parts.pools,
-        parts.slots,
-        parts.buckets,
+        setup.pools,
+        setup.slots,
+        setup.buckets,
         kv_cache_dtype=args.kv_cache_dtype,
     )
-    groups = [*(pool.window for pool in parts.pools), *([STATES] if parts.slots else [])]
-    return graphs_of(config, parts.buckets.for_model(config, largest), groups)
+    groups = [*(pool.window for pool in setup.pools), *([STATES] if setup.slots else [])]
+    return list_graphs(config, setup.buckets.for_model(config, largest), groups)
 
 
-def launch_all(parts: EngineParts) -> None:
-    """Launch every graph once, with padding alone."""
-    graphs, model = engine_graphs(parts), parts.model()
+def launch_all(setup: EngineSetup) -> None:
+    """Launch every graph once, with padding only."""
+    graphs, model = engine_graphs(setup), setup.load_model()
     for graph in graphs:
         if isinstance(graph, CopyGraph):
-            model.launch_copies(graph.count, graph.kind)
-        elif isinstance(graph, StepGraph):  # prompts launch an encoder as well
-            model.launch_padding(graph.step)
+            model.launch_copies(graph.count, graph.cache_group)
+        elif isinstance(graph, StepGraph):  # prompts launch the encoder too
+            model.launch_padding(graph.shape)
 
 
-def _environment(options: argparse.Namespace, versions: Mapping[str, str]) -> Environment:
+def _read_environment(options: argparse.Namespace, versions: Mapping[str, str]) -> Environment:
+    """Return the environment of a compilation. Raises ModelError for a wrong NEURON_LOGICAL_NC_CONFIG."""
     text = os.environ.get("NEURON_LOGICAL_NC_CONFIG", "1")
     if text not in ("1", "2"):
         raise ModelError(f"NEURON_LOGICAL_NC_CONFIG is {text!r:.40}; a rank has 1 or 2 physical cores")
     return Environment(options.target, options.tp * options.ep, int(text), versions)
 
 
-def _keys(graphs: Sequence[Graph], environment: Environment) -> list[str]:
-    return list(map(partial(graph_key, environment=environment, source_digest=source_digest), graphs))
+def _compile(options: argparse.Namespace, software: Software, graphs: Mapping[str, str]) -> None:
+    """Compile the graphs that are missing in --out, and add them to its list.
 
+    Args:
+        graphs: graphs by key.
 
-def _show(graphs: Sequence[Graph], keys: Sequence[str]) -> None:
-    show_lines("\n".join(f"{key}  {graph}" for key, graph in zip(keys, graphs)))
-
-
-def _compile(options: argparse.Namespace, software: Software, wanted: Mapping[str, str]) -> None:
-    """Compile the graphs that the cache lacks, and note them."""
+    Raises:
+        ModelError: the folder cannot be written, or the compilation fails.
+    """
     known = read_manifest(options.out)
-    lacking = [key for key in wanted if key not in known]
-    if lacking:
+    missing = graphs.keys() - known.keys()
+    if missing:
         # inf2 has the cores of trn1; the variable knows trn1, trn2 and trn3.
         platform = "trn1" if options.target == "inf2" else options.target
         cache = cache_variables(software.framework, str(options.out))
-        variables = {**cache, "NEURON_PLATFORM_TARGET_OVERRIDE": platform}
+        variables = {**os.environ, **cache, "NEURON_PLATFORM_TARGET_OVERRIDE": platform}
         try:
             options.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ModelError(f"{options.out}: {error.strerror}") from None
-        done = subprocess.run(_command(options, software), env={**os.environ, **variables}, check=False)
-        if done.returncode:
-            raise ModelError(
-                f"the compilation ended with status {done.returncode}; {options.out} lists nothing new"
-            )
-        document = {"schema": _SCHEMA, "versions": dict(software.versions), "graphs": {**known, **wanted}}
+        command = _build_command(options, software)
+        status = subprocess.run(command, env=variables, check=False).returncode
+        if status:
+            raise ModelError(f"the compilation ended with status {status}; {options.out} lists nothing new")
+        document = {"schema": _SCHEMA, "versions": dict(software.versions), "graphs": {**known, **graphs}}
         with complete(options.out / MANIFEST, "list of graphs", "NKW-COMPILE-FILE") as file:
             json.dump(document, file, indent=1)
     show_lines(
-        f"{len(lacking)} graphs compiled, {len(wanted) - len(lacking)} known; {options.out / MANIFEST}"
+        f"{len(missing)} graphs compiled, {len(graphs) - len(missing)} known; {options.out / MANIFEST}"
     )
 
 
-def _command(options: argparse.Namespace, software: Software) -> list[str]:
-    """The process that launches every graph once, below the vendor's tool where that gathers graphs."""
+def _build_command(options: argparse.Namespace, software: Software) -> list[str]:
+    """Return the command of the process that launches every graph; on torch_xla the vendor's tool starts it.
+
+    Raises:
+        ModelError: the native framework has no Neuron device, or the tool is not installed.
+    """
     python = [sys.executable, "-m"]
     if options.tp * options.ep > 1:
         python += ["torch.distributed.run", "--nproc-per-node", str(options.tp * options.ep), "-m"]
@@ -176,14 +177,14 @@ def _command(options: argparse.Namespace, software: Software) -> list[str]:
 
 
 def read_manifest(folder: Path) -> dict[str, str]:
-    """The graphs that a folder has, by their keys; ModelError for a list that cannot be read."""
+    """Return the compiled graphs of a folder by key; none without a list. Raises ModelError for an invalid list."""
     file = folder / MANIFEST
     if not file.exists():
         return {}
     try:
         document: Any = json.loads(read_text(file))
         graphs = document["graphs"]
-        if document["schema"] != _SCHEMA or not all(isinstance(each, str) for each in graphs.values()):
+        if document["schema"] != _SCHEMA or not all(isinstance(name, str) for name in graphs.values()):
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ModelError(

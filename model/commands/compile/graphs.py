@@ -1,9 +1,9 @@
-"""The graphs of an engine: the launches of every step that its buckets allow, and of copies of pages and slots."""
+"""Graphs of an engine: the launches of all steps that its buckets allow, and of copies of pages and slots."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
@@ -17,84 +17,57 @@ from model.layers.sample import DRAWS
 
 
 @dataclass(frozen=True)
-class StepGraph:
-    """A step of one shape, with or without drawing the next tokens."""
+class Graph:
+    """Launches that are compiled together.
 
-    step: StepShape
+    step   the kind of step, such as decode
+    label  the shape of the step in words
+    size   numbers that order the graphs of a kind of step
+    """
+
+    step: str
+    label: str
+    size: tuple[int, ...]
     launches: tuple[Launch, ...]
 
     def __str__(self) -> str:
-        draws = self.step.draws
-        if draws is None:
-            return f"{self.of}: {self.step}"
-        whole = " of the whole vocabulary" if draws.full_vocabulary else ""
-        return f"{self.of}: {self.step}, draws from {draws.candidates}{whole}"
-
-    @property
-    def of(self) -> str:
-        """The kind of step."""
-        if self.step.phase is Phase.decode:
-            return "decode"
-        return "prompts" if self.step.decoding is None else "prompts with decode"
-
-    @property
-    def size(self) -> tuple[int, ...]:
-        """Tokens, padding included, and positions that are read: what larger steps of a kind have more of."""
-        return self.step.tokens, self.step.cache_length, self.step.prefix
+        """Return a line for lists of graphs."""
+        return self.label
 
 
 @dataclass(frozen=True)
-class CopyGraph:
-    """Copies of so many pages of a kind, or slots, in every layer that has them."""
+class StepGraph(Graph):
+    """Step of a shape. It draws the next tokens if the shape has a draw variant."""
+
+    shape: StepShape
+
+    def __str__(self) -> str:
+        """Return a line for lists of graphs."""
+        draws = self.shape.draws
+        if draws is None:
+            return f"{self.step}: {self.label}"
+        vocabulary = " of the whole vocabulary" if draws.full_vocabulary else ""
+        return f"{self.step}: {self.label}, draws from {draws.candidates}{vocabulary}"
+
+
+@dataclass(frozen=True)
+class CopyGraph(Graph):
+    """Copies of `count` pages or slots of a cache group in every layer that has them."""
 
     count: int
-    kind: CacheGroup
-    launches: tuple[Launch, ...]
+    cache_group: CacheGroup
 
     def __str__(self) -> str:
-        what = "slot" if self.kind == STATES else "page"
-        window = f" of a window of {self.kind}" if isinstance(self.kind, int) else ""
-        return f"{self.count} {what}{'s' if self.count > 1 else ''}{window} copied"
-
-    @property
-    def of(self) -> str:
-        """The kind of step."""
-        return "copies"
-
-    @property
-    def size(self) -> tuple[int, ...]:
-        """How many pages or slots."""
-        return (self.count,)
-
-
-@dataclass(frozen=True)
-class EncoderGraph:
-    """The encoder on a window of speech, which the steps of prompts launch before their own graphs."""
-
-    launches: tuple[Launch, ...]
-
-    def __str__(self) -> str:
-        return "1 window of speech encoded"
-
-    @property
-    def of(self) -> str:
-        """The kind of step."""
-        return "encoder"
-
-    @property
-    def size(self) -> tuple[int, ...]:
-        """The number of windows."""
-        return (1,)
-
-
-Graph = StepGraph | CopyGraph | EncoderGraph
+        """Return a line for lists of graphs."""
+        return f"{self.label} copied"
 
 
 @dataclass(frozen=True)
 class Environment:
-    """What besides its launches decides what a graph is compiled to.
+    """Environment of a compilation, on which the compiled graph depends as on its launches.
 
-    `logical_core` is the number of physical cores of each rank; `versions` are those of the vendor's packages.
+    logical_core  physical cores of a rank
+    versions      versions of the vendor's packages
     """
 
     target: str
@@ -103,54 +76,67 @@ class Environment:
     versions: Mapping[str, str]
 
 
-def graphs_of(config: ModelConfig, buckets: Buckets, kinds: Sequence[CacheGroup]) -> list[Graph]:
-    """Return every graph that an engine may launch, except those of prompts whose every token is scored."""
+def list_graphs(config: ModelConfig, buckets: Buckets, cache_groups: Sequence[CacheGroup]) -> list[Graph]:
+    """Return all graphs that an engine may launch, except prompts that score all tokens.
+
+    Args:
+        buckets: the buckets of the model.
+        cache_groups: windows of page pools, None for pages of all positions, and `STATES` for slots.
+    """
     network, largest = compose(config), buckets.model_step
     graphs: list[Graph] = []
-    for shape in buckets.shapes():
+    for bucket in buckets.shapes():
         for draws in (None, *DRAWS):
-            step = replace(shape, draws=draws)
-            launches = (launch for section in network.sections for launch in launches_of(section, step))
-            graphs.append(StepGraph(step, tuple(launches)))
+            shape = replace(bucket, draws=draws)
+            launches = (launch for section in network.sections for launch in launches_of(section, shape))
+            size = shape.tokens, shape.cache_length, shape.prefix
+            graphs.append(StepGraph(_name_step(shape), str(shape), size, tuple(launches), shape))
     for earlier in network.before.values():
         step = earlier.step(largest)
-        launched = (launch for section in earlier.sections for launch in launches_of(section, step))
-        graphs.append(EncoderGraph(tuple(launched)))
-    for kind in kinds:
+        encoder = (launch for section in earlier.sections for launch in launches_of(section, step))
+        graphs.append(Graph("encoder", "1 window of speech encoded", (1,), tuple(encoder)))
+    for group in cache_groups:
         count = 1
-        while count <= spare(largest, kind) and copy_sizes(count) == [count]:
-            copies = tuple(copies_of(network.layers, largest, count, kind))
-            if copies:  # nobody copies the slot of a window
-                graphs.append(CopyGraph(count, kind, copies))
+        while count <= spare(largest, group) and copy_sizes(count) == [count]:
+            copies = tuple(copies_of(network.layers, largest, count, group))
+            if copies:  # slots of speech windows are never copied
+                label = _describe_copies(count, group)
+                graphs.append(CopyGraph("copies", label, (count,), copies, count, group))
             count *= 2
     return graphs
 
 
-def summary(graphs: Sequence[Graph]) -> list[str]:
-    """A line for each kind of step: how many graphs, the smallest and the largest."""
-    kinds: dict[str, list[Graph]] = {}
-    for graph in graphs:
-        kinds.setdefault(graph.of, []).append(graph)
-    return [
-        f"{kind}: {len(own)} graphs, from {_shape(min(own, key=_size))} to {_shape(max(own, key=_size))}"
-        if len(own) > 1
-        else f"{kind}: 1 graph, {_shape(own[0])}"
-        for kind, own in kinds.items()
-    ]
+def _name_step(shape: StepShape) -> str:
+    """Return the kind of a step."""
+    if shape.phase is Phase.decode:
+        return "decode"
+    return "prompts" if shape.decoding is None else "prompts with decode"
 
 
-def _size(graph: Graph) -> tuple[int, ...]:
-    return graph.size
+def _describe_copies(count: int, group: CacheGroup) -> str:
+    """Return the number of copied pages or slots in words."""
+    noun = "slot" if group == STATES else "page"
+    window = f" of a window of {group}" if isinstance(group, int) else ""
+    return f"{count} {noun}{'s' if count > 1 else ''}{window}"
 
 
-def _shape(graph: Graph) -> str:
-    return str(graph.step) if isinstance(graph, StepGraph) else str(graph).removesuffix(" copied")
+def summarise_graphs(graphs: Sequence[Graph]) -> Iterator[str]:
+    """Yield a line for each kind of step: the number of graphs, the smallest and the largest."""
+    for step in dict.fromkeys(graph.step for graph in graphs):
+        smallest, *larger = sorted(
+            (graph for graph in graphs if graph.step == step), key=lambda graph: graph.size
+        )
+        if larger:
+            yield f"{step}: {1 + len(larger)} graphs, from {smallest.label} to {larger[-1].label}"
+        else:
+            yield f"{step}: 1 graph, {smallest.label}"
 
 
 def graph_key(graph: Graph, environment: Environment, source_digest: Callable[[str], str]) -> str:
-    """A name for what a graph is compiled to: equal for equal launches, kernels' sources and compilers.
+    """Return a key of a compiled graph: equal for equal launches, kernel sources and environments.
 
-    `source_digest` tells the sources of a kernel. The result depends on the arguments alone.
+    Args:
+        source_digest: returns the digest of a kernel's sources.
     """
     launches = [
         [
@@ -160,8 +146,8 @@ def graph_key(graph: Graph, environment: Environment, source_digest: Callable[[s
         ]
         for launch in graph.launches
     ]
-    kernels = sorted({each.kernel for each in graph.launches})
-    told = {
+    kernels = sorted({launch.kernel for launch in graph.launches})
+    inputs = {
         "launches": launches,
         "sources": {kernel: source_digest(kernel) for kernel in kernels},
         "target": environment.target,
@@ -169,4 +155,4 @@ def graph_key(graph: Graph, environment: Environment, source_digest: Callable[[s
         "logical_core": environment.logical_core,
         "versions": dict(environment.versions),
     }
-    return blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=16).hexdigest()
+    return blake2b(json.dumps(inputs, sort_keys=True).encode(), digest_size=16).hexdigest()

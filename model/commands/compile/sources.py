@@ -1,4 +1,4 @@
-"""What a kernel is made of: its file in `nki_kernels`, and the files there that this one imports."""
+"""Sources of a kernel: its file in `nki_kernels`, and the files there that it imports."""
 
 from __future__ import annotations
 
@@ -14,39 +14,38 @@ _PACKAGE = "nki_kernels"
 
 @cache
 def source_digest(kernel: str) -> str:
-    """A digest of a kernel's sources; equal files give equal digests on every machine."""
+    """Return a digest of a kernel's sources, which depends only on the contents and names of the files."""
     root = _root()
-    found: dict[str, bytes] = {}
-    waiting = [root / f"{kernel}.py"]
-    while waiting:
-        file = waiting.pop()
+    sources: dict[str, bytes] = {}
+    files = [root / f"{kernel}.py"]
+    for file in files:
         name = file.relative_to(root).as_posix()
-        if name not in found:
-            found[name] = file.read_bytes()
-            waiting += _imported(root, found[name])
-    text = b"".join(name.encode() + b"\0" + found[name] + b"\0" for name in sorted(found))
+        if name not in sources:
+            sources[name] = file.read_bytes()
+            files += _find_imports(root, sources[name])
+    text = b"".join(name.encode() + b"\0" + sources[name] + b"\0" for name in sorted(sources))
     return blake2b(text, digest_size=16).hexdigest()
 
 
 def _root() -> Path:
+    """Return the folder of `nki_kernels`."""
     spec = importlib.util.find_spec(_PACKAGE)
     assert spec is not None and spec.submodule_search_locations is not None
     return Path(next(iter(spec.submodule_search_locations)))
 
 
-def _imported(root: Path, source: bytes) -> Iterator[Path]:
-    """The files of the package that a source imports, wherever in it."""
+def _find_imports(root: Path, source: bytes) -> Iterator[Path]:
+    """Yield the files of the package that a source imports, also inside of functions."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names = [node.module, *(f"{node.module}.{each.name}" for each in node.names)]
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Import):
-            names = [each.name for each in node.names]
+            names = [alias.name for alias in node.names]
         else:
             continue
         for name in names:
-            package, *parts = name.split(".")
-            file = root.joinpath(*parts)
-            if package == _PACKAGE and parts:
-                yield from (
-                    each for each in (file.with_suffix(".py"), file / "__init__.py") if each.is_file()
-                )
+            package, *path = name.split(".")
+            module = root.joinpath(*path)
+            if package == _PACKAGE and path:
+                files = (module.with_suffix(".py"), module / "__init__.py")
+                yield from (file for file in files if file.is_file())

@@ -1,1 +1,1 @@
-"""`nkw generate`: prompts through a backend, each token checked against plain numpy, with predicted times."""
+"""`nkw generate`: continues prompts on a backend, checks each token against plain numpy, and predicts times."""

@@ -1,4 +1,4 @@
-"""The options of `nkw generate`."""
+"""Options of `nkw generate`."""
 
 from model.commands.options import option, options
 from model.commands.options.inputs import FIRST_PROMPT

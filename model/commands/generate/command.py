@@ -1,4 +1,4 @@
-"""`nkw generate`: puts config, weights, tokenizer, backend and outputs together."""
+"""Entry of `nkw generate`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ from typing import Any
 from model.commands.generate import explain
 from model.commands.generate.generation import Generation, generate
 from model.commands.generate.job import Job, Progress, this_rank
-from model.commands.generate.mesh import check_groups, mesh_of
+from model.commands.generate.mesh import check_groups, create_mesh
 from model.commands.generate.prediction import predict, write_timelines
-from model.commands.generate.profile import parts as profile_parts
-from model.commands.generate.prompts import MOST_PROMPTS, encoded, read_prompts, sampling_params
-from model.commands.generate.report import Run, TargetPrediction, document, summary
+from model.commands.generate.profile import describe_passes
+from model.commands.generate.prompts import (
+    MOST_PROMPTS,
+    encode_prompts,
+    read_prompts,
+    read_sampling_params,
+)
+from model.commands.generate.report import Run, TargetPrediction, build_document, summarise
 from model.config.folder import model_files
 from model.errors import ModelError
 from model.families import load_config
@@ -28,7 +33,7 @@ from nkw.terminal import EVERY_SECONDS, show, show_lines
 
 
 def generate_command(options: argparse.Namespace) -> int:
-    """Generate, check, predict, report. Everything that can be refused is refused before the first token."""
+    """Generate, check, predict and report. Raises ModelError for refused options and files before the first token."""
     if this_rank() is not None and options.backend == "numpy":
         raise ModelError("torchrun starts ranks of the backends simulate and neuron; --backend is numpy")
     if this_rank():
@@ -41,20 +46,20 @@ def generate_command(options: argparse.Namespace) -> int:
     if options.explain is not None and options.explain > options.max_new_tokens:
         raise ModelError(f"--explain {options.explain}: --max-new-tokens is {options.max_new_tokens}")
     job, tokenizer = _read_job(options)
-    given = [options.prompt_file] if options.prompt_file not in (None, STDOUT) else []
-    outputs = Outputs(lambda: [*model_files(options.model), *job.model.checkpoint.files, *given])
+    prompt_files = [options.prompt_file] if options.prompt_file not in (None, STDOUT) else []
+    outputs = Outputs(lambda: [*model_files(options.model), *job.model.checkpoint.files, *prompt_files])
     trace = outputs.claim(options.trace, "trace", "NKW-TRACE-PATH")
     page = outputs.claim(options.html, "page", "NKW-PAGE-PATH")
     with json_document(options.json, outputs, "generate", "NKW-GENERATE-FILE") as contents:
-        contents.update(_reported(job, tokenizer, trace, page))
+        contents.update(_generate_and_report(job, tokenizer, trace, page))
     return 0
 
 
 def _read_job(options: argparse.Namespace) -> tuple[Job, Tokenizer]:
-    """Read the model and the prompts. Raises ModelError for what does not fit together."""
+    """Read the model and the prompts. Raises ModelError for options that exclude each other or do not fit the model."""
     config = load_config(options.model)
-    mesh = mesh_of(options, config)
-    sampling = sampling_params(options)
+    mesh = create_mesh(options, config)
+    sampling = read_sampling_params(options)
     tokenizer = Tokenizer(options.model, config.vocab_size)
     prompts = read_prompts(options, shared=this_rank() is not None)
     if len(prompts) * sampling.n > MOST_PROMPTS:
@@ -62,15 +67,15 @@ def _read_job(options: argparse.Namespace) -> tuple[Job, Tokenizer]:
             f"{len(prompts)} prompts with --n {sampling.n}; one batch takes {MOST_PROMPTS} texts"
         )
     check_groups(mesh, prompts * sampling.n)
-    ids = encoded(prompts, options, tokenizer, config)
+    ids = encode_prompts(prompts, options, tokenizer, config)
     model = LoadedModel.open(options.model, options.dtype, config)
     return Job(options, model, prompts, ids, sampling, mesh), tokenizer
 
 
-def _reported(
+def _generate_and_report(
     job: Job, tokenizer: Tokenizer, trace: OutputFile | None, page: OutputFile | None
 ) -> dict[str, Any]:
-    """Generate and predict, write timelines and print the summary; returns the document."""
+    """Generate and predict, write the timelines, print the summary, and return the document."""
     options = job.options
     generations = _generate(job, tokenizer)
     run = Run(
@@ -90,7 +95,7 @@ def _reported(
     if options.backend == "simulate":
         predictions, passes = predict(job, generations)
         write_timelines(job, passes, trace, page)
-    show(summary(run, generations, predictions))
+    show(summarise(run, generations, predictions))
     if trace is not None:
         show_lines(f"trace: {options.trace}")
     if options.replay_report and options.backend == "simulate":
@@ -98,29 +103,29 @@ def _reported(
     if page is not None:
         show_lines(f"page: {options.html}")
     if options.profile:
-        show(["", *profile_parts(options.target, passes)])
-    explained = _explained(job, tokenizer, generations)
-    for path in explained:
-        show(explain.text(path))
-    return document(run, generations, predictions, explained)
+        show(["", *describe_passes(options.target, passes)])
+    traces = [] if options.explain is None else _trace_tokens(job, tokenizer, generations)
+    for trace_of_token in traces:
+        show(explain.describe_trace(trace_of_token))
+    return build_document(run, generations, predictions, traces)
 
 
-def _explained(job: Job, tokenizer: Tokenizer, generations: Sequence[Generation]) -> list[explain.TokenPath]:
-    """How the new token that `--explain` names came about in each generation; the last one where it ended before."""
-    if job.options.explain is None:
-        return []
-    paths = []
-    for each in generations:
-        number = min(job.options.explain, len(each.generated_ids))
-        ids = (*each.prompt_ids, *each.generated_ids[:number])
-        paths.append(
-            explain.token_path(job.config, job.model.checkpoint, tokenizer, ids, number, job.options.dtype)
+def _trace_tokens(
+    job: Job, tokenizer: Tokenizer, generations: Sequence[Generation]
+) -> list[explain.TokenTrace]:
+    """Return the trace of new token `--explain` of each generation; of the last token of a shorter generation."""
+    traces = []
+    for generation in generations:
+        number = min(job.options.explain, len(generation.generated_ids))
+        ids = (*generation.prompt_ids, *generation.generated_ids[:number])
+        traces.append(
+            explain.trace_token(job.config, job.model.checkpoint, tokenizer, ids, number, job.options.dtype)
         )
-    return paths
+    return traces
 
 
 def _follow(options: argparse.Namespace) -> int:
-    """Take part in a generation as a rank that prints and writes nothing; rank 0 does."""
+    """Compute a generation as a rank other than 0, which prints and writes nothing."""
     job, tokenizer = _read_job(options)
     backend = job.backend(lambda done, layers: None)
     generate(backend, tokenizer, job.config, job.prompt_ids, job.sampling)
@@ -128,11 +133,11 @@ def _follow(options: argparse.Namespace) -> int:
 
 
 def _generate(job: Job, tokenizer: Tokenizer) -> list[Generation]:
-    """Stream the continuation of one prompt to stdout; those of several are printed when all of them have ended."""
+    """Generate, and print the texts: a single continuation token by token, several ones at the end."""
     options = job.options
     backend = job.backend(prompt_progress())
     compares = options.check and options.backend != "numpy"
-    alone = len(job.prompts) == 1
+    streams = len(job.prompts) == 1
     generations = generate(
         backend,
         tokenizer,
@@ -140,44 +145,48 @@ def _generate(job: Job, tokenizer: Tokenizer) -> list[Generation]:
         job.prompt_ids,
         job.sampling,
         job.reference() if compares else None,
-        emit=lambda number, text: print(_printed(text) if alone else "", end="", flush=True),
-        prompts_done=lambda: print(_before(job.prompts[0], options) if alone else "", end="", flush=True),
+        emit=lambda number, text: print(_escape(text) if streams else "", end="", flush=True),
+        prompts_done=lambda: print(
+            _shown_prompt(job.prompts[0], options) if streams else "", end="", flush=True
+        ),
     )
-    if alone:
+    if streams:
         print("\n")
     else:
-        for number, (prompt, each) in enumerate(zip(job.prompts, generations), 1):
-            noun = "prompt" if job.sampling.n == 1 else "text"
+        noun = "prompt" if job.sampling.n == 1 else "text"
+        for number, (prompt, generation) in enumerate(zip(job.prompts, generations), 1):
             print(f"{noun} {number} of {len(generations)}")
-            print(f"{_printed(_before(prompt, options))}{_printed(each.text)}\n")
+            print(f"{_escape(_shown_prompt(prompt, options))}{_escape(generation.text)}\n")
     return generations
 
 
-def _before(prompt: str, options: argparse.Namespace) -> str:
-    """The text before a continuation: the prompt; in a chat the answer stands alone."""
+def _shown_prompt(prompt: str, options: argparse.Namespace) -> str:
+    """Return the text to print before a continuation: the prompt, or nothing before an answer of a chat."""
     return "" if options.chat else prompt
 
 
-def _printed(text: str) -> str:
-    """Generated text; on a terminal its control characters are escaped."""
+def _escape(text: str) -> str:
+    """Return a text with its control characters escaped if stdout is a terminal."""
     return shown(text, len(text)) if sys.stdout.isatty() else text
 
 
 def prompt_progress(every: float = EVERY_SECONDS) -> Progress:
-    """What counts the prompt's layers on stderr, later passes not.
+    """Return a function that shows on stderr how many layers have computed the prompts, and ignores later passes.
 
-    A terminal shows one line that is wiped out after them, any other stderr a line every `every` seconds.
+    Args:
+        every: seconds between two lines if stderr is not a terminal. A terminal has one line, which is erased.
     """
-    on_terminal, told, first_pass = sys.stderr.isatty(), time.monotonic(), True
+    on_terminal, shown_at, first_pass = sys.stderr.isatty(), time.monotonic(), True
 
     def show(done: int, layers: int) -> None:
-        nonlocal first_pass, told
+        """Show the number of finished layers."""
+        nonlocal first_pass, shown_at
         text = f"prompt: layer {done} of {layers}"
         if first_pass and on_terminal:
             print(f"\r\x1b[K{text if done < layers else ''}", end="", file=sys.stderr, flush=True)
-        elif first_pass and time.monotonic() - told >= every:
+        elif first_pass and time.monotonic() - shown_at >= every:
             print(text, file=sys.stderr, flush=True)
-            told = time.monotonic()
+            shown_at = time.monotonic()
         first_pass = first_pass and done < layers
 
     return show

@@ -1,12 +1,12 @@
-"""`nkw generate --explain`: the path of one token through the model, recomputed by the numpy reference.
+"""`nkw generate --explain`: trace of a new token, recomputed by the reference in plain numpy.
 
-The path is that of the last token before the one that is explained: its residual after every decoder layer, what its
-heads attend to, which experts it passes, and the candidates that follow from it.
+A trace follows the last token before the new token: its residual after every decoder layer, the strongest attention of
+its heads, its experts, and the candidates for the new token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,15 +21,13 @@ from model.loading.tokenizer import Tokenizer
 from nkw.parts import Hanging, Part, table
 
 _CANDIDATES = 5
-_PIECES = 12  # last pieces of the text that are shown
-_HEADS = (
-    4  # of a layer, in the text: those that attend most strongly to one position; beside experts one less
-)
+_PIECES = 12  # most pieces that the text shows, the last ones
+_HEADS = 4  # most heads of a layer in the text, those with the strongest attention; one less beside experts
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A token of the text: its position, id and text."""
+    """Token of the text: its position, id and text."""
 
     position: int
     id: int
@@ -38,7 +36,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Attended:
-    """The position to which a head attends most strongly, and the attention weight there."""
+    """Position with the largest attention weight of a head, and the weight."""
 
     head: int
     position: int
@@ -47,15 +45,15 @@ class Attended:
 
 @dataclass(frozen=True)
 class Chosen:
-    """An expert that the token passes, and the weight of its output."""
+    """Expert that the token passes, and the weight of its output."""
 
     expert: int
     weight: float
 
 
 @dataclass(frozen=True)
-class LayerPath:
-    """A decoder layer: the Euclidean norm of the residual after it; no heads or no experts where it has none."""
+class LayerTrace:
+    """Trace of a decoder layer. `norm` is the Euclidean norm of the residual after the layer."""
 
     norm: float
     heads: tuple[Attended, ...]
@@ -64,7 +62,7 @@ class LayerPath:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A token that may follow, with its probability at temperature 1."""
+    """Candidate for the new token, with its probability at temperature 1."""
 
     id: int
     text: str
@@ -72,102 +70,112 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class TokenPath:
-    """How the new token `number`, counted from 1, came about; `pieces` are all tokens before it."""
+class TokenTrace:
+    """Trace of new token `number`, counted from 1; `pieces` are all tokens before it."""
 
     number: int
     chosen: Piece
     pieces: tuple[Piece, ...]
     embedding_norm: float
-    layers: tuple[LayerPath, ...]
+    layers: tuple[LayerTrace, ...]
     candidates: tuple[Candidate, ...]
 
 
-def token_path(
+def trace_token(
     config: ModelConfig,
     weights: Mapping[str, Weight],
     tokenizer: Tokenizer,
     ids: Sequence[int],
     number: int,
     dtype: str = "float32",
-) -> TokenPath:
-    """The path to the new token `number`, which is the last of `ids`: prompt and new tokens up to this one."""
+) -> TokenTrace:
+    """Return the trace of a new token.
+
+    Args:
+        weights: the weights of the model by name.
+        ids: the prompt and the new tokens up to the explained token, which is the last id.
+        number: number of the explained token among the new tokens, from 1.
+        dtype: dtype of activations: float32, bfloat16 or auto.
+    """
     activations = activation_dtype(dtype, config, weights)
     network, states = compose(config), States()
     numpy = _Observer(weights, activations, widened_bytes=2**30, exact=network.exact)
-    before = ids[:-1]
-    span = Span(0, len(before))
+    span = Span(0, len(ids) - 1)
     (embedding,), *blocks, (head,) = network.sections
-    x = embedding.reference(np.asarray(before), span, states, numpy)
+    x = embedding.reference(np.asarray(ids[:-1]), span, states, numpy)
     embedding_norm, layers = _norm(x), []
     for block in blocks:
         numpy.start_layer()
         for layer in block:
             x = layer.reference(x, span, states, numpy)
-        layers.append(LayerPath(_norm(x), numpy.heads, numpy.experts))
+        layers.append(LayerTrace(_norm(x), numpy.heads, numpy.experts))
     logits = head.reference(x, span, states, numpy)[-1].astype(np.float64)
     probabilities = np.exp(logits - logits.max())
     probabilities /= probabilities.sum()
     likeliest = np.argsort(-logits, kind="stable")[:_CANDIDATES]
     candidates = (Candidate(int(id), tokenizer.shown(int(id)), float(probabilities[id])) for id in likeliest)
-    pieces = [Piece(at, id, tokenizer.shown(int(id))) for at, id in enumerate(ids)]
-    return TokenPath(number, pieces[-1], tuple(pieces[:-1]), embedding_norm, tuple(layers), tuple(candidates))
+    pieces = [Piece(position, id, tokenizer.shown(int(id))) for position, id in enumerate(ids)]
+    return TokenTrace(
+        number, pieces[-1], tuple(pieces[:-1]), embedding_norm, tuple(layers), tuple(candidates)
+    )
 
 
-def text(path: TokenPath) -> list[Part]:
-    """The path for a terminal: pieces of text, layers, candidates."""
-    shown = path.pieces[-_PIECES:]
-    hidden = len(path.pieces) - len(shown)
-    parts: list[Part] = [
+def describe_trace(trace: TokenTrace) -> list[Part]:
+    """Return a trace for a terminal: tables of pieces, layers and candidates."""
+    shown = trace.pieces[-_PIECES:]
+    hidden = len(trace.pieces) - len(shown)
+    rows: list[Sequence[Part]] = [(str(piece.position), str(piece.id), repr(piece.text)) for piece in shown]
+    lines: list[Part] = [
         "",
-        Hanging(f"how new token {path.number}, {path.chosen.text!r}, came about, by the numpy reference"),
+        Hanging(f"how new token {trace.number}, {trace.chosen.text!r}, came about, by the numpy reference"),
         "",
+        table("position|id|text", rows, left=(2,)),
     ]
-    rows: list[Sequence[Part]] = [(str(each.position), str(each.id), repr(each.text)) for each in shown]
-    parts.append(table("position|id|text", rows, left=(2,)))
     if hidden:
-        parts.append(f"positions 0 to {hidden - 1} come before")
-    with_experts = any(each.experts for each in path.layers)
+        lines.append(f"positions 0 to {hidden - 1} come before")
+    with_experts = any(layer.experts for layer in trace.layers)
     heads = "layer|residual|strongest positions, by head" + ("|experts" if with_experts else "")
-    rows = [("embedding", f"{path.embedding_norm:.2f}", "", *([""] if with_experts else []))]
-    for number, layer in enumerate(path.layers):
-        strongest = _strongest(layer, _HEADS - with_experts)
-        own = [str(number), f"{layer.norm:.2f}", ", ".join(strongest)]
+    rows = [("embedding", f"{trace.embedding_norm:.2f}", "", *([""] if with_experts else []))]
+    for number, layer in enumerate(trace.layers):
+        row = [str(number), f"{layer.norm:.2f}", _describe_heads(layer, _HEADS - with_experts)]
         if with_experts:
-            own.append(", ".join(f"{each.expert}: {each.weight:.2f}" for each in layer.experts))
-        rows.append(own)
-    parts += ["", table(heads, rows, left=(0, 2, 3))]
-    rows = [(repr(each.text), str(each.id), f"{each.probability:.3f}") for each in path.candidates]
-    parts += ["", table("candidate|id|probability", rows)]
-    return parts
+            row.append(", ".join(f"{expert.expert}: {expert.weight:.2f}" for expert in layer.experts))
+        rows.append(row)
+    lines += ["", table(heads, rows, left=(0, 2, 3))]
+    rows = [
+        (repr(candidate.text), str(candidate.id), f"{candidate.probability:.3f}")
+        for candidate in trace.candidates
+    ]
+    return [*lines, "", table("candidate|id|probability", rows)]
 
 
-def _strongest(layer: LayerPath, count: int) -> Iterator[str]:
-    """The `count` heads that attend most strongly to one position, in the order of their numbers."""
-    most = sorted(layer.heads, key=lambda each: -each.weight)[:count]
-    for each in sorted(most, key=lambda each: each.head):
-        yield f"{each.head}: {each.position} ({each.weight:.2f})"
+def _describe_heads(layer: LayerTrace, count: int) -> str:
+    """Return the `count` heads with the largest attention weights, in the order of heads."""
+    strongest = sorted(layer.heads, key=lambda head: -head.weight)[:count]
+    in_order = sorted(strongest, key=lambda head: head.head)
+    return ", ".join(f"{head.head}: {head.position} ({head.weight:.2f})" for head in in_order)
 
 
 def _norm(x: np.ndarray) -> float:
+    """Return the Euclidean norm of the last row."""
     return float(np.linalg.norm(x[-1].astype(np.float64)))
 
 
 class _Observer(Arithmetic):
-    """Keeps what a decoder layer found for the last token."""
+    """Arithmetic that keeps the attention and the experts of the last token in a decoder layer."""
 
     def start_layer(self) -> None:
-        """A decoder layer begins."""
+        """Forget the heads and experts of the layer before."""
         self.heads: tuple[Attended, ...] = ()
         self.experts: tuple[Chosen, ...] = ()
 
     def observe(self, seen: Seen, *arrays: np.ndarray) -> None:
-        """Keep attention [heads, tokens, positions], or experts and their weights [tokens, experts of a token]."""
+        """Keep the last token's row of attention [heads, tokens, positions], or of experts and weights [tokens, K]."""
         if seen is Seen.attention:
-            last = arrays[0][:, -1]
             self.heads = tuple(
-                Attended(head, int(each.argmax()), float(each.max())) for head, each in enumerate(last)
+                Attended(head, int(weights.argmax()), float(weights.max()))
+                for head, weights in enumerate(arrays[0][:, -1])
             )
         else:
-            ids, weights = (each[-1] for each in arrays)
+            ids, weights = (array[-1] for array in arrays)
             self.experts = tuple(Chosen(int(id), float(weight)) for id, weight in zip(ids, weights))

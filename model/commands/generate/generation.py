@@ -1,4 +1,4 @@
-"""Prompts through the engine as one static batch, and what became of each."""
+"""Generation of texts by the engine with a static batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from model.runners.static_batch import Backend, StaticBatch, static_engine
 
 
 class StopReason(Enum):
-    """Why a generation ended."""
+    """Reason for the end of a generation."""
 
     end_token = "end token"
     stop_string = "stop string"
@@ -30,7 +30,7 @@ class StopReason(Enum):
 
 @dataclass(frozen=True)
 class Generation:
-    """One continuation of a prompt; an end token counts and has no text, a stop string and what follows it neither."""
+    """Continuation of a prompt. Its text has no end token, no stop string and nothing after a stop string."""
 
     prompt_ids: tuple[int, ...]
     generated_ids: tuple[int, ...]
@@ -42,8 +42,13 @@ class Generation:
 
     @property
     def tokens_equal(self) -> int:
-        """The tokens that backend and reference chose alike."""
+        """Number of tokens that backend and reference chose alike."""
         return self.tokens_compared - len(self.differences)
+
+    @property
+    def last_position(self) -> int:
+        """Position of the last decode step; a generation of a single token counts as two."""
+        return len(self.prompt_ids) + max(1, len(self.generated_ids) - 1) - 1
 
 
 def generate(
@@ -57,14 +62,19 @@ def generate(
     prompts_done: Callable[[], None] = lambda: None,
     inputs: ModelInputs | None = None,
 ) -> list[Generation]:
-    """The `params.n` continuations of each prompt, all computed in one batch; `backend` has a sequence for each.
+    """Return `params.n` continuations of each prompt, all computed in one batch.
 
-    `emit` is given the number of a continuation and every piece of its text, as its characters are complete and no stop
-    string can begin in it. `prompts_done` is called when the backend has processed the prompts. Each prompt gets what
-    it would get alone. With a `reference` every choice is compared with its own. `inputs` are encoded before
-    each prompt.
+    Args:
+        backend: the backend, with a sequence for each continuation.
+        prompts: token ids of the prompts.
+        reference: the model in plain numpy, with which every choice is compared; None for no comparison.
+        emit: called with the number of a continuation and each piece of its text, once its characters are complete and
+            no stop string can begin in it.
+        prompts_done: called when the backend has processed the prompts.
+        inputs: arrays that are encoded before each prompt.
 
-    Raises ModelError for a prompt or parameters that cannot be, and what the backend or the reference raises.
+    Raises:
+        ModelError: a prompt or a parameter is invalid. Errors of backend and reference are raised too.
     """
     assert params.max_tokens is not None
     comparison = None if reference is None else Comparison(reference, tokenizer.decode)
@@ -98,7 +108,7 @@ def _generation(
     config: ModelConfig,
     compared: dict[str, Compared],
 ) -> Generation:
-    """What became of a continuation. Raises ModelError for one that could not be computed."""
+    """Return a finished continuation. Raises ModelError for a continuation that could not be computed."""
     if completion.finish_reason == "error":
         raise ModelError(str(completion.stop_reason)) from request.fault
     id = f"{request.request_id} {completion.index}" if completion.index else request.request_id
@@ -115,6 +125,7 @@ def _generation(
 
 
 def _stop_reason(completion: CompletionOutput, params: SamplingParams, config: ModelConfig) -> StopReason:
+    """Return the reason for the end of a continuation."""
     if completion.finish_reason == "length":
         is_full = len(completion.token_ids) == params.max_tokens
         return StopReason.length if is_full else StopReason.context

@@ -1,4 +1,4 @@
-"""What generating and predicting begin with: a model cut for its ranks, and prompts."""
+"""Input of generation and prediction: a model with its ranks, and prompts."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Progress = Callable[[int, int], None]
 
 
 def this_rank() -> int | None:
-    """The rank of this process, where torchrun started one process per rank; None for a single process."""
-    if "RANK" not in os.environ:  # the simulator need not be loaded to know that
+    """Return the rank of this process if torchrun started a process for each rank, else None."""
+    if "RANK" not in os.environ:  # avoids loading the simulator
         return None
     from model.device import rank_of_this_process
 
@@ -34,10 +34,7 @@ def this_rank() -> int | None:
 
 
 class Job:
-    """One model, cut for its ranks, and its prompts: the input of generating and of predicting.
-
-    `prompts` and `sequence_ids` have an entry for each sequence: each continuation of a prompt is one.
-    """
+    """Model with its ranks, and prompts. `prompts` and `sequence_ids` have an entry for each continuation."""
 
     def __init__(
         self,
@@ -48,6 +45,7 @@ class Job:
         sampling: SamplingParams,
         mesh: Mesh,
     ) -> None:
+        """Divide the continuations into micro-batches. Raises ModelError for too many micro-batches."""
         self.mesh = mesh
         self.options = options
         self.model = model
@@ -58,20 +56,19 @@ class Job:
         self.replay_report = lambda: "replay: nothing was launched"
         self.expert_load = ExpertLoad.of(config, mesh)
         self.sampling = sampling
-        self.micro_batches = micro_batch_sizes(
-            len(self.sequence_ids), _micro_batches(options, mesh, len(self.sequence_ids))
-        )
+        sequences = len(self.sequence_ids)
+        self.micro_batches = micro_batch_sizes(sequences, _count_micro_batches(options, mesh, sequences))
         needed = positions_needed(max(map(len, prompt_ids)), options.max_new_tokens, config)
         self._cache_length = bucket_length(needed, config.context, mesh.row_multiple)
 
     @cached_property
-    def _own_shards(self) -> tuple[RankWeights, ...]:
-        """The weights of the ranks in this process: of one rank alone those of its stage."""
+    def _local_shards(self) -> tuple[RankWeights, ...]:
+        """Weights of the ranks in this process; a single rank of torchrun has the weights of its pipeline stage."""
         rank = this_rank()
         return self.model.shards(self.mesh, None if rank is None else [rank])
 
     def backend(self, progress: Progress) -> Backend:
-        """The backend that --backend names."""
+        """Return the backend of --backend."""
         options = self.options
         if options.backend == "numpy":
             return self.reference()
@@ -88,15 +85,16 @@ class Job:
         return self._model(device, progress, expert_load=self.expert_load)
 
     def reference(self) -> ReferenceModel:
-        """The same model in plain numpy."""
+        """Return the model in plain numpy."""
         return self.model.reference(self.options.tp)
 
     def dry_model(self, device: Device, progress: Progress, done: Callable[[], None]) -> MicroBatches:
-        """The model on a device that only plans; ranks of other processes are planned here as well.
+        """Return the model on a dry device with all ranks, also those of further processes.
 
-        `done` is called after a step of each micro-batch.
+        Args:
+            done: called after each step of a micro-batch.
         """
-        shards = self._own_shards
+        shards = self._local_shards
         if this_rank() is not None:
             shards = describe_all_ranks(self.config, shards[0])
         return self._model(device, progress, shards, done)
@@ -109,10 +107,11 @@ class Job:
         done: Callable[[], None] = lambda: None,
         expert_load: ExpertLoad | None = None,
     ) -> MicroBatches:
-        parts = [
+        """Return the model on a device, with the weights of the local ranks by default."""
+        backends = [
             KernelModel(
                 self.config,
-                shards or self._own_shards,
+                shards or self._local_shards,
                 device,
                 self._cache_length,
                 progress=progress,
@@ -122,20 +121,21 @@ class Job:
             )
             for sequences in self.micro_batches
         ]
-        return MicroBatches(parts, self.micro_batches, done)
+        return MicroBatches(backends, self.micro_batches, done)
 
 
-def _micro_batches(options: argparse.Namespace, mesh: Mesh, prompts: int) -> int:
-    """As many as --micro-batches asks for, else as there are stages, where each group has a prompt of each.
+def _count_micro_batches(options: argparse.Namespace, mesh: Mesh, prompts: int) -> int:
+    """Return the number of micro-batches: --micro-batches, or the number of stages up to the prompts of a group.
 
-    ModelError for more than there are prompts of a group.
+    Raises:
+        ModelError: --micro-batches exceeds the prompts of a group.
     """
     most = prompts // mesh.data
     if options.micro_batches is None:
         return min(mesh.pipeline, most)
     if options.micro_batches > most:
-        of_each = f" in {mesh.data} groups" if mesh.data > 1 else ""
-        count = f"{prompts} prompt{'s' if prompts > 1 else ''}{of_each}"
+        groups = f" in {mesh.data} groups" if mesh.data > 1 else ""
+        count = f"{prompts} prompt{'s' if prompts > 1 else ''}{groups}"
         works = f"--micro-batches 1{f' to {most}' if most > 1 else ''}"
         raise ModelError(f"{options.micro_batches} micro-batches of {count}; this run takes {works}")
     return options.micro_batches  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""A backend that computes a batch as micro-batches, which follow each other through the stages of a pipeline."""
+"""Backend that divides a batch into micro-batches, which pass the stages of a pipeline one after another."""
 
 from __future__ import annotations
 
@@ -13,46 +13,47 @@ _T = TypeVar("_T")
 
 
 def micro_batch_sizes(sequences: int, count: int) -> list[int]:
-    """The sequences of each of `count` micro-batches: as many, or one more in the first ones."""
+    """Return the sizes of `count` micro-batches. Sizes differ by at most 1; the larger ones come first."""
     assert 0 < count <= sequences, f"{sequences} sequences in {count} micro-batches"
-    each, more = divmod(sequences, count)
-    return [each + (number < more) for number in range(count)]
+    size, more = divmod(sequences, count)
+    return [size + (number < more) for number in range(count)]
 
 
-def of_micro_batches(given: Sequence[_T], sizes: Sequence[int]) -> Iterator[Sequence[_T]]:
-    """What is given for every sequence, micro-batch by micro-batch."""
-    assert len(given) == sum(sizes), f"{len(given)} sequences in micro-batches of {sizes}"
+def split_into_micro_batches(sequences: Sequence[_T], sizes: Sequence[int]) -> Iterator[Sequence[_T]]:
+    """Yield the entries of each micro-batch, out of an entry for each sequence."""
+    assert len(sequences) == sum(sizes), f"{len(sequences)} sequences in micro-batches of {sizes}"
     for size, end in zip(sizes, accumulate(sizes)):
-        yield given[end - size : end]
+        yield sequences[end - size : end]
 
 
 class MicroBatches:
-    """A backend for each micro-batch, of `sizes` sequences, all of which hold the same weights.
-
-    `done` is called after a step of each micro-batch.
-    """
+    """Backend made of a backend for each micro-batch; all share the same weights."""
 
     def __init__(
         self, backends: Sequence[Backend], sizes: Sequence[int], done: Callable[[], None] = lambda: None
     ) -> None:
+        """Take the backends of micro-batches of `sizes` sequences; `done` is called after each of their steps."""
         self._backends, self._sizes, self._done = backends, sizes, done
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[StepOutput]:
-        """Start a sequence with each prompt; says what follows each."""
-        return self._all(lambda backend, own: backend.prefill(own), prompts)
+        """Start a sequence with each prompt and return the outputs of the step, in the order of the prompts."""
+        return self._run(lambda backend, batch: backend.prefill(batch), prompts)
 
     def decode(self, tokens: Sequence[int | None], positions: Sequence[int]) -> list[StepOutput]:
-        """Append a token to each sequence that has not ended, at its position; says what follows each."""
-        steps = list(zip(tokens, positions, strict=True))
-        return self._all(
-            lambda backend, own: backend.decode([token for token, _ in own], [at for _, at in own]), steps
+        """Append a token to each sequence at its position and return the outputs; finished sequences have None."""
+        return self._run(
+            lambda backend, batch: backend.decode(
+                [token for token, _ in batch], [position for _, position in batch]
+            ),
+            list(zip(tokens, positions, strict=True)),
         )
 
-    def _all(
-        self, step: Callable[[Backend, Sequence[_T]], Sequence[StepOutput]], given: Sequence[_T]
+    def _run(
+        self, step: Callable[[Backend, Sequence[_T]], Sequence[StepOutput]], sequences: Sequence[_T]
     ) -> list[StepOutput]:
+        """Run a step of each micro-batch and return all outputs."""
         outputs: list[StepOutput] = []
-        for backend, own in zip(self._backends, of_micro_batches(given, self._sizes)):
-            outputs += step(backend, own)
+        for backend, batch in zip(self._backends, split_into_micro_batches(sequences, self._sizes)):
+            outputs += step(backend, batch)
             self._done()
         return outputs

@@ -1,13 +1,13 @@
-"""Predicted times of a generation, and the timelines and pages that show them."""
+"""Predicted times of a generation, with timelines and pages."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from model.commands.generate.generation import Generation
 from model.commands.generate.job import Job
-from model.commands.generate.micro_batches import of_micro_batches
+from model.commands.generate.micro_batches import split_into_micro_batches
 from model.commands.generate.report import TargetPrediction
 from model.execution.stages import SEND
 from nkw.files import OutputFile
@@ -19,28 +19,39 @@ if TYPE_CHECKING:  # the numpy backend must not load the simulator
 COMPARED_TARGETS = ("trn1", "inf2", "trn2")
 
 
+def iterate_targets(target: str) -> Iterable[str]:
+    """Iterate over the compared targets and `target`, with the progress on a terminal."""
+    return progress(list(dict.fromkeys((*COMPARED_TARGETS, target))), "predictions")
+
+
 def predict(job: Job, generations: list[Generation]) -> tuple[list[TargetPrediction], list[tuple[str, Pass]]]:
-    """Predicted times of the prompts and of the last decode step on each compared target; the chosen one's passes."""
+    """Predict the times of the prompts and of the last decode step on each compared target.
+
+    Returns:
+        The predictions by target, and the labelled passes of --target.
+    """
     from model.device import PipelinedPass
 
     options = job.options
-    last = [len(each.prompt_ids) + max(1, len(each.generated_ids) - 1) - 1 for each in generations]
-    tokens_fed = [each.generated_ids[-1] for each in generations]
-    predictions, chosen = [], []
-    for target in progress(list(dict.fromkeys((*COMPARED_TARGETS, options.target))), "predictions"):
-        passes = _passes(job, target, tokens_fed, last)
+    positions = [generation.last_position for generation in generations]
+    tokens = [generation.generated_ids[-1] for generation in generations]
+    predictions, labelled = [], []
+    for target in iterate_targets(options.target):
+        passes = _plan_passes(job, target, tokens, positions)
         count = len(job.micro_batches)
-        first, token = (PipelinedPass(tuple(own), SEND) for own in (passes[:count], passes[count:]))
+        first, token = PipelinedPass(tuple(passes[:count]), SEND), PipelinedPass(tuple(passes[count:]), SEND)
         predictions.append(TargetPrediction(first.prediction(), token.prediction()))
         if target == options.target:
-            labels = [_prompt_label(own) for own in of_micro_batches(job.sequence_ids, job.micro_batches)]
-            labels += [_step_label(own) for own in of_micro_batches(last, job.micro_batches)]
-            chosen = list(zip(labels, passes))
-    return predictions, chosen
+            labels = [
+                *map(_prompt_label, split_into_micro_batches(job.sequence_ids, job.micro_batches)),
+                *map(_step_label, split_into_micro_batches(positions, job.micro_batches)),
+            ]
+            labelled = list(zip(labels, passes))
+    return predictions, labelled
 
 
-def _passes(job: Job, target: str, tokens: Sequence[int], positions: Sequence[int]) -> list[Pass]:
-    """The passes of the prompts of every micro-batch, then those of a step of each."""
+def _plan_passes(job: Job, target: str, tokens: Sequence[int], positions: Sequence[int]) -> list[Pass]:
+    """Return the passes of the prompts of each micro-batch, then the passes of a decode step of each."""
     from model.device import DryDevice
 
     device = DryDevice(target, job.mesh.ranks)
@@ -52,12 +63,14 @@ def _passes(job: Job, target: str, tokens: Sequence[int], positions: Sequence[in
 
 
 def _prompt_label(prompt_ids: Sequence[list[int]]) -> str:
+    """Return the label of a pass of prompts."""
     longest = max(map(len, prompt_ids))
     tokens = f"{longest} token" + ("" if longest == 1 else "s")
     return f"prompt of {tokens}" if len(prompt_ids) == 1 else f"{len(prompt_ids)} prompts of up to {tokens}"
 
 
 def _step_label(positions: Sequence[int]) -> str:
+    """Return the label of a decode step."""
     if len(positions) == 1:
         return f"token at position {positions[0]}"
     return f"{len(positions)} tokens at positions up to {max(positions)}"
@@ -66,7 +79,7 @@ def _step_label(positions: Sequence[int]) -> str:
 def write_timelines(
     job: Job, passes: list[tuple[str, Pass]], trace: OutputFile | None, page: OutputFile | None
 ) -> None:
-    """Write the passes of a prediction to the trace and the page that the options ask for."""
+    """Write labelled passes to the trace and to the page, where these are not None."""
     from model.device import write_page, write_passes
 
     if trace is not None:

@@ -1,4 +1,4 @@
-"""Where the predicted time of a prompt and of a token goes, by kernel and by layer."""
+"""Profile of predicted passes: times by kernel and by layer."""
 
 from __future__ import annotations
 
@@ -7,64 +7,67 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from nkw.parts import Hanging, Part, table
-from nkw.terminal import rendered
 
 if TYPE_CHECKING:  # the numpy backend must not load the simulator
     from model.device import KernelTime, Pass
 
 
-def text(target: str, passes: Sequence[tuple[str, Pass]]) -> str:
-    """The profile as text of 80 columns."""
-    return rendered(parts(target, passes))
-
-
-def parts(target: str, passes: Sequence[tuple[str, Pass]]) -> list[Part]:
-    """Labelled passes by kernel and by layer: times in us, shares of the pass without start and end."""
+def describe_passes(target: str, passes: Sequence[tuple[str, Pass]]) -> list[Part]:
+    """Return tables of labelled passes by kernel and by layer: times in us, and shares of the time in launches."""
     out: list[Part] = [f"where the time goes on {target} (program reading)"]
     for label, done in passes:
         times = done.kernel_times()
-        total = sum(each.length_ns for each in times)
+        total = sum(time.length_ns for time in times)
         head = (
             f"{label}: {(total + done.overhead_ns) / 1000:,.3f} us, "
             f"of which starting and ending take {done.overhead_ns / 1000:.3f}"
         )
-        out += ["", Hanging(head, style="bold"), _by_kernel(times, total), "", _by_part(times, total)]
+        out += [
+            "",
+            Hanging(head, style="bold"),
+            _tabulate_kernels(times, total),
+            "",
+            _tabulate_layers(times, total),
+        ]
     return out
 
 
-def _by_kernel(times: Sequence[KernelTime], total: float) -> Part:
-    """Kernels, the one that takes most first, with shares of the peaks over their time and the busiest track."""
+def _tabulate_kernels(times: Sequence[KernelTime], total: float) -> Part:
+    """Return a table of kernels by descending time, with shares of the peaks and the busiest track."""
     kernels: dict[str, list[KernelTime]] = {}
-    for each in times:
-        kernels.setdefault(each.kernel, []).append(each)
-    lengths = {name: sum(each.length_ns for each in own) for name, own in kernels.items()}
+    for time in times:
+        kernels.setdefault(time.kernel, []).append(time)
+    lengths = {name: sum(time.length_ns for time in launches) for name, launches in kernels.items()}
     rows = []
     for name in sorted(kernels, key=lambda name: (-lengths[name], name)):
-        own, length = kernels[name], lengths[name]
-        mbu = sum(each.mbu * each.length_ns for each in own) / length if length else 0.0
-        mfu = sum(each.mfu * each.length_ns for each in own) / length if length else 0.0
-        longest = max(own, key=lambda each: each.length_ns)
-        times_of_kernel = (str(len(own)), f"{length / 1000:,.3f}", _share(length, total))
+        launches, length = kernels[name], lengths[name]
+        mbu = sum(time.mbu * time.length_ns for time in launches) / length if length else 0.0
+        mfu = sum(time.mfu * time.length_ns for time in launches) / length if length else 0.0
+        longest = max(launches, key=lambda time: time.length_ns)
+        kernel_times = (str(len(launches)), f"{length / 1000:,.3f}", _format_share(length, total))
         busiest = f"{longest.busiest} {longest.busiest_share:.0%}"
-        rows.append((name, *times_of_kernel, f"{mbu:.1%}", f"{mfu:.1%}", busiest))
+        rows.append((name, *kernel_times, f"{mbu:.1%}", f"{mfu:.1%}", busiest))
     return table("kernel|launches|us|share|MBU|MFU|busiest", rows, left=(0, 6))
 
 
-def _by_part(times: Sequence[KernelTime], total: float) -> Part:
-    """Layers, embedding and head, in order; neighbouring layers of equal length share a row."""
-    grouped = [(name, list(own)) for name, own in groupby(times, key=lambda each: each.part)]
-    lengths = [(name, len(own), sum(each.length_ns for each in own)) for name, own in grouped]
+def _tabulate_layers(times: Sequence[KernelTime], total: float) -> Part:
+    """Return a table of embedding, layers and head in order; neighbouring layers of equal length share a row."""
+    grouped = [(name, list(launches)) for name, launches in groupby(times, key=lambda time: time.part)]
+    lengths = [(name, len(launches), sum(time.length_ns for time in launches)) for name, launches in grouped]
     rows = []
-    for (is_layer, launches, length), same in groupby(
+    for (is_layer, launches, length), equal_rows in groupby(
         lengths, key=lambda row: (row[0].startswith("layer "), row[1], row[2])
     ):
-        names = [name for name, _, _ in same]
+        names = [name for name, _, _ in equal_rows]
         label = names[0] if len(names) == 1 else f"layers {names[0][6:]} to {names[-1][6:]}"
         if not is_layer:
             label = ", ".join(names)
-        rows.append((label, str(launches), f"{length / 1000:,.3f}", _share(length * len(names), total)))
+        rows.append(
+            (label, str(launches), f"{length / 1000:,.3f}", _format_share(length * len(names), total))
+        )
     return table("part|launches|us each|share", rows)
 
 
-def _share(part: float, whole: float) -> str:
-    return f"{part / whole:.1%}" if whole else "-"
+def _format_share(length: float, total: float) -> str:
+    """Return a share in percent; a dash if the total is 0."""
+    return f"{length / total:.1%}" if total else "-"

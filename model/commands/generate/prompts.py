@@ -1,4 +1,4 @@
-"""What `nkw generate` is asked to continue and how it chooses: its options beside the files of the model's folder."""
+"""Prompts and sampling parameters of `nkw generate`, from its options and the files of the model's folder."""
 
 from __future__ import annotations
 
@@ -18,25 +18,29 @@ from model.loading.tokenizer import Tokenizer
 from nkw.files import STDOUT, read_text
 
 MOST_PROMPTS = 128
-"""Of one batch: the sequences that one launch of a decode step takes."""
+"""Most prompts of a batch: the sequences that a launch of a decode step takes."""
 _MOST_CHARACTERS = 2**22
-"""Of a line; the longest contexts take fewer."""
+"""Most characters of a line; the longest contexts have fewer."""
 
 
 def read_prompts(options: argparse.Namespace, shared: bool = False) -> list[str]:
-    """The prompts of `--prompt` and of the lines of `--prompt-file`, empty lines left out.
+    """Return the prompts of --prompt and the lines of --prompt-file that are not empty.
 
-    Raises ModelError for more than 128 prompts, a file that cannot be read or has none, stdin where several processes
-    have it `shared`, and `--system` without `--chat`.
+    Args:
+        shared: several processes share stdin.
+
+    Raises:
+        ModelError: more than 128 prompts, a file that cannot be read or has no prompt, shared stdin as --prompt-file,
+            or --system without --chat.
     """
     if options.system is not None and not options.chat:
         raise ModelError("--system is the first message of a chat: give --chat as well")
     prompts = list(options.prompt)
     if options.prompt_file is not None:
-        prompts += _lines(options.prompt_file, shared)
+        prompts += _read_lines(options.prompt_file, shared)
         if not prompts:
             raise ModelError(
-                f"{_named(options.prompt_file)} has no prompt; each line that is not empty is one"
+                f"{_file_name(options.prompt_file)} has no prompt; each line that is not empty is one"
             )
     if len(prompts) > MOST_PROMPTS:
         raise ModelError(f"more than {MOST_PROMPTS} prompts; one batch takes {MOST_PROMPTS}")
@@ -46,35 +50,39 @@ def read_prompts(options: argparse.Namespace, shared: bool = False) -> list[str]
 def encode_prompt(
     prompt: str, tokenizer: Tokenizer, config: ModelConfig, special_tokens: bool = True
 ) -> list[int]:
-    """The ids of a prompt, with the special tokens that tokenizer.json adds unless `special_tokens` is False.
+    """Return the token ids of a prompt; `special_tokens` adds the special tokens of tokenizer.json.
 
-    Raises ModelError if there are none, or if the context has no room for another.
+    Raises:
+        ModelError: the prompt has no tokens, or fills the context.
     """
     ids = tokenizer.encode(prompt, special_tokens)
     if not ids:
         raise ModelError("the prompt has no tokens; this tokenizer adds none at the start of a text")
-    room = config.context
-    if len(ids) >= room:
+    if len(ids) >= config.context:
         raise ModelError(
-            f"the prompt has {len(ids)} tokens; the context of {room} leaves no room for a new one"
+            f"the prompt has {len(ids)} tokens; the context of {config.context} leaves no room for a new one"
         )
     return ids
 
 
-def encoded(
+def encode_prompts(
     prompts: list[str], options: argparse.Namespace, tokenizer: Tokenizer, config: ModelConfig
 ) -> list[list[int]]:
-    """The ids of each prompt; with `--chat`, of the conversation that it begins, whose template adds special tokens."""
+    """Return the token ids of each prompt. With --chat, a prompt is a message in the chat template."""
     if not options.chat:
-        return [encode_prompt(each, tokenizer, config) for each in prompts]
+        return [encode_prompt(prompt, tokenizer, config) for prompt in prompts]
     template = ChatTemplate(options.model)
     system: list[Message] = [] if options.system is None else [{"role": "system", "content": options.system}]
-    texts = [template.render([*system, {"role": "user", "content": each}]) for each in prompts]
-    return [encode_prompt(each, tokenizer, config, special_tokens=False) for each in texts]
+    texts = [template.render([*system, {"role": "user", "content": prompt}]) for prompt in prompts]
+    return [encode_prompt(text, tokenizer, config, special_tokens=False) for text in texts]
 
 
-def sampling_params(options: argparse.Namespace) -> SamplingParams:
-    """How to choose: what the command line says, else generation_config.json where it samples, else greedy."""
+def read_sampling_params(options: argparse.Namespace) -> SamplingParams:
+    """Return the sampling parameters: options, else those of generation_config.json with do_sample, else greedy.
+
+    Raises:
+        ModelError: an option excludes another one, or a parameter is out of its range.
+    """
     fields = Fields(options.model / "generation_config.json", optional=True)
     sampled = fields.flag("do_sample")
     temperature, top_k, top_p = options.temperature, options.top_k, options.top_p
@@ -82,8 +90,8 @@ def sampling_params(options: argparse.Namespace) -> SamplingParams:
         temperature = fields.number("temperature", 1.0, positive=False) if sampled else 0.0
         if temperature < 0:
             raise fields.error("temperature", f"{temperature} is negative")
-    for option, given in (("--top-k", top_k), ("--top-p", top_p), ("--min-p", options.min_p)):
-        if given is not None and not temperature and given != 1.0:
+    for option, number in (("--top-k", top_k), ("--top-p", top_p), ("--min-p", options.min_p)):
+        if number not in (None, 1.0) and not temperature:
             raise ModelError(
                 f"{option} chooses among candidates, and temperature 0 always takes the most likely one: give "
                 "--temperature T as well"
@@ -105,15 +113,15 @@ def sampling_params(options: argparse.Namespace) -> SamplingParams:
         repetition_penalty=options.repetition_penalty,
         n=options.n,
         logprobs=options.logprobs,
-        structured_outputs=_form(options.structured_outputs),
+        structured_outputs=_read_structured_outputs(options.structured_outputs),
         seed=options.seed,
         max_tokens=options.max_new_tokens,
         stop=options.stop,
     )
 
 
-def _form(form: dict[str, Any] | None) -> StructuredOutputsParams | None:
-    """The form of the text that --structured-outputs asks for."""
+def _read_structured_outputs(form: dict[str, Any] | None) -> StructuredOutputsParams | None:
+    """Return the parameters of --structured-outputs. Raises ModelError for unknown names."""
     if form is None:
         return None
     try:
@@ -123,35 +131,36 @@ def _form(form: dict[str, Any] | None) -> StructuredOutputsParams | None:
         raise ModelError(f"--structured-outputs has one of {names}") from None
 
 
-def _named(path: str) -> str:
-    """What a prompt file is called in a sentence."""
+def _file_name(path: str) -> str:
+    """Return the name of a prompt file for messages."""
     return "stdin" if path == STDOUT else path
 
 
-def _lines(path: str, shared: bool) -> list[str]:
-    name = _named(path)
+def _read_lines(path: str, shared: bool) -> list[str]:
+    """Return the prompts of a file. Raises ModelError if it cannot be read, and for stdin where it is shared."""
+    name = _file_name(path)
     if shared and path == STDOUT:
         raise ModelError(
             "--prompt-file - reads stdin, which the processes of torchrun share: give the prompts as a file"
         )
     try:
         file = sys.stdin if path == STDOUT else io.StringIO(read_text(path))
-        return list(_prompts_of(file, name))
+        return list(_iterate_prompts(file, name))
     except UnicodeDecodeError as error:
         raise ModelError(f"{name} is not text: {error}") from None
     except OSError as error:
         raise ModelError(f"{name} cannot be read: {error.strerror or error}") from None
 
 
-def _prompts_of(file: TextIO, name: str) -> Iterator[str]:
-    """The lines that are not empty; no more than it takes to know that there are too many."""
-    found = 0
+def _iterate_prompts(file: TextIO, name: str) -> Iterator[str]:
+    """Yield the lines that are not empty, at most one more than a batch takes. Raises ModelError for a long line."""
+    prompts = 0
     while line := file.readline(_MOST_CHARACTERS + 1):
         if len(line) > _MOST_CHARACTERS:
             raise ModelError(f"{name} has a line of more than {_MOST_CHARACTERS:,} characters")
         text = line.rstrip("\r\n")
         if text:
             yield text
-            found += 1
-        if found > MOST_PROMPTS:
+            prompts += 1
+        if prompts > MOST_PROMPTS:
             return

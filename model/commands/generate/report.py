@@ -1,4 +1,4 @@
-"""The report of a generation: the summary on the terminal, and the document of `--json`."""
+"""Report of a generation: the summary on the terminal, and the document of --json."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from model.commands.generate.explain import TokenPath
+from model.commands.generate.explain import TokenTrace
 from model.commands.generate.generation import Generation
 from model.engine import SamplingParams
 from model.engine.sampler import Logprob
@@ -35,34 +35,28 @@ SAMPLING = (
     ),
     *("n", "seed"),
 )
-"""The parameters of sampling that the document repeats."""
-_DIFFERENCES = 5  # tokens that are named
-_TOKEN = 24  # columns of a token's text
+"""Sampling parameters in the document."""
+_DIFFERENCES = 5  # most differences in the summary
+_TOKEN = 24  # most columns of a token's text
 
 
 @dataclass(frozen=True)
 class TargetPrediction:
-    """One target's times: to the first token (prompt and head), and per token (the last decode step)."""
+    """Predicted times of a target: to the first token (prompts), and per token (the last decode step)."""
 
     first_token: Prediction
     per_token: Prediction
 
-    @property
-    def sbuf_bytes(self) -> int:
-        """The higher of both passes' marks in SBUF, in bytes per partition."""
-        return max(self.first_token.sbuf_bytes, self.per_token.sbuf_bytes)
-
-    @property
-    def psum_bytes(self) -> int:
-        """The higher of both passes' marks in PSUM, in bytes per partition."""
-        return max(self.first_token.psum_bytes, self.per_token.psum_bytes)
-
 
 @dataclass(frozen=True)
 class Run:
-    """The options of a run, as the report repeats them; `uneven` is what ranks hold padded or alike, in sentences.
+    """Options of a run that the report repeats.
 
-    Prompts pass the stages of a pipeline in so many `micro_batches`.
+    prompts        the prompt of each text
+    trace          path of the trace, or None
+    uneven         sentences about heads and weights that ranks hold padded or in copies
+    micro_batches  number of micro-batches
+    expert_load    choices of experts; None for a model without experts
     """
 
     model: str
@@ -78,22 +72,21 @@ class Run:
     expert_load: ExpertLoad | None = None
 
 
-def summary(
+def summarise(
     run: Run, generations: Sequence[Generation], predictions: Sequence[TargetPrediction]
 ) -> list[Part]:
-    """The parts of the summary: tokens compared, predicted times, what the chip was busy with."""
-    differences = [each for generation in generations for each in generation.differences]
-    tokens_compared = sum(each.tokens_compared for each in generations)
+    """Return the summary: compared tokens, predicted times, and the utilisation of the chip."""
+    differences = [difference for generation in generations for difference in generation.differences]
+    tokens_compared = sum(generation.tokens_compared for generation in generations)
     if tokens_compared:
         counts = f"{tokens_compared - len(differences)} of {tokens_compared}"
         compared = f"{counts} tokens equal to the numpy reference"
         if run.dtype != "float32":
             compared += f", both with {run.dtype} activations"
     else:
-        count = sum(len(each.generated_ids) for each in generations)
-        noun = "token" if count == 1 else "tokens"
-        compared = f"{count} {noun} by the numpy reference; nothing was compared or predicted"
-    out: list[Part] = [Hanging(compared), *_differences(differences)]
+        count = sum(len(generation.generated_ids) for generation in generations)
+        compared = f"{count} token{'' if count == 1 else 's'} by the numpy reference; nothing was compared or predicted"
+    out: list[Part] = [Hanging(compared), *_describe_differences(differences)]
     if differences and run.sampling.temperature > 0:
         out.append("tokens are drawn at random; rounding moves the bounds between candidates")
     if run.uneven:
@@ -101,69 +94,69 @@ def summary(
     if run.expert_load is not None:
         out.append(Hanging(run.expert_load.text()))
     if predictions:
-        out += ["", *_times(predictions, run)]
-        own = next(each for each in predictions if each.per_token.target == run.target)
+        out += ["", *_tabulate_times(predictions, run)]
+        prediction = next(target for target in predictions if target.per_token.target == run.target)
         if run.mesh.pipeline > 1:
-            out.append(_bubble(run, own))
-        out += _use(own)
+            out.append(_describe_bubble(run, prediction))
+        out += _describe_use(prediction)
     return out
 
 
-def _differences(differences: Sequence[Difference]) -> Iterator[Part]:
-    """Which tokens differ from the reference's, and how close the choice was."""
-    for each in differences[:_DIFFERENCES]:
-        chosen, wanted = (_quoted(text) for text in (each.text, each.reference_text))
-        yield f"token {each.number} is {chosen}, by the reference {wanted}"
-        apart = [
-            f"{logits:.2g} {where}"
-            for logits, where in (
-                (each.logits_apart, "here"),
-                (each.reference_logits_apart, "in the reference"),
-            )
-            if logits is not None
-        ]
-        if apart:
-            yield f"  their logits lie apart by {', '.join(apart)}"
+def _describe_differences(differences: Sequence[Difference]) -> Iterator[Part]:
+    """Yield lines about the tokens that differ from the reference, with the differences of their logits."""
+    for difference in differences[:_DIFFERENCES]:
+        chosen, expected = _quote(difference.text), _quote(difference.reference_text)
+        yield f"token {difference.number} is {chosen}, by the reference {expected}"
+        gaps = []
+        if difference.logits_apart is not None:
+            gaps.append(f"{difference.logits_apart:.2g} here")
+        if difference.reference_logits_apart is not None:
+            gaps.append(f"{difference.reference_logits_apart:.2g} in the reference")
+        if gaps:
+            yield f"  their logits lie apart by {', '.join(gaps)}"
     if len(differences) > _DIFFERENCES:
         yield f"tokens that differ besides: {len(differences) - _DIFFERENCES}"
 
 
-def _quoted(text: str) -> str:
-    said = repr(text)
-    return said if len(said) <= _TOKEN else said[: _TOKEN - 1] + "…"
+def _quote(text: str) -> str:
+    """Return the text of a token in quotes, shortened to 24 columns."""
+    quoted = repr(text)
+    return quoted if len(quoted) <= _TOKEN else quoted[: _TOKEN - 1] + "…"
 
 
-def _times(predictions: Sequence[TargetPrediction], run: Run) -> list[Part]:
+def _tabulate_times(predictions: Sequence[TargetPrediction], run: Run) -> list[Part]:
+    """Return a table of the predicted times of each target."""
     cores = "1 core" if run.mesh.ranks == 1 else f"{run.mesh.ranks} cores"
     sequences = len(run.prompts)
     noun = "prompts" if run.sampling.n == 1 else "texts"
     batch = "" if sequences == 1 else f" for {sequences} {noun}"
     first, each_token = ("first token", "per token") if sequences == 1 else ("first tokens", "per step")
     rows = [
-        (each.per_token.target, _bracketed(each.first_token), _bracketed(each.per_token))
-        for each in predictions
+        (target.per_token.target, _format_times(target.first_token), _format_times(target.per_token))
+        for target in predictions
     ]
-    overlays = [each.per_token.overlay for each in predictions if each.per_token.overlay]
+    overlays = [target.per_token.overlay for target in predictions if target.per_token.overlay]
     return [
         f"predicted on {cores}{batch}, in ms; in brackets dataflow..serial reading",
         table(f"|{first}|{each_token}", rows, gap=4),
-        *(Hanging(f"times of {each}") for each in overlays),
+        *(Hanging(f"times of {overlay}") for overlay in overlays),
     ]
 
 
-def _bubble(run: Run, prediction: TargetPrediction) -> Part:
-    """How long stages wait, beside what stages of equal times would, which send nothing."""
+def _describe_bubble(run: Run, prediction: TargetPrediction) -> Part:
+    """Return a line about the share of time that pipeline stages wait, and the share with ideal stages."""
     stages, batches = run.mesh.pipeline, run.micro_batches
     equal = (stages - 1) / (batches + stages - 1)
     counted = "1 micro-batch" if batches == 1 else f"{batches} micro-batches"
-    first, step = (each.bubble_share for each in (prediction.first_token, prediction.per_token))
+    first, step = prediction.first_token.bubble_share, prediction.per_token.bubble_share
     return Hanging(
         f"{run.target}: {counted} through {stages} stages; the bubble is {first:.0%} of the first token, {step:.0%} of "
         f"a step; {equal:.0%} if stages were equal and sent nothing"
     )
 
 
-def _bracketed(prediction: Prediction) -> str:
+def _format_times(prediction: Prediction) -> str:
+    """Return the program time, and the dataflow and serial times in brackets, in ms."""
     dataflow, program, serial = (
         f"{time_ns / 1e6:,.3f}"
         for time_ns in (prediction.dataflow_ns, prediction.program_ns, prediction.serial_ns)
@@ -171,8 +164,9 @@ def _bracketed(prediction: Prediction) -> str:
     return f"{program} ({dataflow}..{serial})"
 
 
-def _use(prediction: TargetPrediction) -> list[Part]:
-    decode = prediction.per_token
+def _describe_use(prediction: TargetPrediction) -> list[Part]:
+    """Return lines about the busiest engine and queue of a decode step, and about the peak memory of all passes."""
+    prompts, decode = prediction.first_token, prediction.per_token
     engine, queue = decode.busiest_engine, decode.busiest_queue
     return [
         Hanging(
@@ -180,19 +174,19 @@ def _use(prediction: TargetPrediction) -> list[Part]:
             f"per token; {queue} {decode.busy_share[queue]:.0%}"
         ),
         Hanging(
-            f"  SBUF {prediction.sbuf_bytes:,} of {decode.sbuf_usable_bytes:,}, "
-            f"PSUM {prediction.psum_bytes:,} of {decode.psum_usable_bytes:,} bytes per partition"
+            f"  SBUF {max(prompts.sbuf_bytes, decode.sbuf_bytes):,} of {decode.sbuf_usable_bytes:,}, "
+            f"PSUM {max(prompts.psum_bytes, decode.psum_bytes):,} of {decode.psum_usable_bytes:,} bytes per partition"
         ),
     ]
 
 
-def document(
+def build_document(
     run: Run,
     generations: Sequence[Generation],
     predictions: Sequence[TargetPrediction],
-    explained: Sequence[TokenPath] = (),
+    traces: Sequence[TokenTrace] = (),
 ) -> dict[str, Any]:
-    """The document of `--json`; its schema is in this folder's README."""
+    """Return the document of --json, which docs/json.md describes."""
     return {
         "schema": SCHEMA,
         "model": run.model,
@@ -204,25 +198,26 @@ def document(
         "pp": run.mesh.pipeline,
         "micro_batches": run.micro_batches,
         "ep": run.mesh.expert,
-        "expert_load": None if run.expert_load is None else _expert_load(run.expert_load),
+        "expert_load": None if run.expert_load is None else _describe_load(run.expert_load),
         "uneven": list(run.uneven),
         "dtype": run.dtype,
         "sampling": {name: getattr(run.sampling, name) for name in SAMPLING},
-        "generations": [_generation(*each) for each in zip(run.prompts, generations)],
+        "generations": list(map(_describe_generation, run.prompts, generations)),
         "predictions": {
-            each.per_token.target: {
-                "first_token": _prediction(each.first_token),
-                "per_token": _prediction(each.per_token),
+            target.per_token.target: {
+                "first_token": _describe_prediction(target.first_token),
+                "per_token": _describe_prediction(target.per_token),
             }
-            for each in predictions
+            for target in predictions
         },
-        "explained": [asdict(each) for each in explained],
+        "explained": [asdict(token_trace) for token_trace in traces],
         "trace": run.trace,
         "versions": {DISTRIBUTION: version(), "python": platform.python_version(), "numpy": np.__version__},
     }
 
 
-def _expert_load(load: ExpertLoad) -> dict[str, Any]:
+def _describe_load(load: ExpertLoad) -> dict[str, Any]:
+    """Return the document of the choices of experts."""
     return {
         "choices": load.choices,
         "largest_to_mean": load.largest_to_mean,
@@ -230,7 +225,8 @@ def _expert_load(load: ExpertLoad) -> dict[str, Any]:
     }
 
 
-def _generation(prompt: str, generation: Generation) -> dict[str, Any]:
+def _describe_generation(prompt: str, generation: Generation) -> dict[str, Any]:
+    """Return the document of a generation."""
     return {
         "prompt": prompt,
         "prompt_ids": list(generation.prompt_ids),
@@ -239,25 +235,26 @@ def _generation(prompt: str, generation: Generation) -> dict[str, Any]:
         "stopped_by": generation.stopped_by.value,
         "logprobs": None
         if generation.logprobs is None
-        else [_logprobs(each) for each in generation.logprobs],
+        else [_describe_logprobs(tokens) for tokens in generation.logprobs],
         "checks": {
             "reference": "numpy",
             "tokens_compared": generation.tokens_compared,
             "tokens_equal": generation.tokens_equal,
-            "differences": [asdict(each) for each in generation.differences],
+            "differences": [asdict(difference) for difference in generation.differences],
         },
     }
 
 
-def _logprobs(tokens: Mapping[int, Logprob]) -> list[dict[str, Any]]:
-    """The chosen token and the likeliest ones, in this order."""
+def _describe_logprobs(tokens: Mapping[int, Logprob]) -> list[dict[str, Any]]:
+    """Return the log-probabilities of the chosen token and of the likeliest tokens, in this order."""
     return [
         {"id": id, "token": token.decoded_token, "logprob": token.logprob, "rank": token.rank}
         for id, token in tokens.items()
     ]
 
 
-def _prediction(prediction: Prediction) -> dict[str, Any]:
+def _describe_prediction(prediction: Prediction) -> dict[str, Any]:
+    """Return the document of a prediction."""
     fields = asdict(prediction)
     del fields["target"]
     return {**fields, "busiest_engine": prediction.busiest_engine, "busiest_queue": prediction.busiest_queue}

@@ -1,4 +1,4 @@
-"""Options of the model's commands: one table with a file for each subject, from which a command names its rows."""
+"""Options of the model's commands: one table, with a file for each subject. A command names its rows."""
 
 from model.commands.options import device, engine, inputs, outputs, sampling, server, workload
 from nkw.options import OptionTable

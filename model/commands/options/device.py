@@ -1,4 +1,4 @@
-"""Options of where a model runs: chip, instance, ranks, backend and dtype."""
+"""Options of the chip, the instance, the ranks, the backend and the dtype of a model."""
 
 from __future__ import annotations
 

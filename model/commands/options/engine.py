@@ -1,4 +1,4 @@
-"""Options of the engine: what decides its steps and its caches."""
+"""Options of the steps and caches of an engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of what a command reads: model folders, configs, prompts, recordings, and how long the texts are."""
+"""Options of inputs: model folders, configs, prompts, recordings, and lengths of texts."""
 
 from __future__ import annotations
 

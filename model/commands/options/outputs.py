@@ -1,4 +1,4 @@
-"""Options of what a command checks, prints and writes."""
+"""Options of checks, reports and files that a command writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Types of options: each returns what a text of the command line means, or refuses the text with one sentence."""
+"""Types of options: functions that parse a text of the command line, or raise ArgumentTypeError."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def number(text: str) -> float:
 
 
 def _share(text: str) -> float:
-    """Return 0.9 of 0.9 or 90%."""
+    """Return a share; 0.9 and 90% are the same. Raises ArgumentTypeError for another text."""
     return number(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
 
 
@@ -55,9 +55,10 @@ Number = TypeVar("Number", int, float)
 def _checked(
     read: Callable[[str], Number], is_taken: Callable[[Number], bool], refusal: str
 ) -> Callable[[str], Number]:
-    """Return a reader of numbers that refuses some: with the text, and `refusal` behind it."""
+    """Return a reader of the numbers for which `is_taken` holds. `refusal` ends the message about others."""
 
     def read_checked(text: str) -> Number:
+        """Return a number. Raises ArgumentTypeError for a refused number."""
         value = read(text)
         if not is_taken(value):
             raise argparse.ArgumentTypeError(f"{text!r:.60} {refusal}")
@@ -75,19 +76,20 @@ temperature = _checked(number, lambda value: 0 <= value < math.inf, "is neither 
 probability = _checked(number, lambda value: 0 < value <= 1, "is not above 0 and at most 1")
 minimum = _checked(number, lambda value: 0 <= value <= 1, "is not a number from 0 to 1")
 load = _checked(_share, lambda value: 0.01 <= value <= 10, "is not a share from 1% to 1000%")
-"""A share of a rate, 0.9 or 90%."""
+"""Share of a rate, such as 0.9 or 90%."""
 
 
 def _between(lowest: float, highest: float) -> Callable[[str], float]:
+    """Return a reader of numbers between two bounds, both included."""
     return _checked(
         number, lambda value: lowest <= value <= highest, f"is not a number from {lowest:g} to {highest:g}"
     )
 
 
 price = _between(1e-6, 1e9)
-"""Dollars an hour; beyond the limits prices of tokens leave float64."""
+"""Dollars an hour; outside of the bounds, prices of tokens exceed float64."""
 rate = _between(1e-6, 1e9)
-"""Requests a second; at the highest rate they come 1 ns apart."""
+"""Requests a second; at the highest rate, requests arrive 1 ns apart."""
 pause = _between(0, 1e6)
 """Seconds."""
 
@@ -95,7 +97,7 @@ pause = _between(0, 1e6)
 def parse_origins(text: str) -> tuple[str, ...]:
     """Return the origins of a JSON list, as vLLM takes them.
 
-    Raises: argparse.ArgumentTypeError for any other text, and for an origin that no browser sends.
+    Raises argparse.ArgumentTypeError for any other text, and for an origin that no browser sends.
     """
     try:
         origins = json.loads(text)

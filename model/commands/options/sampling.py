@@ -1,4 +1,4 @@
-"""Options of sampling: how many tokens, which ones, and where a text ends."""
+"""Options of sampling: number of tokens, sampling parameters, and ends of texts."""
 
 from __future__ import annotations
 

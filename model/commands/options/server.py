@@ -1,4 +1,4 @@
-"""Options of a server, and of a look at one."""
+"""Options of a server and of `nkw top`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""`nkw peer`: a folder and prompts through one of the vendor's own inference libraries, compared with ours."""
+"""`nkw peer`: compares our tokens and logits with an inference library of the vendor."""

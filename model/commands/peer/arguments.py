@@ -1,4 +1,4 @@
-"""The options of `nkw peer`."""
+"""Options of `nkw peer`."""
 
 from model.commands.options import option, options
 

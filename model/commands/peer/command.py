@@ -1,4 +1,4 @@
-"""`nkw peer`: ours are the kernels on simulated cores; the library's times are measured, ours are predicted."""
+"""`nkw peer`: our kernels on simulated cores with predicted times, and a library of the vendor with measured times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from model.commands.options.inputs import FIRST_PROMPT
-from model.commands.peer.comparison import Comparison, GreedyRun, compared
+from model.commands.peer.comparison import Comparison, GreedyRun, compare_runs
 from model.commands.peer.libraries import check_installed, load
 from model.config import ModelConfig
 from model.config.folder import model_files
@@ -19,7 +19,6 @@ from model.errors import ModelError
 from model.families import load_config
 from model.llm.loaded import LoadedModel
 from model.loading.tokenizer import Tokenizer
-from model.loading.weights import RankWeights
 from model.mesh import Mesh
 from model.runners.bucket_length import bucket_length, positions_needed
 from model.runners.contiguous import KernelModel
@@ -28,46 +27,39 @@ from nkw.terminal import show_lines
 
 
 def peer_command(options: argparse.Namespace) -> int:
-    """Compare prompt by prompt; status 1 where a token differs."""
+    """Compare prompt by prompt. Returns 1 if a token differs, else 0."""
     version = check_installed(options.library)
     config = load_config(options.model)
     tokenizer = Tokenizer(options.model, config.vocab_size)
     prompts = options.prompt or [FIRST_PROMPT]
-    ids = [tokenizer.encode(prompt) for prompt in prompts]
-    if not all(ids):
+    encoded = [tokenizer.encode(prompt) for prompt in prompts]
+    if not all(encoded):
         raise ModelError("a prompt has no tokens")
-    needed = positions_needed(max(map(len, ids)), options.max_new_tokens, config)
+    needed = positions_needed(max(map(len, encoded)), options.max_new_tokens, config)
     positions = bucket_length(needed, config.context)
-    ours = LoadedModel.open(options.model, options.dtype, config).shards(Mesh(options.tp))
+    weights = LoadedModel.open(options.model, options.dtype, config).shards(Mesh(options.tp))
     results = []
     with (
         json_document(options.json, Outputs(lambda: model_files(options.model)), "peer") as contents,
         tempfile.TemporaryDirectory() as work,
     ):
-        theirs = load(options.library, options.model, options.tp, options.dtype, positions, Path(work))
-        for prompt, own in zip(prompts, ids):
-            new = min(options.max_new_tokens, config.context - len(own))
-            found = _ours(config, ours, options, positions, own, new)
-            other = theirs.generate(own, new)
-            result = compared(found, other)
-            predicted_ms = _predicted_ms(config, ours, options, positions, len(own), len(found.tokens))
-            show_lines(_text(prompt, result, other.seconds, predicted_ms, tokenizer))
-            times = {"measured_s": other.seconds, "predicted_ms": predicted_ms}
-            results.append({"prompt": prompt, **asdict(result), **times})
+        library = load(options.library, options.model, options.tp, options.dtype, positions, Path(work))
+        for prompt, ids in zip(prompts, encoded):
+            new_tokens = min(options.max_new_tokens, config.context - len(ids))
+            model = KernelModel(config, weights, SimulatedDevice(options.target, options.tp), positions)
+            ours, theirs = _generate(model, config, ids, new_tokens), library.generate(ids, new_tokens)
+            comparison, device = compare_runs(ours, theirs), DryDevice(options.target, options.tp)
+            model = KernelModel(config, weights, device, positions)
+            predicted_ms = _predict_ms(model, device, len(ids), len(ours.tokens))
+            show_lines(_describe(prompt, comparison, theirs.seconds, predicted_ms, tokenizer))
+            times = {"measured_s": theirs.seconds, "predicted_ms": predicted_ms}
+            results.append({"prompt": prompt, **asdict(comparison), **times})
         contents.update(library=options.library, version=version, target=options.target, results=results)
-    return 0 if all(each["equal"] == each["tokens"] for each in results) else 1
+    return 0 if all(result["equal"] == result["tokens"] for result in results) else 1
 
 
-def _ours(
-    config: ModelConfig,
-    weights: tuple[RankWeights, ...],
-    options: argparse.Namespace,
-    positions: int,
-    ids: list[int],
-    new: int,
-) -> GreedyRun:
-    """What our kernels find for one prompt."""
-    model = KernelModel(config, weights, SimulatedDevice(options.target, options.tp), positions)
+def _generate(model: KernelModel, config: ModelConfig, ids: list[int], new_tokens: int) -> GreedyRun:
+    """Return the greedy tokens of our kernels after a prompt, up to an end token."""
     tokens: list[int] = []
     logits: list[np.ndarray] = []
     (step,) = model.prefill([ids])
@@ -75,22 +67,19 @@ def _ours(
         assert step.logits is not None
         tokens.append(step.likeliest)
         logits.append(step.logits)
-        if len(tokens) == new or tokens[-1] in config.eos_token_ids:
+        if len(tokens) == new_tokens or tokens[-1] in config.eos_token_ids:
             return GreedyRun(tuple(tokens), tuple(logits), 0.0)
         (step,) = model.decode(tokens[-1:], [len(ids) + len(tokens) - 1])
 
 
-def _predicted_ms(
-    config: ModelConfig,
-    weights: tuple[RankWeights, ...],
-    options: argparse.Namespace,
-    positions: int,
-    prompt: int,
-    tokens: int,
-) -> float:
-    """The predicted time of a prompt and its tokens on the chip, each as the last one."""
-    device = DryDevice(options.target, options.tp)
-    model = KernelModel(config, weights, device, positions)
+def _predict_ms(model: KernelModel, device: DryDevice, prompt: int, tokens: int) -> float:
+    """Return the predicted time of a prompt and its tokens in ms. All decode steps count as the last step.
+
+    Args:
+        model: the model on `device`.
+        prompt: tokens of the prompt.
+        tokens: new tokens.
+    """
     model.prefill([[0] * prompt])
     first = device.take_pass().prediction().program_ns
     if tokens == 1:
@@ -99,16 +88,19 @@ def _predicted_ms(
     return (first + (tokens - 1) * device.take_pass().prediction().program_ns) / 1e6
 
 
-def _text(prompt: str, result: Comparison, seconds: float, predicted_ms: float, tokenizer: Tokenizer) -> str:
-    """Two or three lines on one prompt."""
+def _describe(
+    prompt: str, comparison: Comparison, seconds: float, predicted_ms: float, tokenizer: Tokenizer
+) -> str:
+    """Return two lines about a prompt, and a third line about the first different token."""
     lines = [
-        f"{prompt!r:.60}: {result.equal} of {result.tokens} tokens equal; "
-        f"logits differ by {result.largest_difference:.3g} at most",
+        f"{prompt!r:.60}: {comparison.equal} of {comparison.tokens} tokens equal; "
+        f"logits differ by {comparison.largest_difference:.3g} at most",
         f"  measured {1e3 * seconds:,.3f} ms with the library, predicted {predicted_ms:,.3f} ms with our kernels",
     ]
-    if result.ours is not None and result.theirs is not None:
-        own, other = tokenizer.decode([result.ours]), tokenizer.decode([result.theirs])
+    if comparison.ours is not None and comparison.theirs is not None:
+        ours, theirs = tokenizer.decode([comparison.ours]), tokenizer.decode([comparison.theirs])
         lines.append(
-            f"  token {result.equal + 1}: ours {own!r}, theirs {other!r}; ours lie {result.gap:.3g} apart"
+            f"  token {comparison.equal + 1}: ours {ours!r}, theirs {theirs!r}; our logits differ by "
+            f"{comparison.gap:.3g}"
         )
     return "\n".join(lines)

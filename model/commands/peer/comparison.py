@@ -1,8 +1,7 @@
-"""Tokens and logits of two runs of one model: how far they are equal, and how far apart logits are until then."""
+"""Comparison of the tokens and logits of two runs of a model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class GreedyRun:
-    """The likeliest tokens after a prompt, the logits [vocabulary] that each was chosen from, and measured seconds."""
+    """Greedy tokens after a prompt, the logits [vocabulary] of each token, and the measured seconds."""
 
     tokens: tuple[int, ...]
     logits: tuple[np.ndarray, ...]
@@ -19,9 +18,13 @@ class GreedyRun:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`equal` of `tokens` tokens before the first that differs, which is `ours` and `theirs`, where one does.
+    """Comparison of two greedy runs.
 
-    `largest_difference` is that of logits of equal prefixes, `gap` how far apart ours put the two tokens.
+    tokens              compared tokens
+    equal               equal tokens before the first difference
+    largest_difference  largest difference of logits after equal tokens
+    ours, theirs        the first different tokens; None without a difference
+    gap                 difference of our logits of these two tokens
     """
 
     tokens: int
@@ -31,29 +34,20 @@ class Comparison:
     theirs: int | None = None
     gap: float = 0.0
 
-    @property
-    def agrees(self) -> bool:
-        """Whether all tokens are equal."""
-        return self.equal == self.tokens
 
+def compare_runs(ours: GreedyRun, theirs: GreedyRun) -> Comparison:
+    """Compare two runs with the same prompt up to the end of the shorter run.
 
-def compared(ours: GreedyRun, theirs: GreedyRun) -> Comparison:
-    """Two runs with the same prompt. One may have ended before the other, at an end token."""
+    Logits are compared in the entries of the smaller vocabulary, because a library may pad its vocabulary.
+    """
     tokens = min(len(ours.tokens), len(theirs.tokens))
-    equal = next((at for at in range(tokens) if ours.tokens[at] != theirs.tokens[at]), tokens)
-    seen = min(equal + 1, tokens)
-    largest = _largest_difference(ours.logits[:seen], theirs.logits[:seen])
+    equal = next((index for index in range(tokens) if ours.tokens[index] != theirs.tokens[index]), tokens)
+    largest = 0.0
+    for our_logits, their_logits in zip(ours.logits[: min(equal + 1, tokens)], theirs.logits):
+        size = min(len(our_logits), len(their_logits))
+        largest = max(largest, float(np.abs(our_logits[:size] - their_logits[:size]).max()))
     if equal == tokens:
         return Comparison(tokens, equal, largest)
-    own, other = ours.tokens[equal], theirs.tokens[equal]
-    gap = float(ours.logits[equal][own] - ours.logits[equal][other])
-    return Comparison(tokens, equal, largest, own, other, gap)
-
-
-def _largest_difference(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> float:
-    """Over the entries that both have: padded vocabularies have more."""
-    differences = []
-    for own, other in zip(ours, theirs):
-        size = min(len(own), len(other))
-        differences.append(float(np.abs(own[:size] - other[:size]).max()))
-    return max(differences, default=0.0)
+    our_token, their_token = ours.tokens[equal], theirs.tokens[equal]
+    gap = float(ours.logits[equal][our_token] - ours.logits[equal][their_token])
+    return Comparison(tokens, equal, largest, our_token, their_token, gap)

@@ -1,8 +1,8 @@
-"""The vendor's own inference libraries, each behind `generate` of Hugging Face. Neither file has run on a chip.
+"""Inference libraries of the vendor, with `generate` of Hugging Face. This module has not run on a chip yet.
 
-transformers-neuronx 0.13 (SDK 2.21 to 2.25; ended in September 2025), for Trn1 and Inf2:
+transformers-neuronx 0.13 (SDK 2.21 to 2.25; support ended in September 2025), for Trn1 and Inf2:
 https://awsdocs-neuron.readthedocs-hosted.com/en/v2.21.0/libraries/transformers-neuronx/transformers-neuronx-developer-guide.html
-neuronx-distributed-inference 0.3 and later (SDK 2.23 on), whose Llama is taken here:
+neuronx-distributed-inference 0.3 and later (SDK 2.23 and later), of which this module uses Llama:
 https://awsdocs-neuron.readthedocs-hosted.com/en/latest/libraries/nxd-inference/developer_guides/feature-guide.html
 """
 
@@ -13,7 +13,7 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -25,15 +25,8 @@ from model.errors import ModelError
 LEGACY, NXD = LIBRARIES
 
 
-class Library(Protocol):
-    """A loaded model of one library."""
-
-    def generate(self, ids: Sequence[int], new_tokens: int) -> GreedyRun:
-        """The likeliest tokens after a prompt."""
-
-
 def check_installed(name: str) -> str:
-    """The version of a library. ModelError where it is not installed, or only a placeholder of its name is."""
+    """Return the version of a library. Raises ModelError if only a placeholder or nothing is installed."""
     version = installed_version(name)
     if version is None:
         how = "pip install 'nki-workbench[legacy]'" if name == LEGACY else f"pip install {name}"
@@ -44,47 +37,49 @@ def check_installed(name: str) -> str:
     return version
 
 
-def load(name: str, folder: Path, tp: int, dtype: str, positions: int, work: Path) -> Library:
-    """Load a folder with a library, compiled for one sequence of so many positions; `work` takes what it compiles.
+def load(name: str, folder: Path, tp: int, dtype: str, positions: int, work: Path) -> HuggingFaceGeneration:
+    """Load a folder with a library and compile the model for a sequence of `positions` positions.
 
-    ModelError for a library that is not installed, and for an architecture that it is not called for here.
+    Args:
+        work: the folder for compiled files.
+
+    Raises:
+        ModelError: the architecture is not supported.
     """
-    check_installed(name)
-    loaded = _legacy if name == LEGACY else _nxd
-    return HuggingFaceGeneration(loaded(folder, tp, dtype, positions, work))
+    load_model = _load_legacy if name == LEGACY else _load_nxd
+    return HuggingFaceGeneration(load_model(folder, tp, dtype, positions, work))
 
 
 class HuggingFaceGeneration:
-    """A model with `generate` of Hugging Face: greedy, with the scores of each token."""
+    """Model with `generate` of Hugging Face: greedy, with the logits of each token."""
 
     def __init__(self, model: Any) -> None:
+        """Take a model of a library."""
         self._model = model
 
     def generate(self, ids: Sequence[int], new_tokens: int) -> GreedyRun:
-        """The likeliest tokens after a prompt. The seconds are those of the second of two equal calls."""
+        """Return the greedy tokens after a prompt, with the seconds of the second of two equal calls."""
         import torch
 
-        given = torch.tensor([list(ids)])
-        seconds, found = 0.0, None
+        input_ids = torch.tensor([list(ids)])
         for _ in range(2):
             began = time.perf_counter()
-            found = self._model.generate(
-                input_ids=given,
-                attention_mask=torch.ones_like(given),
+            output = self._model.generate(
+                input_ids=input_ids,
+                attention_mask=torch.ones_like(input_ids),
                 do_sample=False,
                 max_length=len(ids) + new_tokens,
                 return_dict_in_generate=True,
                 output_scores=True,
             )
             seconds = time.perf_counter() - began
-        assert found is not None
-        tokens = tuple(int(each) for each in found.sequences[0, len(ids) :])
-        logits = tuple(np.asarray(each[0].float().cpu(), np.float32) for each in found.scores)
+        tokens = tuple(map(int, output.sequences[0, len(ids) :]))
+        logits = tuple(np.asarray(scores[0].float().cpu(), np.float32) for scores in output.scores)
         return GreedyRun(tokens, logits, seconds)
 
 
-def _legacy(folder: Path, tp: int, dtype: str, positions: int, work: Path) -> Any:
-    """A model of transformers-neuronx, on the cores."""
+def _load_legacy(folder: Path, tp: int, dtype: str, positions: int, work: Path) -> Any:
+    """Load a model of transformers-neuronx onto the cores."""
     library = importlib.import_module("transformers_neuronx")
     config = importlib.import_module("transformers").AutoConfig.from_pretrained(str(folder))
     amp = {"float32": "f32", "bfloat16": "bf16"}[dtype]
@@ -95,8 +90,8 @@ def _legacy(folder: Path, tp: int, dtype: str, positions: int, work: Path) -> An
     return library.HuggingFaceGenerationModelAdapter(config, model)
 
 
-def _nxd(folder: Path, tp: int, dtype: str, positions: int, work: Path) -> Any:
-    """A Llama of NxD Inference, compiled into a folder and loaded from there."""
+def _load_nxd(folder: Path, tp: int, dtype: str, positions: int, work: Path) -> Any:
+    """Compile a Llama of NxD Inference into a folder and load it. Raises ModelError for other architectures."""
     architectures = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures")
     if architectures != ["LlamaForCausalLM"]:
         raise ModelError(f"{NXD} is called for LlamaForCausalLM here, not for {architectures}")

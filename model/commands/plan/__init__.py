@@ -1,1 +1,1 @@
-"""`nkw plan`: its options and its entry."""
+"""`nkw plan`: plans a model from its config.json."""

@@ -1,4 +1,4 @@
-"""The options of `nkw plan`."""
+"""Options of `nkw plan`."""
 
 from model.commands.options import option, options
 

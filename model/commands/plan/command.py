@@ -1,4 +1,4 @@
-"""`nkw plan`: reads a config, plans, reports."""
+"""Entry of `nkw plan`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DEFAULTS = {option.name.strip("-").partition("=")[0]: option.keywords.get("defa
 
 
 def plan_command(options: argparse.Namespace) -> int:
-    """Plan the model of a config; returns the exit status."""
+    """Plan the model of a config and return the exit status."""
     config = read_record(options.config)
     if not isinstance(config, ModelConfig):
         return _plan_step(options, config)
@@ -53,9 +53,10 @@ def plan_command(options: argparse.Namespace) -> int:
 
 
 def _plan_step(options: argparse.Namespace, config: Config) -> int:
-    """Plan a model whose every step has one size, on one core of an instance.
+    """Plan a model whose steps all have the same size, on a core of an instance.
 
-    Raises ModelError for an option that such a plan does not read.
+    Raises:
+        ModelError: an option is set that such a plan does not read.
     """
     for name in ("accelerator", "tp", "pp", "ep", "sp", "batch", "prompt", "generate", "price"):
         if (getattr(options, name) or None) != _DEFAULTS.get(name):

@@ -1,1 +1,1 @@
-"""`nkw serve`: its options and its entry."""
+"""`nkw serve`: serves a model by HTTP."""

@@ -1,4 +1,4 @@
-"""The options of `nkw serve`; imports nothing of the extra."""
+"""Options of `nkw serve`; imports nothing of the extra `serve`."""
 
 from model.commands.options import option, options
 

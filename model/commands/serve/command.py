@@ -1,4 +1,4 @@
-"""`nkw serve`: a model folder, its engine, and the server, put together."""
+"""Entry of `nkw serve`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EXTRA = {"fastapi": "fastapi", "uvicorn": "uvicorn", "prometheus_client": "prom
 
 
 def serve_command(options: argparse.Namespace) -> int:
-    """Serve until a signal comes. Everything that can be refused is refused before the port is opened."""
+    """Serve until a signal. Raises ModelError for refused options and files before the port is opened."""
     check_extra()
     keys = read_keys(options.api_key_file)
     if not keys and not is_loopback(options.host):
@@ -60,7 +60,7 @@ def serve_command(options: argparse.Namespace) -> int:
 
 
 def check_extra() -> None:
-    """ModelError without the packages of the extra `serve`."""
+    """Raise ModelError if a package of the extra `serve` is not installed."""
     missing = [name for module, name in _EXTRA.items() if find_spec(module) is None]
     if missing:
         raise ModelError(
@@ -69,7 +69,7 @@ def check_extra() -> None:
 
 
 def _check_core(options: argparse.Namespace) -> None:
-    """ModelError for several processes on NeuronCores."""
+    """Raise ModelError for several replicas or processes on NeuronCores."""
     if options.replicas > 1 and options.cluster is None:
         raise ModelError(
             f"--replicas is {options.replicas}; on NeuronCores start a server for each core, with "
@@ -81,7 +81,7 @@ def _check_core(options: argparse.Namespace) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Return whether an address can be reached from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -89,10 +89,11 @@ def is_loopback(host: str) -> bool:
 
 
 def show_url(host: str) -> Callable[[int], None]:
-    """What says on stdout where the server is, once it is there."""
+    """Return a function that prints the URL of the server on stdout, once its port is open."""
     shown = f"[{host}]" if ":" in host else host
 
     def show(port: int) -> None:
+        """Print the URL."""
         show_lines(f"http://{shown}:{port}/v1")
         sys.stdout.flush()
 

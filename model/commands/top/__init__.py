@@ -1,1 +1,1 @@
-"""`nkw top`: the metrics of a server in a terminal."""
+"""`nkw top`: shows the metrics of a server in a terminal."""

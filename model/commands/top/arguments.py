@@ -1,4 +1,4 @@
-"""The options of `nkw top`."""
+"""Options of `nkw top`."""
 
 from model.commands.options import option, options
 

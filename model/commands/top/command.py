@@ -1,4 +1,4 @@
-"""`nkw top`: the numbers of a server's /metrics in a terminal. It needs nothing of the extra."""
+"""Entry of `nkw top`: the metrics of a server in a terminal. It needs nothing of the extra `serve`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _MOST_BYTES = 2**22
 _SECONDS = 10  # for an answer
 
 Samples = Mapping[tuple[str, str], float]
-"""Values by name and, in a histogram, by the edge of its bucket."""
+"""Sums over labels by metric and bucket edge; the edge is empty outside of histograms."""
 
 
 def top_command(options: argparse.Namespace) -> int:
-    """Show the numbers until an interrupt, or once. ModelError where no server answers."""
+    """Show the metrics until an interrupt, or once. Raises ModelError if no server answers."""
     if not _is_server_url(options.url):
         raise ModelError(f"--url is {options.url!r}; it must be like http://127.0.0.1:8000")
     keys = read_keys(options.api_key_file)
@@ -56,7 +56,11 @@ def _is_server_url(url: str) -> bool:
 
 
 def read(url: str, keys: list[str]) -> Samples:
-    """The samples of a server now, added up over labels."""
+    """Return the current samples of a server, summed over labels.
+
+    Raises:
+        ModelError: the server does not answer, or is no server of `nkw serve`.
+    """
     headers = {"authorization": f"Bearer {keys[0]}"} if keys else {}
     request = urllib.request.Request(f"{url.rstrip('/')}/metrics", headers=headers)
     try:
@@ -81,24 +85,32 @@ def read(url: str, keys: list[str]) -> Samples:
 
 
 def lines(now: Samples, before: Samples, seconds: float) -> str:
-    """The numbers; rates are of the last `seconds`, and absent where these are 0."""
+    """Return the metrics as text.
+
+    Args:
+        before: the samples `seconds` ago, for rates; without rates if `seconds` is 0.
+    """
 
     def value(name: str) -> float:
+        """Return a sample, 0 if it is absent."""
         return now.get((f"nkw_{name}", ""), 0.0)
 
     def rate(name: str) -> str:
+        """Return the increase of a sample per second."""
         if not seconds:
             return ""
         grown = value(name) - before.get((f"nkw_{name}", ""), 0.0)
         return f", {grown / seconds:,.1f} a second"
 
     def share(name: str, total: float) -> str:
+        """Return a sample as a share of a total in percent."""
         return f"{value(name) / total:.1%}" if total else "none"
 
     replicas = value("replica_up")
     drafts, steps = value("spec_decode_num_draft_tokens_total"), value("steps_total")
 
-    def each_step(name: str, missing: float = 0.0) -> str:
+    def time_per_step(name: str, missing: float = 0.0) -> str:
+        """Return a time divided by the number of steps; `missing` parts of steps have no time."""
         without = f", without {missing:,.0f} parts" if missing else ""
         return f"{value(name) / steps * 1e3:,.2f} ms a step{without}" if steps else "none"
 
@@ -117,8 +129,8 @@ def lines(now: Samples, before: Samples, seconds: float) -> str:
             share("padding_tokens_total", value("step_tokens_total") + value("padding_tokens_total")),
         ),
         ("steps", f"{steps:,.0f}{rate('steps_total')}"),
-        ("clock here", each_step("step_seconds_total")),
-        ("predicted clock", each_step("predicted_step_seconds_total", value("unpredicted_step_parts"))),
+        ("clock here", time_per_step("step_seconds_total")),
+        ("predicted clock", time_per_step("predicted_step_seconds_total", value("unpredicted_step_parts"))),
         ("drafts accepted", share("spec_decode_num_accepted_tokens_total", drafts)),
         ("preemptions", f"{value('num_preemptions_total'):,.0f}"),
         *(
@@ -135,7 +147,7 @@ def lines(now: Samples, before: Samples, seconds: float) -> str:
 
 
 def _quantile(samples: Samples, name: str, share: float) -> str:
-    """The edge of the bucket below which that share of the observations lies."""
+    """Return the edge of the first bucket with at least a share of the observations up to it."""
     bucket = f"nkw_{name}_bucket"
     buckets = sorted((float(edge), count) for (sample, edge), count in samples.items() if sample == bucket)
     if not buckets or not buckets[-1][1]:

@@ -1,1 +1,1 @@
-"""`nkw traffic`: its options and its entry."""
+"""`nkw traffic`: predicts what users of a model see."""

@@ -1,4 +1,4 @@
-"""The options of `nkw traffic`."""
+"""Options of `nkw traffic`."""
 
 from model.commands.options import option, options
 

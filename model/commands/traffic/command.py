@@ -1,4 +1,4 @@
-"""`nkw traffic`: reads a config and a workload, predicts, reports."""
+"""Entry of `nkw traffic`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nkw.terminal import show, show_lines, working
 
 
 def traffic_command(options: argparse.Namespace) -> int:
-    """Predict the traffic of a model; returns the exit status."""
+    """Predict the traffic of a model and return the exit status."""
     request = Request(
         config=options.config,
         instance=options.instance,
@@ -57,7 +57,7 @@ def traffic_command(options: argparse.Namespace) -> int:
         curve=options.html is not None,
     )
     name = str(options.config)
-    outputs = Outputs(lambda: _inputs(options))
+    outputs = Outputs(lambda: _list_inputs(options))
     doing = ["reading"]
     html = outputs.claim(options.html, "page", "NKW-PAGE-PATH")
     with json_document(options.json, outputs, "traffic", "NKW-TRAFFIC-FILE", "traffic") as contents:
@@ -73,8 +73,8 @@ def traffic_command(options: argparse.Namespace) -> int:
     return 0
 
 
-def _inputs(options: argparse.Namespace) -> list[Path]:
-    """The files that a prediction reads."""
-    models = [each for each in (options.config, options.draft_model) if each is not None]
-    texts = [each for each in (options.trace, options.acceptance_text) if each is not None]
-    return [*(file for each in models for file in model_files(each)), *texts]
+def _list_inputs(options: argparse.Namespace) -> list[Path]:
+    """Return the files that a prediction reads."""
+    drafts = [] if options.draft_model is None else model_files(options.draft_model)
+    texts = [path for path in (options.trace, options.acceptance_text) if path is not None]
+    return [*model_files(options.config), *drafts, *texts]

@@ -1,1 +1,1 @@
-"""`nkw transcribe`: a recording in windows, each through an encoder and a decoder."""
+"""`nkw transcribe`: transcribes the windows of a recording with an encoder and a decoder."""

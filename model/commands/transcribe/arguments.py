@@ -1,4 +1,4 @@
-"""The options of `nkw transcribe`."""
+"""Options of `nkw transcribe`."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`nkw transcribe`: puts recording, config, weights, tokenizer, backend and outputs together."""
+"""Entry of `nkw transcribe`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from model.commands.generate.generation import Generation, generate
-from model.commands.generate.report import Run, TargetPrediction, document, summary
+from model.commands.generate.mesh import MOST_RANKS
+from model.commands.generate.prediction import iterate_targets
+from model.commands.generate.report import Run, TargetPrediction, build_document, summarise
 from model.config import ModelConfig
 from model.config.folder import model_files
 from model.engine import SamplingParams
@@ -32,20 +34,14 @@ from model.speech.rules import Rules, read_rules
 from model.speech.timestamps import Segment, segments_of
 from model.speech.wav import read_wav
 from nkw.files import Outputs, json_document
-from nkw.terminal import progress, show
-
-if TYPE_CHECKING:  # the numpy backend must not load the simulator
-    from model.device import Pass
-
-COMPARED_TARGETS = ("trn1", "inf2", "trn2")
-_MOST_RANKS = 32
+from nkw.terminal import show
 
 
 def transcribe_command(options: argparse.Namespace) -> int:
-    """Transcribe, check, predict, report. Everything that can be refused is refused before the first token."""
+    """Transcribe, check, predict and report. Raises ModelError for refused options and files before the first token."""
     config = load_config(options.model, SPEECH)
-    if options.tp > _MOST_RANKS:
-        raise ModelError(f"--tp {options.tp}; one run takes {_MOST_RANKS} ranks at most")
+    if options.tp > MOST_RANKS:
+        raise ModelError(f"--tp {options.tp}; one run takes {MOST_RANKS} ranks at most")
     check_ranks(config, options.tp)
     rules = read_rules(options.model, config, options.language, options.timestamps)
     samples = read_wav(options.file)
@@ -55,52 +51,52 @@ def transcribe_command(options: argparse.Namespace) -> int:
     assert config.spectrum is not None, "loaded for speech"
     job = _Job(options, model, rules, Recording(samples, config.spectrum, options.timestamps))
     with json_document(options.json, outputs, "transcribe") as contents:
-        contents.update(_reported(job, tokenizer))
+        contents.update(_transcribe_and_report(job, tokenizer))
     return 0
 
 
 @dataclass
 class _Job:
-    """One model and one recording: the input of transcribing and of predicting."""
+    """Input of transcription and prediction: a model and a recording."""
 
     options: argparse.Namespace
     loaded: LoadedModel
     rules: Rules
     recording: Recording
 
-    def seconds(self, begins: int) -> str:
-        """The window from a column on, by the seconds that it spans."""
-        begin, end = self.recording.span(begins)
+    def describe_window(self, column: int) -> str:
+        """Return the seconds of the window that begins at a column of the spectrum."""
+        begin, end = self.recording.span(column)
         return f"{begin:g} s to {end:.1f} s"
 
     @property
     def config(self) -> ModelConfig:
-        """The model's config."""
+        """Config of the model."""
         return self.loaded.config
 
     @property
     def params(self) -> SamplingParams:
-        """Greedy choice."""
+        """Parameters of greedy sampling."""
         return SamplingParams(temperature=0, seed=0, max_tokens=self.options.max_new_tokens)
 
     @cached_property
     def shards(self) -> tuple[RankWeights, ...]:
-        """The weights of every rank."""
+        """Weights of all ranks."""
         return self.loaded.shards(Mesh(self.options.tp))
 
     def backend(self) -> Backend:
-        """The backend that --backend names."""
+        """Return the backend of --backend."""
         options = self.options
         if options.backend == "numpy":
             return self.reference()
         return self.model(open_device(options.backend, options.target, options.tp))
 
     def reference(self) -> ReferenceModel:
-        """The same model in plain numpy."""
+        """Return the model in plain numpy."""
         return self.loaded.reference(self.options.tp)
 
     def model(self, device: Device, progress: Progress = lambda done, layers: None) -> KernelModel:
-        """The model on a device."""
+        """Return the model on a device, which calls `progress` after each layer."""
         needed = positions_needed(len(self.rules.prompt), self.options.max_new_tokens, self.config)
         length = bucket_length(needed, self.config.context)
         return KernelModel(self.config, self.shards, device, length, progress=progress)
@@ -108,21 +104,21 @@ class _Job:
 
 @dataclass(frozen=True)
 class _Window:
-    """A window: its seconds, the generation, and the segments of it where they were asked for."""
+    """Window with its seconds, its generation, and its segments with --timestamps."""
 
     seconds: str
     generation: Generation
     segments: tuple[Segment, ...] = ()
 
 
-def _reported(job: _Job, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Transcribe and predict, and print the summary; returns the document."""
+def _transcribe_and_report(job: _Job, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Transcribe and predict, print the summary, and return the document."""
     options = job.options
-    windows = _transcribed(job, tokenizer)
-    generations = [each.generation for each in windows]
+    windows = _transcribe(job, tokenizer)
+    generations = [window.generation for window in windows]
     run = Run(
         model=str(options.model),
-        prompts=tuple(each.seconds for each in windows),
+        prompts=tuple(window.seconds for window in windows),
         backend=options.backend,
         target=options.target,
         mesh=Mesh(options.tp),
@@ -131,23 +127,25 @@ def _reported(job: _Job, tokenizer: Tokenizer) -> dict[str, Any]:
         trace=None,
         uneven=uneven(job.config, options.tp),
     )
-    predictions = _predicted(job, generations[-1]) if options.backend == "simulate" else []
-    show(summary(replace(run, prompts=run.prompts[:1]), generations, predictions))
-    segments = {} if not options.timestamps else {"segments": _listed(windows, job.rules, tokenizer)}
-    return {**document(run, generations, predictions), "recording": str(options.file), **segments}
+    predictions = _predict(job, generations[-1]) if options.backend == "simulate" else []
+    show(summarise(replace(run, prompts=run.prompts[:1]), generations, predictions))
+    document = {**build_document(run, generations, predictions), "recording": str(options.file)}
+    if options.timestamps:
+        document["segments"] = _describe_segments(windows, job.rules, tokenizer)
+    return document
 
 
-def _transcribed(job: _Job, tokenizer: Tokenizer) -> list[_Window]:
-    """Write what is said to stdout: window after window as it comes, or segment after segment."""
+def _transcribe(job: _Job, tokenizer: Tokenizer) -> list[_Window]:
+    """Transcribe all windows, and print the text of each window token by token, or its segments."""
     options = job.options
     backend = job.backend()
     reference = job.reference() if options.check and options.backend != "numpy" else None
-    found: list[_Window] = []
-    recording, begins = job.recording, 0
-    while begins < recording.end:
-        features, columns = recording.window(begins)
+    windows: list[_Window] = []
+    recording, column = job.recording, 0
+    while column < recording.end:
+        features, columns = recording.window(column)
         if recording.windows > 1 and not options.timestamps:
-            print(f"window {len(found) + 1} of {recording.windows}, {job.seconds(begins)}")
+            print(f"window {len(windows) + 1} of {recording.windows}, {job.describe_window(column)}")
         (generation,) = generate(
             backend,
             tokenizer,
@@ -160,53 +158,45 @@ def _transcribed(job: _Job, tokenizer: Tokenizer) -> list[_Window]:
         )
         segments: list[Segment] = []
         if job.rules.timestamps is not None:
-            ids = [each for each in generation.generated_ids if each != job.rules.timestamps.end]
-            segments, columns = segments_of(ids, job.rules.timestamps.zero, begins, columns)
-        window = _Window(job.seconds(begins), generation, tuple(segments))
-        for each in _listed([window], job.rules, tokenizer):
-            print(f"[{each['start']:.2f} s to {each['end']:.2f} s] {each['text'].strip()}", flush=True)
-        found.append(window)
-        begins += columns
+            ids = [token_id for token_id in generation.generated_ids if token_id != job.rules.timestamps.end]
+            segments, columns = segments_of(ids, job.rules.timestamps.zero, column, columns)
+        windows.append(_Window(job.describe_window(column), generation, tuple(segments)))
+        for segment in _describe_segments(windows[-1:], job.rules, tokenizer):
+            times = f"{segment['start']:.2f} s to {segment['end']:.2f} s"
+            print(f"[{times}] {segment['text'].strip()}", flush=True)
+        column += columns
         if not options.timestamps:
             print("\n")
-    return found
+    return windows
 
 
-def _listed(windows: Sequence[_Window], rules: Rules, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """All segments with their texts, in which the tokens of times have no part."""
+def _describe_segments(
+    windows: Sequence[_Window], rules: Rules, tokenizer: Tokenizer
+) -> list[dict[str, Any]]:
+    """Return the documents of all segments; their texts have no timestamp tokens."""
     zero = 0 if rules.timestamps is None else rules.timestamps.zero
     return [
         {
-            **asdict(each),
-            "ids": list(each.ids),
-            "text": tokenizer.decode([id for id in each.ids if id < zero]),
+            **asdict(segment),
+            "ids": list(segment.ids),
+            "text": tokenizer.decode([id for id in segment.ids if id < zero]),
         }
         for window in windows
-        for each in window.segments
+        for segment in window.segments
     ]
 
 
-def _predicted(job: _Job, last: Generation) -> list[TargetPrediction]:
-    """Predicted times of a window with its prompt, and of its last decode step, on each compared target."""
+def _predict(job: _Job, last: Generation) -> list[TargetPrediction]:
+    """Predict the times of a window with its prompt, and of the last decode step of `last`, on each target."""
     from model.device import DryDevice
 
-    targets = dict.fromkeys((*COMPARED_TARGETS, job.options.target))
-    return [
-        _on_target(job, last, DryDevice(each, job.options.tp))
-        for each in progress(list(targets), "predictions")
-    ]
-
-
-def _on_target(job: _Job, last: Generation, device: Any) -> TargetPrediction:
-    model = job.model(device, device.layer_done)
-    model.encode([job.recording.window(0)[0]])
-    model.prefill([last.prompt_ids])
-    window: Pass = device.take_pass()
-    at = len(last.prompt_ids) + max(1, len(last.generated_ids) - 1) - 1
-    model.decode(_last_token(last), [at])
-    token: Pass = device.take_pass()
-    return TargetPrediction(window.prediction(), token.prediction())
-
-
-def _last_token(generation: Generation) -> Sequence[int]:
-    return generation.generated_ids[-1:]
+    predictions = []
+    for target in iterate_targets(job.options.target):
+        device = DryDevice(target, job.options.tp)
+        model = job.model(device, device.layer_done)
+        model.encode([job.recording.window(0)[0]])
+        model.prefill([last.prompt_ids])
+        window = device.take_pass()
+        model.decode(last.generated_ids[-1:], [last.last_position])
+        predictions.append(TargetPrediction(window.prediction(), device.take_pass().prediction()))
+    return predictions
