@@ -99,7 +99,7 @@ class StepOutput:
 
     def logit_gap(self, first: int, second: int) -> float | None:
         """Return the difference of the logits of two tokens; None if a logit is unknown or not finite."""
-        logits = self.score(first), self.score(second)
-        if logits[0] is None or logits[1] is None or not np.isfinite(logits).all():
+        logit, second_logit = self.score(first), self.score(second)
+        if logit is None or second_logit is None or not np.isfinite([logit, second_logit]).all():
             return None
-        return abs(logits[0] - logits[1])
+        return abs(logit - second_logit)
