@@ -1,4 +1,4 @@
-"""Refusals in the shape of OpenAI's API: a status, and an object with message, type, param and code."""
+"""Refusals in the format of OpenAI's API: a status, and an object with message, type, param and code."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 
+_DEFAULT_RETRY_SECONDS, _MAX_RETRY_SECONDS = 2, 3600
+"""The default, a few steps of a small simulated model, is for an engine of which no request has ended yet."""
+_RETRY_HEADERS = {"retry-after": str(_DEFAULT_RETRY_SECONDS)}
+
 
 @dataclass
 class ApiError(Exception):
-    """A request that is not answered as asked. `param` is the argument at fault, `headers` go with the answer."""
+    """A refused request. `param` is the argument at fault; `headers` are sent with the answer."""
 
     status: int
     message: str
@@ -19,40 +23,42 @@ class ApiError(Exception):
 
     @property
     def document(self) -> dict[str, Any]:
-        """The answer's body."""
+        """Body of the answer, as a JSON object."""
         types = {401: "authentication_error", 429: "rate_limit_error"}
-        kind = types.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        error_type = types.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {
+            "error": {"message": self.message, "type": error_type, "param": self.param, "code": self.code}
+        }
 
 
 def stopping_now() -> ApiError:
-    """The server drains."""
+    """Return the error of a request that a draining server does not take."""
     return ApiError(503, "the server is stopping", "stopping")
 
 
 def engine_stopped() -> ApiError:
-    """Return the answer of a server whose engine has failed or ended."""
+    """Return the error of a server whose engine has failed or ended."""
     return ApiError(503, "the engine has stopped", "engine_stopped")
 
 
 def queue_is_full(seconds: float | None) -> ApiError:
-    """The engine has no place left, and `seconds` is when it may have."""
-    after = _RETRY_SECONDS if seconds is None else min(max(1, ceil(seconds)), _MOST_RETRY_SECONDS)
-    return ApiError(
-        429,
-        "as many requests wait as may: try again later",
-        "queue_full",
-        headers={"retry-after": str(after)},
-    )
+    """Return the error of a request beyond the queue's limit.
+
+    Args:
+        seconds: Estimated time until the queue takes another request, or None if it is unknown.
+    """
+    retry_seconds = _DEFAULT_RETRY_SECONDS if seconds is None else max(1, ceil(seconds))
+    headers = {"retry-after": str(min(retry_seconds, _MAX_RETRY_SECONDS))}
+    return ApiError(429, "as many requests wait as may: try again later", "queue_full", headers=headers)
 
 
 def replica_ended() -> ApiError:
-    """The process that computed the answer is gone, or none is there to compute it."""
+    """Return the error of a request whose replica has ended before its answer, or for which no replica runs."""
     return ApiError(
         503,
         "the replica has ended and starts anew: try again later",
         "replica_ended",
-        headers={"retry-after": str(_RETRY_SECONDS)},
+        headers=_RETRY_HEADERS,
     )
 
 
@@ -62,10 +68,5 @@ def worker_ended() -> ApiError:
         503,
         "the worker process of tokenizer and grammars has ended and is started again: try again later",
         "worker_ended",
-        headers={"retry-after": str(_RETRY_SECONDS)},
+        headers=_RETRY_HEADERS,
     )
-
-
-_RETRY_SECONDS = 2
-"""Where no request has ended yet: a few steps of a small simulated model."""
-_MOST_RETRY_SECONDS = 3600

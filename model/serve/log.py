@@ -1,4 +1,4 @@
-"""The server's log on stderr: one line an event, nothing of a client raw."""
+"""Log of the server on stderr: one line per event, without unescaped text of clients."""
 
 from __future__ import annotations
 
@@ -12,33 +12,36 @@ LOG = logging.getLogger("nkw.serve")
 
 
 class OneLine(logging.Formatter):
-    """A line whose control characters are escaped; of an exception its type and its place, not its message."""
+    """Formatter that writes one line per record, with control characters escaped.
+
+    Of an exception it writes the type and the source line, and never the message, which may quote a client.
+    """
 
     def __init__(self, prefix: str) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s")
         self._prefix = prefix
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Return the line of a record."""
         record.asctime = self.formatTime(record)
         line = f"{record.asctime} {record.levelname} {self._prefix}{' '.join(record.getMessage().split())}"
         error = record.exc_info[1] if record.exc_info else None
         if error is not None:
             frames = traceback.extract_tb(error.__traceback__)
-            place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-            line += f": {type(error).__name__}{place}"
+            source_line = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+            line += f": {type(error).__name__}{source_line}"
         return shown(line)
 
 
 def log_to_stderr(level: str, prefix: str = "") -> None:
-    """Write this server's messages, and uvicorn's, to a copy of stderr, behind a prefix.
+    """Write the messages of this server and of uvicorn to a copy of stderr, each line after a prefix.
 
-    While the tokenizers library runs, descriptor 2 leads nowhere (`nkw.process.quiet`); the copy stays.
+    While the tokenizers library runs, descriptor 2 is redirected (`nkw.process.quiet`); the copy is not.
     """
     stream = os.fdopen(os.dup(2), "w", buffering=1, errors="backslashreplace")
     handler = logging.StreamHandler(stream)
     handler.setFormatter(OneLine(prefix))
-    for name, least in (("nkw.serve", level.upper()), ("uvicorn.error", "WARNING")):
+    for name, lowest_level in (("nkw.serve", level.upper()), ("uvicorn.error", "WARNING")):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(least)
+        logger.setLevel(lowest_level)

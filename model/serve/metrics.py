@@ -1,11 +1,14 @@
-"""What /metrics shows: vLLM's names under the prefix `nkw_`, from what the engine's thread sees.
+"""Metrics of a server for `/metrics`: vLLM's names with the prefix `nkw_`.
 
-Times are seconds of the engine's clock. Each number has the label `model_name`.
+Times are seconds of the engine's clock. Every sample has the label `model_name`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
@@ -15,8 +18,8 @@ from model.engine import RequestOutput
 from model.engine.async_engine import EngineState
 from model.layers.launch import StepShape
 
-Predicted = Callable[[Mapping[StepShape, int]], tuple[float, int]]
-"""The seconds that parts of these shapes take, each so often, and how many of them are not predicted."""
+PredictSeconds = Callable[[Mapping[StepShape, int]], tuple[float, int]]
+"""Function from the number of launches of each shape to their predicted seconds and the number without a prediction."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000)
 _TOKENS = tuple(2**power for power in range(18))
@@ -44,17 +47,24 @@ _COUNTERS = {
 
 
 class Metrics:
-    """Numbers of one server, in a registry of their own."""
+    """Counters and histograms of one server, in their own registry.
+
+    Args:
+        model: The value of the label `model_name`.
+        prefix_caching: Whether the tokens of prompts count as queries of the prefix cache.
+    """
 
     def __init__(self, model: str, prefix_caching: bool = True) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         self._prefix_caching = prefix_caching
         self._histograms = {
-            name: Histogram(f"nkw_{name}", text, ["model_name"], buckets=edges, registry=self._registry)
+            name: Histogram(
+                f"nkw_{name}", text, ["model_name"], buckets=edges, registry=self._registry
+            ).labels(model)
             for name, (text, edges) in _HISTOGRAMS.items()
         }
         self._counters = {
-            name: Counter(f"nkw_{name}", text, ["model_name"], registry=self._registry)
+            name: Counter(f"nkw_{name}", text, ["model_name"], registry=self._registry).labels(model)
             for name, text in _COUNTERS.items()
         }
         self._ended = Counter(
@@ -64,140 +74,145 @@ class Metrics:
             registry=self._registry,
         )
         self._model = model
-        self._seen: dict[str, tuple[int, float]] = {}
-        for labelled in (*self._histograms.values(), *self._counters.values()):
-            labelled.labels(model)  # shown from the start, as 0
+        self._progress: dict[str, tuple[int, float]] = {}
+        """Number of tokens and time of the last one, by the id of a request that has not ended."""
 
-    def show(self, state: Callable[[], EngineState], target: str, predicted: Predicted) -> None:
-        """Show an engine's requests, pages and steps as well, and how long the steps are `predicted` to take."""
-        self._registry.register(_State(self._model, state, target, predicted))
+    def show(self, state: Callable[[], EngineState], target: str, predict: PredictSeconds) -> None:
+        """Add the requests, pages and steps of an engine, and the predicted time of its steps on a target."""
+        self._registry.register(_EngineCollector(self._model, state, target, predict))
 
     def watch(self, output: RequestOutput) -> None:
-        """A request got a token or ended; the engine's thread says so."""
-        metrics, tokens = output.metrics, sum(len(each.token_ids) for each in output.outputs)
-        before, last = self._seen.get(output.request_id, (0, metrics.arrival_time))
+        """Record that a request got tokens or ended; the engine's thread calls it."""
+        metrics = output.metrics
+        lengths = [len(continuation.token_ids) for continuation in output.outputs]
+        tokens = sum(lengths)
+        before, last = self._progress.get(output.request_id, (0, metrics.arrival_time))
         first, now = metrics.first_token_time, metrics.last_token_time
         if now is not None and tokens > before:
-            self._add("generation_tokens", tokens - before)
+            self._counters["generation_tokens"].inc(tokens - before)
             if before == 0:
-                self._first_token(output)
+                self._record_first_token(output)
             else:
-                self._observe("inter_token_latency_seconds", now - last)
-            self._seen[output.request_id] = tokens, now
+                self._histograms["inter_token_latency_seconds"].observe(now - last)
+            self._progress[output.request_id] = tokens, now
         if not output.finished:
             return
-        self._seen.pop(output.request_id, None)
-        for each in output.outputs:
-            self._ended.labels(self._model, each.finish_reason).inc()
-        self._add("num_preemptions", metrics.num_preemptions)
-        longest = max(len(each.token_ids) for each in output.outputs)
-        self._observe("request_generation_tokens", tokens)
-        self._observe("request_max_num_generation_tokens", longest)
-        self._observe("request_params_n", len(output.outputs))
+        self._progress.pop(output.request_id, None)
+        for continuation in output.outputs:
+            self._ended.labels(self._model, continuation.finish_reason).inc()
+        self._counters["num_preemptions"].inc(metrics.num_preemptions)
+        longest = max(lengths)
+        self._histograms["request_generation_tokens"].observe(tokens)
+        self._histograms["request_max_num_generation_tokens"].observe(longest)
+        self._histograms["request_params_n"].observe(len(output.outputs))
         if metrics.finished_time is not None:
-            self._observe("e2e_request_latency_seconds", metrics.finished_time - metrics.arrival_time)
+            self._histograms["e2e_request_latency_seconds"].observe(
+                metrics.finished_time - metrics.arrival_time
+            )
         if first is not None and now is not None and metrics.first_scheduled_time is not None:
-            self._observe("request_decode_time_seconds", now - first)
-            self._observe("request_inference_time_seconds", now - metrics.first_scheduled_time)
+            self._histograms["request_decode_time_seconds"].observe(now - first)
+            self._histograms["request_inference_time_seconds"].observe(now - metrics.first_scheduled_time)
             if longest > 1:
-                self._observe("request_time_per_output_token_seconds", (now - first) / (longest - 1))
+                self._histograms["request_time_per_output_token_seconds"].observe(
+                    (now - first) / (longest - 1)
+                )
 
     def text(self) -> bytes:
-        """All numbers in Prometheus' text format."""
+        """Return all samples in Prometheus' text format."""
         return generate_latest(self._registry)
 
-    def _first_token(self, output: RequestOutput) -> None:
+    def _record_first_token(self, output: RequestOutput) -> None:
         metrics, prompt = output.metrics, len(output.prompt_token_ids)
         assert metrics.first_token_time is not None and metrics.first_scheduled_time is not None
-        self._add("prompt_tokens", prompt)
+        self._counters["prompt_tokens"].inc(prompt)
         if self._prefix_caching:
-            self._add("prefix_cache_queries", prompt)
-            self._add("prefix_cache_hits", metrics.num_cached_tokens)
-        self._observe("request_prompt_tokens", prompt)
-        self._observe("time_to_first_token_seconds", metrics.first_token_time - metrics.arrival_time)
-        self._observe("request_queue_time_seconds", metrics.first_scheduled_time - metrics.arrival_time)
-        self._observe("request_prefill_time_seconds", metrics.first_token_time - metrics.first_scheduled_time)
-
-    def _observe(self, name: str, value: float) -> None:
-        self._histograms[name].labels(self._model).observe(value)
-
-    def _add(self, name: str, value: int) -> None:
-        self._counters[name].labels(self._model).inc(value)
-
-
-class _State(Collector):
-    """The engine's state at the moment it is asked for."""
-
-    def __init__(
-        self, model: str, state: Callable[[], EngineState], target: str, predicted: Predicted
-    ) -> None:
-        self._model = model
-        self._state = state
-        self._target = target
-        self._predicted = predicted
-
-    def collect(self) -> Iterator[Metric]:
-        """The gauges, and what the engine counts itself."""
-        state = self._state()
-        used = 1 - state.free_pages / state.pages
-        for name, text, value in (
-            ("num_requests_running", "Requests that hold pages.", state.running),
-            ("num_requests_waiting", "Requests that wait for pages.", state.waiting),
-            ("kv_cache_usage_perc", "Share of the pages that requests hold; 1 is all.", used),
-        ):
-            gauge = GaugeMetricFamily(f"nkw_{name}", text, labels=["model_name"])
-            gauge.add_metric([self._model], value)
-            yield gauge
-        for name, text, value in (
-            ("step_tokens", "Tokens that steps computed for requests.", state.tokens),
-            ("padding_tokens", "Tokens that steps computed for nobody, to fill a bucket.", state.padding),
-            ("steps", "Steps that were computed.", state.steps),
-            ("step_seconds", "Seconds in which steps were computed here.", state.step_seconds),
-            ("spec_decode_num_drafts", "Chunks with drafts.", state.drafts.get(0, 0)),
-            ("spec_decode_num_draft_tokens", "Drafts that were verified.", sum(state.drafts.values())),
-            (
-                "spec_decode_num_accepted_tokens",
-                "Drafts that were right.",
-                sum(state.accepted_drafts.values()),
-            ),
-        ):
-            counter = CounterMetricFamily(f"nkw_{name}", text, labels=["model_name"])
-            counter.add_metric([self._model], value)
-            yield counter
-        yield from self._with_labels(state)
-
-    def _with_labels(self, state: EngineState) -> Iterator[Metric]:
-        places = CounterMetricFamily(
-            "nkw_spec_decode_num_accepted_tokens_per_pos",
-            "Drafts that were right, by their place behind the last token.",
-            labels=["model_name", "position"],
+            self._counters["prefix_cache_queries"].inc(prompt)
+            self._counters["prefix_cache_hits"].inc(metrics.num_cached_tokens)
+        self._histograms["request_prompt_tokens"].observe(prompt)
+        self._histograms["time_to_first_token_seconds"].observe(
+            metrics.first_token_time - metrics.arrival_time
         )
-        for place in sorted(state.drafts):
-            places.add_metric([self._model, str(place)], state.accepted_drafts.get(place, 0))
-        yield places
+        self._histograms["request_queue_time_seconds"].observe(
+            metrics.first_scheduled_time - metrics.arrival_time
+        )
+        self._histograms["request_prefill_time_seconds"].observe(
+            metrics.first_token_time - metrics.first_scheduled_time
+        )
+
+
+@dataclass(eq=False)
+class _EngineCollector(Collector):
+    """Samples that are read from the engine's state when `/metrics` is asked for."""
+
+    model: str
+    state: Callable[[], EngineState]
+    target: str
+    predict: PredictSeconds
+
+    def collect(self) -> list[Metric]:
+        """Return the gauges and counters of the engine's current state."""
+        state = self.state()
+        gauge, counter = partial(self._family, GaugeMetricFamily), partial(self._family, CounterMetricFamily)
+        used = 1 - state.free_pages / state.pages
+        drafts, accepted = sum(state.drafts.values()), sum(state.accepted_drafts.values())
+        accepted_by_position: dict[tuple[str, ...], int] = {
+            (str(index),): state.accepted_drafts.get(index, 0) for index in sorted(state.drafts)
+        }
+        families = [
+            gauge("num_requests_running", "Requests that hold pages.", {(): state.running}),
+            gauge("num_requests_waiting", "Requests that wait for pages.", {(): state.waiting}),
+            gauge("kv_cache_usage_perc", "Share of the pages that requests hold; 1 is all.", {(): used}),
+            counter("step_tokens", "Tokens that steps computed for requests.", {(): state.tokens}),
+            counter("padding_tokens", "Padding tokens computed to fill a bucket.", {(): state.padding}),
+            counter("steps", "Steps that were computed.", {(): state.steps}),
+            counter("step_seconds", "Seconds in which steps were computed here.", {(): state.step_seconds}),
+            counter("spec_decode_num_drafts", "Chunks with drafts.", {(): state.drafts.get(0, 0)}),
+            counter("spec_decode_num_draft_tokens", "Draft tokens that were verified.", {(): drafts}),
+            counter("spec_decode_num_accepted_tokens", "Draft tokens that were accepted.", {(): accepted}),
+            counter(
+                "spec_decode_num_accepted_tokens_per_pos",
+                "Draft tokens that were accepted, by their position after the last token.",
+                accepted_by_position,
+                "position",
+            ),
+        ]
         if state.expert_choices:
-            choices = CounterMetricFamily(
-                "nkw_expert_choices",
+            choices = counter(
+                "expert_choices",
                 "Choices of tokens, padding included, whose experts a group of ranks computed.",
-                labels=["model_name", "group"],
+                {(str(group),): count for group, count in enumerate(state.expert_choices)},
+                "group",
             )
-            for group, count in enumerate(state.expert_choices):
-                choices.add_metric([self._model, str(group)], count)
-            yield choices
-        seconds, missing = self._predicted(state.shapes)
-        for name, text, value in (
-            (
+            families.append(choices)
+        seconds, missing = self.predict(state.shapes)
+        pages = {"block_size": str(state.block_size), "num_gpu_blocks": str(state.pages)}
+        return [
+            *families,
+            counter(
                 "predicted_step_seconds",
                 "Seconds that the predicted parts of steps would take on the target.",
-                seconds,
+                {(self.target,): seconds},
+                "target",
             ),
-            ("unpredicted_step_parts", "Parts of steps that are not predicted, or not yet.", missing),
-        ):
-            family = CounterMetricFamily if name.endswith("seconds") else GaugeMetricFamily
-            clock = family(f"nkw_{name}", text, labels=["model_name", "target"])
-            clock.add_metric([self._model, self._target], value)
-            yield clock
-        config = InfoMetricFamily("nkw_cache_config", "The pages of the cache.", labels=["model_name"])
-        pages = {"block_size": str(state.block_size), "num_gpu_blocks": str(state.pages)}
-        config.add_metric([self._model], pages)
-        yield config
+            gauge(
+                "unpredicted_step_parts",
+                "Parts of steps that are not predicted, or not yet.",
+                {(self.target,): missing},
+                "target",
+            ),
+            self._family(InfoMetricFamily, "cache_config", "Pages of the cache.", {(): pages}),
+        ]
+
+    def _family(
+        self,
+        family_class: Callable[..., Any],
+        name: str,
+        text: str,
+        samples: Mapping[tuple[str, ...], Any],
+        *labels: str,
+    ) -> Metric:
+        """Return a metric family with one sample for each tuple of values of the labels besides `model_name`."""
+        family = family_class(f"nkw_{name}", text, labels=["model_name", *labels])
+        for label_values, sample in samples.items():
+            family.add_metric([self.model, *label_values], sample)
+        return family

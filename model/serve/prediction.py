@@ -1,16 +1,20 @@
-"""The predicted clock of a server: how long its steps would take on the target, from dry launches of their parts.
+"""Predicted clock of a server: how long its steps would take on the target, from dry launches.
 
-The engine counts which shapes it launched; each shape is predicted once, in a process of its own and while nobody
-waits for it.
+The engine counts the shapes that it launched. Each shape is predicted once, in a child process and after `/metrics` has
+asked for it.
 """
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 from model.errors import ModelError
 from model.families import SPEECH, TEXT, load_config
@@ -19,14 +23,16 @@ from model.layers.paged import CacheGroup
 from model.layers.precision import activation_dtype
 from model.loading.checkpoint import open_checkpoint
 from model.plan.predict import Predictor
-from model.serve.aside import Aside
+from model.serve.child import start_child
+
+_MAX_PREDICTION_SECONDS = 60
 
 
 @dataclass(frozen=True)
-class Deployed:
-    """What steps are predicted for: a model folder on ranks of a chip.
+class Deployment:
+    """Deployment whose steps are predicted: a model folder on ranks of a chip.
 
-    There are `expert_ranks` groups of `ranks`. `pages` are those of each group's cache, and its slots, by cache group.
+    There are `expert_ranks` groups of `ranks`. Each group has a cache with `pages` pages or slots, by cache group.
     """
 
     folder: Path
@@ -40,62 +46,88 @@ class Deployed:
 
 
 class StepTimes:
-    """Predicted times of steps."""
+    """Predicted times of step shapes, computed by a child process.
 
-    def __init__(self, deployed: Deployed) -> None:
-        self._deployed = deployed
+    A child process computes them, because a prediction would keep the interpreter lock from the server's threads.
+    """
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
         self._executor = ThreadPoolExecutor(1, "prediction")
-        self._aside: Aside | None = None
+        self._child: tuple[subprocess.Popen[bytes], Connection] | None = None
         self._seconds: dict[StepShape, float | None] = {}
-        self._asked: set[StepShape] = set()
+        """Seconds by shape; None where a shape has no prediction, or none yet."""
 
-    def seconds(self, steps: Mapping[StepShape, int]) -> tuple[float, int]:
-        """Return the predicted seconds of all launched steps, and the number of steps without a prediction.
+    def seconds(self, launch_counts: Mapping[StepShape, int]) -> tuple[float, int]:
+        """Return the predicted seconds of all launches, and the number of launches without a prediction.
 
-        `steps` counts the launches of each shape. A new shape is predicted in the background, for later calls. Shapes
-        that verify drafts are not predicted.
+        A new shape is predicted in the background, for later calls. Shapes that verify drafts are not predicted.
+
+        Args:
+            launch_counts: The number of launches of each shape.
         """
         total, missing = 0.0, 0
-        for shape, count in steps.items():
-            seconds = self._seconds.get(shape)
+        for shape, count in launch_counts.items():
+            if shape not in self._seconds:
+                self._seconds[shape] = None
+                if not _verifies_drafts(shape):
+                    self._executor.submit(self._predict, shape)
+            seconds = self._seconds[shape]
             if seconds is None:
                 missing += count
-                self._ask(shape)
             else:
                 total += seconds * count
         return total, missing
 
     def stop(self) -> None:
-        """End the process and the thread that asks it."""
+        """End the child process and the thread that waits for its answers."""
         self._executor.shutdown(wait=False, cancel_futures=True)
-        if self._aside is not None:
-            self._aside.stop()
-
-    def _ask(self, shape: StepShape) -> None:
-        decoding = shape if shape.phase is Phase.decode else shape.decoding
-        if shape not in self._asked and (decoding is None or decoding.new_tokens == 1):
-            self._asked.add(shape)
-            self._executor.submit(self._predict, shape)
+        self._stop_child()
 
     def _predict(self, shape: StepShape) -> None:
-        self._aside = self._aside or Aside(_Answers, self._deployed)
+        """Store the prediction of a shape; a child that has ended or takes too long is replaced for the next shape."""
+        self._child = self._child or start_child(_predict_shapes, self._deployment)
+        _, pipe = self._child
         try:
-            self._seconds[shape] = 1e-9 * self._aside.ask(*shape.sizes)
-        except ModelError:
-            self._seconds[shape] = None
+            pipe.send_bytes(json.dumps(shape.sizes).encode())
+            if not pipe.poll(_MAX_PREDICTION_SECONDS):
+                raise EOFError
+            self._seconds[shape] = json.loads(pipe.recv_bytes())
+        except (EOFError, OSError):
+            self._stop_child()
+
+    def _stop_child(self) -> None:
+        if self._child is not None:
+            process, pipe = self._child
+            self._child = None
+            process.kill()
+            process.wait()
+            pipe.close()
 
 
-class _Answers:
-    """The process's side: the nanoseconds of a shape."""
+def _verifies_drafts(shape: StepShape) -> bool:
+    """Return whether a step's decoding sequences have several tokens each."""
+    decoding = shape if shape.phase is Phase.decode else shape.decoding
+    return decoding is not None and decoding.new_tokens > 1
 
-    def __init__(self, deployed: Deployed) -> None:
-        config = load_config(deployed.folder, TEXT, SPEECH)
-        dtype = activation_dtype(deployed.dtype, config, open_checkpoint(deployed.folder, config))
-        self._predictor = Predictor(
-            *(config, deployed.target, deployed.ranks, dtype.name, deployed.max_model_len),
-            expert=deployed.expert_ranks,
-        )
-        self._step = self._predictor.on_pages(deployed.pages, deployed.block_size)
 
-    def __call__(self, *sizes: Any) -> float:
-        return float(self._predictor.paged(self._step.resize(sizes)).time.program_ns)
+def _predict_shapes(pipe: Connection, deployment: Deployment) -> None:
+    """Answer every shape with its seconds as JSON, null without a prediction, until the pipe is closed.
+
+    This is the child process. It ignores the signals that a terminal sends to the whole group.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    config = load_config(deployment.folder, TEXT, SPEECH)
+    dtype = activation_dtype(deployment.dtype, config, open_checkpoint(deployment.folder, config))
+    predictor = Predictor(
+        *(config, deployment.target, deployment.ranks, dtype.name, deployment.max_model_len),
+        expert=deployment.expert_ranks,
+    )
+    step = predictor.on_pages(deployment.pages, deployment.block_size)
+    with suppress(EOFError, OSError):
+        while True:
+            shape, seconds = step.resize(json.loads(pipe.recv_bytes())), None
+            with suppress(ModelError):
+                seconds = 1e-9 * float(predictor.paged(shape).time.program_ns)
+            pipe.send_bytes(json.dumps(seconds).encode())

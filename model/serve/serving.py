@@ -61,7 +61,7 @@ async def answering(options: argparse.Namespace, engine: Engine) -> AsyncIterato
     from model.serve.openai.generation import Service
     from model.serve.openai.tools import tool_parser
     from model.serve.pool import WorkerPool
-    from model.serve.prediction import Deployed, StepTimes
+    from model.serve.prediction import Deployment, StepTimes
     from model.serve.texts import Texts
 
     name = options.served_model_name or Path(options.model).resolve().name
@@ -72,11 +72,11 @@ async def answering(options: argparse.Namespace, engine: Engine) -> AsyncIterato
     pages: dict[CacheGroup, int] = {None: cache.pages, **dict(cache.window_pages)}
     if cache.slots is not None:
         pages[STATES] = cache.slots.count
-    deployed = Deployed(
+    deployment = Deployment(
         *(Path(args.model), args.target, args.tensor_parallel_size, args.expert_parallel_size, args.dtype),
         *(engine.limits.max_model_len, pages, cache.block_size),
     )
-    times = StepTimes(deployed)
+    times = StepTimes(deployment)
     metrics.show(asynchronous.state, options.target, times.seconds)
     pool = WorkerPool(engine.grammars.source, options.workers, places(options))
     folder, limits = Path(options.model).resolve(), engine.limits

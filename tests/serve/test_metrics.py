@@ -13,7 +13,7 @@ from model.families import load_config
 from model.loading.shipped import PRETRAINED
 from model.plan.predict import Predictor
 from model.serve.errors import queue_is_full
-from model.serve.prediction import Deployed, StepTimes
+from model.serve.prediction import Deployment, StepTimes
 from nkw.commands import main
 from tests.serve.conftest import MODEL, Served
 from tests.serve.test_ends import metric, wait_until
@@ -88,7 +88,7 @@ def test_predicted_clock_adds_up_the_parts_of_steps(server: Served) -> None:
 
 
 def test_shapes_that_verify_drafts_are_counted_as_not_predicted() -> None:
-    times = StepTimes(Deployed(PRETRAINED, "trn2", 1, 1, "auto", 256, {None: 16}, 16))
+    times = StepTimes(Deployment(PRETRAINED, "trn2", 1, 1, "auto", 256, {None: 16}, 16))
     decode = decode_shape(1, 1, 128)
     verify = decode_shape(1, 4, 128)
     try:

@@ -14,7 +14,8 @@ import pytest
 pytest.importorskip("fastapi", reason="the server needs the extra serve")
 
 from model.errors import ModelError
-from model.serve.pool import JobCancelled, PoolFull, WorkerEnded, WorkerPool
+from model.serve.errors import ApiError
+from model.serve.pool import WorkerPool
 from model.workers.launch import JobLimits, SingleWorker, TaskSource
 
 SOURCE = TaskSource("tests.serve.pool_tasks:OddTasks", ("a fact",))
@@ -104,7 +105,7 @@ def test_the_queue_takes_as_many_jobs_as_it_may_and_no_more(tmp_path: Path, wait
         jobs = [task(pool.run("wait", str(path), limits=ENDLESS)) for _ in range(2 + waiting)]
         await until(lambda: started(path) == 2)
         assert (pool.running, pool.waiting) == (2, waiting)
-        with pytest.raises(PoolFull):
+        with pytest.raises(ApiError, match="queue_full"):
             await pool.run("echo", limits=LIMITS)
         path.touch()
         assert len(await asyncio.gather(*jobs)) == 2 + waiting
@@ -173,7 +174,7 @@ def test_a_worker_that_is_killed_fails_its_jobs_and_another_one_takes_the_next(t
         assert pool._connection is not None
         os.kill(pool._connection._process.pid, signal.SIGKILL)
         await until(lambda: jobs[0].done() and jobs[1].done())
-        assert [type(job.exception()) for job in jobs[:2]] == [WorkerEnded] * 2
+        assert [job.exception().code for job in jobs[:2]] == ["worker_ended"] * 2
         path.touch()
         await jobs[2]  # it waited, so it runs in the next worker
         await until(lambda: not any(map(is_alive, pids)))
@@ -189,7 +190,7 @@ def test_jobs_of_a_task_can_be_cancelled_and_others_stay(tmp_path: Path) -> None
         await until(lambda: pool.running == 2)
         pool.cancel("burn")
         results = await asyncio.gather(*jobs, return_exceptions=True)
-        assert [type(result) for result in results] == [JobCancelled] * 3
+        assert [result.code for result in results] == ["stopping"] * 3
         path.touch()
         await kept
 
@@ -205,8 +206,8 @@ def test_a_pool_that_is_stopped_ends_its_jobs_and_takes_no_more(tmp_path: Path) 
         pid = pool._connection._process.pid
         pool.stop()
         results = await asyncio.gather(*jobs, return_exceptions=True)
-        assert [type(result) for result in results] == [WorkerEnded] * 3
-        with pytest.raises(WorkerEnded):
+        assert [result.code for result in results] == ["worker_ended"] * 3
+        with pytest.raises(ApiError, match="worker_ended"):
             await pool.run("echo", limits=LIMITS)
         assert not is_alive(pid)
 

@@ -1,1 +1,1 @@
-"""Engines on the machines of a Ray cluster: Ray Serve places, restarts and checks them; the server stays in front."""
+"""Engines on the machines of a Ray cluster, which Ray Serve places, restarts and checks; this server has the port."""

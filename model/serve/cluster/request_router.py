@@ -1,4 +1,4 @@
-"""Ray Serve's part of the routing: a call goes to the replica that its first argument names."""
+"""Router for Ray Serve that sends a call to the replica which the call's first argument names."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from model.serve.replicas.backend import ReplicaLost
 
 
 class NamedReplicaRouter(RequestRouter):  # type: ignore[misc]
-    """Sends each call to the replica that the server has chosen by `model/serve/replicas/routing.py`.
+    """Router that sends every call to the replica that `model/serve/replicas/routing.py` has chosen.
 
-    Ray creates one of these in the server's process, for the handle of the deployment.
+    Ray creates a router in the server's process, for the handle of the deployment.
     """
 
     queue_len_response_deadline_s = 2.0
-    """An engine that computes may answer Ray's question for the length of its queue late."""
+    """Time for the answer to Ray's question for the length of a replica's queue, which a step may delay."""
 
     def initialize_state(self, **settings: Any) -> None:
-        """Become the router that `running_replicas` asks. Ray may import this class anew, so it keeps no state."""
+        """Make this the router that `running_replicas` reads; the class keeps no state, as Ray may import it again."""
         watch_router(self)
 
     async def choose_replicas(
         self, candidate_replicas: Sequence[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Return the named replica. Where it is gone, the call fails with ReplicaLost; Ray would wait for it."""
+        """Return the named replica; if it has ended, fail the call with ReplicaLost, because Ray would wait for it."""
         assert pending_request is not None
         for replica in candidate_replicas:
             if replica.replica_id.unique_id == pending_request.args[0]:

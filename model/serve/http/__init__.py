@@ -1,1 +1,1 @@
-"""The HTTP server: its app, limits of connections, API keys, origins, and the page."""
+"""HTTP server: its application, limits of connections, API keys, origins, and the page."""

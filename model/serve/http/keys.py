@@ -1,4 +1,4 @@
-"""The keys of clients, in a file."""
+"""Files of API keys."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from pathlib import Path
 from model.errors import ModelError
 from nkw.files import read_text
 
-_SHORTEST_KEY, _LONGEST_KEY = 16, 1024
+_MIN_LENGTH, _MAX_LENGTH = 16, 1024
 _KEY = re.compile(r"[!-~]+", re.ASCII)
 
 
 def others_may_read(path: Path | None) -> bool:
-    """Whether every user of this machine may read a file of keys."""
+    """Return whether every user of this machine may read a file; False without a file."""
     return path is not None and bool(path.stat().st_mode & stat.S_IROTH)
 
 
 def read_keys(path: Path | None) -> list[str]:
     """Return the keys of a file, one on each line that is not empty; no keys without a file.
 
-    Raises: ModelError for a file that cannot be read or has no key, and for a key that no Authorization header can
-    carry. The message has the number of the line and never the key.
+    Raises:
+        ModelError: The file cannot be read or has no key, or a key repeats or cannot be sent in an Authorization
+            header. The message has the number of the line and never the key.
     """
     if path is None:
         return []
@@ -37,9 +38,9 @@ def read_keys(path: Path | None) -> list[str]:
         key = line.removesuffix("\r")
         if not key.strip():
             continue
-        if not _SHORTEST_KEY <= len(key) <= _LONGEST_KEY:
+        if not _MIN_LENGTH <= len(key) <= _MAX_LENGTH:
             raise ModelError(
-                f"line {number} of {path} has {len(key):,} characters; a key has {_SHORTEST_KEY} to {_LONGEST_KEY:,}"
+                f"line {number} of {path} has {len(key):,} characters; a key has {_MIN_LENGTH} to {_MAX_LENGTH:,}"
             )
         if not _KEY.fullmatch(key):
             raise ModelError(

@@ -1,13 +1,13 @@
-"""Origins of requests: which sites a browser may call the server from, and by which host names.
+"""Origins of requests: the sites whose pages may call the server from a browser, and the server's host names.
 
-A browser sends requests of any web page to any server, a loopback address included. It names the page in the headers
-Sec-Fetch-Site and Origin, which scripts cannot change. Requests without these headers come from other programs.
+A browser sends requests of any web page to any server, including loopback addresses. The headers Sec-Fetch-Site and
+Origin name the site of the page; scripts cannot change them. Requests without these headers come from other programs.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from pydantic_core import Url
@@ -18,26 +18,28 @@ from model.serve.errors import ApiError
 
 ANY_ORIGIN = "*"
 _SAME_ORIGIN_SITES = (b"same-origin", b"none")
-"""Values of Sec-Fetch-Site for a page of this server, and for an address that a user typed."""
+"""Values of Sec-Fetch-Site for pages of this server, and for addresses that a user typed."""
 _HOST = re.compile(r"[a-z0-9._~:\[\]-]+", re.IGNORECASE | re.ASCII)
-"""Characters of a host with its port. The URL parser below also takes tabs, percent encoding, user names and paths."""
+"""Characters of a host with its port; the URL parser would also accept tabs, percent encoding, user names and paths."""
 
 
 @dataclass(frozen=True)
 class OriginPolicy:
     """Rule for the host names and the origins of requests.
 
-    `hosts` are the names by which the server may be called, or None for every name. Without keys the names are those
-    of the loopback address: a page can let the name of its site point to 127.0.0.1 (DNS rebinding). `origins` are
-    further origins whose pages may send requests, as browsers write them, or ANY_ORIGIN.
+    Args:
+        hosts: Names by which the server may be called, or None for every name. A server without keys takes loopback
+            names only, because a page can let the name of its site resolve to 127.0.0.1 (DNS rebinding).
+        origins: Further origins whose pages may send requests, as browsers write them, or ANY_ORIGIN.
     """
 
     hosts: Collection[str] | None = None
     origins: Collection[str] = ()
 
     def check(self, scope: Scope) -> None:
-        """Raise ApiError with status 403 for a wrong host name, and for a request of another site's page."""
-        self._check_host(_values(scope, b"host"))
+        """Raise ApiError with status 403 for a wrong host name or for a request of another site's page."""
+        host = b"".join(_values(scope, b"host")).decode("latin-1")
+        self._check_host(host)
         if ANY_ORIGIN in self.origins or _is_navigation_to_page(scope):
             return
         origins = [value.decode("latin-1") for value in _values(scope, b"origin")]
@@ -47,7 +49,6 @@ class OriginPolicy:
         if sites:
             is_same = all(site in _SAME_ORIGIN_SITES for site in sites)
         else:
-            host = b"".join(_values(scope, b"host")).decode("latin-1")
             is_same = all(_is_same_origin(origin, host) for origin in origins)
         if not is_same:
             raise ApiError(
@@ -57,10 +58,9 @@ class OriginPolicy:
                 "cross_site",
             )
 
-    def _check_host(self, values: Iterable[bytes]) -> None:
+    def _check_host(self, host: str) -> None:
         if self.hosts is None:
             return
-        host = b"".join(values).decode("latin-1")
         url = _parse("http", host)
         name = None if url is None or url.host is None else url.host.strip("[]")
         if name not in self.hosts:
@@ -70,9 +70,9 @@ class OriginPolicy:
 
 
 def add_cors(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
-    """Return an application whose answers pages of some origins may read, and which answers preflight requests.
+    """Return an application that lets pages of some origins read its answers, and answers preflight requests.
 
-    The headers are those of vLLM with the same --allowed-origins. Without origins the application stays as it is.
+    The headers are those of vLLM with the same --allowed-origins. Without origins, return the application unchanged.
     """
     if not origins:
         return app
@@ -80,14 +80,14 @@ def add_cors(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
 
 
 def _is_navigation_to_page(scope: Scope) -> bool:
-    """Return whether a browser opens the server's page in a tab, for example by a link of another site."""
+    """Return whether a browser opens the server's page in a tab, for example through a link on another site."""
     modes, destinations = _values(scope, b"sec-fetch-mode"), _values(scope, b"sec-fetch-dest")
     is_page = scope["method"] == "GET" and scope["path"] == "/"
     return is_page and modes == [b"navigate"] and destinations == [b"document"]
 
 
 def _is_same_origin(origin: str, host: str) -> bool:
-    """Return whether an origin has the host and the port of the header Host; the scheme's port is the default."""
+    """Return whether an origin has the host and the port of the header Host, with the scheme's port as the default."""
     scheme, separator, authority = origin.partition("://")
     if not separator or scheme not in ("http", "https"):
         return False
@@ -96,7 +96,7 @@ def _is_same_origin(origin: str, host: str) -> bool:
 
 
 def _parse(scheme: str, authority: str) -> Url | None:
-    """Return the URL of a host with an optional port; None if the text is anything else."""
+    """Return the URL of a host with an optional port, or None if the text is anything else."""
     if not _HOST.fullmatch(authority):
         return None
     try:
@@ -106,5 +106,5 @@ def _parse(scheme: str, authority: str) -> Url | None:
 
 
 def _values(scope: Scope, name: bytes) -> list[bytes]:
-    """Return the values of all headers of one name."""
+    """Return the values of all headers with a name."""
     return [value for header, value in scope["headers"] if header == name]

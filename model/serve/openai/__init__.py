@@ -1,1 +1,1 @@
-"""OpenAI's API: requests, answers, chats, tools and transcriptions."""
+"""OpenAI's API: requests, answers, chats, tool calls and transcriptions."""

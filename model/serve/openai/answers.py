@@ -1,4 +1,4 @@
-"""What clients get: OpenAI's objects, whole or in the pieces of a stream."""
+"""Answers in OpenAI's format: whole objects and the chunks of streams."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class CachedTokens(BaseModel):
-    """Tokens of prompts whose keys and values were there already."""
+    """Prompt tokens whose keys and values were in the prefix cache."""
 
     cached_tokens: int
 
 
 class Usage(BaseModel):
-    """Tokens of all prompts and of all continuations."""
+    """Numbers of tokens of all prompts and of all continuations."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -30,7 +30,7 @@ class Usage(BaseModel):
 
 
 class CompletionLogprobs(BaseModel):
-    """Tokens, the logarithms of their probabilities, those of the likeliest ones, and where in the text they begin."""
+    """Tokens, their log-probabilities, the most likely tokens, and the characters of the text at which they begin."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -39,7 +39,7 @@ class CompletionLogprobs(BaseModel):
 
 
 class CompletionChoice(BaseModel):
-    """A continuation, or the next piece of it. `stop_reason` is what ended it, as vLLM says it."""
+    """Continuation, or its next piece in a stream. `stop_reason` is the stop text or token, as in vLLM."""
 
     index: int
     text: str
@@ -48,19 +48,25 @@ class CompletionChoice(BaseModel):
     stop_reason: str | int | None = None
 
 
-class Completion(BaseModel):
-    """The answer of /v1/completions, and each event of its stream."""
+class _Answer(BaseModel):
+    """Fields of every answer that the engine computes."""
 
     id: str
-    object: Literal["text_completion"] = "text_completion"
+    object: str
     created: int
     model: str
+
+
+class Completion(_Answer):
+    """Answer of /v1/completions, and every event of its stream."""
+
+    object: Literal["text_completion"] = "text_completion"
     choices: list[CompletionChoice]
     usage: Usage | None = None
 
 
 class TopLogprob(BaseModel):
-    """A token that might have been chosen."""
+    """Token that might have been sampled."""
 
     token: str
     logprob: float
@@ -68,20 +74,20 @@ class TopLogprob(BaseModel):
 
 
 class TokenLogprob(TopLogprob):
-    """A chosen token and the likeliest ones in its place."""
+    """Sampled token, and the most likely tokens at its position."""
 
     top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(BaseModel):
-    """The tokens of an answer, or of a piece of it."""
+    """Log-probabilities of the tokens of an answer, or of its next piece."""
 
     content: list[TokenLogprob]
     refusal: None = None
 
 
 class AnswerMessage(BaseModel):
-    """An answer."""
+    """Message with which the model answers."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
@@ -89,7 +95,7 @@ class AnswerMessage(BaseModel):
 
 
 class ChatChoice(BaseModel):
-    """One answer."""
+    """One of the `n` answers of a request."""
 
     index: int
     message: AnswerMessage
@@ -98,19 +104,16 @@ class ChatChoice(BaseModel):
     stop_reason: str | int | None = None
 
 
-class ChatCompletion(BaseModel):
-    """The answer of /v1/chat/completions."""
+class ChatCompletion(_Answer):
+    """Answer of /v1/chat/completions."""
 
-    id: str
     object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
     choices: list[ChatChoice]
     usage: Usage
 
 
 class ChatPiece(BaseModel):
-    """The next piece of one answer: in `delta`, its role, text, or pieces of calls."""
+    """Next piece of one answer: `delta` has its role, its text or pieces of its tool calls."""
 
     index: int
     delta: dict[str, Any]
@@ -119,19 +122,16 @@ class ChatPiece(BaseModel):
     stop_reason: str | int | None = None
 
 
-class ChatChunk(BaseModel):
-    """An event of the stream of /v1/chat/completions."""
+class ChatChunk(_Answer):
+    """Event of the stream of /v1/chat/completions."""
 
-    id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    created: int
-    model: str
     choices: list[ChatPiece]
     usage: Usage | None = None
 
 
 class ModelCard(BaseModel):
-    """The model that is served."""
+    """Model of this server."""
 
     id: str
     object: Literal["model"] = "model"
@@ -141,14 +141,14 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
-    """All models: one."""
+    """List of all models of this server, which is one."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
 
 
 class Tokens(BaseModel):
-    """The answer of /tokenize."""
+    """Answer of /tokenize."""
 
     count: int
     max_model_len: int
@@ -156,25 +156,25 @@ class Tokens(BaseModel):
 
 
 class Text(BaseModel):
-    """The answer of /detokenize."""
+    """Answer of /detokenize."""
 
     prompt: str
 
 
 class Status(BaseModel):
-    """The answer of /health and /ready."""
+    """Answer of /health and /ready."""
 
     status: str
 
 
 class Version(BaseModel):
-    """The answer of /version."""
+    """Answer of /version."""
 
     version: str
 
 
 class ErrorDetail(BaseModel):
-    """What was wrong."""
+    """Reason of a refusal."""
 
     message: str
     type: str
@@ -183,45 +183,69 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorAnswer(BaseModel):
-    """Every answer that is no success."""
+    """Answer of every request that is refused or fails."""
 
     error: ErrorDetail
 
 
 def completion_logprobs(
-    token_ids: Sequence[int], found: Sequence[dict[int, Logprob] | None], offset: int, first: str = ""
+    token_ids: Sequence[int],
+    logprobs: Sequence[dict[int, Logprob] | None],
+    offset: int,
+    first_token: str = "",
 ) -> CompletionLogprobs:
-    """The columns of /v1/completions; the first token begins at `offset` characters.
+    """Return the log-probabilities of tokens in the format of /v1/completions.
 
-    Where None is found, as for the `first` token of a prompt, there is no probability.
+    Args:
+        logprobs: For each token the log-probabilities of the sampled and the most likely tokens, by token id. None is
+            for the first token of a prompt, which has no probability.
+        offset: The character of the text at which the first token begins.
+        first_token: The text of the first token of a prompt.
     """
-    chosen = [None if each is None else each[token] for token, each in zip(token_ids, found)]
-    texts = [first if each is None else each.decoded_token for each in chosen]
+    sampled = [None if by_id is None else by_id[token] for token, by_id in zip(token_ids, logprobs)]
+    texts = [first_token if logprob is None else logprob.decoded_token for logprob in sampled]
     return CompletionLogprobs(
         tokens=texts,
-        token_logprobs=[None if each is None else each.logprob for each in chosen],
+        token_logprobs=[None if logprob is None else logprob.logprob for logprob in sampled],
         top_logprobs=[
-            None if each is None else {one.decoded_token: one.logprob for one in _by_rank(each)}
-            for each in found
+            None
+            if by_id is None
+            else {logprob.decoded_token: logprob.logprob for logprob in _sort_by_rank(by_id)}
+            for by_id in logprobs
         ],
-        text_offset=[offset + len("".join(texts[:number])) for number in range(len(texts))],
+        text_offset=[offset + len("".join(texts[:index])) for index in range(len(texts))],
     )
 
 
-def chat_logprobs(token_ids: Sequence[int], found: Sequence[dict[int, Logprob]], count: int) -> ChatLogprobs:
-    """The rows of /v1/chat/completions, with the `count` likeliest tokens."""
+def chat_logprobs(
+    token_ids: Sequence[int], logprobs: Sequence[dict[int, Logprob]], num_top_logprobs: int
+) -> ChatLogprobs:
+    """Return the log-probabilities of tokens in the format of /v1/chat/completions.
+
+    Args:
+        logprobs: For each token the log-probabilities of the sampled and the most likely tokens, by token id.
+        num_top_logprobs: The number of most likely tokens in the answer.
+    """
     content = [
         TokenLogprob(
-            **_entry(each[token]), top_logprobs=[TopLogprob(**_entry(one)) for one in _by_rank(each)[:count]]
+            **_describe_logprob(by_id[token]),
+            top_logprobs=[
+                TopLogprob(**_describe_logprob(logprob))
+                for logprob in _sort_by_rank(by_id)[:num_top_logprobs]
+            ],
         )
-        for token, each in zip(token_ids, found)
+        for token, by_id in zip(token_ids, logprobs)
     ]
     return ChatLogprobs(content=content)
 
 
-def _by_rank(found: dict[int, Logprob]) -> list[Logprob]:
-    return sorted(found.values(), key=lambda each: each.rank)
+def _sort_by_rank(by_id: dict[int, Logprob]) -> list[Logprob]:
+    return sorted(by_id.values(), key=lambda logprob: logprob.rank)
 
 
-def _entry(each: Logprob) -> dict[str, Any]:
-    return {"token": each.decoded_token, "logprob": each.logprob, "bytes": list(each.decoded_token.encode())}
+def _describe_logprob(logprob: Logprob) -> dict[str, Any]:
+    return {
+        "token": logprob.decoded_token,
+        "logprob": logprob.logprob,
+        "bytes": list(logprob.decoded_token.encode()),
+    }

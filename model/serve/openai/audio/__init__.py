@@ -1,1 +1,1 @@
-"""The routes `/v1/audio/…`: recordings of clients, transcribed by a speech model."""
+"""Routes `/v1/audio/…`: recordings of clients, transcribed by a speech model."""

@@ -60,4 +60,7 @@ class SpeechModel:
             raise ApiError(
                 400, "this model's vocabulary has no texts that go before", "unsupported", "prompt"
             )
-        return [*marks, *(await texts.encode(f" {prompt}", special_tokens=False, fits=False))[-most:]]
+        return [
+            *marks,
+            *(await texts.encode(f" {prompt}", special_tokens=False, must_fit_prompt=False))[-most:],
+        ]
