@@ -65,7 +65,7 @@ async def answering(options: argparse.Namespace, engine: Engine) -> AsyncIterato
     from model.serve.texts import Texts
 
     name = options.served_model_name or Path(options.model).resolve().name
-    speech_model = SpeechModel.of(Path(options.model))
+    speech_model = SpeechModel.from_folder(Path(options.model))
     metrics = Metrics(name, prefix_caching=speech_model is None and options.prefix_caching)
     asynchronous = AsyncEngine(engine, places(options), metrics.watch)
     cache, args = engine.scheduler.cache, engine_args(options)
@@ -106,7 +106,7 @@ def most_bytes(options: argparse.Namespace) -> int:
     given: int | None = options.max_body
     if given is not None:
         return given
-    return _TEXT_BYTES if SpeechModel.of(Path(options.model)) is None else _RECORDING_BYTES
+    return _TEXT_BYTES if SpeechModel.from_folder(Path(options.model)) is None else _RECORDING_BYTES
 
 
 def server_for(

@@ -21,7 +21,7 @@ import tokenizers
 from model.families import SPEECH, load_config
 from model.loading.checkpoint import open_checkpoint
 from model.runners.reference import ReferenceModel
-from model.serve.openai.audio.answers import SpokenSegment, StrippedText, compression_ratio, srt, vtt
+from model.serve.openai.audio.answers import SUBTITLES, SpokenSegment, StrippedText, compression_ratio
 from model.speech.recording import Recording
 from model.speech.wav import read_wav
 from nkw.commands import main
@@ -433,10 +433,10 @@ def test_subtitles() -> None:
         return SpokenSegment(start=start, end=end, text=text, **same)
 
     segments = [segment(0, 1.5, " One\n\ntwo"), segment(3599.9996, 3661.002, " a --> b")]
-    assert srt(segments) == (
+    assert SUBTITLES["srt"](segments) == (
         "1\n00:00:00,000 --> 00:00:01,500\nOne two\n\n2\n01:00:00,000 --> 01:01:01,002\na -> b\n\n"
     )
-    assert vtt(segments) == (
+    assert SUBTITLES["vtt"](segments) == (
         "WEBVTT\n\n00:00:00.000 --> 00:00:01.500\nOne two\n\n01:00:00.000 --> 01:01:01.002\na -> b\n\n"
     )
 

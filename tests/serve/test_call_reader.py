@@ -27,7 +27,7 @@ def read(parser: str, text: str, size: int, several: bool = True) -> Found:
     reader = CallReader(TOOL_CALL_PARSERS[parser], NAMES, several)
     said, calls = "", list[list[str]]()
     pieces = [each for at in range(0, len(text), size) for each in reader.push(text[at : at + size])]
-    for each in [*pieces, *reader.finish()]:
+    for each in [*pieces, *reader.push("", is_last=True)]:
         if isinstance(each, str):
             said += each
         elif each.id is not None:
@@ -36,7 +36,7 @@ def read(parser: str, text: str, size: int, several: bool = True) -> Found:
         else:
             assert each.index == len(calls) - 1 and each.arguments
             calls[-1][1] += each.arguments
-    assert reader.calls == len(calls)
+    assert reader.num_calls == len(calls)
     return said, [(name, arguments) for name, arguments in calls]
 
 
@@ -105,7 +105,7 @@ def test_required_calls_have_a_grammar_in_which_each_schema_has_its_own_definiti
     tokenizer = llguidance.LLTokenizer("byte")
 
     def accepts(text: str, several: bool) -> bool:
-        form = ToolUse(functions, held=True, several=several).form()
+        form = ToolUse(functions, is_required=True, is_parallel=several).build_structured_outputs()
         assert form is not None
         matcher = llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_lark(form.grammar))
         assert not matcher.is_error(), matcher.get_error()
@@ -124,4 +124,4 @@ def test_required_calls_have_a_grammar_in_which_each_schema_has_its_own_definiti
         assert not accepts(f"[{call('d')}]", several)
         assert not accepts("[]", several)
         assert accepts(f"[{call('c')},{call('a', x=2)}]", several) == several
-    assert ToolUse(functions, held=False, several=True).form() is None
+    assert ToolUse(functions, is_required=False, is_parallel=True).build_structured_outputs() is None

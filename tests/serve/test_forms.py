@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.serve.errors import ApiError
-from model.serve.openai.audio.form import FormPart, form_parts
+from model.serve.openai.audio.form import FormField, parse_form
 
 KIND = 'multipart/form-data; boundary="b"'
 ONE = b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\nx\r\n--b--\r\n'
@@ -22,7 +22,7 @@ ONE = b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\nx\r\n--b--\r\n'
 
 def refused(body: bytes, kind: str = KIND) -> ApiError:
     with pytest.raises(ApiError) as caught:
-        form_parts(kind, body)
+        parse_form(kind, body)
     return caught.value
 
 
@@ -33,13 +33,13 @@ def test_fields_and_files_are_read() -> None:
         b"Content-Transfer-Encoding: binary\r\n\r\n\r\n--c\r\n\0\xff\r\n"
         b'--b\r\nContent-Disposition: form-data; name="a[]"\r\n\r\n\r\n--b--'
     )
-    found = form_parts(KIND, body)
+    found = parse_form(KIND, body)
     assert found == [
-        FormPart("a", b"x", False),
-        FormPart("f", b"\r\n--c\r\n\0\xff", True),
-        FormPart("a[]", b"", False),
+        FormField("a", b"x", False),
+        FormField("f", b"\r\n--c\r\n\0\xff", True),
+        FormField("a[]", b"", False),
     ]
-    assert form_parts(KIND, b"--b--\r\n") == []
+    assert parse_form(KIND, b"--b--\r\n") == []
 
 
 BOUNDARIES = st.text("abAB09-'()+_,./:=?", min_size=1, max_size=70)
@@ -58,7 +58,7 @@ def test_what_the_standard_library_writes_is_read(boundary: str, contents: dict[
         pieces.append(header.as_bytes() + content)
     mark = b"--" + boundary.encode()
     body = b"".join(mark + b"\r\n" + each + b"\r\n" for each in pieces) + mark + b"--\r\n"
-    found = form_parts(f'multipart/form-data; boundary="{boundary}"', body)
+    found = parse_form(f'multipart/form-data; boundary="{boundary}"', body)
     assert {each.name: each.content for each in found} == contents
 
 
@@ -90,7 +90,7 @@ def test_what_the_standard_library_writes_is_read(boundary: str, contents: dict[
     ],
 )
 def test_a_body_that_is_no_form_is_refused(body: bytes, message: str) -> None:
-    assert [each.text for each in form_parts(KIND, ONE)] == ["x"]
+    assert [each.text for each in parse_form(KIND, ONE)] == ["x"]
     error = refused(body)
     assert (error.status, error.code) == (400, "invalid_form")
     assert error.message == f"the body is no multipart/form-data: {message}"
@@ -106,7 +106,7 @@ def test_another_content_type_is_refused(kind: str) -> None:
 @pytest.mark.parametrize("boundary", ["", '""', '"a\tb"', "ä", '"' + "b" * 71 + '"', "b*=utf-8''b"])
 def test_a_boundary_that_is_none_is_refused(boundary: str) -> None:
     assert (
-        len(form_parts(f'multipart/form-data; boundary="{"b" * 70}"', ONE.replace(b"--b", b"--" + b"b" * 70)))
+        len(parse_form(f'multipart/form-data; boundary="{"b" * 70}"', ONE.replace(b"--b", b"--" + b"b" * 70)))
         == 1
     )
     assert refused(ONE, f"multipart/form-data; boundary={boundary}").code == "invalid_form"
@@ -114,12 +114,12 @@ def test_a_boundary_that_is_none_is_refused(boundary: str) -> None:
 
 def test_more_fields_than_any_client_sends_are_refused() -> None:
     part = ONE[: -len(b"--b--\r\n")]
-    assert len(form_parts(KIND, part * 64 + b"--b--")) == 64
+    assert len(parse_form(KIND, part * 64 + b"--b--")) == 64
     assert refused(part * 65 + b"--b--").message == "the form has more than 64 fields"
 
 
 def test_a_field_that_is_no_text_is_refused() -> None:
-    (field,) = form_parts(KIND, ONE.replace(b"\r\nx\r\n", b"\r\n\xff\r\n"))
+    (field,) = parse_form(KIND, ONE.replace(b"\r\nx\r\n", b"\r\n\xff\r\n"))
     with pytest.raises(ApiError) as caught:
         assert field.text
     assert (caught.value.message, caught.value.param) == ("a field is not UTF-8", "a")
@@ -129,4 +129,4 @@ def test_a_field_that_is_no_text_is_refused() -> None:
 @settings(deadline=None, derandomize=True, database=None, max_examples=300)
 def test_any_body_is_fields_or_one_refusal(body: bytes, before: bytes) -> None:
     with suppress(ApiError):
-        assert all(each.name for each in form_parts(KIND, before + body))
+        assert all(each.name for each in parse_form(KIND, before + body))

@@ -1,4 +1,4 @@
-"""Checks before the routes: origins, keys, the size and the time of a body; and a line in the log."""
+"""Checks before the routes: origins, API keys, and the size and the time of a body; and the log of requests."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b, sha256
-from typing import Any
 from uuid import uuid4
 
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from model.serve.errors import ApiError
@@ -19,31 +19,29 @@ from model.serve.http.origins import OriginPolicy
 from model.serve.log import LOG
 
 OPEN_PATHS = ("/", "/health", "/ready", "/version")
-"""Paths that need no key: what a load balancer asks, and the page, which asks for one."""
+"""Paths that need no key: those for load balancers, and the page, which asks its user for a key."""
 _METHODS = ("GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH")
-
-
 KEY_SALT = "key_salt"
-"""Name in the scope's state of the salt that belongs to the request's key: a text, empty on a server without keys."""
+"""Name in the scope's state of the salt of the request's key: a text, empty on a server without keys."""
 
 
 class Keys:
-    """The clients' keys. Without keys every client is admitted."""
+    """API keys of clients. Without keys every client is admitted."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._digests = [sha256(key.encode()).digest() for key in keys]
         self._salts = [derive_salt(key) for key in keys]
 
     def find_salt(self, header: bytes) -> str | None:
-        """Return the salt of the key in `Bearer KEY`; "" on a server without keys, and None for a wrong key.
+        """Return the salt of the key in `Bearer KEY`, "" on a server without keys, or None for a wrong key.
 
-        The time taken does not depend on how much of the key is right.
+        The time of the comparison does not depend on how many characters of the key are right.
         """
         if not self._digests:
             return ""
         scheme, _, key = header.partition(b" ")
-        sent = sha256(key.strip()).digest()
-        matches = [hmac.compare_digest(sent, digest) for digest in self._digests]
+        key_digest = sha256(key.strip()).digest()
+        matches = [hmac.compare_digest(key_digest, digest) for digest in self._digests]
         if scheme.lower() != b"bearer" or not any(matches):
             return None
         return self._salts[matches.index(True)]
@@ -55,25 +53,22 @@ def derive_salt(key: str) -> str:
 
 
 def combine_salts(key_salt: str, cache_salt: str | None) -> str | None:
-    """Return the engine's cache_salt of a request: two requests share pages only if both of their salts are equal."""
+    """Return the engine's cache_salt of a request: requests share pages only if both of their salts are equal."""
     return f"{key_salt}{cache_salt or ''}" or None
 
 
 @dataclass(frozen=True)
 class Gate:
-    """An ASGI application around another one: request ids, a line in the log for every request, and origins."""
+    """ASGI application that checks the origin of a request, adds its id to the answer, and logs one line."""
 
     app: ASGIApp
     policy: OriginPolicy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
+        """Answer one HTTP request with `app`, or refuse it."""
         request_id, begun, status = f"req_{uuid4().hex}", time.monotonic(), 0
 
-        async def answered(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -82,9 +77,9 @@ class Gate:
 
         try:
             self.policy.check(scope)
-            await self.app(scope, receive, answered)
+            await self.app(scope, receive, send_with_id)
         except ApiError as error:
-            await refuse(error, answered)
+            await _refuse(error)(scope, receive, send_with_id)
         finally:
             method = scope["method"] if scope["method"] in _METHODS else "other"
             path = getattr(scope.get("route"), "path", "unknown path")
@@ -94,27 +89,27 @@ class Gate:
 
 @dataclass(frozen=True)
 class Admission:
-    """An ASGI application around another one that checks keys and reads bodies.
+    """ASGI application that checks the key of a request and reads its body before `app` gets it.
 
-    A body has at most `most_bytes` and comes within `seconds`. The salt of the request's key is stored in the scope's
+    A body has at most `max_bytes` and arrives within `seconds`. The salt of the request's key is stored in the scope's
     state under KEY_SALT.
     """
 
     app: ASGIApp
     keys: Keys
-    most_bytes: int
+    max_bytes: int
     seconds: float
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
+        """Answer one HTTP request with `app`, or refuse it.
+
+        A client that leaves before the end of its body gets no answer.
+        """
         try:
             self._check_key(scope)
-            body = await self._body(dict(scope["headers"]), receive)
+            body = await self._read_body(dict(scope["headers"]), receive)
         except ApiError as error:
-            await refuse(error, send)
+            await _refuse(error)(scope, receive, send)
         else:
             if body is not None:
                 await self.app(scope, _replay_body(body, receive), send)
@@ -133,60 +128,58 @@ class Admission:
             )
         scope.setdefault("state", {})[KEY_SALT] = salt or ""
 
-    async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes | None:
-        """Return the body; None where the client left before its end. Raises ApiError for a late or too large one."""
+    async def _read_body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes | None:
+        """Return the body, or None if the client left before its end.
+
+        Raises:
+            ApiError: The body has too many bytes, or it did not arrive in time.
+        """
         size = headers.get(b"content-length", b"0")
-        if size.isdigit() and int(size[:20]) > self.most_bytes:
+        if size.isdigit() and int(size[:20]) > self.max_bytes:
             raise self._too_large()
         try:
-            return await asyncio.wait_for(self._read(receive), self.seconds)
+            return await asyncio.wait_for(self._read_messages(receive), self.seconds)
         except asyncio.TimeoutError:
             raise ApiError(408, f"the body did not come within {self.seconds:g} seconds", "timeout") from None
 
-    async def _read(self, receive: Receive) -> bytes | None:
+    async def _read_messages(self, receive: Receive) -> bytes | None:
         body = bytearray()
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
             body += message.get("body", b"")
-            if len(body) > self.most_bytes:
+            if len(body) > self.max_bytes:
                 raise self._too_large()
             if not message.get("more_body"):
                 return bytes(body)
 
     def _too_large(self) -> ApiError:
-        return ApiError(413, f"the body has more than {self.most_bytes:,} bytes", "request_too_large")
+        return ApiError(413, f"the body has more than {self.max_bytes:,} bytes", "request_too_large")
 
 
 def error_bytes(error: ApiError) -> bytes:
-    """The body of a refusal."""
+    """Return the body of a refusal."""
     return json.dumps(error.document).encode()
 
 
-async def refuse(error: ApiError, send: Send) -> None:
-    """Answer with an error. The rest of a body is not read, so the connection ends."""
-    body = error_bytes(error)
-    headers: list[tuple[str, Any]] = [
-        ("content-type", "application/json"),
-        ("content-length", str(len(body))),
-        ("connection", "close"),
-        *error.headers.items(),
-    ]
-    encoded = [(name.encode(), value.encode()) for name, value in headers]
-    await send({"type": "http.response.start", "status": error.status, "headers": encoded})
-    await send({"type": "http.response.body", "body": body})
+def error_response(error: ApiError) -> JSONResponse:
+    """Return the response of a refusal."""
+    return JSONResponse(error.document, error.status, headers=error.headers)
+
+
+def _refuse(error: ApiError) -> JSONResponse:
+    """Return a refusal that ends the connection, because the body may not have been read to its end."""
+    response = error_response(error)
+    response.headers["connection"] = "close"
+    return response
 
 
 def _replay_body(body: bytes, receive: Receive) -> Receive:
-    """Return a channel that first gives the body that was read, and then what `receive` gives."""
-    is_replayed = False
+    """Return a channel whose first message is a body that was read; further messages come from `receive`."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def next_message() -> Message:
-        nonlocal is_replayed
-        if is_replayed:
-            return await receive()
-        is_replayed = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return messages.pop() if messages else await receive()
 
     return next_message

@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn, with limits on connections, slow clients, and the way it ends."""
+"""HTTP server: uvicorn with limits on connections and slow clients, and with graceful shutdown."""
 
 from __future__ import annotations
 
@@ -20,38 +20,42 @@ from model.serve.errors import ApiError, stopping_now
 from model.serve.http.gate import error_bytes
 from nkw.process import INTERRUPTED, TERMINATED
 
-_MOST_HEADER_BYTES = 2**15
+_MAX_HEADER_BYTES = 2**15
 
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """Connections at once, and seconds in which the header of a request has to come and a written piece to be read."""
+    """Limits of connections and slow clients.
+
+    `connections` may be open at once. The header of a request must arrive within `header_seconds`, and the client must
+    read an answer that was written within `write_seconds`.
+    """
 
     connections: int = 256
     header_seconds: float = 10.0
     write_seconds: float = 30.0
 
 
-def protocol_of(limits: ConnectionLimits, stopping: Callable[[], bool]) -> type[H11Protocol]:
-    """A protocol of uvicorn's that holds connections to limits, and takes none once the server is stopping."""
+def make_protocol(limits: ConnectionLimits, is_stopping: Callable[[], bool]) -> type[H11Protocol]:
+    """Return a protocol of uvicorn that limits connections, and refuses new ones once the server is stopping."""
 
-    class Limited(H11Protocol):
-        _reading: asyncio.TimerHandle | None = None
-        _writing: asyncio.TimerHandle | None = None
+    class LimitedProtocol(H11Protocol):
+        _header_timer: asyncio.TimerHandle | None = None
+        _write_timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            transport.set_write_buffer_limits(high=0)  # so that any unread byte counts as a slow reader's
-            if stopping():  # uvicorn tells only the connections that were there when it stopped to listen
+            transport.set_write_buffer_limits(high=0)  # so that a single unread byte starts the write timer
+            if is_stopping():  # uvicorn closes only connections that were open when it stopped listening
                 self._close(stopping_now())
             elif len(self.connections) > limits.connections:
                 self._close(ApiError(503, "too many connections: try again later", "too_many_connections"))
             else:
-                self._reading = self.loop.call_later(limits.header_seconds, self._late)
+                self._header_timer = self.loop.call_later(limits.header_seconds, self._refuse_late_header)
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_writing()
-            self._stop_reading()
+            _cancel(self._write_timer)
+            _cancel(self._header_timer)
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
@@ -59,49 +63,44 @@ def protocol_of(limits: ConnectionLimits, stopping: Callable[[], bool]) -> type[
                 return
             super().data_received(data)
             if self.conn.their_state is not h11.IDLE:
-                self._stop_reading()
-            elif self._reading is None:
-                self._reading = self.loop.call_later(limits.header_seconds, self._late)
+                _cancel(self._header_timer)
+                self._header_timer = None
+            elif self._header_timer is None:
+                self._header_timer = self.loop.call_later(limits.header_seconds, self._refuse_late_header)
 
         def pause_writing(self) -> None:
             super().pause_writing()
-            self._writing = self._writing or self.loop.call_later(limits.write_seconds, self.transport.abort)
+            self._write_timer = self.loop.call_later(limits.write_seconds, self.transport.abort)
 
         def resume_writing(self) -> None:
-            self._stop_writing()
+            _cancel(self._write_timer)
             super().resume_writing()
 
         def send_400_response(self, msg: str) -> None:
             self._close(ApiError(400, "this is no HTTP request", "invalid_request"))
 
-        def _stop_reading(self) -> None:
-            if self._reading is not None:
-                self._reading.cancel()
-                self._reading = None
-
-        def _stop_writing(self) -> None:
-            if self._writing is not None:
-                self._writing.cancel()
-                self._writing = None
-
-        def _late(self) -> None:
-            self._reading = None
+        def _refuse_late_header(self) -> None:
             self._close(
                 ApiError(408, f"the header did not come within {limits.header_seconds:g} seconds", "timeout")
             )
 
         def _close(self, error: ApiError) -> None:
-            """Answer outside of any request, and end the connection."""
+            """Send a refusal that belongs to no request, and close the connection."""
             body = error_bytes(error)
             head = f"HTTP/1.1 {error.status} \r\ncontent-type: application/json\r\nconnection: close\r\n"
             self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
             self.transport.close()
 
-    return Limited
+    return LimitedProtocol
 
 
-def configured(app: Any, **own: Any) -> uvicorn.Config:
-    """What all servers of this project tell uvicorn, and what one of them does beside."""
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
+
+
+def make_config(app: Any, **settings: Any) -> uvicorn.Config:
+    """Return uvicorn's configuration of an application: settings of all servers here, and those of one server."""
     return uvicorn.Config(
         app,
         ws="none",
@@ -111,15 +110,17 @@ def configured(app: Any, **own: Any) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
-        **own,
+        h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
+        **settings,
     )
 
 
 class Server(uvicorn.Server):
-    """A server that drains at the first signal and ends the process at the second one.
+    """Server that drains at the first signal and ends the process at the second one.
 
-    `bound` is called with the port once connections are taken, `drains` when they no longer are.
+    Args:
+        on_listening: Called with the port once the server takes connections.
+        on_shutdown: Called when the server takes no more connections.
     """
 
     def __init__(
@@ -128,26 +129,26 @@ class Server(uvicorn.Server):
         host: str,
         port: int,
         limits: ConnectionLimits,
-        bound: Callable[[int], None],
-        drains: Callable[[], None],
+        on_listening: Callable[[int], None],
+        on_shutdown: Callable[[], None],
     ) -> None:
-        protocol = protocol_of(limits, lambda: self.should_exit)
-        super().__init__(configured(app, host=host, port=port, http=protocol))
-        self._bound = bound
-        self._drains = drains
+        protocol = make_protocol(limits, lambda: self.should_exit)
+        super().__init__(make_config(app, host=host, port=port, http=protocol))
+        self._on_listening = on_listening
+        self._on_shutdown = on_shutdown
 
     async def startup(self, sockets: Any = None) -> None:
-        """Take connections; ModelError where the address cannot be listened at."""
+        """Start to take connections. Raises ModelError if the server cannot listen at its address."""
         await super().startup(sockets or _listen(self.config.host, self.config.port))
-        self._bound(self.servers[0].sockets[0].getsockname()[1])
+        self._on_listening(self.servers[0].sockets[0].getsockname()[1])
 
     async def shutdown(self, sockets: Any = None) -> None:
-        """Take no more connections, and wait for the answers on their way."""
-        self._drains()
+        """Stop taking connections, and wait until the answers in progress are sent."""
+        self._on_shutdown()
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal: the first one drains; the second one ends the process, whose threads may be in a long step."""
+        """Drain at the first signal; end the process at the second one, even if a thread computes a long step."""
         if self.should_exit:
             os._exit(INTERRUPTED if sig == signal.SIGINT else TERMINATED)
         self.should_exit = True
@@ -159,17 +160,17 @@ def _listen(host: str, port: int) -> list[socket.socket]:
     The sockets name their protocol, because asyncio sets TCP_NODELAY only on connections of such sockets. Without the
     option an answer on a kept connection waits for the client's delayed acknowledgement, 40 ms on Linux.
 
-    Raises: ModelError if an address cannot be listened at.
+    Raises:
+        ModelError: The server cannot listen at an address.
     """
     listening: list[socket.socket] = []
     try:
         for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-            created = socket.create_server(address[:2], family=family)
-            descriptor = created.detach()
+            descriptor = socket.create_server(address[:2], family=family).detach()
             listening.append(socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, descriptor))
     except OSError as error:
         for opened in listening:
             opened.close()
-        said = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
-        raise ModelError(f"{host} port {port} cannot be listened at: {said}") from None
+        reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        raise ModelError(f"{host} port {port} cannot be listened at: {reason}") from None
     return listening

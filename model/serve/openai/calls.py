@@ -1,6 +1,6 @@
-"""How a model writes calls of functions, and how they are read while it writes.
+"""Tool calls in the text of a model, read while the model writes.
 
-A call is JSON, an object with the function's name and its arguments, in the form that the chat template taught the
+A call is a JSON object with the name and the arguments of a function, in the format that the chat template taught the
 model.
 """
 
@@ -20,26 +20,27 @@ _BLANKS = " \t\r\n"
 
 
 @dataclass(frozen=True)
-class CallForm:
-    """How a model writes calls: each between `opens` and `closes`, or, without these, from the begin of the answer on.
+class CallFormat:
+    """Text around the calls of a model.
 
-    `beside` are the characters that may stand between two calls.
+    Each call is between the marks `opens` and `closes`; without marks the answer begins with its calls. `separators`
+    are the characters that may stand between two calls.
     """
 
     opens: str = ""
     closes: str = ""
-    beside: str = _BLANKS
+    separators: str = _BLANKS
 
 
-CALL_LIST = CallForm(beside=_BLANKS + "[,;]")
+CALL_LIST = CallFormat(separators=_BLANKS + "[,;]")
 """Calls alone, or as a list."""
-TOOL_CALL_PARSERS = {"hermes": CallForm("<tool_call>", "</tool_call>"), "llama3_json": CALL_LIST}
-"""Hermes' form, which Qwen 2.5 and 3 have too, and the JSON of Llama 3.1 and 3.2; vLLM's names."""
+TOOL_CALL_PARSERS = {"hermes": CallFormat("<tool_call>", "</tool_call>"), "llama3_json": CALL_LIST}
+"""Formats by vLLM's names: Hermes' format, which Qwen 2.5 and 3 also have, and the JSON of Llama 3.1 and 3.2."""
 
 
 @dataclass(frozen=True)
 class CallPiece:
-    """A piece of call `index`: at its begin the `name` and `id`, then more of the text of its `arguments`."""
+    """Piece of the call with an `index`: the first has the `name` and the `id`, and each has text of `arguments`."""
 
     index: int
     arguments: str
@@ -47,7 +48,7 @@ class CallPiece:
     name: str | None = None
 
     def delta(self) -> dict[str, Any]:
-        """As OpenAI's streams have it."""
+        """Return the piece in the format of OpenAI's streams."""
         if self.id is None:
             return {"index": self.index, "function": {"arguments": self.arguments}}
         function = {"name": self.name, "arguments": self.arguments}
@@ -55,146 +56,158 @@ class CallPiece:
 
 
 class CallReader:
-    """Takes an answer apart, piece by piece as it comes: text stays text, calls become `CallPiece`s.
+    """Splits an answer, piece by piece, into text and pieces of calls.
 
-    The arguments of a call go on as soon as it is known to be one. What looks like a call and is none is text. Blanks
-    beside a call are no text. Where not `several`, the answer ends with its first call.
+    The arguments of a call are passed on as soon as its name is known. An object that turns out not to be a call is
+    text; blanks around a call are not.
+
+    Args:
+        names: The names of the functions that may be called.
+        is_parallel: Whether the answer goes on after its first call.
     """
 
-    def __init__(self, form: CallForm, names: Collection[str], several: bool = True) -> None:
-        self.calls = 0
-        self._form = form
+    def __init__(self, call_format: CallFormat, names: Collection[str], is_parallel: bool = True) -> None:
+        self.num_calls = 0
+        self._format = call_format
         self._names = names
-        self._several = several
-        self._text = ""  # not read yet
-        self._opened = ""  # what stood before the object
-        self._object: _Object | None = None
-        self._sent: int | None = None  # characters of its arguments
-        self._after_call = self._closes = self._spoke = False
+        self._is_parallel = is_parallel
+        self._text = ""
+        """Text that was pushed and not read yet."""
+        self._opening = ""
+        """Text before the current object that belongs to its call."""
+        self._object: _JsonObject | None = None
+        self._num_sent: int | None = None
+        """Number of characters of the current call's arguments that were passed on; None before its name is known."""
+        self._is_after_call = self._expects_close = self._has_text = False
 
-    def push(self, text: str) -> list[str | CallPiece]:
-        """What `text` adds."""
+    def push(self, text: str, is_last: bool = False) -> list[str | CallPiece]:
+        """Return the text and the pieces of calls that the next piece of the answer adds.
+
+        Text that may begin a call is held back until more text decides, or until the last piece.
+        """
         self._text += text
-        return list(self._read(last=False))
+        return list(self._read(is_last))
 
-    def finish(self) -> list[str | CallPiece]:
-        """What was held back until the end."""
-        return list(self._read(last=True))
-
-    def _read(self, last: bool) -> Iterator[str | CallPiece]:
-        while self._several or not self.calls or self._object is not None:
+    def _read(self, is_last: bool) -> Iterator[str | CallPiece]:
+        while self._is_parallel or not self.num_calls or self._object is not None:
             if self._object is None:
-                if not self._is_past_end_of_call(last):
+                if not self._skip_close(is_last):
                     return
-                start, end = self._place_of_call()
+                start, end = self._find_call()
                 if end is None:
-                    yield from self._say(self._taken(len(self._text) if last else start))
+                    yield from self._pass_text(self._take(len(self._text) if is_last else start))
                     return
-                yield from self._say(self._taken(start))
-                self._opened = self._taken(end - start)
-                self._object, self._sent = _Object(), None
+                yield from self._pass_text(self._take(start))
+                self._opening = self._take(end - start)
+                self._object, self._num_sent = _JsonObject(), None
             self._text = self._object.push(self._text)
-            yield from self._of_call(self._object)
-            if not (self._object.ended or last):
+            yield from self._pass_call(self._object)
+            if not (self._object.has_ended or is_last):
                 return
-            if self._sent is None:
-                yield from self._say(self._opened + self._object.text)
+            if self._num_sent is None:
+                yield from self._pass_text(self._opening + self._object.text)
             else:
-                self._after_call = self._closes = True
+                self._is_after_call = self._expects_close = True
             self._object = None
 
-    def _taken(self, count: int) -> str:
-        """The next characters."""
+    def _take(self, count: int) -> str:
+        """Remove and return the next characters."""
         taken, self._text = self._text[:count], self._text[count:]
         return taken
 
-    def _say(self, text: str) -> Iterator[str]:
-        if self._after_call:
-            text = text.lstrip(self._form.beside)
+    def _pass_text(self, text: str) -> Iterator[str]:
+        """Yield text, without the separators after a call, unless it is empty."""
+        if self._is_after_call:
+            text = text.lstrip(self._format.separators)
         if text:
-            self._after_call, self._spoke = False, True
+            self._is_after_call, self._has_text = False, True
             yield text
 
-    def _is_past_end_of_call(self, last: bool) -> bool:
-        """Whether the mark that closes the call before was read, or does not come."""
-        if self._closes:
-            rest = self._text.lstrip(_BLANKS)
-            if rest.startswith(self._form.closes):
-                self._text = rest[len(self._form.closes) :]
-            elif self._form.closes.startswith(rest) and not last:
+    def _skip_close(self, is_last: bool) -> bool:
+        """Skip the mark that closes the previous call, if it comes; return False if more text has to decide that."""
+        if self._expects_close:
+            text = self._text.lstrip(_BLANKS)
+            if text.startswith(self._format.closes):
+                self._text = text[len(self._format.closes) :]
+            elif self._format.closes.startswith(text) and not is_last:
                 return False
-            self._closes = False
+            self._expects_close = False
         return True
 
-    def _place_of_call(self) -> tuple[int, int | None]:
-        """Where the next call's mark begins, blanks before it included, and ends; without one, how much is text."""
-        text, mark = self._text, self._form.opens
-        if not mark:
-            first = len(text) - len(text.lstrip(self._form.beside))
-            if self._spoke or (first < len(text) and text[first] != "{"):
-                return len(text), None
-            return 0, first if first < len(text) else None
-        place = text.find(mark)
-        if place >= 0:
-            return len(text[:place].rstrip(_BLANKS)), place + len(mark)
-        begun = next(size for size in range(len(mark) - 1, -1, -1) if text.endswith(mark[:size]))
-        return len(text[: len(text) - begun].rstrip(_BLANKS)), None
+    def _find_call(self) -> tuple[int, int | None]:
+        """Return where the text before the next call ends, and where its object begins; None without a call.
 
-    def _of_call(self, read: _Object) -> Iterator[CallPiece]:
-        """What is new of a call, once it is known to be one of the functions'."""
-        name, arguments = read.call()
+        Blanks before a call belong to the call. Characters that may begin a call are held back from the text.
+        """
+        text, mark = self._text, self._format.opens
+        if not mark:
+            start = len(text) - len(text.lstrip(self._format.separators))
+            if self._has_text or (start < len(text) and text[start] != "{"):
+                return len(text), None
+            return 0, start if start < len(text) else None
+        index = text.find(mark)
+        if index >= 0:
+            return len(text[:index].rstrip(_BLANKS)), index + len(mark)
+        partial = next(size for size in range(len(mark) - 1, -1, -1) if text.endswith(mark[:size]))
+        return len(text[: len(text) - partial].rstrip(_BLANKS)), None
+
+    def _pass_call(self, json_object: _JsonObject) -> Iterator[CallPiece]:
+        """Yield the new piece of a call, once its name is known to be one of the functions'."""
+        name, arguments = json_object.read_call()
         if name not in self._names:
             return
-        if self._sent is None:
-            self.calls += 1
-            yield CallPiece(self.calls - 1, arguments, f"call_{uuid4().hex}", name)
-        elif len(arguments) > self._sent:
-            yield CallPiece(self.calls - 1, arguments[self._sent :])
-        self._sent = len(arguments)
+        if self._num_sent is None:
+            self.num_calls += 1
+            yield CallPiece(self.num_calls - 1, arguments, f"call_{uuid4().hex}", name)
+        elif len(arguments) > self._num_sent:
+            yield CallPiece(self.num_calls - 1, arguments[self._num_sent :])
+        self._num_sent = len(arguments)
 
 
-class _Object:
-    """A JSON object on its way; it ends with its last brace, or at once where the text is no object."""
+class _JsonObject:
+    """JSON object of which only the beginning may be known; text that is no object ends at once."""
 
     def __init__(self) -> None:
         self.text = ""
-        self.ended = False
+        self.has_ended = False
         self._depth = 0
-        self._in_string = self._escaped = False
-        self._inner_end: int | None = None  # of the first object in it
+        self._is_in_string = self._is_escaped = False
+        self._inner_end: int | None = None
+        """Index after the first object within this one, such as the arguments of a call."""
 
     def push(self, text: str) -> str:
-        """Take what belongs to the object; the rest comes back."""
-        for place, char in enumerate(text):
-            if self._in_string:
-                self._in_string = self._escaped or char != '"'
-                self._escaped = char == "\\" and not self._escaped
+        """Add the next text up to the end of the object, and return the remaining text."""
+        for index, char in enumerate(text):
+            if self._is_in_string:
+                self._is_in_string = self._is_escaped or char != '"'
+                self._is_escaped = char == "\\" and not self._is_escaped
                 continue
-            self._in_string = char == '"'
+            self._is_in_string = char == '"'
             self._depth += (char in "{[") - (char in "}]")
             if self._depth == 1 and char in "}]" and self._inner_end is None:
-                self._inner_end = len(self.text) + place + 1
+                self._inner_end = len(self.text) + index + 1
             if self._depth <= 0 and char not in _BLANKS:
-                self.ended = True
-                self.text += text[: place + 1]
-                return text[place + 1 :]
+                self.has_ended = True
+                self.text += text[: index + 1]
+                return text[index + 1 :]
         self.text += text
         return ""
 
-    def call(self) -> tuple[str | None, str]:
-        """The function that it calls, and its arguments so far; without a name it is no call, or not yet."""
-        found = _HEADER.match(self.text)
-        if found:
-            return found[1], self.text[found.end() : self._inner_end]
+    def read_call(self) -> tuple[str | None, str]:
+        """Return the name of the called function and the text of its arguments so far.
+
+        The name is None if the object is no call, or if the name is not known yet.
+        """
+        header = _HEADER.match(self.text)
+        if header:
+            return header[1], self.text[header.end() : self._inner_end]
         try:
-            whole = json.loads(self.text) if self.ended else None
+            call = json.loads(self.text) if self.has_ended else None
         except (ValueError, RecursionError):
-            whole = None
-        if not isinstance(whole, dict):
+            call = None
+        if not isinstance(call, dict):
             return None, ""
-        name, arguments = whole.get("name"), whole.get("arguments", whole.get("parameters", {}))
-        return (
-            (name, json.dumps(arguments))
-            if isinstance(name, str) and isinstance(arguments, dict)
-            else (None, "")
-        )
+        name, arguments = call.get("name"), call.get("arguments", call.get("parameters", {}))
+        if not (isinstance(name, str) and isinstance(arguments, dict)):
+            return None, ""
+        return name, json.dumps(arguments)

@@ -1,4 +1,4 @@
-"""From a request to the engine and back: prompts in, whole answers or events of a stream out."""
+"""From a request for texts to the engine and back: prompts in, whole answers or events of a stream out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 from uuid import uuid4
 
-from model.engine import Logprob, SamplingParams
+from model.engine import CompletionOutput, SamplingParams
 from model.engine.async_engine import AsyncEngine, EngineFailed, Stream, TokenPrompt, Update
 from model.engine.grammars import CompiledGrammar
 from model.serve.errors import ApiError, stopping_now
@@ -26,9 +26,10 @@ Receive = Callable[[], Awaitable[Any]]
 
 @dataclass
 class Service:
-    """What the routes share. `draining` is set when the server takes no further requests.
+    """State shared by all HTTP routes.
 
-    `speech_model` is what the folder of a speech model says; None of others.
+    `tool_parser` is a name of TOOL_CALL_PARSERS. `speech_model` is None for a model of texts. `draining` is True once
+    the server takes no further requests.
     """
 
     engine: AsyncEngine
@@ -40,19 +41,19 @@ class Service:
     draining: bool = False
 
     def drain(self) -> None:
-        """Take no further requests; cancel chat templates and grammars, whose requests have not begun."""
+        """Take no further requests, and cancel chat templates and grammars, whose requests have not started."""
         self.draining = True
         self.texts.drain()
 
     def check_model(self, name: str | None) -> None:
-        """ApiError for another model than the one that is served."""
+        """Raise ApiError for a name that is not this server's model; None means the model."""
         if name not in (None, self.model):
             raise ApiError(
                 404, f"the model does not exist; this server has {self.model}", "model_not_found", "model"
             )
 
     def check_texts(self) -> None:
-        """ApiError where the model does not continue texts."""
+        """Raise ApiError if the model is a speech model."""
         if self.speech_model is not None:
             raise ApiError(
                 400,
@@ -61,153 +62,153 @@ class Service:
             )
 
     def check_speech(self) -> SpeechModel:
-        """The speech model; ApiError where the model takes no speech."""
+        """Return the speech model. Raises ApiError if the model is a model of texts."""
         if self.speech_model is None:
             raise ApiError(400, "this model continues texts: it transcribes no recordings", "unsupported")
         return self.speech_model
 
-    async def conversation(
+    async def encode_conversation(
         self, messages: Sequence[ChatMessage], variables: Mapping[str, Any]
     ) -> TokenPrompt:
-        """The prompt that the chat template makes of messages, whose special tokens it writes itself."""
-        text = await self.texts.render([each.for_template() for each in messages], variables)
+        """Return the prompt that the chat template makes of messages; the template writes the special tokens.
+
+        Args:
+            variables: Further variables of the template.
+        """
+        text = await self.texts.render([message.for_template() for message in messages], variables)
         return TokenPrompt(await self.texts.encode(text, special_tokens=False), text)
 
 
 @dataclass
-class Continuation:
-    """One continuation so far."""
+class GenerationHandler(Generic[T]):
+    """Handler of one request that the engine computes.
 
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
-    finish_reason: Any = None
-    stop_reason: str | int | None = None
-
-    def add(self, update: Update) -> None:
-        """Take in what a step added."""
-        self.text += update.text
-        self.token_ids += update.token_ids
-        self.logprobs += update.logprobs
-        self.finish_reason, self.stop_reason = update.finish_reason, update.stop_reason
-
-
-@dataclass
-class Answering(Generic[T]):
-    """One request on its way."""
+    Args:
+        id_prefix: The beginning of the answer's id, such as "cmpl".
+    """
 
     service: Service
-    asked: T
-    prefix: str
+    request: T
+    id_prefix: str
     params: SamplingParams = field(init=False)
     prompts: Sequence[TokenPrompt] = field(init=False, default=())
     grammar: CompiledGrammar | None = None
     completion_tokens: int = 0
 
     def __post_init__(self) -> None:
-        self.head: dict[str, Any] = {
-            "id": f"{self.prefix}-{uuid4().hex}",
+        self.answer_fields: dict[str, Any] = {
+            "id": f"{self.id_prefix}-{uuid4().hex}",
             "created": int(time.time()),
             "model": self.service.model,
         }
+        """Fields of the answer and of every event."""
 
-    async def open(self, priority: int | None, cache_salt: str | None = None) -> Stream:
+    async def submit(self, priority: int | None, cache_salt: str | None = None) -> Stream:
         """Submit the prompts and return their stream. Raises ApiError while the server is stopping."""
         if self.service.draining:
             raise stopping_now()
         return await self.service.engine.submit(
-            *(self.head["id"], self.prompts, self.params, priority or 0, cache_salt, self.grammar)
+            *(self.answer_fields["id"], self.prompts, self.params, priority or 0, cache_salt, self.grammar)
         )
 
     async def compile_grammar(self) -> None:
-        """Compile the form that the parameters ask for, if they ask for one."""
-        form = self.params.structured_outputs
-        if form is not None:
-            self.grammar = await self.service.texts.grammar(form)
+        """Compile the structured output that the sampling parameters ask for, if any."""
+        outputs = self.params.structured_outputs
+        if outputs is not None:
+            self.grammar = await self.service.texts.grammar(outputs)
 
-    def place(self, update: Update) -> int:
-        """The index of a choice: continuations of the first prompt, then those of the second one."""
+    def choice_index(self, update: Update) -> int:
+        """Return the index of an update's choice; choices are ordered by prompt and then by continuation."""
         return update.prompt * self.params.n + update.index
 
     async def updates(self, stream: Stream) -> AsyncIterator[Update]:
-        """The updates, whose tokens are counted."""
+        """Yield the updates of a stream and count their tokens.
+
+        Raises:
+            ApiError: The engine failed or could not compute the request.
+        """
         try:
             async for update in stream:
-                if update.fault is not None:  # its sentence is for the log, as it may hold what a client sent
+                if update.fault is not None:  # its message is for the log, because it may quote a client
                     LOG.error("a request failed", exc_info=update.fault)
                     raise ApiError(500, "the model could not compute this request", "request_failed")
                 if update.finish_reason == "error":
                     raise ApiError(400, str(update.stop_reason))
                 self.completion_tokens += len(update.token_ids)
                 yield update
-        except EngineFailed as error:  # the sentence of its cause may hold what a client sent
+        except EngineFailed as error:  # the message of its cause may quote a client
             LOG.error("the engine has failed", exc_info=error.__cause__)
             raise ApiError(500, "the model could not compute the answer", "engine_failed") from None
 
-    async def whole(self, stream: Stream) -> list[Continuation]:
-        """All continuations, in the order of their places."""
-        found = [Continuation() for _ in range(len(self.prompts) * self.params.n)]
-        async for update in self.updates(stream):
-            found[self.place(update)].add(update)
-        return found
+    async def collect_outputs(self, stream: Stream) -> list[CompletionOutput]:
+        """Return all continuations, in the order of their choice indices. Raises ApiError as `updates` does."""
+        async for _ in self.updates(stream):
+            pass
+        return [output for request in stream.requests for output in request.outputs]
 
     def usage(self, stream: Stream) -> answers.Usage:
-        """Tokens, once the stream has ended."""
-        prompts = sum(len(each.ids) for each in self.prompts)
-        cached = sum(each.metrics.num_cached_tokens for each in stream.requests)
+        """Return the numbers of tokens of a stream that has ended."""
+        prompt_tokens = sum(len(prompt.ids) for prompt in self.prompts)
+        cached_tokens = sum(request.metrics.num_cached_tokens for request in stream.requests)
         return answers.Usage(
-            prompt_tokens=prompts,
+            prompt_tokens=prompt_tokens,
             completion_tokens=self.completion_tokens,
-            total_tokens=prompts + self.completion_tokens,
-            prompt_tokens_details=answers.CachedTokens(cached_tokens=cached),
+            total_tokens=prompt_tokens + self.completion_tokens,
+            prompt_tokens_details=answers.CachedTokens(cached_tokens=cached_tokens),
         )
 
 
-class Completing(Answering[CompletionRequest]):
-    """`/v1/completions`; where prompts are echoed with log-probabilities, the texts of their `first_tokens`."""
+class CompletionHandler(GenerationHandler[CompletionRequest]):
+    """Handler of a request for `/v1/completions`."""
 
     first_tokens: Sequence[str] = ()
+    """Texts of the prompts' first tokens, if prompts are echoed with log-probabilities."""
 
     @classmethod
-    async def prepared(cls, service: Service, asked: CompletionRequest) -> Completing:
-        """With prompts as ids; ApiError or ModelError for what cannot be."""
-        service.check_model(asked.model)
-        self = cls(service, asked, "cmpl")
-        self.params = asked.params()
-        service.engine.check_places(len(asked.prompts) * self.params.n)
-        self.prompts = [await self._encoded(each) for each in asked.prompts]
+    async def prepare(cls, service: Service, request: CompletionRequest) -> CompletionHandler:
+        """Return a handler whose prompts are encoded and whose grammar is compiled.
+
+        Raises:
+            ApiError: The request contradicts itself, or the server cannot take it now.
+            ModelError: An argument is out of range, or a prompt is too long.
+            EngineFull: The queue has too few places for the continuations.
+        """
+        service.check_model(request.model)
+        self = cls(service, request, "cmpl")
+        self.params = request.to_sampling_params()
+        service.engine.check_places(len(request.prompts) * self.params.n)
+        self.prompts = [await self._encode(prompt) for prompt in request.prompts]
         if self.params.prompt_logprobs is not None:
-            self.first_tokens = [await service.texts.decode(each.ids[:1]) for each in self.prompts]
+            self.first_tokens = [await service.texts.decode(prompt.ids[:1]) for prompt in self.prompts]
         if not self.prompts:
             raise ApiError(400, "prompt is an empty list", param="prompt")
         await self.compile_grammar()
         return self
 
     async def answer(self, stream: Stream) -> answers.Completion:
-        """The whole answer."""
+        """Return the whole answer. Raises ApiError as `updates` does."""
         choices = [
             answers.CompletionChoice(
                 index=index,
-                text=self._echoed(index) + each.text,
-                logprobs=self._logprobs(stream, index, each.token_ids, each.logprobs, None),
-                finish_reason=each.finish_reason,
-                stop_reason=each.stop_reason,
+                text=self._echo(index) + output.text,
+                logprobs=self._describe_logprobs(stream, index, output, None),
+                finish_reason=output.finish_reason,  # type: ignore[arg-type]
+                stop_reason=output.stop_reason,
             )
-            for index, each in enumerate(await self.whole(stream))
+            for index, output in enumerate(await self.collect_outputs(stream))
         ]
-        return answers.Completion(**self.head, choices=choices, usage=self.usage(stream))
+        return answers.Completion(**self.answer_fields, choices=choices, usage=self.usage(stream))
 
     async def events(self, stream: Stream) -> AsyncIterator[str]:
-        """The pieces as JSON."""
+        """Yield the pieces of the answer as JSON. Raises ApiError as `updates` does."""
         offsets: dict[int, int] = {}
         async for update in self.updates(stream):
-            index = self.place(update)
-            first = index not in offsets
-            logprobs = self._logprobs(stream, index, update.token_ids, update.logprobs, offsets.get(index))
+            index = self.choice_index(update)
+            text = ("" if index in offsets else self._echo(index)) + update.text
+            logprobs = self._describe_logprobs(stream, index, update, offsets.get(index))
             offsets.setdefault(index, 0)
             if logprobs is not None and logprobs.tokens:
                 offsets[index] = logprobs.text_offset[-1] + len(logprobs.tokens[-1])
-            text = (self._echoed(index) if first else "") + update.text
             if text or logprobs is not None or update.finish_reason is not None:
                 choice = answers.CompletionChoice(
                     index=index,
@@ -216,56 +217,65 @@ class Completing(Answering[CompletionRequest]):
                     finish_reason=update.finish_reason,  # type: ignore[arg-type]
                     stop_reason=update.stop_reason,
                 )
-                yield answers.Completion(**self.head, choices=[choice]).model_dump_json()
-        if self.asked.include_usage:
-            yield answers.Completion(**self.head, choices=[], usage=self.usage(stream)).model_dump_json()
+                yield answers.Completion(**self.answer_fields, choices=[choice]).model_dump_json()
+        if self.request.include_usage:
+            usage = self.usage(stream)
+            yield answers.Completion(**self.answer_fields, choices=[], usage=usage).model_dump_json()
 
-    async def _encoded(self, prompt: str | list[int]) -> TokenPrompt:
+    async def _encode(self, prompt: str | list[int]) -> TokenPrompt:
         if isinstance(prompt, str):
             return TokenPrompt(await self.service.texts.encode(prompt), prompt)
-        text = await self.service.texts.decode(prompt) if self.asked.echo else None
+        text = await self.service.texts.decode(prompt) if self.request.echo else None
         return TokenPrompt(prompt, text)
 
-    def _echoed(self, index: int) -> str:
-        return (self.prompts[index // self.params.n].text or "") if self.asked.echo else ""
+    def _echo(self, index: int) -> str:
+        """Return the prompt of a choice if prompts are echoed, and otherwise an empty text."""
+        return (self.prompts[index // self.params.n].text or "") if self.request.echo else ""
 
-    def _logprobs(
-        self,
-        stream: Stream,
-        index: int,
-        token_ids: Sequence[int],
-        found: Sequence[dict[int, Logprob]],
-        offset: int | None,
+    def _describe_logprobs(
+        self, stream: Stream, index: int, output: CompletionOutput | Update, offset: int | None
     ) -> answers.CompletionLogprobs | None:
-        """The columns of some tokens from an offset on; without one they begin with those of an echoed prompt."""
+        """Return the log-probabilities of tokens of a choice, or None if the request asks for none.
+
+        Args:
+            offset: The character of the text at which the tokens begin; None for the first tokens of the choice, which
+                follow the tokens of an echoed prompt.
+        """
         if self.params.logprobs is None:
             return None
-        number = index // self.params.n
-        prompt = stream.requests[number].prompt_logprobs
-        if offset is not None or prompt is None:
-            return answers.completion_logprobs(token_ids, found, offset or 0)
-        ids = [*self.prompts[number].ids, *token_ids]
-        return answers.completion_logprobs(ids, [*prompt, *found], 0, self.first_tokens[number])
+        token_ids, logprobs = output.token_ids, output.logprobs or []
+        prompt_index = index // self.params.n
+        prompt_logprobs = stream.requests[prompt_index].prompt_logprobs
+        if offset is not None or prompt_logprobs is None:
+            return answers.completion_logprobs(token_ids, logprobs, offset or 0)
+        ids = [*self.prompts[prompt_index].ids, *token_ids]
+        return answers.completion_logprobs(
+            ids, [*prompt_logprobs, *logprobs], 0, self.first_tokens[prompt_index]
+        )
 
 
 class ClientGone(Exception):
-    """The client left before its answer."""
+    """The client disconnected before its answer."""
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of some work, which is cancelled with ClientGone when the client leaves."""
+async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Await a coroutine, which is cancelled if the client disconnects.
 
-    async def gone() -> None:
+    Raises:
+        ClientGone: The client disconnected before the coroutine ended.
+    """
+
+    async def wait_for_disconnect() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    watching, working = asyncio.ensure_future(gone()), asyncio.ensure_future(work)
+    tasks = asyncio.ensure_future(wait_for_disconnect()), asyncio.ensure_future(work)
     try:
-        await asyncio.wait({watching, working}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[1].done():
+            return tasks[1].result()
         raise ClientGone
     finally:
-        for task in (watching, working):
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(watching, working, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Conversations as clients send them: messages, the functions that an answer may call, and calls that were made."""
+"""Messages of conversations as clients send them, the tools that an answer may call, and calls that were made."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _NAME = "^[A-Za-z0-9_-]{1,64}$"
 
 
 class Checked(BaseModel):
-    """Arguments of exactly these names and types."""
+    """Arguments with exactly these names and types."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class FunctionDefinition(Checked):
-    """A function that the client can run. `strict` is advice: what holds calls to `parameters` is the tool choice."""
+    """Function that the client can run. `strict` has no effect: the tool choice decides whether `parameters` bind."""
 
     name: str = Field(pattern=_NAME)
     description: str | None = None
@@ -29,34 +29,33 @@ class FunctionDefinition(Checked):
 
 
 class Tool(Checked):
-    """A tool; all are functions."""
+    """Tool that an answer may call; every tool is a function."""
 
     type: Literal["function"]
     function: FunctionDefinition
 
 
 class FunctionName(Checked):
-    """A function by its name."""
+    """Name of a function."""
 
     name: str
 
 
 class NamedTool(Checked):
-    """The choice of one tool."""
+    """Choice of one tool."""
 
     type: Literal["function"]
     function: FunctionName
 
 
-class CalledFunction(Checked):
-    """A function that an answer called, and the arguments as the text of a JSON object."""
+class CalledFunction(FunctionName):
+    """Function that an answer called, with its arguments as the text of a JSON object."""
 
-    name: str
     arguments: str
 
 
 class ToolCall(Checked):
-    """A call that an answer made; `index` is its place in a stream."""
+    """Call that an answer made; `index` counts the calls of a stream."""
 
     id: str
     type: Literal["function"]
@@ -64,7 +63,11 @@ class ToolCall(Checked):
     index: int | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates read it: the arguments are an object."""
+        """Return the call as chat templates read it, with its arguments as an object.
+
+        Raises:
+            ApiError: The arguments are not the text of a JSON object.
+        """
         try:
             arguments = json.loads(self.function.arguments or "{}")
         except (ValueError, RecursionError):
@@ -76,14 +79,14 @@ class ToolCall(Checked):
 
 
 class TextPart(Checked):
-    """A part of a message; only text is read."""
+    """Text in the content of a message; images and recordings are refused."""
 
     type: Literal["text"]
     text: str
 
 
 class ChatMessage(Checked):
-    """One message of a conversation; `tool` tells what a call of an earlier answer returned."""
+    """Message of a conversation; one of the role `tool` is the output of a function that an earlier answer called."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
@@ -93,14 +96,14 @@ class ChatMessage(Checked):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, given: Any) -> Any:
-        """Clients send answers back as they came, with the names of OpenAI that are null here."""
-        if not isinstance(given, dict):
-            return given
-        return {name: value for name, value in given.items() if value is not None}
+    def _drop_nulls(cls, arguments: Any) -> Any:
+        """Drop names with null: clients send answers back unchanged, with names of OpenAI that are null here."""
+        if not isinstance(arguments, dict):
+            return arguments
+        return {name: argument for name, argument in arguments.items() if argument is not None}
 
     @model_validator(mode="after")
-    def _of_its_role(self) -> ChatMessage:
+    def _check_role(self) -> ChatMessage:
         if self.tool_calls and self.role != "assistant":
             raise ValueError("only an assistant has tool_calls")
         if (self.tool_call_id is None) == (self.role == "tool"):
@@ -110,19 +113,24 @@ class ChatMessage(Checked):
         return self
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates read it: the content is one text."""
-        parts = self.content or ""
-        content = parts if isinstance(parts, str) else "".join(part.text for part in parts)
-        given: dict[str, Any] = {"role": self.role, "content": content}
-        for name in ("name", "tool_call_id"):
-            if getattr(self, name) is not None:
-                given[name] = getattr(self, name)
-        if self.tool_calls:
-            given["tool_calls"] = [each.for_template() for each in self.tool_calls]
-        return given
+        """Return the message as chat templates read it, with its content as one text."""
+        content = self.content or ""
+        message = {
+            "role": self.role,
+            "content": content if isinstance(content, str) else "".join(text.text for text in content),
+            "name": self.name,
+            "tool_call_id": self.tool_call_id,
+            "tool_calls": [call.for_template() for call in self.tool_calls or ()] or None,
+        }
+        return {name: argument for name, argument in message.items() if argument is not None}
 
 
-def template_variables(tools: Sequence[Tool] | None, further: dict[str, Any] | None) -> dict[str, Any]:
-    """What a chat template reads beside the messages: the tools as the client gave them, and further names."""
-    given = {"tools": [each.model_dump(exclude_unset=True) for each in tools]} if tools else {}
-    return {**(further or {}), **given}
+def template_variables(tools: Sequence[Tool] | None, kwargs: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the variables of a chat template besides the messages.
+
+    Args:
+        tools: Tools, which the template gets with exactly the fields that the client sent.
+        kwargs: Further variables, such as `enable_thinking`.
+    """
+    tool_variables = {"tools": [tool.model_dump(exclude_unset=True) for tool in tools]} if tools else {}
+    return {**(kwargs or {}), **tool_variables}

@@ -1,7 +1,7 @@
-"""What clients send: OpenAI's arguments, checked for names and types; vLLM's further ones under its names.
+"""Requests for texts: OpenAI's arguments and vLLM's further ones, checked for names and types.
 
-Ranges are checked where they are meant, in `SamplingParams` and in the engine. An unsupported
-argument that would change the answer is refused by name; one that changes nothing is accepted.
+`SamplingParams` and the engine check ranges. An unsupported argument that would change the answer is refused by name;
+one that changes nothing is accepted.
 """
 
 from __future__ import annotations
@@ -26,42 +26,41 @@ _IGNORED = (
     "store",
     "user",
 )
-"""Arguments of OpenAI's that say nothing about the answer's text."""
+"""Arguments of OpenAI's API that have no effect on the text of an answer."""
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "modalities": (["text"],),
     "suffix": ("",),
 }
-"""Values that ask for nothing, of arguments that are refused otherwise."""
-
-_MOST_STOPS = 16
+"""The only accepted values of some arguments, which have no effect."""
+_MAX_STOPS = 16
 
 
 class StreamOptions(Checked):
-    """What a stream holds beside the text."""
+    """Options of a stream besides its text."""
 
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
 
 
 class JsonSchema(Checked):
-    """The schema of an answer."""
+    """JSON schema of an answer."""
 
     name: str
-    form: dict[str, Any] = Field(alias="schema")
+    schema_object: dict[str, Any] = Field(alias="schema")
     description: str | None = None
     strict: bool | None = None
 
 
 class ResponseFormat(Checked):
-    """The form of an answer in OpenAI's words."""
+    """Structured output in OpenAI's format."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
 class StructuredOutputs(Checked):
-    """The form of a text in vLLM's words: one of these."""
+    """Structured output in vLLM's format; one field is set."""
 
     json_schema: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
@@ -70,8 +69,8 @@ class StructuredOutputs(Checked):
     json_object: bool | None = None
 
 
-class _Generation(Checked):
-    """The arguments that both ways of asking share."""
+class _GenerationRequest(Checked):
+    """Arguments that completions and chats share."""
 
     model: str
     n: int | None = None
@@ -101,79 +100,86 @@ class _Generation(Checked):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_what_says_nothing(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
+    def _drop_arguments_without_effect(cls, arguments: Any) -> Any:
+        if not isinstance(arguments, dict):
+            return arguments
         return {
-            name: value
-            for name, value in given.items()
+            name: argument
+            for name, argument in arguments.items()
             if name in cls.model_fields
-            or not (name in _IGNORED or value is None or value in _NEUTRAL.get(name, ()))
+            or not (name in _IGNORED or argument is None or argument in _NEUTRAL.get(name, ()))
         }
 
     @property
     def include_usage(self) -> bool:
-        """Whether the stream ends with the number of tokens."""
+        """Whether the last event of the stream has the numbers of tokens."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
-    def _params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        """How to choose tokens; ModelError for values out of range."""
+    def _to_sampling_params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        """Return the sampling parameters of the request.
+
+        Raises:
+            ApiError: Two arguments contradict each other, or `stop` or `logit_bias` is refused.
+            ModelError: An argument is out of range.
+        """
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options needs stream to be true", param="stream_options")
-        if isinstance(self.stop, list) and len(self.stop) > _MOST_STOPS:
-            raise ApiError(400, f"stop has {len(self.stop)} texts; at most {_MOST_STOPS}", param="stop")
-        same = (
+        if isinstance(self.stop, list) and len(self.stop) > _MAX_STOPS:
+            raise ApiError(400, f"stop has {len(self.stop)} texts; at most {_MAX_STOPS}", param="stop")
+        names = (
             "n temperature top_p top_k min_p seed presence_penalty frequency_penalty repetition_penalty min_tokens "
             "stop stop_token_ids include_stop_str_in_output ignore_eos skip_special_tokens allowed_token_ids"
         ).split()
-        given = {name: value for name in same if (value := getattr(self, name)) is not None}
+        logit_bias = self.logit_bias or {}
+        if not all(name.isascii() and name.isdigit() and len(name) < 10 for name in logit_bias):
+            raise ApiError(400, "logit_bias has a name that is no token id", param="logit_bias")
+        arguments = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         return SamplingParams(
-            **given,
+            **arguments,
             max_tokens=max_tokens,
             logprobs=logprobs,
-            logit_bias=_biases(self.logit_bias),
-            structured_outputs=self._form(),
+            logit_bias={int(name): bias for name, bias in logit_bias.items()} or None,
+            structured_outputs=self._build_structured_outputs(),
         )
 
-    def _form(self) -> StructuredOutputsParams | None:
-        """The form that the text must have; one argument may ask for it."""
-        asked, form = self.response_format, self.structured_outputs
-        if asked is not None and asked.type != "text":
-            if form is not None:
+    def _build_structured_outputs(self) -> StructuredOutputsParams | None:
+        """Return the structured output of the text, for which `response_format` or `structured_outputs` may ask."""
+        response_format, outputs = self.response_format, self.structured_outputs
+        if response_format is not None and response_format.type != "text":
+            if outputs is not None:
                 raise ApiError(400, "give response_format or structured_outputs", param="structured_outputs")
-            if (asked.type == "json_schema") != (asked.json_schema is not None):
+            schema = response_format.json_schema
+            if (response_format.type == "json_schema") != (schema is not None):
                 raise ApiError(
                     400, "json_schema goes with the type json_schema, and only there", param="response_format"
                 )
-            schema = None if asked.json_schema is None else asked.json_schema.form
-            return StructuredOutputsParams(json=schema, json_object=schema is None or None)
-        return None if form is None else StructuredOutputsParams(**form.model_dump(by_alias=True))
+            if schema is None:
+                return StructuredOutputsParams(json_object=True)
+            return StructuredOutputsParams(json=schema.schema_object)
+        return None if outputs is None else StructuredOutputsParams(**outputs.model_dump(by_alias=True))
 
 
-class CompletionRequest(_Generation):
-    """`POST /v1/completions`: texts, or token ids, to continue."""
+class CompletionRequest(_GenerationRequest):
+    """Body of `POST /v1/completions`: texts or token ids to continue."""
 
     prompt: str | list[str] | list[int] | list[list[int]]
     logprobs: int | None = None
     echo: bool | None = None
 
-    def params(self) -> SamplingParams:
-        """How to choose tokens; 16 of them where the request does not say."""
-        params = self._params(16 if self.max_tokens is None else self.max_tokens, self.logprobs)
+    def to_sampling_params(self) -> SamplingParams:
+        """Return the sampling parameters, with 16 tokens by default; raise as `_to_sampling_params`."""
+        params = self._to_sampling_params(16 if self.max_tokens is None else self.max_tokens, self.logprobs)
         return replace(params, prompt_logprobs=self.logprobs) if self.echo else params
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
-        """The prompts, where one may stand alone."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if self.prompt and isinstance(self.prompt[0], int):
-            return [self.prompt]  # type: ignore[list-item]
-        return self.prompt  # type: ignore[return-value]
+        """List of the prompts; a single text or a single list of token ids is a list of one."""
+        is_single = isinstance(self.prompt, str) or (self.prompt and isinstance(self.prompt[0], int))
+        return [self.prompt] if is_single else self.prompt  # type: ignore[return-value, list-item]
 
 
-class ChatRequest(_Generation):
-    """`POST /v1/chat/completions`: a conversation to answer."""
+class ChatRequest(_GenerationRequest):
+    """Body of `POST /v1/chat/completions`: a conversation to answer."""
 
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = None
@@ -184,45 +190,51 @@ class ChatRequest(_Generation):
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    def tool_use(self) -> ToolUse | None:
-        """The functions that may or must be called; None where none is given or none may be."""
-        functions, choice = [each.function for each in self.tools or ()], self.tool_choice
-        names = [each.name for each in functions]
+    def read_tool_use(self) -> ToolUse | None:
+        """Return the functions that the answer may or must call, or None if it may call none.
+
+        Raises:
+            ApiError: Two tools have the same name, or `tool_choice` asks for a tool that is missing.
+        """
+        functions, choice = [tool.function for tool in self.tools or ()], self.tool_choice
+        names = [function.name for function in functions]
         if len(set(names)) < len(names):
             raise ApiError(400, "two tools have the same name", param="tools")
-        several = self.parallel_tool_calls is not False
         if isinstance(choice, NamedTool):
             if choice.function.name not in names:
                 raise ApiError(400, "tool_choice names a function that is not in tools", param="tool_choice")
-            one = functions[names.index(choice.function.name)]
-            return ToolUse([one], held=True, several=False)
+            return ToolUse(
+                [functions[names.index(choice.function.name)]], is_required=True, is_parallel=False
+            )
         if choice == "required" and not functions:
             raise ApiError(400, "tool_choice is required and there are no tools", param="tool_choice")
         if choice == "none" or not functions:
             return None
-        return ToolUse(functions, choice == "required", several)
+        return ToolUse(functions, choice == "required", self.parallel_tool_calls is not False)
 
-    def _form(self) -> StructuredOutputsParams | None:
-        """The form of required calls, or the one that is asked for."""
-        form, use = super()._form(), self.tool_use()
-        if form is not None and use is not None:
+    def _build_structured_outputs(self) -> StructuredOutputsParams | None:
+        """Return the grammar of required tool calls, or else the structured output that is asked for."""
+        params, tool_use = super()._build_structured_outputs(), self.read_tool_use()
+        if params is not None and tool_use is not None:
             raise ApiError(400, "an answer that may call tools takes no other form", param="response_format")
-        return form if use is None else use.form()
+        return params if tool_use is None else tool_use.build_structured_outputs()
 
-    def variables(self) -> dict[str, Any]:
-        """What the chat template reads beside the messages."""
-        return template_variables(None if self.tool_use() is None else self.tools, self.chat_template_kwargs)
+    def template_variables(self) -> dict[str, Any]:
+        """Return the variables of the chat template besides the messages; without tools if none may be called."""
+        return template_variables(
+            None if self.read_tool_use() is None else self.tools, self.chat_template_kwargs
+        )
 
-    def params(self) -> SamplingParams:
-        """How to choose tokens; as many as the context allows where the request does not say."""
+    def to_sampling_params(self) -> SamplingParams:
+        """Return the sampling parameters, by default up to the end of the context; raise as `_to_sampling_params`."""
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
-        most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        return self._params(most, (self.top_logprobs or 0) if self.logprobs else None)
+        max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return self._to_sampling_params(max_tokens, (self.top_logprobs or 0) if self.logprobs else None)
 
 
 class TokenizeRequest(Checked):
-    """`POST /tokenize`: a text or a conversation."""
+    """Body of `POST /tokenize`: a text or a conversation."""
 
     model: str | None = None
     prompt: str | None = None
@@ -231,23 +243,9 @@ class TokenizeRequest(Checked):
     chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool = True
 
-    def variables(self) -> dict[str, Any]:
-        """What the chat template reads beside the messages."""
-        return template_variables(self.tools, self.chat_template_kwargs)
-
 
 class DetokenizeRequest(Checked):
-    """`POST /detokenize`: token ids."""
+    """Body of `POST /detokenize`: token ids."""
 
     model: str | None = None
     tokens: list[int]
-
-
-def _biases(given: Mapping[str, float] | None) -> dict[int, float] | None:
-    """JSON's names are texts; here they are token ids."""
-    if not given:
-        return None
-    wrong = next((each for each in given if not (each.isascii() and each.isdigit() and len(each) < 10)), None)
-    if wrong is not None:
-        raise ApiError(400, "logit_bias has a name that is no token id", param="logit_bias")
-    return {int(name): bias for name, bias in given.items()}

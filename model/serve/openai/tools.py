@@ -1,4 +1,4 @@
-"""The functions that an answer may call: the form in which a model writes calls, and that of required ones."""
+"""Functions that an answer may call: the parser of calls, and the grammar of required ones."""
 
 from __future__ import annotations
 
@@ -16,13 +16,20 @@ from model.serve.openai.messages import FunctionDefinition
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def tool_parser(folder: Path, given: str | None) -> str | None:
-    """The name of the form in which a folder's model writes calls: what is given, or what its template shows."""
-    if given is not None:
-        return given
+def tool_parser(folder: Path, name: str | None) -> str | None:
+    """Return the name of the parser for the tool calls of a folder's model.
+
+    Args:
+        name: The option --tool-call-parser; None selects the parser by the chat template.
+
+    Returns:
+        A name of TOOL_CALL_PARSERS, or None if the chat template is missing or teaches no known format.
+    """
+    if name is not None:
+        return name
     try:
         text = ChatTemplate(folder).source_with_tools
-    except ModelError:  # said to whoever asks for a chat
+    except ModelError:  # each request for a chat gets this error
         return None
     if "<tool_call>" in text and "<function=" not in text:
         return "hermes"
@@ -31,33 +38,32 @@ def tool_parser(folder: Path, given: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class ToolUse:
-    """The functions that an answer may call, or must (`held`): exactly one of them where not `several`."""
+    """Functions that an answer may call, or has to if `is_required`; several calls are allowed if `is_parallel`."""
 
     functions: Sequence[FunctionDefinition]
-    held: bool
-    several: bool
+    is_required: bool
+    is_parallel: bool
 
-    def form(self) -> StructuredOutputsParams | None:
-        """The grammar of required calls, which any model can write: `[{"name": …, "arguments": …}, …]`.
+    def build_structured_outputs(self) -> StructuredOutputsParams | None:
+        """Return the grammar of required calls, `[{"name": …, "arguments": …}, …]`, which any model can write.
 
-        Each function has a schema of its own there, so that references within it stay its own.
+        Every function has its own schema in the grammar, so that references resolve within the schema. Calls that are
+        not required have no grammar.
         """
-        if not self.held:
+        if not self.is_required:
             return None
         lines = [
-            'start: "[" call ("," call)* "]"' if self.several else 'start: "[" call "]"',
+            'start: "[" call ("," call)* "]"' if self.is_parallel else 'start: "[" call "]"',
             f"call: {' | '.join(f'call_{number}' for number in range(len(self.functions)))}",
         ]
-        for number, each in enumerate(self.functions):
-            head = json.dumps(f'{{"name":"{each.name}","arguments":')
-            schema = _NO_PARAMETERS if each.parameters is None else each.parameters
-            whole = {"x-guidance": {"whitespace_flexible": False}} | schema
-            lines.append(
-                f'call_{number}: {head} args_{number} "}}"\nargs_{number}: %json {json.dumps(whole)}'
-            )
+        for number, function in enumerate(self.functions):
+            head = json.dumps(f'{{"name":"{function.name}","arguments":')
+            parameters = _NO_PARAMETERS if function.parameters is None else function.parameters
+            schema = json.dumps({"x-guidance": {"whitespace_flexible": False}} | parameters)
+            lines.append(f'call_{number}: {head} args_{number} "}}"\nargs_{number}: %json {schema}')
         return StructuredOutputsParams(grammar="\n".join(lines))
 
-    def reader(self, parser: str | None) -> CallReader:
-        """What reads the calls of one answer; required ones are a list whatever the parser."""
-        form = CALL_LIST if self.held or parser is None else TOOL_CALL_PARSERS[parser]
-        return CallReader(form, {each.name for each in self.functions}, self.several)
+    def make_reader(self, parser: str | None) -> CallReader:
+        """Return a reader of the calls of one answer; required calls are a list, whatever the parser."""
+        call_format = CALL_LIST if self.is_required or parser is None else TOOL_CALL_PARSERS[parser]
+        return CallReader(call_format, {function.name for function in self.functions}, self.is_parallel)

@@ -139,7 +139,7 @@ async def _answer(options: argparse.Namespace, engine: Engine, path: str, pipe: 
     """Answer at a socket until the router has gone or the engine has failed; the router then starts a new process."""
     import uvicorn
 
-    from model.serve.http.server import configured
+    from model.serve.http.server import make_config
 
     async with answering(options, engine) as (app, service):
         with socket.socket(socket.AF_UNIX) as listening:
@@ -148,7 +148,7 @@ async def _answer(options: argparse.Namespace, engine: Engine, path: str, pipe: 
             except FileNotFoundError:  # the router has gone, and another replica has removed the folder
                 os._exit(0)
             listening.listen()
-            server = uvicorn.Server(configured(_with_key_salt(app), http="h11", date_header=False))
+            server = uvicorn.Server(make_config(_with_key_salt(app), http="h11", date_header=False))
             serving = asyncio.ensure_future(server.serve(sockets=[listening]))
             cache = engine.scheduler.cache
             with suppress(OSError):  # the router has gone, which the next line notices

@@ -26,7 +26,7 @@ from model.serve.http.app import router as routes
 from model.serve.http.gate import KEY_SALT, error_bytes
 from model.serve.log import LOG
 from model.serve.metrics import CONTENT_TYPE
-from model.serve.openai.generation import ClientGone, while_connected
+from model.serve.openai.generation import ClientGone, run_while_connected
 from model.serve.replicas.backend import Answer, Backend, Call, Head, ReplicaLost
 from model.serve.replicas.routing import GENERATING, Asked, Routing
 
@@ -67,7 +67,7 @@ class Router:
             if own is not None:
                 response = await own()
             else:
-                await while_connected(receive, self._forward(scope, body, send))
+                await run_while_connected(receive, self._forward(scope, body, send))
         except ClientGone:
             response = Response(status_code=499)
         except ApiError as error:

@@ -1,4 +1,4 @@
-"""The page at `/`: a conversation with the model, and what the server does, in one file without outside requests."""
+"""Page at `/`: a conversation with the model and the metrics of the server, in one file without outside requests."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from hashlib import sha256
 from importlib.resources import files
 
 
-def page() -> tuple[str, str]:
-    """The page, and the Content-Security-Policy under which it runs: its own style and script, and this server."""
-    style, script = _asset("page.css"), _asset("page.js")
-    text = _asset("page.html").replace("%style%", style).replace("%script%", script)
+def load_page() -> tuple[str, str]:
+    """Return the page and its Content-Security-Policy, which admits its script and requests to this server only."""
+    style, script = _read_asset("page.css"), _read_asset("page.js")
+    text = _read_asset("page.html").replace("%style%", style).replace("%script%", script)
     rules = (
         "default-src 'none'",
-        f"script-src '{_hash(script)}'",
-        f"style-src '{_hash(style)}'",
+        f"script-src '{_csp_hash(script)}'",
+        f"style-src '{_csp_hash(style)}'",
         "connect-src 'self'",
         "img-src data:",
         "base-uri 'none'",
@@ -24,9 +24,9 @@ def page() -> tuple[str, str]:
     return text, "; ".join(rules)
 
 
-def _asset(name: str) -> str:
+def _read_asset(name: str) -> str:
     return (files(__package__) / name).read_text(encoding="utf-8")
 
 
-def _hash(text: str) -> str:
+def _csp_hash(text: str) -> str:
     return f"sha256-{b64encode(sha256(text.encode()).digest()).decode()}"

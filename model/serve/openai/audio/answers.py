@@ -1,29 +1,23 @@
-"""What was said, as clients get it: OpenAI's objects, texts, subtitles, and the events of a stream."""
+"""Answers of transcriptions: OpenAI's objects, subtitles, and the events of a stream."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from math import ceil
 from typing import Literal
 
 from pydantic import BaseModel
 
 
 class Duration(BaseModel):
-    """Seconds of a recording, begun ones included."""
+    """Seconds of a recording, rounded up."""
 
     type: Literal["duration"] = "duration"
     seconds: int
 
-    @classmethod
-    def of(cls, seconds: float) -> Duration:
-        """Of so many seconds."""
-        return cls(seconds=ceil(seconds))
-
 
 class TokensUsed(BaseModel):
-    """Tokens of the beginnings of all windows, and of what was said."""
+    """Numbers of tokens of the prompts of all windows, and of the transcription."""
 
     type: Literal["tokens"] = "tokens"
     input_tokens: int
@@ -32,16 +26,17 @@ class TokensUsed(BaseModel):
 
 
 class Transcription(BaseModel):
-    """What was said."""
+    """Transcription as one text."""
 
     text: str
     usage: Duration
 
 
 class SpokenSegment(BaseModel):
-    """What is said in one stretch, in seconds from the begin of the recording; `seek` is its window's, in 10 ms.
+    """Segment of a transcription, with times in seconds of the recording.
 
-    `tokens` have those of times. The probability that nobody speaks is not computed.
+    `seek` is the start of the segment's window in units of 10 ms. `tokens` include timestamp tokens. The probability
+    of no speech is not computed.
     """
 
     id: int
@@ -57,7 +52,7 @@ class SpokenSegment(BaseModel):
 
 
 class VerboseTranscription(BaseModel):
-    """What was said, segment by segment."""
+    """Transcription with its segments."""
 
     task: Literal["transcribe", "translate"]
     language: str
@@ -68,14 +63,14 @@ class VerboseTranscription(BaseModel):
 
 
 class TextDelta(BaseModel):
-    """An event of a stream: more of the text."""
+    """Event of a stream: the next piece of the text."""
 
     type: Literal["transcript.text.delta"] = "transcript.text.delta"
     delta: str
 
 
 class TextDone(BaseModel):
-    """The last event of a stream: all of the text."""
+    """Last event of a stream: the whole text."""
 
     type: Literal["transcript.text.done"] = "transcript.text.done"
     text: str
@@ -83,47 +78,47 @@ class TextDone(BaseModel):
 
 
 class StrippedText:
-    """Takes the blanks before and behind a text away, as it comes."""
+    """Text that is pushed in pieces, without the blanks at its start and its end."""
 
     def __init__(self) -> None:
         self.text = ""
         self._blanks = ""
 
     def push(self, text: str) -> str:
-        """What `text` adds."""
+        """Append the next piece and return the new text; blanks are held back until more text follows."""
         text = self._blanks + text if self.text else text.lstrip()
-        kept = text.rstrip()
-        self._blanks = text[len(kept) :]
-        self.text += kept
-        return kept
+        stripped = text.rstrip()
+        self._blanks = text[len(stripped) :]
+        self.text += stripped
+        return stripped
 
 
 def compression_ratio(text: str) -> float:
-    """The bytes of a text over its bytes compressed by zlib. Repetitions make the ratio large."""
+    """Return the bytes of a text divided by its bytes compressed with zlib; repetitions make the ratio large."""
     content = text.encode()
     return len(content) / len(zlib.compress(content))
 
 
-def srt(segments: Sequence[SpokenSegment]) -> str:
-    """Subtitles as SubRip has them."""
-    return "".join(f"{number}\n{_cue(each, ',')}" for number, each in enumerate(segments, 1))
+def _format_srt(segments: Sequence[SpokenSegment]) -> str:
+    """Return segments as subtitles in the SubRip format."""
+    return "".join(f"{number}\n{_format_cue(segment, ',')}" for number, segment in enumerate(segments, 1))
 
 
-def vtt(segments: Sequence[SpokenSegment]) -> str:
-    """Subtitles as WebVTT has them."""
-    return "WEBVTT\n\n" + "".join(_cue(each, ".") for each in segments)
+def _format_vtt(segments: Sequence[SpokenSegment]) -> str:
+    """Return segments as subtitles in the WebVTT format."""
+    return "WEBVTT\n\n" + "".join(_format_cue(segment, ".") for segment in segments)
 
 
-SUBTITLES: dict[str, Callable[[Sequence[SpokenSegment]], str]] = {"srt": srt, "vtt": vtt}
+SUBTITLES: dict[str, Callable[[Sequence[SpokenSegment]], str]] = {"srt": _format_srt, "vtt": _format_vtt}
 
 
-def _cue(segment: SpokenSegment, point: str) -> str:
-    """The times of a segment and its text, in which no line is empty and nothing looks like times."""
+def _format_cue(segment: SpokenSegment, point: str) -> str:
+    """Return the times and the text of a segment; the text has no line breaks and no arrow, which would end the cue."""
     text = " ".join(segment.text.split()).replace("-->", "->")
-    return f"{_clock(segment.start, point)} --> {_clock(segment.end, point)}\n{text}\n\n"
+    return f"{_format_time(segment.start, point)} --> {_format_time(segment.end, point)}\n{text}\n\n"
 
 
-def _clock(seconds: float, point: str) -> str:
-    minutes, rest = divmod(round(seconds * 1000), 60_000)
+def _format_time(seconds: float, point: str) -> str:
+    minutes, milliseconds = divmod(round(seconds * 1000), 60_000)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours:02}:{minutes:02}:{rest // 1000:02}{point}{rest % 1000:03}"
+    return f"{hours:02}:{minutes:02}:{milliseconds // 1000:02}{point}{milliseconds % 1000:03}"

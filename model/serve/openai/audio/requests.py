@@ -1,4 +1,4 @@
-"""What clients ask of a recording: OpenAI's arguments, and vLLM's further ones, as the fields of a form."""
+"""Requests for transcriptions: OpenAI's arguments and vLLM's further ones, as the fields of a form."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from model.engine import SamplingParams
 from model.serve.errors import ApiError
-from model.serve.openai.audio.form import FormPart
+from model.serve.openai.audio.form import FormField
 
 _GRANULARITIES = "timestamp_granularities[]"
-_LISTS = (_GRANULARITIES,)
-_WITH_TIMES = ("verbose_json", "srt", "vtt")
 
 
 class AudioRequest(BaseModel):
-    """`POST /v1/audio/transcriptions` and `/v1/audio/translations`, beside the `file`; values come as texts."""
+    """Fields of `POST /v1/audio/transcriptions` and `/v1/audio/translations` besides `file`, parsed from texts."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -38,12 +36,17 @@ class AudioRequest(BaseModel):
     max_completion_tokens: int | None = None
 
     @property
-    def timestamps(self) -> bool:
+    def has_timestamps(self) -> bool:
         """Whether the answer has the times of segments."""
-        return self.response_format in _WITH_TIMES
+        return self.response_format in ("verbose_json", "srt", "vtt")
 
-    def params(self) -> SamplingParams:
-        """How to choose tokens of a window; ApiError or ModelError for what cannot be."""
+    def to_sampling_params(self) -> SamplingParams:
+        """Return the sampling parameters of every window.
+
+        Raises:
+            ApiError: The format of the answer excludes another argument, or times of words are asked for.
+            ModelError: An argument is out of range.
+        """
         if self.timestamp_granularities and self.response_format != "verbose_json":
             raise ApiError(
                 400, "timestamp_granularities[] needs the response_format verbose_json", param=_GRANULARITIES
@@ -64,32 +67,37 @@ class AudioRequest(BaseModel):
             frequency_penalty=self.frequency_penalty,
             repetition_penalty=self.repetition_penalty,
             max_tokens=self.max_completion_tokens,
-            logprobs=0 if self.timestamps else None,
+            logprobs=0 if self.has_timestamps else None,
         )
 
 
-def audio_request(parts: list[FormPart]) -> tuple[AudioRequest, bytes]:
-    """The arguments and the file of a form; ApiError or RequestValidationError for what cannot be."""
-    given: dict[str, Any] = {}
-    files = [each for each in parts if each.name == "file"]
+def read_audio_request(fields: list[FormField]) -> tuple[AudioRequest, bytes]:
+    """Return the arguments and the file of a form.
+
+    Raises:
+        ApiError: The form does not have exactly one file, or it has another field twice.
+        RequestValidationError: A field has an unknown name or a wrong value.
+    """
+    files = [field for field in fields if field.name == "file"]
     if len(files) != 1 or not files[0].is_file:
         raise ApiError(400, "the form needs one file, a recording", param="file")
-    for each in parts:
-        if each.name in _LISTS:
-            given.setdefault(each.name, []).append(each.text)
-        elif each.name in given:
-            raise ApiError(400, "the form has a field twice", "invalid_form", each.name)
-        elif each.name != "file":
-            given[each.name] = each.text
+    arguments: dict[str, Any] = {}
+    for field in fields:
+        if field.name == _GRANULARITIES:
+            arguments.setdefault(field.name, []).append(field.text)
+        elif field.name in arguments:
+            raise ApiError(400, "the form has a field twice", "invalid_form", field.name)
+        elif field.name != "file":
+            arguments[field.name] = field.text
     try:
-        return AudioRequest.model_validate(given), files[0].content
-    except ValidationError as error:
-        found = [{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)]
-        raise RequestValidationError(found) from None
+        return AudioRequest.model_validate(arguments), files[0].content
+    except ValidationError as invalid:
+        errors = [{**error, "loc": ("body", *error["loc"])} for error in invalid.errors(include_url=False)]
+        raise RequestValidationError(errors) from None
 
 
 def form_schema() -> dict[str, Any]:
-    """The body of such a request, for the schema of the routes."""
+    """Return the schema of the form for the routes' OpenAPI document."""
     schema = AudioRequest.model_json_schema()
     schema["properties"] = {"file": {"type": "string", "format": "binary"}, **schema["properties"]}
     schema["required"] = ["file"]

@@ -1,7 +1,7 @@
-"""`/v1/audio/transcriptions` and `/v1/audio/translations`: a recording's windows through the engine, and what is said.
+"""Transcriptions and translations: the windows of a recording go through the engine.
 
-Without times all windows are prompts of one request, computed together. With times a window begins where the last
-segment of the one before ended, so each is a request behind the other.
+Without timestamps all windows are prompts of one request and are computed together. With timestamps a window begins
+where the last segment of the previous window ended, so each window is a request of its own.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Literal
 
-from model.engine import SamplingParams
+from model.engine import CompletionOutput, SamplingParams
 from model.engine.async_engine import EngineFull, Stream, TokenPrompt
 from model.engine.inputs import ModelInputs
 from model.serve.errors import ApiError, stopping_now
 from model.serve.openai.audio import answers
 from model.serve.openai.audio.requests import AudioRequest
 from model.serve.openai.audio.speech_model import ENGLISH, SpeechModel
-from model.serve.openai.generation import Answering, Continuation, Service
+from model.serve.openai.generation import GenerationHandler, Service
 from model.speech.recording import Recording
 from model.speech.rules import Rules
 from model.speech.timestamps import segments_of
@@ -26,29 +27,43 @@ from model.speech.wav import samples_of
 
 Task = Literal["transcribe", "translate"]
 
-_LONGEST_PAUSE = 1.0  # seconds until the next window of a recording asks for a place again
+_MAX_RETRY_SECONDS = 1.0
+"""Longest wait until a window that the full queue refused is submitted again."""
 
 
 @dataclass
-class Transcribing(Answering[AudioRequest]):
-    """One recording on its way."""
+class TranscriptionHandler(GenerationHandler[AudioRequest]):
+    """Handler of a request for `/v1/audio/transcriptions` or `/v1/audio/translations`.
+
+    `prompt_tokens` counts the prompts of all windows that were submitted. `start_ids` are the first tokens of every
+    window.
+    """
 
     speech_model: SpeechModel = field(kw_only=True)
     task: Task = field(kw_only=True)
     recording: Recording = field(kw_only=True)
     rules: Rules = field(init=False)
     language: str = field(init=False, default=ENGLISH)
+    start_ids: Sequence[int] = field(init=False)
     prompt_tokens: int = 0
 
     @classmethod
-    async def prepared(cls, service: Service, asked: AudioRequest, file: bytes, task: Task) -> Transcribing:
-        """With windows, and in a language that is known; ApiError or ModelError for what cannot be."""
-        service.check_model(asked.model)
-        speech_model, params = service.check_speech(), asked.params()
-        speech_model.check_language(asked.language)
+    async def prepare(
+        cls, service: Service, request: AudioRequest, file: bytes, task: Task
+    ) -> TranscriptionHandler:
+        """Return a handler whose recording is read, whose language is known and whose prompts are encoded.
+
+        Raises:
+            ApiError: The request is refused, the recording has too many windows, or the server is stopping.
+            ModelError: The file is no recording that can be read, or an argument is out of range.
+            EngineFull: The queue has no place for the window that tells the language.
+        """
+        service.check_model(request.model)
+        speech_model, params = service.check_speech(), request.to_sampling_params()
+        speech_model.check_language(request.language)
         samples = await asyncio.to_thread(samples_of, file, "the file")
-        recording = Recording(samples, speech_model.spectrum, asked.timestamps)
-        if not asked.timestamps and recording.windows > service.engine.places:
+        recording = Recording(samples, speech_model.spectrum, request.has_timestamps)
+        if not request.has_timestamps and recording.windows > service.engine.places:
             raise ApiError(
                 400,
                 f"the recording has {recording.windows} windows; {service.engine.places} at most are computed at once",
@@ -56,129 +71,137 @@ class Transcribing(Answering[AudioRequest]):
             )
         if service.draining:
             raise stopping_now()
-        self = cls(service, asked, "trsc", speech_model=speech_model, task=task, recording=recording)
+        self = cls(service, request, "trsc", speech_model=speech_model, task=task, recording=recording)
         self.params = params
-        await asyncio.to_thread(lambda: recording.spectrum)
-        await self._settle_language()
-        await self._settle_prompt()
+        await asyncio.to_thread(lambda: recording.spectrum)  # cached by the recording
+        await self._read_rules()
+        await self._encode_prompts()
         return self
 
     async def answer(self) -> answers.Transcription | answers.VerboseTranscription | str:
-        """What was said, in the form that was asked for."""
-        asked, seconds = self.asked, self.recording.seconds
-        if not asked.timestamps:
-            async with await self._opened(self.prompts, self.params) as stream:
-                text = "".join([each.text for each in await self.whole(stream)]).strip()
-            if asked.response_format == "text":
-                return f"{text}\n"
-            return answers.Transcription(text=text, usage=answers.Duration.of(seconds))
-        segments = [each async for each in self._segments()]
-        if asked.response_format in answers.SUBTITLES:
-            return answers.SUBTITLES[asked.response_format](segments)
+        """Return the transcription in the requested format. Raises ApiError as `updates` does."""
+        response_format, seconds = self.request.response_format, self.recording.seconds
+        usage = answers.Duration(seconds=ceil(seconds))
+        if not self.request.has_timestamps:
+            async with await self.submit() as stream:
+                outputs = await self.collect_outputs(stream)
+            text = "".join(output.text for output in outputs).strip()
+            return f"{text}\n" if response_format == "text" else answers.Transcription(text=text, usage=usage)
+        segments = [segment async for segment in self._transcribe_segments()]
+        if response_format in answers.SUBTITLES:
+            return answers.SUBTITLES[response_format](segments)
         return answers.VerboseTranscription(
             task=self.task,
             language=ENGLISH if self.task == "translate" else self.language,
             duration=seconds,
-            text="".join(each.text for each in segments).strip(),
+            text="".join(segment.text for segment in segments).strip(),
             segments=segments,
-            usage=answers.Duration.of(seconds),
+            usage=usage,
         )
 
     async def events(self, stream: Stream) -> AsyncIterator[str]:
-        """The pieces as JSON, window after window; what comes early of a later one waits."""
-        waiting: dict[int, str] = {}
+        """Yield the pieces of the transcription as JSON, window by window.
+
+        Text of a window is held back until all previous windows have ended. Raises ApiError as `updates` does.
+        """
+        held_back: dict[int, str] = {}
         ended: set[int] = set()
-        shown, whole = 0, answers.StrippedText()
+        window, transcription = 0, answers.StrippedText()
         async for update in self.updates(stream):
-            waiting[update.prompt] = waiting.get(update.prompt, "") + update.text
+            held_back[update.prompt] = held_back.get(update.prompt, "") + update.text
             if update.finish_reason is not None:
                 ended.add(update.prompt)
             while True:
-                if delta := whole.push(waiting.pop(shown, "")):
+                if delta := transcription.push(held_back.pop(window, "")):
                     yield answers.TextDelta(delta=delta).model_dump_json()
-                if shown not in ended:
+                if window not in ended:
                     break
-                shown += 1
-        used = self.prompt_tokens, self.completion_tokens
-        usage = answers.TokensUsed(input_tokens=used[0], output_tokens=used[1], total_tokens=sum(used))
-        yield answers.TextDone(text=whole.text, usage=usage).model_dump_json()
+                window += 1
+        usage = answers.TokensUsed(
+            input_tokens=self.prompt_tokens,
+            output_tokens=self.completion_tokens,
+            total_tokens=self.prompt_tokens + self.completion_tokens,
+        )
+        yield answers.TextDone(text=transcription.text, usage=usage).model_dump_json()
 
-    async def open(self, priority: int | None = None, cache_salt: str | None = None) -> Stream:
-        """Submit all windows and return their stream; windows share no pages, so the salt has no effect."""
-        return await self._opened(self.prompts, self.params)
+    async def submit(self, priority: int | None = None, cache_salt: str | None = None) -> Stream:
+        """Submit all prompts and return their stream; windows share no pages, so the salt has no effect."""
+        return await self._submit(self.prompts, self.params)
 
-    async def _opened(self, prompts: Sequence[TokenPrompt], params: SamplingParams) -> Stream:
-        self.prompt_tokens += sum(len(each.ids) for each in prompts)
-        return await self.service.engine.submit(self.head["id"], prompts, params)
+    async def _submit(self, prompts: Sequence[TokenPrompt], params: SamplingParams) -> Stream:
+        self.prompt_tokens += sum(len(prompt.ids) for prompt in prompts)
+        return await self.service.engine.submit(self.answer_fields["id"], prompts, params)
 
-    async def _settle_language(self) -> None:
-        """The language that is asked for, that of the model, or the one that the first window sounds like most."""
+    async def _read_rules(self) -> None:
+        """Set the language and its rules: the requested language, or the most likely one of the first window."""
         speech_model = self.speech_model
-        if self.asked.language is not None:
-            self.language = self.asked.language
+        if self.request.language is not None:
+            self.language = self.request.language
         elif speech_model.languages:
-            names = {id: name for name, id in speech_model.languages.items()}
-            params = SamplingParams(temperature=0, max_tokens=1, allowed_token_ids=list(names))
+            languages = {id: language for language, id in speech_model.languages.items()}
+            params = SamplingParams(temperature=0, max_tokens=1, allowed_token_ids=list(languages))
             features, _ = self.recording.window(0)
-            async with await self._opened(
-                [TokenPrompt([speech_model.start], inputs=ModelInputs(features))], params
-            ) as stream:
-                said = [token async for update in self.updates(stream) for token in update.token_ids]
-            self.language = names[said[0]]
-        self.rules = speech_model.rules(self.language, self.asked.timestamps, self.task)
+            prompt = TokenPrompt([speech_model.start], inputs=ModelInputs(features))
+            async with await self._submit([prompt], params) as stream:
+                token_ids = [token async for update in self.updates(stream) for token in update.token_ids]
+            self.language = languages[token_ids[0]]
+        self.rules = speech_model.rules(self.language, self.request.has_timestamps, self.task)
 
-    async def _settle_prompt(self) -> None:
-        """Every window begins with the rules' tokens, and before them with the text that is to go before."""
-        text, most = self.asked.prompt.strip(), self.service.engine.limits.max_model_len // 2 - 1
-        before = await self.speech_model.before(text, self.service.texts, most) if text else []
-        self._ids = [*before, *self.rules.prompt]
-        if not self.asked.timestamps:
+    async def _encode_prompts(self) -> None:
+        """Set the first tokens of every window: the end of the request's prompt, if any, and the rules' tokens."""
+        text, max_tokens = self.request.prompt.strip(), self.service.engine.limits.max_model_len // 2 - 1
+        previous_ids = (
+            await self.speech_model.encode_previous_text(text, self.service.texts, max_tokens) if text else []
+        )
+        self.start_ids = [*previous_ids, *self.rules.prompt]
+        if not self.request.has_timestamps:
             columns = self.recording.columns
-            self.prompts = [self._window(number * columns) for number in range(self.recording.windows)]
+            self.prompts = [self._make_prompt(index * columns) for index in range(self.recording.windows)]
 
-    def _window(self, begins: int) -> TokenPrompt:
-        features, _ = self.recording.window(begins)
-        size = self.service.engine.limits.vocab_size
-        return TokenPrompt(self._ids, inputs=ModelInputs(features, lambda: self.rules.of_text(size)))
+    def _make_prompt(self, begin: int) -> TokenPrompt:
+        """Return the prompt of the window that begins at a column of the spectrum."""
+        features, _ = self.recording.window(begin)
+        vocab_size = self.service.engine.limits.vocab_size
+        return TokenPrompt(
+            self.start_ids, inputs=ModelInputs(features, lambda: self.rules.of_text(vocab_size))
+        )
 
-    async def _segments(self) -> AsyncIterator[answers.SpokenSegment]:
-        """The segments of all windows, each of which begins where the last segment before it ended."""
-        begins, count, times = 0, 0, self.rules.timestamps
+    async def _transcribe_segments(self) -> AsyncIterator[answers.SpokenSegment]:
+        """Yield the segments of all windows; a window begins where the last segment before it ended."""
+        begin, count, times = 0, 0, self.rules.timestamps
         assert times is not None, "read with timestamps"
-        while begins < self.recording.end:
-            said = await self._said(begins)
-            ids = [each for each in said.token_ids if each != times.end]
-            _, columns = self.recording.window(begins)
-            found, columns = segments_of(ids, times.zero, begins, columns)
-            first = 0
-            for each in found:
-                text = await self.service.texts.decode([id for id in each.ids if id < times.zero])
-                places = range(first, first + len(each.ids))
-                logprobs = [said.logprobs[at][said.token_ids[at]].logprob for at in places]
-                first += len(each.ids)
+        while begin < self.recording.end:
+            output = await self._transcribe_window(begin)
+            logprobs = [by_id[token].logprob for token, by_id in zip(output.token_ids, output.logprobs or [])]
+            ids = [token for token in output.token_ids if token != times.end]
+            _, columns = self.recording.window(begin)
+            segments, columns = segments_of(ids, times.zero, begin, columns)
+            for segment in segments:
+                text = await self.service.texts.decode([id for id in segment.ids if id < times.zero])
+                segment_logprobs, logprobs = logprobs[: len(segment.ids)], logprobs[len(segment.ids) :]
                 yield answers.SpokenSegment(
                     id=count,
-                    seek=begins,
-                    start=each.start,
-                    end=each.end,
+                    seek=begin,
+                    start=segment.start,
+                    end=segment.end,
                     text=text,
-                    tokens=list(each.ids),
-                    temperature=self.asked.temperature,
-                    avg_logprob=sum(logprobs) / max(1, len(logprobs)),
+                    tokens=list(segment.ids),
+                    temperature=self.request.temperature,
+                    avg_logprob=sum(segment_logprobs) / max(1, len(segment_logprobs)),
                     compression_ratio=answers.compression_ratio(text),
                 )
                 count += 1
-            begins += columns
+            begin += columns
 
-    async def _said(self, begins: int) -> Continuation:
-        """What is said in a window. Only the first one is refused where the queue is full; later ones wait."""
+    async def _transcribe_window(self, begin: int) -> CompletionOutput:
+        """Return the output of a window; a full queue refuses the first window only, and later ones wait."""
         while True:
-            self.prompts = [self._window(begins)]
+            self.prompts = [self._make_prompt(begin)]
             try:
-                async with await self._opened(self.prompts, self.params) as stream:
-                    (said,) = await self.whole(stream)
-                return said
+                async with await self.submit() as stream:
+                    (output,) = await self.collect_outputs(stream)
+                return output
             except EngineFull as full:
-                if not begins:
+                if not begin:
                     raise
-                await asyncio.sleep(min(_LONGEST_PAUSE, full.seconds or _LONGEST_PAUSE))
+                await asyncio.sleep(min(_MAX_RETRY_SECONDS, full.seconds or _MAX_RETRY_SECONDS))

@@ -1,0 +1,133 @@
+"""Chat completions: answers of a conversation, in which the model may call functions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from model.engine import CompletionOutput
+from model.engine.async_engine import Stream, Update
+from model.serve.errors import ApiError
+from model.serve.openai import answers
+from model.serve.openai.calls import CallPiece, CallReader
+from model.serve.openai.generation import GenerationHandler, Service
+from model.serve.openai.messages import CalledFunction, ToolCall
+from model.serve.openai.requests import ChatRequest
+from model.serve.openai.tools import ToolUse
+
+
+class ChatHandler(GenerationHandler[ChatRequest]):
+    """Handler of a request for `/v1/chat/completions`."""
+
+    tool_use: ToolUse | None
+
+    @classmethod
+    async def prepare(cls, service: Service, request: ChatRequest) -> ChatHandler:
+        """Return a handler whose conversation is encoded and whose grammar is compiled.
+
+        Raises:
+            ApiError: The request contradicts itself, or the server cannot take it now.
+            ModelError: An argument is out of range, or the conversation is too long or refused by the chat template.
+            EngineFull: The queue has too few places for the continuations.
+        """
+        service.check_model(request.model)
+        self = cls(service, request, "chatcmpl")
+        self.tool_use = request.read_tool_use()
+        if self.tool_use is not None and not self.tool_use.is_required and service.tool_parser is None:
+            raise ApiError(
+                400,
+                "the chat template teaches no known form of calls: tool_choice may be none, required or a function, "
+                "or the server gets a --tool-call-parser",
+                param="tool_choice",
+            )
+        self.params = request.to_sampling_params()
+        service.engine.check_places(self.params.n)
+        self.prompts = [await service.encode_conversation(request.messages, request.template_variables())]
+        await self.compile_grammar()
+        return self
+
+    async def answer(self, stream: Stream) -> answers.ChatCompletion:
+        """Return the whole answer. Raises ApiError as `updates` does."""
+        choices = [
+            self._make_choice(index, output)
+            for index, output in enumerate(await self.collect_outputs(stream))
+        ]
+        return answers.ChatCompletion(**self.answer_fields, choices=choices, usage=self.usage(stream))
+
+    async def events(self, stream: Stream) -> AsyncIterator[str]:
+        """Yield the pieces of the answer as JSON: of each choice first its role, then its text and its calls.
+
+        Raises:
+            ApiError: The engine failed or could not compute the request.
+        """
+        readers: dict[int, CallReader | None] = {}
+        async for update in self.updates(stream):
+            index = self.choice_index(update)
+            if index not in readers:
+                readers[index] = self._make_reader()
+                role = answers.ChatPiece(index=index, delta={"role": "assistant", "content": ""})
+                yield self._encode_chunk([role])
+            reader, delta = readers[index], dict[str, Any]()
+            text, calls = _split(reader, update.text, update.finish_reason is not None)
+            if text:
+                delta["content"] = text
+            if calls:
+                delta["tool_calls"] = [call.delta() for call in calls]
+            logprobs = self._describe_logprobs(update)
+            if delta or logprobs is not None or update.finish_reason is not None:
+                piece = answers.ChatPiece(
+                    index=index,
+                    delta=delta,
+                    logprobs=logprobs,
+                    finish_reason=_finish_reason(reader, update.finish_reason),
+                    stop_reason=update.stop_reason,
+                )
+                yield self._encode_chunk([piece])
+        if self.request.include_usage:
+            yield self._encode_chunk([], self.usage(stream))
+
+    def _make_choice(self, index: int, output: CompletionOutput) -> answers.ChatChoice:
+        reader = self._make_reader()
+        text, pieces = _split(reader, output.text, is_last=True)
+        calls = [
+            ToolCall(
+                id=str(piece.id),
+                type="function",
+                function=CalledFunction(name=str(piece.name), arguments=piece.arguments),
+            )
+            for piece in pieces
+        ]
+        return answers.ChatChoice(
+            index=index,
+            message=answers.AnswerMessage(
+                content=None if calls and not text else text, tool_calls=calls or None
+            ),
+            logprobs=self._describe_logprobs(output),
+            finish_reason=_finish_reason(reader, output.finish_reason),
+            stop_reason=output.stop_reason,
+        )
+
+    def _make_reader(self) -> CallReader | None:
+        return None if self.tool_use is None else self.tool_use.make_reader(self.service.tool_parser)
+
+    def _encode_chunk(self, choices: list[answers.ChatPiece], usage: answers.Usage | None = None) -> str:
+        return answers.ChatChunk(**self.answer_fields, choices=choices, usage=usage).model_dump_json()
+
+    def _describe_logprobs(self, output: CompletionOutput | Update) -> answers.ChatLogprobs | None:
+        if self.params.logprobs is None:
+            return None
+        return answers.chat_logprobs(output.token_ids, output.logprobs or [], self.params.logprobs)
+
+
+def _split(reader: CallReader | None, text: str, is_last: bool) -> tuple[str, list[CallPiece]]:
+    """Return the text in the next piece of an answer, and the pieces of calls in it."""
+    if reader is None:
+        return text, []
+    pieces = reader.push(text, is_last)
+    spoken = "".join(piece for piece in pieces if isinstance(piece, str))
+    return spoken, [piece for piece in pieces if not isinstance(piece, str)]
+
+
+def _finish_reason(reader: CallReader | None, reason: Any) -> Any:
+    """Return why the answer ended: "tool_calls" if it stopped after a call, and otherwise the engine's reason."""
+    return "tool_calls" if reason == "stop" and reader is not None and reader.num_calls else reason
