@@ -1,4 +1,4 @@
-"""What options ask for, put together: an engine's arguments, its application, and the server in front of it."""
+"""Server of `nkw serve` made from its options: the engine's arguments, the application, and the HTTP server."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _TEXT_BYTES, _RECORDING_BYTES = 2**20, 25 * 2**20
-"""Of a body where the options do not say; OpenAI's API takes recordings of 25 MB."""
+"""Default limits of a body, of text models and of speech models; OpenAI's API takes recordings of 25 MB."""
 
 
 def engine_args(options: argparse.Namespace) -> EngineArgs:
-    """The engine that the options of `nkw serve` ask for."""
+    """Return the engine's arguments for the options of `nkw serve`."""
     return read_engine_args(
         options,
         enable_prefix_caching=options.prefix_caching,
@@ -42,19 +42,26 @@ async def serve(
     options: argparse.Namespace,
     keys: list[str],
     engine: Engine,
-    bound: Callable[[int], None],
-    server_made: Callable[[Server], None] = lambda server: None,
+    on_listening: Callable[[int], None],
+    on_created: Callable[[Server], None] = lambda server: None,
 ) -> None:
-    """Serve until the server is told to end; `server_made` gets it before it starts."""
-    async with answering(options, engine) as (app, service):
-        server = server_for(app, options, keys, bound, service.drain)
-        server_made(server)
+    """Serve until the server is told to stop.
+
+    Args:
+        on_listening: Called with the port once the server takes connections.
+        on_created: Called with the server before it starts.
+    """
+    async with run_application(options, engine) as (app, service):
+        server = make_server(app, options, keys, on_listening, service.drain)
+        on_created(server)
         await server.serve()
 
 
 @asynccontextmanager
-async def answering(options: argparse.Namespace, engine: Engine) -> AsyncIterator[tuple[FastAPI, Service]]:
-    """The application on an engine that computes until the block ends."""
+async def run_application(
+    options: argparse.Namespace, engine: Engine
+) -> AsyncIterator[tuple[FastAPI, Service]]:
+    """Yield the application of an engine and its service; the engine computes until the block ends."""
     from model.serve.http.app import make_app
     from model.serve.metrics import Metrics
     from model.serve.openai.audio.speech_model import SpeechModel
@@ -64,66 +71,68 @@ async def answering(options: argparse.Namespace, engine: Engine) -> AsyncIterato
     from model.serve.prediction import Deployment, StepTimes
     from model.serve.texts import Texts
 
-    name = options.served_model_name or Path(options.model).resolve().name
-    speech_model = SpeechModel.from_folder(Path(options.model))
+    folder = Path(options.model).resolve()
+    name = options.served_model_name or folder.name
+    speech_model = SpeechModel.from_folder(folder)
     metrics = Metrics(name, prefix_caching=speech_model is None and options.prefix_caching)
-    asynchronous = AsyncEngine(engine, places(options), metrics.watch)
-    cache, args = engine.scheduler.cache, engine_args(options)
+    async_engine = AsyncEngine(engine, max_continuations(options), metrics.watch)
+    cache, limits, args = engine.scheduler.cache, engine.limits, engine_args(options)
     pages: dict[CacheGroup, int] = {None: cache.pages, **dict(cache.window_pages)}
     if cache.slots is not None:
         pages[STATES] = cache.slots.count
     deployment = Deployment(
         *(Path(args.model), args.target, args.tensor_parallel_size, args.expert_parallel_size, args.dtype),
-        *(engine.limits.max_model_len, pages, cache.block_size),
+        *(limits.max_model_len, pages, cache.block_size),
     )
     times = StepTimes(deployment)
-    metrics.show(asynchronous.state, options.target, times.seconds)
-    pool = WorkerPool(engine.grammars.source, options.workers, places(options))
-    folder, limits = Path(options.model).resolve(), engine.limits
+    metrics.show(async_engine.state, options.target, times.seconds)
+    pool = WorkerPool(engine.grammars.source, options.workers, max_continuations(options))
     texts = Texts(pool, folder, engine.grammars, limits.vocab_size, limits.max_model_len - 1)
-    parser = tool_parser(Path(options.model), options.tool_call_parser)
-    service = Service(asynchronous, texts, name, parser, speech_model)
-    asynchronous.start()
+    service = Service(async_engine, texts, name, tool_parser(folder, options.tool_call_parser), speech_model)
+    async_engine.start()
     pool.start()
     try:
         yield make_app(service, metrics), service
     finally:
         texts.stop()
         times.stop()
-        await asynchronous.stop()
+        await async_engine.stop()
 
 
-def places(options: argparse.Namespace) -> int:
-    """How many continuations an engine takes at once."""
-    taken: int = options.ep * options.max_num_seqs + options.max_queue
-    return taken
+def max_continuations(options: argparse.Namespace) -> int:
+    """Return how many continuations an engine accepts at once, in a step or in the queue."""
+    return int(options.ep * options.max_num_seqs + options.max_queue)
 
 
-def most_bytes(options: argparse.Namespace) -> int:
-    """Of a body: as many as the options say, else as a form of texts has, or a recording of a speech model."""
+def max_body_bytes(options: argparse.Namespace) -> int:
+    """Return the limit of a request's body: the option, or else the default of text or speech models."""
     from model.serve.openai.audio.speech_model import SpeechModel
 
-    given: int | None = options.max_body
-    if given is not None:
-        return given
+    if options.max_body is not None:
+        return int(options.max_body)
     return _TEXT_BYTES if SpeechModel.from_folder(Path(options.model)) is None else _RECORDING_BYTES
 
 
-def server_for(
+def make_server(
     app: ASGIApp,
     options: argparse.Namespace,
     keys: list[str],
-    bound: Callable[[int], None],
-    drains: Callable[[], None],
+    on_listening: Callable[[int], None],
+    on_shutdown: Callable[[], None],
 ) -> Server:
-    """The server of an application at the port that the options name, behind the gate."""
+    """Return the HTTP server of an application, with the limits, keys and origins of the options.
+
+    Args:
+        on_listening: Called with the port once the server takes connections.
+        on_shutdown: Called when the server takes no more connections.
+    """
     from model.serve.http.gate import Admission, Gate, Keys
     from model.serve.http.origins import OriginPolicy, add_cors
     from model.serve.http.server import ConnectionLimits, Server
 
     hosts = None if keys else LOOPBACK_NAMES | {options.host.lower()}
-    admission = Admission(app, Keys(keys), most_bytes(options), options.body_timeout)
     origins = options.allowed_origins
+    admission = Admission(app, Keys(keys), max_body_bytes(options), options.body_timeout)
     gate = Gate(add_cors(admission, origins), OriginPolicy(hosts, origins))
     limits = ConnectionLimits(options.max_connections, options.header_timeout, options.write_timeout)
-    return Server(gate, options.host, options.port, limits, bound, drains)
+    return Server(gate, options.host, options.port, limits, on_listening, on_shutdown)

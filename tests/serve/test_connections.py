@@ -13,7 +13,7 @@ pytest.importorskip("fastapi", reason="the server needs the extra serve")
 from model.serve.replicas.router import Router
 from model.serve.replicas.routing import Routing
 from model.serve.replicas.sockets import Sockets
-from model.serve.serving import server_for
+from model.serve.serving import make_server
 from tests.serve.conftest import options_of
 
 
@@ -26,7 +26,7 @@ async def answer(scope: Any, receive: Any, send: Any) -> None:
 async def read_options(app: Any, host: str) -> list[int]:
     """Return TCP_NODELAY of every connection that the server has accepted, after one request."""
     ports: list[int] = []
-    server = server_for(app, options_of("--host", host), [], ports.append, lambda: None)
+    server = make_server(app, options_of("--host", host), [], ports.append, lambda: None)
     serving = asyncio.create_task(server.serve())
     while not ports:
         await asyncio.sleep(0)

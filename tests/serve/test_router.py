@@ -88,9 +88,11 @@ def routing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., An
     """`with routing("--workers", "1") as routed`: a router before one replica, or as many as the words say."""
     routed = Routed(0, [])
     folder = write_scripted(tmp_path / MODEL, {" Tom": [" had", " a", " ball"]})
-    make_engine, answering = replica.make_engine, replica.answering
+    make_engine, run_application = replica.make_engine, replica.run_application
 
-    def started(target: Callable[..., None], *arguments: Any) -> tuple[ThreadAsProcess, Connection]:
+    def started(
+        target: Callable[..., None], *arguments: Any, environment: Any
+    ) -> tuple[ThreadAsProcess, Connection]:
         near, far = multiprocessing.Pipe()
         is_restart = len(routed.engines) >= arguments[0].replicas
 
@@ -137,10 +139,10 @@ def routing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., An
             thread.join()
 
     class Answering:
-        """The block of `answering` that also keeps its service."""
+        """The block of `run_application` that also keeps its service."""
 
         def __init__(self, *arguments: Any) -> None:
-            self._block = answering(*arguments)
+            self._block = run_application(*arguments)
 
         async def __aenter__(self) -> Any:
             app, service = await self._block.__aenter__()
@@ -155,7 +157,7 @@ def routing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., An
 
     monkeypatch.setattr(replica, "start_child", started)
     monkeypatch.setattr(replica, "make_engine", engine_made)
-    monkeypatch.setattr(replica, "answering", Answering)
+    monkeypatch.setattr(replica, "run_application", Answering)
     monkeypatch.setattr(replica.os, "_exit", exits)
     monkeypatch.setattr(replica, "log_to_stderr", lambda *_: None)
     monkeypatch.setattr(replica, "_FIRST_PAUSE", 0.0)

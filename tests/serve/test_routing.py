@@ -10,20 +10,20 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the server needs the extra serve")
 
-from model.serve.replicas.routing import BLOCK_BYTES, CHATS, COMPLETIONS, Asked, Routing
+from model.serve.replicas.routing import BLOCK_BYTES, CHATS, COMPLETIONS, RoutedRequest, Routing
 
 BOTH = (0, 1)
 
 
-def asked(prompt: Any, n: int = 1, most: int = 1000) -> Asked:
+def asked(prompt: Any, n: int = 1, most: int = 1000) -> RoutedRequest:
     """A completion's."""
-    return Asked.of(COMPLETIONS, json.dumps({"prompt": prompt, "n": n}).encode(), most)
+    return RoutedRequest.from_body(COMPLETIONS, json.dumps({"prompt": prompt, "n": n}).encode(), most)
 
 
-def chat(*contents: str, **more: Any) -> Asked:
+def chat(*contents: str, **more: Any) -> RoutedRequest:
     """A conversation's."""
     messages = [{"role": "user", "content": each} for each in contents]
-    return Asked.of(CHATS, json.dumps({"messages": messages} | more).encode(), 1000)
+    return RoutedRequest.from_body(CHATS, json.dumps({"messages": messages} | more).encode(), 1000)
 
 
 def text(blocks: int, seed: int = 0) -> str:
@@ -38,20 +38,20 @@ def routing(sequences: int = 16, places: int = 80, positions: int = 16_000) -> R
 
 @pytest.mark.parametrize(("size", "blocks"), [(63, 0), (64, 1), (65, 1), (127, 1), (128, 2), (129, 2)])
 def test_whole_blocks_have_keys(size: int, blocks: int) -> None:
-    assert len(asked("x" * size).keys) == blocks
+    assert len(asked("x" * size).block_hashes) == blocks
 
 
 def test_a_longer_prompt_begins_with_the_same_keys_and_another_one_does_not() -> None:
     short, long = asked(text(3)), asked(text(5))
-    assert list(long.keys[:3]) == list(short.keys)
-    assert len(set(long.keys)) == 5
+    assert list(long.block_hashes[:3]) == list(short.block_hashes)
+    assert len(set(long.block_hashes)) == 5
     ids = list(range(100, 200))
-    assert list(asked([*ids, 7]).keys) == list(asked(ids).keys)
-    assert not set(asked("x" + text(3)).keys) & set(short.keys)
+    assert list(asked([*ids, 7]).block_hashes) == list(asked(ids).block_hashes)
+    assert not set(asked("x" + text(3)).block_hashes) & set(short.block_hashes)
     first, second = chat(text(2)), chat(text(2), "and then?", text(2, 1))
-    shared = len(first.keys) - 1  # the end of a message may share a block with what follows
-    assert shared > 0 and list(second.keys[:shared]) == list(first.keys[:shared])
-    assert not set(chat(text(2), tools=[{"type": "function"}]).keys) & set(first.keys)
+    shared = len(first.block_hashes) - 1  # the end of a message may share a block with what follows
+    assert shared > 0 and list(second.block_hashes[:shared]) == list(first.block_hashes[:shared])
+    assert not set(chat(text(2), tools=[{"type": "function"}]).block_hashes) & set(first.block_hashes)
 
 
 @pytest.mark.parametrize(
@@ -59,12 +59,12 @@ def test_a_longer_prompt_begins_with_the_same_keys_and_another_one_does_not() ->
     [("a", 1, 1), ("a", 3, 3), (["a", "b"], 2, 4), ([1, 2, 3], 1, 1), ([[1], [2], [3]], 2, 6)],
 )
 def test_every_continuation_counts(prompt: Any, n: int, wanted: int) -> None:
-    assert asked(prompt, n).wanted == wanted
+    assert asked(prompt, n).continuations == wanted
 
 
 @pytest.mark.parametrize(("path", "wanted"), [("/tokenize", 1), ("/detokenize", 1), ("/v1/models", 0)])
 def test_requests_of_the_tokenizer_count_as_one_continuation(path: str, wanted: int) -> None:
-    assert Asked.of(path, b"{}", 1000) == Asked(wanted=wanted)
+    assert RoutedRequest.from_body(path, b"{}", 1000) == RoutedRequest(continuations=wanted)
 
 
 @pytest.mark.parametrize(
@@ -74,14 +74,14 @@ def test_requests_of_the_tokenizer_count_as_one_continuation(path: str, wanted: 
 )
 @pytest.mark.parametrize("path", [COMPLETIONS, CHATS, "/tokenize"])
 def test_what_is_no_request_has_no_prefix(path: str, body: bytes) -> None:
-    assert not Asked.of(path, body, 1000).keys
+    assert not RoutedRequest.from_body(path, body, 1000).block_hashes
 
 
 def test_prompts_that_begin_alike_go_to_one_replica_and_others_to_both() -> None:
     rule, groups = routing(), 6
     first = [rule.choose(asked(text(4, seed)), BOTH) for seed in range(groups)]
     for seed, choice in enumerate(first):
-        rule.ended(choice, asked(text(4, seed)))
+        rule.end(choice, asked(text(4, seed)))
     again = [rule.choose(asked(text(5, seed)), BOTH) for seed in range(groups)]
     assert [each.replica for each in again] == [each.replica for each in first]
     assert not any(each.by_prefix for each in first) and all(each.by_prefix for each in again)
@@ -92,7 +92,7 @@ def test_idle_replicas_take_turns_with_short_prompts() -> None:
     rule, found = routing(), []
     for _ in range(4):
         choice = rule.choose(asked("hello"), BOTH)
-        rule.ended(choice, asked("hello"))
+        rule.end(choice, asked("hello"))
         found.append(choice.replica)
     assert found == [0, 1, 0, 1]
 
@@ -101,7 +101,7 @@ def test_idle_replicas_take_turns_with_short_prompts() -> None:
 def test_a_quarter_of_the_prompt_decides(blocks: int, decides: bool) -> None:
     rule = routing()
     home = rule.choose(asked(text(2)), BOTH)
-    rule.ended(home, asked(text(2)))
+    rule.end(home, asked(text(2)))
     assert rule.choose(asked(text(blocks)), BOTH).by_prefix is decides
 
 
@@ -117,7 +117,7 @@ def test_a_popular_prefix_becomes_known_to_both_and_then_the_load_decides() -> N
     rule = routing(sequences=4)
     found = [rule.choose(asked(text(4)), BOTH).replica for _ in range(20)]
     assert found[:3] == [found[0]] * 3
-    assert abs(rule.load(0) - rule.load(1)) <= 2
+    assert abs(rule._states[0].load - rule._states[1].load) <= 2
 
 
 @pytest.mark.parametrize(("places", "same"), [(4, False), (5, True)])
@@ -139,19 +139,19 @@ def test_only_replicas_that_are_up_are_chosen_and_one_that_starts_anew_knows_not
     home = rule.choose(asked(text(4)), [2])
     assert home.replica == 2
     assert rule.choose(asked(text(4)), [0, 1]).replica != 2
-    rule.ended(home, asked(text(4)))
+    rule.end(home, asked(text(4)))
     rule.forget(2)
     assert not rule.choose(asked(text(4)), [2]).by_prefix
 
 
 def test_the_index_has_room_for_what_the_pages_hold_and_forgets_ends_before_beginnings() -> None:
     rule = routing(positions=16 * 6)  # 6 blocks
-    assert rule.most_blocks == 6
+    assert rule.max_blocks == 6
     for seed in (0, 1):
-        rule.ended(rule.choose(asked(text(4, seed), most=6), [0]), asked(text(4, seed)))
-    known = {seed: rule._known(0, asked(text(4, seed)).keys) for seed in (0, 1)}
+        rule.end(rule.choose(asked(text(4, seed), most=6), [0]), asked(text(4, seed)))
+    known = {seed: rule._states[0].count_prefix(asked(text(4, seed)).block_hashes) for seed in (0, 1)}
     assert known == {0: 2, 1: 4}
-    assert len(asked(text(9), most=6).keys) == 6
+    assert len(asked(text(9), most=6).block_hashes) == 6
     assert not routing(positions=0).choose(asked(text(4), most=0), BOTH).by_prefix
 
 
@@ -159,7 +159,7 @@ def test_loads_add_up_whatever_comes_and_ends() -> None:
     draw, rule, open_requests = random.Random(5), routing(sequences=4, places=8), []
     for _ in range(3000):
         if open_requests and draw.random() < 0.5:
-            rule.ended(*open_requests.pop(draw.randrange(len(open_requests))))
+            rule.end(*open_requests.pop(draw.randrange(len(open_requests))))
         else:
             one = asked(text(draw.randrange(1, 9), draw.randrange(6)), n=draw.randrange(1, 3))
             up = draw.sample(range(3), draw.randrange(1, 4))
@@ -167,16 +167,19 @@ def test_loads_add_up_whatever_comes_and_ends() -> None:
             assert choice.replica in up
             open_requests.append((choice, one))
         loads = [
-            sum(one.wanted for choice, one in open_requests if choice.replica == each) for each in range(3)
+            sum(one.continuations for choice, one in open_requests if choice.replica == each)
+            for each in range(3)
         ]
-        assert [rule.load(each) for each in range(3)] == loads
+        assert [rule._states[each].load for each in range(3)] == loads
 
 
 def test_prompts_of_different_keys_and_salts_share_no_block() -> None:
     body = json.dumps({"prompt": text(2)}).encode()
     salted = json.dumps({"prompt": text(2), "cache_salt": "a"}).encode()
     roots = [("", body), ("first", body), ("second", body), ("", salted), ("first", salted)]
-    first = [tuple(Asked.of(COMPLETIONS, sent, 1000, salt).keys) for salt, sent in roots]
-    again = [tuple(Asked.of(COMPLETIONS, sent, 1000, salt).keys) for salt, sent in roots]
+    first, again = (
+        [tuple(RoutedRequest.from_body(COMPLETIONS, sent, 1000, salt).block_hashes) for salt, sent in roots]
+        for _ in range(2)
+    )
     assert first == again
     assert len({key for keys in first for key in keys}) == 2 * len(roots)

@@ -130,7 +130,7 @@ def test_pauses_before_a_start_grow_until_a_replica_lives_long(monkeypatch: pyte
     sleep: Callable[[float], Any] = asyncio.sleep
 
     class Short(Replica):
-        async def ended(self) -> int | None:
+        async def wait_until_ended(self) -> int | None:
             nonlocal now
             now += next(lives)
             self.up = False
@@ -149,6 +149,6 @@ def test_pauses_before_a_start_grow_until_a_replica_lives_long(monkeypatch: pyte
     monkeypatch.setattr(replica.asyncio, "sleep", paused)
     short = Short(argparse.Namespace(), 0, Path("/tmp"))
     with pytest.raises(RuntimeError, match="StopIteration"):
-        asyncio.run(short.keep(lambda: forgotten.append(short.restarts)))
+        asyncio.run(short.supervise(lambda: forgotten.append(short.restarts)))
     assert pauses == [0.5, 1, 2, 4, 8, 16, 32, 60, 60, 60, 60, 0.5, 1]
     assert short.restarts == len(forgotten) == 12

@@ -1,8 +1,8 @@
-"""`nkw serve --cluster`: the deployment of the engines, and this process as one of the servers before it.
+"""`nkw serve --cluster`: the deployment of the engines, and this process as one of its servers.
 
-A deployment on a lasting cluster belongs to all servers that use it. Each of them keeps an actor there, which Ray ends
-with its server, however that one ended. A server that leaves ends the deployment if no actor of another server is left.
-A server that is killed leaves the deployment to the next one, which takes it over if the options are equal.
+A deployment on a lasting cluster belongs to all servers that use it. Every server keeps an actor on the cluster, which
+Ray ends together with the server. A server that stops ends the deployment unless another server's actor remains. The
+deployment of a server that was killed remains, and the next server takes it over if its options are equal.
 """
 
 from __future__ import annotations
@@ -27,40 +27,48 @@ from model.serve.http.keys import others_may_read
 from model.serve.log import LOG
 from model.serve.replicas.backend import ReplicaLost
 from model.serve.replicas.routing import Routing
-from model.serve.serving import places, server_for
+from model.serve.serving import make_server, max_continuations
 from nkw.cluster import LOCAL, joined_cluster, token_file
 
 if TYPE_CHECKING:
-    from model.serve.cluster.engine import Deployed
+    from model.serve.cluster.engine import EngineDescription
 
-_FRONT_OPTIONS = frozenset(
+_SERVER_OPTIONS = frozenset(
     "host port api_key_file allowed_origins max_body max_connections header_timeout body_timeout write_timeout "
     "log_level cluster".split()
 )
-"""Options of the server, in which several servers before one deployment may differ."""
+"""Options that may differ between the servers of one deployment."""
 _ONGOING_REQUESTS = 1_000_000
-"""More than the engines' queues hold, so that their limits decide and not Ray Serve's."""
+"""More than the engines' queues take, so that the limits of the engines apply and not Ray Serve's."""
 _HEALTH_SECONDS, _DRAIN_SECONDS = 2, 60
-_ALONE = re.compile(r"ModelError: (.*)")
+_MODEL_ERROR = re.compile(r"ModelError: (.*)")
 
 
-def serve_cluster(options: argparse.Namespace, keys: list[str], bound: Callable[[int], None]) -> None:
-    """Serve with engines on the machines of a Ray cluster until the server is told to end.
+def serve_cluster(options: argparse.Namespace, keys: list[str], on_listening: Callable[[int], None]) -> None:
+    """Serve with engines on the machines of a Ray cluster until the server is told to stop.
 
-    Raises: ModelError, before the port is opened, if Ray is not installed, if no cluster answers, if a node has another
-        model, if an engine cannot start, or if the cluster serves the model with other options.
+    Args:
+        on_listening: Called with the port once the server takes connections.
+
+    Raises:
+        ModelError: Ray is not installed, no cluster answers, a node has another model, an engine cannot start, or the
+            cluster serves the model with different options. The port is not opened then.
     """
-    # No folder: the engines refuse it with the sentence of one server.
+    from model.serve.replicas.router import Router
+
+    # Without a folder the digest is None, and the engines refuse the folder with the message of a single server.
     digest = folder_digest(options.model)
     name = application_name(options)
-    processors = max(options.replicas, os.cpu_count() or 1)
     if options.cluster != LOCAL:
         _warn_about_token()
     try:
-        with joined_cluster(options.cluster, processors, f"nkw-serve-{name}") as ray:
+        with joined_cluster(
+            options.cluster, max(options.replicas, os.cpu_count() or 1), f"nkw-serve-{name}"
+        ) as ray:
             check_nodes(ray, options.model, digest)
-            with _deployed(ray, options, name, digest) as (backend, positions):
-                asyncio.run(_serve(options, keys, bound, backend, positions))
+            with _join_deployment(ray, options, name, digest) as (backend, positions):
+                router = Router(backend, Routing(options.max_num_seqs, max_continuations(options), positions))
+                asyncio.run(make_server(router, options, keys, on_listening, router.drain).serve())
     except ImportError as absent:
         if absent.name is None or absent.name.partition(".")[0] != "ray":
             raise
@@ -72,16 +80,18 @@ def serve_cluster(options: argparse.Namespace, keys: list[str], bound: Callable[
 
 
 def application_name(options: argparse.Namespace) -> str:
-    """Return the name of the deployment in Ray Serve: that of the model, in letters that Ray takes."""
+    """Return the name of the deployment in Ray Serve: the model's name, with hyphens for characters Ray refuses."""
     return re.sub(
         r"[^\w.-]", "-", options.served_model_name or Path(options.model).resolve().name, flags=re.A
     )
 
 
 def fingerprint(options: argparse.Namespace, digest: str | None) -> str:
-    """Return a digest of the model and of all options that the engines have."""
-    engine = {name: str(setting) for name, setting in vars(options).items() if name not in _FRONT_OPTIONS}
-    return blake2b(json.dumps([digest, sorted(engine.items())]).encode(), digest_size=16).hexdigest()
+    """Return a digest of the model and of all options of the engines."""
+    engine_options = {
+        name: str(option) for name, option in vars(options).items() if name not in _SERVER_OPTIONS
+    }
+    return blake2b(json.dumps([digest, sorted(engine_options.items())]).encode(), digest_size=16).hexdigest()
 
 
 def check_nodes(ray: Any, folder: Path, digest: str | None) -> None:
@@ -90,12 +100,12 @@ def check_nodes(ray: Any, folder: Path, digest: str | None) -> None:
 
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
     task = ray.remote(num_cpus=0)(folder_digest)
-    on = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
-    digests = ray.get([task.options(scheduling_strategy=strategy).remote(folder) for strategy in on])
-    for node, found in zip(nodes, digests):
-        if found != digest:
+    strategies = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
+    digests = ray.get([task.options(scheduling_strategy=strategy).remote(folder) for strategy in strategies])
+    for node, node_digest in zip(nodes, digests):
+        if node_digest != digest:
             raise ModelError(
-                f"node {node['NodeManagerAddress']} has {'no folder' if found is None else 'another model at'} "
+                f"node {node['NodeManagerAddress']} has {'no folder' if node_digest is None else 'another model at'} "
                 f"{folder}: copy the folder of this machine to the same path on every node"
             )
 
@@ -109,57 +119,45 @@ def _warn_about_token() -> None:
         LOG.warning("Ray has no token here: whoever reaches a cluster without one can run code in it")
 
 
-async def _serve(
-    options: argparse.Namespace,
-    keys: list[str],
-    bound: Callable[[int], None],
-    backend: ServeHandle,
-    positions: int,
-) -> None:
-    from model.serve.replicas.router import Router
-
-    router = Router(backend, Routing(options.max_num_seqs, places(options), positions))
-    await server_for(router, options, keys, bound, router.drain).serve()
-
-
 @contextmanager
-def _deployed(
+def _join_deployment(
     ray: Any, options: argparse.Namespace, name: str, digest: str | None
 ) -> Iterator[tuple[ServeHandle, int]]:
-    """Yield the engines and the positions of a cache; the last server that leaves ends them."""
+    """Yield the engines and the positions of each engine's cache; the last server that leaves ends the engines."""
     from ray import serve
     from ray.exceptions import RayError
     from ray.serve.exceptions import RayServeException
     from ray.util import list_named_actors
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # which Ray Serve sets when it is imported
-    own = f"server-{uuid4().hex}"
-    present = ray.remote(num_cpus=0)(_Present).options(name=own, max_restarts=-1).remote()
-    ray.get(present.wait.remote())
+    actor_name = f"server-{uuid4().hex}"
+    actor = ray.remote(num_cpus=0)(_ServerActor).options(name=actor_name, max_restarts=-1).remote()
+    ray.get(actor.wait.remote())
     serve.start(http_options={"location": "NoServer"}, logging_config={"log_level": "WARNING"})
-    mark = fingerprint(options, digest)
+    options_fingerprint = fingerprint(options, digest)
     try:
         applications = serve.status().applications
         if name not in applications or applications[name].status != "RUNNING":
-            _deploy(serve, options, name, digest, mark)
+            _deploy(serve, options, name, digest, options_fingerprint)
         handle = serve.get_app_handle(name)
-        deployed: list[Deployed] = handle.broadcast("describe").results()
-        if any(each.fingerprint != mark for each in deployed):
+        engines: list[EngineDescription] = handle.broadcast("describe").results()
+        if any(engine.fingerprint != options_fingerprint for engine in engines):
             raise ModelError(
                 f"the cluster serves {name} with another model or other options: give --served-model-name another "
                 "name, or end the servers that use it"
             )
-        positions = deployed[0].positions if options.prefix_caching else 0
-        errors = (RayError, RayServeException, ReplicaLost)
-        yield ServeHandle(handle, running_replicas, errors), positions
+        backend = ServeHandle(handle, running_replicas, (RayError, RayServeException, ReplicaLost))
+        yield backend, engines[0].positions if options.prefix_caching else 0
     finally:
-        ray.kill(present)
-        if not set(list_named_actors()) - {own}:
+        ray.kill(actor)
+        if not set(list_named_actors()) - {actor_name}:
             serve.delete(name)
 
 
-def _deploy(serve: Any, options: argparse.Namespace, name: str, digest: str | None, mark: str) -> None:
-    """Start the engines and wait until they answer. Raises ModelError with the sentence of the one that does not."""
+def _deploy(
+    serve: Any, options: argparse.Namespace, name: str, digest: str | None, options_fingerprint: str
+) -> None:
+    """Start the engines and wait until they answer. Raises ModelError with the message of an engine that fails."""
     from model.serve.cluster.engine import ClusterEngine
 
     resources: dict[str, Any] = {"num_cpus": 1}
@@ -179,16 +177,18 @@ def _deploy(serve: Any, options: argparse.Namespace, name: str, digest: str | No
     )
     LOG.info("waiting for %d engines on the cluster", options.replicas)
     try:
-        serve.run(deployment.bind(options, digest, mark), name=name, route_prefix=None)
+        serve.run(deployment.bind(options, digest, options_fingerprint), name=name, route_prefix=None)
     except RuntimeError as failed:
         status = serve.status().applications[name]
-        messages = [status.message, *(each.message for each in status.deployments.values()), str(failed)]
-        said = next((found[1] for found in map(_ALONE.search, messages) if found), str(failed))
-        raise ModelError(f"an engine cannot start: {said}") from None
+        deployments = status.deployments.values()
+        messages = [status.message, *(deployment.message for deployment in deployments), str(failed)]
+        matches = map(_MODEL_ERROR.search, messages)
+        reason = next((match[1] for match in matches if match), str(failed))
+        raise ModelError(f"an engine cannot start: {reason}") from None
 
 
-class _Present:
-    """An actor that lives as long as its server."""
+class _ServerActor:
+    """Actor that lives as long as its server."""
 
     def wait(self) -> None:
         """Return once the actor runs."""

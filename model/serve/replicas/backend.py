@@ -1,8 +1,9 @@
-"""What the router of `nkw serve` asks of the engines behind it, however it reaches them."""
+"""Interface between the router of `nkw serve` and the engines behind it, on one machine or on a cluster."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Hashable, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,7 +12,7 @@ from prometheus_client.core import Metric
 
 @dataclass(frozen=True)
 class Call:
-    """A request as a replica gets it; of the client's headers it keeps the content type alone."""
+    """Request as a replica gets it; of the client's headers it has the content type alone."""
 
     path: str
     method: str = "GET"
@@ -50,16 +51,24 @@ class Backend(Protocol):
         """Keys of the replicas that answer."""
 
     def exchange(self, key: Hashable, call: Call) -> AsyncGenerator[Head | bytes, None]:
-        """Yield the head of a replica's answer and then its data; closing the generator cancels the request.
+        """Yield the head of a replica's answer and then its body; closing the generator cancels the request.
 
-        Raises: ReplicaLost if the replica ends before its answer does.
+        Raises:
+            ReplicaLost: The replica ended before its answer did.
         """
 
     async def ask(self, path: str) -> Sequence[tuple[Hashable, Answer]]:
-        """Return every replica's answer to GET of a path; a replica that ends meanwhile has none."""
+        """Return every replica's answer to GET of a path, without replicas that end before their answer."""
 
     def drain(self) -> None:
-        """Let the replicas take no further requests, if they belong to this router alone."""
+        """Make the replicas take no further requests, if they belong to this router alone."""
 
     def collect(self) -> Iterable[Metric]:
-        """Return the numbers that the backend counts itself."""
+        """Return the metrics that the backend counts itself."""
+
+
+async def collect_answer(pieces: AsyncGenerator[Head | bytes, None]) -> Answer:
+    """Return the whole answer of an exchange."""
+    async with aclosing(pieces):
+        head, *body = [piece async for piece in pieces]
+    return Answer(head.status, b"".join(body))  # type: ignore[union-attr, arg-type]

@@ -1,4 +1,4 @@
-"""A process that computes for the router of `nkw serve --replicas N`: its start, its end, and what it answers."""
+"""Process that computes for the router of `nkw serve --replicas N`: its start, its end and its answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from model.errors import ModelError
 from model.llm.llm import make_engine
 from model.serve.child import start_child
 from model.serve.log import LOG, log_to_stderr
-from model.serve.serving import answering, engine_args
+from model.serve.serving import engine_args, run_application
 from nkw.errors import NkwError
 
 if TYPE_CHECKING:
@@ -30,60 +30,72 @@ if TYPE_CHECKING:
 
 KEY_SALT_HEADER = b"x-nkw-key-salt"
 """Header from the router to a replica. A client cannot send it: the router copies no header of this name."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0  # seconds before a replica is started again; each time twice as many
-_LONG_LIVED = 60.0  # seconds after which an end is not taken for one more of the same
-_END_SECONDS = 10
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0  # seconds before a replica is started again; each pause doubles
+_LONG_LIVED = 60.0  # seconds of life after which the pauses begin anew
+_MAX_STOP_SECONDS = 10
 _DRAIN = b"drain"
-"""The message of a router that takes no further requests."""
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""Message of a router that takes no further requests."""
+_THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class Replica:
-    """A process that computes, as the router sees it. `up` says whether it answers at `path`."""
+    """Process of a replica, as the router sees it; it answers at the Unix socket `path` while it is `up`.
+
+    `restarts` counts its starts after an end, and `positions` are the token positions of its cache.
+    """
 
     def __init__(self, options: argparse.Namespace, number: int, folder: Path) -> None:
         self.number = number
-        self.path = str(folder / f"{number}.sock")
+        self.path = folder / f"{number}.sock"
         self.up = False
         self.restarts = 0
-        self.positions = 0  # of its cache
+        self.positions = 0
         self._options = options
-        self._process: subprocess.Popen[bytes] | None = None
-        self._pipe: Connection | None = None
+        self._child: tuple[subprocess.Popen[bytes], Connection] | None = None
 
     async def start(self) -> None:
-        """Start the process and wait until it answers; ModelError where it cannot."""
+        """Start the process and wait until it answers.
+
+        Raises:
+            ModelError: The process cannot start, ended before it could answer, or refuses the model or an option.
+        """
+        environment = _share_threads(self._options.replicas)
         try:
-            self._process, self._pipe = self._begun()
+            with _block_signals():
+                self._child = start_child(
+                    _compute, self._options, self.number, str(self.path), environment=environment
+                )
         except OSError as error:
             raise ModelError(f"replica {self.number} cannot start: {error.strerror}") from None
+        process, pipe = self._child
         try:
-            said = json.loads(await _received(self._pipe))
+            report = json.loads(await _receive(pipe))
         except (EOFError, OSError):
             await self.stop()
             raise ModelError(
-                f"replica {self.number} ended with status {self._process.returncode} before it could answer"
+                f"replica {self.number} ended with status {process.returncode} before it could answer"
             ) from None
-        if "error" in said:
-            raise ModelError(*said["error"])
-        self.positions, self.up = said["positions"], True
-        LOG.info("replica %d answers, as process %d", self.number, self._process.pid)
+        if "error" in report:
+            raise ModelError(*report["error"])
+        self.positions, self.up = report["positions"], True
+        LOG.info("replica %d answers, as process %d", self.number, process.pid)
 
-    async def ended(self) -> int | None:
+    async def wait_until_ended(self) -> int | None:
         """Wait for the end of the process, and return its exit status."""
-        assert self._pipe is not None and self._process is not None
+        assert self._child is not None
+        process, pipe = self._child
         with suppress(EOFError, OSError):
-            await _received(self._pipe)
+            await _receive(pipe)
         await self.stop()
-        return self._process.returncode
+        return process.returncode
 
-    async def keep(self, forget: Callable[[], None]) -> None:
-        """Start the process again whenever it ends, after pauses that grow; `forget` is called at each end."""
+    async def supervise(self, on_end: Callable[[], None]) -> None:
+        """Start the process again whenever it ends, after pauses that grow; call `on_end` at each end."""
         pause = _FIRST_PAUSE
         while True:
             begun = time.monotonic()
-            LOG.error("replica %d ended with status %s", self.number, await self.ended())
-            forget()
+            LOG.error("replica %d ended with status %s", self.number, await self.wait_until_ended())
+            on_end()
             if time.monotonic() - begun > _LONG_LIVED:
                 pause = _FIRST_PAUSE
             while not self.up:
@@ -96,33 +108,28 @@ class Replica:
             self.restarts += 1
 
     def drain(self) -> None:
-        """Let the process take no further requests and cancel grammars; nothing where no process answers."""
-        if self.up and self._pipe is not None:
+        """Make the process take no further requests and cancel grammars, if it answers."""
+        if self.up and self._child is not None:
             with suppress(OSError):  # the process has just ended
-                self._pipe.send_bytes(_DRAIN)
+                self._child[1].send_bytes(_DRAIN)
 
     async def stop(self) -> None:
-        """End the process after its step; at once where it still starts, or where that takes too long."""
-        if self._pipe is None or self._process is None:
+        """End the process: after its step if it answers and the step is short, and otherwise at once."""
+        if self._child is None:
             return
-        self._pipe.close()
+        process, pipe = self._child
+        pipe.close()
         if self.up:
             self.up = False
             with suppress(subprocess.TimeoutExpired):
-                await asyncio.to_thread(self._process.wait, _END_SECONDS)
-        self._process.kill()
-        await asyncio.to_thread(self._process.wait)
-        with suppress(FileNotFoundError):
-            os.unlink(self.path)
-
-    def _begun(self) -> tuple[subprocess.Popen[bytes], Connection]:
-        """The process, which has just been started, and the pipe to it."""
-        with _signals_blocked(), _threads_shared(self._options.replicas):
-            return start_child(_compute, self._options, self.number, self.path)
+                await asyncio.to_thread(process.wait, _MAX_STOP_SECONDS)
+        process.kill()
+        await asyncio.to_thread(process.wait)
+        self.path.unlink(missing_ok=True)
 
 
 def _compute(pipe: Connection, options: argparse.Namespace, number: int, path: str) -> None:
-    """The process of a replica."""
+    """Answer requests in the process of a replica; report an error to the router if the engine cannot be made."""
     log_to_stderr(options.log_level, f"replica {number}: ")
     try:
         engine = make_engine(engine_args(options))
@@ -131,52 +138,51 @@ def _compute(pipe: Connection, options: argparse.Namespace, number: int, path: s
         refusal = [error.message, error.code]
     except MemoryError:
         refusal = [f"replica {number} needs more memory than this machine has", "NKW-MODEL-MEMORY"]
-    with suppress(OSError):  # the router has gone
+    with suppress(OSError):  # the router has ended
         pipe.send_bytes(json.dumps({"error": refusal}).encode())
 
 
 async def _answer(options: argparse.Namespace, engine: Engine, path: str, pipe: Connection) -> None:
-    """Answer at a socket until the router has gone or the engine has failed; the router then starts a new process."""
+    """Answer at a socket until the router has ended or the engine has failed, and then end the process."""
     import uvicorn
 
     from model.serve.http.server import make_config
 
-    async with answering(options, engine) as (app, service):
+    async with run_application(options, engine) as (app, service):
         with socket.socket(socket.AF_UNIX) as listening:
             try:
                 listening.bind(path)
-            except FileNotFoundError:  # the router has gone, and another replica has removed the folder
+            except FileNotFoundError:  # the router has ended, and another replica has removed the folder
                 os._exit(0)
             listening.listen()
             server = uvicorn.Server(make_config(_with_key_salt(app), http="h11", date_header=False))
             serving = asyncio.ensure_future(server.serve(sockets=[listening]))
-            cache = engine.scheduler.cache
-            with suppress(OSError):  # the router has gone, which the next line notices
-                pipe.send_bytes(json.dumps({"positions": cache.positions}).encode())
-            gone = asyncio.ensure_future(_follow_router(pipe, service.drain))
+            with suppress(OSError):  # the router has ended, which the next line notices
+                pipe.send_bytes(json.dumps({"positions": engine.scheduler.cache.positions}).encode())
+            router_ended = asyncio.ensure_future(_follow_router(pipe, service.drain))
             failed = asyncio.ensure_future(service.engine.wait_until_failed())
-            await asyncio.wait({serving, gone, failed}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({serving, router_ended, failed}, return_when=asyncio.FIRST_COMPLETED)
             if failed.done():  # clients get their errors first
                 server.should_exit = True
-                await asyncio.wait({serving}, timeout=_END_SECONDS)
+                await asyncio.wait({serving}, timeout=_MAX_STOP_SECONDS)
             if not server.started:
                 serving.cancel()  # before its socket is closed
-    if gone.done():
+    if router_ended.done():
         shutil.rmtree(Path(path).parent, ignore_errors=True)  # a router that was killed could not
-    os._exit(not gone.done())  # nobody is left to be answered
+    os._exit(not router_ended.done())  # no client is left
 
 
 async def _follow_router(pipe: Connection, drain: Callable[[], None]) -> None:
-    """Call `drain` when the router says that it drains; return when the router has gone."""
+    """Call `drain` when the router drains; return when the router has ended."""
     with suppress(EOFError, OSError):
         while True:
-            message = await _received(pipe)
+            message = await _receive(pipe)
             assert message == _DRAIN
             drain()
 
 
 def _with_key_salt(app: ASGIApp) -> ASGIApp:
-    """Return an application that stores the salt sent by the router where `Admission` stores it in a single server."""
+    """Return an application that stores the salt from the router's header in the scope, as `Admission` does."""
     from model.serve.http.gate import KEY_SALT
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -187,26 +193,20 @@ def _with_key_salt(app: ASGIApp) -> ASGIApp:
     return answer
 
 
-async def _received(pipe: Connection) -> bytes:
-    """The next message; EOFError or OSError where the other side has gone."""
-    loop = asyncio.get_running_loop()
-    readable: asyncio.Future[None] = loop.create_future()
-
-    def comes() -> None:
-        if not readable.done():
-            readable.set_result(None)
-
-    loop.add_reader(pipe.fileno(), comes)
+async def _receive(pipe: Connection) -> bytes:
+    """Return the next message. Raises EOFError or OSError if the other process has ended."""
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(pipe.fileno(), readable.set)
     try:
-        await readable
+        await readable.wait()
     finally:
         loop.remove_reader(pipe.fileno())
     return pipe.recv_bytes()
 
 
 @contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """A block in which a process is started that never sees the signals which end the router."""
+def _block_signals() -> Iterator[None]:
+    """Block the signals that end the router; a process started in the block never receives them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
@@ -214,17 +214,10 @@ def _signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-@contextmanager
-def _threads_shared(replicas: int) -> Iterator[None]:
-    """A block in which a process is started that has its part of the cores for products, unless the user says how many.
+def _share_threads(replicas: int) -> dict[str, str]:
+    """Return the environment of a replica: numpy gets an equal share of the cores unless the user has set a number.
 
-    Replicas whose threads together outnumber the cores wait for each other inside of products.
+    Replicas whose threads together outnumber the cores wait for each other inside of matrix products.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    added = [name for name in _THREADS if name not in os.environ]
-    os.environ.update(dict.fromkeys(added, str(max(1, cores // replicas))))
-    try:
-        yield
-    finally:
-        for name in added:
-            del os.environ[name]
+    return {**dict.fromkeys(_THREAD_COUNTS, str(max(1, cores // replicas))), **os.environ}

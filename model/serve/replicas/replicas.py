@@ -1,9 +1,9 @@
-"""`nkw serve --replicas N`: a process for each engine, and one in front of them that has the port (`router.py`).
+"""`nkw serve --replicas N`: a process for each engine, and a router that has the port (`router.py`).
 
-A replica listens at a Unix socket in a folder that only its user can enter: others reach it through the router alone.
-A pipe joins the two. Over it a replica says that it answers, or why it cannot, and its end tells either side that the
-other has gone. So no replica outlives its router, however that one ended, and signals that a terminal sends to the
-whole group are the router's to obey.
+A replica listens at a Unix socket in a folder that only its user can enter, so clients reach it through the router
+alone. A pipe connects the router and a replica. Over the pipe a replica reports that it answers, or why it cannot. The
+end of the pipe tells either process that the other has ended, so no replica outlives its router. Replicas ignore the
+signals that a terminal sends to the whole process group; the router handles them.
 """
 
 from __future__ import annotations
@@ -20,23 +20,28 @@ from typing import TYPE_CHECKING
 from model.errors import ModelError
 from model.serve.replicas.replica import Replica
 from model.serve.replicas.routing import Routing
-from model.serve.serving import places, server_for
+from model.serve.serving import make_server, max_continuations
 
 if TYPE_CHECKING:
     from model.serve.http.server import Server
 
-_LONGEST_PATH = 100  # bytes of a Unix socket's; systems take 104 to 108
+_MAX_PATH_BYTES = 100  # of a Unix socket; systems take 104 to 108
 
 
 async def serve_replicas(
     options: argparse.Namespace,
     keys: list[str],
-    bound: Callable[[int], None],
-    server_made: Callable[[Server], None] = lambda server: None,
+    on_listening: Callable[[int], None],
+    on_created: Callable[[Server], None] = lambda server: None,
 ) -> None:
-    """Serve with several replicas until the server is told to end; `server_made` gets it before it starts.
+    """Serve with several replicas until the server is told to stop.
 
-    ModelError, before the port is opened, where a replica cannot start.
+    Args:
+        on_listening: Called with the port once the server takes connections.
+        on_created: Called with the server before it starts.
+
+    Raises:
+        ModelError: A replica cannot start; the port is not opened then.
     """
     from model.serve.replicas.router import Router
     from model.serve.replicas.sockets import Sockets
@@ -44,27 +49,28 @@ async def serve_replicas(
     with TemporaryDirectory(prefix="nkw-", ignore_cleanup_errors=True) as folder:
         _check_path(folder)
         replicas = [Replica(options, number, Path(folder)) for number in range(options.replicas)]
-        tasks = [asyncio.create_task(each.start()) for each in replicas]
+        tasks = [asyncio.create_task(replica.start()) for replica in replicas]
         try:
             await asyncio.gather(*tasks)
             positions = replicas[0].positions if options.prefix_caching else 0
-            routing = Routing(options.max_num_seqs, places(options), positions)
+            routing = Routing(options.max_num_seqs, max_continuations(options), positions)
             router = Router(Sockets(replicas), routing)
             tasks += [
-                asyncio.create_task(each.keep(partial(routing.forget, each.number))) for each in replicas
+                asyncio.create_task(replica.supervise(partial(routing.forget, replica.number)))
+                for replica in replicas
             ]
-            server = server_for(router, options, keys, bound, router.drain)
-            server_made(server)
+            server = make_server(router, options, keys, on_listening, router.drain)
+            on_created(server)
             await server.serve()
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await asyncio.gather(*(each.stop() for each in replicas))
+            await asyncio.gather(*(replica.stop() for replica in replicas))
 
 
 def _check_path(folder: str) -> None:
-    if len(os.fsencode(folder)) > _LONGEST_PATH - len("/1234.sock"):
+    if len(os.fsencode(folder)) > _MAX_PATH_BYTES - len("/1234.sock"):
         raise ModelError(
             f"the folder for temporary files, {folder}, is too long for sockets: set TMPDIR to another"
         )

@@ -1,16 +1,17 @@
-"""In front of several replicas: each request goes to one of them, and the answer passes through as it comes.
+"""Router of several replicas: it sends each request to one of them and passes the answer on piece by piece.
 
 A backend reaches the replicas: over sockets of this machine's processes (`sockets.py`), or through Ray Serve
 (`model/serve/cluster/`).
 
-Keys, hosts, sizes and slow clients are checked before this (`gate.py`, `server.py`), arguments and queues behind it:
-each once, and as with one server. `/health`, `/ready` and `/metrics` speak for all replicas.
+Keys, hosts, sizes and slow clients are checked before the router (`gate.py`, `server.py`), arguments and queues in the
+replica: each once, and as with one server. `/health`, `/ready` and `/metrics` are answered for all replicas together.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Iterable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import Counter, generate_latest
@@ -23,18 +24,18 @@ from starlette.types import Receive, Scope, Send
 
 from model.serve.errors import ApiError, replica_ended, stopping_now
 from model.serve.http.app import router as routes
-from model.serve.http.gate import KEY_SALT, error_bytes
+from model.serve.http.gate import KEY_SALT, error_bytes, error_response
 from model.serve.log import LOG
 from model.serve.metrics import CONTENT_TYPE
 from model.serve.openai.generation import ClientGone, run_while_connected
 from model.serve.replicas.backend import Answer, Backend, Call, Head, ReplicaLost
-from model.serve.replicas.routing import GENERATING, Asked, Routing
+from model.serve.replicas.routing import GENERATING, RoutedRequest, Routing
 
 _EVENT_END = b"\n\n"
 
 
 class Router:
-    """The ASGI application of some replicas."""
+    """ASGI application that answers requests with several replicas."""
 
     def __init__(self, backend: Backend, routing: Routing) -> None:
         self._backend = backend
@@ -46,129 +47,140 @@ class Router:
             ["replica", "reason"],
             registry=None,
         )
-        self._own: dict[str, Callable[[], Coroutine[Any, Any, Response]]] = {
-            "/health": self._health,
-            "/ready": self._ready,
-            "/metrics": self._metrics,
+        self._handlers: dict[str, Callable[[], Coroutine[Any, Any, Response]]] = {
+            "/health": self._answer_health,
+            "/ready": self._answer_ready,
+            "/metrics": self._answer_metrics,
         }
+        """Handlers of the paths that the router answers for all replicas, by path."""
 
     def drain(self) -> None:
-        """Take no further requests for texts, and let the replicas cancel what has not begun."""
+        """Take no further requests for texts, and make the replicas cancel requests that have not started."""
         self._draining = True
         self._backend.drain()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, whose body comes whole."""
-        scope["route"] = next((each for each in routes.routes if each.matches(scope)[0] is Match.FULL), None)
-        own = self._own.get(scope["path"]) if scope["method"] == "GET" else None
+        """Answer one request, whose body arrives in one message."""
+        scope["route"] = next(
+            (route for route in routes.routes if route.matches(scope)[0] is Match.FULL), None
+        )
+        handler = self._handlers.get(scope["path"]) if scope["method"] == "GET" else None
         response: Response | None = None
         try:
             body = (await receive()).get("body", b"")
-            if own is not None:
-                response = await own()
+            if handler is not None:
+                response = await handler()
             else:
                 await run_while_connected(receive, self._forward(scope, body, send))
         except ClientGone:
             response = Response(status_code=499)
         except ApiError as error:
-            response = JSONResponse(error.document, error.status, headers=error.headers)
+            response = error_response(error)
         if response is not None:
             await response(scope, receive, send)
 
     async def _forward(self, scope: Scope, body: bytes, send: Send) -> None:
-        """Have a replica answer."""
+        """Send the answer of the replica that the routing chooses.
+
+        Raises:
+            ApiError: The router is draining, no replica answers, or the replica ended before its answer.
+        """
+        content_type = [header for header in scope["headers"] if header[0] == b"content-type"]
         key_salt = scope.get("state", {}).get(KEY_SALT, "")
-        asked = Asked.of(scope["path"], body, self._routing.most_blocks, key_salt)
-        if self._draining and scope["path"] in GENERATING:
+        call = Call(
+            *(scope["path"], scope["method"], scope["raw_path"], scope["query_string"]),
+            *(content_type, key_salt, body),
+        )
+        request = RoutedRequest.from_body(call.path, body, self._routing.max_blocks, key_salt)
+        if self._draining and call.path in GENERATING:
             raise stopping_now()
         up = self._backend.up
         if not up:
             raise replica_ended()
-        choice = self._routing.choose(asked, up)
-        if asked.wanted:
+        choice = self._routing.choose(request, up)
+        if request.continuations:
             self._routed.labels(choice.replica, "prefix" if choice.by_prefix else "load").inc()
         try:
-            await _pass_on(self._backend.exchange(choice.replica, _call(scope, body)), send)
+            await _send_answer(self._backend.exchange(choice.replica, call), send)
         finally:
-            self._routing.ended(choice, asked)
+            self._routing.end(choice, request)
 
-    async def _health(self) -> Response:
-        """Whether any replica computes steps; one that has ended starts anew."""
+    async def _answer_health(self) -> Response:
+        """Return success if any replica computes steps; a replica that has ended is started again."""
         if not any(answer.status == 200 for _, answer in await self._backend.ask("/health")):
             raise replica_ended()
         return JSONResponse({"status": "ok"})
 
-    async def _ready(self) -> Response:
-        """Whether requests are taken."""
+    async def _answer_ready(self) -> Response:
+        """Return success if the router takes requests and any replica computes steps."""
         if self._draining:
             raise stopping_now()
-        await self._health()
+        await self._answer_health()
         return JSONResponse({"status": "ready"})
 
-    async def _metrics(self) -> Response:
-        """The numbers of all replicas, each with the label `replica`, and those of the router."""
-        found = await self._backend.ask("/metrics")
-        families = _Families([*_labelled(found), *self._routed.collect(), *self._backend.collect()])
-        return Response(generate_latest(families), headers={"content-type": CONTENT_TYPE})
+    async def _answer_metrics(self) -> Response:
+        """Return the metrics of all replicas, with the label `replica`, and those of the router."""
+        families = _label_metrics(await self._backend.ask("/metrics"))
+        metrics = _Metrics([*families, *self._routed.collect(), *self._backend.collect()])
+        return Response(generate_latest(metrics), headers={"content-type": CONTENT_TYPE})
 
 
-class _Families(Collector):
-    """Numbers that were collected."""
+@dataclass
+class _Metrics(Collector):
+    """Metric families as a collector, which is what `generate_latest` reads."""
 
-    def __init__(self, families: Sequence[Metric]) -> None:
-        self._families = families
+    families: Sequence[Metric]
 
     def collect(self) -> Sequence[Metric]:
-        """The numbers."""
-        return self._families
+        """Return the metric families."""
+        return self.families
 
 
-def _labelled(found: Sequence[tuple[Hashable, Answer]]) -> Iterable[Metric]:
-    """The numbers of some replicas, by name, with the label `replica`."""
+def _label_metrics(metrics: Sequence[tuple[Hashable, Answer]]) -> Iterable[Metric]:
+    """Return the metric families of all replicas, whose samples get the label `replica`.
+
+    Args:
+        metrics: The key of every replica, and its answer to `/metrics`.
+    """
     families: dict[str, Metric] = {}
-    for key, answer in found:
-        for each in text_string_to_metric_families(answer.body.decode()):
-            family = families.setdefault(each.name, Metric(each.name, each.documentation, each.type))
-            for sample in each.samples:
+    for key, answer in metrics:
+        for metric in text_string_to_metric_families(answer.body.decode()):
+            family = families.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
+            for sample in metric.samples:
                 family.add_sample(sample.name, {**sample.labels, "replica": str(key)}, sample.value)
     return families.values()
 
 
-def _call(scope: Scope, body: bytes) -> Call:
-    """Return the request for the replica."""
-    kept = [(name, text) for name, text in scope["headers"] if name == b"content-type"]
-    key_salt = scope.get("state", {}).get(KEY_SALT, "")
-    path, raw_path = scope["path"], scope["raw_path"]
-    return Call(path, scope["method"], raw_path, scope["query_string"], kept, key_salt, body)
+async def _send_answer(pieces: AsyncGenerator[Head | bytes, None], send: Send) -> None:
+    """Send a replica's answer: a stream event by event, and an answer without events as a whole.
 
+    A stream whose replica ends early gets an error event before [DONE].
 
-async def _pass_on(pieces: AsyncGenerator[Head | bytes, None], send: Send) -> None:
-    """Send an answer: a stream event by event, any other one whole.
-
-    A replica that ends before its answer is a refusal, and in a stream an event, the last one but [DONE].
+    Raises:
+        ApiError: The replica ended before an answer that is not streamed, or before the head of its answer.
     """
-    begun = False
-    data = b""
+    has_begun = False
+    unsent = b""
     async with aclosing(pieces):
         try:
             head = await anext(pieces)
             assert isinstance(head, Head)
             start = {"type": "http.response.start", "status": head.status, "headers": list(head.headers)}
-            streams = dict(head.headers).get(b"content-type", b"").startswith(b"text/event-stream")
-            if streams:
+            is_stream = dict(head.headers).get(b"content-type", b"").startswith(b"text/event-stream")
+            if is_stream:
                 await send(start)
-                begun = True
+                has_begun = True
             async for piece in pieces:
                 assert isinstance(piece, bytes)
-                data += piece
-                if streams:
-                    whole, end, data = data.rpartition(_EVENT_END)
-                    await send({"type": "http.response.body", "body": whole + end, "more_body": True})
+                unsent += piece
+                if is_stream:
+                    events, end, unsent = unsent.rpartition(_EVENT_END)
+                    await send({"type": "http.response.body", "body": events + end, "more_body": True})
         except ReplicaLost:
             LOG.warning("a replica ended before its answer")
-            if not begun:
+            if not has_begun:
                 raise replica_ended() from None
-            data = b"data: " + error_bytes(replica_ended()) + _EVENT_END + b"data: [DONE]" + _EVENT_END
-        if not begun:
+            unsent = b"data: " + error_bytes(replica_ended()) + _EVENT_END + b"data: [DONE]" + _EVENT_END
+        if not has_begun:
             await send(start)
-        await send({"type": "http.response.body", "body": data})
+        await send({"type": "http.response.body", "body": unsent})

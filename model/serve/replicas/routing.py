@@ -1,16 +1,17 @@
-"""Which replica computes a request: the one that has served most of its prompt, unless that one has far more to do.
+"""Choice of the replica that computes a request: by the prefix that replicas have served, and by their load.
 
 A prompt is cut into blocks of 64 bytes. A block is known by a hash of itself and of all blocks before it, as a page is
-(`model/state/pages.py`). Each replica has the blocks of the prompts that were sent to it, as many as its pages have
-room for; the least recently used go first, as the pages themselves do. So the index needs no word of the replicas.
+(`model/state/pages.py`). The index has the blocks of the prompts that were sent to each replica, as many as its pages
+can hold. The least recently used blocks are forgotten first, like the pages, so replicas need not report their pages.
 
-1. A prefix decides if it is at least a quarter of the prompt. A shorter one saves little, and what all prompts begin
-   with, such as a system message, would gather them on one replica instead of becoming known to each.
-2. It does not decide where its replica has more continuations on their way than the least loaded one by over half of
-   the sequences of a step. So no request waits for a place in a step of one replica while another has over half of its
-   places free. A replica whose queue is full is passed over while another's is not.
-3. Otherwise the least loaded replica computes it, among equals the one that knows the fewest blocks, then the one that
-   was sent the fewest requests.
+1. The replica that has served the longest prefix of the prompt is chosen if the prefix is at least a quarter of the
+   prompt. A shorter prefix saves little, and prefixes that all prompts share, such as a system message, would gather
+   all prompts on one replica.
+2. The prefix does not decide if its replica has many more continuations in progress than the least loaded replica:
+   more than half of the sequences of a step. So no request waits for a step of one replica while another replica has
+   over half of its sequences free. A replica whose queue is full is skipped while another replica's queue is not.
+3. Otherwise the least loaded replica is chosen. Ties go to the replica that knows the fewest blocks, and then to the
+   replica that was sent the fewest requests.
 """
 
 from __future__ import annotations
@@ -23,154 +24,160 @@ from hashlib import blake2b
 from itertools import takewhile
 from typing import Any
 
-Key = bytes
-"""A block behind the blocks before it: a digest of 16 bytes."""
+BlockHash = bytes
+"""Digest of 16 bytes of a block and of all blocks before it."""
 
 BLOCK_BYTES = 64
 _TOKEN_BYTES = 4  # of English, about
-_LEAST_SHARE = 4  # a prefix has to be one part in so many of the prompt
+_MIN_PREFIX_DIVISOR = 4  # a prefix decides if it is at least the prompt divided by this number
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 AUDIO = "/v1/audio/transcriptions", "/v1/audio/translations"
 TOKENIZING = "/tokenize", "/detokenize"
-"""Paths whose requests take a place in the queue, beside the engine's steps."""
+"""Paths of requests that take a place in the queue but no step of the engine."""
 GENERATING = (COMPLETIONS, CHATS, *AUDIO)
-"""Paths whose requests the engine computes."""
+"""Paths of requests that the engine computes."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the choice of a replica rests on: the blocks of the first prompt, and how many continuations are wanted."""
+class RoutedRequest:
+    """Inputs of the choice: the block hashes of the first prompt, and the number of continuations."""
 
-    keys: Sequence[Key] = ()
-    wanted: int = 0
+    block_hashes: Sequence[BlockHash] = ()
+    continuations: int = 0
 
     @classmethod
-    def of(cls, path: str, body: bytes, most_blocks: int, key_salt: str = "") -> Asked:
-        """Read a request as it came, together with the salt of its key; the replica refuses what is wrong with it."""
+    def from_body(cls, path: str, body: bytes, max_blocks: int, key_salt: str = "") -> RoutedRequest:
+        """Return the inputs of an unchecked request; a body that the replica will refuse has no blocks.
+
+        Args:
+            max_blocks: The number of blocks after which the prompt is cut off.
+            key_salt: The salt of the request's key.
+        """
         if path not in (COMPLETIONS, CHATS):
-            return cls(wanted=int(path in (*AUDIO, *TOKENIZING)))
+            return cls(continuations=int(path in (*AUDIO, *TOKENIZING)))
         try:
-            given = json.loads(body)
-            if not isinstance(given, dict):
+            arguments = json.loads(body)
+            if not isinstance(arguments, dict):
                 return cls()
-            prompts = _prompts(given.get("prompt")) if path == COMPLETIONS else [_conversation(given)]
+            prompts = _encode_prompts(arguments) if path == COMPLETIONS else [_encode_conversation(arguments)]
         except (ValueError, RecursionError):
             return cls()
-        n = given.get("n")
+        n = arguments.get("n")
+        salts = [path, key_salt, arguments.get("cache_salt")]
         return cls(
-            _keys(_root(path, key_salt, given), prompts[0], most_blocks) if prompts else (),
+            _hash_blocks(salts, prompts[0], max_blocks) if prompts else (),
             len(prompts) * (n if isinstance(n, int) and n > 0 else 1),
         )
 
 
 @dataclass
-class _Lane:
-    """One replica: continuations on their way, requests so far, and blocks, the least recently used first."""
+class _ReplicaState:
+    """Continuations in progress at a replica, its requests so far, and its blocks, the least recently used first."""
 
     load: int = 0
     requests: int = 0
-    blocks: OrderedDict[Key, None] = field(default_factory=OrderedDict)
+    blocks: OrderedDict[BlockHash, None] = field(default_factory=OrderedDict)
+
+    def count_prefix(self, block_hashes: Sequence[BlockHash]) -> int:
+        """Return how many of the first blocks of a prompt the replica has served."""
+        return sum(1 for _ in takewhile(self.blocks.__contains__, block_hashes))
+
+    def add(self, request: RoutedRequest, max_blocks: int) -> None:
+        """Add a request to the load and its blocks to the index, which keeps the last `max_blocks`."""
+        self.load += request.continuations
+        self.requests += 1
+        # In reverse, so that the end of a prompt is forgotten before its beginning.
+        for block_hash in reversed(request.block_hashes):
+            self.blocks[block_hash] = None
+            self.blocks.move_to_end(block_hash)
+        while len(self.blocks) > max_blocks:
+            self.blocks.popitem(last=False)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A replica, and whether the prompt's prefix decided."""
+    """Chosen replica, and whether the prompt's prefix decided."""
 
     replica: Hashable
     by_prefix: bool
 
 
 class Routing:
-    """The rule above for some replicas, which are known by keys of any type.
+    """Choice of replicas, which are known by keys of any type.
 
-    Each computes up to `sequences` continuations in a step, has `places` for continuations, and keeps `positions`
-    tokens for prompts that begin alike (0: none).
+    Args:
+        max_num_seqs: The number of continuations in a step of a replica.
+        max_continuations: The number of continuations that a replica accepts at once.
+        positions: The number of tokens that a replica caches for prompts with equal prefixes; 0 without such a cache.
     """
 
-    def __init__(self, sequences: int, places: int, positions: int) -> None:
-        self.most_blocks = positions * _TOKEN_BYTES // BLOCK_BYTES
-        self._lanes: defaultdict[Hashable, _Lane] = defaultdict(_Lane)
-        self._slack = sequences // 2
-        self._places = places
+    def __init__(self, max_num_seqs: int, max_continuations: int, positions: int) -> None:
+        self.max_blocks = positions * _TOKEN_BYTES // BLOCK_BYTES
+        self._states: defaultdict[Hashable, _ReplicaState] = defaultdict(_ReplicaState)
+        self._max_load_difference = max_num_seqs // 2
+        self._max_continuations = max_continuations
 
-    def load(self, replica: Hashable) -> int:
-        """Continuations on their way at a replica."""
-        return self._lanes[replica].load
+    def choose(self, request: RoutedRequest, up: Sequence[Hashable]) -> Choice:
+        """Choose a replica for a request, and add the request to the replica's load until `end` is called.
 
-    def choose(self, asked: Asked, up: Sequence[Hashable]) -> Choice:
-        """Choose a replica among `up` for the request, which adds to that replica's load until `ended` is called.
-
-        A replica that is not among `up` is forgotten once nothing is on its way there.
+        Args:
+            up: The keys of the replicas that answer. Other replicas are forgotten once their last request has ended.
         """
-        lanes = self._lanes
-        for key in [key for key, lane in lanes.items() if key not in up and not lane.load]:
-            del lanes[key]
-        free = [each for each in up if lanes[each].load + asked.wanted <= self._places] or list(up)
-        least = min(free, key=lambda each: (lanes[each].load, len(lanes[each].blocks), lanes[each].requests))
-        known = {each: self._known(each, asked.keys) for each in free}
-        best = max(free, key=lambda each: (known[each], -lanes[each].load, each == least))
-        by_prefix = (
-            0 < len(asked.keys) <= known[best] * _LEAST_SHARE
-            and lanes[best].load - lanes[least].load <= self._slack
+        states = self._states
+        for key in [key for key, state in states.items() if key not in up and not state.load]:
+            del states[key]
+        candidates = [
+            key for key in up if states[key].load + request.continuations <= self._max_continuations
+        ] or list(up)
+        least = min(
+            candidates, key=lambda key: (states[key].load, len(states[key].blocks), states[key].requests)
         )
-        chosen = best if by_prefix else least
-        self._take(lanes[chosen], asked)
-        return Choice(chosen, by_prefix)
+        prefixes = {key: states[key].count_prefix(request.block_hashes) for key in candidates}
+        best = max(candidates, key=lambda key: (prefixes[key], -states[key].load, key == least))
+        by_prefix = (
+            0 < len(request.block_hashes) <= prefixes[best] * _MIN_PREFIX_DIVISOR
+            and states[best].load - states[least].load <= self._max_load_difference
+        )
+        choice = Choice(best if by_prefix else least, by_prefix)
+        states[choice.replica].add(request, self.max_blocks)
+        return choice
 
-    def ended(self, choice: Choice, asked: Asked) -> None:
-        """A request is no longer on its way."""
-        self._lanes[choice.replica].load -= asked.wanted
+    def end(self, choice: Choice, request: RoutedRequest) -> None:
+        """Subtract a request that has ended from its replica's load."""
+        self._states[choice.replica].load -= request.continuations
 
     def forget(self, replica: Hashable) -> None:
-        """A replica starts anew, without pages; its requests end as others do."""
-        self._lanes[replica].blocks.clear()
-
-    def _known(self, replica: Hashable, keys: Sequence[Key]) -> int:
-        """How many of the first blocks a replica has served."""
-        blocks = self._lanes[replica].blocks
-        return sum(1 for _ in takewhile(blocks.__contains__, keys))
-
-    def _take(self, lane: _Lane, asked: Asked) -> None:
-        lane.load += asked.wanted
-        lane.requests += 1
-        for key in reversed(asked.keys):  # so that the end of a prompt is forgotten before its beginning
-            lane.blocks[key] = None
-            lane.blocks.move_to_end(key)
-        while len(lane.blocks) > self.most_blocks:
-            lane.blocks.popitem(last=False)
+        """Forget the blocks of a replica that starts again without pages; its requests end as others do."""
+        self._states[replica].blocks.clear()
 
 
-def _root(path: str, key_salt: str, given: Mapping[str, Any]) -> Key:
-    """Return the parent of first blocks; prompts of different paths and of different salts share no block."""
-    return blake2b(json.dumps([path, key_salt, given.get("cache_salt")]).encode(), digest_size=16).digest()
+def _hash_blocks(salts: Sequence[Any], prompt: bytes, max_blocks: int) -> list[BlockHash]:
+    """Return the hashes of a prompt's first whole blocks; prompts with different salts share no hash."""
+    hashes, block_hash = [], blake2b(json.dumps(salts).encode(), digest_size=16).digest()
+    for begin in range(0, min(len(prompt) // BLOCK_BYTES, max_blocks) * BLOCK_BYTES, BLOCK_BYTES):
+        block_hash = blake2b(block_hash + prompt[begin : begin + BLOCK_BYTES], digest_size=16).digest()
+        hashes.append(block_hash)
+    return hashes
 
 
-def _keys(root: Key, prompt: bytes, most: int) -> list[Key]:
-    """Return the keys of a prompt's first whole blocks, at most `most` of them."""
-    keys, key = [], root
-    for begin in range(0, min(len(prompt) // BLOCK_BYTES, most) * BLOCK_BYTES, BLOCK_BYTES):
-        key = blake2b(key + prompt[begin : begin + BLOCK_BYTES], digest_size=16).digest()
-        keys.append(key)
-    return keys
+def _encode_prompts(arguments: Mapping[str, Any]) -> list[bytes]:
+    """Return the prompts of a completion; a single text or a single list of token ids is one prompt."""
+    prompts = arguments.get("prompt")
+    if not isinstance(prompts, list) or (prompts and isinstance(prompts[0], int)):
+        prompts = [prompts]
+    return [_encode_prompt(prompt) for prompt in prompts]
 
 
-def _prompts(given: Any) -> list[bytes]:
-    """The prompts of a completion, of which a text or a list of ids may stand alone."""
-    if not isinstance(given, list) or (given and isinstance(given[0], int)):
-        given = [given]
-    return [_bytes(each) for each in given]
-
-
-def _bytes(prompt: Any) -> bytes:
-    """A prompt such that one that goes on has more bytes behind the same ones."""
+def _encode_prompt(prompt: Any) -> bytes:
+    """Return the bytes of a text or of token ids; a prompt that continues another one has its bytes and more."""
     if isinstance(prompt, str):
         return prompt.encode(errors="replace")
-    return "".join(f"{each}," for each in prompt).encode() if isinstance(prompt, list) else b""
+    return "".join(f"{id}," for id in prompt).encode() if isinstance(prompt, list) else b""
 
 
-def _conversation(given: Mapping[str, Any]) -> bytes:
-    """What a chat template reads, in the order in which templates write it."""
-    messages = given.get("messages")
-    parts = [given.get("tools"), *(messages if isinstance(messages, list) else ())]
-    return "".join(map(json.dumps, parts)).encode()
+def _encode_conversation(arguments: Mapping[str, Any]) -> bytes:
+    """Return the tools and messages that a chat template reads, in the order in which templates write them."""
+    messages = arguments.get("messages")
+    contents = [arguments.get("tools"), *(messages if isinstance(messages, list) else ())]
+    return "".join(map(json.dumps, contents)).encode()

@@ -1,4 +1,4 @@
-"""Replicas that are processes of this machine, each reached at its Unix socket."""
+"""Backend for replicas that are processes of this machine, each with a Unix socket."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 import h11
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from model.serve.replicas.backend import Answer, Call, Head, ReplicaLost
+from model.serve.replicas.backend import Answer, Call, Head, ReplicaLost, collect_answer
 from model.serve.replicas.replica import KEY_SALT_HEADER, Replica
 
 _READ_BYTES = 2**16
 _HEADERS = [(b"host", b"localhost"), (b"connection", b"close")]
-_OWN_HEADERS = (b"connection", b"transfer-encoding")
-"""Headers of an answer that hold between the replica and the router only."""
+_HOP_BY_HOP_HEADERS = (b"connection", b"transfer-encoding")
+"""Headers of an answer that concern the connection between replica and router only."""
 
 
 class Sockets:
-    """The backend of `nkw serve --replicas N`; a replica's key is its number."""
+    """Backend of `nkw serve --replicas N`; the key of a replica is its number."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = replicas
@@ -31,30 +31,32 @@ class Sockets:
         return [replica.number for replica in self._replicas if replica.up]
 
     async def exchange(self, key: Any, call: Call) -> AsyncGenerator[Head | bytes, None]:
-        """Yield the head of a replica's answer and its data, on a connection of their own.
+        """Yield the head of a replica's answer and then its body, which come over a new connection.
 
-        Raises: ReplicaLost if the replica ends before its answer does.
+        Raises:
+            ReplicaLost: The replica ended before its answer did.
         """
         try:
-            async with aclosing(_exchange(self._replicas[key].path, call)) as pieces:
+            async with aclosing(_exchange(str(self._replicas[key].path), call)) as pieces:
                 async for piece in pieces:
                     yield piece
         except (OSError, h11.RemoteProtocolError) as lost:
             raise ReplicaLost from lost
 
     async def ask(self, path: str) -> list[tuple[int, Answer]]:
-        """Return every replica's answer to GET of a path; a replica that ends meanwhile has none."""
-        up = self.up
-        answers = await asyncio.gather(*(self._whole(key, path) for key in up), return_exceptions=True)
+        """Return every replica's answer to GET of a path, without replicas that end before their answer."""
+        up, call = self.up, Call(path, raw_path=path.encode())
+        exchanges = [collect_answer(self.exchange(key, call)) for key in up]
+        answers = await asyncio.gather(*exchanges, return_exceptions=True)
         return [(key, answer) for key, answer in zip(up, answers) if isinstance(answer, Answer)]
 
     def drain(self) -> None:
-        """Let the replicas take no further requests and cancel what has not begun."""
+        """Make the replicas take no further requests and cancel requests that have not started."""
         for replica in self._replicas:
             replica.drain()
 
     def collect(self) -> Iterator[Metric]:
-        """Return which replicas answer, and how often each was started again."""
+        """Yield which replicas answer, and how often each was started again."""
         up = GaugeMetricFamily("nkw_replica_up", "1 where the replica answers.", labels=["replica"])
         restarts = CounterMetricFamily("nkw_replica_restarts", "Starts after an end.", labels=["replica"])
         for replica in self._replicas:
@@ -62,26 +64,25 @@ class Sockets:
             restarts.add_metric([str(replica.number)], replica.restarts)
         yield from (up, restarts)
 
-    async def _whole(self, key: int, path: str) -> Answer:
-        async with aclosing(self.exchange(key, Call(path, raw_path=path.encode()))) as pieces:
-            head, *data = [piece async for piece in pieces]
-        return Answer(head.status, b"".join(data))  # type: ignore[union-attr, arg-type]
-
 
 async def _exchange(path: str, call: Call) -> AsyncGenerator[Head | bytes, None]:
-    """Yield an answer from a socket. Raises OSError or RemoteProtocolError where the replica ends before it does."""
+    """Yield an answer from a socket. Raises OSError or RemoteProtocolError if the replica ends before its answer."""
     query = b"?" + call.query if call.query else b""
-    headers = [*_HEADERS, *call.headers, (KEY_SALT_HEADER, call.key_salt.encode())]
     request = h11.Request(
         method=call.method,
         target=call.raw_path + query,
-        headers=[*headers, (b"content-length", str(len(call.body)).encode())],
+        headers=[
+            *_HEADERS,
+            *call.headers,
+            (KEY_SALT_HEADER, call.key_salt.encode()),
+            (b"content-length", str(len(call.body)).encode()),
+        ],
     )
     reader, writer = await asyncio.open_unix_connection(path)
     try:
         connection = h11.Connection(h11.CLIENT)
-        for sent in (request, h11.Data(data=call.body), h11.EndOfMessage()):
-            writer.write(connection.send(sent) or b"")
+        for outgoing in (request, h11.Data(data=call.body), h11.EndOfMessage()):
+            writer.write(connection.send(outgoing) or b"")
         while True:
             event = connection.next_event()
             if event is h11.NEED_DATA:
@@ -89,8 +90,8 @@ async def _exchange(path: str, call: Call) -> AsyncGenerator[Head | bytes, None]
             elif isinstance(event, h11.EndOfMessage):
                 return
             elif isinstance(event, h11.Response):
-                kept = [(name, text) for name, text in event.headers if name not in _OWN_HEADERS]
-                yield Head(event.status_code, kept)
+                headers = [header for header in event.headers if header[0] not in _HOP_BY_HOP_HEADERS]
+                yield Head(event.status_code, headers)
             else:
                 yield bytes(event.data)  # type: ignore[union-attr]
     finally:
