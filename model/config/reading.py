@@ -7,7 +7,7 @@ from typing import Any
 from model.config.fields import Fields
 from model.config.mixers import GroupedAttention
 from model.config.parts import Mlp, Norms
-from model.config.rotary import rotary
+from model.config.rotary import read_positions
 
 _MOST_LAYERS = 10_000
 """A config has one object for each layer, so their number is bounded."""
@@ -27,7 +27,7 @@ _ACTIVATIONS = {
 """Activations of the kernel `mlp` by their Hugging Face names."""
 
 
-def common(fields: Fields, tied: bool = False, limited: bool = True) -> dict[str, Any]:
+def read_common(fields: Fields, tied: bool = False, limited: bool = True) -> dict[str, Any]:
     """Return the fields of `ModelConfig` that every text model has.
 
     Args:
@@ -39,11 +39,11 @@ def common(fields: Fields, tied: bool = False, limited: bool = True) -> dict[str
         "vocab_size": fields.count("vocab_size"),
         "hidden_size": fields.count("hidden_size"),
         "tie_word_embeddings": fields.flag("tie_word_embeddings", default=tied),
-        "dtype": dtype(fields),
+        "dtype": read_dtype(fields),
     }
 
 
-def attention(
+def read_attention(
     fields: Fields,
     partial: bool = False,
     default_theta: float = 10000.0,
@@ -74,26 +74,28 @@ def attention(
     if head_dim % 2:
         fields.unsupported("head_dim", f"{head_dim} is odd; rotary embedding turns pairs")
     if "positions" not in quirks:
-        quirks["positions"] = rotary(fields, head_dim, partial, default_theta)
+        quirks["positions"] = read_positions(fields, head_dim, partial, default_theta)
     return GroupedAttention(heads, kv_heads, head_dim, **quirks)
 
 
-def biases(fields: Fields, default: bool = False) -> dict[str, bool]:
+def read_biases(fields: Fields, default: bool = False) -> dict[str, bool]:
     """Return the bias fields of `GroupedAttention`: all as attention_bias, the family's default where it is absent."""
     names = ("query_bias", "key_bias", "value_bias", "output_bias")
     return dict.fromkeys(names, fields.flag("attention_bias", default=default))
 
 
-def gated_mlp(fields: Fields, field: str = "hidden_act", default: str = "silu", bias: bool = False) -> Mlp:
+def read_gated_mlp(
+    fields: Fields, field: str = "hidden_act", default: str = "silu", bias: bool = False
+) -> Mlp:
     """Return a gated MLP whose activation a field names; it reads mlp_bias where the family has `bias`."""
     return Mlp(
         fields.count("intermediate_size"),
-        activation(fields, field, default),
+        read_activation(fields, field, default),
         bias and fields.flag("mlp_bias"),
     )
 
 
-def activation(fields: Fields, field: str, default: str) -> str:
+def read_activation(fields: Fields, field: str, default: str) -> str:
     """Return the kernel's name of the activation in a field. An unknown activation is added to the refusals."""
     named = fields.get(field, default)
     if isinstance(named, str) and named in _ACTIVATIONS:
@@ -102,17 +104,17 @@ def activation(fields: Fields, field: str, default: str) -> str:
     return str(named)
 
 
-def norms(fields: Fields, name: str = "rms_norm_eps", default: float = 1e-6, **quirks: Any) -> Norms:
+def read_norms(fields: Fields, name: str = "rms_norm_eps", default: float = 1e-6, **quirks: Any) -> Norms:
     """Return the norms of a block with the eps of field `name`; `quirks` are further fields of `Norms`."""
     return Norms(fields.number(name, default=default), **quirks)
 
 
-def layer_count(fields: Fields, name: str = "num_hidden_layers") -> int:
+def read_layer_count(fields: Fields, name: str = "num_hidden_layers") -> int:
     """Return the number of layers. Raises ModelError for more than 10,000."""
     return fields.count(name, most=_MOST_LAYERS)
 
 
-def dtype(fields: Fields) -> str | None:
+def read_dtype(fields: Fields) -> str | None:
     """Return the dtype that a config names, or None. An unknown dtype is added to the refusals."""
     for name in ("dtype", "torch_dtype"):  # transformers 5 writes the first, earlier versions the second
         value = fields.get(name, None)
@@ -124,19 +126,19 @@ def dtype(fields: Fields) -> str | None:
     return None
 
 
-def window_of(fields: Fields, default: int | None = None) -> int | None:
+def read_window(fields: Fields, default: int | None = None) -> int | None:
     """Return sliding_window, or the default where it is absent; None where it is null or both are absent."""
     if fields.is_null("sliding_window") or (default is None and "sliding_window" not in fields):
         return None
     return fields.count("sliding_window", default=default)
 
 
-def full_in_every(count: int, layers: int, window: int | None) -> list[int | None]:
+def alternate_windows(count: int, layers: int, window: int | None) -> list[int | None]:
     """Return the window of each layer; every `count`-th layer sees all positions, without window."""
     return [None if (layer + 1) % count == 0 else window for layer in range(layers)]
 
 
-def windows(fields: Fields, default: list[int | None], window: int | None) -> list[int | None]:
+def read_windows(fields: Fields, default: list[int | None], window: int | None) -> list[int | None]:
     """Return the window of each layer: `window` for sliding layers by `layer_types`, `default` without that field.
 
     Raises:
@@ -163,12 +165,12 @@ def read_layer_types(fields: Fields, layers: int, known: tuple[str, ...]) -> lis
     return layer_types
 
 
-def count_or_zero(fields: Fields, name: str, default: int = 0) -> int:
+def read_count_or_zero(fields: Fields, name: str, default: int = 0) -> int:
     """Read a whole number that may be 0; an absent field means `default`."""
     return 0 if fields.get(name, default) == 0 else fields.count(name, default=default)
 
 
-def chosen_experts(fields: Fields, experts: int, name: str = "num_experts_per_tok") -> int:
+def read_experts_per_token(fields: Fields, experts: int, name: str = "num_experts_per_tok") -> int:
     """Return the number of experts that a token passes. Raises ModelError for more than `experts`."""
     number = fields.count(name)
     if number > experts:

@@ -14,15 +14,17 @@ from model.config.rope import (
 from model.errors import ModelError
 
 
-def rotary(fields: Fields, head_dim: int, partial: bool = False, default_theta: float = 10000.0) -> Positions:
+def read_positions(
+    fields: Fields, head_dim: int, partial: bool = False, default_theta: float = 10000.0
+) -> Positions:
     """Return the positions of heads by rope_parameters (transformers 5), or by rope_scaling and rope_theta."""
     field = "rope_parameters" if "rope_parameters" in fields else "rope_scaling"
-    return positions_of(
+    return read_scaled_positions(
         fields, fields.table(field), field, head_dim, default_theta=default_theta, partial=partial
     )
 
 
-def positions_of(
+def read_scaled_positions(
     fields: Fields,
     scaling: Fields,
     field: str,

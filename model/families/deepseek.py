@@ -14,16 +14,16 @@ from model.config.parts import Block, Experts, ModelConfig
 from model.config.reading import (
     MOST_HEAD_DIM,
     MOST_HEADS,
-    activation,
-    chosen_experts,
-    common,
-    count_or_zero,
-    gated_mlp,
-    layer_count,
-    norms,
+    read_activation,
+    read_common,
+    read_count_or_zero,
+    read_experts_per_token,
+    read_gated_mlp,
+    read_layer_count,
+    read_norms,
 )
 from model.config.rope import RopeType, yarn_score_factor
-from model.config.rotary import rotary
+from model.config.rotary import read_positions
 from model.families import dense, names
 from model.network import Network
 
@@ -61,19 +61,19 @@ def _read(fields: Fields, is_grouped: bool, default_scale: float, **routing: Any
         default_scale: The factor of the experts' weights where the config names none.
         **routing: Fields of `Experts` that the family decides.
     """
-    count = layer_count(fields)
-    dense_layers = min(count_or_zero(fields, "first_k_dense_replace"), count)
+    count = read_layer_count(fields)
+    dense_layers = min(read_count_or_zero(fields, "first_k_dense_replace"), count)
     for name in ("attention_bias", "mlp_bias"):
         if fields.flag(name):
             fields.unsupported(name, "projections of latent attention and of experts have no biases")
-    block_norms = norms(fields)
+    block_norms = read_norms(fields)
     experts = _read_experts(fields, is_grouped, default_scale, routing)
     sparse = Block(_read_latent_attention(fields), experts, block_norms)
     blocks = (sparse,) * (count - dense_layers)
     if dense_layers:
-        blocks = (replace(sparse, mlp=gated_mlp(fields)),) * dense_layers + blocks
-    mtp_layers = count_or_zero(fields, "num_nextn_predict_layers")
-    return ModelConfig(**common(fields), blocks=blocks, mtp_layers=mtp_layers)
+        blocks = (replace(sparse, mlp=read_gated_mlp(fields)),) * dense_layers + blocks
+    mtp_layers = read_count_or_zero(fields, "num_nextn_predict_layers")
+    return ModelConfig(**read_common(fields), blocks=blocks, mtp_layers=mtp_layers)
 
 
 def compose(config: ModelConfig) -> Network:
@@ -89,7 +89,7 @@ def _read_latent_attention(fields: Fields) -> LatentAttention:
     rope_dim = fields.count("qk_rope_head_dim", most=MOST_HEAD_DIM)
     if rope_dim % 2:
         fields.unsupported("qk_rope_head_dim", f"{rope_dim} is odd; rotary embedding turns pairs")
-    positions = rotary(fields, rope_dim)
+    positions = read_positions(fields, rope_dim)
     plain_dim = fields.count("qk_nope_head_dim")
     scaling = fields.table("rope_parameters" if "rope_parameters" in fields else "rope_scaling")
     scale = (plain_dim + rope_dim) ** -0.5
@@ -98,7 +98,7 @@ def _read_latent_attention(fields: Fields) -> LatentAttention:
         scale *= yarn_score_factor(positions.rope.factor, weight)
     return LatentAttention(
         heads=fields.count("num_attention_heads", most=MOST_HEADS),
-        query_rank=count_or_zero(fields, "q_lora_rank"),
+        query_rank=read_count_or_zero(fields, "q_lora_rank"),
         latent_rank=fields.count("kv_lora_rank"),
         plain_dim=plain_dim,
         rope_dim=rope_dim,
@@ -119,10 +119,10 @@ def _read_experts(fields: Fields, is_grouped: bool, default_scale: float, routin
             raise fields.error("n_group", f"{top_groups} of {groups} groups of {experts} experts")
     return Experts(
         experts,
-        chosen_experts(fields, experts),
+        read_experts_per_token(fields, experts),
         width,
-        shared_width=count_or_zero(fields, "n_shared_experts") * width,
-        activation=activation(fields, "hidden_act", "silu"),
+        shared_width=read_count_or_zero(fields, "n_shared_experts") * width,
+        activation=read_activation(fields, "hidden_act", "silu"),
         groups=groups,
         top_groups=top_groups,
         scale=fields.number("routed_scaling_factor", default=default_scale),

@@ -12,7 +12,7 @@ from functools import partial
 from model.config.fields import Fields
 from model.config.mixers import GroupedAttention, HeadNorm, LatentAttention
 from model.config.parts import Block, Encoder, Experts, Mlp, ModelConfig, Norms, PerLayerInput
-from model.config.reading import common, gated_mlp, layer_count, norms
+from model.config.reading import read_common, read_gated_mlp, read_layer_count, read_norms
 from model.families.names import LLAMA, ExpertNames, Names, StackedExpertNames
 from model.families.tokens import token_network
 from model.layers.attention import Attention
@@ -51,10 +51,10 @@ def read_blocks(
         block_norms: The norms of every block, by default an RMSNorm before each layer.
         layer_windows: The window of every layer, by default the window of `mixer`.
     """
-    block = Block(mixer, mlp or gated_mlp(fields), block_norms or norms(fields))
+    block = Block(mixer, mlp or read_gated_mlp(fields), block_norms or read_norms(fields))
     return ModelConfig(
-        **common(fields),
-        blocks=(block,) * layer_count(fields)
+        **read_common(fields),
+        blocks=(block,) * read_layer_count(fields)
         if layer_windows is None
         else tuple(replace(block, mixer=replace(mixer, window=window)) for window in layer_windows),
     )

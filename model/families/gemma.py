@@ -14,18 +14,18 @@ from model.config.fields import Fields
 from model.config.mixers import GroupedAttention, HeadNorm, Positions
 from model.config.parts import Block, Encoder, ModelConfig
 from model.config.reading import (
-    attention,
-    biases,
-    common,
-    dtype,
-    full_in_every,
-    gated_mlp,
-    layer_count,
-    norms,
-    window_of,
-    windows,
+    alternate_windows,
+    read_attention,
+    read_biases,
+    read_common,
+    read_dtype,
+    read_gated_mlp,
+    read_layer_count,
+    read_norms,
+    read_window,
+    read_windows,
 )
-from model.config.rotary import positions_of
+from model.config.rotary import read_scaled_positions
 from model.families import names
 from model.formats import read_format, read_method
 
@@ -57,9 +57,9 @@ def read_gemma3_text(fields: Fields) -> ModelConfig:
     field = "rope_parameters" if is_nested else "rope_scaling"
     full = rope.table("full_attention") if is_nested else fields.table("rope_scaling")
     sliding = rope.table("sliding_attention")
-    full_positions = positions_of(fields, full, field, mixer.head_dim, default_theta=1e6)
+    full_positions = read_scaled_positions(fields, full, field, mixer.head_dim, default_theta=1e6)
     theta = "rope_local_base_freq"
-    sliding_positions = positions_of(fields, sliding, field, mixer.head_dim, "rope.window", theta)
+    sliding_positions = read_scaled_positions(fields, sliding, field, mixer.head_dim, "rope.window", theta)
     every = fields.count(pattern, default=6)
     return _read(fields, every, replace(mixer, positions=full_positions), sliding_positions, None)
 
@@ -77,7 +77,7 @@ def read_gemma3(fields: Fields) -> ModelConfig:
     encoder = Encoder("vision tower", tower + projector)
     return replace(
         config,
-        dtype=dtype(fields) or config.dtype,
+        dtype=read_dtype(fields) or config.dtype,
         weight_format=read_format(text),
         quant_method=read_method(text),
         encoder=encoder,
@@ -88,7 +88,9 @@ def _read_attention(fields: Fields, **quirks: Any) -> GroupedAttention:
     if fields.flag("use_bidirectional_attention"):
         fields.unsupported("use_bidirectional_attention", "true; a layer sees earlier positions only")
     scalar = fields.number("query_pre_attn_scalar", default=_HEAD_DIM)
-    return attention(fields, scale=scalar**-0.5, default_head_dim=_HEAD_DIM, **quirks, **biases(fields))
+    return read_attention(
+        fields, scale=scalar**-0.5, default_head_dim=_HEAD_DIM, **quirks, **read_biases(fields)
+    )
 
 
 def read_softcap(fields: Fields, name: str, default: float | None) -> float | None:
@@ -114,10 +116,12 @@ def _read(
         sliding_positions: Positions of the layers with a window.
         logit_softcap: Softcap of the logits where the config names none.
     """
-    mlp = gated_mlp(fields, "hidden_activation", default="gelu_pytorch_tanh")
-    window = window_of(fields, 4096)
-    layer_windows = windows(fields, full_in_every(full_every, layer_count(fields), window), window)
-    full = Block(mixer, mlp, norms(fields, after=True, offset=1.0))
+    mlp = read_gated_mlp(fields, "hidden_activation", default="gelu_pytorch_tanh")
+    window = read_window(fields, 4096)
+    layer_windows = read_windows(
+        fields, alternate_windows(full_every, read_layer_count(fields), window), window
+    )
+    full = Block(mixer, mlp, read_norms(fields, after=True, offset=1.0))
     sliding = replace(full, mixer=replace(mixer, window=window, positions=sliding_positions))
     blocks = [full if window is None else sliding for window in layer_windows]
     return build_config(fields, blocks, logit_softcap)
@@ -128,7 +132,7 @@ def build_config(fields: Fields, blocks: Iterable[Block], logit_softcap: float |
 
     `logit_softcap` is the softcap of the logits where the config names none.
     """
-    shared = common(fields, tied=True)
+    shared = read_common(fields, tied=True)
     return ModelConfig(
         **shared,
         blocks=tuple(blocks),

@@ -11,14 +11,14 @@ from model.config.fields import Fields
 from model.config.mixers import GroupedAttention, HeadNorm
 from model.config.parts import Block, Mlp, ModelConfig, PerLayerInput, Streams
 from model.config.reading import (
-    activation,
-    attention,
-    biases,
-    full_in_every,
-    layer_count,
-    norms,
-    window_of,
-    windows,
+    alternate_windows,
+    read_activation,
+    read_attention,
+    read_biases,
+    read_layer_count,
+    read_norms,
+    read_window,
+    read_windows,
 )
 from model.families import dense
 from model.families.gemma import build_config
@@ -80,19 +80,19 @@ def read_gemma3n_text(fields: Fields) -> ModelConfig:
 
     Rotary positions are not read.
     """
-    count, window = layer_count(fields), window_of(fields, 512)
-    base: GroupedAttention = attention(
+    count, window = read_layer_count(fields), read_window(fields, 512)
+    base: GroupedAttention = read_attention(
         fields,
         default_head_dim=256,
         positions=None,
         scale=1.0,
         head_norm=HeadNorm.head,
         value_norm=True,
-        **biases(fields),
+        **read_biases(fields),
     )
-    layer_windows = windows(fields, full_in_every(5, count, window), window)
+    layer_windows = read_windows(fields, alternate_windows(5, count, window), window)
     mixers = share_caches(fields, [replace(base, window=window) for window in layer_windows], default=15)
-    gate = activation(fields, "hidden_activation", "gelu_pytorch_tanh")
+    gate = read_activation(fields, "hidden_activation", "gelu_pytorch_tanh")
     per_layer_input = PerLayerInput(
         fields.count("vocab_size_per_layer_input", default=262_144),
         fields.count("hidden_size_per_layer_input", default=256),
@@ -103,7 +103,7 @@ def read_gemma3n_text(fields: Fields) -> ModelConfig:
         Block(
             mixer,
             Mlp(width, gate, sparse=sparsity > 0),
-            norms(fields, after=True),
+            read_norms(fields, after=True),
             per_layer_input,
             streams=streams,
         )

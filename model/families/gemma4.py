@@ -17,19 +17,19 @@ from model.config.mixers import GroupedAttention, HeadNorm, Positions
 from model.config.parts import Block, Encoder, Experts, Mlp, ModelConfig, PerLayerInput
 from model.config.reading import (
     MOST_HEAD_DIM,
-    attention,
-    biases,
-    chosen_experts,
-    count_or_zero,
-    dtype,
-    full_in_every,
-    gated_mlp,
-    layer_count,
-    norms,
-    window_of,
-    windows,
+    alternate_windows,
+    read_attention,
+    read_biases,
+    read_count_or_zero,
+    read_dtype,
+    read_experts_per_token,
+    read_gated_mlp,
+    read_layer_count,
+    read_norms,
+    read_window,
+    read_windows,
 )
-from model.config.rotary import positions_of
+from model.config.rotary import read_scaled_positions
 from model.families import dense, names
 from model.families.gemma import NAMES, build_config
 from model.formats import read_format, read_method
@@ -115,11 +115,11 @@ def read_gemma4_text(fields: Fields) -> ModelConfig:
         fields.unsupported("use_bidirectional_attention", "all; a layer sees earlier positions only")
     if fields.flag("enable_moe_block"):
         fields.unsupported("enable_moe_block", "true; no layer computes routed experts")
-    count = layer_count(fields)
-    window = window_of(fields, 512)
+    count = read_layer_count(fields)
+    window = read_window(fields, 512)
     if window is None:
         raise fields.error("sliding_window", "null; layers of this family have a window")
-    layer_windows = [*windows(fields, full_in_every(6, count, window), window)[:-1], None]
+    layer_windows = [*read_windows(fields, alternate_windows(6, count, window), window)[:-1], None]
     window_mixers = {
         window: _read_attention(
             fields, window, [layer for layer in range(count) if layer_windows[layer] == window]
@@ -127,8 +127,8 @@ def read_gemma4_text(fields: Fields) -> ModelConfig:
         for window in dict.fromkeys(layer_windows)
     }
     mixers = share_caches(fields, [window_mixers[window] for window in layer_windows])
-    mlp = gated_mlp(fields, "hidden_activation", default="gelu_pytorch_tanh")
-    block_norms = norms(fields, after=True)
+    mlp = read_gated_mlp(fields, "hidden_activation", default="gelu_pytorch_tanh")
+    block_norms = read_norms(fields, after=True)
     sharer_width = 2 * mlp.width if fields.flag("use_double_wide_mlp") else mlp.width
     per_layer_input = _read_per_layer_input(fields, mlp.activation)
     mlps = (mlp if mixer.cache_of is None else replace(mlp, width=sharer_width) for mixer in mixers)
@@ -152,7 +152,7 @@ def read_gemma4(fields: Fields) -> ModelConfig:
     name = f"{' and '.join(towers)} tower{'s' if len(towers) > 1 else ''}"
     return replace(
         config,
-        dtype=dtype(fields) or config.dtype,
+        dtype=read_dtype(fields) or config.dtype,
         weight_format=read_format(text),
         quant_method=read_method(text),
         encoder=Encoder(name, sum(towers.values())) if towers else None,
@@ -207,7 +207,7 @@ def share_caches(
     Raises:
         ModelError: No layer has a cache, or none with the window of a layer that needs one.
     """
-    shared = count_or_zero(fields, "num_kv_shared_layers", default)
+    shared = read_count_or_zero(fields, "num_kv_shared_layers", default)
     owners = len(mixers) - shared
     if owners < 1:
         raise fields.error(
@@ -233,7 +233,7 @@ def _read_attention(fields: Fields, window: int | None, layers: list[int]) -> Gr
     Raises:
         ModelError: `per_layer_config` gives these layers different heads, or key/value heads do not divide heads.
     """
-    base = attention(fields, default_head_dim=256, positions=None, scale=1.0, **biases(fields))
+    base = read_attention(fields, default_head_dim=256, positions=None, scale=1.0, **read_biases(fields))
     keys_as_values = window is None and fields.flag("attention_k_eq_v")
     changes = _read_layer_changes(fields)
     if window is None and "per_layer_config" not in fields:
@@ -300,7 +300,7 @@ def _read_positions(fields: Fields, window: int | None, head_dim: int) -> Positi
     if layer_type not in rope:
         raise rope.error(layer_type, "missing; layers of this family are rotated by their kind")
     theta = float(_ROPE[layer_type]["rope_theta"])
-    return positions_of(
+    return read_scaled_positions(
         fields, rope.table(layer_type), "rope_parameters", head_dim, name, default_theta=theta
     )
 
@@ -311,7 +311,7 @@ def _read_per_layer_input(fields: Fields, activation: str) -> PerLayerInput | No
     Raises:
         ModelError: The table of the inputs has fewer rows than the vocabulary.
     """
-    width = count_or_zero(fields, "hidden_size_per_layer_input", default=256)
+    width = read_count_or_zero(fields, "hidden_size_per_layer_input", default=256)
     if not width:
         return None
     rows = fields.count("vocab_size_per_layer_input", default=262_144)
@@ -330,7 +330,7 @@ def _add_experts(fields: Fields, mlp: Mlp) -> Mlp | Experts:
     count = fields.count("num_experts")
     return Experts(
         count,
-        chosen_experts(fields, count, "top_k_experts"),
+        read_experts_per_token(fields, count, "top_k_experts"),
         fields.count("moe_intermediate_size"),
         mlp.width,
         router_bias=True,  # a factor for each expert

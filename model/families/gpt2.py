@@ -5,7 +5,7 @@ from __future__ import annotations
 from model.config.fields import Fields
 from model.config.mixers import GroupedAttention
 from model.config.parts import Block, Mlp, ModelConfig, Norms
-from model.config.reading import MOST_HEADS, activation, dtype, layer_count
+from model.config.reading import MOST_HEADS, read_activation, read_dtype, read_layer_count
 from model.families import names
 
 NAMES = names.Names(
@@ -48,14 +48,14 @@ def read_gpt2(fields: Fields) -> ModelConfig:
         scale=None if fields.flag("scale_attn_weights", default=True) else 1.0,
     )
     width = fields.count("n_inner", default=4 * hidden)
-    mlp = Mlp(width, activation(fields, "activation_function", "gelu_new"), bias=True, gated=False)
+    mlp = Mlp(width, read_activation(fields, "activation_function", "gelu_new"), bias=True, gated=False)
     block = Block(mixer, mlp, Norms(fields.number("layer_norm_epsilon", default=1e-5), bias=True))
     return ModelConfig(
         vocab_size=fields.count("vocab_size"),
         hidden_size=hidden,
-        blocks=(block,) * layer_count(fields, "n_layer"),
+        blocks=(block,) * read_layer_count(fields, "n_layer"),
         max_position_embeddings=positions,
         tie_word_embeddings=fields.flag("tie_word_embeddings", default=True),
         learned_positions=positions,
-        dtype=dtype(fields),
+        dtype=read_dtype(fields),
     )

@@ -5,13 +5,13 @@ from __future__ import annotations
 from model.config.fields import Fields
 from model.config.parts import SWIGLU_ALPHA, SWIGLU_LIMIT, SWIGLU_OAI, Experts, ModelConfig
 from model.config.reading import (
-    attention,
-    biases,
-    chosen_experts,
-    full_in_every,
-    layer_count,
-    norms,
-    windows,
+    alternate_windows,
+    read_attention,
+    read_biases,
+    read_experts_per_token,
+    read_layer_count,
+    read_norms,
+    read_windows,
 )
 from model.families import dense, names
 
@@ -25,15 +25,15 @@ def read_gpt_oss(fields: Fields) -> ModelConfig:
         if number != known:
             fields.unsupported(name, f"{number}; experts are computed with {known}")
     experts = fields.count("num_local_experts")
-    mixer = attention(fields, sinks=True, **biases(fields, default=True))
+    mixer = read_attention(fields, sinks=True, **read_biases(fields, default=True))
     routed = Experts(
         experts,
-        chosen_experts(fields, experts),
+        read_experts_per_token(fields, experts),
         fields.count("intermediate_size"),
         bias=True,
         router_bias=True,
         activation=SWIGLU_OAI,
     )
     window = fields.count("sliding_window")
-    layer_windows = windows(fields, full_in_every(2, layer_count(fields), window), window)
-    return dense.read_blocks(fields, mixer, routed, norms(fields, default=1e-5), layer_windows)
+    layer_windows = read_windows(fields, alternate_windows(2, read_layer_count(fields), window), window)
+    return dense.read_blocks(fields, mixer, routed, read_norms(fields, default=1e-5), layer_windows)

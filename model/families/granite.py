@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from model.config.fields import Fields
 from model.config.parts import ModelConfig
-from model.config.reading import attention, biases, gated_mlp, norms
+from model.config.reading import read_attention, read_biases, read_gated_mlp, read_norms
 from model.families.dense import read_blocks
 
 _MIN_MULTIPLIER = 2.0**-63
@@ -26,11 +26,13 @@ def read_granite(fields: Fields) -> ModelConfig:
     residual = fields.number("residual_multiplier", default=1.0)
     if not _MIN_MULTIPLIER <= residual <= 1 / _MIN_MULTIPLIER:
         raise fields.error("residual_multiplier", f"{residual}; float32 does not hold its square")
-    mixer = attention(fields, scale=fields.number("attention_multiplier", default=1.0), **biases(fields))
-    block_norms = norms(fields)
+    mixer = read_attention(
+        fields, scale=fields.number("attention_multiplier", default=1.0), **read_biases(fields)
+    )
+    block_norms = read_norms(fields)
     scaled_norms = replace(block_norms, eps=block_norms.eps / residual**2)
     return replace(
-        read_blocks(fields, mixer, gated_mlp(fields, bias=True), scaled_norms),
+        read_blocks(fields, mixer, read_gated_mlp(fields, bias=True), scaled_norms),
         embedding_scale=fields.number("embedding_multiplier", default=1.0) / residual,
         logit_scale=1 / fields.number("logits_scaling", default=1.0),
     )

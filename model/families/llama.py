@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from model.config.fields import Fields
 from model.config.parts import ModelConfig
-from model.config.reading import attention, biases, gated_mlp
+from model.config.reading import read_attention, read_biases, read_gated_mlp
 from model.families.dense import read_blocks
 
 
 def read_llama(fields: Fields) -> ModelConfig:
     """Read a config of equal blocks."""
-    return read_blocks(fields, attention(fields, **biases(fields)), gated_mlp(fields, bias=True))
+    return read_blocks(
+        fields, read_attention(fields, **read_biases(fields)), read_gated_mlp(fields, bias=True)
+    )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from model.config.fields import Fields
 from model.config.mixers import StateSpace
 from model.config.parts import Block, ModelConfig
-from model.config.reading import common, layer_count, norms
+from model.config.reading import read_common, read_layer_count, read_norms
 from model.families.tokens import token_network
 from model.layers.embedding import Embedding
 from model.layers.head import Head
@@ -33,10 +33,10 @@ def read_mamba(fields: Fields) -> ModelConfig:
         convolution_bias=fields.flag("use_conv_bias", default=True),
     )
     check_activation(fields)
-    block = Block(mixer, None, norms(fields, "layer_norm_epsilon", 1e-5))
+    block = Block(mixer, None, read_norms(fields, "layer_norm_epsilon", 1e-5))
     return ModelConfig(
-        **common(fields, tied=True, limited=False),
-        blocks=(block,) * layer_count(fields),
+        **read_common(fields, tied=True, limited=False),
+        blocks=(block,) * read_layer_count(fields),
     )
 
 

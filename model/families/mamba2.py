@@ -7,7 +7,7 @@ from math import inf, isinf
 from model.config.fields import Fields
 from model.config.mixers import StateSpaceHeads
 from model.config.parts import Block, ModelConfig
-from model.config.reading import MOST_HEADS, common, layer_count, norms
+from model.config.reading import MOST_HEADS, read_common, read_layer_count, read_norms
 from model.families.mamba import build_network, check_activation, output_projection
 from model.layers.norm import Norm
 from model.layers.projection import Projection
@@ -45,8 +45,8 @@ def read_mamba2(fields: Fields) -> ModelConfig:
         most_step=max_step,
     )
     check_activation(fields)
-    block = Block(mixer, None, norms(fields, "layer_norm_epsilon", 1e-5))
-    return ModelConfig(**common(fields, limited=False), blocks=(block,) * layer_count(fields))
+    block = Block(mixer, None, read_norms(fields, "layer_norm_epsilon", 1e-5))
+    return ModelConfig(**read_common(fields, limited=False), blocks=(block,) * read_layer_count(fields))
 
 
 def _read_step_limits(fields: Fields) -> tuple[float, float | None]:

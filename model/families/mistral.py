@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from model.config.fields import Fields
 from model.config.parts import ModelConfig
-from model.config.reading import attention, layer_count, window_of, windows
+from model.config.reading import read_attention, read_layer_count, read_window, read_windows
 from model.families.dense import read_blocks
 
 _WINDOW = 4096
@@ -13,11 +13,11 @@ _WINDOW = 4096
 
 def read_mistral(fields: Fields) -> ModelConfig:
     """Read a config of equal blocks; `sliding_window` is null in a config without a window."""
-    return read_blocks(fields, attention(fields, window=window_of(fields, _WINDOW)))
+    return read_blocks(fields, read_attention(fields, window=read_window(fields, _WINDOW)))
 
 
 def read_ministral(fields: Fields) -> ModelConfig:
     """Read a config with windows in the sliding layers of `layer_types`, or in all layers without that field."""
-    mixer, window = attention(fields), window_of(fields, _WINDOW)
-    layer_windows = windows(fields, [window] * layer_count(fields), window)
+    mixer, window = read_attention(fields), read_window(fields, _WINDOW)
+    layer_windows = read_windows(fields, [window] * read_layer_count(fields), window)
     return read_blocks(fields, mixer, layer_windows=layer_windows)

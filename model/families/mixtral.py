@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from model.config.fields import Fields
 from model.config.parts import Experts, ModelConfig
-from model.config.reading import activation, attention, chosen_experts, window_of
+from model.config.reading import read_activation, read_attention, read_experts_per_token, read_window
 from model.families import dense, names
 
 NAMES = names.Names(
@@ -17,9 +17,9 @@ def read_mixtral(fields: Fields) -> ModelConfig:
     experts = fields.count("num_local_experts")
     routed = Experts(
         experts,
-        chosen_experts(fields, experts),
+        read_experts_per_token(fields, experts),
         fields.count("intermediate_size"),
-        activation=activation(fields, "hidden_act", "silu"),
+        activation=read_activation(fields, "hidden_act", "silu"),
     )
-    mixer = attention(fields, window=window_of(fields))
+    mixer = read_attention(fields, window=read_window(fields))
     return dense.read_blocks(fields, mixer, routed)

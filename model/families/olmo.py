@@ -5,7 +5,7 @@ from __future__ import annotations
 from model.config.fields import Fields
 from model.config.mixers import HeadNorm
 from model.config.parts import ModelConfig
-from model.config.reading import attention, biases, norms
+from model.config.reading import read_attention, read_biases, read_norms
 from model.families import dense, names
 
 NAMES = names.Names(after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm")
@@ -13,6 +13,6 @@ NAMES = names.Names(after_attention="post_attention_layernorm", after_mlp="post_
 
 def read_olmo2(fields: Fields) -> ModelConfig:
     """Read a config of equal blocks."""
-    mixer = attention(fields, head_norm=HeadNorm.width, **biases(fields))
-    block_norms = norms(fields, default=1e-5, before=False, after=True)
+    mixer = read_attention(fields, head_norm=HeadNorm.width, **read_biases(fields))
+    block_norms = read_norms(fields, default=1e-5, before=False, after=True)
     return dense.read_blocks(fields, mixer, block_norms=block_norms)

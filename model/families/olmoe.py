@@ -5,7 +5,13 @@ from __future__ import annotations
 from model.config.fields import Fields
 from model.config.mixers import HeadNorm
 from model.config.parts import Experts, ModelConfig
-from model.config.reading import activation, attention, biases, chosen_experts, norms
+from model.config.reading import (
+    read_activation,
+    read_attention,
+    read_biases,
+    read_experts_per_token,
+    read_norms,
+)
 from model.families.dense import read_blocks
 
 
@@ -16,10 +22,10 @@ def read_olmoe(fields: Fields) -> ModelConfig:
     experts = fields.count("num_experts")
     routed = Experts(
         experts,
-        chosen_experts(fields, experts),
+        read_experts_per_token(fields, experts),
         fields.count("intermediate_size"),
-        activation=activation(fields, "hidden_act", "silu"),
+        activation=read_activation(fields, "hidden_act", "silu"),
         renormalise=fields.flag("norm_topk_prob"),
     )
-    mixer = attention(fields, head_norm=HeadNorm.width, **biases(fields))
-    return read_blocks(fields, mixer, routed, norms(fields, default=1e-5))
+    mixer = read_attention(fields, head_norm=HeadNorm.width, **read_biases(fields))
+    return read_blocks(fields, mixer, routed, read_norms(fields, default=1e-5))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from model.config.fields import Fields
 from model.config.parts import ModelConfig
-from model.config.reading import attention, norms, window_of
+from model.config.reading import read_attention, read_norms, read_window
 from model.families import dense, names
 
 NAMES = names.Names(qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj")
@@ -12,5 +12,5 @@ NAMES = names.Names(qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj")
 
 def read_phi3(fields: Fields) -> ModelConfig:
     """Read a config of equal blocks, with a window where the config names one."""
-    mixer = attention(fields, partial=True, window=window_of(fields))
-    return dense.read_blocks(fields, mixer, block_norms=norms(fields, default=1e-5))
+    mixer = read_attention(fields, partial=True, window=read_window(fields))
+    return dense.read_blocks(fields, mixer, block_norms=read_norms(fields, default=1e-5))

@@ -10,7 +10,14 @@ from dataclasses import replace
 from model.config.fields import Fields
 from model.config.mixers import GatedDelta, GroupedAttention, HeadNorm
 from model.config.parts import Block, ModelConfig
-from model.config.reading import attention, biases, common, layer_count, norms, read_layer_types
+from model.config.reading import (
+    read_attention,
+    read_biases,
+    read_common,
+    read_layer_count,
+    read_layer_types,
+    read_norms,
+)
 from model.families import dense, names
 from model.families.qwen import read_mlps
 from model.layers.gated_delta import DeltaHeads, DeltaTensors
@@ -29,14 +36,14 @@ def read_qwen3_next(fields: Fields) -> ModelConfig:
 
     Norms add 1 to their weights.
     """
-    block_norms = norms(fields, offset=1.0)
-    gated = attention(
+    block_norms = read_norms(fields, offset=1.0)
+    gated = read_attention(
         fields,
         partial=True,
         default_head_dim=256,
         head_norm=HeadNorm.head,
         output_gate=True,
-        **biases(fields),
+        **read_biases(fields),
     )
     mixers: dict[str, GatedDelta | GroupedAttention] = dict(zip(_LAYER_TYPES, (_read_delta(fields), gated)))
     mlps = read_mlps(
@@ -45,13 +52,13 @@ def read_qwen3_next(fields: Fields) -> ModelConfig:
         shared_width=fields.count("shared_expert_intermediate_size", default=512),
         shared_gate=True,
     )
-    layers, every = layer_count(fields), fields.count("full_attention_interval", default=4)
+    layers, every = read_layer_count(fields), fields.count("full_attention_interval", default=4)
     if "layer_types" in fields:
         layer_types = read_layer_types(fields, layers, _LAYER_TYPES)
     else:
         layer_types = [_LAYER_TYPES[(layer + 1) % every == 0] for layer in range(layers)]
     blocks = (Block(mixers[layer_type], mlp, block_norms) for layer_type, mlp in zip(layer_types, mlps))
-    return ModelConfig(**common(fields), blocks=tuple(blocks))
+    return ModelConfig(**read_common(fields), blocks=tuple(blocks))
 
 
 def _read_delta(fields: Fields) -> GatedDelta:

@@ -7,14 +7,14 @@ from dataclasses import replace
 from model.config.fields import Fields
 from model.config.parts import Block, ModelConfig
 from model.config.reading import (
-    attention,
-    biases,
-    common,
-    gated_mlp,
-    layer_count,
-    norms,
-    window_of,
-    windows,
+    read_attention,
+    read_biases,
+    read_common,
+    read_gated_mlp,
+    read_layer_count,
+    read_norms,
+    read_window,
+    read_windows,
 )
 
 _THETA = 2e6
@@ -29,7 +29,7 @@ def read_smollm3(fields: Fields) -> ModelConfig:
     Raises:
         ModelError: `no_rope_layers` is not a list of zeros and ones, at least one for each layer.
     """
-    count = layer_count(fields)
+    count = read_layer_count(fields)
     rotations = fields.get("no_rope_layers", None)
     if rotations is None:
         every = fields.count("no_rope_layer_interval", default=4)
@@ -40,14 +40,14 @@ def read_smollm3(fields: Fields) -> ModelConfig:
         or not all(rotation in (0, 1) for rotation in rotations)
     ):
         raise fields.error("no_rope_layers", f"not a list of {count} times 0 or 1, one for each layer")
-    window = window_of(fields) if fields.flag("use_sliding_window") else None
+    window = read_window(fields) if fields.flag("use_sliding_window") else None
     default = [None if rotation else window for rotation in rotations[:count]]
-    layer_windows = windows(fields, default, window)
-    mixer = attention(fields, default_theta=_THETA, **biases(fields))
-    mlp, block_norms = gated_mlp(fields, bias=True), norms(fields)
+    layer_windows = read_windows(fields, default, window)
+    mixer = read_attention(fields, default_theta=_THETA, **read_biases(fields))
+    mlp, block_norms = read_gated_mlp(fields, bias=True), read_norms(fields)
     mixers = (
         replace(mixer, window=window, positions=mixer.positions if rotation else None)
         for window, rotation in zip(layer_windows, rotations)
     )
     blocks = tuple(Block(mixer, mlp, block_norms) for mixer in mixers)
-    return ModelConfig(**common(fields, tied=True), blocks=blocks)
+    return ModelConfig(**read_common(fields, tied=True), blocks=blocks)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from model.config.fields import Fields
 from model.config.mixers import GroupedAttention
 from model.config.parts import Block, Mlp, ModelConfig, Norms, SpeechEncoder
-from model.config.reading import MOST_HEADS, activation, dtype, layer_count
+from model.config.reading import MOST_HEADS, read_activation, read_dtype, read_layer_count
 from model.families import dense
 from model.layers.attention import Attention
 from model.layers.attention_heads import AttentionProjections
@@ -67,21 +67,21 @@ def read_whisper(fields: Fields) -> ModelConfig:
     )
     mlp = Mlp(
         fields.count("decoder_ffn_dim"),
-        activation(fields, "activation_function", "gelu"),
+        read_activation(fields, "activation_function", "gelu"),
         bias=True,
         gated=False,
     )
     norms = Norms(_EPS, bias=True)
-    layers, inner = layer_count(fields, "encoder_layers"), fields.count("encoder_ffn_dim")
+    layers, inner = read_layer_count(fields, "encoder_layers"), fields.count("encoder_ffn_dim")
     encoder_mixer = replace(mixer, cross_positions=0, causal=False)
     return ModelConfig(
         vocab_size=fields.count("vocab_size"),
         hidden_size=width,
-        blocks=(Block(mixer, mlp, norms),) * layer_count(fields, "decoder_layers"),
+        blocks=(Block(mixer, mlp, norms),) * read_layer_count(fields, "decoder_layers"),
         max_position_embeddings=targets,
         tie_word_embeddings=fields.flag("tie_word_embeddings", default=True),
         learned_positions=targets,
-        dtype=dtype(fields),
+        dtype=read_dtype(fields),
         encoder=SpeechEncoder(
             "encoder",
             positions=sources,
