@@ -15,7 +15,7 @@ import numpy as np
 import nki_kernels
 import simulate
 from benchmarks.kernels.works import Work
-from model.device.binding import in_order
+from model.device.binding import bind_arguments
 from model.layers.launch import Argument, Axis, Launch, Value
 from model.plan.roofline import Bound, core
 from simulate.profile.traffic import traffic
@@ -157,7 +157,7 @@ def launch_times(done: simulate.Launch) -> LaunchTimes:
 def stand_ins(launch: Launch) -> tuple[Any, ...]:
     """The arguments of a launch for a dry run, in the order of the kernel's signature."""
     arguments = {parameter: stand_in(argument) for parameter, argument in launch.arguments.items()}
-    return in_order(launch.kernel, arguments)
+    return bind_arguments(launch.kernel, arguments)
 
 
 def stand_in(argument: Argument) -> Any:

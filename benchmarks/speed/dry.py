@@ -21,7 +21,7 @@ import simulate
 from benchmarks.speed.measure import Row
 from model.config import ModelConfig
 from model.device import DryDevice
-from model.device.binding import in_order
+from model.device.binding import bind_arguments
 from model.execution.launch_list import launches_of
 from model.families import compose, read_config
 from model.layers.launch import Launch, Phase, StepShape, WeightDtypes
@@ -96,7 +96,7 @@ def _stand_ins(launch: Launch, device: DryDevice) -> tuple[Any, ...]:
     arguments = {
         parameter: stand_in(argument, device, Mesh(RANKS)) for parameter, argument in launch.arguments.items()
     }
-    return in_order(launch.kernel, arguments)
+    return bind_arguments(launch.kernel, arguments)
 
 
 def _layer(config: ModelConfig, tokens: int) -> None:

@@ -1,4 +1,4 @@
-"""Where kernels run: simulated ranks, ranks that only plan, or a NeuronCore.
+"""Devices that run kernels: simulated ranks, ranks that only plan, or a NeuronCore.
 
 No other package of the model imports the simulator.
 """
@@ -8,18 +8,19 @@ from __future__ import annotations
 from model.device.chips import (
     chip,
     collective_ns,
-    instance_named,
+    find_instance,
     kernel_limit,
     kernel_parameters,
     use_overlay,
 )
 from model.device.dry import DryDevice
-from model.device.files import page_style, write_page, write_passes
-from model.device.pipeline import PipelinedPass, Schedule, scheduled
+from model.device.files import write_page, write_passes
+from model.device.pipeline import PipelinedPass, Schedule, schedule_stages
 from model.device.prediction import KernelTime, Pass, Prediction
 from model.device.refusals import ArrayShape, find_refusal
 from model.device.simulated import SimulatedDevice, rank_of_this_process
 from simulate.hardware import INSTANCES, Hardware, Instance, Number
+from simulate.profile.page import style as page_style
 
 __all__ = [
     "INSTANCES",
@@ -36,13 +37,13 @@ __all__ = [
     "SimulatedDevice",
     "chip",
     "collective_ns",
+    "find_instance",
     "find_refusal",
-    "instance_named",
     "kernel_limit",
     "kernel_parameters",
     "page_style",
     "rank_of_this_process",
-    "scheduled",
+    "schedule_stages",
     "use_overlay",
     "write_page",
     "write_passes",

@@ -1,4 +1,4 @@
-"""Which package the name `nki` means, and calls into the simulator whose refusals are errors of this package."""
+"""Binding of the name `nki`, of kernels and of their arguments; errors of the simulator become errors of the model."""
 
 from __future__ import annotations
 
@@ -7,35 +7,33 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 import simulate
 from model.errors import ModelError
-from simulate.bind import real_package
 
 
-def neuron_package_installed() -> bool:
-    """Whether the vendor's `nki` is installed, and not a placeholder of that name."""
-    return real_package()
+def bind_nki(backend: str) -> None:
+    """Bind the name `nki` for this process, before the first kernel is imported.
 
+    Args:
+        backend: "simulate" for the simulator, or "neuron" for the vendor's package.
 
-def bind_neuron() -> None:
-    """Bind `nki` to the vendor's package for this process."""
-    checked(lambda: simulate.install("neuron"))
-
-
-def bind_simulator() -> None:
-    """Bind `nki` to the simulator, before the kernels are imported and decide for themselves."""
-    checked(lambda: simulate.install("simulate"))
+    Raises:
+        ModelError: `nki` is bound to the other package, or the vendor's package is not installed.
+    """
+    run_checked(lambda: simulate.install(backend))
 
 
 def nki_dtype(name: str) -> Any:
-    """A dtype of `nki.language`, which a device has bound before."""
+    """Return the dtype of `nki.language` with this name; a device has bound `nki` before."""
     import nki.language
 
     return getattr(nki.language, name)
 
 
-def replica_group_of(groups: list[list[int]] | None) -> Any:
-    """The groups of a collective as kernels take them; None where each rank is alone."""
+def make_replica_group(groups: list[list[int]] | None) -> Any:
+    """Return the ranks of a collective, group by group, as a kernel argument; None stays None (one rank)."""
     if groups is None:
         return None
     from nki.collectives import ReplicaGroup
@@ -43,8 +41,12 @@ def replica_group_of(groups: list[list[int]] | None) -> Any:
     return ReplicaGroup(groups)
 
 
-def checked(action: Callable[[], Any], kernel: str = "") -> Any:
-    """Carry out a call into the simulator; what it refuses becomes a ModelError that names the kernel."""
+def run_checked(action: Callable[[], Any], kernel: str = "") -> Any:
+    """Call the simulator and return its result.
+
+    Raises:
+        ModelError: The simulator or an assertion of a kernel refuses the call; the message begins with `kernel`.
+    """
     try:
         return action()
     except (simulate.NkwError, AssertionError) as error:
@@ -52,17 +54,17 @@ def checked(action: Callable[[], Any], kernel: str = "") -> Any:
         raise ModelError(f"{kernel}: {error}" if kernel else str(error), code) from error
 
 
-def kernel_named(name: str) -> Any:
-    """A kernel of `nki_kernels`."""
+def find_kernel(name: str) -> Any:
+    """Return the kernel of `nki_kernels` with this name."""
     import nki_kernels
 
     return getattr(nki_kernels, name)
 
 
 @cache
-def parameters_of(kernel: str) -> Mapping[str, inspect.Parameter]:
+def list_parameters(kernel: str) -> Mapping[str, inspect.Parameter]:
     """Return the parameters of a kernel of `nki_kernels` by name, in the order of its signature."""
-    function = kernel_named(kernel)
+    function = find_kernel(kernel)
     return inspect.signature(getattr(function, "func", function)).parameters
 
 
@@ -71,9 +73,9 @@ def _defaults(kernel: str, names: tuple[str, ...]) -> tuple[tuple[str, Any], ...
     """Return all parameters of a kernel with their defaults, for a launch with arguments of these names.
 
     Raises:
-        ModelError: the kernel has no parameter of one of the names, or a parameter without a default is missing.
+        ModelError: The kernel has no parameter of one of the names, or a parameter without a default is missing.
     """
-    parameters = parameters_of(kernel)
+    parameters = list_parameters(kernel)
     required = (
         name for name, parameter in parameters.items() if parameter.default is inspect.Parameter.empty
     )
@@ -84,25 +86,44 @@ def _defaults(kernel: str, names: tuple[str, ...]) -> tuple[tuple[str, Any], ...
     return tuple((name, parameter.default) for name, parameter in parameters.items())
 
 
-def in_order(kernel: str, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the arguments of a kernel in the order of its signature, with the defaults of those left out.
+def bind_arguments(kernel: str, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the arguments of a kernel in the order of its signature; missing arguments get their defaults.
 
-    A launch that leaves out a default equals one that gives it: both have one replay, one plan and one operator.
+    Launches with and without an explicit default are equal, so they share one replay, one plan and one operator.
 
     Raises:
-        ModelError: the arguments do not fit the signature; the message names the kernel and the parameters.
+        ModelError: The arguments do not fit the signature; the message names the kernel and the parameters.
     """
     return tuple([arguments.get(name, default) for name, default in _defaults(kernel, tuple(arguments))])
 
 
 def parameter_indices(kernel: str, names: Sequence[str | None]) -> tuple[int | None, ...]:
     """Return the indices of parameters in the signature of a kernel; None for a name that is None."""
-    indices = {name: index for index, name in enumerate(parameters_of(kernel))}
-    return tuple(None if name is None else indices[name] for name in names)
+    parameters = list(list_parameters(kernel))
+    return tuple(None if name is None else parameters.index(name) for name in names)
 
 
-def by_rank(
+def bind_rank_arguments(
     kernel: str, arguments: Sequence[Mapping[str, Any]]
 ) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Return the arguments of every rank as the simulator takes them: all positional."""
-    return [(in_order(kernel, rank_arguments), {}) for rank_arguments in arguments]
+    """Return the arguments of every rank as (positional, keyword) arguments of a simulated launch; all positional."""
+    return [(bind_arguments(kernel, rank_arguments), {}) for rank_arguments in arguments]
+
+
+class HostArrays:
+    """Operations that devices share whose arrays stay in the memory of the host."""
+
+    def dtype(self, name: str) -> Any:
+        """Return a dtype as a kernel argument."""
+        return nki_dtype(name)
+
+    def replica_group(self, groups: list[list[int]] | None) -> Any:
+        """Return the ranks of a collective, group by group, as a kernel argument; None for one rank."""
+        return make_replica_group(groups)
+
+    def hold(self, array: np.ndarray) -> np.ndarray:
+        """Return the array itself, because the device reads the memory of the host."""
+        return array
+
+    def end_graph(self) -> None:
+        """Do nothing: every launch takes effect at once."""

@@ -1,11 +1,11 @@
-"""Chips, instances and the limits of kernels, by their names."""
+"""Chips, instances and limits of kernels, found by name."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Collection
 
-from model.device.binding import bind_simulator, checked, parameters_of
+from model.device.binding import bind_nki, list_parameters, run_checked
 from nkw.files import Named
 from simulate.hardware import Hardware, Instance, hardware, instance
 from simulate.hardware import use_overlay as hardware_overlay
@@ -13,35 +13,51 @@ from simulate.isa.dma_costs import collective
 
 
 def chip(target: str) -> Hardware:
-    """The record of one chip, with a core's limits, clocks and bandwidths."""
-    return checked(lambda: hardware(target))
+    """Return the record of a chip with the limits, clocks and bandwidths of its cores.
+
+    Raises:
+        ModelError: No chip has the name `target`.
+    """
+    return run_checked(lambda: hardware(target))
 
 
 def use_overlay(path: Named) -> None:
-    """Let numbers of a file replace those of the chips; ModelError for a file that is no overlay."""
-    checked(lambda: hardware_overlay(path))
+    """Replace numbers of the chips by the numbers of a file.
+
+    Raises:
+        ModelError: The file is no overlay.
+    """
+    run_checked(lambda: hardware_overlay(path))
 
 
-def instance_named(name: str) -> Instance:
-    """An instance type by its name, or several of them over EFA; ModelError for a name that is neither."""
-    return checked(lambda: instance(name))
+def find_instance(name: str) -> Instance:
+    """Return an instance type, or several instances that EFA connects.
+
+    Raises:
+        ModelError: The name is neither.
+    """
+    return run_checked(lambda: instance(name))
 
 
 def kernel_limit(kernel: str, name: str) -> int:
-    """A limit that a kernel's file states, such as `MAX_TOKENS` of `attention_prefill`."""
-    bind_simulator()
+    """Return a limit that the module of a kernel defines, such as `MAX_TOKENS` of `attention_prefill`."""
+    bind_nki("simulate")
     limit: int = getattr(importlib.import_module(f"nki_kernels.{kernel}"), name)
     return limit
 
 
 def kernel_parameters(kernel: str) -> Collection[str]:
     """Return the names of a kernel's parameters."""
-    return parameters_of(kernel).keys()
+    return list_parameters(kernel).keys()
 
 
 def collective_ns(chip: Hardware, ranks: int, payload_bytes: int, all_reduces: bool = False) -> float:
-    """The time of a collective that moves so many bytes of each rank; an all-reduce moves them twice.
+    """Return the time of a collective in ns.
 
-    An instance's own record has the links between its chips.
+    Args:
+        chip: The chip of the ranks; the record of an instance contains the links between its chips.
+        ranks: Number of ranks.
+        payload_bytes: Bytes that every rank contributes.
+        all_reduces: Whether the collective moves the bytes twice, as an all-reduce does, and not once.
     """
     return collective(chip, ranks, payload_bytes, 1.0 if all_reduces else 0.5).rendezvous_ns

@@ -1,4 +1,4 @@
-"""Ranks that only plan: kernels are checked, placed and timed, and nothing is computed."""
+"""Device that plans: kernels are checked, placed and timed, and no numbers are computed."""
 
 from __future__ import annotations
 
@@ -9,22 +9,15 @@ from typing import Any, cast
 import numpy as np
 
 import simulate
-from model.device.binding import (
-    bind_simulator,
-    by_rank,
-    checked,
-    kernel_named,
-    nki_dtype,
-    replica_group_of,
-)
+from model.device.binding import HostArrays, bind_nki, bind_rank_arguments, find_kernel, run_checked
 from model.device.prediction import Pass, TimedLaunch
 from simulate.run.processes import Arrival, Processes
 
 
 class EqualRanks:
-    """The other ranks of a dry launch, each taken to do what the planned rank 0 does.
+    """Ranks of a dry launch that are assumed to launch what rank 0 launches, so that only rank 0 is planned.
 
-    It stands where ranks in processes of their own stand, with the part of `Processes` that a launch uses.
+    Has the methods of `Processes` that a launch calls.
     """
 
     rank = 0
@@ -34,100 +27,93 @@ class EqualRanks:
         self._arrived: list[tuple[Any, list[np.ndarray], Any]] = []
 
     def launch(self) -> AbstractContextManager[None]:
-        """Begin a launch; there is no other process to announce it to."""
+        """Return a context that does nothing, because no other process takes part in the launch."""
         return nullcontext()
 
     def post(self, collective: Any, operands: list[np.ndarray], where: Any, dry: bool = False) -> Arrival:
-        """Rank 0 arrives at a collective, and with it all its other members."""
+        """Record the arrival of rank 0 at a collective as the arrival of all members."""
         self._arrived = [(collective, operands, where)] * len(collective.members)
         return Arrival("", self.rank, collective, operands, where, dry)
 
     def wait(self, posted: Sequence[Arrival]) -> tuple[int, list[tuple[Any, list[np.ndarray], Any]]]:
-        """The operands of every member of the collective, which equal those of rank 0."""
+        """Return, for every member of the collective, the operands of rank 0."""
         return 0, self._arrived
 
 
-class DryDevice:
-    """Ranks of one chip that only plan: kernels are checked, placed and timed, and return zeros.
+class DryDevice(HostArrays):
+    """Ranks of one chip on which kernels are checked, placed and timed, and return zeros.
 
-    Launches that are equal (kernel, shapes, dtypes, static arguments) are planned and scheduled once. With
-    `one_for_all` only rank 0 is planned: the others are taken to make equal launches at equal times, as ranks do whose
-    shards have one shape. The times are equal, and the work is that of one rank.
+    Equal launches (kernel, shapes, dtypes, static arguments) are planned and scheduled once. Device loops do not run.
+    Only `experts_prefill` has such loops; they compute rows of experts that are chosen more often than expected: more
+    often than the mean of random choices plus two standard deviations.
 
-    Device loops do not run: the only ones are those of `experts_prefill`, over rows of experts that tokens choose more
-    often than twice the standard deviation of choices at random above the mean.
+    Args:
+        target: Name of the chip.
+        ranks: Number of ranks.
+        one_for_all: Whether only rank 0 is planned. The other ranks are assumed to make equal launches at equal times,
+            as ranks with shards of equal shapes do. The times are the same; the reported work is the work of one rank.
+
+    Raises:
+        ModelError: The chip is unknown or has fewer ranks.
     """
 
     def __init__(self, target: str, ranks: int, one_for_all: bool = False) -> None:
-        bind_simulator()
+        bind_nki("simulate")
         self.ranks = ranks
         self.local_ranks = range(1 if one_for_all else ranks)
-        self._others = EqualRanks(ranks) if one_for_all and ranks > 1 else None
-        self._target, self._hardware = target, checked(lambda: simulate.World(target, ranks)).hardware
+        self._peers = EqualRanks(ranks) if one_for_all and ranks > 1 else None
+        self._target, self._hardware = target, run_checked(lambda: simulate.World(target, ranks)).hardware
         self._launches: dict[tuple[Any, ...], TimedLaunch] = {}
         self._sequence: list[TimedLaunch] = []
         self._layer_ends: list[int] = []
 
-    def dtype(self, name: str) -> Any:
-        """A dtype as kernels take it for an argument."""
-        return nki_dtype(name)
-
-    def replica_group(self, groups: list[list[int]] | None) -> Any:
-        """The groups of a collective as kernels take them."""
-        return replica_group_of(groups)
-
-    def hold(self, array: np.ndarray) -> np.ndarray:
-        """The array itself, of which nothing but shape and dtype is read."""
-        return array
-
     def run(
         self, kernel: str, arguments: Sequence[Mapping[str, Any]], written: Sequence[str | None] = ()
     ) -> list[Any]:
-        """Plan a kernel on the ranks whose arguments these are; returns zeros with the shapes and dtypes of results."""
-        given = by_rank(kernel, arguments)
-        key = (kernel, *(_signature(argument) for of_rank, _ in given for argument in of_rank))
+        """Plan a kernel and return zeros with the shapes and dtypes of its outputs, for every planned rank.
+
+        Args:
+            kernel: Name of a kernel of `nki_kernels`.
+            arguments: Arguments by parameter, for every planned rank that takes part.
+            written: Unused.
+
+        Raises:
+            ModelError: The kernel refuses its arguments, or the simulator reports an error.
+        """
+        rank_arguments = bind_rank_arguments(kernel, arguments)
+        positional = (argument for arguments_of_rank, _ in rank_arguments for argument in arguments_of_rank)
+        key = (kernel, *map(_signature, positional))
         if key not in self._launches:
-            self._launches[key] = checked(lambda: self._planned(kernel, given), kernel)
+            self._launches[key] = run_checked(lambda: self._plan(kernel, rank_arguments), kernel)
         self._sequence.append(self._launches[key])
         return self._launches[key].launch.outputs
 
-    def end_graph(self) -> None:
-        """Nothing: a pass ends where it is taken."""
-
     def gather(self, arrays: Sequence[Any]) -> list[np.ndarray]:
-        """The arrays of the ranks of a stage that are planned."""
-        return [np.asarray(each) for each in arrays]
+        """Return the arrays of the planned ranks of a stage."""
+        return [np.asarray(array) for array in arrays]
 
-    def _planned(self, kernel: str, given: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> TimedLaunch:
-        function = kernel_named(kernel)
-        if self._others is None:
-            world = simulate.World(self._target, len(given))
-            return TimedLaunch.of(world.launch(function, given, simulate.Mode.dry, trips=0))
-        plain = getattr(function, "func", function)
-        return TimedLaunch.of(
-            simulate.launch(
-                plain,
-                given,
-                self._hardware,
-                mode=simulate.Mode.dry,
-                trips=0,
-                peers=cast(Processes, self._others),
-            )
-        )
+    def _plan(self, kernel: str, arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> TimedLaunch:
+        function, mode = find_kernel(kernel), simulate.Mode.dry
+        if self._peers is None:
+            world = simulate.World(self._target, len(arguments))
+            return TimedLaunch.schedule(world.launch(function, arguments, mode, trips=0))
+        plain, peers = getattr(function, "func", function), cast(Processes, self._peers)
+        launch = simulate.launch(plain, arguments, self._hardware, mode=mode, trips=0, peers=peers)
+        return TimedLaunch.schedule(launch)
 
     def layer_done(self, done: int, layers: int) -> None:
-        """Mark the end of a layer: the launches until now belong to the layers before it."""
+        """Record that `done` of `layers` layers have ended; the next launch belongs to layer `done`."""
         self._layer_ends.append(len(self._sequence))
 
     def take_pass(self) -> Pass:
-        """The launches since the last call, as one pass of the model."""
-        done = Pass(tuple(self._sequence), tuple(self._layer_ends))
+        """Return the launches since the last call as one pass of the model."""
+        model_pass = Pass(tuple(self._sequence), tuple(self._layer_ends))
         self._sequence, self._layer_ends = [], []
-        return done
+        return model_pass
 
 
 def _signature(argument: Any) -> Any:
-    """The properties of an argument that decide which instructions a kernel issues."""
+    """Return the properties of an argument that determine the instructions of a kernel."""
     if isinstance(argument, np.ndarray):
         return argument.shape, str(argument.dtype)
     return repr(argument)

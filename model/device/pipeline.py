@@ -1,8 +1,8 @@
 """Predicted times of a pipeline: micro-batches pass its stages one after another.
 
 Micro-batch m passes stage s after it has passed stage s - 1, and after micro-batch m - 1 has passed stage s, as in
-GPipe. Sending a value takes both stages, as it is a launch of both, and begins when both are free. With M micro-batches
-and S stages of equal times, and nothing to send, stages wait for (S - 1) / (M + S - 1) of the time: the bubble.
+GPipe. A send is a launch of both stages: it begins when both are free, and it occupies both. The bubble is the share of
+time in which stages wait: (S - 1) / (M + S - 1) for M micro-batches, S stages of equal times, and sends that take none.
 """
 
 from __future__ import annotations
@@ -10,21 +10,28 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from itertools import chain, groupby
 
-from model.device.prediction import Pass, Prediction, TimedLaunch, without_rank
+from model.device.prediction import Pass, Prediction, TimedLaunch, remove_rank
+
+_MicroBatch = tuple[list[list[TimedLaunch]], list[list[TimedLaunch]]]
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The length of a pipeline's work and the share of it in which its stages wait, on average."""
+    """Length of a pipeline's work, and the share of it in which its stages wait, averaged over the stages."""
 
     length_ns: float
     bubble_share: float
 
 
-def scheduled(computed_ns: Sequence[Sequence[float]], sent_ns: Sequence[Sequence[float]]) -> Schedule:
-    """The schedule of micro-batches that take `computed_ns` on each stage, and `sent_ns` from each to the next."""
+def schedule_stages(computed_ns: Sequence[Sequence[float]], sent_ns: Sequence[Sequence[float]]) -> Schedule:
+    """Return the schedule of micro-batches that pass the stages of a pipeline.
+
+    Args:
+        computed_ns: Times [micro-batches, stages] on every stage.
+        sent_ns: Times [micro-batches, stages - 1] of the sends from every stage to the next.
+    """
     free = [0.0] * len(computed_ns[0])
     busy = 0.0
     for computed, sent in zip(computed_ns, sent_ns, strict=True):
@@ -40,72 +47,52 @@ def scheduled(computed_ns: Sequence[Sequence[float]], sent_ns: Sequence[Sequence
 
 @dataclass(frozen=True)
 class PipelinedPass:
-    """The passes of some micro-batches, each through all stages; launches of the kernel `sends` lie between stages.
+    """Passes of micro-batches through all stages of a pipeline; launches of the kernel `sends` separate the stages.
 
-    The launches of a micro-batch on a stage are a graph of their own, which is started and ended.
+    The launches of one micro-batch on one stage are one graph, which has the overhead of a kernel once.
     """
 
     passes: tuple[Pass, ...]
     sends: str
 
     def prediction(self) -> Prediction:
-        """The time until the last micro-batch has passed the last stage, and the use of the chip on average."""
-        alone = [each.prediction() for each in self.passes]
-        if len(alone) == len(self._stages[0][0]) == 1:
-            return alone[0]
-        times = {reading: self._scheduled(reading) for reading in ("dataflow_ns", "program_ns", "serial_ns")}
-        program = times["program_ns"]
+        """Predict the time until the last micro-batch has passed the last stage, and the average use of the chip."""
+        predictions = [model_pass.prediction() for model_pass in self.passes]
+        micro_batches = [self._split(model_pass.launches) for model_pass in self.passes]
+        stages, _ = micro_batches[0]
+        if len(self.passes) == len(stages) == 1:
+            return predictions[0]
+        dataflow, program, serial = (
+            self._schedule(micro_batches, reading) for reading in ("dataflow_ns", "program_ns", "serial_ns")
+        )
+        ranks = sum(len(launches[0].launch.streams) for launches in stages)
         busy: defaultdict[str, float] = defaultdict(float)
-        for each in self._launches:
-            for track, time_ns in each.timeline.busy_ns.items():
-                busy[without_rank(track)] += time_ns / self._ranks / program.length_ns
+        for timed in chain.from_iterable(model_pass.launches for model_pass in self.passes):
+            for track, time_ns in timed.timeline.busy_ns.items():
+                busy[remove_rank(track)] += time_ns / ranks / program.length_ns
         return replace(
-            alone[0],
-            dataflow_ns=times["dataflow_ns"].length_ns,
+            predictions[0],
+            dataflow_ns=dataflow.length_ns,
             program_ns=program.length_ns,
-            serial_ns=times["serial_ns"].length_ns,
+            serial_ns=serial.length_ns,
             busy_share=dict(busy),
-            sbuf_bytes=max(each.sbuf_bytes for each in alone),
-            psum_bytes=max(each.psum_bytes for each in alone),
+            sbuf_bytes=max(prediction.sbuf_bytes for prediction in predictions),
+            psum_bytes=max(prediction.psum_bytes for prediction in predictions),
             bubble_share=program.bubble_share,
         )
 
-    @property
-    def _launches(self) -> list[TimedLaunch]:
-        return [launch for each in self.passes for launch in each.launches]
+    def _split(self, launches: Sequence[TimedLaunch]) -> _MicroBatch:
+        """Return the launches of a micro-batch on every stage, and its launches between every two stages."""
+        runs = groupby(launches, key=lambda timed: timed.launch.kernel == self.sends)
+        stages_and_sends = [list(run) for _, run in runs]
+        return stages_and_sends[::2], stages_and_sends[1::2]
 
-    @cached_property
-    def _stages(self) -> list[tuple[list[list[TimedLaunch]], list[list[TimedLaunch]]]]:
-        """Of each micro-batch the launches on every stage, and those between stages."""
-        return [self._cut(each.launches) for each in self.passes]
-
-    def _cut(
-        self, launches: Sequence[TimedLaunch]
-    ) -> tuple[list[list[TimedLaunch]], list[list[TimedLaunch]]]:
-        computed: list[list[TimedLaunch]] = [[]]
-        sent: list[list[TimedLaunch]] = []
-        for number, each in enumerate(launches):
-            if each.launch.kernel != self.sends:
-                computed[-1].append(each)
-                continue
-            if launches[number - 1].launch.kernel != self.sends:
-                computed.append([])
-                sent.append([])
-            sent[-1].append(each)
-        return computed, sent
-
-    @property
-    def _ranks(self) -> int:
-        """The ranks of all stages."""
-        computed, _ = self._stages[0]
-        return sum(len(own[0].launch.streams) for own in computed)
-
-    def _scheduled(self, reading: str) -> Schedule:
+    def _schedule(self, micro_batches: Sequence[_MicroBatch], reading: str) -> Schedule:
         def time_ns(launches: Sequence[TimedLaunch]) -> float:
-            return sum(getattr(each, reading) for each in launches)
+            return sum(getattr(timed, reading) for timed in launches)
 
         overhead_ns = self.passes[0].overhead_ns
-        return scheduled(
-            [[overhead_ns + time_ns(own) for own in computed] for computed, _ in self._stages],
-            [[time_ns(own) for own in sent] for _, sent in self._stages],
+        return schedule_stages(
+            [[overhead_ns + time_ns(launches) for launches in stages] for stages, _ in micro_batches],
+            [[time_ns(launches) for launches in sends] for _, sends in micro_batches],
         )

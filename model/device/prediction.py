@@ -1,8 +1,8 @@
 """Predicted times of the launches of a pass.
 
-A pass takes the sum of its kernels, one after another, each with its hand-over to the next, plus starting and ending a
-kernel once: a model is compiled into one graph, which has no such overhead between its parts. Overlap between
-neighbouring kernels, which a compiler may find, is not counted.
+The time of a pass is the sum of the times of its kernels, each with the hand-over to the next kernel, plus the overhead
+of starting and ending one kernel: a model is compiled into one graph, which starts once. Overlap between neighbouring
+kernels, which a compiler may find, is not counted.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from simulate.timing import Reading, Timeline, dependences, schedule
 
 @dataclass(frozen=True)
 class Prediction:
-    """The prediction of a pass on one target: bracket of times, busy tracks and high-water marks.
+    """Prediction of a pass on one target: bracket of times, busy tracks and high-water marks.
 
-    `program_ns` runs engines and DMA queues concurrently, each in program order; the true time should lie between
-    `dataflow_ns` and `serial_ns`. `busy_share` is of `program_ns`, per engine and DMA queue, averaged over the ranks.
-    Marks are the highest of any kernel, in bytes per partition. `bubble_share` is the part of `program_ns` in which the
-    stages of a pipeline wait, on average; 0 without a pipeline. `overlay` is the chip with what an overlay replaces
-    there, such as `trn2 with 2 numbers of measured.json`; empty without an overlay.
+    dataflow_ns   lower bound of the time: only dependences order instructions
+    program_ns    time with engines and DMA queues running concurrently, each in program order
+    serial_ns     upper bound of the time: one instruction after another
+    busy_share    share of `program_ns` by engine and DMA queue, averaged over the ranks
+    sbuf_bytes, psum_bytes  high-water mark of any kernel, in bytes per partition
+    bubble_share  share of `program_ns` in which the stages of a pipeline wait, on average; 0 without a pipeline
+    overlay       chip and number of values that an overlay replaces, such as `trn2 with 2 numbers of measured.json`;
+                  empty without an overlay
     """
 
     target: str
@@ -43,27 +46,31 @@ class Prediction:
 
     @property
     def busiest_engine(self) -> str:
-        """The engine that is busy longest."""
-        return self._busiest(queue=False)
+        """Engine that is busy longest."""
+        return self._find_busiest(is_queue=False)
 
     @property
     def busiest_queue(self) -> str:
-        """The DMA queue that is busy longest."""
-        return self._busiest(queue=True)
+        """DMA queue that is busy longest."""
+        return self._find_busiest(is_queue=True)
 
-    def _busiest(self, queue: bool) -> str:
-        names = [name for name in self.busy_share if name.startswith("DMA") == queue]
-        return max(names, key=lambda name: self.busy_share[name])
+    def _find_busiest(self, is_queue: bool) -> str:
+        tracks = [track for track in self.busy_share if track.startswith("DMA") == is_queue]
+        return max(tracks, key=self.busy_share.__getitem__)
 
 
 @dataclass(frozen=True)
 class KernelTime:
-    """One launch of a pass: its time in the program reading, with the hand-over, and its shares of the chip's peaks.
+    """Time of one launch of a pass, and its shares of the chip's peaks.
 
-    `mfu` is of the Tensor engines' peak for 16-bit operands, `mbu` of the cores' part of the HBM bandwidth.
+    section        "layer 3", or the kernel of a launch outside of the layers
+    length_ns      time with the hand-over to the next launch; engines and DMA queues run in program order
+    mfu            share of the Tensor engines' peak for 16-bit operands
+    mbu            share of the HBM bandwidth of the cores
+    busiest        engine or DMA queue that is busy longest, for `busiest_share` of the time
     """
 
-    part: str
+    section: str
     kernel: str
     length_ns: float
     mfu: float
@@ -74,7 +81,7 @@ class KernelTime:
 
 @dataclass(frozen=True)
 class TimedLaunch:
-    """One planned launch and its times, with the hand-over to the next launch."""
+    """Planned launch with its times, which include the hand-over to the next launch."""
 
     launch: simulate.Launch
     timeline: Timeline
@@ -83,85 +90,85 @@ class TimedLaunch:
     serial_ns: float
 
     @classmethod
-    def of(cls, launch: simulate.Launch) -> TimedLaunch:
-        """A launch scheduled in every reading that a prediction states."""
+    def schedule(cls, launch: simulate.Launch) -> TimedLaunch:
+        """Schedule a launch in the three readings of a prediction."""
         waits = dependences(launch.streams)
         dataflow, program, serial = (
             schedule(launch.streams, launch.hardware, reading, waits)
             for reading in (Reading.dataflow, Reading.program, Reading.serial)
         )
-        after_ns = launch.hardware.kernel_handover_ns
-        times = (each.length_ns + after_ns for each in (dataflow, program, serial))
+        handover_ns = launch.hardware.kernel_handover_ns
+        times = (timeline.length_ns + handover_ns for timeline in (dataflow, program, serial))
         return cls(launch, program, *times)
 
     @cached_property
     def profile(self) -> Profile:
-        """Where its time goes."""
+        """Profile of the launch: the time of every line of the kernel and its roofline."""
         return profile(self.launch.streams, self.launch.hardware, self.launch.kernel)
 
-    def kernel_time(self, part: str) -> KernelTime:
-        """The time of this launch, as one of a part of the model."""
+    def kernel_time(self, section: str) -> KernelTime:
+        """Return the time of this launch in a section of the model."""
         roof, busiest = self.profile.roofline, self.timeline.busiest
         share = self.timeline.busy_ns[busiest] / self.timeline.length_ns if self.timeline.length_ns else 0.0
         return KernelTime(
-            part,
+            section,
             self.launch.kernel,
             self.program_ns,
             roof.mfu,
             roof.mbu,
-            without_rank(busiest),
+            remove_rank(busiest),
             share,
         )
 
 
 @dataclass(frozen=True)
 class Pass:
-    """The planned launches of one pass of a model; layer i lies between the entries i and i + 1 of `layer_ends`."""
+    """Planned launches of one pass of a model; layer i has the launches `layer_ends[i]` to `layer_ends[i + 1]` - 1."""
 
     launches: tuple[TimedLaunch, ...]
     layer_ends: tuple[int, ...] = ()
 
     @property
     def overhead_ns(self) -> float:
-        """The time of starting and ending a kernel, which a pass takes once."""
+        """Time of starting and ending a kernel, which a pass takes once."""
         return self.launches[0].timeline.overhead_ns
 
     def prediction(self) -> Prediction:
-        """Time of the launches one after another, and their use of the chip."""
+        """Predict the time of the launches one after another, and their use of the chip."""
         chip = self.launches[0].launch.hardware
         overhead = self.overhead_ns
-        program = overhead + sum(each.program_ns for each in self.launches)
+        program = overhead + sum(timed.program_ns for timed in self.launches)
         busy: defaultdict[str, float] = defaultdict(float)
-        for each in self.launches:
-            for track, time_ns in each.timeline.busy_ns.items():
-                busy[without_rank(track)] += time_ns / len(each.launch.streams)
+        for timed in self.launches:
+            for track, time_ns in timed.timeline.busy_ns.items():
+                busy[remove_rank(track)] += time_ns / len(timed.launch.streams)
         return Prediction(
             target=chip.name,
-            dataflow_ns=overhead + sum(each.dataflow_ns for each in self.launches),
+            dataflow_ns=overhead + sum(timed.dataflow_ns for timed in self.launches),
             program_ns=program,
-            serial_ns=overhead + sum(each.serial_ns for each in self.launches),
+            serial_ns=overhead + sum(timed.serial_ns for timed in self.launches),
             busy_share={track: time_ns / program for track, time_ns in busy.items()},
-            sbuf_bytes=max(each.launch.high_water_bytes(MemoryRegion.sbuf) for each in self.launches),
+            sbuf_bytes=max(timed.launch.high_water_bytes(MemoryRegion.sbuf) for timed in self.launches),
             sbuf_usable_bytes=chip.sbuf_usable_bytes_per_partition,
-            psum_bytes=max(each.launch.high_water_bytes(MemoryRegion.psum) for each in self.launches),
+            psum_bytes=max(timed.launch.high_water_bytes(MemoryRegion.psum) for timed in self.launches),
             psum_usable_bytes=chip.psum_bytes_per_partition,
             overlay=chip.label if chip.replaced else "",
         )
 
-    def part_of_model(self, number: int) -> str:
-        """The layer that a launch belongs to, counted from 0; outside of the layers, the launch's kernel."""
-        layer = bisect_right(self.layer_ends, number) - 1
+    def find_section(self, index: int) -> str:
+        """Return "layer N", counted from 0, for a launch inside of a layer, and its kernel for a launch outside."""
+        layer = bisect_right(self.layer_ends, index) - 1
         if 0 <= layer < len(self.layer_ends) - 1:
             return f"layer {layer}"
-        return self.launches[number].launch.kernel
+        return self.launches[index].launch.kernel
 
     def kernel_times(self) -> list[KernelTime]:
-        """Every launch in order, with what it makes of the chip."""
-        return [each.kernel_time(self.part_of_model(number)) for number, each in enumerate(self.launches)]
+        """Return the times of all launches in order."""
+        return [timed.kernel_time(self.find_section(index)) for index, timed in enumerate(self.launches)]
 
 
-def without_rank(track: str) -> str:
-    """A track's name without the core it belongs to: "rank 1 DMA q Sync" -> "DMA q Sync"."""
+def remove_rank(track: str) -> str:
+    """Return the name of a track without its rank and core: "rank 1 DMA q Sync" -> "DMA q Sync"."""
     words = track.split()
     while len(words) > 1 and words[0] in ("rank", "core"):
         words = words[2:]

@@ -1,4 +1,4 @@
-"""Which arguments a kernel takes: the kernel itself is asked, so that no limit is stated a second time."""
+"""Checks of kernel arguments by the kernels themselves, so that no limit is stated twice."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 import simulate
-from model.device.binding import checked, kernel_named, nki_dtype
+from model.device.binding import find_kernel, nki_dtype, run_checked
 
 
 @dataclass(frozen=True)
 class ArrayShape:
-    """An array without elements, as an argument of a kernel."""
+    """Shape and dtype of an array argument of a kernel."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -22,25 +22,29 @@ class ArrayShape:
 
 @cache
 def find_refusal(kernel: str, arguments: tuple[tuple[str, Any], ...]) -> str | None:
-    """Return the sentence with which a kernel refuses arguments, or None where it takes them.
+    """Return the sentence with which a kernel refuses arguments, or None if it accepts them.
 
-    Kernels check their arguments before the first call into `nki`. So the kernel's function runs outside of a launch,
-    with arrays that have a shape and a dtype alone: a check that fails is the refusal, and the first call into `nki`,
-    which is refused outside of a launch, or the first view of an array, such as `x.ap(…)`, ends the question. No kernel
-    has code for it, and a limit that a check needs `nki` for, such as the room in SBUF, is not asked. A replica group
-    counts as one of several ranks.
+    Kernels check their arguments before their first call into `nki`. The kernel's function runs outside of a launch on
+    arrays that have only a shape and a dtype. A failing assertion is the refusal. The first call into `nki`, which is
+    refused outside of a launch, or the first view of an array, such as `x.ap(…)`, ends the check. Limits that need
+    `nki`, such as the capacity of SBUF, are not checked. A replica group counts as a group of several ranks. Results
+    are cached.
 
     Args:
-        arguments: names of parameters with `ArrayShape` for arrays, and other values as they are. The answer is kept.
+        kernel: Name of a kernel of `nki_kernels`.
+        arguments: (parameter, argument) pairs, with an `ArrayShape` for every array.
 
     Raises:
-        NkwError: the function fails for another reason than that it runs outside of a launch.
+        NkwError: The function fails for another reason than running outside of a launch.
     """
-    backend = checked(simulate.install)
-    function = kernel_named(kernel)
-    values = {name: _stand_in(value) for name, value in arguments}
+    backend = run_checked(simulate.install)
+    function = find_kernel(kernel)
+    stand_ins = {
+        name: _StandIn(argument) if isinstance(argument, ArrayShape) else argument
+        for name, argument in arguments
+    }
     try:
-        getattr(function, "func", function)(**values)
+        getattr(function, "func", function)(**stand_ins)
     except AssertionError as refusal:
         return str(refusal)
     except _ViewTaken:
@@ -51,22 +55,15 @@ def find_refusal(kernel: str, arguments: tuple[tuple[str, Any], ...]) -> str | N
     return None
 
 
-def _stand_in(value: Any) -> Any:
-    """Return what stands for an argument while a kernel checks it."""
-    if isinstance(value, ArrayShape):
-        return _StandIn(value.shape, nki_dtype(value.dtype.name))
-    return value
-
-
 class _ViewTaken(AttributeError):
-    """A kernel takes a view of an array, and so has checked its arguments."""
+    """Error for a kernel that takes a view of an array, which it does after its checks."""
 
 
 class _StandIn:
-    """An argument of a kernel with the shape and the dtype of an array, and nothing else of it."""
+    """Argument of a kernel that has only the shape and the dtype of an array."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
-        self.shape, self.dtype = shape, dtype
+    def __init__(self, array: ArrayShape) -> None:
+        self.shape, self.dtype = array.shape, nki_dtype(array.dtype.name)
 
     def __getattr__(self, name: str) -> Any:
         raise _ViewTaken(name)

@@ -1,4 +1,4 @@
-"""Ranks that compute: kernels run on simulated NeuronCores."""
+"""Device whose kernels run on simulated NeuronCores."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from typing import Any
 import numpy as np
 
 import simulate
-from model.device.binding import (
-    bind_simulator,
-    by_rank,
-    checked,
-    kernel_named,
-    nki_dtype,
-    replica_group_of,
-)
+from model.device.binding import HostArrays, bind_nki, bind_rank_arguments, find_kernel, run_checked
 from model.errors import ModelError
 from simulate.replay import ReplayCache, ReplayOptions
 from simulate.run import environment
 
 
-class SimulatedDevice:
-    """Ranks of one chip that compute: all in this process, or each in a process that torchrun started.
+class SimulatedDevice(HostArrays):
+    """Simulated ranks of one chip, all in this process or each in a process that torchrun started.
 
-    The first launch of a kind is checked instruction by instruction; with `replay`, later ones run what was recorded
-    on new data, rewritten to be faster: float32 sums of matrix products may be taken in another order. `exact` gives
-    the bytes of an eager launch, `verify` compares every replay with one. Both are also the environment's to ask for.
+    Args:
+        target: Name of the chip.
+        ranks: Number of ranks.
+        replay: Whether a launch that equals a checked one runs its recorded program. Recorded programs are rewritten
+            into fewer operations, so float32 sums of matrix products may be taken in another order.
+        processes: Whether every rank is a process of torchrun.
+        exact: Whether replays give the bytes of an eager launch. Environment variables can enable this, too.
+        verify: Whether every replay is compared with an eager launch. Environment variables can enable this, too.
+
+    Raises:
+        ModelError: The chip is unknown, or torchrun started another number of processes.
     """
 
     def __init__(
@@ -39,14 +40,14 @@ class SimulatedDevice:
         exact: bool = False,
         verify: bool = False,
     ) -> None:
-        bind_simulator()
+        bind_nki("simulate")
         self.ranks = ranks
         self._mode = simulate.Mode.replay if replay else simulate.Mode.eager
-        self._world = checked(
+        self._world = run_checked(
             lambda: simulate.World.of_processes(target) if processes else simulate.World(target, ranks)
         )
-        asked = checked(ReplayOptions.from_environment)
-        self._world.replay = replace(asked, exact=asked.exact or exact, verify=asked.verify or verify)
+        options = run_checked(ReplayOptions.from_environment)
+        self._world.replay = replace(options, exact=options.exact or exact, verify=options.verify or verify)
         self._target, self._worlds = target, dict[int, simulate.World]()
         self.local_ranks = range(self._world.rank, self._world.rank + self._world.ranks)
         if self._world.size != ranks:
@@ -55,48 +56,40 @@ class SimulatedDevice:
                 "the product of --pp, --tp and --dp has to be equal"
             )
 
-    def dtype(self, name: str) -> Any:
-        """A dtype as kernels take it for an argument."""
-        return nki_dtype(name)
-
-    def replica_group(self, groups: list[list[int]] | None) -> Any:
-        """The groups of a collective as kernels take them."""
-        return replica_group_of(groups)
-
     @property
     def replays(self) -> ReplayCache:
-        """The programs of this device's launches, and their report."""
+        """Recorded programs of this device's launches, and their report."""
         return self._world.replays  # type: ignore[no-any-return]
-
-    def hold(self, array: np.ndarray) -> np.ndarray:
-        """The array itself: simulated cores read the host's memory."""
-        return array
 
     def run(
         self, kernel: str, arguments: Sequence[Mapping[str, Any]], written: Sequence[str | None] = ()
     ) -> list[Any]:
-        """Launch a kernel on the ranks whose arguments these are; returns each rank's outputs.
+        """Launch a kernel and return the outputs of every rank of this process.
 
-        Without arguments it is a launch of other processes' ranks alone.
+        Args:
+            kernel: Name of a kernel of `nki_kernels`.
+            arguments: Arguments by parameter, for every rank of this process that takes part. Without any, only ranks
+                of other processes launch the kernel.
+            written: Unused; kernels write to the arrays themselves.
+
+        Raises:
+            ModelError: The kernel refuses its arguments, or the simulator reports an error.
         """
         if not arguments:
             self._world.skip()
             return []
-        function, world = kernel_named(kernel), self._world_of(len(arguments))
-        given = by_rank(kernel, arguments)
-        done = checked(lambda: world.launch(function, given, self._mode), kernel)
-        return done.outputs  # type: ignore[no-any-return]
-
-    def end_graph(self) -> None:
-        """Nothing: each launch has been made."""
+        function, world = find_kernel(kernel), self._find_world(len(arguments))
+        rank_arguments = bind_rank_arguments(kernel, arguments)
+        launch = run_checked(lambda: world.launch(function, rank_arguments, self._mode), kernel)
+        return launch.outputs  # type: ignore[no-any-return]
 
     def gather(self, arrays: Sequence[Any]) -> list[np.ndarray]:
-        """The arrays of all ranks that have one, in order; `arrays` are those of the ranks in this process."""
-        own = [np.asarray(each) for each in arrays] or [np.zeros(0, np.float32)]
-        return checked(lambda: self._world_of(len(own)).gather(own))  # type: ignore[no-any-return]
+        """Return the arrays of all ranks that have one, by rank; `arrays` are the arrays of this process."""
+        local = [np.asarray(array) for array in arrays] or [np.zeros(0, np.float32)]
+        return run_checked(lambda: self._find_world(len(local)).gather(local))  # type: ignore[no-any-return]
 
-    def _world_of(self, ranks: int) -> simulate.World:
-        """The world of so many ranks of this process; all share their replays."""
+    def _find_world(self, ranks: int) -> simulate.World:
+        """Return the world of `ranks` ranks of this process; all worlds share their replays."""
         if ranks == self._world.ranks:
             return self._world
         if ranks not in self._worlds:
@@ -106,8 +99,9 @@ class SimulatedDevice:
 
 
 def rank_of_this_process() -> int | None:
-    """The rank that torchrun gave this process; None if it started none, or only one.
+    """Return the rank that torchrun gave this process; None without torchrun and for a single process.
 
-    ModelError for variables that torchrun would not set.
+    Raises:
+        ModelError: The environment has variables that torchrun would not set.
     """
-    return checked(environment.rank_of_this_process) if simulate.World.has_processes() else None
+    return run_checked(environment.rank_of_this_process) if simulate.World.has_processes() else None

@@ -17,7 +17,7 @@ from math import gcd
 
 from model.config.mixers import GroupedAttention
 from model.config.parts import SpeechEncoder
-from model.device import Hardware, Instance, chip, collective_ns, scheduled
+from model.device import Hardware, Instance, chip, collective_ns, schedule_stages
 from model.errors import ModelError
 from model.execution.stages import divided
 from model.layers.launch import Phase
@@ -191,7 +191,7 @@ class Meshes:
         ]
         sent = [self._sent_ns(shape, own)] * (shape.pp - 1)
         computed = [one + other for one, other in zip(core, exchanged)]
-        done = scheduled([computed] * micro_batches, [sent] * micro_batches)
+        done = schedule_stages([computed] * micro_batches, [sent] * micro_batches)
         whole = shape.pp * done.length_ns / micro_batches
         return Estimate(
             micro_batches,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from model.device import INSTANCES, Instance, chip, instance_named
+from model.device import INSTANCES, Instance, chip, find_instance
 from model.errors import ModelError
 from model.layers import unsupported
 from model.layers.paged import Slots
@@ -264,7 +264,7 @@ class _Place:
         if request.accelerator is not None:
             return cls._accelerator(model, request, request.accelerator, dtype, tokens)
         name = request.instance or DEFAULT_INSTANCE
-        instance = instance_named(name)
+        instance = find_instance(name)
         name = instance.name
         record, cores = chip(instance.target), instance.physical_cores
         asked = request.tp, request.pp, request.ep

@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from model.config import ModelConfig
-from model.device import chip, kernel_limit, scheduled
+from model.device import chip, kernel_limit, schedule_stages
 from model.errors import ModelError
 from model.execution.launch_list import copies_of, copy_sizes, launches_of
 from model.execution.stages import send, sent, stages_of
@@ -196,7 +196,7 @@ class Predictor:
         sent_times = [sum(map(self._pairs.launch, own), Time()) for own in sends]
         whole = Time.of(
             lambda reading: (
-                scheduled(
+                schedule_stages(
                     [[reading(each.time) for each in passes]] * micro_batches,
                     [[reading(each) for each in sent_times]] * micro_batches,
                 ).length_ns

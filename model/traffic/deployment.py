@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 
-from model.device import Instance, chip, instance_named
+from model.device import Instance, chip, find_instance
 from model.engine import GroupScheduler, Scheduler, SchedulerOptions
 from model.engine.bucket_sizes import BucketLimits
 from model.engine.buckets import Buckets
@@ -96,7 +96,7 @@ class Deployment:
         models = [model]
         if setup.speculation is not None and setup.speculation.model is not None:
             models.append(setup.speculation.model)
-        instance = instance_named(setup.instance)
+        instance = find_instance(setup.instance)
         record, cores, length = chip(instance.target), instance.physical_cores, setup.max_model_len
         for each in models:
             _check_model(each, length)

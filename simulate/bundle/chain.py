@@ -76,13 +76,13 @@ def _digest(array: np.ndarray) -> str:
 class LaunchCases(Cases):
     """Cases of launches on one core of a chip, in the order in which they are made.
 
-    `step` and `part` are those of the launches to come. Programs, which are kernels on arguments of certain shapes and
-    values that are no arrays, are launched once more here, to be predicted.
+    `step` and `section` are those of the launches to come. Programs, which are kernels on arguments of certain shapes
+    and values that are no arrays, are launched once more here, to be predicted.
     """
 
     def __init__(self, chip: Hardware) -> None:
         super().__init__()
-        self.step, self.part = 0, ""
+        self.step, self.section = 0, ""
         self._chip, self._origins = chip, Origins()
         self._programs: dict[Hashable, tuple[str, Program]] = {}
         self._shared: dict[str, str] = {}
@@ -125,7 +125,7 @@ class LaunchCases(Cases):
         case = replace(
             program.case(name, arguments, tuple(described)),
             step=self.step,
-            part=self.part,
+            part=self.section,
             like="" if first == name else first,
         )
         self._take((case, {}))

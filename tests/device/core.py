@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from model.device import SimulatedDevice
-from model.device.binding import bind_simulator, kernel_named
+from model.device.binding import bind_nki, find_kernel
 from model.device.neuron.tensors import to_numpy, to_torch
 
 DTYPES = {
@@ -128,14 +128,14 @@ class Core:
             raise NotDocumented("a kernel with a replica group is launched before init_process_group")
         if self._computes is None:
             self._computes = SimulatedDevice(self._target, self.ranks, processes=self.ranks > 1)
-        parameters = inspect.signature(kernel_named(kernel).func).parameters
+        parameters = inspect.signature(find_kernel(kernel).func).parameters
         (outputs,) = self._computes.run(kernel, [dict(zip(parameters, arguments))])
         return list(outputs) if isinstance(outputs, tuple) else [outputs]
 
 
 def mutable_places(kernel: str) -> set[int]:
     """The places of a kernel's parameters that are annotated as `nt.mutable_tensor`."""
-    parameters = inspect.signature(kernel_named(kernel).func).parameters.values()
+    parameters = inspect.signature(find_kernel(kernel).func).parameters.values()
     return {place for place, each in enumerate(parameters) if str(each.annotation).endswith("mutable_tensor")}
 
 
@@ -165,8 +165,8 @@ def install(core: Core, modules: Sequence[ModuleType], kernels: Any, patch: pyte
     for module in modules:
         patch.setitem(sys.modules, module.__name__, module)
     patch.setattr(torch.Tensor, "to", to)
-    patch.setattr("model.device.neuron.device.bind_neuron", bind_simulator)
-    patch.setattr("model.device.neuron.device.kernel_named", kernels)
+    patch.setattr("model.device.neuron.device.bind_nki", lambda _: bind_nki("simulate"))
+    patch.setattr("model.device.neuron.device.find_kernel", kernels)
     patch.setattr(torch.distributed, "init_process_group", _init(core, torch.distributed.init_process_group))
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from model.config import ModelConfig
 from model.device import SimulatedDevice
-from model.device.binding import in_order
+from model.device.binding import bind_arguments
 from model.families import load_config
 from model.loading.checkpoint import open_checkpoint
 from model.loading.tokenizer import Tokenizer
@@ -136,7 +136,7 @@ class Recording(SimulatedDevice):
 
     def run(self, kernel: str, arguments: Sequence[Mapping[str, Any]], written: Any = ()) -> list[Any]:
         outputs = super().run(kernel, arguments, written)
-        given = [each for each in in_order(kernel, arguments[0]) if isinstance(each, np.ndarray)]
+        given = [each for each in bind_arguments(kernel, arguments[0]) if isinstance(each, np.ndarray)]
         returned = outputs[0] if isinstance(outputs[0], tuple) else outputs
         self.seen = {
             **getattr(self, "seen", {}),

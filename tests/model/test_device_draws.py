@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from model.device import SimulatedDevice
-from model.device.binding import in_order
+from model.device.binding import bind_arguments
 from model.engine import Batch, Chunk, Request
 from model.engine.buckets import Buckets
 from model.engine.draw import draw
@@ -42,7 +42,7 @@ class Watched(SimulatedDevice):
         self.returned: list[tuple[int, ...]] = []
 
     def run(self, kernel: str, arguments: Sequence[Mapping[str, Any]], written: Any = ()) -> list[Any]:
-        self.launched.append((kernel, len(in_order(kernel, arguments[0]))))
+        self.launched.append((kernel, len(bind_arguments(kernel, arguments[0]))))
         return super().run(kernel, arguments, written)
 
     def gather(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:

@@ -14,7 +14,7 @@ import pytest
 
 import nki_kernels
 from model.device import DryDevice
-from model.device.binding import in_order, parameter_indices
+from model.device.binding import bind_arguments, parameter_indices
 from model.errors import ModelError
 from model.execution.launch_list import launches_of
 from model.families import compose, load_config
@@ -245,11 +245,11 @@ def test_a_joint_launch_is_its_parts_and_only_what_the_kernel_takes_is_joined(wr
 def test_an_argument_is_bound_by_its_name_and_one_that_the_kernel_lacks_is_refused() -> None:
     """What is left out has its default, so a launch that gives a default equals one that leaves it out."""
     given = {"table": 2, "ids": 1, "scale": 3.0}
-    assert in_order("embedding", given) == (1, 2, nl.float32, 3.0, None, None, None, None)
-    assert in_order("embedding", {**given, "positions": None}) == in_order("embedding", given)
+    assert bind_arguments("embedding", given) == (1, 2, nl.float32, 3.0, None, None, None, None)
+    assert bind_arguments("embedding", {**given, "positions": None}) == bind_arguments("embedding", given)
     assert parameter_indices("embedding", ["table", None, "ids"]) == (1, None, 0)
     with pytest.raises(ModelError, match=r"^embedding: no parameter tables, no argument for table$"):
-        in_order("embedding", {"ids": 1, "tables": 2})
+        bind_arguments("embedding", {"ids": 1, "tables": 2})
 
 
 @pytest.mark.parametrize("window", [None, 7])

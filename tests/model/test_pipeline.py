@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from model.commands.generate.micro_batches import micro_batch_sizes, split_into_micro_batches
-from model.device import DryDevice, SimulatedDevice, scheduled
+from model.device import DryDevice, SimulatedDevice, schedule_stages
 from model.errors import ModelError
 from model.execution.stages import divided, layers_of_stage, sent, stages_of, whole_cuts
 from model.families import compose
@@ -69,13 +69,13 @@ def test_there_are_no_more_stages_than_layers() -> None:
 
 @pytest.mark.parametrize(("stages", "batches"), [(1, 1), (2, 1), (2, 3), (4, 8), (7, 2)])
 def test_equal_stages_wait_as_the_closed_form_says(stages: int, batches: int) -> None:
-    done = scheduled([[3.0] * stages] * batches, [[0.0] * (stages - 1)] * batches)
+    done = schedule_stages([[3.0] * stages] * batches, [[0.0] * (stages - 1)] * batches)
     assert done.length_ns == 3.0 * (batches + stages - 1)
     assert done.bubble_share == pytest.approx((stages - 1) / (batches + stages - 1), rel=1e-12, abs=1e-12)
 
 
 def test_the_slowest_stage_sets_the_pace_and_sends_take_both_stages() -> None:
-    done = scheduled([[1.0, 5.0]] * 3, [[2.0]] * 3)
+    done = schedule_stages([[1.0, 5.0]] * 3, [[2.0]] * 3)
     # The first stage sends when the second is free: at 1, at 8 and at 15; the last micro-batch ends 2 + 5 later.
     assert done.length_ns == 22.0
     assert done.bubble_share == pytest.approx(1 - (3 * 6 + 3 * 4) / (2 * 22))

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from model.device import DryDevice, PipelinedPass, chip, instance_named
+from model.device import DryDevice, PipelinedPass, chip, find_instance
 from model.errors import ModelError
 from model.execution.stages import SEND, stages_of
 from model.families import compose, load_config
@@ -36,7 +36,7 @@ def model(name: str) -> ModelSizes:
 
 
 def meshes(name: str, instance: str, batch: int = 1, context: int = 1024) -> Meshes:
-    return Meshes(model(name), "bfloat16", instance_named(instance), context, batch)
+    return Meshes(model(name), "bfloat16", find_instance(instance), context, batch)
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-0.6b", "gemma-2-2b", "olmoe-1b-7b"])

@@ -33,7 +33,7 @@ def passes(folder, ranks: int = 1) -> list[tuple[str, Pass]]:
 
 def test_every_launch_belongs_to_a_layer_or_stands_alone(write_model) -> None:
     (_, _), (_, token) = passes(write_model())
-    found = [(each.part, each.kernel) for each in token.kernel_times()]
+    found = [(each.section, each.kernel) for each in token.kernel_times()]
     assert found == [
         ("embedding", "embedding"),
         ("layer 0", LAYER),
@@ -87,7 +87,7 @@ def test_page_has_every_launch_in_order_and_each_distinct_one_once(write_model, 
     assert found
     data = json.loads(found[1])
     assert [names for names, _ in data["steps"]] == [
-        [label, each.part, each.kernel] for label, done in both for each in done.kernel_times()
+        [label, each.section, each.kernel] for label, done in both for each in done.kernel_times()
     ]
     for (names, part), each in zip(data["steps"], [each for _, done in both for each in done.kernel_times()]):
         handed_over_ns = hardware(

@@ -11,7 +11,7 @@ import pytest
 
 from model.config import ModelConfig
 from model.config.parts import SpeechEncoder
-from model.device import DryDevice, chip, instance_named
+from model.device import DryDevice, chip, find_instance
 from model.errors import ModelError
 from model.families import SPEECH, TEXT, compose, load_config, read_config
 from model.layers.shard import Shard
@@ -84,7 +84,7 @@ def test_one_layer_of_each_kind_takes_the_planned_time(name) -> None:
     whole = load_model(CONFIGS / f"{name}.json")
     config = replace(whole.config, blocks=tuple(dict.fromkeys(whole.config.blocks)))
     dtype = config.dtype or "bfloat16"
-    instance = instance_named(DEFAULT_INSTANCE)
+    instance = find_instance(DEFAULT_INSTANCE)
     capacity = chip(instance.target).hbm_bytes_per_core
     tp = smallest_tp(whole, dtype, DEFAULT_TOKENS, 1, instance.physical_cores, capacity)
     assert tp is not None

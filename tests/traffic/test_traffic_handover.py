@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 
-from model.device import chip, instance_named
+from model.device import chip, find_instance
 from model.engine import Scheduler, SchedulerOptions
 from model.state import PagePool
 from model.traffic.clock import Clock
@@ -160,16 +160,16 @@ def test_a_full_decoding_replica_lets_prompts_wait_with_their_pages() -> None:
 
 def test_links_are_those_of_the_hardware_record() -> None:
     def rate(name: str) -> float:
-        instance = instance_named(name)
+        instance = find_instance(name)
         return link_between(instance, chip(instance.target)).gb_per_s
 
     assert rate("trn2.48xlarge") == 1024 / 8
     assert rate("trn1.32xlarge") == 384 / 2
     assert rate("trn2 UltraServer") == 16 * 256 / 128  # between its four instances
     assert rate("2 x trn1.32xlarge") == 800 / 8 / 32  # EFA
-    single = instance_named("trn2.3xlarge")
+    single = find_instance("trn2.3xlarge")
     assert rate(single.name) == chip("trn2").hbm_gb_per_s_per_chip / 2 / 8
-    link = link_between(instance_named("trn2.48xlarge"), chip("trn2"))
+    link = link_between(find_instance("trn2.48xlarge"), chip("trn2"))
     assert (link.words, link.source) == (
         "NeuronLink, 1,024 GB/s of a chip",
         "Amazon EC2 Trn2 architecture page",

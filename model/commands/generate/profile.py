@@ -52,7 +52,7 @@ def _tabulate_kernels(times: Sequence[KernelTime], total: float) -> Part:
 
 def _tabulate_layers(times: Sequence[KernelTime], total: float) -> Part:
     """Return a table of embedding, layers and head in order; neighbouring layers of equal length share a row."""
-    grouped = [(name, list(launches)) for name, launches in groupby(times, key=lambda time: time.part)]
+    grouped = [(name, list(launches)) for name, launches in groupby(times, key=lambda time: time.section)]
     lengths = [(name, len(launches), sum(time.length_ns for time in launches)) for name, launches in grouped]
     rows = []
     for (is_layer, launches, length), equal_rows in groupby(

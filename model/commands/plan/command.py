@@ -7,7 +7,7 @@ import argparse
 from model.commands.plan.arguments import OPTIONS
 from model.config import Config, ModelConfig
 from model.config.folder import model_files
-from model.device import instance_named
+from model.device import find_instance
 from model.errors import ModelError
 from model.families import read_record
 from model.plan.document import document
@@ -63,7 +63,7 @@ def _plan_step(options: argparse.Namespace, config: Config) -> int:
             raise ModelError(
                 f"--{name}: a step of a {config.model_type} has one size, and is planned on one core"
             )
-    target = instance_named(options.instance or DEFAULT_INSTANCE).target
+    target = find_instance(options.instance or DEFAULT_INSTANCE).target
     name, outputs = str(options.config), Outputs(lambda: model_files(options.config))
     with json_document(options.json, outputs, "plan", "NKW-PLAN-FILE", "plan") as contents:
         plan = plan_step(config, target, options.dtype)

@@ -1,6 +1,6 @@
-"""Ranks on NeuronCores, through what is installed of AWS Neuron: TorchNeuron, or torch-neuronx on torch_xla.
+"""Ranks on NeuronCores through TorchNeuron or through torch-neuronx on torch_xla, whichever is installed.
 
-Written to the vendor's documentation, which each file cites. It has not run on a chip.
+The code follows the documentation of AWS Neuron, which every file cites. It has not run on a chip.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A rank on the NeuronCore of this process.
 
-Each rank is a process that torchrun started, or there is one rank. Weights, constants and states are put on the core
-once; what a kernel returns stays there until the host asks for it. Kernels meet in collectives over the process group
-of the vendor's backend; what the host gathers goes through gloo, from the memory of the hosts.
+With several ranks, every rank is a process that torchrun started. Weights, constants and states are copied to the core
+once, and outputs of kernels stay there until the host fetches them. Collectives of kernels use the process group of the
+vendor's backend; `gather` uses gloo and the memory of the hosts.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from model.device.binding import (
-    bind_neuron,
-    in_order,
-    kernel_named,
+    bind_arguments,
+    bind_nki,
+    find_kernel,
+    make_replica_group,
     nki_dtype,
     parameter_indices,
-    replica_group_of,
 )
 from model.device.neuron.framework import Named, Torch
 from model.device.neuron.host_group import gather_arrays
@@ -37,9 +37,10 @@ FRAMEWORKS: dict[Framework, type[NativeTorch] | type[XlaTorch]] = {
 
 
 class NeuronDevice:
-    """`ranks` ranks of NeuronCores, of which this process has one.
+    """One of `ranks` ranks, on the NeuronCore of this process.
 
-    ModelError where packages are missing, or where torchrun started another number of processes.
+    Raises:
+        ModelError: Packages are missing, or torchrun started another number of processes.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -50,49 +51,55 @@ class NeuronDevice:
                 f"the neuron backend has a process for each rank: {ranks} rank{'s' if ranks > 1 else ''}, "
                 f"{started} process{'es' if started > 1 else ''}; start it with torchrun --nproc-per-node {ranks}"
             )
-        bind_neuron()
+        bind_nki("neuron")
         self._torch: Torch = FRAMEWORKS[self.software.framework]()
-        self._host_group = _joined(self._torch) if ranks > 1 else None
+        self._host_group = _join_ranks(self._torch) if ranks > 1 else None
         self._torch.open(int(os.environ.get("LOCAL_RANK", "0")) if ranks > 1 else 0)
         rank = rank_of_this_process() or 0
         self.ranks, self.local_ranks = ranks, range(rank, rank + 1)
 
     def dtype(self, name: str) -> Named:
-        """A dtype of `nki.language` as an argument."""
+        """Return a dtype of `nki.language` as a kernel argument."""
         return Named(name, nki_dtype(name))
 
     def replica_group(self, groups: list[list[int]] | None) -> Named | None:
-        """The groups of a collective as an argument; None where each rank is alone."""
-        return None if groups is None else Named(f"ReplicaGroup({groups})", replica_group_of(groups))
+        """Return the ranks of a collective, group by group, as a kernel argument; None for one rank."""
+        return None if groups is None else Named(f"ReplicaGroup({groups})", make_replica_group(groups))
 
     def hold(self, array: np.ndarray) -> Any:
-        """The array on the core."""
-        return self._torch.place(to_torch(array))
+        """Copy an array to the core."""
+        return self._torch.copy_to_core(to_torch(array))
 
     def run(
         self, kernel: str, arguments: Sequence[Mapping[str, Any]], written: Sequence[str | None] = (None,)
     ) -> list[Any]:
-        """Launch a kernel with the arguments of this rank; what it returns stays on the core.
+        """Launch a kernel and return its outputs, which stay on the core.
 
-        Without arguments it is a launch of other processes' ranks alone.
+        Args:
+            kernel: Name of a kernel of `nki_kernels`.
+            arguments: The arguments of this rank by parameter. Without any, only ranks of other processes launch the
+                kernel.
+            written: For every output the parameter that it overwrites; None for a new tensor.
+
+        Raises:
+            ModelError: The arguments do not fit the signature, or an array has a dtype that NeuronCores do not take.
         """
         if not arguments:
             return []
-        (of_rank,) = arguments
-        given = [
+        core_arguments = [
             self.hold(argument) if isinstance(argument, np.ndarray) else argument
-            for argument in in_order(kernel, of_rank)
+            for argument in bind_arguments(kernel, arguments[0])
         ]
-        places = parameter_indices(kernel, written)
-        outputs = self._torch.call(kernel, kernel_named(kernel), given, places)
+        indices = parameter_indices(kernel, written)
+        outputs = self._torch.call(kernel, find_kernel(kernel), core_arguments, indices)
         return [outputs[0] if len(outputs) == 1 else tuple(outputs)]
 
     def end_graph(self) -> None:
-        """End a graph, where launches are gathered to graphs."""
+        """End a graph, if the framework compiles several launches into one graph."""
         self._torch.end_graph()
 
     def gather(self, arrays: Sequence[Any]) -> list[np.ndarray]:
-        """The arrays of all ranks, in the memory of this host."""
+        """Return the arrays of all ranks, in the memory of this host."""
         local = [to_numpy(self._torch.fetch(array)) for array in arrays]
         if self._host_group is None:
             return local
@@ -100,12 +107,12 @@ class NeuronDevice:
 
 
 def cache_variables(framework: Framework, folder: str) -> Mapping[str, str]:
-    """The environment variables under which compiled graphs are kept in a folder."""
+    """Return the environment variables that make a folder the cache of compiled graphs."""
     return FRAMEWORKS[framework].cache_variables(folder)
 
 
-def _joined(framework: Torch) -> Any:
-    """Join the process group of the ranks; returns a group of the hosts, which gloo connects."""
+def _join_ranks(framework: Torch) -> Any:
+    """Join the process group of the ranks and return a group of their hosts, which gloo connects."""
     import torch.distributed as dist
 
     framework.prepare_process_group()

@@ -1,4 +1,4 @@
-"""What the device asks of the software that is installed. `native.py` and `xla.py` answer, one for each product."""
+"""Interface of the frameworks that reach a NeuronCore; `native.py` and `xla.py` implement it."""
 
 from __future__ import annotations
 
@@ -8,48 +8,55 @@ from typing import Any, ClassVar, Protocol
 
 Kernel = Callable[..., Any]
 Written = Sequence[int | None]
-"""For each output of a kernel the place of the argument that it writes to and returns, None for a new tensor."""
+"""For every output of a kernel, the index of the argument that it overwrites; None for a new tensor."""
 
 
 @dataclass(frozen=True)
 class Named:
-    """An argument that is an object of the vendor's packages, and a text that is the same in every process."""
+    """Argument that is an object of the vendor's packages, with a text that is the same in every process."""
 
     text: str
     value: Any
 
 
 def plain(argument: Any) -> Any:
-    """An argument as kernels take it."""
+    """Return an argument as a kernel takes it."""
     return argument.value if isinstance(argument, Named) else argument
 
 
 class Torch(Protocol):
-    """One product that brings tensors and kernels to the NeuronCore of this process."""
+    """Framework that brings tensors and kernels to the NeuronCore of this process."""
 
     written_against: ClassVar[str]
-    """The release that the file was written against."""
+    """Release of AWS Neuron whose documentation the file follows."""
     process_group: ClassVar[str]
-    """The backend of torch.distributed over which the ranks' collectives run."""
+    """Backend of torch.distributed for the collectives of the ranks."""
 
     def prepare_process_group(self) -> None:
-        """Import what registers that backend."""
+        """Register the backend `process_group`."""
 
     def open(self, local_rank: int) -> None:
-        """Take the NeuronCore of this process, one of those on this machine; after the process group is there."""
+        """Select a NeuronCore of this host for this process, after the process group has been joined."""
 
-    def place(self, tensor: Any) -> Any:
-        """A tensor of this machine on the core."""
+    def copy_to_core(self, tensor: Any) -> Any:
+        """Copy a tensor of the host to the core."""
 
     def call(self, name: str, kernel: Kernel, arguments: Sequence[Any], written: Written) -> list[Any]:
-        """Launch a kernel. Returns its outputs; arguments that the kernel wrote to are among them."""
+        """Launch a kernel and return its outputs, which include the arguments that it overwrites.
+
+        Args:
+            name: Name of the kernel.
+            kernel: The kernel.
+            arguments: Arguments in the order of the signature, with tensors on the core.
+            written: For every output, the index of the argument that it overwrites; None for a new tensor.
+        """
 
     def end_graph(self) -> None:
-        """End a graph of all calls since the last end. A framework that runs each call alone does nothing."""
+        """End a graph of all calls since the last end; does nothing if every call is a graph."""
 
     def fetch(self, tensor: Any) -> Any:
-        """A tensor of the core on this machine."""
+        """Copy a tensor of the core to the host."""
 
     @staticmethod
     def cache_variables(folder: str) -> Mapping[str, str]:
-        """The environment variables under which compiled graphs are kept in a folder."""
+        """Return the environment variables that make a folder the cache of compiled graphs."""

@@ -1,4 +1,4 @@
-"""Arrays that the processes of all ranks exchange, through the memory of their hosts."""
+"""Exchange of arrays among the processes of all ranks, through the memory of their hosts."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from simulate.run.messages import ArraysMessage
 
 
 def gather_arrays(arrays: Sequence[np.ndarray], ranks: int, group: Any) -> list[np.ndarray]:
-    """Return the arrays of all ranks, in the order of the ranks; every rank calls this with its own.
+    """Return the arrays of all ranks, in the order of the ranks; every rank has to call this function.
 
-    Shapes and dtypes travel as JSON and values as bytes: `all_gather_object` would run code that a message contains.
+    Shapes and dtypes are sent as JSON and elements as bytes: `all_gather_object` would run code in a message.
 
     Args:
-        group: a process group of torch.distributed whose backend gathers tensors of the host, such as gloo.
+        arrays: Arrays of this rank.
+        ranks: Number of ranks.
+        group: A process group of torch.distributed whose backend gathers tensors of the host, such as gloo.
 
     Raises:
-        NkwError: a rank sent something else.
+        NkwError: A rank sent a message of another form.
     """
     message = ArraysMessage([(array.shape, array.dtype) for array in arrays]).encode().encode()
     values = b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
@@ -32,7 +34,7 @@ def gather_arrays(arrays: Sequence[np.ndarray], ranks: int, group: Any) -> list[
 
 
 def _gather_bytes(content: bytes, ranks: int, group: Any) -> list[bytes]:
-    """Return the bytes of all ranks, which may be of different lengths."""
+    """Return the bytes of all ranks; their lengths may differ."""
     import torch
     import torch.distributed as dist
 

@@ -1,7 +1,7 @@
-"""Which of AWS Neuron's packages are installed, told from their metadata: nothing of them is executed.
+"""Detection of AWS Neuron's packages from their metadata; no code of them is executed.
 
-Two products share the name torch-neuronx: what is built on torch_xla, and TorchNeuron. The version tells them apart,
-and placeholders of the public index from the vendor's packages (`simulate.vendor_packages`).
+Two products share the name torch-neuronx: one on torch_xla, and TorchNeuron. The version distinguishes them, and it
+distinguishes the vendor's packages from placeholders of the public index (`simulate.vendor_packages`).
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from enum import Enum
 from importlib import metadata
 
-from model.device.binding import neuron_package_installed
 from model.errors import ModelError
+from simulate.bind import real_package
 from simulate.vendor_packages import FIRST_TORCHNEURON, is_genuine, numbers
 
 _REPOSITORY = "AWS Neuron's package repository"
 
 
 class Framework(Enum):
-    """How tensors and kernels reach a NeuronCore."""
+    """Framework through which tensors and kernels reach a NeuronCore."""
 
     native = "TorchNeuron"
     xla = "torch-neuronx on torch_xla"
@@ -28,31 +28,35 @@ class Framework(Enum):
 
 @dataclass(frozen=True)
 class Software:
-    """What is installed: the framework, and the versions of the packages that decide what a kernel is compiled to."""
+    """Installed framework, and the versions by package of everything that affects compiled kernels."""
 
     framework: Framework
     versions: Mapping[str, str]
 
 
 def installed_software() -> Software:
-    """What is installed. ModelError that names each missing package."""
+    """Return the installed framework with its versions.
+
+    Raises:
+        ModelError: Packages are missing; the message names them all.
+    """
     versions = {name: installed_version(name) for name in ("nki", "torch-neuronx", "neuronx-cc")}
     torch_neuronx = versions["torch-neuronx"]
-    native = torch_neuronx is not None and numbers(torch_neuronx) >= FIRST_TORCHNEURON
-    needed = ["torch", "torch_neuronx"] if native else ["torch", "torch_neuronx", "torch_xla"]
-    missing = [] if neuron_package_installed() else ["nki"]
-    missing += [name for name in needed if not _is_there(name)]
+    is_native = torch_neuronx is not None and numbers(torch_neuronx) >= FIRST_TORCHNEURON
+    needed = ["torch", "torch_neuronx"] if is_native else ["torch", "torch_neuronx", "torch_xla"]
+    missing = [] if real_package() else ["nki"]
+    missing += [name for name in needed if not _is_installed(name)]
     if missing:
         raise ModelError(
             f"the neuron backend needs {', '.join(missing)}, not installed here: on a Trainium or Inferentia "
             f"instance run pip install 'nki-workbench[neuron]' with {_REPOSITORY} configured"
         )
-    found = {name: version for name, version in versions.items() if version is not None}
-    return Software(Framework.native if native else Framework.xla, found)
+    installed = {name: version for name, version in versions.items() if version is not None}
+    return Software(Framework.native if is_native else Framework.xla, installed)
 
 
-def _is_there(module: str) -> bool:
-    """Whether a module is installed, and not a placeholder of its name."""
+def _is_installed(module: str) -> bool:
+    """Return whether a module is installed and is no placeholder."""
     if module == "torch_neuronx" and installed_version("torch-neuronx") is None:
         return False
     try:
@@ -62,7 +66,7 @@ def _is_there(module: str) -> bool:
 
 
 def installed_version(package: str) -> str | None:
-    """The version of a package, None where none or a placeholder is installed."""
+    """Return the version of a package; None if it is not installed or a placeholder."""
     try:
         version = metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""TorchNeuron: tensors of the device `neuron`, and kernels registered as operators of PyTorch.
+"""TorchNeuron: tensors on the device `neuron`, and kernels registered as operators of PyTorch.
 
 Written against SDK 2.33 (torch-neuronx 2.13 and 2.14, nki 0.7) for Trn2 and Trn3; it has not run on a chip. Its
 documentation, below https://awsdocs-neuron.readthedocs-hosted.com/en/latest/:
@@ -9,10 +9,10 @@ documentation, below https://awsdocs-neuron.readthedocs-hosted.com/en/latest/:
   the host wait for what is under way;
 - torch/reference/env-vars.html: TORCH_NEURONX_NEFF_CACHE_DIR has the compiled kernels.
 
-PyTorch's rules for operators that write to arguments hold: each is listed, and none is returned:
+PyTorch requires that an operator lists the arguments that it overwrites, and that it returns none of them:
 https://docs.pytorch.org/tutorials/advanced/python_custom_ops_mutable.html
-Operators take tensors alone here: other values of a launch are part of the operator, so a kernel has one operator for
-each choice of them.
+Operators here take tensors only. The other arguments of a launch are constants of the operator, so a kernel has one
+operator for every combination of them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import hashlib
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from itertools import compress
 from typing import Any, ClassVar
 
 from model.device.neuron.framework import Kernel, Named, Written, plain
@@ -40,78 +41,77 @@ class NativeTorch:
         self._operators: dict[str, Callable[..., Any]] = {}
 
     def prepare_process_group(self) -> None:
-        """Nothing: torch_neuronx registers the backend `neuron`."""
+        """Do nothing: torch_neuronx registers the backend `neuron`."""
 
     def open(self, local_rank: int) -> None:
-        """Take one of the cores of this machine."""
+        """Select a core of this host."""
         self._torch.accelerator.set_device_index(local_rank)
 
-    def place(self, tensor: Any) -> Any:
-        """A tensor of this machine on the core."""
+    def copy_to_core(self, tensor: Any) -> Any:
+        """Copy a tensor of the host to the core."""
         return tensor.to("neuron")
 
     def call(self, name: str, kernel: Kernel, arguments: Sequence[Any], written: Written) -> list[Any]:
-        """Launch a kernel through its operator."""
-        is_tensor = [isinstance(each, self._torch.Tensor) for each in arguments]
-        others = [None if tensor else each for tensor, each in zip(is_tensor, arguments)]
-        operator_name = _operator_name(name, is_tensor, others, written)
+        """Launch a kernel through its operator, which the first launch registers."""
+        is_tensor = [isinstance(argument, self._torch.Tensor) for argument in arguments]
+        tensors = list(compress(arguments, is_tensor))
+        constants = [None if is_tensor[index] else argument for index, argument in enumerate(arguments)]
+        operator_name = _make_operator_name(name, is_tensor, constants, written)
         if operator_name not in self._operators:
-            self._operators[operator_name] = self._operator(operator_name, kernel, is_tensor, others, written)
-        tensors = [each for tensor, each in zip(is_tensor, arguments) if tensor]
-        made = self._operators[operator_name](*tensors)
-        new = iter(() if made is None else made if isinstance(made, (tuple, list)) else (made,))
-        return [next(new) if place is None else arguments[place] for place in written]
+            self._operators[operator_name] = self._register(
+                operator_name, kernel, is_tensor, constants, written
+            )
+        returned = self._operators[operator_name](*tensors)
+        new = iter(
+            () if returned is None else returned if isinstance(returned, (tuple, list)) else (returned,)
+        )
+        return [next(new) if index is None else arguments[index] for index in written]
 
     def end_graph(self) -> None:
-        """Nothing: each kernel is a graph of its own."""
+        """Do nothing: every launch is a graph."""
 
     def fetch(self, tensor: Any) -> Any:
-        """A tensor of the core on this machine."""
+        """Copy a tensor of the core to the host."""
         return tensor.cpu()
 
     @staticmethod
     def cache_variables(folder: str) -> Mapping[str, str]:
-        """Where compiled kernels are."""
+        """Return the environment variables that make a folder the cache of compiled kernels."""
         return {"TORCH_NEURONX_NEFF_CACHE_DIR": folder}
 
-    def _operator(
-        self, name: str, kernel: Kernel, is_tensor: Sequence[bool], others: Sequence[Any], written: Written
+    def _register(
+        self, name: str, kernel: Kernel, is_tensor: Sequence[bool], constants: Sequence[Any], written: Written
     ) -> Callable[..., Any]:
-        """Register a kernel with the values of a launch that are no tensors."""
-        places = [place for place, tensor in enumerate(is_tensor) if tensor]
-        new = [number for number, place in enumerate(written) if place is None]
+        """Register an operator that calls a kernel with tensors and with the constants of a launch."""
+        names = {index: f"argument_{index}" for index, tensor in enumerate(is_tensor) if tensor}
+        new = [number for number, index in enumerate(written) if index is None]
 
         def launch(*tensors: Any) -> Any:
-            given = list(map(plain, others))
-            for place, tensor in zip(places, tensors):
-                given[place] = tensor
-            outputs = kernel(*given)
-            every = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
-            made = tuple(every[number] for number in new)
-            return None if not made else made[0] if len(made) == 1 else made
+            arguments = list(map(plain, constants))
+            for index, tensor in zip(names, tensors):
+                arguments[index] = tensor
+            outputs = kernel(*arguments)
+            all_outputs = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
+            new_outputs = tuple(all_outputs[number] for number in new)
+            return None if not new else new_outputs[0] if len(new) == 1 else new_outputs
 
         tensor = self._torch.Tensor
         returned = None if not new else tensor if len(new) == 1 else tuple[(tensor,) * len(new)]  # type: ignore[misc]
         parameters = [
-            inspect.Parameter(_argument(place), inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=tensor)
-            for place in places
+            inspect.Parameter(argument, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=tensor)
+            for argument in names.values()
         ]
         launch.__name__ = launch.__qualname__ = name.partition("::")[2]
         launch.__signature__ = inspect.Signature(parameters, return_annotation=returned)  # type: ignore[attr-defined]
-        launch.__annotations__ = {each.name: tensor for each in parameters} | {"return": returned}
-        changed = {_argument(place) for place in written if place is not None}
-        return self._neuron.nki_op(name, mutates_args=changed)(launch)  # type: ignore[no-any-return]
+        launch.__annotations__ = dict.fromkeys(names.values(), tensor) | {"return": returned}
+        overwritten = {names[index] for index in written if index is not None}
+        return self._neuron.nki_op(name, mutates_args=overwritten)(launch)  # type: ignore[no-any-return]
 
 
-def _argument(place: int) -> str:
-    return f"argument_{place}"
-
-
-def _operator_name(kernel: str, is_tensor: Sequence[bool], others: Sequence[Any], written: Written) -> str:
-    """A name for a kernel with these values, equal in every process."""
-    told = repr((list(is_tensor), [_told(each) for each in others], list(written)))
-    return f"{_NAMESPACE}::{kernel}_{hashlib.blake2b(told.encode(), digest_size=6).hexdigest()}"
-
-
-def _told(value: Any) -> str:
-    return value.text if isinstance(value, Named) else repr(value)
+def _make_operator_name(
+    kernel: str, is_tensor: Sequence[bool], constants: Sequence[Any], written: Written
+) -> str:
+    """Return a name for a kernel with these constants that is the same in every process."""
+    texts = [constant.text if isinstance(constant, Named) else repr(constant) for constant in constants]
+    key = repr((list(is_tensor), texts, list(written)))
+    return f"{_NAMESPACE}::{kernel}_{hashlib.blake2b(key.encode(), digest_size=6).hexdigest()}"

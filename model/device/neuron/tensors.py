@@ -1,7 +1,7 @@
-"""Arrays of this machine as torch tensors, and back.
+"""Conversion between arrays of the host and torch tensors.
 
 NeuronCores take 32- and 16-bit floats, bfloat16, 8-bit floats, uint8, int32 and uint32. 64-bit integers are converted
-to 32 bits on trn1 without a word, so they are refused here:
+to 32 bits on trn1 without a warning, so they are refused here:
 https://awsdocs-neuron.readthedocs-hosted.com/en/latest/about-neuron/arch/neuron-features/data-types.html
 """
 
@@ -20,11 +20,15 @@ _AS_BITS = {
     np.dtype(ml_dtypes.float8_e4m3fn): (np.uint8, "float8_e4m3fn"),
     np.dtype(ml_dtypes.float8_e5m2): (np.uint8, "float8_e5m2"),
 }
-"""torch takes no dtype of ml_dtypes, so its bits go over: the dtype of the bits, and torch's name of the dtype."""
+"""Dtypes of ml_dtypes, which torch does not take: the dtype that carries their bits, and torch's name of the dtype."""
 
 
 def to_torch(array: np.ndarray) -> Any:
-    """A tensor of this machine with the array's elements. ModelError for a dtype that NeuronCores do not take."""
+    """Return a tensor of the host with the array's elements.
+
+    Raises:
+        ModelError: NeuronCores do not take the dtype.
+    """
     import torch
 
     array = np.ascontiguousarray(array)
@@ -34,21 +38,17 @@ def to_torch(array: np.ndarray) -> Any:
         bits, name = _AS_BITS[array.dtype]
         return torch.from_numpy(array.view(bits)).view(getattr(torch, name))
     if array.dtype.name not in _PLAIN:
-        raise ModelError(f"an array of {array.dtype}: NeuronCores take {', '.join(names())}")
+        dtypes = [*_PLAIN, *(name for _, name in _AS_BITS.values())]
+        raise ModelError(f"an array of {array.dtype}: NeuronCores take {', '.join(dtypes)}")
     return torch.from_numpy(array)
 
 
 def to_numpy(tensor: Any) -> np.ndarray:
-    """The elements of a tensor of this machine."""
+    """Return the elements of a tensor of the host."""
     import torch
 
     for dtype, (bits, name) in _AS_BITS.items():
         if tensor.dtype == getattr(torch, name):
-            same = torch.int16 if bits is np.int16 else torch.uint8
-            return tensor.view(same).numpy().view(dtype)  # type: ignore[no-any-return]
+            carrier = torch.int16 if bits is np.int16 else torch.uint8
+            return tensor.view(carrier).numpy().view(dtype)  # type: ignore[no-any-return]
     return tensor.numpy()  # type: ignore[no-any-return]
-
-
-def names() -> list[str]:
-    """The dtypes that are taken."""
-    return [*_PLAIN, *(name for _, name in _AS_BITS.values())]

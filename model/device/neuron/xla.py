@@ -10,8 +10,8 @@ Trn1 and Inf2; it has not run on a chip. Its documentation, below https://awsdoc
 - about-neuron/arch/neuron-features/neuron-caching.html: a graph is compiled once for each compiler, flags and
   operations and kept below NEURON_COMPILE_CACHE_URL. Weights are inputs of a graph, not part of it.
 
-A kernel returns the arguments that it writes to. XLA's operations make new values, so what is passed on is the tensor
-returned; the compiler may give it the argument's memory, and the argument must not be read again.
+A kernel returns the arguments that it overwrites. Operations of XLA make new values, so later launches get the returned
+tensor. The compiler may place it in the argument's memory, so the argument must not be read again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from model.device.neuron.framework import Kernel, Written, plain
 
 
 class XlaTorch:
-    """The lazy tensors of torch_xla."""
+    """Lazy tensors of torch_xla."""
 
     written_against: ClassVar[str] = "SDK 2.28"
     process_group: ClassVar[str] = "xla"
@@ -38,27 +38,30 @@ class XlaTorch:
         importlib.import_module("torch_xla.distributed.xla_backend")
 
     def open(self, local_rank: int) -> None:
-        """Take the core of this process; the launcher of the processes has told the runtime which one."""
+        """Select the core of this process, which torchrun has set for the runtime."""
         self._device = self._xm.xla_device()
 
-    def place(self, tensor: Any) -> Any:
-        """A tensor of this machine on the core."""
+    def copy_to_core(self, tensor: Any) -> Any:
+        """Copy a tensor of the host to the core."""
         return tensor.to(self._device)
 
     def call(self, name: str, kernel: Kernel, arguments: Sequence[Any], written: Written) -> list[Any]:
-        """Record a call of a kernel."""
+        """Record a call of a kernel in the current graph and return its outputs."""
         outputs = kernel(*map(plain, arguments))
         return list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
 
     def end_graph(self) -> None:
-        """Compile what was recorded, where no equal graph was compiled before, and execute it."""
+        """Execute the recorded graph; it is compiled unless the cache has an equal graph."""
         self._xm.mark_step()
 
     def fetch(self, tensor: Any) -> Any:
-        """A tensor of the core on this machine."""
+        """Copy a tensor of the core to the host."""
         return tensor.cpu()
 
     @staticmethod
     def cache_variables(folder: str) -> Mapping[str, str]:
-        """Where the persistent cache is. `--cache_dir` among NEURON_CC_FLAGS would take precedence."""
+        """Return the environment variables that make a folder the persistent cache.
+
+        `--cache_dir` in NEURON_CC_FLAGS takes precedence over it.
+        """
         return {"NEURON_COMPILE_CACHE_URL": folder}
