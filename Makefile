@@ -52,9 +52,10 @@ format: $(VENV)/.dev ## fix and format with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/.base ## write docs/instructions from the instruction book, and the table of nki_kernels/README.md
+docs: $(VENV)/.base ## write docs/instructions, the table of nki_kernels/README.md and the diagrams of docs/model
 	$(BIN)/python -m tools.instruction_pages
 	$(BIN)/python -m tools.helper_table
+	$(BIN)/python -m tools.module_diagrams
 
 timelines: $(VENV)/.base ## store the predicted timelines of the shipped kernels anew
 	$(BIN)/python -m tools.timelines

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tools import module_diagrams
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -43,6 +45,21 @@ def test_diagram_of_the_model_equals_its_import_contract() -> None:
     diagram = (ROOT / "model" / "README.md").read_text(encoding="utf-8").split("```")[1]
     lines = [set(re.findall(r"\w+", line)) for line in diagram.splitlines() if line]
     assert lines == [set(re.findall(r"\w+", layer)) for layer in layers if layer != "(__main__)"]
+
+
+@pytest.mark.parametrize("page", sorted(module_diagrams.PAGES.glob("*.md")), ids=lambda page: page.stem)
+def test_diagrams_of_modules_equal_their_imports(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert "written by make docs" in text
+    assert text == module_diagrams.update_page(text)
+
+
+def test_a_module_is_above_those_that_it_imports() -> None:
+    """The levels follow from imports that run; an import for type checkers draws no line."""
+    lines = [re.findall(r"\w+", line) for line in module_diagrams.format_diagram("model/engine").splitlines()]
+    level = {name: number for number, names in enumerate(lines) for name in names}
+    assert level["engine"] < level["scheduler"] < level["kv_cache"] < level["request"]
+    assert level["buckets"] < level["padded_batch"]  # which names Buckets for the type checker alone
 
 
 def test_readme_has_an_example() -> None:
