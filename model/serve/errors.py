@@ -31,17 +31,17 @@ class ApiError(Exception):
         }
 
 
-def stopping_now() -> ApiError:
+def server_stopping_error() -> ApiError:
     """Return the error of a request that a draining server does not take."""
     return ApiError(503, "the server is stopping", "stopping")
 
 
-def engine_stopped() -> ApiError:
+def engine_stopped_error() -> ApiError:
     """Return the error of a server whose engine has failed or ended."""
     return ApiError(503, "the engine has stopped", "engine_stopped")
 
 
-def queue_is_full(seconds: float | None) -> ApiError:
+def queue_full_error(seconds: float | None) -> ApiError:
     """Return the error of a request beyond the queue's limit.
 
     Args:
@@ -52,7 +52,7 @@ def queue_is_full(seconds: float | None) -> ApiError:
     return ApiError(429, "as many requests wait as may: try again later", "queue_full", headers=headers)
 
 
-def replica_ended() -> ApiError:
+def replica_ended_error() -> ApiError:
     """Return the error of a request whose replica has ended before its answer, or for which no replica runs."""
     return ApiError(
         503,
@@ -62,7 +62,7 @@ def replica_ended() -> ApiError:
     )
 
 
-def worker_ended() -> ApiError:
+def worker_ended_error() -> ApiError:
     """Return the error of a request whose tokenizer, chat template or grammar ran in a process that has ended."""
     return ApiError(
         503,

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from model.serve.errors import queue_is_full, stopping_now, worker_ended
+from model.serve.errors import queue_full_error, server_stopping_error, worker_ended_error
 from model.workers.frames import FrameReader, pack
 from model.workers.launch import JobLimits, TaskSource, job_header, read_answer, start_process
 
@@ -68,7 +68,7 @@ class WorkerPool:
             ApiError: The pool was stopped ("worker_ended").
         """
         if self._is_stopped:
-            raise worker_ended()
+            raise worker_ended_error()
         if self._connection is None:
             loop = asyncio.get_running_loop()
             self._facts = self._facts or loop.create_future()
@@ -103,7 +103,7 @@ class WorkerPool:
         self._start_jobs()
         if not job.number and self.waiting > self._max_waiting:
             self._drop(job)
-            raise queue_is_full(None)
+            raise queue_full_error(None)
         try:
             outcome, body = await answer
         finally:
@@ -114,7 +114,7 @@ class WorkerPool:
         """Cancel all jobs of some tasks because the server is stopping; their calls of `run` raise ApiError."""
         for job in [*self._queue, *self._running.values()]:
             if job.task in tasks and not job.answer.done():
-                job.answer.set_exception(stopping_now())
+                job.answer.set_exception(server_stopping_error())
 
     def stop(self) -> None:
         """End the worker process and all jobs; the pool takes no further jobs."""
@@ -176,7 +176,7 @@ class WorkerPool:
             self._facts = None
         for future in futures:
             if not future.done():
-                future.set_exception(worker_ended())
+                future.set_exception(worker_ended_error())
                 future.exception()  # marks it as retrieved, so that asyncio logs nothing where no caller waits
         if self.waiting:
             self.start()

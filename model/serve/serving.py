@@ -66,7 +66,7 @@ async def run_application(
     from model.serve.metrics import Metrics
     from model.serve.openai.audio.speech_model import SpeechModel
     from model.serve.openai.generation import Service
-    from model.serve.openai.tools import tool_parser
+    from model.serve.openai.tools import select_tool_parser
     from model.serve.pool import WorkerPool
     from model.serve.prediction import Deployment, StepTimes
     from model.serve.texts import Texts
@@ -88,7 +88,9 @@ async def run_application(
     metrics.show(async_engine.state, options.target, times.seconds)
     pool = WorkerPool(engine.grammars.source, options.workers, max_continuations(options))
     texts = Texts(pool, folder, engine.grammars, limits.vocab_size, limits.max_model_len - 1)
-    service = Service(async_engine, texts, name, tool_parser(folder, options.tool_call_parser), speech_model)
+    service = Service(
+        async_engine, texts, name, select_tool_parser(folder, options.tool_call_parser), speech_model
+    )
     async_engine.start()
     pool.start()
     try:

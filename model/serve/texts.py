@@ -11,7 +11,7 @@ from model.engine.grammars import CompiledGrammar, Grammars, GrammarsFull
 from model.engine.structured import StructuredOutputsParams
 from model.errors import ModelError
 from model.loading.chat import Message
-from model.serve.errors import queue_is_full, stopping_now
+from model.serve.errors import queue_full_error, server_stopping_error
 from model.serve.pool import WorkerPool
 from model.workers.launch import JobLimits
 from model.workers.text_length import count_bytes
@@ -112,7 +112,7 @@ class Texts:
         try:
             grammar: CompiledGrammar = call.result()
         except GrammarsFull:
-            raise queue_is_full(None) from None
+            raise queue_full_error(None) from None
         return grammar
 
     def drain(self) -> None:
@@ -126,7 +126,7 @@ class Texts:
 
     async def _run(self, task: str, limits: JobLimits, is_long: bool, *arguments: Any) -> Any:
         if self._is_draining and task in _CANCELLED_TASKS:
-            raise stopping_now()
+            raise server_stopping_error()
         try:
             return await self._pool.run(task, *arguments, limits=limits, is_long=is_long)
         except ModelError as error:

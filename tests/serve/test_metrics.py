@@ -12,7 +12,7 @@ from model.commands.top.command import _is_server_url
 from model.families import load_config
 from model.loading.shipped import PRETRAINED
 from model.plan.predict import Predictor
-from model.serve.errors import queue_is_full
+from model.serve.errors import queue_full_error
 from model.serve.prediction import Deployment, StepTimes
 from nkw.commands import main
 from tests.serve.conftest import MODEL, Served
@@ -102,8 +102,8 @@ def test_shapes_that_verify_drafts_are_counted_as_not_predicted() -> None:
 
 
 def test_retry_after_is_whole_seconds_from_1_to_an_hour() -> None:
-    given = (None, 0.0, 1.0, 1.1, 3600.0, 3600.1, 1e9)
-    assert [queue_is_full(each).headers["retry-after"] for each in given] == "2 1 1 2 3600 3600 3600".split()
+    answers = map(queue_full_error, (None, 0.0, 1.0, 1.1, 3600.0, 3600.1, 1e9))
+    assert [answer.headers["retry-after"] for answer in answers] == "2 1 1 2 3600 3600 3600".split()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from model.errors import ModelError
 from model.loading.chat import ChatTemplate
-from model.serve.openai.tools import tool_parser
+from model.serve.openai.tools import select_tool_parser
 from tests.serve.conftest import MODEL, Served, serving
 from tests.serve.scripted import write_scripted
 from tests.serve.test_refusals import CHAT, posted
@@ -173,10 +173,10 @@ def test_parser_is_that_of_the_option(scripted: Path) -> None:
     ],
 )  # fmt: skip
 def test_parser_is_that_of_the_template(tmp_path: Path, template: str, parser: str | None) -> None:
-    assert tool_parser(tmp_path, None) is None
+    assert select_tool_parser(tmp_path, None) is None
     (tmp_path / "chat_template.jinja").write_text(template)
-    assert tool_parser(tmp_path, None) == parser
-    assert tool_parser(tmp_path, "hermes") == "hermes"
+    assert select_tool_parser(tmp_path, None) == parser
+    assert select_tool_parser(tmp_path, "hermes") == "hermes"
 
 
 def test_template_for_tools_is_taken_where_the_folder_has_one(tmp_path: Path) -> None:

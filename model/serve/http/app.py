@@ -14,15 +14,15 @@ from starlette.exceptions import HTTPException
 
 from model.engine.async_engine import EngineFailed, EngineFull, Stream
 from model.errors import ModelError
-from model.serve.errors import ApiError, engine_stopped, queue_is_full, stopping_now
-from model.serve.http.gate import KEY_SALT, combine_salts, error_bytes, error_response
+from model.serve.errors import ApiError, engine_stopped_error, queue_full_error, server_stopping_error
+from model.serve.http.gate import KEY_SALT, combine_salts, encode_error, error_response
 from model.serve.http.page import load_page
 from model.serve.log import LOG
 from model.serve.metrics import CONTENT_TYPE, Metrics
 from model.serve.openai import answers
 from model.serve.openai.audio.answers import Transcription, VerboseTranscription
 from model.serve.openai.audio.form import parse_form
-from model.serve.openai.audio.requests import form_schema, read_audio_request
+from model.serve.openai.audio.requests import build_form_schema, read_audio_request
 from model.serve.openai.audio.transcription import Task, TranscriptionHandler
 from model.serve.openai.chat import ChatHandler
 from model.serve.openai.generation import (
@@ -76,8 +76,8 @@ def make_app(service: Service, metrics: Metrics) -> FastAPI:
         redirect_slashes=False,
         exception_handlers={
             ApiError: _answer_with(lambda error: error),
-            EngineFailed: _answer_with(lambda error: engine_stopped()),
-            EngineFull: _answer_with(lambda error: queue_is_full(error.seconds)),
+            EngineFailed: _answer_with(lambda error: engine_stopped_error()),
+            EngineFull: _answer_with(lambda error: queue_full_error(error.seconds)),
             ModelError: _answer_with(lambda error: ApiError(400, error.message)),
             RequestValidationError: _answer_with(_describe_invalid_request),
             HTTPException: _answer_with(_describe_http_error),
@@ -138,7 +138,7 @@ async def chat(request: ChatRequest, raw_request: Request, service: Shared) -> A
     "/v1/audio/transcriptions",
     response_model=Transcription | VerboseTranscription,
     responses=_TRANSCRIPTIONS,
-    openapi_extra={"requestBody": form_schema()},
+    openapi_extra={"requestBody": build_form_schema()},
 )
 async def transcriptions(raw_request: Request, service: Shared) -> Any:
     """Transcribe a recording."""
@@ -149,7 +149,7 @@ async def transcriptions(raw_request: Request, service: Shared) -> Any:
     "/v1/audio/translations",
     response_model=Transcription | VerboseTranscription,
     responses=_TRANSCRIPTIONS,
-    openapi_extra={"requestBody": form_schema()},
+    openapi_extra={"requestBody": build_form_schema()},
 )
 async def translations(raw_request: Request, service: Shared) -> Any:
     """Translate the speech of a recording to English."""
@@ -190,7 +190,7 @@ async def detokenize(request: DetokenizeRequest, raw_request: Request, service: 
 async def health(service: Shared) -> answers.Status:
     """Report that the engine computes steps; 503 once it has failed."""
     if not service.engine.alive:
-        raise engine_stopped()
+        raise engine_stopped_error()
     return answers.Status(status="ok")
 
 
@@ -198,7 +198,7 @@ async def health(service: Shared) -> answers.Status:
 async def ready(service: Shared) -> answers.Status:
     """Report that the server takes requests; 503 if it is stopping or its engine has failed."""
     if service.draining:
-        raise stopping_now()
+        raise server_stopping_error()
     await health(service)
     return answers.Status(status="ready")
 
@@ -250,7 +250,7 @@ async def _run_beside_engine(raw_request: Request, service: Service, work: Corou
     """
     with closing(work):
         if service.draining:
-            raise stopping_now()
+            raise server_stopping_error()
         with service.engine.occupy(1):
             return await run_while_connected(raw_request.receive, work)
 
@@ -281,7 +281,7 @@ async def _encode_events(handler: Handler, stream: Stream) -> AsyncIterator[byte
             async for event in handler.events(stream):
                 yield f"data: {event}\n\n".encode()
         except ApiError as error:
-            yield b"data: " + error_bytes(error) + b"\n\n"
+            yield b"data: " + encode_error(error) + b"\n\n"
         yield b"data: [DONE]\n\n"
 
 

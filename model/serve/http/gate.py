@@ -158,7 +158,7 @@ class Admission:
         return ApiError(413, f"the body has more than {self.max_bytes:,} bytes", "request_too_large")
 
 
-def error_bytes(error: ApiError) -> bytes:
+def encode_error(error: ApiError) -> bytes:
     """Return the body of a refusal."""
     return json.dumps(error.document).encode()
 

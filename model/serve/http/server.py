@@ -16,8 +16,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from model.errors import ModelError
-from model.serve.errors import ApiError, stopping_now
-from model.serve.http.gate import error_bytes
+from model.serve.errors import ApiError, server_stopping_error
+from model.serve.http.gate import encode_error
 from nkw.process import INTERRUPTED, TERMINATED
 
 _MAX_HEADER_BYTES = 2**15
@@ -47,7 +47,7 @@ def make_protocol(limits: ConnectionLimits, is_stopping: Callable[[], bool]) -> 
             super().connection_made(transport)
             transport.set_write_buffer_limits(high=0)  # so that a single unread byte starts the write timer
             if is_stopping():  # uvicorn closes only connections that were open when it stopped listening
-                self._close(stopping_now())
+                self._close(server_stopping_error())
             elif len(self.connections) > limits.connections:
                 self._close(ApiError(503, "too many connections: try again later", "too_many_connections"))
             else:
@@ -86,7 +86,7 @@ def make_protocol(limits: ConnectionLimits, is_stopping: Callable[[], bool]) -> 
 
         def _close(self, error: ApiError) -> None:
             """Send a refusal that belongs to no request, and close the connection."""
-            body = error_bytes(error)
+            body = encode_error(error)
             head = f"HTTP/1.1 {error.status} \r\ncontent-type: application/json\r\nconnection: close\r\n"
             self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
             self.transport.close()

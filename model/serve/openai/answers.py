@@ -188,7 +188,7 @@ class ErrorAnswer(BaseModel):
     error: ErrorDetail
 
 
-def completion_logprobs(
+def format_completion_logprobs(
     token_ids: Sequence[int],
     logprobs: Sequence[dict[int, Logprob] | None],
     offset: int,
@@ -217,7 +217,7 @@ def completion_logprobs(
     )
 
 
-def chat_logprobs(
+def format_chat_logprobs(
     token_ids: Sequence[int], logprobs: Sequence[dict[int, Logprob]], num_top_logprobs: int
 ) -> ChatLogprobs:
     """Return the log-probabilities of tokens in the format of /v1/chat/completions.

@@ -47,7 +47,7 @@ class CallPiece:
     id: str | None = None
     name: str | None = None
 
-    def delta(self) -> dict[str, Any]:
+    def to_delta(self) -> dict[str, Any]:
         """Return the piece in the format of OpenAI's streams."""
         if self.id is None:
             return {"index": self.index, "function": {"arguments": self.arguments}}

@@ -72,7 +72,7 @@ class ChatHandler(GenerationHandler[ChatRequest]):
             if text:
                 delta["content"] = text
             if calls:
-                delta["tool_calls"] = [call.delta() for call in calls]
+                delta["tool_calls"] = [call.to_delta() for call in calls]
             logprobs = self._describe_logprobs(update)
             if delta or logprobs is not None or update.finish_reason is not None:
                 piece = answers.ChatPiece(
@@ -116,7 +116,7 @@ class ChatHandler(GenerationHandler[ChatRequest]):
     def _describe_logprobs(self, output: CompletionOutput | Update) -> answers.ChatLogprobs | None:
         if self.params.logprobs is None:
             return None
-        return answers.chat_logprobs(output.token_ids, output.logprobs or [], self.params.logprobs)
+        return answers.format_chat_logprobs(output.token_ids, output.logprobs or [], self.params.logprobs)
 
 
 def _split(reader: CallReader | None, text: str, is_last: bool) -> tuple[str, list[CallPiece]]:

@@ -12,7 +12,7 @@ from uuid import uuid4
 from model.engine import CompletionOutput, SamplingParams
 from model.engine.async_engine import AsyncEngine, EngineFailed, Stream, TokenPrompt, Update
 from model.engine.grammars import CompiledGrammar
-from model.serve.errors import ApiError, stopping_now
+from model.serve.errors import ApiError, server_stopping_error
 from model.serve.log import LOG
 from model.serve.openai import answers
 from model.serve.openai.audio.speech_model import SpeechModel
@@ -106,7 +106,7 @@ class GenerationHandler(Generic[T]):
     async def submit(self, priority: int | None, cache_salt: str | None = None) -> Stream:
         """Submit the prompts and return their stream. Raises ApiError while the server is stopping."""
         if self.service.draining:
-            raise stopping_now()
+            raise server_stopping_error()
         return await self.service.engine.submit(
             *(self.answer_fields["id"], self.prompts, self.params, priority or 0, cache_salt, self.grammar)
         )
@@ -247,9 +247,9 @@ class CompletionHandler(GenerationHandler[CompletionRequest]):
         prompt_index = index // self.params.n
         prompt_logprobs = stream.requests[prompt_index].prompt_logprobs
         if offset is not None or prompt_logprobs is None:
-            return answers.completion_logprobs(token_ids, logprobs, offset or 0)
+            return answers.format_completion_logprobs(token_ids, logprobs, offset or 0)
         ids = [*self.prompts[prompt_index].ids, *token_ids]
-        return answers.completion_logprobs(
+        return answers.format_completion_logprobs(
             ids, [*prompt_logprobs, *logprobs], 0, self.first_tokens[prompt_index]
         )
 

@@ -16,7 +16,7 @@ from model.serve.openai.messages import FunctionDefinition
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def tool_parser(folder: Path, name: str | None) -> str | None:
+def select_tool_parser(folder: Path, name: str | None) -> str | None:
     """Return the name of the parser for the tool calls of a folder's model.
 
     Args:

@@ -22,9 +22,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
-from model.serve.errors import ApiError, replica_ended, stopping_now
+from model.serve.errors import ApiError, replica_ended_error, server_stopping_error
 from model.serve.http.app import router as routes
-from model.serve.http.gate import KEY_SALT, error_bytes, error_response
+from model.serve.http.gate import KEY_SALT, encode_error, error_response
 from model.serve.log import LOG
 from model.serve.metrics import CONTENT_TYPE
 from model.serve.openai.generation import ClientGone, run_while_connected
@@ -93,10 +93,10 @@ class Router:
         )
         request = RoutedRequest.from_body(call.path, body, self._routing.max_blocks, key_salt)
         if self._draining and call.path in GENERATING:
-            raise stopping_now()
+            raise server_stopping_error()
         up = self._backend.up
         if not up:
-            raise replica_ended()
+            raise replica_ended_error()
         choice = self._routing.choose(request, up)
         if request.continuations:
             self._routed.labels(choice.replica, "prefix" if choice.by_prefix else "load").inc()
@@ -108,13 +108,13 @@ class Router:
     async def _answer_health(self) -> Response:
         """Return success if any replica computes steps; a replica that has ended is started again."""
         if not any(answer.status == 200 for _, answer in await self._backend.ask("/health")):
-            raise replica_ended()
+            raise replica_ended_error()
         return JSONResponse({"status": "ok"})
 
     async def _answer_ready(self) -> Response:
         """Return success if the router takes requests and any replica computes steps."""
         if self._draining:
-            raise stopping_now()
+            raise server_stopping_error()
         await self._answer_health()
         return JSONResponse({"status": "ready"})
 
@@ -179,8 +179,10 @@ async def _send_answer(pieces: AsyncGenerator[Head | bytes, None], send: Send) -
         except ReplicaLost:
             LOG.warning("a replica ended before its answer")
             if not has_begun:
-                raise replica_ended() from None
-            unsent = b"data: " + error_bytes(replica_ended()) + _EVENT_END + b"data: [DONE]" + _EVENT_END
+                raise replica_ended_error() from None
+            unsent = (
+                b"data: " + encode_error(replica_ended_error()) + _EVENT_END + b"data: [DONE]" + _EVENT_END
+            )
         if not has_begun:
             await send(start)
         await send({"type": "http.response.body", "body": unsent})

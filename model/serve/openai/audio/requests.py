@@ -96,7 +96,7 @@ def read_audio_request(fields: list[FormField]) -> tuple[AudioRequest, bytes]:
         raise RequestValidationError(errors) from None
 
 
-def form_schema() -> dict[str, Any]:
+def build_form_schema() -> dict[str, Any]:
     """Return the schema of the form for the routes' OpenAPI document."""
     schema = AudioRequest.model_json_schema()
     schema["properties"] = {"file": {"type": "string", "format": "binary"}, **schema["properties"]}

@@ -15,7 +15,7 @@ from typing import Literal
 from model.engine import CompletionOutput, SamplingParams
 from model.engine.async_engine import EngineFull, Stream, TokenPrompt
 from model.engine.inputs import ModelInputs
-from model.serve.errors import ApiError, stopping_now
+from model.serve.errors import ApiError, server_stopping_error
 from model.serve.openai.audio import answers
 from model.serve.openai.audio.requests import AudioRequest
 from model.serve.openai.audio.speech_model import ENGLISH, SpeechModel
@@ -70,7 +70,7 @@ class TranscriptionHandler(GenerationHandler[AudioRequest]):
                 param="file",
             )
         if service.draining:
-            raise stopping_now()
+            raise server_stopping_error()
         self = cls(service, request, "trsc", speech_model=speech_model, task=task, recording=recording)
         self.params = params
         await asyncio.to_thread(lambda: recording.spectrum)  # cached by the recording
