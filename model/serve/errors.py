@@ -49,14 +49,19 @@ def queue_full_error(seconds: float | None) -> ApiError:
     """
     retry_seconds = _DEFAULT_RETRY_SECONDS if seconds is None else max(1, ceil(seconds))
     headers = {"retry-after": str(min(retry_seconds, _MAX_RETRY_SECONDS))}
-    return ApiError(429, "as many requests wait as may: try again later", "queue_full", headers=headers)
+    return ApiError(
+        429,
+        "the queue of requests is full: try again after the seconds of the header Retry-After",
+        "queue_full",
+        headers=headers,
+    )
 
 
 def replica_ended_error() -> ApiError:
     """Return the error of a request whose replica has ended before its answer, or for which no replica runs."""
     return ApiError(
         503,
-        "the replica has ended and starts anew: try again later",
+        "the replica of this request has ended and is started again: try again later",
         "replica_ended",
         headers=_RETRY_HEADERS,
     )

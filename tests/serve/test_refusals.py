@@ -46,7 +46,7 @@ COMPLETIONS_REFUSED = [
     ({"prompt": [4096]}, 400, "the prompt has token id 4096; the vocabulary has 4096 tokens"),
     ({"best_of": 2}, 400, "nkw serve does not take the argument best_of"),
     ({"echo": True, "logprobs": 21}, 400, "logprobs is 21; it must be between 0 and 20"),
-    ({"logit_bias": {"x": 1}}, 400, "logit_bias has a name that is no token id"),
+    ({"logit_bias": {"x": 1}}, 400, "logit_bias has a name that is not a token id"),
     ({"logit_bias": {"4096": 1}}, 400, "logit_bias has token id 4096; the vocabulary has 4096 tokens"),
     ({"allowed_token_ids": []}, 400, "allowed_token_ids is empty; no token could be chosen"),
     (
@@ -79,7 +79,7 @@ CHATS_REFUSED = [
     ),
     (
         {"response_format": {"type": "json_schema"}},
-        "json_schema goes with the type json_schema, and only there",
+        "response_format needs json_schema if its type is json_schema, and only then",
     ),
     (
         {"structured_outputs": {"regex": "a", "choice": ["b"]}},

@@ -202,12 +202,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [TOOLS[1]], "tool_choice": NAMED}, "tool_choice names a function that is not in tools"),
     (
         {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
-        "an answer that may call tools takes no other form",
+        "tools exclude another structured output: leave out tools, or the other output",
     ),
     (
         {"tools": TOOLS},
-        "the chat template teaches no known form of calls: tool_choice may be none, required or a function, or the "
-        "server gets a --tool-call-parser",
+        "the chat template has no known format of tool calls: set tool_choice to none, required or a function, or "
+        "start the server with --tool-call-parser",
     ),
     ({"messages": [{"role": "user"}]}, "messages.0: Value error, content is missing"),
     (

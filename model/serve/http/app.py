@@ -171,7 +171,7 @@ async def tokenize(request: TokenizeRequest, raw_request: Request, service: Shar
     """Return the token ids of a text, or of the prompt that the chat template makes of a conversation."""
     service.check_model(request.model)
     if (request.prompt is None) == (request.messages is None):
-        raise ApiError(400, "either prompt or messages is needed", param="prompt")
+        raise ApiError(400, "the request needs either prompt or messages", param="prompt")
     if request.prompt is not None:
         await service.texts.check_length(request.prompt)  # before the request takes a place in the queue
     ids = await _run_beside_engine(raw_request, service, _encode(request, service))

@@ -65,7 +65,9 @@ class OriginPolicy:
         name = None if url is None or url.host is None else url.host.strip("[]")
         if name not in self.hosts:
             raise ApiError(
-                403, "this server has no key and is called by its loopback names only", "wrong_host"
+                403,
+                "a server without keys answers to loopback names only: call it by 127.0.0.1 or localhost",
+                "wrong_host",
             )
 
 

@@ -49,7 +49,8 @@ def make_protocol(limits: ConnectionLimits, is_stopping: Callable[[], bool]) -> 
             if is_stopping():  # uvicorn closes only connections that were open when it stopped listening
                 self._close(server_stopping_error())
             elif len(self.connections) > limits.connections:
-                self._close(ApiError(503, "too many connections: try again later", "too_many_connections"))
+                message = f"{limits.connections} connections are open, as many as allowed: try again later"
+                self._close(ApiError(503, message, "too_many_connections"))
             else:
                 self._header_timer = self.loop.call_later(limits.header_seconds, self._refuse_late_header)
 
@@ -77,7 +78,7 @@ def make_protocol(limits: ConnectionLimits, is_stopping: Callable[[], bool]) -> 
             super().resume_writing()
 
         def send_400_response(self, msg: str) -> None:
-            self._close(ApiError(400, "this is no HTTP request", "invalid_request"))
+            self._close(ApiError(400, "the bytes are not an HTTP request", "invalid_request"))
 
         def _refuse_late_header(self) -> None:
             self._close(

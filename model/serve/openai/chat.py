@@ -36,8 +36,8 @@ class ChatHandler(GenerationHandler[ChatRequest]):
         if self.tool_use is not None and not self.tool_use.is_required and service.tool_parser is None:
             raise ApiError(
                 400,
-                "the chat template teaches no known form of calls: tool_choice may be none, required or a function, "
-                "or the server gets a --tool-call-parser",
+                "the chat template has no known format of tool calls: set tool_choice to none, required or a "
+                "function, or start the server with --tool-call-parser",
                 param="tool_choice",
             )
         self.params = request.to_sampling_params()

@@ -132,7 +132,7 @@ class _GenerationRequest(Checked):
         ).split()
         logit_bias = self.logit_bias or {}
         if not all(name.isascii() and name.isdigit() and len(name) < 10 for name in logit_bias):
-            raise ApiError(400, "logit_bias has a name that is no token id", param="logit_bias")
+            raise ApiError(400, "logit_bias has a name that is not a token id", param="logit_bias")
         arguments = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         return SamplingParams(
             **arguments,
@@ -151,7 +151,9 @@ class _GenerationRequest(Checked):
             schema = response_format.json_schema
             if (response_format.type == "json_schema") != (schema is not None):
                 raise ApiError(
-                    400, "json_schema goes with the type json_schema, and only there", param="response_format"
+                    400,
+                    "response_format needs json_schema if its type is json_schema, and only then",
+                    param="response_format",
                 )
             if schema is None:
                 return StructuredOutputsParams(json_object=True)
@@ -216,7 +218,11 @@ class ChatRequest(_GenerationRequest):
         """Return the grammar of required tool calls, or else the structured output that is asked for."""
         params, tool_use = super()._build_structured_outputs(), self.read_tool_use()
         if params is not None and tool_use is not None:
-            raise ApiError(400, "an answer that may call tools takes no other form", param="response_format")
+            raise ApiError(
+                400,
+                "tools exclude another structured output: leave out tools, or the other output",
+                param="response_format",
+            )
         return params if tool_use is None else tool_use.build_structured_outputs()
 
     def template_variables(self) -> dict[str, Any]:

@@ -72,5 +72,5 @@ async def serve_replicas(
 def _check_path(folder: str) -> None:
     if len(os.fsencode(folder)) > _MAX_PATH_BYTES - len("/1234.sock"):
         raise ModelError(
-            f"the folder for temporary files, {folder}, is too long for sockets: set TMPDIR to another"
+            f"the folder for temporary files, {folder}, has a path too long for sockets: set TMPDIR to another folder"
         )

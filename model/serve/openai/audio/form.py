@@ -57,7 +57,7 @@ def _parse_boundary(content_type: str) -> str:
     try:
         header["content-type"] = content_type
         if header.get_content_type() != _FORM:
-            raise ApiError(415, f"the body is to be {_FORM} with a file", "unsupported_media_type")
+            raise ApiError(415, f"the body must be {_FORM} with a file", "unsupported_media_type")
         boundary = header.get_boundary() or ""
     except (ValueError, LookupError):
         boundary = ""

@@ -86,7 +86,7 @@ def read_audio_request(fields: list[FormField]) -> tuple[AudioRequest, bytes]:
         if field.name == _GRANULARITIES:
             arguments.setdefault(field.name, []).append(field.text)
         elif field.name in arguments:
-            raise ApiError(400, "the form has a field twice", "invalid_form", field.name)
+            raise ApiError(400, "the form has a field twice: send it once", "invalid_form", field.name)
         elif field.name != "file":
             arguments[field.name] = field.text
     try:

@@ -61,7 +61,10 @@ class SpeechModel:
         marks = await texts.encode(_PREVIOUS_TEXT_MARK, special_tokens=False) if mark is None else [mark]
         if len(marks) != 1:
             raise ApiError(
-                400, "this model's vocabulary has no texts that go before", "unsupported", "prompt"
+                400,
+                f"the vocabulary has no token {_PREVIOUS_TEXT_MARK}, so the model takes no prompt: leave it out",
+                "unsupported",
+                "prompt",
             )
         ids = await texts.encode(f" {text}", special_tokens=False, must_fit_prompt=False)
         return [*marks, *ids[-max_tokens:]]
