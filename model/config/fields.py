@@ -142,7 +142,7 @@ def _merge_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(values) < len(pairs):
         for name, value in pairs:
             if values[name] != value:
-                raise _Contradiction(f"{name:.60} stands twice, with different values")
+                raise _Contradiction(f"{name:.60} is repeated with different values")
     return values
 
 

@@ -13,14 +13,14 @@ _FILES = (
 ).split()
 
 
-def config_file(path: Path) -> Path:
+def find_config_file(path: Path) -> Path:
     """Return the config.json of a folder; another path unchanged."""
     return path / "config.json" if os.path.isdir(path) else path
 
 
-def model_files(path: Path) -> list[Path]:
+def list_model_files(path: Path) -> list[Path]:
     """Return the config.json of a path and the model files beside it. No output may replace them."""
-    config = config_file(path)
+    config = find_config_file(path)
     return [config, *(config.with_name(name) for name in _FILES), *config.parent.glob("*.safetensors")]
 
 

@@ -181,7 +181,7 @@ class GatedDelta:
 
     @property
     def convolved(self) -> int:
-        """Channels of the convolution: those of queries, keys and values."""
+        """Channels of the convolution: queries, keys and values."""
         return 2 * self.key_heads * self.key_dim + self.heads * self.value_dim
 
     @property

@@ -68,7 +68,7 @@ class RopeParameters:
         return replace(self, short_factors=factors, long_factors=factors)
 
 
-def inverse_frequencies(
+def compute_inverse_frequencies(
     rope: RopeParameters, head_dim: int, max_positions: int, length: int | None = None
 ) -> np.ndarray:
     """Return the radians per position of each rotated pair: float32 [head_dim / 2].
@@ -87,9 +87,9 @@ def inverse_frequencies(
     if rope.rope_type in (RopeType.linear, RopeType.proportional):
         inverse /= rope.factor
     elif rope.rope_type is RopeType.llama3:
-        inverse = _llama3(rope, inverse)
+        inverse = _scale_llama3(rope, inverse)
     elif rope.rope_type is RopeType.yarn:
-        inverse = _yarn(rope, inverse, head_dim)
+        inverse = _scale_yarn(rope, inverse, head_dim)
     elif rope.rope_type is RopeType.longrope:
         stretched = length is not None and length > rope.original_positions
         inverse /= np.array(rope.long_factors if stretched else rope.short_factors)
@@ -99,57 +99,59 @@ def inverse_frequencies(
 def check_finite(rope: RopeParameters, head_dim: int, max_positions: int) -> None:
     """Raise ArithmeticError or ValueError if a frequency exceeds float64, or a table entry or its angle float32."""
     with np.errstate(over="raise", divide="raise", invalid="raise"):
-        inverse = inverse_frequencies(rope, head_dim, max_positions, max_positions)
+        inverse = compute_inverse_frequencies(rope, head_dim, max_positions, max_positions)
         last = np.abs(inverse).max() * np.float32(max_positions)
         np.float64(rope.attention_factor).astype(np.float32)
         if not np.isfinite(last * np.float32(rope.attention_factor)):
             raise FloatingPointError("an angle is not finite")
 
 
-def tables(
+def compute_tables(
     rope: RopeParameters, head_dim: int, max_positions: int, positions: int, length: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the cosines and the sines of positions 0 to `positions` - 1: float32 [positions, head_dim / 2] each.
 
     Args:
-        length: tokens of the sequence, as in `inverse_frequencies`; None for `positions`.
+        length: tokens of the sequence, as in `compute_inverse_frequencies`; None for `positions`.
     """
-    inverse = inverse_frequencies(rope, head_dim, max_positions, positions if length is None else length)
+    inverse = compute_inverse_frequencies(
+        rope, head_dim, max_positions, positions if length is None else length
+    )
     angles = (np.arange(positions, dtype=np.float32)[:, None] * inverse).astype(np.float64)
     cosines, sines = (rope.attention_factor * waves for waves in (np.cos(angles), np.sin(angles)))
     return cosines.astype(np.float32), sines.astype(np.float32)
 
 
-def yarn_attention_factor(factor: float, mscale: float | None, mscale_all_dim: float | None) -> float:
+def compute_yarn_attention_factor(factor: float, mscale: float | None, mscale_all_dim: float | None) -> float:
     """Return the factor of cosines and sines in YaRN, for a config without attention_factor."""
     if mscale and mscale_all_dim:
-        return _yarn_magnitude(factor, mscale) / _yarn_magnitude(factor, mscale_all_dim)
-    return _yarn_magnitude(factor, 1.0)
+        return _compute_yarn_magnitude(factor, mscale) / _compute_yarn_magnitude(factor, mscale_all_dim)
+    return _compute_yarn_magnitude(factor, 1.0)
 
 
-def yarn_score_factor(factor: float, mscale_all_dim: float) -> float:
+def compute_yarn_score_factor(factor: float, mscale_all_dim: float) -> float:
     """Return the factor of scores in YaRN for latent attention: the square of the factor of rotated elements."""
-    return _yarn_magnitude(factor, mscale_all_dim) ** 2
+    return _compute_yarn_magnitude(factor, mscale_all_dim) ** 2
 
 
-def _yarn_magnitude(factor: float, weight: float) -> float:
+def _compute_yarn_magnitude(factor: float, weight: float) -> float:
     """Return YaRN's magnitude of rotated elements; 1 for a factor of at most 1 and for a weight of 0."""
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
-def longrope_attention_factor(factor: float, original_positions: int) -> float:
+def compute_longrope_attention_factor(factor: float, original_positions: int) -> float:
     """Return the factor of cosines and sines in longrope, for a config without attention_factor."""
     return math.sqrt(1 + math.log(factor) / math.log(original_positions)) if factor > 1 else 1.0
 
 
-def _llama3(rope: RopeParameters, inverse: np.ndarray) -> np.ndarray:
+def _scale_llama3(rope: RopeParameters, inverse: np.ndarray) -> np.ndarray:
     """Divide the frequencies of long wavelengths by the factor, keep those of short ones, and blend in between."""
     turns = rope.original_positions * inverse / (2 * math.pi)
     share = np.clip((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor), 0.0, 1.0)
     return (1 - share) * inverse / rope.factor + share * inverse
 
 
-def _yarn(rope: RopeParameters, inverse: np.ndarray, head_dim: int) -> np.ndarray:
+def _scale_yarn(rope: RopeParameters, inverse: np.ndarray, head_dim: int) -> np.ndarray:
     """Keep the frequencies of pairs that turn often, divide those of pairs that turn seldom, and blend in between."""
 
     def find_pair(turns: float) -> float:

@@ -8,8 +8,8 @@ from model.config.rope import (
     RopeParameters,
     RopeType,
     check_finite,
-    longrope_attention_factor,
-    yarn_attention_factor,
+    compute_longrope_attention_factor,
+    compute_yarn_attention_factor,
 )
 from model.errors import ModelError
 
@@ -50,7 +50,7 @@ def read_scaled_positions(
     limit = fields.count("max_position_embeddings")
     positions = Positions(RopeParameters(10000.0), limit, head_dim, name)
     try:
-        width = _rotated_width(fields, scaling, head_dim, partial)
+        width = _read_rotated_width(fields, scaling, head_dim, partial)
         base = (
             scaling.number("rope_theta") if "rope_theta" in scaling else fields.number(theta, default_theta)
         )
@@ -67,7 +67,7 @@ def read_scaled_positions(
     return positions
 
 
-def _rotated_width(fields: Fields, scaling: Fields, head_dim: int, partial: bool) -> int:
+def _read_rotated_width(fields: Fields, scaling: Fields, head_dim: int, partial: bool) -> int:
     """Return the number of rotated elements of a head. Raises ModelError for a refused partial_rotary_factor."""
     if _read_type(scaling)[1] == RopeType.proportional.value:
         return head_dim
@@ -126,7 +126,7 @@ def _read_parameters(fields: Fields, scaling: Fields, theta: float, limit: int, 
             factor,
             original,
             attention_factor=scaling.number(
-                "attention_factor", default=longrope_attention_factor(factor, original)
+                "attention_factor", default=compute_longrope_attention_factor(factor, original)
             ),
             short_factors=_read_factors(scaling, "short_factor", width),
             long_factors=_read_factors(scaling, "long_factor", width),
@@ -154,7 +154,7 @@ def _read_yarn(scaling: Fields, theta: float, factor: float, original: int) -> R
     """Return the parameters of YaRN; `original` is the context of the first training in positions."""
     mscale = scaling.number("mscale", default=0.0, positive=False)
     mscale_all_dim = scaling.number("mscale_all_dim", default=0.0, positive=False)
-    standard = yarn_attention_factor(factor, mscale, mscale_all_dim)
+    standard = compute_yarn_attention_factor(factor, mscale, mscale_all_dim)
     return RopeParameters(
         theta,
         RopeType.yarn,

@@ -42,6 +42,7 @@ __all__ = [
     "Prompt",
     "WeightFile",
     "Weights",
+    "Written",
     "check_folder",
     "check_recipes",
     "drawn_array",

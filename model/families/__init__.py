@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from model.config import Config, Fields, ModelConfig
-from model.config.folder import check_inside, config_file, model_files
+from model.config.folder import check_inside, find_config_file, list_model_files
 from model.errors import ModelError
 from model.families.registry import FAMILIES, compose, read, single_step_tasks
 from model.families.tasks import SPEECH, TEXT, C, Task
@@ -57,7 +57,7 @@ def load_config(folder: Path | str, *tasks: Task[Any]) -> Config:
         raise ModelError(
             f"{folder} is not a folder; a model is a Hugging Face folder with config.json in it", _CODE
         )
-    for file in model_files(folder):
+    for file in list_model_files(folder):
         check_inside(file)
     fields = Fields(folder / "config.json")
     config = read(_find_model_type(fields), fields)
@@ -107,7 +107,7 @@ def read_record(path: Path) -> Config:
     Raises:
         ModelError: The model type is unknown, or a field is missing or has the wrong type.
     """
-    fields = Fields(config_file(path))
+    fields = Fields(find_config_file(path))
     model_type = fields.get("model_type", None)
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))

@@ -22,7 +22,7 @@ from model.config.reading import (
     read_layer_count,
     read_norms,
 )
-from model.config.rope import RopeType, yarn_score_factor
+from model.config.rope import RopeType, compute_yarn_score_factor
 from model.config.rotary import read_positions
 from model.families import dense, names
 from model.network import Network
@@ -95,7 +95,7 @@ def _read_latent_attention(fields: Fields) -> LatentAttention:
     scale = (plain_dim + rope_dim) ** -0.5
     if positions.rope.rope_type is not RopeType.default and "mscale_all_dim" in scaling:
         weight = scaling.number("mscale_all_dim", positive=False)
-        scale *= yarn_score_factor(positions.rope.factor, weight)
+        scale *= compute_yarn_score_factor(positions.rope.factor, weight)
     return LatentAttention(
         heads=fields.count("num_attention_heads", most=MOST_HEADS),
         query_rank=read_count_or_zero(fields, "q_lora_rank"),

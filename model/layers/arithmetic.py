@@ -144,7 +144,7 @@ class Arithmetic:
         table_length = len(self._tables[key][0]) if key in self._tables else 0
         if end > table_length:
             count = max(end, min(2 * table_length, limit))
-            self._tables[key] = rope.tables(turn, positions.width, limit, count, end)
+            self._tables[key] = rope.compute_tables(turn, positions.width, limit, count, end)
         cos, sin = (table[span.start : end] for table in self._tables[key])
         half = cos.shape[1]
         first, second, unrotated = np.split(heads, (half, 2 * half), axis=-1)

@@ -65,7 +65,7 @@ class RotaryTable:
         positions, short = self.positions, self.positions.rope.longest_short
         lengths = (self.count,) if short is None else (short, short + 1)
         tables = [
-            rope.tables(positions.rope, positions.width, positions.limit, self.count, length)
+            rope.compute_tables(positions.rope, positions.width, positions.limit, self.count, length)
             for length in lengths
         ]
         return np.concatenate([table[self.index] for table in tables])

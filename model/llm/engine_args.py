@@ -187,7 +187,7 @@ class EngineSetup:
         device = open_device(self.args.backend, self.args.target, self.mesh.ranks)
         return PagedModel(
             self.config,
-            model.shards(self.mesh, device.local_ranks),
+            model.load_shards(self.mesh, device.local_ranks),
             device,
             self.pools,
             self.buckets,

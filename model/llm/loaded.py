@@ -51,7 +51,7 @@ class LoadedModel:
         """Dtypes of weights on a device, without reading the checkpoint's tensors."""
         return weight_dtypes(compose(self.config).weights, self.checkpoint, self.activations)
 
-    def shards(self, mesh: Mesh, ranks: Iterable[int] | None = None) -> tuple[RankWeights, ...]:
+    def load_shards(self, mesh: Mesh, ranks: Iterable[int] | None = None) -> tuple[RankWeights, ...]:
         """Return the weights of ranks of a mesh, each distinct shard once.
 
         Args:
@@ -70,7 +70,7 @@ class LoadedModel:
             self.config, checkpoint, mesh.tensor, distinct, checkpoint.release, self.dtype, layers
         )
 
-    def reference(self, ranks: int = 1) -> ReferenceModel:
+    def create_reference(self, ranks: int = 1) -> ReferenceModel:
         """Return the model in plain numpy, with the rounding of a device of `ranks` ranks."""
         return ReferenceModel(self.config, self.checkpoint, self.dtype, ranks=ranks)
 

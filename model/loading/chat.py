@@ -101,15 +101,15 @@ def _render(source: str, context: Mapping[str, Any]) -> bytes:
         else:
             status = _DONE
     except jinja2.exceptions.SecurityError as error:
-        text = f"asks for what the sandbox forbids: {_first_line(error)}"
+        text = f"asks for what the sandbox forbids: {_get_first_line(error)}"
     except jinja2.UndefinedError as error:
-        text = f"reads what the messages have not: {_first_line(error)}"
+        text = f"reads what the messages have not: {_get_first_line(error)}"
     except _Refusal as error:
-        text = f"refuses the messages: {_first_line(error)}"
+        text = f"refuses the messages: {_get_first_line(error)}"
     except jinja2.TemplateSyntaxError as error:
-        text = f"is no Jinja2 template: {_first_line(error)}"
+        text = f"is no Jinja2 template: {_get_first_line(error)}"
     except Exception as error:  # a template may raise any exception of Python
-        text = f"fails: {type(error).__name__}: {_first_line(error)}".rstrip(": ")
+        text = f"fails: {type(error).__name__}: {_get_first_line(error)}".rstrip(": ")
     return status + text.encode(errors="surrogatepass")
 
 
@@ -187,6 +187,6 @@ def _read_token(fields: Fields, name: str) -> str | None:
     return text
 
 
-def _first_line(error: BaseException) -> str:
+def _get_first_line(error: BaseException) -> str:
     """Return at most 200 characters of the first line of an error's message."""
     return next(iter(str(error).splitlines()), "")[:200]

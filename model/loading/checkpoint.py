@@ -106,7 +106,7 @@ def open_checkpoint(folder: Path | str, config: Config) -> Checkpoint:
         heads = {name for name in shapes if not name.startswith(prefix)} | set(network.unread)
         tensors = {name if name in heads else prefix + name: tensor for name, tensor in tensors.items()}
     _divide_stacks(source, tensors, network.stacks)
-    weights = _quantised_weights(source, tensors, network, config)
+    weights = _take_quantised_weights(source, tensors, network, config)
     for name, shape in shapes.items():
         weight = weights.get(name, tensors.get(name))
         if weight is None:
@@ -123,7 +123,7 @@ def open_checkpoint(folder: Path | str, config: Config) -> Checkpoint:
     return Checkpoint({name: weights[name] for name in shapes}, maps)
 
 
-def _quantised_weights(
+def _take_quantised_weights(
     source: Path, tensors: dict[str, np.ndarray], network: Network, config: Config
 ) -> dict[str, Weight]:
     """Remove the tensors of quantised weights from `tensors` and return the quantised weights by name."""

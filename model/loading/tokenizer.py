@@ -136,7 +136,7 @@ class TokenStream:
     def push(self, token: int) -> str:
         """Append a token and return the text that it completes; "" while a character is incomplete."""
         self._pending.append(token)
-        text = self._new_text()
+        text = self._decode_pending()
         if not text or text.endswith(_REPLACEMENT):
             return ""
         self._before, self._pending = self._pending, []
@@ -144,11 +144,11 @@ class TokenStream:
 
     def finish(self) -> str:
         """Return the text that was kept back, with a replacement character for an incomplete character."""
-        text = self._new_text()
+        text = self._decode_pending()
         self._before, self._pending = self._pending, []
         return text
 
-    def _new_text(self) -> str:
+    def _decode_pending(self) -> str:
         """Return the text of the pending ids."""
         known = self._tokenizer.decode(self._before)
         return self._tokenizer.decode([*self._before, *self._pending])[len(known) :]

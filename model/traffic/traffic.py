@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from model.config.folder import config_file
+from model.config.folder import find_config_file
 from model.engine import SchedulerOptions
 from model.engine.bucket_sizes import AUTO, AskedSizes, BucketLimits, fitted, read_buckets
 from model.engine.buckets import MOST_ROWS, Buckets
@@ -234,7 +234,7 @@ def _counter(config: Path, model: ModelSizes) -> CountTokens:
 
 
 def _tokenizer(config: Path, model: ModelSizes) -> Tokenizer:
-    return Tokenizer(config_file(config).parent, model.config.vocab_size)
+    return Tokenizer(find_config_file(config).parent, model.config.vocab_size)
 
 
 def _at_rate(request: Request, offered: Workload, breaks: float | None) -> Workload:

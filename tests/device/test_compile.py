@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from model import LLM, SamplingParams
-from model.commands.compile.command import MANIFEST, engine_graphs, launch_all, read_manifest
-from model.commands.compile.graphs import CopyGraph, Environment, Graph, StepGraph, graph_key
-from model.commands.compile.sources import source_digest
+from model.commands.compile.command import MANIFEST, launch_all, list_engine_graphs, read_manifest
+from model.commands.compile.graphs import CopyGraph, Environment, Graph, StepGraph, hash_graph
+from model.commands.compile.sources import hash_sources
 from model.errors import ModelError
 from model.layers.paged import STATES
 from model.llm.engine_args import EngineArgs, set_up_engine
@@ -43,18 +43,18 @@ HERE = Environment("trn2", 1, 1, {"nki": "0.7.0", "neuronx-cc": "2.28"})
 
 
 def graphs(folder: Path, **changes: Any) -> list[Graph]:
-    return engine_graphs(set_up_engine(EngineArgs(folder, **{"backend": "neuron", **SIZES, **changes})))
+    return list_engine_graphs(set_up_engine(EngineArgs(folder, **{"backend": "neuron", **SIZES, **changes})))
 
 
 @pytest.mark.slow
 def test_every_shape_of_the_buckets_is_a_graph_for_each_way_to_draw(tiny: Path) -> None:
     parts = set_up_engine(EngineArgs(tiny, **SIZES))
-    steps = [each for each in engine_graphs(parts) if isinstance(each, StepGraph)]
+    steps = [each for each in list_engine_graphs(parts) if isinstance(each, StepGraph)]
     shapes = parts.buckets.shapes()
     assert {graph.label for graph in steps} == set(map(str, shapes))
     assert len(steps) == 5 * len(shapes)
-    keys = {graph_key(each, HERE, source_digest) for each in engine_graphs(parts)}
-    assert len(keys) == len(engine_graphs(parts))
+    keys = {hash_graph(each, HERE, hash_sources) for each in list_engine_graphs(parts)}
+    assert len(keys) == len(list_engine_graphs(parts))
 
 
 @pytest.mark.parametrize(
@@ -68,24 +68,24 @@ def test_every_shape_of_the_buckets_is_a_graph_for_each_way_to_draw(tiny: Path) 
 )
 def test_a_key_depends_on_chip_ranks_cores_and_compiler(tiny: Path, changed: Environment) -> None:
     graph = graphs(tiny)[0]
-    assert graph_key(graph, HERE, source_digest) == graph_key(graphs(tiny)[0], HERE, source_digest)
-    assert graph_key(graph, changed, source_digest) != graph_key(graph, HERE, source_digest)
+    assert hash_graph(graph, HERE, hash_sources) == hash_graph(graphs(tiny)[0], HERE, hash_sources)
+    assert hash_graph(graph, changed, hash_sources) != hash_graph(graph, HERE, hash_sources)
 
 
 @pytest.mark.parametrize("changes", [{"num_pages": 13}, {"dtype": "bfloat16"}, {"block_size": 16}])
 def test_a_key_depends_on_shapes_and_dtypes(tiny: Path, changes: dict[str, Any]) -> None:
     same, other = graphs(tiny)[0], graphs(tiny, **changes)[0]
-    assert graph_key(same, HERE, source_digest) != graph_key(other, HERE, source_digest)
+    assert hash_graph(same, HERE, hash_sources) != hash_graph(other, HERE, hash_sources)
 
 
 def test_a_key_depends_on_the_sources_of_its_own_kernels(tiny: Path) -> None:
     graph = graphs(tiny)[0]
     used = {each.kernel for each in graph.launches}
-    before = graph_key(graph, HERE, lambda kernel: "before")
+    before = hash_graph(graph, HERE, lambda kernel: "before")
     for kernel in used:
         changed = {kernel: "after"}
-        assert graph_key(graph, HERE, lambda each, own=changed: own.get(each, "before")) != before
-    assert graph_key(graph, HERE, lambda each: "before" if each in used else "after") == before
+        assert hash_graph(graph, HERE, lambda each, own=changed: own.get(each, "before")) != before
+    assert hash_graph(graph, HERE, lambda each: "before" if each in used else "after") == before
 
 
 def test_the_sources_of_a_kernel_are_its_file_and_what_this_imports(tmp_path: Path, monkeypatch: Any) -> None:
@@ -101,12 +101,12 @@ def test_the_sources_of_a_kernel_are_its_file_and_what_this_imports(tmp_path: Pa
     }
 
     def digests() -> tuple[str, str]:
-        source_digest.cache_clear()
-        return source_digest("one"), source_digest("two")
+        hash_sources.cache_clear()
+        return hash_sources("one"), hash_sources("two")
 
     for name, text in files.items():
         (package / name).write_text(text)
-    monkeypatch.setattr("model.commands.compile.sources._root", lambda: package)
+    monkeypatch.setattr("model.commands.compile.sources._find_root", lambda: package)
     before = digests()
     assert digests() == before
     for changed, differ in {
@@ -118,7 +118,7 @@ def test_the_sources_of_a_kernel_are_its_file_and_what_this_imports(tmp_path: Pa
         after = digests()
         assert tuple(one != other for one, other in zip(before, after)) == differ
         before = after
-    source_digest.cache_clear()
+    hash_sources.cache_clear()
 
 
 @pytest.mark.slow
@@ -137,7 +137,7 @@ def test_an_engine_launches_no_graph_that_was_not_compiled(
     launch_all(parts)
     if framework == "xla":
         compiled = list(core.executed)
-        assert len(set(compiled)) == len(compiled) == len(engine_graphs(parts))
+        assert len(set(compiled)) == len(compiled) == len(list_engine_graphs(parts))
     else:
         compiled = list(core.operators)
     core.forget()
@@ -154,10 +154,10 @@ def test_states_and_windows_have_graphs_too(tmp_path: Path, family: str) -> None
     pytest.importorskip("transformers", reason="transformers is an extra of development (dev)")
     sizes = {**SIZES, "buckets": "sequences=1 tokens=32 context=128", "mamba_block_size": 8}
     parts = set_up_engine(EngineArgs(write_tiny(tmp_path, family), **sizes))
-    kinds = {each.cache_group for each in engine_graphs(parts) if isinstance(each, CopyGraph)}
+    kinds = {each.cache_group for each in list_engine_graphs(parts) if isinstance(each, CopyGraph)}
     assert kinds == ({STATES} if family == "mamba" else {None, parts.pools[-1].window})
     model = parts.load_model()
-    graphs = engine_graphs(parts)
+    graphs = list_engine_graphs(parts)
     model.launch_padding(next(graph.shape for graph in graphs if graph.step == "prompts"))
     for graph in graphs:
         if isinstance(graph, CopyGraph):
@@ -215,12 +215,12 @@ def test_a_list_has_a_line_with_a_key_for_every_graph(tiny: Path, capsys: Any) -
     status, out, err = run(capsys, str(tiny), *OPTIONS, "--list")
     assert (status, err) == (0, "")
     keys = [line.split("  ")[0] for line in out.splitlines()]
-    assert keys == [graph_key(each, Environment("trn2", 1, 1, {}), source_digest) for each in graphs(tiny)]
+    assert keys == [hash_graph(each, Environment("trn2", 1, 1, {}), hash_sources) for each in graphs(tiny)]
 
 
 def test_the_graphs_of_an_engine_by_default_are_a_few_hundred_and_prompts_are_alone() -> None:
     parts = set_up_engine(EngineArgs("stories", backend="neuron"))
-    every = engine_graphs(parts)
+    every = list_engine_graphs(parts)
     assert 16 < len(every) <= 300
     steps = [each for each in every if isinstance(each, StepGraph)]
     assert {graph.shape.decoding for graph in steps} == {None}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from model import LLM, SamplingParams
-from model.commands.compile.command import engine_graphs, launch_all
+from model.commands.compile.command import launch_all, list_engine_graphs
 from model.device import SimulatedDevice
 from model.engine import Batch, Request, Scheduler, SchedulerOptions
 from model.engine.buckets import SIZES_ONLY, Buckets
@@ -268,7 +268,7 @@ def test_nothing_waits_behind_windows(tmp_path: Path) -> None:
 def test_an_encoder_is_a_graph_that_prompts_launch(tmp_path: Path) -> None:
     """Every graph of an engine of speech: launched with padding alone, no token or window of a request changes."""
     parts = set_up_engine(EngineArgs(write_whisper(tmp_path / "whisper"), max_num_seqs=1, buckets=FEW))
-    graphs = engine_graphs(parts)
+    graphs = list_engine_graphs(parts)
     assert [str(each) for each in graphs].count("1 window of speech encoded") == 1
     assert not any("slot" in str(each) for each in graphs)
     assert all(each.launches for each in graphs)

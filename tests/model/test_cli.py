@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from model.commands.generate.command import prompt_progress
+from model.commands.generate.command import create_prompt_progress
 from model.loading.shipped import PRETRAINED
 from nkw.commands import main
 from tests.deep import deep_except
@@ -289,7 +289,7 @@ def test_a_long_prompt_tells_its_layers_without_a_terminal(capsys) -> None:
         (0.0, "prompt: layer 0 of 2\nprompt: layer 1 of 2\nprompt: layer 2 of 2\n"),
         (1e9, ""),
     ):
-        show = prompt_progress(every)
+        show = create_prompt_progress(every)
         for _ in range(2):  # the prompt, and a token
             for done in range(3):
                 show(done, 2)

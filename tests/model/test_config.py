@@ -234,7 +234,7 @@ def test_a_field_that_stands_twice_is_refused_where_its_values_differ(tmp_path) 
     path.write_text('{"a": {"b": 1, "b": 2}}')
     with pytest.raises(ModelError) as refused:
         read_json(path)
-    assert str(refused.value) == f"{path}: b stands twice, with different values"
+    assert str(refused.value) == f"{path}: b is repeated with different values"
 
 
 def test_a_json_file_of_more_than_16_mib_is_refused_unread(tmp_path) -> None:

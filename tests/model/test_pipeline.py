@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from model.commands.generate.micro_batches import micro_batch_sizes, split_into_micro_batches
+from model.commands.generate.micro_batches import size_micro_batches, split_into_micro_batches
 from model.device import DryDevice, SimulatedDevice, schedule_stages
 from model.errors import ModelError
 from model.execution.stages import divided, layers_of_stage, sent, stages_of, whole_cuts
@@ -82,7 +82,7 @@ def test_the_slowest_stage_sets_the_pace_and_sends_take_both_stages() -> None:
 
 
 def test_micro_batches_differ_by_one_sequence_at_most() -> None:
-    assert micro_batch_sizes(7, 3) == [3, 2, 2]
+    assert size_micro_batches(7, 3) == [3, 2, 2]
     assert [list(own) for own in split_into_micro_batches("abcdefg", [3, 2, 2])] == [
         ["a", "b", "c"],
         ["d", "e"],

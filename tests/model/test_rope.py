@@ -60,7 +60,7 @@ def test_tables_equal_transformers(write_model, transformers_llama, scaling, hea
         angle_bound(inverse, POSITIONS) + 4 * np.finfo(np.float32).eps
     )  # cos, sin and scaling round too
     for ours, theirs in zip(
-        rope.tables(config.blocks[0].mixer.positions.rope, head_dim, POSITIONS, POSITIONS), wanted
+        rope.compute_tables(config.blocks[0].mixer.positions.rope, head_dim, POSITIONS, POSITIONS), wanted
     ):
         half = theirs[0].numpy()[:, : head_dim // 2]
         assert ours.dtype == np.float32
@@ -85,7 +85,7 @@ def test_dynamic_stretches_beyond_the_context_only(write_model, transformers_lla
 
 
 def test_position_zero_is_no_rotation() -> None:
-    cos, sin = rope.tables(rope.RopeParameters(10000.0), 16, 32, 1)
+    cos, sin = rope.compute_tables(rope.RopeParameters(10000.0), 16, 32, 1)
     assert (cos == 1).all()
     assert (sin == 0).all()
 

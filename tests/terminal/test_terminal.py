@@ -16,7 +16,7 @@ from unicodedata import east_asian_width
 
 import pytest
 
-from model.commands.generate.command import prompt_progress
+from model.commands.generate.command import create_prompt_progress
 from nkw.parts import Hanging, Name, Noted, shortened, table
 from nkw.terminal import progress, rendered, working
 from simulate.kernel_by_name import InstructionCount, launch_by_name
@@ -174,7 +174,7 @@ def test_lines_of_progress_are_known_to_tests_that_expect_other_lines(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert list(progress(range(2), "launches", every=0)) == [0, 1]
-    show = prompt_progress(every=0)
+    show = create_prompt_progress(every=0)
     for done in range(1, 4):
         show(done, 3)
     errors = capsys.readouterr().err

@@ -23,6 +23,8 @@ def names_a_model(words: Sequence[str]) -> bool:
     folder = model_path(words[0]) if words else Path()
     if not words or not os.path.isdir(folder):
         return False
-    from model.config.folder import config_file  # imports numpy, which no help of a kernel's bundle needs
+    from model.config.folder import (
+        find_config_file,  # imports numpy, which no help of a kernel's bundle needs
+    )
 
-    return os.path.isfile(config_file(folder))
+    return os.path.isfile(find_config_file(folder))

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from contextlib import AbstractContextManager
+from functools import partial
 from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
 
-from model.commands.bundle.drawn import DrawnWeights, one_layer
-from model.commands.bundle.recipe import build_operands, weight_files
-from model.commands.bundle.single_step import bundle_section
+from model.commands.bundle.drawn import DrawnWeights, keep_layer
+from model.commands.bundle.recipe import build_operands, list_weight_files
+from model.commands.bundle.single_step import bundle_section, report_bundle
 from model.commands.generate.prompts import encode_prompt
+from model.commands.greedy import generate_greedily
 from model.commands.options.inputs import FIRST_PROMPT
 from model.config import ModelConfig
-from model.config.folder import model_files
+from model.config.folder import list_model_files
 from model.device.bundling import (
     BundlingDevice,
     GenerationDevice,
@@ -26,6 +28,7 @@ from model.device.bundling import (
     check_folder,
     check_recipes,
 )
+from model.engine.sampler import require_logits
 from model.errors import ModelError
 from model.families import TEXT, compose, load_config, single_step_tasks
 from model.layers.head import HEAD_RESULTS, TOKENS, VALUES
@@ -39,7 +42,7 @@ from model.runners.bucket_length import bucket_length, positions_needed
 from model.runners.contiguous import KernelModel
 from model.sampling import StepOutput
 from nkw.files import Outputs, json_document
-from nkw.terminal import show, working
+from nkw.terminal import working
 
 _TOKENS = 8
 """Default number of tokens of the prompt of a layer, and of a generation."""
@@ -74,7 +77,7 @@ def _check_options(options: argparse.Namespace) -> None:
 
 def _open_document(options: argparse.Namespace, model: LoadedModel) -> AbstractContextManager[dict[str, Any]]:
     """Return the document of --json. Raises InvalidArgument where it would replace a file of the model."""
-    outputs = Outputs(lambda: [*model_files(options.model), *model.checkpoint.files])
+    outputs = Outputs(lambda: [*list_model_files(options.model), *model.checkpoint.files])
     return json_document(options.json, outputs, "bundle")
 
 
@@ -88,12 +91,12 @@ def _bundle_layer(options: argparse.Namespace, config: ModelConfig) -> None:
         if not prompt_ids:
             raise ModelError("the prompt has no tokens")
     else:
-        config, layer = one_layer(config, layer), 0
+        config, layer = keep_layer(config, layer), 0
         model = LoadedModel(options.model, config, DrawnWeights(config), options.dtype)
         prompt_ids = list(range(min(tokens, config.vocab_size)))
     ids = list(islice(cycle(prompt_ids), tokens))
     with _open_document(options, model) as contents:
-        (rank,) = model.shards(Mesh())
+        (rank,) = model.load_shards(Mesh())
         names = {weight.name for sublayer in compose(config).blocks[layer] for weight in sublayer.weights}
         arrays = {name: array for name, array in rank.arrays.items() if name in names}
         if model.checkpoint.files and sum(array.nbytes for array in arrays.values()) <= MOST_BYTES:
@@ -107,9 +110,7 @@ def _bundle_layer(options: argparse.Namespace, config: ModelConfig) -> None:
             (step,) = kernels.prefill([ids])
             device.phase = Phase.decode.value
             kernels.decode([step.likeliest], [len(ids)])
-        written = device.write(options.out, references)
-        show(written.report())
-        contents.update(written.document())
+        report_bundle(device.write(options.out, references), contents)
 
 
 def reference_weights(model: LoadedModel, rank: RankWeights, names: Container[str]) -> Weights:
@@ -121,7 +122,7 @@ def reference_weights(model: LoadedModel, rank: RankWeights, names: Container[st
     checkpoint = model.checkpoint
     drawn = checkpoint.tensors.values() if isinstance(checkpoint, DrawnWeights) else ()
     operands = build_operands(model.config, checkpoint, rank, names)
-    references = Weights(weight_files(checkpoint), tuple(drawn), operands)
+    references = Weights(list_weight_files(checkpoint), tuple(drawn), operands)
     check_recipes(checkpoint.files, references)
     return references
 
@@ -144,7 +145,7 @@ def _bundle_generation(options: argparse.Namespace, config: ModelConfig) -> None
     prompts = [Prompt(text, tuple(encode_prompt(text, tokenizer, config))) for text in texts]
     model = LoadedModel.open(options.model, options.dtype, config)
     with _open_document(options, model) as contents:
-        (rank,) = model.shards(Mesh())
+        (rank,) = model.load_shards(Mesh())
         device = GenerationDevice(options.target, rank.arrays)
         longest = max(positions_needed(len(prompt.ids), most, config) for prompt in prompts)
         positions = bucket_length(longest, config.context)
@@ -153,29 +154,15 @@ def _bundle_generation(options: argparse.Namespace, config: ModelConfig) -> None
             references = reference_weights(model, rank, rank.arrays)
             kernels = KernelModel(config, [rank], device, positions, progress=device.layer_done)
             for number, prompt in enumerate(prompts):
-                for token, step in _generate_steps(kernels, device, number, prompt, most, config):
-                    device.end_step(values, tokens, token, tokenizer.decode([token]), _logit_margin(step))
-        written = device.write(options.out, references, tuple(prompts))
-        show(written.report())
-        contents.update(written.document())
+                for step in generate_greedily(
+                    kernels, config, prompt.ids, most, partial(device.begin_step, number)
+                ):
+                    token = step.likeliest
+                    device.end_step(values, tokens, token, tokenizer.decode([token]), _compute_margin(step))
+        report_bundle(device.write(options.out, references, tuple(prompts)), contents)
 
 
-def _generate_steps(
-    model: KernelModel, device: GenerationDevice, number: int, prompt: Prompt, most: int, config: ModelConfig
-) -> Iterator[tuple[int, StepOutput]]:
-    """Yield the greedy tokens after a prompt with their steps, until an end token or a limit."""
-    ids = list(prompt.ids)
-    for index in range(most):
-        device.begin_step(number, index)
-        (step,) = model.decode([ids[-1]], [len(ids) - 1]) if index else model.prefill([ids])
-        ids.append(step.likeliest)
-        yield ids[-1], step
-        if ids[-1] in config.eos_token_ids or len(ids) >= config.context:
-            return
-
-
-def _logit_margin(step: StepOutput) -> float:
+def _compute_margin(step: StepOutput) -> float:
     """Return the difference of the two largest logits of a step."""
-    assert step.logits is not None
-    second, first = np.partition(step.logits.astype(np.float64), -2)[-2:]
+    second, first = np.partition(require_logits(step.logits).astype(np.float64), -2)[-2:]
     return float(first - second)

@@ -17,7 +17,7 @@ _MOST_TOKENS = 1024
 """Most tokens of the vocabulary of a single layer, whose embedding and head are not in the bundle."""
 
 
-def one_layer(config: ModelConfig, layer: int) -> ModelConfig:
+def keep_layer(config: ModelConfig, layer: int) -> ModelConfig:
     """Return the config of a model with a single layer and at most 1,024 tokens."""
     return replace(config, blocks=(config.blocks[layer],), vocab_size=min(config.vocab_size, _MOST_TOKENS))
 

@@ -36,7 +36,7 @@ class _Source:
     first: int
 
 
-def weight_files(checkpoint: Checkpoint) -> tuple[WeightFile, ...]:
+def list_weight_files(checkpoint: Checkpoint) -> tuple[WeightFile, ...]:
     """Return the names, sizes and SHA-256 digests of the files of a checkpoint."""
     files = []
     for path in checkpoint.files:

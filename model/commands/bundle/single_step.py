@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from model.config import Config
-from model.config.folder import model_files
-from model.device.bundling import BundlingDevice
+from model.config.folder import list_model_files
+from model.device.bundling import BundlingDevice, Written
 from model.errors import ModelError
 from model.execution.launched_network import LaunchedNetwork
 from model.families import compose
@@ -26,7 +27,7 @@ def bundle_section(options: argparse.Namespace, config: Config) -> None:
     if options.layer >= len(network.sections):
         raise ModelError(f"--layer {options.layer}: this model has layers 0 to {len(network.sections) - 1}")
     weights = open_checkpoint(options.model, config)
-    outputs = Outputs(lambda: [*model_files(options.model), *weights.files])
+    outputs = Outputs(lambda: [*list_model_files(options.model), *weights.files])
     with json_document(options.json, outputs, "bundle") as contents:
         (rank,) = shard_weights(config, weights, 1, after_layer=weights.release, dtype=options.dtype)
         device = BundlingDevice(options.target, options.layer, {})
@@ -39,6 +40,10 @@ def bundle_section(options: argparse.Namespace, config: Config) -> None:
         device.layer_done(0, len(network.sections))
         with working(lambda: f"{device.launches} launches of layer {options.layer}"):
             model.run(step, draw_inputs(network, step))
-        written = device.write(options.out, None)
-        show(written.report())
-        contents.update(written.document())
+        report_bundle(device.write(options.out, None), contents)
+
+
+def report_bundle(written: Written, contents: dict[str, Any]) -> None:
+    """Print the report of a bundle, and add its document to the document of --json."""
+    show(written.report())
+    contents.update(written.document())

@@ -26,11 +26,11 @@ from model.commands.compile.graphs import (
     Environment,
     Graph,
     StepGraph,
-    graph_key,
+    hash_graph,
     list_graphs,
     summarise_graphs,
 )
-from model.commands.compile.sources import source_digest
+from model.commands.compile.sources import hash_sources
 from model.device.neuron import Framework, Software, cache_variables, installed_software
 from model.errors import ModelError
 from model.layers.paged import STATES
@@ -64,7 +64,7 @@ def compile_command(options: argparse.Namespace) -> int:
     if options.launch:
         launch_all(setup)
         return 0
-    graphs, software = engine_graphs(setup), None
+    graphs, software = list_engine_graphs(setup), None
     if not options.list:
         show_lines("\n".join(summarise_graphs(graphs)))
     try:
@@ -73,7 +73,7 @@ def compile_command(options: argparse.Namespace) -> int:
         if not options.list:
             raise ModelError(f"none of {len(graphs)} graphs is compiled: {missing.message}") from missing
     environment = _read_environment(options, {} if software is None else software.versions)
-    keys = [graph_key(graph, environment, source_digest) for graph in graphs]
+    keys = [hash_graph(graph, environment, hash_sources) for graph in graphs]
     if options.list or software is None:
         show_lines("\n".join(f"{key}  {graph}" for key, graph in zip(keys, graphs)))
         return 0
@@ -83,7 +83,7 @@ def compile_command(options: argparse.Namespace) -> int:
     return 0
 
 
-def engine_graphs(setup: EngineSetup) -> list[Graph]:
+def list_engine_graphs(setup: EngineSetup) -> list[Graph]:
     """Return all graphs of an engine. Of the weights, only the dtypes are read."""
     config, args = setup.config, setup.args
     model = LoadedModel.open(setup.folder, args.dtype, config)
@@ -103,7 +103,7 @@ def engine_graphs(setup: EngineSetup) -> list[Graph]:
 
 def launch_all(setup: EngineSetup) -> None:
     """Launch every graph once, with padding only."""
-    graphs, model = engine_graphs(setup), setup.load_model()
+    graphs, model = list_engine_graphs(setup), setup.load_model()
     for graph in graphs:
         if isinstance(graph, CopyGraph):
             model.launch_copies(graph.count, graph.cache_group)

@@ -132,11 +132,11 @@ def summarise_graphs(graphs: Sequence[Graph]) -> Iterator[str]:
             yield f"{step}: 1 graph, {smallest.label}"
 
 
-def graph_key(graph: Graph, environment: Environment, source_digest: Callable[[str], str]) -> str:
+def hash_graph(graph: Graph, environment: Environment, hash_sources: Callable[[str], str]) -> str:
     """Return a key of a compiled graph: equal for equal launches, kernel sources and environments.
 
     Args:
-        source_digest: returns the digest of a kernel's sources.
+        hash_sources: returns the digest of a kernel's sources.
     """
     launches = [
         [
@@ -149,7 +149,7 @@ def graph_key(graph: Graph, environment: Environment, source_digest: Callable[[s
     kernels = sorted({launch.kernel for launch in graph.launches})
     inputs = {
         "launches": launches,
-        "sources": {kernel: source_digest(kernel) for kernel in kernels},
+        "sources": {kernel: hash_sources(kernel) for kernel in kernels},
         "target": environment.target,
         "ranks": environment.ranks,
         "logical_core": environment.logical_core,

@@ -13,9 +13,9 @@ _PACKAGE = "nki_kernels"
 
 
 @cache
-def source_digest(kernel: str) -> str:
+def hash_sources(kernel: str) -> str:
     """Return a digest of a kernel's sources, which depends only on the contents and names of the files."""
-    root = _root()
+    root = _find_root()
     sources: dict[str, bytes] = {}
     files = [root / f"{kernel}.py"]
     for file in files:
@@ -27,7 +27,7 @@ def source_digest(kernel: str) -> str:
     return blake2b(text, digest_size=16).hexdigest()
 
 
-def _root() -> Path:
+def _find_root() -> Path:
     """Return the folder of `nki_kernels`."""
     spec = importlib.util.find_spec(_PACKAGE)
     assert spec is not None and spec.submodule_search_locations is not None

@@ -10,7 +10,7 @@ from typing import Any
 
 from model.commands.generate import explain
 from model.commands.generate.generation import Generation, generate
-from model.commands.generate.job import Job, Progress, this_rank
+from model.commands.generate.job import Job, Progress, get_rank
 from model.commands.generate.mesh import check_groups, create_mesh
 from model.commands.generate.prediction import predict, write_timelines
 from model.commands.generate.profile import describe_passes
@@ -21,7 +21,7 @@ from model.commands.generate.prompts import (
     read_sampling_params,
 )
 from model.commands.generate.report import Run, TargetPrediction, build_document, summarise
-from model.config.folder import model_files
+from model.config.folder import list_model_files
 from model.errors import ModelError
 from model.families import load_config
 from model.layers.uneven import uneven
@@ -34,9 +34,9 @@ from nkw.terminal import EVERY_SECONDS, show, show_lines
 
 def generate_command(options: argparse.Namespace) -> int:
     """Generate, check, predict and report. Raises ModelError for refused options and files before the first token."""
-    if this_rank() is not None and options.backend == "numpy":
+    if get_rank() is not None and options.backend == "numpy":
         raise ModelError("torchrun starts ranks of the backends simulate and neuron; --backend is numpy")
-    if this_rank():
+    if get_rank():
         return _follow(options)
     for option in ("trace", "profile", "html"):
         if getattr(options, option) and options.backend != "simulate":
@@ -47,7 +47,7 @@ def generate_command(options: argparse.Namespace) -> int:
         raise ModelError(f"--explain {options.explain}: --max-new-tokens is {options.max_new_tokens}")
     job, tokenizer = _read_job(options)
     prompt_files = [options.prompt_file] if options.prompt_file not in (None, STDOUT) else []
-    outputs = Outputs(lambda: [*model_files(options.model), *job.model.checkpoint.files, *prompt_files])
+    outputs = Outputs(lambda: [*list_model_files(options.model), *job.model.checkpoint.files, *prompt_files])
     trace = outputs.claim(options.trace, "trace", "NKW-TRACE-PATH")
     page = outputs.claim(options.html, "page", "NKW-PAGE-PATH")
     with json_document(options.json, outputs, "generate", "NKW-GENERATE-FILE") as contents:
@@ -61,7 +61,7 @@ def _read_job(options: argparse.Namespace) -> tuple[Job, Tokenizer]:
     mesh = create_mesh(options, config)
     sampling = read_sampling_params(options)
     tokenizer = Tokenizer(options.model, config.vocab_size)
-    prompts = read_prompts(options, shared=this_rank() is not None)
+    prompts = read_prompts(options, shared=get_rank() is not None)
     if len(prompts) * sampling.n > MOST_PROMPTS:
         raise ModelError(
             f"{len(prompts)} prompts with --n {sampling.n}; one batch takes {MOST_PROMPTS} texts"
@@ -127,7 +127,7 @@ def _trace_tokens(
 def _follow(options: argparse.Namespace) -> int:
     """Compute a generation as a rank other than 0, which prints and writes nothing."""
     job, tokenizer = _read_job(options)
-    backend = job.backend(lambda done, layers: None)
+    backend = job.create_backend(lambda done, layers: None)
     generate(backend, tokenizer, job.config, job.prompt_ids, job.sampling)
     return 0
 
@@ -135,7 +135,7 @@ def _follow(options: argparse.Namespace) -> int:
 def _generate(job: Job, tokenizer: Tokenizer) -> list[Generation]:
     """Generate, and print the texts: a single continuation token by token, several ones at the end."""
     options = job.options
-    backend = job.backend(prompt_progress())
+    backend = job.create_backend(create_prompt_progress())
     compares = options.check and options.backend != "numpy"
     streams = len(job.prompts) == 1
     generations = generate(
@@ -144,10 +144,10 @@ def _generate(job: Job, tokenizer: Tokenizer) -> list[Generation]:
         job.config,
         job.prompt_ids,
         job.sampling,
-        job.reference() if compares else None,
+        job.model.create_reference(options.tp) if compares else None,
         emit=lambda number, text: print(_escape(text) if streams else "", end="", flush=True),
         prompts_done=lambda: print(
-            _shown_prompt(job.prompts[0], options) if streams else "", end="", flush=True
+            _format_prompt(job.prompts[0], options) if streams else "", end="", flush=True
         ),
     )
     if streams:
@@ -156,11 +156,11 @@ def _generate(job: Job, tokenizer: Tokenizer) -> list[Generation]:
         noun = "prompt" if job.sampling.n == 1 else "text"
         for number, (prompt, generation) in enumerate(zip(job.prompts, generations), 1):
             print(f"{noun} {number} of {len(generations)}")
-            print(f"{_escape(_shown_prompt(prompt, options))}{_escape(generation.text)}\n")
+            print(f"{_escape(_format_prompt(prompt, options))}{_escape(generation.text)}\n")
     return generations
 
 
-def _shown_prompt(prompt: str, options: argparse.Namespace) -> str:
+def _format_prompt(prompt: str, options: argparse.Namespace) -> str:
     """Return the text to print before a continuation: the prompt, or nothing before an answer of a chat."""
     return "" if options.chat else prompt
 
@@ -170,7 +170,7 @@ def _escape(text: str) -> str:
     return shown(text, len(text)) if sys.stdout.isatty() else text
 
 
-def prompt_progress(every: float = EVERY_SECONDS) -> Progress:
+def create_prompt_progress(every: float = EVERY_SECONDS) -> Progress:
     """Return a function that shows on stderr how many layers have computed the prompts, and ignores later passes.
 
     Args:

@@ -103,12 +103,12 @@ def trace_token(
     span = Span(0, len(ids) - 1)
     (embedding,), *blocks, (head,) = network.sections
     x = embedding.reference(np.asarray(ids[:-1]), span, states, numpy)
-    embedding_norm, layers = _norm(x), []
+    embedding_norm, layers = _compute_norm(x), []
     for block in blocks:
         numpy.start_layer()
         for layer in block:
             x = layer.reference(x, span, states, numpy)
-        layers.append(LayerTrace(_norm(x), numpy.heads, numpy.experts))
+        layers.append(LayerTrace(_compute_norm(x), numpy.heads, numpy.experts))
     logits = head.reference(x, span, states, numpy)[-1].astype(np.float64)
     probabilities = np.exp(logits - logits.max())
     probabilities /= probabilities.sum()
@@ -156,7 +156,7 @@ def _describe_heads(layer: LayerTrace, count: int) -> str:
     return ", ".join(f"{head.head}: {head.position} ({head.weight:.2f})" for head in in_order)
 
 
-def _norm(x: np.ndarray) -> float:
+def _compute_norm(x: np.ndarray) -> float:
     """Return the Euclidean norm of the last row."""
     return float(np.linalg.norm(x[-1].astype(np.float64)))
 

@@ -97,11 +97,12 @@ def generate(
         raise (failure.__cause__ or failure) from None
     compared = {} if comparison is None else comparison.compared
     return [
-        _generation(request, completion, params, config, compared) for request, completion in continuations
+        _finish_generation(request, completion, params, config, compared)
+        for request, completion in continuations
     ]
 
 
-def _generation(
+def _finish_generation(
     request: RequestOutput,
     completion: CompletionOutput,
     params: SamplingParams,
@@ -117,14 +118,16 @@ def _generation(
         tuple(request.prompt_token_ids),
         tuple(completion.token_ids),
         completion.text,
-        _stop_reason(completion, params, config),
+        _find_stop_reason(completion, params, config),
         checks.tokens,
         tuple(checks.differences),
         None if completion.logprobs is None else tuple(completion.logprobs),
     )
 
 
-def _stop_reason(completion: CompletionOutput, params: SamplingParams, config: ModelConfig) -> StopReason:
+def _find_stop_reason(
+    completion: CompletionOutput, params: SamplingParams, config: ModelConfig
+) -> StopReason:
     """Return the reason for the end of a continuation."""
     if completion.finish_reason == "length":
         is_full = len(completion.token_ids) == params.max_tokens

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any, cast
 
-from model.commands.generate.micro_batches import MicroBatches, micro_batch_sizes
+from model.commands.generate.micro_batches import MicroBatches, size_micro_batches
 from model.engine import SamplingParams
 from model.errors import ModelError
 from model.execution.bound_launch import Device
@@ -18,13 +18,12 @@ from model.loading.weights import RankWeights, describe_all_ranks
 from model.mesh import Mesh
 from model.runners.bucket_length import bucket_length, positions_needed
 from model.runners.contiguous import KernelModel
-from model.runners.reference import ReferenceModel
 from model.runners.static_batch import Backend
 
 Progress = Callable[[int, int], None]
 
 
-def this_rank() -> int | None:
+def get_rank() -> int | None:
     """Return the rank of this process if torchrun started a process for each rank, else None."""
     if "RANK" not in os.environ:  # avoids loading the simulator
         return None
@@ -57,49 +56,45 @@ class Job:
         self.expert_load = ExpertLoad.of(config, mesh)
         self.sampling = sampling
         sequences = len(self.sequence_ids)
-        self.micro_batches = micro_batch_sizes(sequences, _count_micro_batches(options, mesh, sequences))
+        self.micro_batches = size_micro_batches(sequences, _count_micro_batches(options, mesh, sequences))
         needed = positions_needed(max(map(len, prompt_ids)), options.max_new_tokens, config)
         self._cache_length = bucket_length(needed, config.context, mesh.row_multiple)
 
     @cached_property
     def _local_shards(self) -> tuple[RankWeights, ...]:
         """Weights of the ranks in this process; a single rank of torchrun has the weights of its pipeline stage."""
-        rank = this_rank()
-        return self.model.shards(self.mesh, None if rank is None else [rank])
+        rank = get_rank()
+        return self.model.load_shards(self.mesh, None if rank is None else [rank])
 
-    def backend(self, progress: Progress) -> Backend:
+    def create_backend(self, progress: Progress) -> Backend:
         """Return the backend of --backend."""
         options = self.options
         if options.backend == "numpy":
-            return self.reference()
+            return self.model.create_reference(options.tp)
         device = open_device(
             options.backend,
             options.target,
             self.mesh.ranks,
-            processes=this_rank() is not None,
+            processes=get_rank() is not None,
             exact=options.exact,
             verify=options.verify_replay,
         )
         if options.backend == "simulate":
             self.replay_report = cast(Any, device).replays.report.text
-        return self._model(device, progress, expert_load=self.expert_load)
+        return self._create_model(device, progress, expert_load=self.expert_load)
 
-    def reference(self) -> ReferenceModel:
-        """Return the model in plain numpy."""
-        return self.model.reference(self.options.tp)
-
-    def dry_model(self, device: Device, progress: Progress, done: Callable[[], None]) -> MicroBatches:
+    def create_dry_model(self, device: Device, progress: Progress, done: Callable[[], None]) -> MicroBatches:
         """Return the model on a dry device with all ranks, also those of further processes.
 
         Args:
             done: called after each step of a micro-batch.
         """
         shards = self._local_shards
-        if this_rank() is not None:
+        if get_rank() is not None:
             shards = describe_all_ranks(self.config, shards[0])
-        return self._model(device, progress, shards, done)
+        return self._create_model(device, progress, shards, done)
 
-    def _model(
+    def _create_model(
         self,
         device: Device,
         progress: Progress,

@@ -12,7 +12,7 @@ from model.sampling import StepOutput
 _T = TypeVar("_T")
 
 
-def micro_batch_sizes(sequences: int, count: int) -> list[int]:
+def size_micro_batches(sequences: int, count: int) -> list[int]:
     """Return the sizes of `count` micro-batches. Sizes differ by at most 1; the larger ones come first."""
     assert 0 < count <= sequences, f"{sequences} sequences in {count} micro-batches"
     size, more = divmod(sequences, count)

@@ -43,8 +43,8 @@ def predict(job: Job, generations: list[Generation]) -> tuple[list[TargetPredict
         predictions.append(TargetPrediction(first.prediction(), token.prediction()))
         if target == options.target:
             labels = [
-                *map(_prompt_label, split_into_micro_batches(job.sequence_ids, job.micro_batches)),
-                *map(_step_label, split_into_micro_batches(positions, job.micro_batches)),
+                *map(_label_prompts, split_into_micro_batches(job.sequence_ids, job.micro_batches)),
+                *map(_label_step, split_into_micro_batches(positions, job.micro_batches)),
             ]
             labelled = list(zip(labels, passes))
     return predictions, labelled
@@ -56,20 +56,20 @@ def _plan_passes(job: Job, target: str, tokens: Sequence[int], positions: Sequen
 
     device = DryDevice(target, job.mesh.ranks)
     passes: list[Pass] = []
-    model = job.dry_model(device, device.layer_done, lambda: passes.append(device.take_pass()))
+    model = job.create_dry_model(device, device.layer_done, lambda: passes.append(device.take_pass()))
     model.prefill(job.sequence_ids)
     model.decode(tokens, positions)
     return passes
 
 
-def _prompt_label(prompt_ids: Sequence[list[int]]) -> str:
+def _label_prompts(prompt_ids: Sequence[list[int]]) -> str:
     """Return the label of a pass of prompts."""
     longest = max(map(len, prompt_ids))
     tokens = f"{longest} token" + ("" if longest == 1 else "s")
     return f"prompt of {tokens}" if len(prompt_ids) == 1 else f"{len(prompt_ids)} prompts of up to {tokens}"
 
 
-def _step_label(positions: Sequence[int]) -> str:
+def _label_step(positions: Sequence[int]) -> str:
     """Return the label of a decode step."""
     if len(positions) == 1:
         return f"token at position {positions[0]}"

@@ -40,7 +40,7 @@ def read_prompts(options: argparse.Namespace, shared: bool = False) -> list[str]
         prompts += _read_lines(options.prompt_file, shared)
         if not prompts:
             raise ModelError(
-                f"{_file_name(options.prompt_file)} has no prompt; each line that is not empty is one"
+                f"{_name_file(options.prompt_file)} has no prompt; each line that is not empty is one"
             )
     if len(prompts) > MOST_PROMPTS:
         raise ModelError(f"more than {MOST_PROMPTS} prompts; one batch takes {MOST_PROMPTS}")
@@ -131,14 +131,14 @@ def _read_structured_outputs(form: dict[str, Any] | None) -> StructuredOutputsPa
         raise ModelError(f"--structured-outputs has one of {names}") from None
 
 
-def _file_name(path: str) -> str:
+def _name_file(path: str) -> str:
     """Return the name of a prompt file for messages."""
     return "stdin" if path == STDOUT else path
 
 
 def _read_lines(path: str, shared: bool) -> list[str]:
     """Return the prompts of a file. Raises ModelError if it cannot be read, and for stdin where it is shared."""
-    name = _file_name(path)
+    name = _name_file(path)
     if shared and path == STDOUT:
         raise ModelError(
             "--prompt-file - reads stdin, which the processes of torchrun share: give the prompts as a file"

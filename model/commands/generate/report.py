@@ -187,6 +187,7 @@ def build_document(
     traces: Sequence[TokenTrace] = (),
 ) -> dict[str, Any]:
     """Return the document of --json, which docs/json.md describes."""
+    load = run.expert_load
     return {
         "schema": SCHEMA,
         "model": run.model,
@@ -198,7 +199,13 @@ def build_document(
         "pp": run.mesh.pipeline,
         "micro_batches": run.micro_batches,
         "ep": run.mesh.expert,
-        "expert_load": None if run.expert_load is None else _describe_load(run.expert_load),
+        "expert_load": None
+        if load is None
+        else {
+            "choices": load.choices,
+            "largest_to_mean": load.largest_to_mean,
+            "largest_to_mean_of_a_layer": load.uneven,
+        },
         "uneven": list(run.uneven),
         "dtype": run.dtype,
         "sampling": {name: getattr(run.sampling, name) for name in SAMPLING},
@@ -213,15 +220,6 @@ def build_document(
         "explained": [asdict(token_trace) for token_trace in traces],
         "trace": run.trace,
         "versions": {DISTRIBUTION: version(), "python": platform.python_version(), "numpy": np.__version__},
-    }
-
-
-def _describe_load(load: ExpertLoad) -> dict[str, Any]:
-    """Return the document of the choices of experts."""
-    return {
-        "choices": load.choices,
-        "largest_to_mean": load.largest_to_mean,
-        "largest_to_mean_of_a_layer": load.uneven,
     }
 
 
@@ -255,6 +253,5 @@ def _describe_logprobs(tokens: Mapping[int, Logprob]) -> list[dict[str, Any]]:
 
 def _describe_prediction(prediction: Prediction) -> dict[str, Any]:
     """Return the document of a prediction."""
-    fields = asdict(prediction)
-    del fields["target"]
+    fields = {name: value for name, value in asdict(prediction).items() if name != "target"}
     return {**fields, "busiest_engine": prediction.busiest_engine, "busiest_queue": prediction.busiest_queue}

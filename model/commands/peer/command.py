@@ -7,14 +7,13 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
-
+from model.commands.greedy import generate_greedily
 from model.commands.options.inputs import FIRST_PROMPT
 from model.commands.peer.comparison import Comparison, GreedyRun, compare_runs
 from model.commands.peer.libraries import check_installed, load
-from model.config import ModelConfig
-from model.config.folder import model_files
+from model.config.folder import list_model_files
 from model.device import DryDevice, SimulatedDevice
+from model.engine.sampler import require_logits
 from model.errors import ModelError
 from model.families import load_config
 from model.llm.loaded import LoadedModel
@@ -37,17 +36,20 @@ def peer_command(options: argparse.Namespace) -> int:
         raise ModelError("a prompt has no tokens")
     needed = positions_needed(max(map(len, encoded)), options.max_new_tokens, config)
     positions = bucket_length(needed, config.context)
-    weights = LoadedModel.open(options.model, options.dtype, config).shards(Mesh(options.tp))
+    weights = LoadedModel.open(options.model, options.dtype, config).load_shards(Mesh(options.tp))
     results = []
     with (
-        json_document(options.json, Outputs(lambda: model_files(options.model)), "peer") as contents,
+        json_document(options.json, Outputs(lambda: list_model_files(options.model)), "peer") as contents,
         tempfile.TemporaryDirectory() as work,
     ):
         library = load(options.library, options.model, options.tp, options.dtype, positions, Path(work))
         for prompt, ids in zip(prompts, encoded):
             new_tokens = min(options.max_new_tokens, config.context - len(ids))
             model = KernelModel(config, weights, SimulatedDevice(options.target, options.tp), positions)
-            ours, theirs = _generate(model, config, ids, new_tokens), library.generate(ids, new_tokens)
+            steps = list(generate_greedily(model, config, ids, new_tokens))
+            logits = tuple(require_logits(step.logits) for step in steps)
+            ours = GreedyRun(tuple(step.likeliest for step in steps), logits, 0.0)
+            theirs = library.generate(ids, new_tokens)
             comparison, device = compare_runs(ours, theirs), DryDevice(options.target, options.tp)
             model = KernelModel(config, weights, device, positions)
             predicted_ms = _predict_ms(model, device, len(ids), len(ours.tokens))
@@ -56,20 +58,6 @@ def peer_command(options: argparse.Namespace) -> int:
             results.append({"prompt": prompt, **asdict(comparison), **times})
         contents.update(library=options.library, version=version, target=options.target, results=results)
     return 0 if all(result["equal"] == result["tokens"] for result in results) else 1
-
-
-def _generate(model: KernelModel, config: ModelConfig, ids: list[int], new_tokens: int) -> GreedyRun:
-    """Return the greedy tokens of our kernels after a prompt, up to an end token."""
-    tokens: list[int] = []
-    logits: list[np.ndarray] = []
-    (step,) = model.prefill([ids])
-    while True:
-        assert step.logits is not None
-        tokens.append(step.likeliest)
-        logits.append(step.logits)
-        if len(tokens) == new_tokens or tokens[-1] in config.eos_token_ids:
-            return GreedyRun(tuple(tokens), tuple(logits), 0.0)
-        (step,) = model.decode(tokens[-1:], [len(ids) + len(tokens) - 1])
 
 
 def _predict_ms(model: KernelModel, device: DryDevice, prompt: int, tokens: int) -> float:

@@ -33,15 +33,15 @@ def top_command(options: argparse.Namespace) -> int:
     keys = read_keys(options.api_key_file)
     before, then = read(options.url, keys), time.monotonic()
     if options.once or not sys.stdout.isatty():
-        show_lines(lines(before, before, 0.0))
+        show_lines(format_metrics(before, before, 0.0))
         return 0
     from rich.live import Live
 
-    with Live(lines(before, before, 0.0), auto_refresh=False, screen=True) as live:
+    with Live(format_metrics(before, before, 0.0), auto_refresh=False, screen=True) as live:
         while True:
             time.sleep(options.every)
             samples, now = read(options.url, keys), time.monotonic()
-            live.update(lines(samples, before, now - then), refresh=True)
+            live.update(format_metrics(samples, before, now - then), refresh=True)
             before, then = samples, now
 
 
@@ -84,57 +84,68 @@ def read(url: str, keys: list[str]) -> Samples:
     return samples
 
 
-def lines(now: Samples, before: Samples, seconds: float) -> str:
+def format_metrics(now: Samples, before: Samples, seconds: float) -> str:
     """Return the metrics as text.
 
     Args:
         before: the samples `seconds` ago, for rates; without rates if `seconds` is 0.
     """
 
-    def value(name: str) -> float:
+    def get_sample(name: str) -> float:
         """Return a sample, 0 if it is absent."""
         return now.get((f"nkw_{name}", ""), 0.0)
 
-    def rate(name: str) -> str:
+    def format_rate(name: str) -> str:
         """Return the increase of a sample per second."""
         if not seconds:
             return ""
-        grown = value(name) - before.get((f"nkw_{name}", ""), 0.0)
+        grown = get_sample(name) - before.get((f"nkw_{name}", ""), 0.0)
         return f", {grown / seconds:,.1f} a second"
 
-    def share(name: str, total: float) -> str:
+    def format_share(name: str, total: float) -> str:
         """Return a sample as a share of a total in percent."""
-        return f"{value(name) / total:.1%}" if total else "none"
+        return f"{get_sample(name) / total:.1%}" if total else "none"
 
-    replicas = value("replica_up")
-    drafts, steps = value("spec_decode_num_draft_tokens_total"), value("steps_total")
+    replicas = get_sample("replica_up")
+    drafts, steps = get_sample("spec_decode_num_draft_tokens_total"), get_sample("steps_total")
 
-    def time_per_step(name: str, missing: float = 0.0) -> str:
+    def format_time_per_step(name: str, missing: float = 0.0) -> str:
         """Return a time divided by the number of steps; `missing` parts of steps have no time."""
         without = f", without {missing:,.0f} parts" if missing else ""
-        return f"{value(name) / steps * 1e3:,.2f} ms a step{without}" if steps else "none"
+        return f"{get_sample(name) / steps * 1e3:,.2f} ms a step{without}" if steps else "none"
 
     rows = [
         (
             "requests",
-            f"{value('num_requests_running'):,.0f} running, {value('num_requests_waiting'):,.0f} waiting",
+            f"{get_sample('num_requests_running'):,.0f} running, {get_sample('num_requests_waiting'):,.0f} waiting",
         ),
         *([("replicas", f"{replicas:.0f} answer")] if replicas else []),
-        ("pages held", f"{value('kv_cache_usage_perc') / max(1, replicas):.1%}"),
-        ("prompt tokens", f"{value('prompt_tokens_total'):,.0f}{rate('prompt_tokens_total')}"),
-        ("new tokens", f"{value('generation_tokens_total'):,.0f}{rate('generation_tokens_total')}"),
-        ("from known pages", share("prefix_cache_hits_total", value("prefix_cache_queries_total"))),
+        ("pages held", f"{get_sample('kv_cache_usage_perc') / max(1, replicas):.1%}"),
+        ("prompt tokens", f"{get_sample('prompt_tokens_total'):,.0f}{format_rate('prompt_tokens_total')}"),
+        (
+            "new tokens",
+            f"{get_sample('generation_tokens_total'):,.0f}{format_rate('generation_tokens_total')}",
+        ),
+        (
+            "from known pages",
+            format_share("prefix_cache_hits_total", get_sample("prefix_cache_queries_total")),
+        ),
         (
             "padding",
-            share("padding_tokens_total", value("step_tokens_total") + value("padding_tokens_total")),
+            format_share(
+                "padding_tokens_total", get_sample("step_tokens_total") + get_sample("padding_tokens_total")
+            ),
         ),
-        ("steps", f"{steps:,.0f}{rate('steps_total')}"),
-        ("clock here", time_per_step("step_seconds_total")),
-        ("predicted clock", time_per_step("predicted_step_seconds_total", value("unpredicted_step_parts"))),
-        ("drafts accepted", share("spec_decode_num_accepted_tokens_total", drafts)),
-        ("preemptions", f"{value('num_preemptions_total'):,.0f}"),
+        ("steps", f"{steps:,.0f}{format_rate('steps_total')}"),
+        ("clock here", format_time_per_step("step_seconds_total")),
+        (
+            "predicted clock",
+            format_time_per_step("predicted_step_seconds_total", get_sample("unpredicted_step_parts")),
+        ),
+        ("drafts accepted", format_share("spec_decode_num_accepted_tokens_total", drafts)),
+        ("preemptions", f"{get_sample('num_preemptions_total'):,.0f}"),
         *(
-            (label, f"p50 {_quantile(now, name, 0.5)}, p99 {_quantile(now, name, 0.99)}")
+            (label, f"p50 {_find_quantile(now, name, 0.5)}, p99 {_find_quantile(now, name, 0.99)}")
             for label, name in (
                 ("first token", "time_to_first_token_seconds"),
                 ("between tokens", "inter_token_latency_seconds"),
@@ -146,7 +157,7 @@ def lines(now: Samples, before: Samples, seconds: float) -> str:
     return "\n".join(f"{label:<18}{text}" for label, text in rows)
 
 
-def _quantile(samples: Samples, name: str, share: float) -> str:
+def _find_quantile(samples: Samples, name: str, share: float) -> str:
     """Return the edge of the first bucket with at least a share of the observations up to it."""
     bucket = f"nkw_{name}_bucket"
     buckets = sorted((float(edge), count) for (sample, edge), count in samples.items() if sample == bucket)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from model.config.folder import model_files
+from model.config.folder import list_model_files
 from model.engine import SchedulerOptions
 from model.traffic.document import document
 from model.traffic.lengths import Lengths
@@ -75,6 +75,6 @@ def traffic_command(options: argparse.Namespace) -> int:
 
 def _list_inputs(options: argparse.Namespace) -> list[Path]:
     """Return the files that a prediction reads."""
-    drafts = [] if options.draft_model is None else model_files(options.draft_model)
+    drafts = [] if options.draft_model is None else list_model_files(options.draft_model)
     texts = [path for path in (options.trace, options.acceptance_text) if path is not None]
-    return [*model_files(options.config), *drafts, *texts]
+    return [*list_model_files(options.config), *drafts, *texts]

@@ -12,8 +12,7 @@ from model.commands.generate.generation import Generation, generate
 from model.commands.generate.mesh import MOST_RANKS
 from model.commands.generate.prediction import iterate_targets
 from model.commands.generate.report import Run, TargetPrediction, build_document, summarise
-from model.config import ModelConfig
-from model.config.folder import model_files
+from model.config.folder import list_model_files
 from model.engine import SamplingParams
 from model.engine.inputs import ModelInputs
 from model.errors import ModelError
@@ -27,7 +26,6 @@ from model.loading.weights import RankWeights, check_ranks
 from model.mesh import Mesh
 from model.runners.bucket_length import bucket_length, positions_needed
 from model.runners.contiguous import KernelModel
-from model.runners.reference import ReferenceModel
 from model.runners.static_batch import Backend
 from model.speech.recording import Recording
 from model.speech.rules import Rules, read_rules
@@ -47,7 +45,7 @@ def transcribe_command(options: argparse.Namespace) -> int:
     samples = read_wav(options.file)
     tokenizer = Tokenizer(options.model, config.vocab_size)
     model = LoadedModel.open(options.model, options.dtype, config)
-    outputs = Outputs(lambda: [*model_files(options.model), *model.checkpoint.files, options.file])
+    outputs = Outputs(lambda: [*list_model_files(options.model), *model.checkpoint.files, options.file])
     assert config.spectrum is not None, "loaded for speech"
     job = _Job(options, model, rules, Recording(samples, config.spectrum, options.timestamps))
     with json_document(options.json, outputs, "transcribe") as contents:
@@ -64,16 +62,6 @@ class _Job:
     rules: Rules
     recording: Recording
 
-    def describe_window(self, column: int) -> str:
-        """Return the seconds of the window that begins at a column of the spectrum."""
-        begin, end = self.recording.span(column)
-        return f"{begin:g} s to {end:.1f} s"
-
-    @property
-    def config(self) -> ModelConfig:
-        """Config of the model."""
-        return self.loaded.config
-
     @property
     def params(self) -> SamplingParams:
         """Parameters of greedy sampling."""
@@ -82,24 +70,20 @@ class _Job:
     @cached_property
     def shards(self) -> tuple[RankWeights, ...]:
         """Weights of all ranks."""
-        return self.loaded.shards(Mesh(self.options.tp))
+        return self.loaded.load_shards(Mesh(self.options.tp))
 
-    def backend(self) -> Backend:
+    def create_backend(self) -> Backend:
         """Return the backend of --backend."""
         options = self.options
         if options.backend == "numpy":
-            return self.reference()
-        return self.model(open_device(options.backend, options.target, options.tp))
+            return self.loaded.create_reference(options.tp)
+        return self.create_model(open_device(options.backend, options.target, options.tp))
 
-    def reference(self) -> ReferenceModel:
-        """Return the model in plain numpy."""
-        return self.loaded.reference(self.options.tp)
-
-    def model(self, device: Device, progress: Progress = lambda done, layers: None) -> KernelModel:
+    def create_model(self, device: Device, progress: Progress = lambda done, layers: None) -> KernelModel:
         """Return the model on a device, which calls `progress` after each layer."""
-        needed = positions_needed(len(self.rules.prompt), self.options.max_new_tokens, self.config)
-        length = bucket_length(needed, self.config.context)
-        return KernelModel(self.config, self.shards, device, length, progress=progress)
+        needed = positions_needed(len(self.rules.prompt), self.options.max_new_tokens, self.loaded.config)
+        length = bucket_length(needed, self.loaded.config.context)
+        return KernelModel(self.loaded.config, self.shards, device, length, progress=progress)
 
 
 @dataclass(frozen=True)
@@ -125,7 +109,7 @@ def _transcribe_and_report(job: _Job, tokenizer: Tokenizer) -> dict[str, Any]:
         dtype=job.loaded.activations.name,
         sampling=job.params,
         trace=None,
-        uneven=uneven(job.config, options.tp),
+        uneven=uneven(job.loaded.config, options.tp),
     )
     predictions = _predict(job, generations[-1]) if options.backend == "simulate" else []
     show(summarise(replace(run, prompts=run.prompts[:1]), generations, predictions))
@@ -138,29 +122,33 @@ def _transcribe_and_report(job: _Job, tokenizer: Tokenizer) -> dict[str, Any]:
 def _transcribe(job: _Job, tokenizer: Tokenizer) -> list[_Window]:
     """Transcribe all windows, and print the text of each window token by token, or its segments."""
     options = job.options
-    backend = job.backend()
-    reference = job.reference() if options.check and options.backend != "numpy" else None
+    backend = job.create_backend()
+    reference = (
+        job.loaded.create_reference(options.tp) if options.check and options.backend != "numpy" else None
+    )
     windows: list[_Window] = []
     recording, column = job.recording, 0
     while column < recording.end:
         features, columns = recording.window(column)
+        begin, end = recording.span(column)
+        seconds = f"{begin:g} s to {end:.1f} s"
         if recording.windows > 1 and not options.timestamps:
-            print(f"window {len(windows) + 1} of {recording.windows}, {job.describe_window(column)}")
+            print(f"window {len(windows) + 1} of {recording.windows}, {seconds}")
         (generation,) = generate(
             backend,
             tokenizer,
-            job.config,
+            job.loaded.config,
             [job.rules.prompt],
             job.params,
             reference,
             emit=lambda _, text: None if options.timestamps else print(text, end="", flush=True),
-            inputs=ModelInputs(features, lambda: job.rules.of_text(job.config.vocab_size)),
+            inputs=ModelInputs(features, lambda: job.rules.of_text(job.loaded.config.vocab_size)),
         )
         segments: list[Segment] = []
         if job.rules.timestamps is not None:
             ids = [token_id for token_id in generation.generated_ids if token_id != job.rules.timestamps.end]
             segments, columns = segments_of(ids, job.rules.timestamps.zero, column, columns)
-        windows.append(_Window(job.describe_window(column), generation, tuple(segments)))
+        windows.append(_Window(seconds, generation, tuple(segments)))
         for segment in _describe_segments(windows[-1:], job.rules, tokenizer):
             times = f"{segment['start']:.2f} s to {segment['end']:.2f} s"
             print(f"[{times}] {segment['text'].strip()}", flush=True)
@@ -193,7 +181,7 @@ def _predict(job: _Job, last: Generation) -> list[TargetPrediction]:
     predictions = []
     for target in iterate_targets(job.options.target):
         device = DryDevice(target, job.options.tp)
-        model = job.model(device, device.layer_done)
+        model = job.create_model(device, device.layer_done)
         model.encode([job.recording.window(0)[0]])
         model.prefill([last.prompt_ids])
         window = device.take_pass()
