@@ -15,7 +15,7 @@ from model.execution.stages import divided, layers_of_stage, sent, stages_of, wh
 from model.families import compose
 from model.layers.launch import Phase, StepShape, WeightDtypes
 from model.layers.layer import states_of
-from model.loading.weights import shard_weights, weights_of_all
+from model.loading.weights import describe_all_ranks, shard_weights
 from model.mesh import Mesh
 from model.runners.contiguous import KernelModel
 from model.runners.reference import ReferenceModel
@@ -128,7 +128,7 @@ def test_a_rank_of_its_own_reads_the_weights_of_its_stage_only(write_model) -> N
         assert set(own.arrays) == {weight.name for layer in layers for weight in layer.weights}
         for name, array in own.arrays.items():
             assert np.array_equal(array, whole[own.shard][name])
-        dry = {each.shard: each.arrays for each in weights_of_all(config, own)}
+        dry = {each.shard: each.arrays for each in describe_all_ranks(config, own)}
         for shard, arrays in whole.items():
             assert {name: (each.shape, each.dtype) for name, each in dry[shard].items()} == {
                 name: (each.shape, each.dtype) for name, each in arrays.items()
@@ -217,7 +217,7 @@ def test_micro_batches_give_the_tokens_of_one_rank_and_the_report_has_their_bubb
         (
             ["--pp", "2", "--tp", "17"],
             ["--pp", "2", "--tp", "4"],
-            "--pp 2 times --tp 17 times --dp 1 are 34 ranks; one run takes 32",
+            "--pp 2 times --tp 17 times --dp 1 are 34 ranks; one run takes 32: --tp 1 to 16",
         ),
     ],
 )
