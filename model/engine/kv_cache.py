@@ -103,9 +103,9 @@ class KVCache:
         """
         keys = request.page_keys(blocks, self.block_size) if blocks else []
         new = -(-positions // self.block_size) - blocks
-        shared = [[pool.place_of(key) for key in keys[pool.first_block(blocks) :]] for pool in self.pools]
+        shared = [[pool.find(key) for key in keys[pool.first_block(blocks) :]] for pool in self.pools]
         for pool, pages in zip(self.pools, shared):
-            if new + sum(map(pool.is_free, pages)) > pool.free:
+            if new + sum(pool.ref_count(page) == 0 for page in pages) > pool.free:
                 return False
         if not self._start_state(request, keys[-1] if blocks and copies is not None else None, copies):
             return False
@@ -124,7 +124,7 @@ class KVCache:
         end = -(-positions // self.block_size)
         block, offset = divmod(request.computed, self.block_size)
         for pool, table in zip(self.pools, request.tables):
-            if end > table.end or (offset and pool.holders(table.pages[block - table.first]) > 1):
+            if end > table.end or (offset and pool.ref_count(table.pages[block - table.first]) > 1):
                 break
         else:  # as in most steps that decode
             return self._own_state(request, copies)
@@ -225,12 +225,12 @@ class KVCache:
         for number, (pool, table) in enumerate(zip(self.pools, request.tables)):
             if copies:
                 for page in table.pages:
-                    if pool.holders(page) == 1:
+                    if pool.ref_count(page) == 1:
                         copies.pop((number, page), None)
             pool.release(table.pages)
         for slot in (request.slot, request.kept_slot):
             if self.slots is not None and slot is not None:
-                if copies and self.slots.holders(slot) == 1:
+                if copies and self.slots.ref_count(slot) == 1:
                     copies.pop((len(self.pools), slot), None)
                 self.slots.release([slot])
         request.slot = request.kept_slot = None
@@ -244,7 +244,7 @@ class KVCache:
         if key is None or copies is None:
             request.slot = slots.take() if slots.free else None
             return request.slot is not None
-        request.slot = slots.place_of(key)
+        request.slot = slots.find(key)
         slots.hold(request.slot)
         if self._own_state(request, copies):
             return True
@@ -255,9 +255,9 @@ class KVCache:
     def _own_state(self, request: Request, copies: PageCopies) -> bool:
         """Let a request have a slot whose state it may change; False where too few are free."""
         slots, slot = self.slots, request.slot
-        if slots is None or slot is None or slots.is_own(slot):
+        if slots is None or slot is None or slots.is_writable(slot):
             return True
-        request.slot = slots.own(slot)
+        request.slot = slots.make_writable(slot)
         if request.slot is None:
             request.slot = slot
             return False
@@ -279,7 +279,7 @@ class KVCache:
         lacking = []
         for pool, table in zip(self.pools, request.tables):
             held = table.first + len(table.pages)
-            copied = offset and pool.holders(table.pages[block - table.first]) > 1
+            copied = offset and pool.ref_count(table.pages[block - table.first]) > 1
             lacking.append((end - held if end > held else 0) + bool(copied))
         return lacking
 
@@ -289,7 +289,7 @@ class KVCache:
         block, offset = divmod(request.computed, self.block_size)
         for number, (pool, table) in enumerate(zip(self.pools, request.tables)):
             place = block - table.first
-            if offset and pool.holders(table.pages[place]) > 1:
+            if offset and pool.ref_count(table.pages[place]) > 1:
                 old, new = table.pages[place], pool.take()
                 pool.release([old])
                 table.pages[place] = new

@@ -1,4 +1,4 @@
-"""The state that sequences keep from step to step: pages of keys and values, and slots of recurrent states."""
+"""State that sequences keep from step to step: pages of keys and values, and slots of recurrent states."""
 
 from model.state.pages import BlockTable, PagePool, blocks_before, check_block_size, window_pages
 from model.state.pool import Key, page_key, root_key

@@ -1,16 +1,14 @@
-"""Pages of a KV cache: who holds which, which contents are known, and which page is given away next.
+"""Pages of a KV cache: reference counts, the prefix cache, and the order in which free pages are evicted.
 
-A page has room for the keys and values of `block_size` positions in all layers. Sequences hold pages; several may hold
-one, as long as none writes to it. A full page is known by a key of its tokens and of all tokens before them, so a
-sequence that begins alike shares it (prefix caching). A page that nobody holds keeps its contents until it is given
-away: pages of unknown contents first, then the one released longest ago, and of one sequence the last before the first.
+A page stores the keys and values of `block_size` positions in all layers. Several sequences may refer to one page, as
+long as no sequence writes to it. The prefix cache knows a full page by a key of its tokens and of all tokens before it,
+so sequences with equal prefixes share the page. A free page keeps its contents until it is allocated. Pages without a
+key are allocated first, then the page that was released longest ago; of one sequence, the last page before the first.
 
-Layers that see a window of positions have pages of another kind than layers that see all, and a pool of their own. A
-sequence gives back its pages of that kind when its window has passed them, so it holds a window of them however long it
-is; its block table names what is left, from the first page on that its next token reads. The pages are not a ring that
-a sequence overwrites: what it gave back keeps its contents, under its key, until the pool gives it away, so windows
-share prefixes as other pages do. A prefix is shared where the pages of its last window are still known; the pages
-before them are not needed.
+Layers with a sliding window have a pool of their own. A sequence releases its pages of this pool when the window has
+passed them, so their number is bounded for sequences of any length. The block table starts with the first page that the
+next token reads. A released page keeps its contents and its key until it is allocated, so windows share prefixes like
+other pages. Sharing a prefix needs the pages of its last window only.
 """
 
 from __future__ import annotations
@@ -22,40 +20,44 @@ from model.errors import ModelError
 from model.state.pool import Key, Pool
 
 BLOCK_SIZES = tuple(2**power for power in range(8))
-"""The page sizes, in positions, that the attention kernels take: powers of two up to the 128 partitions of a tile."""
+"""Page sizes in positions that attention kernels take: powers of two up to the 128 partitions of a tile."""
 
 
 def blocks_before(window: int, block_size: int) -> int:
-    """Blocks before its own that the tokens of a block read where they see a window, their own position included."""
+    """Return the number of earlier blocks that the tokens of a block read; `window` includes a token's own position."""
     return -(-(window - 1) // block_size)
 
 
 def window_pages(window: int, block_size: int, sequences: int, tokens: int) -> int:
-    """Pages of a window that suffice for so many sequences, whatever a step of so many tokens computes of each."""
+    """Return the number of pages of a window that suffice for any step of `tokens` tokens over all sequences."""
     return sequences * (blocks_before(window, block_size) + 2) + tokens // block_size
 
 
 def check_block_size(block_size: int) -> None:
-    """ModelError for pages that the attention kernels do not take."""
+    """Check that attention kernels take pages of this size.
+
+    Raises:
+        ModelError: They do not.
+    """
     if block_size not in BLOCK_SIZES:
         raise ModelError(f"block_size is {block_size}; pages have 1, 2, 4 … 128 positions")
 
 
 @dataclass
 class BlockTable:
-    """The pages of a sequence in one pool: those of its blocks from `first` on, of `block_size` positions each."""
+    """Pages of a sequence in one pool, one for each block from block `first` on."""
 
     first: int
     pages: list[int]
 
     @property
     def end(self) -> int:
-        """The block behind the last one."""
+        """Number of the block after the last one."""
         return self.first + len(self.pages)
 
 
 class PagePool(Pool):
-    """`count` pages of one kind, of `block_size` positions each, for layers that see `window` positions, or all."""
+    """Pool of `count` pages with `block_size` positions each, for the layers with this window (None: without one)."""
 
     def __init__(self, count: int, block_size: int, window: int | None = None) -> None:
         super().__init__(count)
@@ -65,27 +67,36 @@ class PagePool(Pool):
         self.window = window
 
     def pages_of(self, positions: int) -> int:
-        """Pages for so many positions."""
+        """Return the number of pages for so many positions."""
         return -(-positions // self.block_size)
 
     def first_block(self, block: int) -> int:
-        """The first block that a token reads whose own block is `block`."""
+        """Return the first block that a token of `block` reads."""
         return 0 if self.window is None else max(0, block - blocks_before(self.window, self.block_size))
 
     def most_pages(self, positions: int, together: int) -> int:
-        """Pages that a sequence of so many positions holds at most, of which a step computes `together`."""
-        most = self.pages_of(positions)
+        """Return the largest number of pages of a sequence.
+
+        Args:
+            positions: Length of the sequence.
+            together: Largest number of its positions that one step computes.
+        """
+        pages = self.pages_of(positions)
         if self.window is None:
-            return most
-        return min(most, blocks_before(self.window, self.block_size) + 1 + self.pages_of(together - 1))
+            return pages
+        return min(pages, blocks_before(self.window, self.block_size) + 1 + self.pages_of(together - 1))
 
     def known(self, keys: Sequence[Key]) -> int:
-        """How many first blocks need no computing: the pool has every page of them that the next token reads."""
+        """Return the length in blocks of the longest cached prefix: the pool has all pages that its next token reads.
+
+        Args:
+            keys: The keys of a sequence's full pages, in order.
+        """
         if self.window is None:
-            return next((block for block, key in enumerate(keys) if key not in self._place_of), len(keys))
+            return next((block for block, key in enumerate(keys) if key not in self._entry_by_key), len(keys))
         end = len(keys)
         for block in reversed(range(end)):
-            if keys[block] not in self._place_of:
+            if keys[block] not in self._entry_by_key:
                 end = block
             elif block <= self.first_block(end):
                 break

@@ -1,10 +1,9 @@
 """Slots of recurrent states: one for each running sequence, and snapshots at the ends of pages.
 
-A recurrent layer keeps one state of a sequence, and its next tokens change it in place. So a prefix can be shared only
-where its state was kept. A snapshot is taken every `interval` positions, and behind the last full page before the last
-token of a prompt. There the contents of the slot become known, and the sequence goes on in a copy. A snapshot is a slot
-that nobody holds, until the pool gives it away like a page. Where no other slot is free, the sequence goes on in its
-own, and there is no snapshot.
+A recurrent layer keeps one state per sequence and updates it in place, so a prefix can be shared only where a snapshot
+of its state exists. Snapshots are taken every `interval` positions, and after the last full page before the last token
+of a prompt. A snapshot is a slot with a key: the sequence releases it and continues in a copy, and the pool evicts it
+like a page. Without a free slot for the copy the sequence continues in its slot, and there is no snapshot.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from collections.abc import Sequence
 from model.state.pool import Key, Pool
 
 INTERVAL = 512
-"""Positions from one snapshot of a sequence to the next, unless somebody says otherwise."""
+"""Default distance of snapshots in positions."""
 
 
 class SlotPool(Pool):
-    """`count` slots; pages have `block_size` positions, and snapshots are `interval` positions apart."""
+    """Pool of `count` slots; pages have `block_size` positions, and snapshots are `interval` positions apart."""
 
     def __init__(self, count: int, block_size: int, interval: int = INTERVAL) -> None:
         super().__init__(count)
@@ -27,41 +26,42 @@ class SlotPool(Pool):
         self.interval = interval
 
     def snapshot_after(self, position: int, prompt: int) -> int:
-        """Where the next snapshot behind a position is taken of a sequence; its prompt has so many tokens."""
+        """Return the position of the next snapshot after `position`, for a sequence whose prompt has `prompt` tokens."""
         regular = (position // self.interval + 1) * self.interval
         last = (prompt - 1) // self.block_size * self.block_size
         return last if position < last < regular else regular
 
     def known(self, keys: Sequence[Key]) -> int:
-        """The most first blocks, by their keys, behind which a state is known."""
-        return next((end for end in range(len(keys), 0, -1) if keys[end - 1] in self._place_of), 0)
+        """Return the length in blocks of the longest prefix with a snapshot; `keys` are the keys of its blocks."""
+        return next((end for end in range(len(keys), 0, -1) if keys[end - 1] in self._entry_by_key), 0)
 
-    def is_own(self, slot: int) -> bool:
-        """Whether the one sequence that holds a slot may change its state."""
-        return self._holders[slot] == 1 and slot not in self._key_of
+    def is_writable(self, slot: int) -> bool:
+        """Return whether a slot may be written: one sequence refers to it, and it is no snapshot."""
+        return self._ref_counts[slot] == 1 and slot not in self._key_by_entry
 
-    def own(self, slot: int) -> int | None:
-        """The slot in which a holder of this one goes on: another, which is to get a copy, or the same if none is free.
+    def make_writable(self, slot: int) -> int | None:
+        """Return the slot in which a sequence of `slot` continues.
 
-        None where none is free and somebody else holds this one.
+        It is a free slot, into which the caller copies the state. Without a free one it is `slot` itself, whose snapshot
+        is lost; None if another sequence refers to it.
         """
         if self.free:
             copy = self.take()
             self.release([slot])
             return copy
-        if self._holders[slot] > 1:
+        if self._ref_counts[slot] > 1:
             return None
         self._forget(slot)
         return slot
 
 
 class WindowPool(SlotPool):
-    """`count` slots of what an encoder left behind, one for each window of a running sequence.
+    """Pool of `count` slots for the states of an encoder, one for each window of a running sequence.
 
-    The prompt of a sequence fills its slot, and nobody changes it later. So sequences that continue one prompt share
-    a slot to their ends, and there are no snapshots.
+    The prompt of a sequence fills its slot, and no later step changes it. So sequences that continue one prompt share a
+    slot until they end, and there are no snapshots.
     """
 
-    def is_own(self, slot: int) -> bool:
-        """Nobody writes to it."""
+    def is_writable(self, slot: int) -> bool:
+        """Return True: a slot is filled together with its prompt and never written again, so no copy is needed."""
         return True

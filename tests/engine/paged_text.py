@@ -46,7 +46,7 @@ class PagedText:
             for position, token in enumerate(chunk.tokens, chunk.num_computed_tokens):
                 for kind, pool in enumerate(self._pools):
                     page, offset = self._at(request, kind, position)
-                    assert pool.holders(page) == 1, "a page with two writers"
+                    assert pool.ref_count(page) == 1, "a page with two writers"
                     self._pages[kind][page][offset] = token
             self._advance(chunk)
         for chunk in batch.chunks.values():
@@ -60,7 +60,7 @@ class PagedText:
         slots, slot, text = self._slots, chunk.request.slot, [*chunk.request.tokens, *chunk.drafts]
         if slots is not None:
             assert slot is not None
-            assert slots.is_own(slot), "a slot with two writers, or one that is known"
+            assert slots.is_writable(slot), "a slot with two writers, or one that is known"
             before = self._pages[-1][slot] if chunk.num_computed_tokens else []
             assert before == text[: chunk.num_computed_tokens], "the state is not that before the first token"
             self._pages[-1][slot] = [*before, *chunk.tokens]
@@ -101,13 +101,13 @@ def check_pages(scheduler: Scheduler) -> None:
                 held[page] += 1
             assert pool.pages_of(request.computed) <= table.end
             assert table.first == pool.first_block(request.computed // pool.block_size)
-        assert [pool.holders(page) for page in range(pool.count)] == held
+        assert [pool.ref_count(page) for page in range(pool.count)] == held
         assert pool.free == held.count(0)
     slots = scheduler.cache.slots
     if slots is not None:
         assert all(request.kept_slot is None for request in scheduler.running)
         used = [request.slot for request in scheduler.running]
-        assert [slots.holders(slot) for slot in range(slots.count)] == list(
+        assert [slots.ref_count(slot) for slot in range(slots.count)] == list(
             map(used.count, range(slots.count))
         )
         assert slots.free == slots.count - len({*used})

@@ -48,7 +48,7 @@ def test_pages_are_shared_while_held_and_when_free() -> None:
     service.submit(request("b", [*COMMON, 21], new=4, arrival=1.0))
     service.step()
     assert held(service, "a")[:3] == held(service, "b")[:3]
-    assert [pool_of(service).holders(page) for page in held(service, "b")] == [2, 2, 2, 1]
+    assert [pool_of(service).ref_count(page) for page in held(service, "b")] == [2, 2, 2, 1]
     assert pool_of(service).free == 5
     service.run()
     assert pool_of(service).free == 10
@@ -115,11 +115,11 @@ def test_a_request_that_cannot_start_leaves_known_pages_as_they_are() -> None:
         service.step()
     service.submit(request("c", range(40, 48), new=5, arrival=2.0))
     service.step()
-    before = [pool.holders(page) for page in range(10)], pool.free
+    before = [pool.ref_count(page) for page in range(10)], pool.free
     service.submit(request("d", [*COMMON, *COMMON, *range(20, 30)], new=1, arrival=3.0))
     batch = service.scheduler.schedule()
     assert [each.id for each in service.scheduler.waiting] == ["d"]
-    assert ([pool.holders(page) for page in range(10)], pool.free) == before
+    assert ([pool.ref_count(page) for page in range(10)], pool.free) == before
     service.scheduler.finish(batch, service.model.step(batch))
 
 
@@ -145,7 +145,7 @@ def test_equal_prompts_of_one_step_are_computed_each_and_known_once() -> None:
     service = Service(pages=8, options=SchedulerOptions(4, 32))
     service.submit(request("a", range(9), new=2), request("b", range(9), new=2))
     assert service.step() == ["a:9", "b:9"]
-    known = pool_of(service).place_of(page_key(b"", range(4)))
+    known = pool_of(service).find(page_key(b"", range(4)))
     assert known == held(service, "a")[0] != held(service, "b")[0]
     service.submit(request("c", range(9), new=1))
     assert service.step() == ["a:1", "b:1", "c:1"]
