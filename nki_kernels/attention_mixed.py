@@ -52,6 +52,7 @@ from nki_kernels.cache.create import create_cache, create_prompt_cache
 from nki_kernels.decode.arguments import DecodeStep, RankArguments
 from nki_kernels.decode.attend import attend_share
 from nki_kernels.decode.share import wait_for_other_core
+from nki_kernels.prefill.checks import check_prefill
 from nki_kernels.prefill.prompts import Prompts, PromptStep
 from nki_kernels.tiles import expect_dims
 
@@ -80,41 +81,25 @@ def attention_mixed(
     """Attention of rows that decode, then of rows of prompts; new keys and values, if any, go to the caches."""
     expect_dims(2, q, "q [T, Hq * D]")
     check_rows(q.shape[0], decoding, positions, slots, block_tables, prompt_tables)
-    o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     decode_rows, prompt_rows = (0, decoding), (decoding, q.shape[0])
-    qkv = rows(q, decode_rows), rows(k, decode_rows), rows(v, decode_rows)
+    tokens = rows(q, decode_rows), rows(k, decode_rows), rows(v, decode_rows)
     decode_slots = None if k is None else rows(slots, decode_rows)
     cache = create_cache(k_cache, v_cache, decode_slots, block_tables, None, decoding, k is None)
     # A window that covers all positions of the tables is none.
     shorter, decode_positions = within(window, cache.capacity), rows(positions, decode_rows)
     step = DecodeStep(decode_positions, decode_positions, scale, window=shorter, softcap=softcap, sinks=sinks)
-    sizes = step_sizes(qkv, cache, step, num_kv_heads)
+    sizes = step_sizes(tokens, cache, step, num_kv_heads)
+    prompt_tokens = rows(q, prompt_rows), rows(k, prompt_rows), rows(v, prompt_rows)
+    prompt_cache = create_prompt_cache(k_cache, v_cache, rows(slots, prompt_rows), prompt_tables, None)
+    shorter = within(window, prefix + (q.shape[0] - decoding) // prompt_cache.sequences)
+    prompt_step = PromptStep(scale, prefix, rows(positions, prompt_rows), shorter, softcap, sinks)
+    check_prefill(prompt_tokens, prompt_cache, prompt_step, num_kv_heads)
+    o = nl.ndarray(q.shape, dtype=q.dtype, buffer=nl.shared_hbm)
     step.load_scales(k_scale, v_scale, cache)
-    attend_share(rows(o, decode_rows), qkv, cache, sizes, step, RankArguments())
+    attend_share(rows(o, decode_rows), tokens, cache, sizes, step, RankArguments())
     wait_for_other_core(nl.num_programs(), k_cache, nisa.engine.sync)
     wait_for_other_core(nl.num_programs(), v_cache, nisa.engine.gpsimd)
-    cache = create_prompt_cache(k_cache, v_cache, rows(slots, prompt_rows), prompt_tables, None)
-    keys_of_prompt = prefix + (q.shape[0] - decoding) // cache.sequences
-    prompt_step = PromptStep(
-        scale,
-        prefix,
-        rows(positions, prompt_rows),
-        within(window, keys_of_prompt),
-        softcap,
-        sinks,
-        scales=step.scales,
-    )
-    attend_prompts(
-        Prompts(
-            rows(o, prompt_rows),
-            rows(q, prompt_rows),
-            rows(k, prompt_rows),
-            rows(v, prompt_rows),
-            cache,
-            prompt_step,
-        ),
-        num_kv_heads,
-    )
+    attend_prompts(Prompts(rows(o, prompt_rows), prompt_tokens, prompt_cache, prompt_step, step.scales))
     if k is None:
         return o
     return o, k_cache, v_cache

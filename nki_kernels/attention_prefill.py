@@ -119,8 +119,6 @@ from nki_kernels.prefill.prompts import PrefillLaunch, Prompts, PromptStep
 from nki_kernels.prefill.spans import list_queries, prepare_masks, spans_of
 from nki_kernels.tiles import PARTITIONS, blocks, expect_dims
 
-MAX_TOKENS = 8192
-
 
 @nki.jit
 def attention_prefill(
@@ -150,27 +148,23 @@ def attention_prefill(
     assert cache_rows is None or (k is not None and prefix == 0), (
         "cache_rows come with k and v, and without a prefix"
     )
+    step = PromptStep(scale, prefix, positions, window, softcap, sinks, causal, slopes)
+    check_prefill((q, k, v), cache, step, num_kv_heads)
     o_shape = (q.shape[0], q.shape[1] // cache.depth * cache.value_depth)
     o = nl.ndarray(o_shape, dtype=q.dtype, buffer=nl.shared_hbm)
-    scales = load_scales(k_scale, v_scale, cache)
-    step = PromptStep(scale, prefix, positions, window, softcap, sinks, causal, slopes, scales)
-    attend_prompts(Prompts(o, q, k, v, cache, step), num_kv_heads)
+    attend_prompts(Prompts(o, (q, k, v), cache, step, load_scales(k_scale, v_scale, cache)))
     if k is None:
         return o
     return o, k_cache, v_cache
 
 
-def attend_prompts(prompts, num_kv_heads):
-    """Compute the attention of all prompts of a launch; refuse arguments that do not fit together."""
-    check_prefill(prompts, num_kv_heads, MAX_TOKENS)
+def attend_prompts(prompts):
+    """Issue the steps of all tiles of queries, each behind the loads of later tiles and of the heads that are near.
+
+    `check_prefill` has taken the arguments; more query heads than fit into SBUF are refused here.
+    """
     launch = PrefillLaunch(prompts)
     check_room(launch)
-    attend(launch)
-
-
-def attend(launch):
-    """Issue the steps of all tiles of queries, each behind the loads of later tiles and of the heads that are near."""
-    prompts = launch.prompts
     tiles = list_queries(prompts, launch.masks)
     agenda = Agenda(launch)
     heads = HeadLoads(launch, agenda, tiles)

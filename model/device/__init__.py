@@ -9,7 +9,6 @@ from model.device.chips import (
     chip,
     collective_ns,
     find_instance,
-    kernel_limit,
     kernel_parameters,
     use_overlay,
 )
@@ -39,7 +38,6 @@ __all__ = [
     "collective_ns",
     "find_instance",
     "find_refusal",
-    "kernel_limit",
     "kernel_parameters",
     "page_style",
     "rank_of_this_process",

@@ -1,11 +1,10 @@
-"""Chips, instances and limits of kernels, found by name."""
+"""Chips, instances and parameters of kernels, found by name."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Collection
 
-from model.device.binding import bind_nki, list_parameters, run_checked
+from model.device.binding import list_parameters, run_checked
 from nkw.files import Named
 from simulate.hardware import Hardware, Instance, hardware, instance
 from simulate.hardware import use_overlay as hardware_overlay
@@ -37,13 +36,6 @@ def find_instance(name: str) -> Instance:
         ModelError: The name is neither.
     """
     return run_checked(lambda: instance(name))
-
-
-def kernel_limit(kernel: str, name: str) -> int:
-    """Return a limit that the module of a kernel defines, such as `MAX_TOKENS` of `attention_prefill`."""
-    bind_nki("simulate")
-    limit: int = getattr(importlib.import_module(f"nki_kernels.{kernel}"), name)
-    return limit
 
 
 def kernel_parameters(kernel: str) -> Collection[str]:

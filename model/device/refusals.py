@@ -25,10 +25,10 @@ def find_refusal(kernel: str, arguments: tuple[tuple[str, Any], ...]) -> str | N
     """Return the sentence with which a kernel refuses arguments, or None if it accepts them.
 
     Kernels check their arguments before their first call into `nki`. The kernel's function runs outside of a launch on
-    arrays that have only a shape and a dtype. A failing assertion is the refusal. The first call into `nki`, which is
-    refused outside of a launch, or the first view of an array, such as `x.ap(…)`, ends the check. Limits that need
-    `nki`, such as the capacity of SBUF, are not checked. A replica group counts as a group of several ranks. Results
-    are cached.
+    arrays that have only a shape, a dtype and rows. A failing assertion is the refusal. The first call into `nki`,
+    which is refused outside of a launch, or the first other view of an array, such as `x.ap(…)`, ends the check. Limits
+    that need `nki`, such as the capacity of SBUF, are not checked. A replica group counts as a group of several ranks.
+    Results are cached.
 
     Args:
         kernel: Name of a kernel of `nki_kernels`.
@@ -60,10 +60,15 @@ class _ViewTaken(AttributeError):
 
 
 class _StandIn:
-    """Argument of a kernel that has only the shape and the dtype of an array."""
+    """Argument of a kernel that has only the shape, the dtype and the rows of an array."""
 
     def __init__(self, array: ArrayShape) -> None:
-        self.shape, self.dtype = array.shape, nki_dtype(array.dtype.name)
+        self._array, self.shape, self.dtype = array, array.shape, nki_dtype(array.dtype.name)
+
+    def __getitem__(self, rows: slice) -> _StandIn:
+        """Return the argument with some of the rows along the first axis."""
+        count = len(range(*rows.indices(self.shape[0])))
+        return _StandIn(ArrayShape((count, *self.shape[1:]), self._array.dtype))
 
     def __getattr__(self, name: str) -> Any:
         raise _ViewTaken(name)

@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from model.config import ModelConfig
-from model.device import chip, kernel_limit, schedule_stages
+from model.device import chip, schedule_stages
 from model.errors import ModelError
 from model.execution.launch_list import copies_of, copy_sizes, launches_of
 from model.execution.stages import send, sent, stages_of
@@ -313,9 +313,9 @@ class Predictor:
 
     def _of_prompts(self, part: Section, launch: Launch, step: StepShape) -> Time:
         """Attention of prompts, and of what decodes beside them."""
-        most, tokens = kernel_limit("attention_prefill", "MAX_TOKENS"), step.new_tokens
-        if tokens > most:
-            raise ModelError(f"{launch.kernel} takes at most {most} tokens, not {tokens}")
+        if launch.refusal is not None:
+            raise ModelError(launch.refusal)
+        tokens = step.new_tokens
         rows = 0 if step.decoding is None else step.decoding.tokens
 
         def prompts(count: int) -> Sized:

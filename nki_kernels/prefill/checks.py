@@ -7,28 +7,28 @@ import nki.language as nl
 from nki_kernels.prefill.load_ahead import LEAST_QUERIES, bytes_of_queries
 from nki_kernels.tiles import PARTITIONS, blocks, expect_dims
 
+MAX_TOKENS = 8192
 MAX_KEYS = 12288
 MAX_HEAD_BYTES = 65792
 """Keys and values of one head, in bytes per partition, that fit into the smallest SBUF beside all else."""
 MAX_DEPTH = 512
 
 
-def check_prefill(prompts, num_kv_heads, most_tokens):
-    """Refuse what this kernel does not compute."""
-    q, cache = prompts.q, prompts.cache
-    expect_dims(2, q, "q [T, Hq * D]")
-    rows = new_rows(prompts)
+def check_prefill(tokens, cache, step, num_kv_heads):
+    """Refuse tokens q, k and v, a cache and a step that this kernel does not compute together."""
+    q, k, _ = tokens
+    rows = count_new_rows(tokens)
     cache.check_prompts(rows)
-    sequences, kv_heads, depth = prompts.sequences, prompts.kv_heads, prompts.depth
+    sequences, kv_heads, depth = cache.sequences, cache.kv_heads, cache.depth
     assert num_kv_heads is None or num_kv_heads == kv_heads, (
         f"{num_kv_heads} key/value heads, caches for {kv_heads}"
     )
-    for size in (depth, prompts.value_depth):
+    for size in (depth, cache.value_depth):
         assert size <= MAX_DEPTH, f"attention_prefill takes heads of at most {MAX_DEPTH} elements, not {size}"
     assert q.shape[0] % sequences == 0, f"{q.shape[0]} tokens do not divide into {sequences} sequences"
     width = kv_heads * depth
-    if not prompts.stored:
-        check_new(prompts, kv_heads, depth, prompts.value_depth)
+    if k is not None:
+        check_new(tokens, cache, step.causal)
     assert rows % sequences == 0, f"{rows} keys do not divide into {sequences} sequences"
     assert q.shape[1] % width == 0, (
         f"q has rows of {q.shape[1]}, no multiple of {width}, {kv_heads} heads of {depth}"
@@ -36,26 +36,28 @@ def check_prefill(prompts, num_kv_heads, most_tokens):
     assert q.dtype == nl.float32 or q.dtype == nl.bfloat16, (
         f"attention_prefill takes float32 or bfloat16, not {q.dtype}"
     )
-    check_lengths(prompts, rows // sequences, cache.capacity, most_tokens)
-    check_options(prompts)
+    check_lengths(rows // sequences, q.dtype, cache, step)
+    check_options(step, q.shape[1] // depth)
 
 
-def new_rows(prompts):
-    """How many new keys there are; keys without values are refused."""
-    assert (prompts.k is None) == (prompts.v is None), "k and v come together"
-    if prompts.stored:
-        return prompts.q.shape[0]
-    expect_dims(2, prompts.k, "k [T, Hk * D]")
-    return prompts.k.shape[0]
+def count_new_rows(tokens):
+    """Return the number of new keys; refuse keys without values."""
+    q, k, v = tokens
+    assert (k is None) == (v is None), "k and v come together"
+    if k is None:
+        return q.shape[0]
+    expect_dims(2, k, "k [T, Hk * D]")
+    return k.shape[0]
 
 
-def check_new(prompts, kv_heads, depth, value_depth):
+def check_new(tokens, cache, causal):
     """Refuse new keys and values that do not fit the queries or the heads of the caches."""
-    q, k, v = prompts.q, prompts.k, prompts.v
-    assert k.shape[1] == kv_heads * depth and (k.shape[0] == q.shape[0] or not prompts.step.causal), (
+    q, k, v = tokens
+    kv_heads, depth = cache.kv_heads, cache.depth
+    assert k.shape[1] == kv_heads * depth and (k.shape[0] == q.shape[0] or not causal), (
         f"k is [{q.shape[0]}, {kv_heads * depth}] for {kv_heads} heads of {depth}, not {k.shape}"
     )
-    v_shape = (k.shape[0], kv_heads * value_depth)
+    v_shape = (k.shape[0], kv_heads * cache.value_depth)
     assert v.shape == v_shape, f"v is {list(v_shape)} beside k {k.shape}, not {v.shape}"
     assert q.dtype == k.dtype and q.dtype == v.dtype, f"q, k and v are {q.dtype}, {k.dtype} and {v.dtype}"
 
@@ -71,33 +73,32 @@ def check_room(launch):
     )
 
 
-def check_lengths(prompts, tokens, capacity, most_tokens):
-    """Refuse more keys than the caches or SBUF hold."""
-    assert tokens <= capacity, f"a prompt of {tokens} tokens does not fit into caches of {capacity} positions"
-    assert prompts.cached == 0 or prompts.positions is not None, (
+def check_lengths(tokens, dtype, cache, step):
+    """Refuse more keys than the caches or SBUF hold: those of a prefix, and so many new tokens of a dtype."""
+    assert tokens <= cache.capacity, (
+        f"a prompt of {tokens} tokens does not fit into caches of {cache.capacity} positions"
+    )
+    assert step.prefix == 0 or step.positions is not None, (
         "a prefix takes positions, whose first ones tell its length"
     )
-    assert prompts.cached <= capacity, f"a prefix of {prompts.cached} positions, caches of {capacity}"
-    assert tokens <= most_tokens, f"attention_prefill takes at most {most_tokens} tokens, not {tokens}"
-    keys = prompts.cached + tokens
-    depth, value_depth = prompts.depth, prompts.value_depth
-    size = 2 if prompts.q.dtype == nl.bfloat16 else 4
-    block_bytes = (blocks(depth) * PARTITIONS + value_depth + 1) * size
+    assert step.prefix <= cache.capacity, f"a prefix of {step.prefix} positions, caches of {cache.capacity}"
+    assert tokens <= MAX_TOKENS, f"attention_prefill takes at most {MAX_TOKENS} tokens, not {tokens}"
+    keys = step.prefix + tokens
+    size = 2 if dtype == nl.bfloat16 else 4
+    block_bytes = (blocks(cache.depth) * PARTITIONS + cache.value_depth + 1) * size
     most = min(MAX_KEYS, MAX_HEAD_BYTES // block_bytes * PARTITIONS)
     assert keys <= most, (
-        f"attention_prefill takes at most {most} keys for heads of {depth} in {prompts.q.dtype}, not {keys}"
+        f"attention_prefill takes at most {most} keys for heads of {cache.depth} in {dtype}, not {keys}"
     )
 
 
-def check_options(prompts):
-    """Refuse a scale, a window, a cap, sinks or slopes that mean nothing."""
-    step = prompts.step
+def check_options(step, heads):
+    """Refuse a scale, a window, a cap, and sinks or slopes of so many heads, that mean nothing."""
     assert step.scale > 0, f"scale is {step.scale}; the running maximum needs a positive one"
     assert step.window is None or (step.causal and step.window > 0), (
         f"a window of {step.window} tokens needs causal attention and at least 1"
     )
     assert step.softcap is None or step.softcap > 0, f"softcap is {step.softcap}, not above 0"
-    heads = prompts.q.shape[1] // prompts.depth
     assert step.sinks is None or step.sinks.shape == (1, heads), (
         f"sinks is [1, {heads}], not {step.sinks.shape}"
     )

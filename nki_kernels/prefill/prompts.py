@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from nki_kernels.cache.scales import CacheScales
 from nki_kernels.prefill.cores import CoreShare
 from nki_kernels.prefill.load_ahead import LoadAhead
 from nki_kernels.prefill.masks import Masks
@@ -18,10 +17,7 @@ from nki_kernels.tiles import PARTITIONS, blocks, filled
 
 @dataclass
 class PromptStep(nl.NKIObject):
-    """The arguments of a launch beside its tokens and its cache, by the names of `attention_prefill`'s parameters.
-
-    `scales` are those of the cache, see `load_scales`.
-    """
+    """The arguments of a launch beside its tokens and its cache, by the names of `attention_prefill`'s parameters."""
 
     scale: float
     prefix: int
@@ -31,24 +27,26 @@ class PromptStep(nl.NKIObject):
     sinks: object = None
     causal: bool = True
     slopes: object = None
-    scales: CacheScales | None = None
 
 
 class Prompts(nl.NKIObject):
     """The tensors of a launch, whose results go to o, and its sizes; `share` is what this core takes of it.
+
+    `tokens` are q, k and v; `scales` are those of the cache, see `load_scales`.
 
     `stored`: the cache has the new keys and values already. Of `cached` positions, padded to `prefix`, keys come before
     the new ones. D is divided into `depth_tiles` of `tile_depth` elements or less, their `heights`. `depth_ranges` are
     (first tile, end, height) of tiles of one height.
     """
 
-    def __init__(self, o, q, k, v, cache, step):
+    def __init__(self, o, tokens, cache, step, scales):
+        q, k, v = tokens
         self.o, self.q, self.k, self.v, self.cache, self.step = o, q, k, v, cache, step
         self.stored = k is None
         self.dtype = q.dtype
         self.sequences, self.kv_heads = cache.sequences, cache.kv_heads
         self.depth, self.value_depth = cache.depth, cache.value_depth
-        self.positions, self.cached, self.scales = step.positions, step.prefix, step.scales
+        self.positions, self.cached, self.scales = step.positions, step.prefix, scales
         self.queries = q.shape[0] // self.sequences
         self.new_keys = self.queries if self.stored else k.shape[0] // self.sequences
         self.prefix = blocks(self.cached) * PARTITIONS

@@ -104,6 +104,20 @@ def test_latent_attention_takes_as_many_queries_as_its_kernel(
     assert [launch.rows for launch in decodes] == rows
 
 
+@pytest.mark.parametrize("most", [15, 16, 17])
+@pytest.mark.parametrize("kernel", ["attention_prefill", "attention_mixed"])
+def test_attention_of_a_prompt_is_refused_by_its_length(
+    kernel: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit(monkeypatch, "prefill.checks", "MAX_TOKENS", most)
+    paged = replace(STEP, pages=20, block_size=16)
+    sizes: dict[str, Any] = dict(phase=Phase.prefill, tokens=16, sequences=1, pages=20, block_size=16)
+    if kernel == "attention_mixed":
+        sizes |= dict(tokens=24, decoding=paged)
+    refusals = {launch.kernel: launch.refusal for launch in launches(SHIPPED["stories"], **sizes)}
+    assert refusals[kernel] == (f"attention_prefill takes at most {most} tokens, not 16" if most < 16 else None)
+
+
 @pytest.mark.parametrize(
     ("most", "sizes"), [(7, [4, 4]), (8, [8]), (9, [8]), (1, [1] * 8), (100, [8]), (2, [2] * 4)]
 )
