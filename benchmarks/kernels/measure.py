@@ -17,7 +17,7 @@ import simulate
 from benchmarks.kernels.works import Work
 from model.device.binding import bind_arguments
 from model.layers.launch import Argument, Axis, Launch, Value
-from model.plan.roofline import Bound, core
+from model.plan.roofline import Bound, compute_core_peaks
 from simulate.profile.traffic import traffic
 from simulate.timing import Reading, dependences, schedule
 
@@ -112,7 +112,7 @@ class Bench:
 
     def _floor(self, work: Work) -> Floor:
         chip = self._chip
-        peaks = core(chip, "bfloat16")
+        peaks = compute_core_peaks(chip, "bfloat16")
         engines = 1e9 * chip.dma_engine_bytes_per_ns * chip.dma_engines
         compute_s = work.least.operations / peaks.operations_per_s
         memory_s = work.least.bytes / min(peaks.bytes_per_s, engines)

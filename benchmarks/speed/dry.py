@@ -26,7 +26,7 @@ from model.execution.launch_list import launches_of
 from model.families import compose, read_config
 from model.layers.launch import Launch, Phase, StepShape, WeightDtypes
 from model.mesh import Mesh
-from model.plan.dry import DryTimes, stand_in
+from model.plan.dry import DryTimes, create_stand_in
 from model.plan.predict import Predictor
 from model.runners.bucket_length import bucket_length
 from simulate.isa import book
@@ -94,7 +94,8 @@ def _calls(config: ModelConfig, tokens: int) -> list[Call]:
 def _stand_ins(launch: Launch, device: DryDevice) -> tuple[Any, ...]:
     """The arguments of a launch for a dry run, in the order of the kernel's signature."""
     arguments = {
-        parameter: stand_in(argument, device, Mesh(RANKS)) for parameter, argument in launch.arguments.items()
+        parameter: create_stand_in(argument, device, Mesh(RANKS))
+        for parameter, argument in launch.arguments.items()
     }
     return bind_arguments(launch.kernel, arguments)
 
@@ -103,13 +104,13 @@ def _layer(config: ModelConfig, tokens: int) -> None:
     """Every kernel of a layer planned, checked, placed, and timed in all readings."""
     dry = DryTimes(TARGET, Mesh(RANKS))
     for launch in _launches(config, tokens):
-        dry.launch(launch)
+        dry.time_launch(launch)
 
 
 def _whole(config: ModelConfig, tokens: int) -> None:
     """The pass as `nkw plan` has it: the layers are equal, so each kernel is launched once."""
     predictor = Predictor(config, TARGET, RANKS, DTYPE, CONTEXT)
-    done = predictor.step(1) if tokens == 1 else predictor.first_token(tokens)
+    done = predictor.predict_step(1) if tokens == 1 else predictor.predict_prompts(tokens)
     assert not done.refusals, done.refusals
 
 

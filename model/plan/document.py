@@ -9,16 +9,16 @@ from typing import Any
 from model.plan.meshes import Candidate
 from model.plan.plan import Fit, Phase, Plan, Rate
 from model.plan.sizes import DTYPE_BYTES
-from model.plan.speech import Transcription, transcription
-from model.plan.text import basis
+from model.plan.speech import compute_transcription
+from model.plan.text import describe_basis
 from nkw.version import DISTRIBUTION, version
 
 SCHEMA = 1
 
 
-def document(plan: Plan, name: str) -> dict[str, Any]:
-    """The document of `--json`; its schema is in docs/model/planning.md."""
-    model = plan.model
+def build_document(plan: Plan, name: str) -> dict[str, Any]:
+    """Return the document of `--json`; its schema is in docs/model/planning.md."""
+    model, request, placement = plan.model, plan.request, plan.placement
     return {
         "schema": SCHEMA,
         "config": name,
@@ -33,38 +33,47 @@ def document(plan: Plan, name: str) -> dict[str, Any]:
         "weight_bytes": DTYPE_BYTES[plan.dtype] * model.total,
         "cache_bytes_per_token": plan.cache_bytes_per_token,
         "cache_bytes_per_sequence": model.cache_bytes(plan.context, plan.dtype),
-        "place": plan.place,
-        "target": plan.target,
-        "tp": plan.tp,
-        "pp": 1 if plan.mesh is None else plan.mesh.shape.pp,
-        "ep": 1 if plan.mesh is None else plan.mesh.shape.ep,
-        "sp": plan.sp,
-        "meshes": [_mesh(each) for each in plan.meshes],
+        "place": placement.name,
+        "target": None if placement.instance is None else placement.instance.target,
+        **asdict(placement.shape),
+        "sp": request.sp,
+        "meshes": [_describe_mesh(mesh) for mesh in placement.meshes],
         "uneven": list(plan.uneven),
-        "copies": plan.copies,
+        "copies": placement.mesh.copies,
         "prompt": plan.prompt,
         "generate": plan.generate,
-        "batch": plan.batch,
-        "fits": plan.holds,
-        "price": plan.price,
-        "peaks": {**asdict(plan.peaks), "ridge": plan.peaks.ridge},
-        "by_tp": [asdict(each) for each in plan.footprints],
-        "instances": [_fit(each) for each in plan.fits],
-        "first_token": _phase(plan, plan.first_token),
-        "first_tokens": _phase(plan, plan.first_tokens),
-        "step": _phase(plan, plan.step),
-        "batches": [_rate(each) for each in plan.rates],
-        "speech": _transcription(transcription(plan)),
-        "basis": " ".join(basis(plan)),
+        "batch": request.batch,
+        "fits": plan.rate.fits,
+        "price": request.price,
+        "peaks": {**asdict(placement.peaks), "ridge": placement.peaks.ridge},
+        "by_tp": [asdict(footprint) for footprint in plan.footprints],
+        "instances": [_describe_fit(fit) for fit in plan.fits],
+        "first_token": _describe_phase(plan, plan.first_token),
+        "first_tokens": _describe_phase(plan, plan.first_tokens),
+        "step": _describe_phase(plan, plan.rate.step),
+        "batches": [_describe_rate(rate) for rate in plan.rates],
+        "speech": _describe_speech(plan),
+        "basis": " ".join(describe_basis(plan)),
         "versions": {DISTRIBUTION: version(), "python": platform.python_version()},
     }
 
 
-def _transcription(found: Transcription | None) -> dict[str, Any] | None:
-    return None if found is None else {**asdict(found), "real_time_factor": found.real_time_factor}
+def _describe_speech(plan: Plan) -> dict[str, Any] | None:
+    """Return the object of the speed of transcription; None for a model that continues texts."""
+    speed = compute_transcription(plan)
+    if speed is None:
+        return None
+    return {
+        "window_s": speed.window_s,
+        "encoder": None if speed.encoder is None else asdict(speed.encoder),
+        "whole": asdict(speed.time),
+        "speech_per_s": speed.speech_per_s,
+        "real_time_factor": speed.real_time_factor,
+    }
 
 
-def _mesh(mesh: Candidate) -> dict[str, Any]:
+def _describe_mesh(mesh: Candidate) -> dict[str, Any]:
+    """Return the object of a mesh that was compared."""
     return {
         **asdict(mesh.shape),
         "copies": mesh.copies,
@@ -76,7 +85,8 @@ def _mesh(mesh: Candidate) -> dict[str, Any]:
     }
 
 
-def _fit(fit: Fit) -> dict[str, Any]:
+def _describe_fit(fit: Fit) -> dict[str, Any]:
+    """Return the object of an instance; `tp` is null if it does not hold the model."""
     return {
         "instance": fit.instance.name,
         "tp": fit.tp,
@@ -84,38 +94,40 @@ def _fit(fit: Fit) -> dict[str, Any]:
         "ep": fit.shape.ep,
         "copies": fit.copies,
         "sequences": fit.sequences,
-        "bytes_per_core": fit.held.bytes_with_one,
+        "bytes_per_core": fit.footprint.bytes_with_one,
         "core_bytes": fit.core_bytes,
     }
 
 
-def _phase(plan: Plan, phase: Phase) -> dict[str, Any]:
-    kernels = None
-    if phase.predicted is not None:
-        kernels = [
-            {
-                "kernel": each.name,
-                "launches": each.launches,
-                **asdict(each.time),
-                "floor_ns": each.floor_ns,
-                "roofline_because": each.refusal or None,
-            }
-            for each in phase.predicted.parts
-        ]
+def _describe_phase(plan: Plan, phase: Phase) -> dict[str, Any]:
+    """Return the object of a prompt or a decode step; `kernels` is null if it is not predicted."""
+    predicted = phase.predicted
     return {
         "operations": phase.work.operations,
         "weight_bytes": phase.work.weight_bytes,
         "cache_bytes": phase.work.cache_bytes,
         "operations_per_byte": phase.work.intensity,
-        "bound": phase.work.bound(plan.peaks).value,
+        "bound": phase.work.bound(plan.placement.peaks).value,
         "roofline_ns": phase.roofline_ns,
         **asdict(phase.time),
-        "overhead_ns": 0.0 if phase.predicted is None else phase.predicted.overhead.program_ns,
-        "kernels": kernels,
+        "overhead_ns": 0.0 if predicted is None else predicted.overhead.program_ns,
+        "kernels": None
+        if predicted is None
+        else [
+            {
+                "kernel": kernel.name,
+                "launches": kernel.launches,
+                **asdict(kernel.time),
+                "floor_ns": kernel.floor_ns,
+                "roofline_because": kernel.refusal or None,
+            }
+            for kernel in predicted.kernels
+        ],
     }
 
 
-def _rate(rate: Rate) -> dict[str, Any]:
+def _describe_rate(rate: Rate) -> dict[str, Any]:
+    """Return the object of a batch; `dollars_per_million` is null without a price."""
     dollars = rate.dollars_per_million
     return {
         "batch": rate.batch,

@@ -1,11 +1,11 @@
 """Times of kernels from dry runs, at few enough sizes that a plan takes seconds.
 
-- Up to 128 rows go through the weights together, with almost the same instructions: between launches at 1, 16 and 128
-  rows, times are taken as linear. With sequence parallelism products are launched at their own number of rows.
-- Beyond some thousand rows a kernel repeats itself, products with weights every 1,536 rows and attention every 512: the
-  number of instructions is a polynomial in the number of repetitions, linear for products and beyond a window of
-  attention, quadratic for attention else. Forward differences of launches at the first sizes with the same remainder
-  continue it; for the serial reading, a sum over instructions, that is nearly exact.
+- Up to 128 rows pass the weights together, with almost the same instructions: between launches at 1, 16 and 128 rows,
+  times are interpolated. With sequence parallelism, products are launched at their exact number of rows.
+- Beyond some thousand rows a kernel repeats itself: products with weights every 1,536 rows, attention every 512. The
+  number of instructions is a polynomial in the number of repetitions. It is linear for products and for attention
+  beyond its window, else quadratic. Forward differences of launches at the first sizes with the same remainder
+  extrapolate it. For the serial reading, a sum over instructions, they are nearly exact.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from model.execution.bound_launch import Device, bound
 from model.layers.launch import Argument, Axis, Launch, Value
 from model.mesh import Mesh
 
-Sized = Callable[[int], Launch]
-"""A launch by the rows of its step."""
+SizedLaunch = Callable[[int], Launch]
+"""Builder of a launch for a number of rows, tokens or sequences."""
 
 ROWS_TOGETHER = 128
 """Rows of one tile of activations: the partitions."""
 
-_KNOTS = (1, 16, ROWS_TOGETHER)
-_PERIOD = 512
+_LAUNCHED_ROWS = (1, 16, ROWS_TOGETHER)
+_TOKENS_PERIOD = 512
 ROWS_PERIOD = 1536
 """A multiple of the groups of 128, 256, 384 and 512 rows of products."""
 
 
 @dataclass(frozen=True)
 class Time:
-    """A time by its readings: dataflow and serial are the bounds, program is the prediction."""
+    """Time in three readings, in ns: dataflow and serial are the bounds, program is the prediction."""
 
     dataflow_ns: float = 0.0
     program_ns: float = 0.0
@@ -57,7 +57,7 @@ class Time:
         return Time(self.dataflow_ns * factor, self.program_ns * factor, self.serial_ns * factor)
 
     def at_least(self, other: Time) -> Time:
-        """The longer of two times in every reading."""
+        """Return the longer of two times in every reading."""
         return Time(
             max(self.dataflow_ns, other.dataflow_ns),
             max(self.program_ns, other.program_ns),
@@ -65,24 +65,28 @@ class Time:
         )
 
     @classmethod
-    def of(cls, reading: Callable[[Callable[[Time], float]], float]) -> Time:
-        """What a function of a reading of times gives in every reading."""
+    def from_readings(cls, compute_ns: Callable[[Callable[[Time], float]], float]) -> Time:
+        """Return the times that a function computes from the times of each reading.
+
+        Args:
+            compute_ns: gets the function that takes a reading of a time, and returns ns.
+        """
         return cls(
-            reading(lambda time: time.dataflow_ns),
-            reading(lambda time: time.program_ns),
-            reading(lambda time: time.serial_ns),
+            compute_ns(lambda time: time.dataflow_ns),
+            compute_ns(lambda time: time.program_ns),
+            compute_ns(lambda time: time.serial_ns),
         )
 
     @classmethod
     def exact(cls, time_ns: float) -> Time:
-        """A time that is equal in every reading, such as a roofline."""
+        """Return a time that is equal in every reading, such as a roofline."""
         return cls(time_ns, time_ns, time_ns)
 
 
 class DryTimes:
     """Times of single launches on the ranks of a mesh of a chip. Rank 0 is planned; the others are taken to equal it.
 
-    Raises ModelError for a launch that its kernel refuses.
+    `overhead_ns` is the time of starting and ending a kernel, once a launch has been timed.
     """
 
     def __init__(self, target: str, mesh: Mesh) -> None:
@@ -90,40 +94,59 @@ class DryTimes:
         self._device = DryDevice(target, mesh.ranks, one_for_all=True)
         self.overhead_ns = 0.0
 
-    def launch(self, launch: Launch) -> Time:
-        """One launch, without starting and ending the kernel."""
+    def time_launch(self, launch: Launch) -> Time:
+        """Return the time of one launch, without starting and ending the kernel.
+
+        Raises:
+            ModelError: the kernel refuses the launch.
+        """
         arguments = {
-            parameter: stand_in(argument, self._device, self._mesh)
+            parameter: create_stand_in(argument, self._device, self._mesh)
             for parameter, argument in launch.arguments.items()
         }
         self._device.run(launch.kernel, [arguments])
-        done = self._device.take_pass()
-        self.overhead_ns = done.overhead_ns
-        took = done.prediction()
-        whole = Time(took.dataflow_ns, took.program_ns, took.serial_ns)
-        return whole - Time.exact(done.overhead_ns)
+        launched = self._device.take_pass()
+        self.overhead_ns = launched.overhead_ns
+        prediction = launched.prediction()
+        time = Time(prediction.dataflow_ns, prediction.program_ns, prediction.serial_ns)
+        return time - Time.exact(launched.overhead_ns)
 
-    def by_rows(self, sized: Sized, rows: int, ranks: int = 1) -> Time:
-        """A product with weights, which takes the rows of all sequences together; `ranks` may cut them."""
+    def time_rows(self, build_launch: SizedLaunch, rows: int, ranks: int = 1) -> Time:
+        """Return the time of a product with weights, which takes the rows of all sequences together.
+
+        Args:
+            build_launch: builds the launch for a number of rows.
+            rows: rows of the launch.
+            ranks: ranks that cut the rows among them.
+        """
         if rows > ROWS_TOGETHER:
             period = ROWS_PERIOD // ranks * ranks
-            return continued(lambda size: self.launch(sized(size)), rows, order=1, period=period)
-        if ranks > 1 or rows in _KNOTS:
-            return self.launch(sized(rows))
-        low, high = next((low, high) for low, high in pairwise(_KNOTS) if low < rows < high)
+            return extrapolate(
+                lambda size: self.time_launch(build_launch(size)), rows, order=1, period=period
+            )
+        if ranks > 1 or rows in _LAUNCHED_ROWS:
+            return self.time_launch(build_launch(rows))
+        low, high = next((low, high) for low, high in pairwise(_LAUNCHED_ROWS) if low < rows < high)
         share = (rows - low) / (high - low)
-        return self.launch(sized(low)) * (1 - share) + self.launch(sized(high)) * share
+        return (
+            self.time_launch(build_launch(low)) * (1 - share) + self.time_launch(build_launch(high)) * share
+        )
 
-    def by_tokens(self, sized: Sized, tokens: int, window: int | None) -> Time:
-        """Attention of a prompt with itself, which beyond a window repeats itself for every token."""
-        if window is None:
-            return continued(lambda size: self.launch(sized(size)), tokens, order=2)
-        full = min(-(-window // _PERIOD) * _PERIOD, tokens)
-        return continued(lambda size: self.launch(sized(full + size)), tokens - full, order=1)
+    def time_prompt(self, build_launch: SizedLaunch, tokens: int, window: int | None) -> Time:
+        """Return the time of a prompt's attention, which beyond a window repeats itself for every token.
+
+        Args:
+            build_launch: builds the launch for a number of tokens of a prompt.
+            tokens: tokens of the prompt.
+            window: positions that a token sees, or None where it sees all.
+        """
+        full = min(-(-(window or 0) // _TOKENS_PERIOD) * _TOKENS_PERIOD, tokens)
+        order = 2 if window is None else 1
+        return extrapolate(lambda size: self.time_launch(build_launch(full + size)), tokens - full, order)
 
 
-def stand_in(argument: Argument, device: Device, mesh: Mesh) -> Any:
-    """An argument for a dry run, which looks at shapes and dtypes only: one element seen as many."""
+def create_stand_in(argument: Argument, device: Device, mesh: Mesh) -> Any:
+    """Return an argument for a dry run, which reads shapes and dtypes only: an array repeats a single zero."""
     if argument is Axis.pipeline:
         return [(0, 1)]
     if isinstance(argument, Value):
@@ -131,14 +154,17 @@ def stand_in(argument: Argument, device: Device, mesh: Mesh) -> Any:
     return bound(argument, device, mesh)
 
 
-def continued(time: Callable[[int], Time], size: int, order: int, period: int = _PERIOD) -> Time:
-    """The time at `size` rows: launched where that is small, else by forward differences up to `order`."""
-    repeats, rest = divmod(size, period)
+def extrapolate(measure: Callable[[int], Time], size: int, order: int, period: int = _TOKENS_PERIOD) -> Time:
+    """Return the time at a size, which grows as a polynomial of an order in the number of periods.
+
+    Measures the size itself where it has at most `order` + 1 periods, else `order` + 1 smaller sizes.
+    """
+    repeats, remainder = divmod(size, period)
     if repeats <= order + 1:
-        return time(size)
-    known = [time(period * repeat + rest) for repeat in range(1, order + 2)]
+        return measure(size)
+    differences = [measure(period * repeat + remainder) for repeat in range(1, order + 2)]
     total = Time()
     for degree in range(order + 1):
-        total = total + known[0] * comb(repeats - 1, degree)
-        known = [after - before for before, after in pairwise(known)]
+        total = total + differences[0] * comb(repeats - 1, degree)
+        differences = [after - before for before, after in pairwise(differences)]
     return total

@@ -1,7 +1,8 @@
-"""Times of routed experts from dry runs of fewer and narrower ones.
+"""Times of routed experts from dry runs of fewer and narrower experts.
 
-A launch of routed experts takes the same instructions for each expert, or block of rows of one, and for each chunk of
-the intermediate size, so its time is linear in their number. Launches at two small numbers give both coefficients.
+A launch of routed experts takes the same instructions for each expert, or block of rows of an expert, and for each
+chunk of the intermediate size. So its time is linear in their number, and launches at two small numbers give both
+coefficients.
 """
 
 from __future__ import annotations
@@ -9,53 +10,60 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from model.config.parts import Experts
-from model.layers.launch import Launch
-from model.plan.dry import ROWS_PERIOD, ROWS_TOGETHER, Time, continued
-
-Sized = Callable[[int, int, int, int], Launch]
-"""A launch by its tokens, its experts, those of a token, and the width of an expert."""
+from model.plan.dry import ROWS_PERIOD, ROWS_TOGETHER, Time, extrapolate
 
 FEW_EXPERTS = 8
 """Experts of the smaller launch; the larger one has twice as many."""
 
-WIDTH = 1024
-"""Of an expert on a rank, by which launches differ."""
+WIDTH_PERIOD = 1024
+"""Intermediate size of a rank by which launches differ."""
 
 
-def by_experts(
-    launched: Callable[[Launch], Time], sized: Sized, tokens: int, routing: Experts, ranks: int
+def time_experts(
+    measure: Callable[[int, int, int, int], Time], tokens: int, routing: Experts, ranks: int
 ) -> Time:
-    """The time of experts for so many tokens."""
+    """Return the time of a layer's routed experts.
 
-    def narrow(rows: int, count: int, chosen: int) -> Time:
-        step = WIDTH * ranks
-        repeats, rest = divmod(routing.width, step)
+    Args:
+        measure: times the launch for a number of tokens, experts, experts of a token, and an intermediate size.
+        tokens: tokens of all sequences.
+        routing: number and sizes of the experts of a rank.
+        ranks: tensor-parallel ranks that divide the intermediate size.
+    """
 
-        def of_width(repeat: int) -> Time:
-            return launched(sized(rows, count, chosen, repeat * step + rest))
+    def time_narrow(rows: int, count: int, per_token: int) -> Time:
+        """Return the time of all chunks of the intermediate size, from one and two chunks."""
 
-        return of_width(repeats) if repeats <= 2 else linear(of_width, repeats, 1, 2)
+        def time_width(width: int) -> Time:
+            return measure(rows, count, per_token, width)
 
-    def few(rows: int) -> Time:
-        count, chosen = routing.count, routing.per_token
+        return extrapolate(time_width, routing.width, order=1, period=WIDTH_PERIOD * ranks)
+
+    def time_few(rows: int) -> Time:
+        """Return the time of all experts, from fewer experts of a rank or of a token."""
+        count, per_token = routing.count, routing.per_token
         if rows > ROWS_TOGETHER:
-            least = max(chosen, FEW_EXPERTS, -(-(ROWS_TOGETHER + 1) * count // rows))
-            if 2 * least >= count:
-                return narrow(rows, count, chosen)
-            return linear(lambda each: narrow(rows * each // count, each, chosen), count, least, 2 * least)
-        if rows * chosen <= count:
-            if chosen <= 2 or rows * chosen <= 2 * FEW_EXPERTS:
-                return narrow(rows, count, chosen)
-            return linear(lambda each: narrow(rows, count, each), chosen, 1, 2)
-        together = min(chosen, FEW_EXPERTS)
-        if count <= 2 * FEW_EXPERTS or rows * together <= 2 * FEW_EXPERTS:
-            return narrow(rows, count, chosen)
-        return linear(lambda each: narrow(rows, each, together), count, FEW_EXPERTS, 2 * FEW_EXPERTS)
+            fewest = max(per_token, FEW_EXPERTS, -(-(ROWS_TOGETHER + 1) * count // rows))
+            if 2 * fewest >= count:
+                return time_narrow(rows, count, per_token)
+            return interpolate(
+                lambda experts: time_narrow(rows * experts // count, experts, per_token), count, fewest
+            )
+        if rows * per_token <= count:  # all choices may be different experts, so the time follows the choices
+            if rows * per_token <= 2 * FEW_EXPERTS:
+                return time_narrow(rows, count, per_token)
+            return extrapolate(lambda chosen: time_narrow(rows, count, chosen), per_token, order=1, period=1)
+        choices = min(per_token, FEW_EXPERTS)
+        if count <= 2 * FEW_EXPERTS or rows * choices <= 2 * FEW_EXPERTS:
+            return time_narrow(rows, count, per_token)
+        return interpolate(lambda experts: time_narrow(rows, experts, choices), count, FEW_EXPERTS)
 
-    return continued(few, tokens, order=1, period=ROWS_PERIOD) if tokens > ROWS_TOGETHER else few(tokens)
+    if tokens <= ROWS_TOGETHER:
+        return time_few(tokens)
+    return extrapolate(time_few, tokens, order=1, period=ROWS_PERIOD)
 
 
-def linear(time: Callable[[int], Time], size: int, first: int, second: int) -> Time:
-    """The time at `size` of one that is linear, by those at two sizes."""
-    low, high = time(first), time(second)
-    return low + (high - low) * ((size - first) / (second - first))
+def interpolate(measure: Callable[[int], Time], size: int, smaller: int) -> Time:
+    """Return the time at a size, which grows linearly, from the times at a smaller size and at twice that size."""
+    low, high = measure(smaller), measure(2 * smaller)
+    return low + (high - low) * ((size - smaller) / smaller)

@@ -1,10 +1,11 @@
 """Memory of a plan: bytes of weights and cache on each core, by the number of ranks, and on each instance.
 
-A rank holds the weights as the layers cut them: embedding tables, norms and what makes inputs of every layer whole, and
-its part of everything else. A tied table is held a second time, transposed, for the head, and so are projections of
-keys that are values too; heads that are padding, and key/value heads that several ranks hold, count on every rank.
-Activations, code and what the runtime keeps for itself are not counted, so a plan that fills a core to the brim will
-not run.
+A rank holds the weights as the layers divide them. It holds all of the embedding tables, the norms and the projections
+to the inputs of every layer, and its shard of the other weights. A tied table is held a second time, transposed, for
+the head; so are projections of keys that are values too. Padded heads, and key/value heads that several ranks hold,
+count on every rank.
+
+Activations, code and the runtime's buffers are not counted, so a plan that fills all memory of a core will not run.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ class MeshShape:
 
     @property
     def ranks(self) -> int:
-        """Of the copy."""
+        """Ranks of the copy."""
         return self.tp * self.pp * self.ep
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes that one of `tp` ranks holds: weights, and for each sequence of `tokens` tokens a part of the cache."""
+    """Bytes that one of `tp` ranks holds: weights, and the rank's cache of a sequence of `tokens` tokens."""
 
     tp: int
     tokens: int
@@ -42,29 +43,27 @@ class Footprint:
 
     @property
     def bytes_with_one(self) -> int:
-        """Weights and one sequence."""
+        """Bytes of the weights and of one sequence."""
         return self.weight_bytes + self.cache_bytes_per_sequence
 
     def sequences(self, capacity_bytes: int) -> int:
-        """Sequences whose cache fits beside the weights; 0 where not even one does."""
-        free = capacity_bytes - self.weight_bytes
-        if free < 0:
-            return 0
-        # A model without a cache has no bound of this kind; one byte keeps the division defined.
-        return free // max(1, self.cache_bytes_per_sequence)
+        """Return the number of sequences whose cache fits beside the weights; 0 if the weights do not fit."""
+        # A model without a cache has no limit; one byte keeps the division defined.
+        return max(0, capacity_bytes - self.weight_bytes) // max(1, self.cache_bytes_per_sequence)
 
 
-def footprint(model: ModelSizes, dtype: str, tp: int, tokens: int, ep: int = 1) -> Footprint:
-    """Bytes that each rank holds of a model in `dtype`, where `ep` groups of ranks hold its routed experts once."""
+def compute_footprint(model: ModelSizes, dtype: str, tp: int, tokens: int, ep: int = 1) -> Footprint:
+    """Return the bytes of each rank for a model in `dtype`; `ep` groups of ranks hold its routed experts once."""
     elements = sum(section.count * section.elements(tp, ep).total() for section in model.sections)
     return Footprint(tp, tokens, elements * DTYPE_BYTES[dtype], model.cache_bytes(tokens, dtype, tp))
 
 
 @dataclass(frozen=True)
 class PageKind:
-    """Pages of the layers that see `window` positions, or all: how many, and the bytes of one on each rank.
+    """Pages of one cache group: their number, and the bytes of a page on each rank.
 
-    Those of recurrent layers are slots, each for the states of one sequence.
+    The layers of the group see `window` positions, or all if it is None. The pages of recurrent layers are slots, each
+    for the states of one sequence.
     """
 
     window: int | None
@@ -73,8 +72,8 @@ class PageKind:
     recurrent: bool = False
 
 
-def page_kinds(model: ModelSizes, dtype: str, tp: int, block_size: int, length: int) -> list[PageKind]:
-    """The kinds of pages of sequences of up to `length` tokens; what does not grow with them lies in slots."""
+def list_page_kinds(model: ModelSizes, dtype: str, tp: int, block_size: int, length: int) -> list[PageKind]:
+    """Return the kinds of pages for sequences of up to `length` tokens, without slots."""
     page_bytes = dict.fromkeys(model.config.windows(length), 0)
     for group, size in model.page_bytes(tp, dtype).items():
         if not isinstance(group, Slots):
@@ -84,9 +83,9 @@ def page_kinds(model: ModelSizes, dtype: str, tp: int, block_size: int, length: 
 
 @dataclass(frozen=True)
 class Demand:
-    """What a cache is divided for: at most so many `sequences`, of `mean` tokens on average and `longest` at most.
+    """The load for which a cache is divided: at most `sequences`, of `mean` tokens on average and at most `longest`.
 
-    A step computes so many `tokens`. Of recurrent layers a sequence has so many `slots`: its own and its snapshots.
+    A step computes up to `tokens` tokens. A sequence has `slots` of each recurrent layer: for its state and snapshots.
     """
 
     sequences: int
@@ -96,43 +95,60 @@ class Demand:
     slots: int = 1
 
 
-def with_pages(kinds: Sequence[PageKind], free_bytes: int, block_size: int, demand: Demand) -> list[PageKind]:
-    """As many pages of every kind as fit, such that sequences of the mean length run out of all kinds together.
+def allocate_pages(
+    page_kinds: Sequence[PageKind], free_bytes: int, block_size: int, demand: Demand
+) -> list[PageKind]:
+    """Return the kinds with as many pages as fit; sequences of the mean length use up all kinds together.
 
-    Windows and slots get no more than all sequences hold, where other layers can use the rest, and leave room for one
-    sequence of the longest length.
+    If layers that see all positions can use the remaining memory, windows and slots get at most the pages of all
+    sequences, and leave room for one sequence of the longest length.
     """
-    wide = [each for each in kinds if each.window is None and not each.recurrent]
-    windows = {each: window_pages(each.window, block_size, 1, 0) for each in kinds if each.window is not None}
-    held = windows | {each: demand.slots for each in kinds if each.recurrent}
-    page_bytes = sum(each.page_bytes for each in wide)
-    window_bytes = sum(each.page_bytes * pages for each, pages in held.items())
+    unbounded_bytes = sum(
+        page_kind.page_bytes
+        for page_kind in page_kinds
+        if page_kind.window is None and not page_kind.recurrent
+    )
+    windows = {
+        page_kind: window_pages(page_kind.window, block_size, 1, 0)
+        for page_kind in page_kinds
+        if page_kind.window is not None
+    }
+    # Pages of a sequence, of the kinds that do not grow with its length.
+    bounded = windows | {page_kind: demand.slots for page_kind in page_kinds if page_kind.recurrent}
+    bounded_bytes = sum(page_kind.page_bytes * pages for page_kind, pages in bounded.items())
     chunk = demand.tokens // block_size if windows else 0
-    free_bytes = max(0, free_bytes - chunk * sum(each.page_bytes for each in windows))
-    count = free_bytes // (page_bytes * -(-demand.mean // block_size) + window_bytes)
-    if (wide and held) or len(held) > len(windows):
-        room = free_bytes - page_bytes * -(-demand.longest // block_size)
-        count = max(0, min(demand.sequences, count, room // window_bytes))
-        free_bytes -= count * window_bytes
+    free_bytes = max(0, free_bytes - chunk * sum(page_kind.page_bytes for page_kind in windows))
+    count = free_bytes // (unbounded_bytes * -(-demand.mean // block_size) + bounded_bytes)
+    if (unbounded_bytes and bounded) or len(bounded) > len(windows):
+        room = free_bytes - unbounded_bytes * -(-demand.longest // block_size)
+        count = max(0, min(demand.sequences, count, room // bounded_bytes))
+        free_bytes -= count * bounded_bytes
     return [
-        replace(each, pages=count * held[each] + chunk * (each in windows))
-        if each in held
-        else replace(each, pages=free_bytes // each.page_bytes)
-        for each in kinds
+        replace(page_kind, pages=count * bounded[page_kind] + chunk * (page_kind in windows))
+        if page_kind in bounded
+        else replace(page_kind, pages=free_bytes // page_kind.page_bytes)
+        for page_kind in page_kinds
     ]
 
 
-def possible_tp(model: ModelSizes, most: int) -> list[int]:
-    """The powers of two up to `most` that can share the model."""
-    most = min(most, model.config.most_ranks)
-    return [2**exponent for exponent in range(most.bit_length())]
+def powers_of_two(largest: int) -> list[int]:
+    """Return the powers of two up to `largest`, at least 1."""
+    return [2**exponent for exponent in range(max(1, largest).bit_length())]
 
 
-def smallest_tp(
+def list_possible_tp(model: ModelSizes, cores: int) -> list[int]:
+    """Return the powers of two, up to a number of cores, that can share the model as tensor-parallel ranks."""
+    return powers_of_two(min(cores, model.config.most_ranks))
+
+
+def find_smallest_tp(
     model: ModelSizes, dtype: str, tokens: int, batch: int, cores: int, core_bytes: int, ep: int = 1
 ) -> int | None:
-    """The fewest of at most `cores` ranks, in `ep` groups of as many, that hold the model and `batch` sequences."""
-    for tp in possible_tp(model, cores):
-        if footprint(model, dtype, tp, tokens, ep).sequences(core_bytes) >= batch:
+    """Return the fewest tensor-parallel ranks, at most `cores`, that hold the model and `batch` sequences.
+
+    Returns None if no number of ranks is enough. `ep` groups of as many ranks hold the routed experts once.
+    """
+    for tp in list_possible_tp(model, cores):
+        if compute_footprint(model, dtype, tp, tokens, ep).sequences(core_bytes) >= batch:
             return tp
     return None

@@ -1,10 +1,11 @@
-"""Meshes on which an instance holds a model, ranked by what their copies decode together.
+"""Meshes on which an instance holds a model, ranked by the tokens that their copies decode together.
 
-A copy of the model takes `pp` stages of `ep` groups of `tp` ranks: a group computes its part of the batch, and the
+A copy of the model takes `pp` stages of `ep` groups of `tp` ranks: a group computes its share of the batch, and the
 groups of a stage hold its routed experts once. The time of a step is an estimate: on every stage the roofline of a
-core, and the collectives of the simulator's clock between cores, which take their times from the links. These are two
+core, and the collectives of the simulator's clock between cores, whose times follow from the links. These are two
 all-reduces of a layer over `tp` ranks, two all-to-alls of a layer with experts over `ep` groups, and a send from each
-stage to the next. A collective of ranks that lie apart is taken as one of all ranks among which they lie.
+stage to the next. If the ranks of a collective are not neighbours, the collective is estimated as if all ranks between
+the first and the last of them took part.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from model.errors import ModelError
 from model.execution.stages import divided
 from model.layers.launch import Phase
 from model.loading.weights import check_ranks
-from model.mesh import routed_experts
-from model.plan import roofline
-from model.plan.memory import MeshShape, possible_tp
-from model.plan.predict import MOST_MICRO_BATCHES
+from model.mesh import check_expert_groups, routed_experts
+from model.plan.memory import MeshShape, list_possible_tp, powers_of_two
+from model.plan.predict import MAX_MICRO_BATCHES
+from model.plan.roofline import compute_core_peaks
 from model.plan.sizes import DTYPE_BYTES, LayerSizes, ModelSizes
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A decode step of a copy, in so many micro-batches: its length, and the shares of it, averaged over stages.
+    """A decode step of a copy in micro-batches: its length, and the shares of it, averaged over stages.
 
     A stage is busy with weights, cache and products (`core`) or with `collectives`, or it waits (`bubble`).
     """
@@ -45,9 +46,9 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A mesh on an instance: copies, the bytes of the rank that holds most, sequences of a copy, and its step.
+    """A mesh on an instance: copies, the bytes of the fullest rank, the sequences that fit a copy, and its step.
 
-    `step` is None where a copy does not hold the batch.
+    `step` is None if a copy does not hold the batch.
     """
 
     shape: MeshShape
@@ -60,27 +61,25 @@ class Candidate:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all copies, decoding; 0 where a copy does not hold the batch."""
+        """Tokens that all copies decode in a second; 0 if a copy does not hold the batch."""
         return 0.0 if self.step is None else 1e9 * self.copies * self.batch / self.step.step_ns
 
     @property
     def needed_bytes(self) -> int:
-        """What the rank that holds most needs, with its part of the batch."""
+        """Bytes that the fullest rank needs for its weights and its share of the batch."""
         return self.weight_bytes + self.cache_bytes_per_sequence * -(-self.batch // self.shape.ep)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The decoder layers of a stage, equal ones once and their number, and the layers around them on it."""
+    """The decoder layers of a stage, equal ones once with their number, and its layers before and after these."""
 
     blocks: tuple[tuple[LayerSizes, int], ...]
-    before: tuple[LayerSizes, ...]
-    head: tuple[LayerSizes, ...]
+    ends: tuple[LayerSizes, ...]
 
     def elements(self, shape: MeshShape) -> int:
-        """Return the weights of a rank."""
-        around = sum(section.elements(shape.tp).total() for section in (*self.before, *self.head))
-        return around + sum(
+        """Return the number of weights of a rank."""
+        return sum(section.elements(shape.tp).total() for section in self.ends) + sum(
             count * section.elements(shape.tp, shape.ep).total() for section, count in self.blocks
         )
 
@@ -93,133 +92,139 @@ class Meshes:
         self._instance, self._context, self._batch = instance, context, batch
         self._cores = instance.physical_cores
         self._chip: Hardware = chip(instance.name)
-        self._peaks = roofline.core(chip(instance.target), dtype)
-        kinds = dict(zip(Counter(model.config.blocks), model.blocks, strict=True))
-        self._blocks = [kinds[block] for block in model.config.blocks]
-        self._stages = lru_cache(maxsize=None)(self._divided)
+        self._peaks = compute_core_peaks(chip(instance.target), dtype)
+        sizes = dict(zip(Counter(model.config.blocks), model.blocks, strict=True))
+        self._blocks = [sizes[block] for block in model.config.blocks]
+        self._stages = lru_cache(maxsize=None)(self._divide)
 
-    def ranked(self, tp: int | None = None, pp: int | None = None, ep: int | None = None) -> list[Candidate]:
-        """All meshes with the sizes that are given, the fastest first; behind them the nearest that do not fit."""
-        found = [self.candidate(shape) for shape in self._shapes(tp, pp, ep)]
-        return sorted(found, key=lambda each: (-each.tokens_per_s, each.needed_bytes, each.shape.ranks))
+    def rank(self, tp: int | None = None, pp: int | None = None, ep: int | None = None) -> list[Candidate]:
+        """Return all meshes of the requested sizes, the fastest first, then those that do not fit by their bytes."""
+        candidates = [self.create_candidate(shape) for shape in self._shapes(tp, pp, ep)]
+        return sorted(candidates, key=lambda mesh: (-mesh.tokens_per_s, mesh.needed_bytes, mesh.shape.ranks))
 
-    def candidate(self, shape: MeshShape) -> Candidate:
-        """One mesh."""
+    def create_candidate(self, shape: MeshShape) -> Candidate:
+        """Return the mesh of a shape."""
         stages = self._stages(shape.tp, shape.pp)
-        held = [stage.elements(shape) * self._size for stage in stages]
-        cache = [self._cache_bytes(stage, shape.tp) for stage in stages]
+        weight_bytes = [stage.elements(shape) * self._size for stage in stages]
+        cache_bytes = [self._cache_bytes(stage, shape.tp) for stage in stages]
         capacity = chip(self._instance.target).hbm_bytes_per_core
         sequences = shape.ep * min(
-            max(0, capacity - weights) // max(1, own) for weights, own in zip(held, cache)
+            max(0, capacity - weights) // max(1, cache) for weights, cache in zip(weight_bytes, cache_bytes)
         )
-        fullest = max(range(shape.pp), key=lambda at: held[at] + cache[at] * -(-self._batch // shape.ep))
-        fits = sequences >= self._batch and max(held) <= capacity
+        group_batch = -(-self._batch // shape.ep)
+        fullest = max(
+            range(shape.pp), key=lambda index: weight_bytes[index] + cache_bytes[index] * group_batch
+        )
+        fits = sequences >= self._batch and max(weight_bytes) <= capacity
         return Candidate(
             shape,
             self._cores // shape.ranks,
-            held[fullest],
-            cache[fullest],
+            weight_bytes[fullest],
+            cache_bytes[fullest],
             sequences,
             self._batch,
-            self.step(shape, self._batch) if fits else None,
+            self.estimate_step(shape, self._batch) if fits else None,
         )
 
-    def step(self, shape: MeshShape, batch: int) -> Estimate:
-        """A step of a batch, in the number of micro-batches that takes least."""
-        most = min(batch // shape.ep, MOST_MICRO_BATCHES) if shape.pp > 1 else 1
-        found = (self._step(shape, batch, count) for count in powers_of_two(most))
-        return min(found, key=lambda each: each.step_ns)
+    def estimate_step(self, shape: MeshShape, batch: int) -> Estimate:
+        """Estimate a step of a batch in the number of micro-batches, a power of two, that is fastest."""
+        largest = min(batch // shape.ep, MAX_MICRO_BATCHES) if shape.pp > 1 else 1
+        estimates = (self._estimate(shape, batch, count) for count in powers_of_two(largest))
+        return min(estimates, key=lambda estimate: estimate.step_ns)
 
     def _shapes(self, tp: int | None, pp: int | None, ep: int | None) -> Iterator[MeshShape]:
-        """Powers of two, but for the sizes that are given."""
+        """Yield the shapes that the instance has cores for; sizes that are None take powers of two."""
         counts = routed_experts(self._model.config)
         experts = gcd(*counts) if counts else 1
-        for own_tp in possible_tp(self._model, self._cores) if tp is None else [tp]:
-            for own_pp in (
-                powers_of_two(min(len(self._cuts) + 1, self._cores // own_tp)) if pp is None else [pp]
-            ):
-                most = min(experts & -experts, self._batch, self._cores // (own_tp * own_pp))
-                for own_ep in powers_of_two(most) if ep is None else [ep]:
-                    shape = MeshShape(own_tp, own_pp, own_ep)
+        for tp_size in list_possible_tp(self._model, self._cores) if tp is None else [tp]:
+            stages = min(len(self._cuts) + 1, self._cores // tp_size)
+            for pp_size in powers_of_two(stages) if pp is None else [pp]:
+                groups = min(experts & -experts, self._batch, self._cores // (tp_size * pp_size))
+                for ep_size in powers_of_two(groups) if ep is None else [ep]:
+                    shape = MeshShape(tp_size, pp_size, ep_size)
                     if shape.ranks <= self._cores:
                         yield shape
 
     @property
     def _cuts(self) -> list[int]:
-        """The numbers of layers after which a stage may end: none behind reads a cache of one before, or an encoder."""
+        """The numbers of layers after which a stage may end, such that no later layer reads an earlier cache.
+
+        Empty for a model with an encoder of speech.
+        """
         if isinstance(self._model.config.encoder, SpeechEncoder):
             return []
         mixers = [block.mixer for block in self._model.config.blocks]
-        read = [
-            (each.cache_of, at)
-            for at, each in enumerate(mixers)
-            if isinstance(each, GroupedAttention) and each.cache_of is not None
+        shared = [
+            (mixer.cache_of, index)
+            for index, mixer in enumerate(mixers)
+            if isinstance(mixer, GroupedAttention) and mixer.cache_of is not None
         ]
         return [
             count
             for count in range(1, len(mixers))
-            if not any(owner < count <= reader for owner, reader in read)
+            if not any(owner < count <= reader for owner, reader in shared)
         ]
 
-    def _divided(self, tp: int, pp: int) -> list[Stage]:
+    def _divide(self, tp: int, pp: int) -> list[Stage]:
+        """Return the stages of a pipeline, even in the weights of a rank."""
         model = self._model
         costs = [section.elements(tp).total() for section in self._blocks]
         costs[-1] += model.head.elements(tp).total()
-        spans = divided(costs, pp, self._cuts)
         return [
             Stage(
                 tuple(Counter(self._blocks[span.start : span.stop]).items()),
-                () if span.start else (model.embedding, model.aside),
-                (model.head,) if span.stop == len(costs) else (),
+                (() if span.start else (model.embedding, model.aside))
+                + ((model.head,) if span.stop == len(costs) else ()),
             )
-            for span in spans
+            for span in divided(costs, pp, self._cuts)
         ]
 
     def _cache_bytes(self, stage: Stage, tp: int) -> int:
-        """The cache of a sequence on a rank of a stage."""
+        """Return the bytes of the cache of a sequence on a rank of a stage."""
         return sum(
             count * section.cache_bytes(self._context, tp, self._dtype) for section, count in stage.blocks
         )
 
-    def _step(self, shape: MeshShape, batch: int, micro_batches: int) -> Estimate:
-        own = -(-batch // (shape.ep * micro_batches))
+    def _estimate(self, shape: MeshShape, batch: int, micro_batches: int) -> Estimate:
+        """Estimate a step of a batch in so many micro-batches."""
+        sequences = -(-batch // (shape.ep * micro_batches))
+        row_bytes = sequences * self._model.config.hidden_size * self._size
         stages = self._stages(shape.tp, shape.pp)
-        core = [self._core_ns(stage, shape, own) for stage in stages]
-        exchanged = [
-            sum(count * self._collectives_ns(section, shape, own) for section, count in stage.blocks)
+        core = [self._core_ns(stage, shape, sequences) for stage in stages]
+        collectives = [
+            sum(count * self._collectives_ns(section, shape, row_bytes) for section, count in stage.blocks)
             for stage in stages
         ]
-        sent = [self._sent_ns(shape, own)] * (shape.pp - 1)
-        computed = [one + other for one, other in zip(core, exchanged)]
-        done = schedule_stages([computed] * micro_batches, [sent] * micro_batches)
-        whole = shape.pp * done.length_ns / micro_batches
+        sends = [collective_ns(self._chip, 2 * shape.ep * shape.tp, row_bytes)] * (shape.pp - 1)
+        computed = [core_ns + exchanged_ns for core_ns, exchanged_ns in zip(core, collectives)]
+        schedule = schedule_stages([computed] * micro_batches, [sends] * micro_batches)
+        stage_ns = shape.pp * schedule.length_ns / micro_batches
         return Estimate(
             micro_batches,
-            done.length_ns,
-            sum(core) / whole,
-            (sum(exchanged) + 2 * sum(sent)) / whole,
-            done.bubble_share,
+            schedule.length_ns,
+            sum(core) / stage_ns,
+            (sum(collectives) + 2 * sum(sends)) / stage_ns,
+            schedule.bubble_share,
         )
 
     def _core_ns(self, stage: Stage, shape: MeshShape, sequences: int) -> float:
-        """The roofline of a rank for a token of each of so many sequences of its group."""
+        """Return the roofline of a rank for one token of each sequence of its group."""
         elements, products = 0.0, 0.0
         for section, count in stage.blocks:
-            held = section.elements(shape.tp, shape.ep)
-            routed, always = held["experts"], held.total() - held["experts"]
+            weights = section.elements(shape.tp, shape.ep)
+            routed, always = weights["experts"], weights.total() - weights["experts"]
             elements += count * (always + routed * section.share_of_experts(sequences * shape.ep))
-            # Each token passes its experts on one of the groups, of which all have as many tokens.
+            # A token passes its experts on one of the groups, which all have equally many tokens.
             chosen = routed * shape.ep * section.share_of_experts(1)
             attended = section.products(Phase.decode, self._context) / shape.tp
             products += count * sequences * (always + chosen + attended)
-        head = sum(section.elements(shape.tp)["head"] for section in stage.head)
+        head = sum(section.elements(shape.tp)["head"] for section in stage.ends)
         elements, products = elements + head, products + sequences * head
         cached = sequences * self._cache_bytes(stage, shape.tp)
         return 1e9 * self._peaks.seconds(2 * products, self._size * elements + cached)
 
-    def _collectives_ns(self, layers: LayerSizes, shape: MeshShape, sequences: int) -> float:
-        """The sums and exchanges of one layer."""
-        row_bytes = sequences * self._model.config.hidden_size * self._size
+    def _collectives_ns(self, layers: LayerSizes, shape: MeshShape, row_bytes: int) -> float:
+        """Return the time of the all-reduces and all-to-alls of one layer, for rows of so many bytes."""
         time_ns = 0.0
         if shape.tp > 1:
             sums = 2 if layers.parameters["mlp"] or layers.parameters["experts"] else 1
@@ -229,40 +234,27 @@ class Meshes:
             time_ns += 2 * collective_ns(self._chip, shape.ep * shape.tp, copies * row_bytes)
         return time_ns
 
-    def _sent_ns(self, shape: MeshShape, sequences: int) -> float:
-        row_bytes = sequences * self._model.config.hidden_size * self._size
-        return collective_ns(self._chip, 2 * shape.ep * shape.tp, row_bytes)
-
 
 def check_mesh(
-    model: ModelSizes,
-    tp: int | None,
-    pp: int | None,
-    ep: int | None,
-    name: str,
-    cores: int,
+    model: ModelSizes, tp: int | None, pp: int | None, ep: int | None, name: str, cores: int
 ) -> None:
-    """ModelError for a mesh that an instance or a model cannot have."""
-    ranks = (tp or 1) * (pp or 1) * (ep or 1)
+    """Check that an instance and a model can have a mesh; sizes that are None are taken as 1.
+
+    Raises:
+        ModelError: the mesh has more ranks than cores, a size does not divide the model, or `pp` cuts a model with an
+            encoder of speech.
+    """
+    tp, pp, ep = tp or 1, pp or 1, ep or 1
+    ranks = tp * pp * ep
     if ranks > cores:
         raise ModelError(f"{ranks} ranks on {name}, which has {cores} cores")
-    check_ranks(model.config, tp or 1)
-    if pp is not None and pp > model.num_layers:
+    check_ranks(model.config, tp)
+    if pp > model.num_layers:
         raise ModelError(
             f"{pp} pipeline stages for {model.num_layers} layers; this model takes --pp 1 to {model.num_layers}"
         )
-    if pp is not None and pp > 1 and isinstance(model.config.encoder, SpeechEncoder):
-        raise ModelError("--pp cuts a decoder into stages; beside an encoder it stays whole: leave --pp out")
-    counts = routed_experts(model.config)
-    if ep is not None and ep > 1 and (not counts or any(count % ep for count in counts)):
-        held = (
-            f"does not divide its {max(counts)} experts"
-            if counts
-            else "divides routed experts, and it has none"
+    if pp > 1 and isinstance(model.config.encoder, SpeechEncoder):
+        raise ModelError(
+            f"--pp {pp} cuts a model with an encoder of speech, which has one stage: leave --pp out"
         )
-        raise ModelError(f"--ep {ep} is nothing for this model: it {held}")
-
-
-def powers_of_two(most: int) -> list[int]:
-    """The powers of two up to `most`."""
-    return [2**exponent for exponent in range(max(1, most).bit_length())]
+    check_expert_groups(model.config, ep)

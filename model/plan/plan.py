@@ -11,12 +11,25 @@ from model.layers.paged import Slots
 from model.layers.uneven import uneven
 from model.loading.weights import check_ranks
 from model.mesh import check_sequence
-from model.plan import roofline
 from model.plan.dry import Time
-from model.plan.memory import Footprint, MeshShape, footprint, possible_tp, smallest_tp
-from model.plan.meshes import Candidate, Meshes, check_mesh, powers_of_two
+from model.plan.memory import (
+    Footprint,
+    MeshShape,
+    compute_footprint,
+    find_smallest_tp,
+    list_possible_tp,
+    powers_of_two,
+)
+from model.plan.meshes import Candidate, Meshes, check_mesh
 from model.plan.predict import PassTime, Predictor
-from model.plan.roofline import Accelerator, Work
+from model.plan.roofline import (
+    Accelerator,
+    Work,
+    compute_core_peaks,
+    count_decode_work,
+    count_prefill_work,
+    parse_accelerator,
+)
 from model.plan.sizes import DTYPE_BYTES, ModelSizes
 from model.speech.rules import BEGINNING_TOKENS
 
@@ -25,14 +38,14 @@ DEFAULT_TOKENS = 1024
 """Prompt and generated tokens together, where the model's context allows it; an eighth is generated."""
 
 SPEECH_TOKENS = 128
-"""Generated of a window of speech: as many as `nkw transcribe` writes at most, if it is not told."""
+"""Generated tokens of a window of speech: the default limit of `nkw transcribe`."""
 
 LARGEST_BATCH = 64
-MOST_RANKS = 128
+MAX_RANKS = 128
 """The last row of the table of footprints: the cores of a trn2.48xlarge."""
 
-_MOST_BATCH = 2**20
-_MOST_TOKENS = 2**30
+_MAX_BATCH = 2**20
+_MAX_TOKENS = 2**30
 
 
 @dataclass(frozen=True)
@@ -68,7 +81,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Rate:
-    """Decoding in batches of one size: the step, and what complete requests come to, prompts included."""
+    """Decoding in batches of one size: the step, and the throughput and price of requests with their prompts."""
 
     batch: int
     fits: bool
@@ -82,46 +95,78 @@ class Rate:
 class Fit:
     """How an instance holds a model: the fewest ranks (None: not at all), copies, and sequences over all copies.
 
-    `held` is what each of these ranks holds; where the model does not fit, each of the most ranks that can share it.
-    `shape` has the stages and groups of ranks besides, which a model has that tensor-parallel ranks alone do not hold.
+    `footprint` is what each of these ranks holds. If the model does not fit, it is what each of the most ranks that can
+    share the model would hold. `shape` has further stages and groups of ranks for a model that no number of
+    tensor-parallel ranks holds alone.
     """
 
     instance: Instance
     tp: int | None
     copies: int
     sequences: int
-    held: Footprint
+    footprint: Footprint
     shape: MeshShape
 
     @property
     def core_bytes(self) -> int:
-        """What each core has."""
+        """Bytes of HBM of each core."""
         return chip(self.instance.target).hbm_bytes_per_core
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Everything that a plan says. `peaks` are those of one core or device; `copies` of the model run side by side.
+class Placement:
+    """Where the model runs: peaks of one core or device, and the mesh of its copies.
 
-    `meshes` are those that were compared, best first, and `mesh` is the one that was taken; None for an accelerator.
-    `first_tokens` are those of as many prompts as a batch has, packed into the launches of one.
+    `meshes` are those that were compared, best first, and `estimator` estimates their steps. An accelerator has no
+    `instance` and neither of the two; its devices are taken to share weights and cache evenly.
+    """
+
+    instance: Instance | None
+    peaks: Accelerator
+    mesh: Candidate
+    meshes: tuple[Candidate, ...] = ()
+    estimator: Meshes | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the instance or the accelerator."""
+        return self.peaks.name if self.instance is None else self.instance.name
+
+    @property
+    def shape(self) -> MeshShape:
+        """The ranks of a copy."""
+        return self.mesh.shape
+
+    @property
+    def holds_weights(self) -> bool:
+        """Whether the weights fit without a cache; True if the memory is unknown."""
+        return self.peaks.memory_bytes is None or self.mesh.weight_bytes <= self.peaks.memory_bytes
+
+    def can_hold(self, batch: int) -> bool:
+        """Return whether a copy holds a batch; True if the memory is unknown."""
+        return self.peaks.memory_bytes is None or batch <= self.mesh.sequences
+
+    def step_ns(self, work: Work, batch: int) -> float:
+        """Return the roofline of a decode step: of all ranks together, or of the stages and groups of the mesh."""
+        if self.estimator is None or self.shape.ranks == self.shape.tp:
+            return 1e9 * work.seconds(self.peaks.scale(self.shape.tp))
+        return self.estimator.estimate_step(self.shape, batch).step_ns
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The results of a plan.
+
+    `dtype`, `prompt` and `generate` are those of `request`, or the planner's choice. `first_tokens` is the phase of as
+    many prompts as the batch has, packed into the launches of one prompt.
     """
 
     model: ModelSizes
+    request: Request
     dtype: str
     prompt: int
     generate: int
-    batch: int
-    place: str
-    target: str | None
-    devices: int | None
-    peaks: Accelerator
-    tp: int
-    sp: bool
-    mesh: Candidate | None
-    meshes: tuple[Candidate, ...]
-    copies: int
-    price: float | None
+    placement: Placement
     footprints: tuple[Footprint, ...]
     fits: tuple[Fit, ...]
     first_token: Phase
@@ -135,8 +180,8 @@ class Plan:
 
     @property
     def uneven(self) -> tuple[str, ...]:
-        """What the cores hold padded or alike, in sentences; other accelerators are taken to share all evenly."""
-        return () if self.devices is None else uneven(self.model.config, self.tp)
+        """Sentences on what the cores hold padded or repeated; none for an accelerator."""
+        return () if self.placement.instance is None else uneven(self.model.config, self.placement.shape.tp)
 
     @property
     def cache_bytes_per_token(self) -> int:
@@ -145,173 +190,136 @@ class Plan:
         return sum(size for group, size in groups if not isinstance(group, Slots))
 
     @property
-    def step(self) -> Phase:
-        """A decode step at the batch that was asked for."""
-        return next(rate.step for rate in self.rates if rate.batch == self.batch)
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of weights that each core or device holds; other accelerators are taken to share them evenly."""
-        if self.mesh is None:
-            return -(-DTYPE_BYTES[self.dtype] * self.model.total // self.tp)
-        return self.mesh.weight_bytes
-
-    @property
-    def ranks(self) -> int:
-        """The cores or devices of one copy."""
-        return self.tp if self.mesh is None else self.mesh.shape.ranks
-
-    @property
-    def holds_weights(self) -> bool:
-        """Whether the weights fit without a cache; True where the memory is unknown."""
-        return self.peaks.memory_bytes is None or self.weight_bytes <= self.peaks.memory_bytes
-
-    @property
-    def holds(self) -> bool:
-        """Whether the batch that was asked for fits."""
-        return next(rate.fits for rate in self.rates if rate.batch == self.batch)
+    def rate(self) -> Rate:
+        """Decoding in batches of the requested size."""
+        return next(rate for rate in self.rates if rate.batch == self.request.batch)
 
 
 def make_plan(model: ModelSizes, request: Request) -> Plan:
-    """Plan a model; ModelError for what the model, the instance or the options do not allow."""
+    """Plan a model.
+
+    Raises:
+        ModelError: the model, the instance or the accelerator does not allow the options.
+    """
     if request.instance is not None and request.accelerator is not None:
-        raise ModelError("a plan is for an instance or for an accelerator, not for both")
-    if request.batch > _MOST_BATCH:
-        raise ModelError(f"a batch of {request.batch}; a plan takes at most {_MOST_BATCH:,}")
+        raise ModelError(
+            "a plan is for an instance or for an accelerator, not for both: leave one of the two out"
+        )
+    if request.batch > _MAX_BATCH:
+        raise ModelError(f"a batch of {request.batch}; a plan takes at most {_MAX_BATCH:,}")
     dtype = request.dtype or model.config.dtype or "bfloat16"
-    prompt, generate = _tokens(model, request)
-    place = _Place.of(model, request, dtype, prompt + generate)
+    prompt, generate = _choose_tokens(model, request)
+    context = prompt + generate
+    create_placement = _place_on_instance if request.accelerator is None else _place_on_accelerator
+    placement = create_placement(model, request, dtype, context)
     if request.sp:
-        _check_sequence(model, place)
-    predictor = _predictor(model, request, place, dtype, prompt + generate)
-    peaks = place.peaks.times(place.tp)
-    work = roofline.prefill(model, dtype, 1, prompt)
-    first = Phase(work, 1e9 * work.seconds(peaks), predictor.first_token(prompt) if predictor else None)
-    work = roofline.prefill(model, dtype, request.batch, prompt)
-    packed = predictor.first_tokens(prompt, request.batch) if predictor else None
-    first_tokens = Phase(work, 1e9 * work.seconds(peaks), packed)
+        _check_sequence(model, placement)
+    predictor = _create_predictor(model, request, placement, dtype, context)
+    peaks = placement.peaks.scale(placement.shape.tp)
+
+    def plan_prompts(batch: int) -> Phase:
+        work = count_prefill_work(model, dtype, batch, prompt)
+        predicted = predictor.predict_prompts(prompt, batch) if predictor else None
+        return Phase(work, 1e9 * work.seconds(peaks), predicted)
+
+    first_token = plan_prompts(1)
     rates = []
     for batch in sorted({*powers_of_two(LARGEST_BATCH), request.batch}):
-        work = roofline.decode(model, dtype, batch, prompt + generate)
-        least_ns = place.step_ns(work, batch)
-        step = Phase(work, least_ns, predictor.step(batch) if predictor else None)
-        rates.append(_rate(batch, place, first, step, generate, request.price))
+        work = count_decode_work(model, dtype, batch, context)
+        predicted = predictor.predict_step(batch) if predictor else None
+        step = Phase(work, placement.step_ns(work, batch), predicted)
+        rates.append(_compute_rate(batch, placement, first_token, step, generate, request.price))
     return Plan(
         model=model,
+        request=request,
         dtype=dtype,
         prompt=prompt,
         generate=generate,
-        batch=request.batch,
-        place=place.name,
-        target=place.target,
-        devices=place.devices,
-        peaks=place.peaks,
-        tp=place.tp,
-        sp=request.sp,
-        mesh=place.mesh,
-        meshes=place.candidates,
-        copies=place.copies,
-        price=request.price,
+        placement=placement,
         footprints=tuple(
-            footprint(model, dtype, tp, prompt + generate) for tp in possible_tp(model, MOST_RANKS)
+            compute_footprint(model, dtype, tp, context) for tp in list_possible_tp(model, MAX_RANKS)
         ),
-        fits=tuple(_fit(model, dtype, prompt + generate, each) for each in INSTANCES.values()),
-        first_token=first,
-        first_tokens=first_tokens,
+        fits=tuple(_fit(model, dtype, context, instance) for instance in INSTANCES.values()),
+        first_token=first_token,
+        first_tokens=first_token if request.batch == 1 else plan_prompts(request.batch),
         rates=tuple(rates),
     )
 
 
-def _predictor(
-    model: ModelSizes, request: Request, place: _Place, dtype: str, tokens: int
+def _create_predictor(
+    model: ModelSizes, request: Request, placement: Placement, dtype: str, context: int
 ) -> Predictor | None:
-    """What predicts passes by kernels; None where there are only rooflines."""
-    if place.target is None or unsupported(model.config):
+    """Return the predictor of passes; None if the plan has rooflines only."""
+    if placement.instance is None or unsupported(model.config):
         return None
-    # The instance's own name, so that collectives go over its links.
-    shape = place.shape
-    return Predictor(model.config, place.name, shape.tp, dtype, tokens, request.sp, shape.pp, shape.ep)
+    # The name of the instance, so that collectives go over its links.
+    shape = placement.shape
+    return Predictor(model.config, placement.name, shape.tp, dtype, context, request.sp, shape.pp, shape.ep)
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where the model runs: peaks of one core or device, how many share one copy, and what one copy can hold."""
+def _place_on_instance(model: ModelSizes, request: Request, dtype: str, context: int) -> Placement:
+    """Return the placement on the fastest mesh of an instance; if none fits, on the most tensor-parallel ranks.
 
-    name: str
-    target: str | None
-    devices: int | None
-    peaks: Accelerator
-    tp: int
-    copies: int
-    sequences: int | None
-    meshes: Meshes | None = None
-    mesh: Candidate | None = None
-    candidates: tuple[Candidate, ...] = ()
-
-    @property
-    def shape(self) -> MeshShape:
-        """The ranks of a copy."""
-        return MeshShape(self.tp) if self.mesh is None else self.mesh.shape
-
-    def step_ns(self, work: Work, batch: int) -> float:
-        """The roofline of a decode step: of all ranks together, else of the stages and groups of the mesh."""
-        if self.meshes is None or self.shape.ranks == self.tp:
-            return 1e9 * work.seconds(self.peaks.times(self.tp))
-        return self.meshes.step(self.shape, batch).step_ns
-
-    @classmethod
-    def of(cls, model: ModelSizes, request: Request, dtype: str, tokens: int) -> _Place:
-        if request.accelerator is not None:
-            return cls._accelerator(model, request, request.accelerator, dtype, tokens)
-        name = request.instance or DEFAULT_INSTANCE
-        instance = find_instance(name)
-        name = instance.name
-        record, cores = chip(instance.target), instance.physical_cores
-        asked = request.tp, request.pp, request.ep
-        if request.tp is not None or request.sp:
-            asked = request.tp, request.pp or 1, request.ep or 1
-        check_mesh(model, *asked, name, cores)
-        meshes = Meshes(model, dtype, instance, tokens, request.batch)
-        found = meshes.ranked(*asked)
-        mesh = found[0]
-        if mesh.step is None and asked == (None, None, None):
-            mesh = meshes.candidate(MeshShape(possible_tp(model, cores)[-1]))
-        peaks, shape = roofline.core(record, dtype), mesh.shape
-        return cls(
-            *(name, instance.target, cores, peaks, shape.tp, mesh.copies, mesh.sequences),
-            *(meshes, mesh, tuple(found)),
-        )
-
-    @classmethod
-    def _accelerator(cls, model: ModelSizes, request: Request, text: str, dtype: str, tokens: int) -> _Place:
-        if (request.pp or 1) * (request.ep or 1) > 1:
-            raise ModelError("--pp and --ep are for the cores of an instance, not for an accelerator")
-        peaks = roofline.accelerator(text)
-        tp = request.tp or 1
-        check_ranks(model.config, tp)
-        room = None
-        if peaks.memory_bytes is not None:
-            free = peaks.memory_bytes * tp - DTYPE_BYTES[dtype] * model.total
-            room = max(0, free) // max(1, model.cache_bytes(tokens, dtype))
-        return cls(peaks.name, None, None, peaks, tp, 1, room)
+    Raises:
+        ModelError: the instance is unknown, or the model or the instance cannot have the requested mesh.
+    """
+    instance = find_instance(request.instance or DEFAULT_INSTANCE)
+    sizes = request.tp, request.pp, request.ep
+    if request.tp is not None or request.sp:
+        sizes = request.tp, request.pp or 1, request.ep or 1
+    check_mesh(model, *sizes, instance.name, instance.physical_cores)
+    estimator = Meshes(model, dtype, instance, context, request.batch)
+    meshes = estimator.rank(*sizes)
+    mesh = meshes[0]
+    if mesh.step is None and sizes == (None, None, None):
+        mesh = estimator.create_candidate(MeshShape(list_possible_tp(model, instance.physical_cores)[-1]))
+    return Placement(
+        instance, compute_core_peaks(chip(instance.target), dtype), mesh, tuple(meshes), estimator
+    )
 
 
-def _check_sequence(model: ModelSizes, place: _Place) -> None:
-    """ModelError where no launches of several ranks are predicted, of which `--sp` could cut the rows."""
-    if place.target is None:
-        raise ModelError(f"--sp changes launches of kernels; for {place.name} a plan has rooflines only")
+def _place_on_accelerator(model: ModelSizes, request: Request, dtype: str, context: int) -> Placement:
+    """Return the placement on `tp` devices.
+
+    Raises:
+        ModelError: the accelerator is unknown, the model does not take `tp` ranks, or `pp` or `ep` is not 1.
+    """
+    if (request.pp or 1) * (request.ep or 1) > 1:
+        raise ModelError("--pp and --ep are for the cores of an instance, not for an accelerator")
+    peaks, tp = parse_accelerator(request.accelerator or ""), request.tp or 1
+    check_ranks(model.config, tp)
+    weight_bytes, cache_bytes = DTYPE_BYTES[dtype] * model.total, model.cache_bytes(context, dtype)
+    sequences = max(0, (peaks.memory_bytes or 0) * tp - weight_bytes) // max(1, cache_bytes)
+    mesh = Candidate(
+        MeshShape(tp), 1, -(-weight_bytes // tp), -(-cache_bytes // tp), sequences, request.batch, None
+    )
+    return Placement(None, peaks, mesh)
+
+
+def _check_sequence(model: ModelSizes, placement: Placement) -> None:
+    """Check that the launches of several ranks are predicted, whose rows sequence parallelism can cut.
+
+    Raises:
+        ModelError: the plan has rooflines only, the model has an encoder of speech, or there is one rank.
+    """
+    if placement.instance is None:
+        raise ModelError(f"--sp changes launches of kernels; for {placement.name} a plan has rooflines only")
     missing = unsupported(model.config)
     if missing:
         raise ModelError(
             f"--sp changes launches of kernels; this model has rooflines only, as no kernel computes {missing[0]}"
         )
     if model.config.spectrum is not None:
-        raise ModelError("--sp cuts rows of prompts; those of an encoder stay whole: leave --sp out")
-    check_sequence(True, place.tp)
+        raise ModelError("--sp cuts rows of prompts, and an encoder of speech has all rows: leave --sp out")
+    check_sequence(True, placement.shape.tp)
 
 
-def _tokens(model: ModelSizes, request: Request) -> tuple[int, int]:
-    """Prompt and generated tokens, as asked for or within the model's context."""
+def _choose_tokens(model: ModelSizes, request: Request) -> tuple[int, int]:
+    """Return the tokens of the prompt and the generated ones: as requested, or within the model's context.
+
+    Raises:
+        ModelError: the two exceed the context or the largest plan.
+    """
     longest = model.config.max_position_embeddings
     room = min(DEFAULT_TOKENS, longest or DEFAULT_TOKENS)
     prompt, generate = request.prompt, request.generate
@@ -321,9 +329,9 @@ def _tokens(model: ModelSizes, request: Request) -> tuple[int, int]:
     if generate is None:
         generate = max(1, room // 8)
     if prompt is None:
-        prompt = max(1, room - room // 8) if request.generate is None else max(1, room - generate)
-    if prompt + generate > _MOST_TOKENS:
-        raise ModelError(f"{prompt + generate} tokens; a plan takes at most {_MOST_TOKENS:,}")
+        prompt = max(1, room - generate)
+    if prompt + generate > _MAX_TOKENS:
+        raise ModelError(f"{prompt + generate} tokens; a plan takes at most {_MAX_TOKENS:,}")
     if longest is not None and prompt + generate > longest:
         raise ModelError(
             f"a prompt of {prompt} and {generate} generated tokens exceed the model's context, {longest}"
@@ -331,17 +339,19 @@ def _tokens(model: ModelSizes, request: Request) -> tuple[int, int]:
     return prompt, generate
 
 
-def _rate(batch: int, place: _Place, first: Phase, step: Phase, generate: int, price: float | None) -> Rate:
-    """Prompts go one after another, then the batch decodes together; the first tokens come with the prompts."""
-    requests = first.time * batch + step.time * (generate - 1)
-    tokens = batch * generate * place.copies
+def _compute_rate(
+    batch: int, placement: Placement, first_token: Phase, step: Phase, generate: int, price: float | None
+) -> Rate:
+    """Return the throughput of a batch: prompts one after another with their first tokens, then joint decode steps."""
+    requests = first_token.time * batch + step.time * (generate - 1)
+    tokens = batch * generate * placement.mesh.copies
     per_million = None
     if price is not None:
         # dollars an hour over tokens an hour, for a million
         per_million = requests * (price / 3600e9 / tokens * 1e6)
     return Rate(
         batch=batch,
-        fits=place.sequences is None or batch <= place.sequences,
+        fits=placement.can_hold(batch),
         step=step,
         tokens_per_s=1e9 * batch / step.time.program_ns,
         request_tokens_per_s=1e9 * tokens / requests.program_ns,
@@ -349,18 +359,20 @@ def _rate(batch: int, place: _Place, first: Phase, step: Phase, generate: int, p
     )
 
 
-def _fit(model: ModelSizes, dtype: str, tokens: int, instance: Instance) -> Fit:
-    """On tensor-parallel ranks alone where these hold the model, else on the mesh of fewest ranks."""
+def _fit(model: ModelSizes, dtype: str, context: int, instance: Instance) -> Fit:
+    """Fit a model on the fewest tensor-parallel ranks of an instance, or else on the mesh with the fewest ranks."""
     capacity, cores = chip(instance.target).hbm_bytes_per_core, instance.physical_cores
-    tp = smallest_tp(model, dtype, tokens, 1, cores, capacity)
+    tp = find_smallest_tp(model, dtype, context, 1, cores, capacity)
     if tp is None:
-        fitting = [each for each in Meshes(model, dtype, instance, tokens, 1).ranked() if each.step]
+        fitting = [mesh for mesh in Meshes(model, dtype, instance, context, 1).rank() if mesh.step]
         if fitting:
-            mesh = min(fitting, key=lambda each: each.shape.ranks)
-            held = Footprint(mesh.shape.tp, tokens, mesh.weight_bytes, mesh.cache_bytes_per_sequence)
-            return Fit(instance, mesh.shape.tp, mesh.copies, mesh.copies * mesh.sequences, held, mesh.shape)
-    held = footprint(model, dtype, tp or possible_tp(model, cores)[-1], tokens)
-    if tp is None:
-        return Fit(instance, None, 0, 0, held, MeshShape(held.tp))
-    copies = cores // tp
-    return Fit(instance, tp, copies, copies * held.sequences(capacity), held, MeshShape(tp))
+            mesh = min(fitting, key=lambda mesh: mesh.shape.ranks)
+            footprint = Footprint(mesh.shape.tp, context, mesh.weight_bytes, mesh.cache_bytes_per_sequence)
+            return Fit(
+                instance, mesh.shape.tp, mesh.copies, mesh.copies * mesh.sequences, footprint, mesh.shape
+            )
+    footprint = compute_footprint(model, dtype, tp or list_possible_tp(model, cores)[-1], context)
+    copies = cores // tp if tp else 0
+    return Fit(
+        instance, tp, copies, copies * footprint.sequences(capacity), footprint, MeshShape(footprint.tp)
+    )

@@ -2,18 +2,18 @@
 
     time = max(operations / peak operations per second, bytes / peak bytes per second)
 
-Two operations are one multiply-add. A phase reads every weight that its tokens pass once, whatever the batch; a decode
-step reads besides the cache of every sequence, a prompt writes it. So for a batch of B sequences of S tokens, as long
-as bytes decide,
+Two operations are one multiply-add. A phase reads each weight that its tokens pass once, whatever the batch. A decode
+step also reads the cache of every sequence, a prompt writes it. So for a batch of B sequences of S tokens, as long as
+bytes decide,
 
     time per token = (weight bytes + B * S * cache bytes per token) / bandwidth,     tokens per second = B / time
 
-Activations are not counted, nor what ranks exchange.
+Activations are not counted, nor the bytes that ranks exchange.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from model.device import Hardware
@@ -21,8 +21,8 @@ from model.errors import ModelError
 from model.layers.launch import Phase
 from model.plan.sizes import DTYPE_BYTES, ModelSizes
 
-_LEAST_PEAK, _MOST_PEAK = 1e-9, 1e9
-"""Of an accelerator, in TFLOPS and TB/s: from a thousand operations a second to more than all computers together."""
+_MIN_PEAK, _MAX_PEAK = 1e-9, 1e9
+"""Peaks of an accelerator, in TFLOPS and TB/s: from a thousand operations a second to more than all computers have."""
 
 
 class Bound(Enum):
@@ -34,7 +34,7 @@ class Bound(Enum):
 
 @dataclass(frozen=True)
 class Accelerator:
-    """One device by its peaks: operations of the dtype per second, bytes per second, and memory where it is known."""
+    """One device by its peaks: operations of a dtype per second, bytes per second, and memory; None if unknown."""
 
     name: str
     operations_per_s: float
@@ -48,50 +48,53 @@ class Accelerator:
         return self.operations_per_s / self.bytes_per_s
 
     def seconds(self, operations: float, moved_bytes: float) -> float:
-        """The least time of a number of operations and bytes."""
+        """Return the least time of a number of operations and bytes."""
         return max(operations / self.operations_per_s, moved_bytes / self.bytes_per_s)
 
-    def times(self, devices: int) -> Accelerator:
-        """`devices` of these as one device."""
-        memory = None if self.memory_bytes is None else self.memory_bytes * devices
-        return Accelerator(
-            self.name, self.operations_per_s * devices, self.bytes_per_s * devices, memory, self.source
+    def scale(self, devices: int) -> Accelerator:
+        """Return several equal devices as one device."""
+        return replace(
+            self,
+            operations_per_s=self.operations_per_s * devices,
+            bytes_per_s=self.bytes_per_s * devices,
+            memory_bytes=None if self.memory_bytes is None else self.memory_bytes * devices,
         )
 
 
 ACCELERATORS = {
-    each.name: each
-    for each in (
-        Accelerator(
-            "h100", 989e12, 3.35e12, 80 * 10**9, "NVIDIA H100 data sheet: SXM, fp16 without sparsity"
-        ),
-        Accelerator(
-            "a100", 312e12, 2.039e12, 80 * 10**9, "NVIDIA A100 data sheet: SXM 80 GB, fp16 without sparsity"
-        ),
-    )
+    "h100": Accelerator(
+        "h100", 989e12, 3.35e12, 80 * 10**9, "NVIDIA H100 data sheet: SXM, fp16 without sparsity"
+    ),
+    "a100": Accelerator(
+        "a100", 312e12, 2.039e12, 80 * 10**9, "NVIDIA A100 data sheet: SXM 80 GB, fp16 without sparsity"
+    ),
 }
 
 
-def accelerator(text: str) -> Accelerator:
-    """A known accelerator by name, or one as TFLOPS,TB/s; ModelError for anything else."""
+def parse_accelerator(text: str) -> Accelerator:
+    """Return a known accelerator by its name, or one by its peaks, written as TFLOPS,TB/s.
+
+    Raises:
+        ModelError: the text is no name, and not two peaks within the limits.
+    """
     if text.lower() in ACCELERATORS:
         return ACCELERATORS[text.lower()]
     try:
-        tera_operations, tera_bytes = (float(part) for part in text.split(","))
+        tera_operations, tera_bytes = map(float, text.split(","))
     except ValueError:
         known = ", ".join(sorted(ACCELERATORS))
         raise ModelError(
             f"accelerator {text!r:.60}; known are {known}, or give TFLOPS,TB/s as in 989,3.35"
         ) from None
-    if not all(_LEAST_PEAK <= each < _MOST_PEAK for each in (tera_operations, tera_bytes)):
+    if not all(_MIN_PEAK <= peak < _MAX_PEAK for peak in (tera_operations, tera_bytes)):
         raise ModelError(
-            f"accelerator {text!r:.60}; TFLOPS and TB/s are numbers from {_LEAST_PEAK:g} to {_MOST_PEAK:g}"
+            f"accelerator {text!r:.60}; TFLOPS and TB/s are numbers from {_MIN_PEAK:g} to {_MAX_PEAK:g}"
         )
     return Accelerator(text, tera_operations * 1e12, tera_bytes * 1e12, None, "as given")
 
 
-def core(chip: Hardware, dtype: str) -> Accelerator:
-    """One NeuronCore of a chip: the whole PE array at its full clock, and the core's part of the HBM bandwidth."""
+def compute_core_peaks(chip: Hardware, dtype: str) -> Accelerator:
+    """Return one NeuronCore of a chip: the PE array at its full clock, and the core's share of the HBM bandwidth."""
     array = chip.contraction_max * chip.stationary_free_max
     passes = chip.matmul_fp32_passes if dtype == "float32" else 1
     return Accelerator(
@@ -122,28 +125,28 @@ class Work:
         return self.operations / self.bytes
 
     def bound(self, peaks: Accelerator) -> Bound:
-        """The resource that decides the time of this work on given peaks."""
+        """Return the resource that decides the time of this work on given peaks."""
         return Bound.compute if self.intensity > peaks.ridge else Bound.bandwidth
 
     def seconds(self, peaks: Accelerator) -> float:
-        """The least time it takes."""
+        """Return the least time of this work on given peaks."""
         return peaks.seconds(self.operations, self.bytes)
 
 
-def decode(model: ModelSizes, dtype: str, batch: int, context: int) -> Work:
-    """One token for each of `batch` sequences, each the last of `context` tokens."""
+def count_decode_work(model: ModelSizes, dtype: str, batch: int, context: int) -> Work:
+    """Return the work of one token for each of `batch` sequences, each token the last of `context` tokens."""
     products = model.active + model.head_parameters + model.products(Phase.decode, context)
     return Work(
         2.0 * batch * products,
-        DTYPE_BYTES[dtype] * model.passed(batch),
+        DTYPE_BYTES[dtype] * model.parameters_read(batch),
         batch * model.cache_bytes(context, dtype, read=True),
     )
 
 
-def prefill(model: ModelSizes, dtype: str, batch: int, tokens: int) -> Work:
-    """The prompts of `batch` sequences, of `tokens` tokens each; the head for the last token of each only."""
+def count_prefill_work(model: ModelSizes, dtype: str, batch: int, tokens: int) -> Work:
+    """Return the work of the prompts of `batch` sequences of `tokens` tokens; the head takes the last token of each."""
     products = model.active * tokens + model.head_parameters + model.products(Phase.prefill, tokens)
-    weights = model.passed(batch * tokens)
+    weights = model.parameters_read(batch * tokens)
     for window in filter(None, (network.window for network in model.network.before.values())):
         products += model.parameters["aside"] * window + model.aside.products(Phase.prefill, window)
         weights += model.parameters["aside"]

@@ -29,9 +29,9 @@ class StepPlan:
     launches: tuple[tuple[Launch, Time], ...]
 
     @property
-    def time(self) -> Time:
-        """The predicted time of the step, without starting and ending kernels."""
-        return sum((time for _, time in self.launches), Time())
+    def step_ns(self) -> float:
+        """Predicted time of the step, without starting and ending kernels."""
+        return sum(time.program_ns for _, time in self.launches)
 
     def text(self, name: str) -> Iterator[str]:
         """Yield the lines of a report."""
@@ -39,16 +39,16 @@ class StepPlan:
         for launch, time in self.launches:
             work = f"{launch.work.operations:,.0f} operations, {launch.work.bytes:,.0f} bytes"
             yield f"  {launch.title}: {time.program_ns / 1000:.1f} us for {work}"
-        yield f"one step on a core of {self.target}: {self.time.program_ns / 1000:.1f} us"
+        yield f"one step on a core of {self.target}: {self.step_ns / 1000:.1f} us"
 
     def document(self, name: str) -> dict[str, Any]:
-        """Return the same as plain values."""
+        """Return the plan as the document of `--json`."""
         return {
             "model": name,
             "target": self.target,
             "parameters": self.parameters,
             "weight_bytes": self.weight_bytes,
-            "step_ns": self.time.program_ns,
+            "step_ns": self.step_ns,
             "launches": [
                 {
                     "kernel": launch.title,
@@ -62,11 +62,17 @@ class StepPlan:
 
 
 def plan_step(config: Config, target: str, dtype: str) -> StepPlan:
-    """Plan the step of a model on one core; activations and weights are float32 or bfloat16."""
+    """Plan the step of a model on one core of a chip.
+
+    Args:
+        config: the model.
+        target: name of the chip.
+        dtype: "float32" keeps activations and weights in float32; other dtypes are planned as bfloat16.
+    """
     activations = np.dtype(np.float32 if dtype == "float32" else ml_dtypes.bfloat16)
     network, dry = compose(config), DryTimes(target, Mesh(1))
     step = make_step(config, activations, WeightDtypes(activations))
     parameters = sum(prod(weight.shape(Shard(0, 1))) for weight in network.weights)
-    launches = [launch for layer in network.all_layers for launch in layer.launches(step)]
-    times = tuple((launch, dry.launch(launch)) for launch in launches)
+    launches = (launch for layer in network.all_layers for launch in layer.launches(step))
+    times = tuple((launch, dry.time_launch(launch)) for launch in launches)
     return StepPlan(target, parameters, parameters * activations.itemsize, times)

@@ -1,8 +1,9 @@
-"""A plan as tables and sentences: 80 columns as text, on a terminal as wide as that is."""
+"""A plan as tables and sentences: 80 columns as text, or the columns of a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from model.device import chip
 from model.layers import unsupported
@@ -12,43 +13,45 @@ from model.plan.meshes import Candidate, Estimate
 from model.plan.plan import Plan
 from model.plan.predict import BUBBLE, PassTime
 from model.plan.sizes import DTYPE_BYTES
-from model.plan.speech import transcription
+from model.plan.speech import compute_transcription
 from nkw.parts import Hanging, Part, table
 from nkw.targets import TARGETS
 
-_RUNNERS_UP, _NEAREST = 4, 2
-"""How many meshes are shown beside the best: meshes that fit, and meshes that do not."""
+_MAX_FITTING, _MAX_SHORT = 4, 2
+"""Meshes in the table besides the best: meshes that fit, and meshes that do not."""
+
+_sentence = partial(Hanging, indent=0)
+"""A sentence whose lines are not indented."""
 
 
-def parts(plan: Plan) -> list[Part]:
-    """The parts of a plan's text, for a terminal."""
-    blocks = [_parameters(plan), _footprints(plan), _instances(plan)]
-    if len(plan.meshes) > 1:
-        blocks.append(_meshes(plan))
-    blocks.append(_phases(plan))
-    if plan.first_token.predicted is not None:
-        blocks += _kernels(plan)
-    blocks += [_rates(plan), [_sentence(each) for each in basis(plan)]]
-    return [*blocks[0], *(part for block in blocks[1:] for part in ("", *block))]
+def format_plan(plan: Plan) -> list[Part]:
+    """Return the parts of a plan's text, for a terminal."""
+    blocks = [_format_parameters(plan), _format_footprints(plan), _format_instances(plan)]
+    if len(plan.placement.meshes) > 1:
+        blocks.append(_format_meshes(plan))
+    blocks += [
+        _format_phases(plan),
+        *_format_kernels(plan),
+        _format_rates(plan),
+        [_sentence(sentence) for sentence in describe_basis(plan)],
+    ]
+    return [*blocks[0], *(line for block in blocks[1:] for line in ("", *block))]
 
 
-def _sentence(words: str) -> Part:
-    return Hanging(words, indent=0)
-
-
-def _parameters(plan: Plan) -> list[Part]:
+def _format_parameters(plan: Plan) -> list[Part]:
+    """Return the table of parameters by component, and sentences on active parameters and the cache."""
     model, size, encoder = plan.model, DTYPE_BYTES[plan.dtype], plan.model.config.encoder
     rows = [
         (
-            encoder.description if part == "aside" and encoder else part,
+            encoder.description if component == "aside" and encoder else component,
             f"{count:,}",
             f"{count / model.total:.1%}",
-            _gb(count * size),
+            _format_gb(count * size),
         )
-        for part, count in model.parameters.items()
+        for component, count in model.parameters.items()
         if count
     ]
-    rows.append(("all", f"{model.total:,}", "", _gb(model.total * size)))
+    rows.append(("all", f"{model.total:,}", "", _format_gb(model.total * size)))
     sequence = model.cache_bytes(plan.context, plan.dtype)
     return [
         f"{model.config.model_type}, {model.num_layers} layers, {plan.dtype}",
@@ -63,14 +66,20 @@ def _parameters(plan: Plan) -> list[Part]:
     ]
 
 
-def _footprints(plan: Plan) -> list[Part]:
+def _format_footprints(plan: Plan) -> list[Part]:
+    """Return the table of bytes by tensor-parallel ranks, and of the sequences and chips of each target."""
     chips = [chip(name) for name in TARGETS]
     rows = []
-    for each in plan.footprints:
-        row = [str(each.tp), _gb(each.weight_bytes), f"{each.cache_bytes_per_sequence / 1e6:.3f}"]
+    for footprint in plan.footprints:
+        row = [
+            str(footprint.tp),
+            _format_gb(footprint.weight_bytes),
+            f"{footprint.cache_bytes_per_sequence / 1e6:.3f}",
+        ]
         for record in chips:
-            held = each.sequences(record.hbm_bytes_per_core)
-            row += [_count(held), str(-(-each.tp // record.physical_cores_per_chip))] if held else ["-", ""]
+            sequences = footprint.sequences(record.hbm_bytes_per_core)
+            count = str(-(-footprint.tp // record.physical_cores_per_chip))
+            row += [_format_count(sequences), count] if sequences else ["-", ""]
         rows.append(row)
     per_chip = [f"{name}|chips" for name in TARGETS]
     return [
@@ -82,243 +91,261 @@ def _footprints(plan: Plan) -> list[Part]:
     ]
 
 
-def _instances(plan: Plan) -> list[Part]:
+def _format_instances(plan: Plan) -> list[Part]:
+    """Return the table of instances with the fewest cores, the copies and the sequences of the model."""
     rows = []
     for fit in plan.fits:
-        row = [fit.instance.name, f"{fit.instance.physical_cores}", f"{fit.instance.hbm_bytes / 1e9:,.1f}"]
-        needed, core = (each / 1e9 for each in (fit.held.bytes_with_one, fit.core_bytes))
-        short = f"does not fit: {needed:,.2f} > {core:.2f} GB"
-        more = _mesh_name(fit.shape).removeprefix(f"tp {fit.shape.tp}").lstrip()
-        held = f"{fit.sequences:,} with {more}" if more else f"{fit.sequences:,}"
-        rows.append([*row, str(fit.held.tp), str(fit.copies), held if fit.tp else short])
+        needed, core = (size / 1e9 for size in (fit.footprint.bytes_with_one, fit.core_bytes))
+        sequences = f"does not fit: {needed:,.2f} > {core:.2f} GB"
+        if fit.tp:
+            axes = _format_mesh(fit.shape).removeprefix(f"tp {fit.shape.tp}").lstrip()
+            sequences = f"{fit.sequences:,} with {axes}" if axes else f"{fit.sequences:,}"
+        instance = fit.instance
+        row = [instance.name, f"{instance.physical_cores}", f"{instance.hbm_bytes / 1e9:,.1f}"]
+        rows.append([*row, str(fit.footprint.tp), str(fit.copies), sequences])
     return [
         "on the fewest cores that hold the weights and one sequence, else what each of the most would hold",
         table("instance|cores|HBM GB|tp|copies|sequences", rows),
     ]
 
 
-def _meshes(plan: Plan) -> list[Part]:
-    """The mesh that decodes most, the runners-up, and the meshes that nearly fit with the memory that they lack."""
-    best, *others = plan.meshes
-    fitting = [each for each in others if each.step is not None][: _RUNNERS_UP if best.step else 0]
-    short = [each for each in others if each.step is None][:_NEAREST]
-    assert plan.peaks.memory_bytes is not None
+def _format_meshes(plan: Plan) -> list[Part]:
+    """Return the table of the fastest meshes, and of meshes that nearly fit, with the reason why each is behind."""
+    best, *slower = plan.placement.meshes
+    fitting = [mesh for mesh in slower if mesh.step is not None][: _MAX_FITTING if best.step else 0]
+    short = [mesh for mesh in slower if mesh.step is None][:_MAX_SHORT]
+    assert plan.placement.peaks.memory_bytes is not None
     rows = [
         (
-            _mesh_name(each.shape),
-            f"{each.copies}",
-            f"{each.needed_bytes / 1e9:,.2f}",
-            "" if each.step is None else _milliseconds(each.step.step_ns),
-            f"{each.tokens_per_s:,.0f}" if each.step else "",
-            *(_shares(each.step) if each.step else ("", "", "")),
-            _limit(each, best),
+            _format_mesh(mesh.shape),
+            f"{mesh.copies}",
+            f"{mesh.needed_bytes / 1e9:,.2f}",
+            "" if mesh.step is None else _format_ms(mesh.step.step_ns),
+            f"{mesh.tokens_per_s:,.0f}" if mesh.step else "",
+            *(_format_shares(mesh.step) if mesh.step else ("", "", "")),
+            _find_limit(mesh, best),
         )
-        for each in (best, *fitting, *short)
+        for mesh in (best, *fitting, *short)
     ]
     return [
         _sentence(
-            f"meshes by what all copies decode at batch {plan.batch:,}, estimated, and what keeps others behind the "
-            f"first; a core has {plan.peaks.memory_bytes / 1e9:,.2f} GB; shares of a step: weights, cache and products "
-            "(core), collectives and sends, stages that wait (bubble)"
+            f"meshes by what all copies decode at batch {plan.request.batch:,}, estimated, and what keeps others "
+            f"behind the first; a core has {plan.placement.peaks.memory_bytes / 1e9:,.2f} GB; shares of a step: "
+            "weights, cache and products (core), collectives and sends, stages that wait (bubble)"
         ),
         table("mesh|copies|GB a core|step ms|tokens/s|core|links|bubble|limit", rows, left=(0, 8), gap=1),
     ]
 
 
-def _mesh_name(shape: MeshShape) -> str:
-    parts = [
-        f"tp {shape.tp}",
-        *(f"{name} {own}" for name, own in (("pp", shape.pp), ("ep", shape.ep)) if own > 1),
-    ]
-    return " ".join(parts)
+def _format_mesh(shape: MeshShape) -> str:
+    """Return the sizes of a mesh, without axes of size 1 but for tp."""
+    sizes = (("pp", shape.pp), ("ep", shape.ep))
+    return " ".join([f"tp {shape.tp}", *(f"{axis} {size}" for axis, size in sizes if size > 1)])
 
 
-def _shares(step: Estimate) -> tuple[str, str, str]:
+def _format_shares(step: Estimate) -> tuple[str, str, str]:
+    """Return the shares of a step: core, collectives, bubble."""
     return f"{step.core:.0%}", f"{step.collectives:.0%}", f"{step.bubble:.0%}"
 
 
-def _limit(mesh: Candidate, best: Candidate) -> str:
-    """What keeps a mesh behind the best: memory, copies, or the part of the step that grows most."""
+def _find_limit(mesh: Candidate, best: Candidate) -> str:
+    """Return why a mesh is slower than the best: memory, copies, or the share of the step that grows most."""
     if mesh.step is None:
         return "memory"
     if best.step is None or mesh is best:
         return ""
     if mesh.copies < best.copies:
         return "copies"
-    own, least = (
-        (each.step_ns * each.core, each.step_ns * each.collectives, each.step_ns * each.bubble)
-        for each in (mesh.step, best.step)
+    times, best_times = (
+        (step.step_ns * step.core, step.step_ns * step.collectives, step.step_ns * step.bubble)
+        for step in (mesh.step, best.step)
     )
-    more = [one - other for one, other in zip(own, least)]
-    return ("core", "links", "bubble")[more.index(max(more))]
+    growth = [time_ns - best_ns for time_ns, best_ns in zip(times, best_times)]
+    return ("core", "links", "bubble")[growth.index(max(growth))]
 
 
-def _phases(plan: Plan) -> list[Part]:
-    ranks = _plural(plan.tp, "device")
-    if plan.devices is not None:
-        cut = " with sp" if plan.sp else ""
-        assert plan.mesh is not None
-        ranks = f"{_mesh_name(plan.mesh.shape)}{cut} of {plan.devices} cores, {_copies(plan)}"
-    out = [
+def _format_phases(plan: Plan) -> list[Part]:
+    """Return the placement, warnings about memory, and the table of rooflines."""
+    placement, batch = plan.placement, plan.request.batch
+    shape, peaks, weight_bytes = placement.shape, placement.peaks, placement.mesh.weight_bytes
+    ranks = _format_plural(shape.tp, "device")
+    if placement.instance is not None:
+        suffix = " with sp" if plan.request.sp else ""
+        cores = placement.instance.physical_cores
+        ranks = f"{_format_mesh(shape)}{suffix} of {cores} cores, {_format_copies(plan)}"
+    out: list[Part] = [
         _sentence(
-            f"{plan.place}: {ranks}; a prompt of {plan.prompt:,}, then {_plural(plan.generate, 'token')}; "
-            f"batch {plan.batch:,}"
+            f"{placement.name}: {ranks}; a prompt of {plan.prompt:,}, then {_format_plural(plan.generate, 'token')}; "
+            f"batch {batch:,}"
         )
     ]
     if plan.uneven:
-        out.append(_sentence(f"on {plan.tp} cores {'; '.join(plan.uneven)}"))
-    if not plan.holds_weights:
-        assert plan.peaks.memory_bytes is not None
+        out.append(_sentence(f"on {shape.tp} cores {'; '.join(plan.uneven)}"))
+    if peaks.memory_bytes is not None and not placement.holds_weights:
         out.append(
             _sentence(
-                f"the weights do not fit here: {plan.weight_bytes / 1e9:,.1f} GB for each of {plan.ranks:,}, which "
-                f"{'have' if plan.ranks > 1 else 'has'} {plan.peaks.memory_bytes / 1e9:,.1f}"
+                f"the weights do not fit here: {weight_bytes / 1e9:,.1f} GB for each of {shape.ranks:,}, which "
+                f"{'have' if shape.ranks > 1 else 'has'} {peaks.memory_bytes / 1e9:,.1f}"
             )
         )
-    elif not plan.holds:
-        out.append(f"batch {plan.batch:,} does not fit beside the weights here")
-    phases = [("first token", plan.first_token), ("one step", plan.step)]
-    if plan.batch > 1:
-        phases.insert(1, (f"{plan.batch:,} prompts, packed", plan.first_tokens))
+    elif not plan.rate.fits:
+        out.append(f"batch {batch:,} does not fit beside the weights here")
+    phases = [("first token", plan.first_token), ("one step", plan.rate.step)]
+    if batch > 1:
+        phases.insert(1, (f"{batch:,} prompts, packed", plan.first_tokens))
     rows = [
         (
             name,
             f"{phase.work.operations / 1e12:.3f}",
-            _gb(phase.work.bytes),
+            _format_gb(phase.work.bytes),
             f"{phase.work.intensity:.1f}",
-            phase.work.bound(plan.peaks).value,
+            phase.work.bound(peaks).value,
             f"{phase.roofline_ns / 1e6:.3f}",
         )
         for name, phase in phases
     ]
     return [
         *out,
-        f"ridge {plan.peaks.ridge:.1f} op/byte: {plan.peaks.operations_per_s / 1e12:.1f} TFLOPS over "
-        f"{plan.peaks.bytes_per_s / 1e12:.3f} TB/s each",
+        f"ridge {peaks.ridge:.1f} op/byte: {peaks.operations_per_s / 1e12:.1f} TFLOPS over "
+        f"{peaks.bytes_per_s / 1e12:.3f} TB/s each",
         table("|TFLOP|GB|op/byte|bound|roofline ms", rows, left=(0, 4)),
     ]
 
 
-def _kernels(plan: Plan) -> list[list[Part]]:
-    first, step = plan.first_token.predicted, plan.step.predicted
-    assert first is not None and step is not None
+def _format_kernels(plan: Plan) -> list[list[Part]]:
+    """Return the tables of predicted times, and of the kernels of a prompt and a step; none of a plan of rooflines."""
+    first, step, batch = plan.first_token.predicted, plan.rate.step.predicted, plan.request.batch
+    if first is None or step is None:
+        return []
     times = [
-        ("time to first token", _bracketed(first.time)),
-        (f"a step of batch {plan.batch:,}", _bracketed(step.time)),
+        ("time to first token", _format_time(first.time)),
+        (f"a step of batch {batch:,}", _format_time(step.time)),
     ]
-    if plan.batch > 1:
-        times.insert(1, (f"{plan.batch:,} prompts, packed", _bracketed(plan.first_tokens.time)))
+    if batch > 1:
+        times.insert(1, (f"{batch:,} prompts, packed", _format_time(plan.first_tokens.time)))
     blocks: list[list[Part]] = [["predicted, in ms (dataflow..serial)", table("", times)]]
-    for title, done in (("first token", first), ("one step", step)):
-        blocks.append([table(f"{title}, by kernel|launches|ms|share|of peak", _launches(done))])
+    for title, predicted in (("first token", first), ("one step", step)):
+        blocks.append([table(f"{title}, by kernel|launches|ms|share|of peak", _format_launches(predicted))])
     return blocks
 
 
-def _launches(done: PassTime) -> Iterator[tuple[str, ...]]:
-    """Rows of kernels with their share of the pass, and how near they come to the peaks of a core."""
-    whole = done.time.program_ns
-    for part in done.parts:
-        taken = part.time.program_ns
-        if part.name == BUBBLE:
-            yield part.name, "", f"{taken / 1e6:.3f}", f"{taken / whole:.1%}", ""
+def _format_launches(predicted: PassTime) -> Iterator[tuple[str, ...]]:
+    """Yield rows of kernels with their share of the pass, and their share of the peaks of a core."""
+    pass_ns = predicted.time.program_ns
+    for kernel in predicted.kernels:
+        kernel_ns = kernel.time.program_ns
+        time = f"{kernel_ns / 1e6:.3f}", f"{kernel_ns / pass_ns:.1%}"
+        if kernel.name == BUBBLE:
+            yield kernel.name, "", *time, ""
             continue
-        reached = "roofline" if part.refusal else f"{part.floor_ns / taken:.0%}"
-        yield part.name, f"{part.launches:,}", f"{taken / 1e6:.3f}", f"{taken / whole:.1%}", reached
-    ends = done.overhead.program_ns
-    yield "start and end", "1", f"{ends / 1e6:.3f}", f"{ends / whole:.1%}", ""
-    yield "all", "", f"{whole / 1e6:.3f}", "", f"{done.floor_ns / whole:.0%}"
+        peak_share = "roofline" if kernel.refusal else f"{kernel.floor_ns / kernel_ns:.0%}"
+        yield kernel.name, f"{kernel.launches:,}", *time, peak_share
+    overhead_ns = predicted.overhead.program_ns
+    yield "start and end", "1", f"{overhead_ns / 1e6:.3f}", f"{overhead_ns / pass_ns:.1%}", ""
+    yield "all", "", f"{pass_ns / 1e6:.3f}", "", f"{predicted.floor_ns / pass_ns:.0%}"
 
 
-def _rates(plan: Plan) -> list[Part]:
-    predicted = plan.first_token.predicted is not None
-    price = "" if plan.price is None else f"; $ per million of these at ${plan.price:,.2f}/h"
-    heads = ["batch", "ms (dataflow..serial)" if predicted else "ms, roofline", "decoding", "with prompts"]
+def _format_rates(plan: Plan) -> list[Part]:
+    """Return the table of batches with their steps, throughput and price, and its notes."""
+    is_predicted, price = plan.first_token.predicted is not None, plan.request.price
+    heads = ["batch", "ms (dataflow..serial)" if is_predicted else "ms, roofline", "decoding", "with prompts"]
     rows = []
     for rate in plan.rates:
-        time = _bracketed(rate.step.time) if predicted else _milliseconds(rate.step.time.program_ns)
-        row = [f"{rate.batch:,}", time, f"{rate.tokens_per_s:,.1f}", f"{rate.request_tokens_per_s:,.1f}"]
+        time = rate.step.time
+        row = [f"{rate.batch:,}", _format_time(time) if is_predicted else _format_ms(time.program_ns)]
+        row += [f"{rate.tokens_per_s:,.1f}", f"{rate.request_tokens_per_s:,.1f}"]
         if rate.dollars_per_million is not None:
             row.append(f"{rate.dollars_per_million.program_ns:,.3f}")
         rows.append([*row, "" if rate.fits else "!"])
+    dollars = "" if price is None else f"; $ per million of these at ${price:,.2f}/h"
     out: list[Part] = [
-        *_transcription(plan),
-        _sentence(f"by batch: a step; tokens/s of one copy decoding; of {_copies(plan)} with prompts{price}"),
-        table("|".join([*heads, *(["$/million"] if plan.price is not None else []), ""]), rows, left=()),
+        *_format_transcription(plan),
+        _sentence(
+            f"by batch: a step; tokens/s of one copy decoding; of {_format_copies(plan)} with prompts{dollars}"
+        ),
+        table("|".join([*heads, *(["$/million"] if price is not None else []), ""]), rows, left=()),
     ]
-    if not plan.holds_weights:
+    if not plan.placement.holds_weights:
         out.append("! the weights do not fit")
     elif not all(rate.fits for rate in plan.rates):
         out.append("! the cache of this batch does not fit beside the weights")
-    asked = next(rate for rate in plan.rates if rate.batch == plan.batch)
-    if predicted and asked.dollars_per_million is not None:
-        low, high = asked.dollars_per_million.dataflow_ns, asked.dollars_per_million.serial_ns
-        out.append(f"batch {plan.batch:,}: {low:,.3f}..{high:,.3f} $/million (dataflow..serial)")
+    requested = plan.rate.dollars_per_million
+    if is_predicted and requested is not None:
+        low, high = requested.dataflow_ns, requested.serial_ns
+        out.append(f"batch {plan.request.batch:,}: {low:,.3f}..{high:,.3f} $/million (dataflow..serial)")
     return out
 
 
-def _transcription(plan: Plan) -> Iterator[Part]:
-    """Sentences on windows of speech."""
-    found = transcription(plan)
-    if found is None:
-        return
-    encoder = "" if found.encoder is None else f"its encoder takes {_bracketed(found.encoder)} ms, "
-    yield _sentence(
-        f"a window of {found.window_s:g} s: {encoder}all of it with {_plural(plan.generate, 'token')} "
-        f"{_bracketed(found.whole)} ms: real-time factor {found.real_time_factor:.2g}; {_copies(plan)} with batch "
-        f"{plan.batch:,} each transcribe {found.speech_per_s:,.0f} s of speech in a second"
-    )
-    yield ""
+def _format_transcription(plan: Plan) -> list[Part]:
+    """Return a sentence on windows of speech; nothing for a model that continues texts."""
+    speed = compute_transcription(plan)
+    if speed is None:
+        return []
+    encoder = "" if speed.encoder is None else f"its encoder takes {_format_time(speed.encoder)} ms, "
+    return [
+        _sentence(
+            f"a window of {speed.window_s:g} s: {encoder}all of it with {_format_plural(plan.generate, 'token')} "
+            f"{_format_time(speed.time)} ms: real-time factor {speed.real_time_factor:.2g}; {_format_copies(plan)} "
+            f"with batch {plan.request.batch:,} each transcribe {speed.speech_per_s:,.0f} s of speech in a second"
+        ),
+        "",
+    ]
 
 
-def basis(plan: Plan) -> Iterator[str]:
-    """Sentences: how weights are planned and what the times rest on."""
+def describe_basis(plan: Plan) -> Iterator[str]:
+    """Yield sentences on the dtype of quantised weights, and on the basis of the times."""
     if plan.model.config.quant_method:
         yield f"Weights quantised by {plan.model.config.quant_method} are planned as {plan.dtype}."
-    first, step = plan.first_token.predicted, plan.step.predicted
-    if plan.target is None:
-        yield f"Times are rooflines of the peaks given ({plan.peaks.source})."
+    instance, first, step = plan.placement.instance, plan.first_token.predicted, plan.rate.step.predicted
+    if instance is None:
+        yield f"Times are rooflines of the peaks given ({plan.placement.peaks.source})."
     elif first is None or step is None:
-        *most, last = unsupported(plan.model.config)
-        missing = f"{', '.join(most)} or {last}" if most else last
-        yield f"Times are rooflines, because no kernel of this project computes {missing}."
+        *missing, last = unsupported(plan.model.config)
+        features = f"{', '.join(missing)} or {last}" if missing else last
+        yield f"Times are rooflines, because no kernel of this project computes {features}."
     else:
         yield (
             "Times are dry runs of this project's kernels, one after another; program reading, "
             "with the bounds beside it. Ranks are physical cores."
         )
-        packed = plan.first_tokens.predicted
-        more = packed.refusals if packed else ()
-        for refusal in dict.fromkeys((*first.refusals, *more, *step.refusals)):
+        predicted = (first, plan.first_tokens.predicted, step)
+        refusals = (refusal for phase in predicted if phase for refusal in phase.refusals)
+        for refusal in dict.fromkeys(refusals):
             yield f"Roofline for a part: {refusal}."
-    if plan.target is not None and chip(plan.target).replaced:
-        yield f"Times are those of {chip(plan.target).label}."
+    if instance is not None and chip(instance.target).replaced:
+        yield f"Times are those of {chip(instance.target).label}."
 
 
-def _copies(plan: Plan) -> str:
-    return f"{plan.copies} cop{'ies' if plan.copies > 1 else 'y'}"
+def _format_copies(plan: Plan) -> str:
+    """Return the number of copies with its noun."""
+    copies = plan.placement.mesh.copies
+    return f"{copies} cop{'ies' if copies > 1 else 'y'}"
 
 
-def _plural(count: int, noun: str) -> str:
+def _format_plural(count: int, noun: str) -> str:
+    """Return a count with its noun."""
     return f"{count:,} {noun}{'s' if count > 1 else ''}"
 
 
-def _bracketed(time: Time) -> str:
-    low, middle, high = map(_milliseconds, (time.dataflow_ns, time.program_ns, time.serial_ns))
+def _format_time(time: Time) -> str:
+    """Return the program reading in ms, and the bounds in brackets."""
+    low, middle, high = map(_format_ms, (time.dataflow_ns, time.program_ns, time.serial_ns))
     return f"{middle} ({low}..{high})"
 
 
-def _milliseconds(time_ns: float) -> str:
-    """Two decimals where a column has room for them."""
+def _format_ms(time_ns: float) -> str:
+    """Return milliseconds with two decimals; without decimals from 10 s on, which fill a column."""
     milliseconds = time_ns / 1e6
     return f"{milliseconds:,.2f}" if milliseconds < 10_000 else f"{milliseconds:,.0f}"
 
 
-def _gb(number: float) -> str:
-    return f"{number / 1e9:,.3f}"
+def _format_gb(size: float) -> str:
+    """Return bytes in GB."""
+    return f"{size / 1e9:,.3f}"
 
 
-def _count(number: int) -> str:
-    """A count in at most six characters, rounded down where they do not show all of it."""
-    if number < 100_000:
-        return f"{number:,d}"
-    return f"{number // 10**3:,d}k" if number < 10**7 else f"{number // 10**6:,d}M"
+def _format_count(count: int) -> str:
+    """Return a count in at most six characters, rounded down to thousands or millions if it is longer."""
+    if count < 100_000:
+        return f"{count:,d}"
+    return f"{count // 10**3:,d}k" if count < 10**7 else f"{count // 10**6:,d}M"

@@ -93,7 +93,7 @@ class PredictedClock:
         for own in copies:
             counts |= Counter(pool for pool, _ in own)
         times = (
-            self._predictor.copies(count, self._cache_groups[pool], self._buckets.model_step)
+            self._predictor.time_copies(count, self._cache_groups[pool], self._buckets.model_step)
             for pool, count in counts.items()
         )
         return sum(round(time.program_ns) for time in times)

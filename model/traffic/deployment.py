@@ -15,7 +15,15 @@ from model.errors import ModelError
 from model.layers import unsupported
 from model.layers.paged import STATES, CacheGroup
 from model.mesh import check_expert_groups, routed_experts
-from model.plan.memory import Demand, PageKind, footprint, page_kinds, possible_tp, smallest_tp, with_pages
+from model.plan.memory import (
+    Demand,
+    PageKind,
+    allocate_pages,
+    compute_footprint,
+    find_smallest_tp,
+    list_page_kinds,
+    list_possible_tp,
+)
 from model.plan.predict import Predictor
 from model.plan.sizes import ModelSizes
 from model.state import INTERVAL, PagePool, SlotPool, WindowPool
@@ -309,13 +317,13 @@ def _replicas(models: list[ModelSizes], setup: Setup, instance: Instance, tp: in
 def _kinds(models: list[ModelSizes], setup: Setup, core_bytes: int) -> list[PageKind]:
     """The pages and slots that fill what the weights of all models leave; a page of a kind is one of each model's."""
     tp, length, own = setup.tp or 1, setup.max_model_len, setup.options
-    of_models = [page_kinds(each, setup.dtype, tp, setup.block_size, length) for each in models]
+    of_models = [list_page_kinds(each, setup.dtype, tp, setup.block_size, length) for each in models]
     kinds = of_models[0]
     for others in of_models[1:]:
         if [each.window for each in others] != [each.window for each in kinds]:
             raise ModelError("the layers of the draft model see other windows than those of the model")
         kinds = [replace(one, page_bytes=one.page_bytes + two.page_bytes) for one, two in zip(kinds, others)]
-    weight_bytes = sum(footprint(each, setup.dtype, tp, 0, setup.ep).weight_bytes for each in models)
+    weight_bytes = sum(compute_footprint(each, setup.dtype, tp, 0, setup.ep).weight_bytes for each in models)
     state_bytes = [each.page_bytes(tp, setup.dtype)[STATES] for each in models]
     if any(state_bytes[1:]):
         raise ModelError(NO_RECURRENT_DRAFTS)
@@ -324,14 +332,14 @@ def _kinds(models: list[ModelSizes], setup: Setup, core_bytes: int) -> list[Page
     mean = setup.mean_len or length
     slots = 2 + mean // INTERVAL if own.prefix_caching else 1  # a window has one for all continuations
     demand = Demand(own.max_num_seqs, mean, length, own.max_num_batched_tokens, slots)
-    return with_pages(kinds, max(0, core_bytes - weight_bytes), setup.block_size, demand)
+    return allocate_pages(kinds, max(0, core_bytes - weight_bytes), setup.block_size, demand)
 
 
 def _fewest(model: ModelSizes, setup: Setup, cores: int, core_bytes: int) -> int:
     """The fewest ranks that hold as many sequences as run at most; else one sequence; else the most there are."""
     length = setup.max_model_len
     for sequences in (setup.options.max_num_seqs, 1):
-        tp = smallest_tp(model, setup.dtype, length, sequences, cores, core_bytes, setup.ep)
+        tp = find_smallest_tp(model, setup.dtype, length, sequences, cores, core_bytes, setup.ep)
         if tp is not None:
             return tp
-    return possible_tp(model, cores)[-1]
+    return list_possible_tp(model, cores)[-1]

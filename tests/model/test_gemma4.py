@@ -20,7 +20,7 @@ from model.layers.launch import Phase, StepShape, WeightDtypes
 from model.layers.layer import states_of
 from model.loading.checkpoint import open_checkpoint
 from model.loading.weights import shard_weights
-from model.plan.memory import footprint
+from model.plan.memory import compute_footprint
 from model.plan.sizes import load_model
 from tests.model.tiny_families import TINY, tiny_model, write_tiny
 
@@ -177,7 +177,7 @@ def test_a_plan_counts_the_parameters_and_the_bytes_of_a_tiny_model(tmp_path, na
     assert counts.total == sum(each.numel() for each in tiny_model(name).parameters())
     (held,) = shard_weights(config, dict(open_checkpoint(tmp_path, config)), 1)
     sizes = [array.nbytes for array in held.arrays.values()]
-    assert footprint(counts, "float32", 1, 16).weight_bytes == sum(sizes)
+    assert compute_footprint(counts, "float32", 1, 16).weight_bytes == sum(sizes)
     step = StepShape(Phase.decode, 1, 1, 16, 16, 1, FLOAT32, WeightDtypes(FLOAT32))
     states = [state for layer in compose(config).layers for state in states_of(layer, step)]
     held_positions = sum(each.nbytes for each in states) // 16

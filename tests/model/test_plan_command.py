@@ -260,11 +260,11 @@ def test_auto_is_the_dtype_that_the_config_names(small, tmp_path, capsys, argume
 def test_ranks_left_open_are_the_fewest_that_hold_the_batch() -> None:
     model = load_model(CONFIGS / "mixtral-8x7b.json")
     plan = make_plan(model, Request(instance="trn2.48xlarge"))
-    assert (plan.tp, plan.holds) == (8, True)
+    assert (plan.placement.shape.tp, plan.rate.fits) == (8, True)
     larger = make_plan(model, Request(instance="trn2.48xlarge", batch=100))
-    assert larger.mesh is not None and (larger.mesh.shape.ranks, larger.holds) == (16, True)
+    assert (larger.placement.shape.ranks, larger.rate.fits) == (16, True)
     nowhere = make_plan(model, Request(instance="inf2.xlarge"))
-    assert (nowhere.tp, nowhere.holds) == (2, False)
+    assert (nowhere.placement.shape.tp, nowhere.rate.fits) == (2, False)
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,9 @@ def test_ranks_go_up_to_the_last_core_of_what_is_joined(name: str, tp: int) -> N
     model = load_model(CONFIGS / "mamba-130m.json")
     assert 768 * 2 % tp == 0
     plan = make_plan(model, Request(instance=name, tp=tp))
-    assert (plan.place, plan.tp, plan.copies) == (name, tp, plan.devices // tp)
+    placement = plan.placement
+    cores = placement.instance.physical_cores
+    assert (placement.name, placement.shape.tp, placement.mesh.copies) == (name, tp, cores // tp)
 
 
 @pytest.mark.parametrize("arguments", [["--instance", "inf2.xlarge", "--tp", "2"], ["--tp", "4"]])

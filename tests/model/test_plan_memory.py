@@ -17,11 +17,11 @@ from model.layers.shard import Shard
 from model.plan.memory import (
     Demand,
     PageKind,
-    footprint,
-    page_kinds,
-    possible_tp,
-    smallest_tp,
-    with_pages,
+    allocate_pages,
+    compute_footprint,
+    find_smallest_tp,
+    list_page_kinds,
+    list_possible_tp,
 )
 from model.plan.sizes import load_model
 from tests.model.test_plan_parameters import CONFIGS, COUNTS
@@ -31,14 +31,14 @@ LLAMA = load_model(CONFIGS / "llama-2-70b.json")
 
 
 def test_one_rank_holds_all_weights_and_the_whole_cache() -> None:
-    held = footprint(LLAMA, "bfloat16", 1, 4096)
+    held = compute_footprint(LLAMA, "bfloat16", 1, 4096)
     assert held.weight_bytes == 2 * int(COUNTS["llama-2-70b"])
     assert held.cache_bytes_per_sequence == 4096 * 327_680
 
 
 @pytest.mark.parametrize(("tp", "key_value_parts"), [(2, 2), (8, 8), (16, 8), (64, 8)])
 def test_ranks_hold_the_table_and_norms_whole_and_repeat_heads_of_the_cache(tp, key_value_parts) -> None:
-    held = footprint(LLAMA, "bfloat16", tp, 4096)
+    held = compute_footprint(LLAMA, "bfloat16", tp, 4096)
     table, norms, key_value = 32000 * 8192, (2 * 80 + 1) * 8192, 80 * 2 * 8192 * 1024
     divided = LLAMA.total - table - norms - key_value
     assert held.weight_bytes == 2 * (table + norms + key_value // key_value_parts + divided // tp)
@@ -47,17 +47,17 @@ def test_ranks_hold_the_table_and_norms_whole_and_repeat_heads_of_the_cache(tp, 
 
 def test_a_tied_table_is_held_once_more_for_the_head() -> None:
     tied = load_model(CONFIGS / "llama-3.2-1b.json")
-    assert footprint(tied, "bfloat16", 1, 1).weight_bytes == 2 * (tied.total + 128256 * 2048)
+    assert compute_footprint(tied, "bfloat16", 1, 1).weight_bytes == 2 * (tied.total + 128256 * 2048)
 
 
 def test_the_latent_of_a_token_lies_on_every_rank() -> None:
     latent = load_model(CONFIGS / "deepseek-v3.json")
-    one, many = (footprint(latent, "bfloat16", tp, 100).cache_bytes_per_sequence for tp in (1, 64))
+    one, many = (compute_footprint(latent, "bfloat16", tp, 100).cache_bytes_per_sequence for tp in (1, 64))
     assert one == many
 
 
 def test_float32_takes_twice_the_bytes() -> None:
-    half, full = (footprint(LLAMA, dtype, 4, 64) for dtype in ("float16", "float32"))
+    half, full = (compute_footprint(LLAMA, dtype, 4, 64) for dtype in ("float16", "float32"))
     assert full.weight_bytes == 2 * half.weight_bytes
     assert full.cache_bytes_per_sequence == 2 * half.cache_bytes_per_sequence
 
@@ -65,16 +65,16 @@ def test_float32_takes_twice_the_bytes() -> None:
 @pytest.mark.parametrize(("room", "sequences"), [(-1, 0), (0, 0), (1, 0), (2, 1), (3, 1), (4, 2)])
 def test_sequences_fill_what_the_weights_leave(room, sequences) -> None:
     """Room in halves of a sequence's cache."""
-    held = footprint(LLAMA, "bfloat16", 8, 128)
+    held = compute_footprint(LLAMA, "bfloat16", 8, 128)
     assert held.sequences(held.weight_bytes + room * held.cache_bytes_per_sequence // 2) == sequences
 
 
 def test_the_smallest_tp_holds_the_batch_to_the_byte() -> None:
-    held = footprint(LLAMA, "bfloat16", 8, 128)
+    held = compute_footprint(LLAMA, "bfloat16", 8, 128)
     enough = held.weight_bytes + 5 * held.cache_bytes_per_sequence
-    assert smallest_tp(LLAMA, "bfloat16", 128, 5, 32, enough) == 8
-    assert smallest_tp(LLAMA, "bfloat16", 128, 5, 32, enough - 1) == 16
-    assert smallest_tp(LLAMA, "bfloat16", 128, 5, 8, enough - 1) is None
+    assert find_smallest_tp(LLAMA, "bfloat16", 128, 5, 32, enough) == 8
+    assert find_smallest_tp(LLAMA, "bfloat16", 128, 5, 32, enough - 1) == 16
+    assert find_smallest_tp(LLAMA, "bfloat16", 128, 5, 8, enough - 1) is None
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_the_smallest_tp_holds_the_batch_to_the_byte() -> None:
     ],
 )
 def test_every_possible_rank_has_a_head(name, possible) -> None:
-    assert possible_tp(load_model(CONFIGS / f"{name}.json"), 128) == possible
+    assert list_possible_tp(load_model(CONFIGS / f"{name}.json"), 128) == possible
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_heads_that_are_padding_count_on_every_rank(name, tp, queries, keys, wid
         len(model.config.blocks),
         model.config.blocks[0].mixer.head_dim,
     )
-    held = footprint(model, "bfloat16", tp, 100)
+    held = compute_footprint(model, "bfloat16", tp, 100)
     matrices = 2 * queries * dim + 2 * keys * dim + 3 * width
     elements = (model.config.vocab_size + tokens) * hidden + layers * (matrices + 2) * hidden + hidden
     assert held.weight_bytes == 2 * elements
@@ -120,7 +120,7 @@ def test_a_footprint_is_that_of_the_shards() -> None:
         model = load_model(CONFIGS / f"{name}.json")
         for tp in counts:
             shapes = [weight.shape(Shard(0, tp)) for weight in compose(model.config).weights]
-            assert footprint(model, "float32", tp, 1).weight_bytes == 4 * sum(map(prod, shapes))
+            assert compute_footprint(model, "float32", tp, 1).weight_bytes == 4 * sum(map(prod, shapes))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -134,16 +134,17 @@ def test_states_of_recurrent_layers_count_as_the_layers_state_them(name: str, dt
         states = [state for layer in compose(model.config).layers for state in states_of(layer, step)]
         wanted = sum(each.nbytes for each in states)
         assert {each.dtype.itemsize for each in states} == {4, held.itemsize}
-        counted = footprint(model, dtype, tp, 100).cache_bytes_per_sequence
+        counted = compute_footprint(model, dtype, tp, 100).cache_bytes_per_sequence
         assert counted == wanted == model.cache_bytes(100, dtype, tp)
 
 
 def test_every_instance_holds_at_most_its_memory() -> None:
     for instance in INSTANCES.values():
-        tp = smallest_tp(LLAMA, "bfloat16", 1024, 1, instance.physical_cores, 2**34)
+        tp = find_smallest_tp(LLAMA, "bfloat16", 1024, 1, instance.physical_cores, 2**34)
         assert (
             tp is None
-            or tp * footprint(LLAMA, "bfloat16", tp, 1024).weight_bytes <= instance.physical_cores * 2**34
+            or tp * compute_footprint(LLAMA, "bfloat16", tp, 1024).weight_bytes
+            <= instance.physical_cores * 2**34
         )
 
 
@@ -152,16 +153,16 @@ def test_pages_of_a_kind_hold_what_its_layers_keep() -> None:
     gemma = load_model(CONFIGS / "gemma-3-1b.json")
     position = 2 * 256 * 2
     wide, narrow = PageKind(None, 4 * 16 * position), PageKind(512, 22 * 16 * position)
-    assert page_kinds(gemma, "bfloat16", 1, 16, 4096) == [wide, narrow]
-    assert page_kinds(gemma, "bfloat16", 1, 16, 513) == [wide, narrow]
-    (alone,) = page_kinds(gemma, "bfloat16", 1, 16, 512)
+    assert list_page_kinds(gemma, "bfloat16", 1, 16, 4096) == [wide, narrow]
+    assert list_page_kinds(gemma, "bfloat16", 1, 16, 513) == [wide, narrow]
+    (alone,) = list_page_kinds(gemma, "bfloat16", 1, 16, 512)
     assert alone == PageKind(None, wide.page_bytes + narrow.page_bytes)
 
 
 def test_a_model_whose_layers_all_see_a_window_has_one_kind_of_pages() -> None:
     mistral = load_model(CONFIGS / "mistral-7b-v0.1.json")
-    assert [each.window for each in page_kinds(mistral, "bfloat16", 2, 16, 32768)] == [4096]
-    assert [each.window for each in page_kinds(mistral, "bfloat16", 2, 16, 4096)] == [None]
+    assert [each.window for each in list_page_kinds(mistral, "bfloat16", 2, 16, 32768)] == [4096]
+    assert [each.window for each in list_page_kinds(mistral, "bfloat16", 2, 16, 4096)] == [None]
 
 
 @pytest.mark.parametrize("free_bytes", [2**30, 10 * 2**30])
@@ -170,7 +171,7 @@ def test_a_model_whose_layers_all_see_a_window_has_one_kind_of_pages() -> None:
 def test_pages_of_all_kinds_fit_and_run_out_together(free_bytes: int, mean: int, sequences: int) -> None:
     kinds = [PageKind(None, 65_536), PageKind(512, 360_448)]
     demand = replace(MEAN, sequences=sequences, mean=mean)
-    wide, narrow = with_pages(kinds, free_bytes, 16, demand)
+    wide, narrow = allocate_pages(kinds, free_bytes, 16, demand)
     held = wide.pages * wide.page_bytes + narrow.pages * narrow.page_bytes
     assert free_bytes - wide.page_bytes < held <= free_bytes
     windows = (narrow.pages - 2048 // 16) // (32 + 2)
@@ -181,9 +182,9 @@ def test_pages_of_all_kinds_fit_and_run_out_together(free_bytes: int, mean: int,
 
 
 def test_a_cache_without_windows_takes_all_memory_and_too_little_is_no_page() -> None:
-    assert with_pages([PageKind(None, 1000)], 10_999, 16, MEAN) == [PageKind(None, 1000, 10)]
-    assert with_pages([PageKind(None, 1000)], 999, 16, MEAN) == [PageKind(None, 1000, 0)]
-    none = with_pages([PageKind(None, 1000), PageKind(512, 1000)], 999, 16, MEAN)
+    assert allocate_pages([PageKind(None, 1000)], 10_999, 16, MEAN) == [PageKind(None, 1000, 10)]
+    assert allocate_pages([PageKind(None, 1000)], 999, 16, MEAN) == [PageKind(None, 1000, 0)]
+    none = allocate_pages([PageKind(None, 1000), PageKind(512, 1000)], 999, 16, MEAN)
     assert none[1].pages == 2048 // 16
 
 
@@ -195,7 +196,7 @@ def test_slots_of_states_are_no_more_than_sequences_hold_and_attention_has_the_r
 ) -> None:
     kinds = [PageKind(None, 65_536), PageKind(None, 2_500_000, recurrent=True)]
     demand = replace(MEAN, sequences=sequences, slots=slots)
-    wide, states = with_pages(kinds, free_bytes, 16, demand)
+    wide, states = allocate_pages(kinds, free_bytes, 16, demand)
     held = wide.pages * wide.page_bytes + states.pages * states.page_bytes
     assert free_bytes - wide.page_bytes < held <= free_bytes
     assert states.pages % slots == 0
@@ -207,5 +208,5 @@ def test_slots_of_states_are_no_more_than_sequences_hold_and_attention_has_the_r
 @pytest.mark.parametrize(("free_bytes", "count"), [(3999, 0), (4000, 4), (1024_000, 1024), (2048_000, 1024)])
 def test_a_model_of_states_alone_has_slots_alone(free_bytes: int, count: int) -> None:
     demand = replace(MEAN, sequences=256, slots=4)
-    (states,) = with_pages([PageKind(None, 1000, recurrent=True)], free_bytes, 16, demand)
+    (states,) = allocate_pages([PageKind(None, 1000, recurrent=True)], free_bytes, 16, demand)
     assert states.pages == count

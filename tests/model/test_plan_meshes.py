@@ -17,7 +17,7 @@ from model.families import compose, load_config
 from model.layers.launch import Phase, StepShape, WeightDtypes
 from model.loading.weights import shard_weights
 from model.mesh import Mesh
-from model.plan.memory import MeshShape, footprint, smallest_tp
+from model.plan.memory import MeshShape, compute_footprint, find_smallest_tp
 from model.plan.meshes import Meshes
 from model.plan.plan import Request, make_plan
 from model.plan.predict import BUBBLE, Predictor
@@ -44,7 +44,7 @@ def meshes(name: str, instance: str, batch: int = 1, context: int = 1024) -> Mes
 def test_a_rank_holds_the_weights_and_caches_of_its_stage(name: str, tp: int, pp: int) -> None:
     """As the layers state them, tensor by tensor."""
     counts = model(name)
-    found = meshes(name, "trn2.48xlarge").candidate(MeshShape(tp, pp))
+    found = meshes(name, "trn2.48xlarge").create_candidate(MeshShape(tp, pp))
     step = StepShape(Phase.decode, 1, 1, 1024, 1024, tp, BFLOAT16, WeightDtypes(BFLOAT16))
     held = []
     for stage in stages_of(compose(counts.config), pp, step):
@@ -57,7 +57,8 @@ def test_a_rank_holds_the_weights_and_caches_of_its_stage(name: str, tp: int, pp
 
 def test_groups_of_experts_hold_them_once() -> None:
     one, four = (
-        meshes("deepseek-v3", ULTRASERVER).candidate(shape) for shape in (MeshShape(8), MeshShape(8, ep=4))
+        meshes("deepseek-v3", ULTRASERVER).create_candidate(shape)
+        for shape in (MeshShape(8), MeshShape(8, ep=4))
     )
     experts = model("deepseek-v3").parameters["experts"]
     assert one.weight_bytes - four.weight_bytes == pytest.approx(2 * experts / 8 * 3 / 4, rel=1e-6)
@@ -67,16 +68,20 @@ def test_groups_of_experts_hold_them_once() -> None:
 @pytest.mark.parametrize("batch", [1, 16])
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "llama-3.1-70b", "gemma-2-9b", "mixtral-8x7b"])
 def test_tensor_parallel_ranks_alone_are_taken_where_they_hold_a_model(name: str, batch: int) -> None:
-    best = meshes(name, "trn2.48xlarge", batch).ranked()[0]
+    best = meshes(name, "trn2.48xlarge", batch).rank()[0]
     core_bytes = chip("trn2").hbm_bytes_per_core
-    assert best.shape == MeshShape(smallest_tp(model(name), "bfloat16", 1024, batch, 128, core_bytes) or 0)
+    assert best.shape == MeshShape(
+        find_smallest_tp(model(name), "bfloat16", 1024, batch, 128, core_bytes) or 0
+    )
 
 
 def test_a_mesh_holds_a_batch_to_the_last_sequence() -> None:
     found = meshes("deepseek-v3", ULTRASERVER)
     shape = MeshShape(32, 4)
-    most = found.candidate(shape).sequences
-    fits = [meshes("deepseek-v3", ULTRASERVER, most + more).candidate(shape).step for more in (-1, 0, 1)]
+    most = found.create_candidate(shape).sequences
+    fits = [
+        meshes("deepseek-v3", ULTRASERVER, most + more).create_candidate(shape).step for more in (-1, 0, 1)
+    ]
     assert [each is not None for each in fits] == [True, True, False]
 
 
@@ -85,28 +90,29 @@ def test_a_mesh_holds_a_batch_to_the_last_sequence() -> None:
 def test_deepseek_v3_fits_the_ultraserver_on_a_mesh_of_more_than_tensor_parallel_ranks(batch: int) -> None:
     counts = model("deepseek-v3")
     capacity = chip("trn2").hbm_bytes_per_core
-    assert all(footprint(counts, "bfloat16", tp, 1024).weight_bytes > capacity for tp in (1, 64, 128))
+    assert all(compute_footprint(counts, "bfloat16", tp, 1024).weight_bytes > capacity for tp in (1, 64, 128))
     plan = make_plan(counts, Request(instance=ULTRASERVER, batch=batch))
-    assert plan.mesh is not None and plan.holds
-    assert plan.mesh.shape.pp * plan.mesh.shape.ep > 1
-    assert plan.mesh.needed_bytes <= capacity < plan.meshes[-1].needed_bytes
-    assert plan.copies * plan.mesh.shape.ranks <= 512
-    assert plan.step.roofline_ns == plan.mesh.step.step_ns
-    rates = [each.tokens_per_s for each in plan.meshes]
+    mesh, compared = plan.placement.mesh, plan.placement.meshes
+    assert plan.rate.fits
+    assert mesh.shape.pp * mesh.shape.ep > 1
+    assert mesh.needed_bytes <= capacity < compared[-1].needed_bytes
+    assert mesh.copies * mesh.shape.ranks <= 512
+    assert plan.rate.step.roofline_ns == mesh.step.step_ns
+    rates = [mesh.tokens_per_s for mesh in compared]
     assert rates == sorted(rates, reverse=True) and rates[0] > 0 == rates[-1]
 
 
 @pytest.mark.deep
 def test_a_plan_without_room_keeps_to_tensor_parallel_ranks() -> None:
     plan = make_plan(model("deepseek-v3"), Request(instance="trn1.32xlarge"))
-    assert (plan.tp, plan.mesh.shape, plan.holds_weights) == (32, MeshShape(32), False)
+    assert (plan.placement.shape, plan.placement.holds_weights) == (MeshShape(32), False)
 
 
 @pytest.mark.parametrize(
     "shape", [MeshShape(1), MeshShape(4), MeshShape(2, 4), MeshShape(8, 2, 4), MeshShape(32, 1, 8)], ids=str
 )
 def test_the_shares_of_a_step_are_all_of_it(shape: MeshShape) -> None:
-    step = meshes("deepseek-v3", ULTRASERVER).step(shape, 32)
+    step = meshes("deepseek-v3", ULTRASERVER).estimate_step(shape, 32)
     assert step.core + step.collectives + step.bubble == pytest.approx(1)
     assert (step.collectives > 0) == (shape.ranks > 1) and (step.bubble > 1e-9) == (shape.pp > 1)
 
@@ -122,12 +128,12 @@ def test_a_pipeline_takes_the_time_that_generating_takes(write_model, ranks: int
     plan = Predictor(load_config(folder), "trn2", ranks, "float32", 64, pipeline=2)
     kernels.prefill([list(range(16))])
     for done, run in (
-        (plan.first_token(16), lambda: None),
-        (plan.step(1), lambda: kernels.decode([5], [16])),
+        (plan.predict_prompts(16), lambda: None),
+        (plan.predict_step(1), lambda: kernels.decode([5], [16])),
     ):
         run()
         wanted = PipelinedPass((device.take_pass(),), SEND).prediction()
-        named = {part.name: part for part in done.parts}
+        named = {part.name: part for part in done.kernels}
         assert done.time.program_ns == pytest.approx(wanted.program_ns, rel=0.02)
         assert named[BUBBLE].time.program_ns / done.time.program_ns == pytest.approx(
             wanted.bubble_share, abs=0.02
@@ -147,13 +153,13 @@ def test_groups_that_divide_experts_take_the_time_that_generating_takes(tmp_path
     plan = Predictor(load_config(folder), "trn2", ranks, "float32", 64, expert=2)
     kernels.prefill([list(range(16)), list(range(16))])
     for done, run in (
-        (plan.first_tokens(16, 2), lambda: None),
-        (plan.step(2), lambda: kernels.decode([5, 6], [16, 16])),
+        (plan.predict_prompts(16, 2), lambda: None),
+        (plan.predict_step(2), lambda: kernels.decode([5, 6], [16, 16])),
     ):
         run()
         wanted = device.take_pass().prediction()
         assert done.time.program_ns == pytest.approx(wanted.program_ns, rel=0.02)
-        named = {part.name: part for part in done.parts}
+        named = {part.name: part for part in done.kernels}
         assert named["experts_dispatch"].launches == named["experts_combine"].launches == len(config.blocks)
         assert not done.refusals
 
@@ -162,12 +168,12 @@ def test_groups_that_divide_experts_take_the_time_that_generating_takes(tmp_path
 def test_a_plan_on_groups_of_experts_is_predicted_by_kernels() -> None:
     request = Request(instance="trn2.48xlarge", tp=8, ep=2, batch=4, prompt=64, generate=8)
     plan = make_plan(model("mixtral-8x7b"), request)
-    assert plan.mesh is not None and plan.mesh.shape == MeshShape(8, ep=2)
-    assert plan.step.predicted is not None and not plan.step.predicted.refusals
-    names = {part.name: part.launches for part in plan.step.predicted.parts}
+    assert plan.placement.shape == MeshShape(8, ep=2)
+    assert plan.rate.step.predicted is not None and not plan.rate.step.predicted.refusals
+    names = {part.name: part.launches for part in plan.rate.step.predicted.kernels}
     assert names["experts_dispatch"] == names["experts_combine"] == 32
     alone = make_plan(model("mixtral-8x7b"), replace(request, ep=None))
-    assert alone.mesh is not None and alone.mesh.weight_bytes > plan.mesh.weight_bytes
+    assert alone.placement.mesh.weight_bytes > plan.placement.mesh.weight_bytes
 
 
 @pytest.mark.slow
@@ -175,20 +181,16 @@ def test_micro_batches_shorten_prompts_and_no_mesh_takes_more_than_one_stage_at_
     one, four = (
         Predictor(model("llama-3.2-1b").config, "trn2", 1, "bfloat16", 256, pipeline=pp) for pp in (1, 4)
     )
-    alone, piped = (each.first_tokens(128, 4).time.program_ns for each in (one, four))
+    alone, piped = (each.predict_prompts(128, 4).time.program_ns for each in (one, four))
     assert alone / 4 < piped < alone
-    assert four.first_tokens(128, 1).time.program_ns > one.first_tokens(128, 1).time.program_ns
+    assert four.predict_prompts(128, 1).time.program_ns > one.predict_prompts(128, 1).time.program_ns
 
 
 @pytest.mark.parametrize(
     ("request_of", "works", "said"),
     [
         ({"pp": 33}, {"pp": 32}, "33 pipeline stages for 32 layers; this model takes --pp 1 to 32"),
-        (
-            {"ep": 2},
-            {"ep": 1},
-            "--ep 2 is nothing for this model: it divides routed experts, and it has none",
-        ),
+        ({"ep": 2}, {"ep": 1}, "--ep 2 divides routed experts, and this model has none"),
         ({"tp": 32, "pp": 8}, {"tp": 32, "pp": 4}, "256 ranks on trn2.48xlarge, which has 128 cores"),
         (
             {"accelerator": "h100", "pp": 2},
@@ -203,4 +205,4 @@ def test_refuses_a_mesh_that_there_is_not(monkeypatch, request_of, works, said) 
     with pytest.raises(ModelError) as refusal:
         make_plan(counts, Request(**request_of))
     assert str(refusal.value) == said
-    assert make_plan(counts, replace(Request(), **works)).step.time.program_ns > 0
+    assert make_plan(counts, replace(Request(), **works)).rate.step.time.program_ns > 0

@@ -20,7 +20,7 @@ from model.layers.launch import Growth, Phase, StepShape
 from model.loading.checkpoint import open_checkpoint
 from model.loading.weights import shard_weights
 from model.mesh import Mesh
-from model.plan.dry import Time, continued
+from model.plan.dry import Time, extrapolate
 from model.plan.predict import PassTime, Predictor
 from model.plan.sizes import ModelSizes, load_model
 from model.runners.bucket_length import bucket_length
@@ -52,7 +52,7 @@ def predictor(
 
 
 def named(done: PassTime) -> dict[str, Any]:
-    return {part.name: part for part in done.parts}
+    return {part.name: part for part in done.kernels}
 
 
 @pytest.mark.slow
@@ -78,18 +78,18 @@ def test_a_plan_takes_the_time_that_generating_takes(write_model, target, ranks,
     plan = predictor(load_model(folder), target, ranks, dtype=dtype, cuts=cuts)
     tokens = 16 * ranks - 1 if cuts else 16  # ranks that cut rows pad them to 16 each
     for run, done in (
-        (lambda: kernels.prefill([list(range(tokens))]), plan.first_token(tokens)),
-        (lambda: kernels.decode([5], [16]), plan.step(1)),
+        (lambda: kernels.prefill([list(range(tokens))]), plan.predict_prompts(tokens)),
+        (lambda: kernels.decode([5], [16]), plan.predict_step(1)),
     ):
         run()
         launched = device.take_pass()
         assert done.refusals == ()
         assert done.overhead.program_ns == launched.overhead_ns
-        heads = sum(part.name in ("embedding, last rows", "lm_head") for part in done.parts)
+        heads = sum(part.name in ("embedding, last rows", "lm_head") for part in done.kernels)
         (embedding, *layers), head = launched.launches[:-heads], launched.launches[-heads:]
         blocks = len(config.blocks)
-        assert len(layers) == blocks * (len(done.parts) - 1 - heads)
-        for part, each in zip(done.parts, [embedding, *layers[: len(layers) // blocks], *head]):
+        assert len(layers) == blocks * (len(done.kernels) - 1 - heads)
+        for part, each in zip(done.kernels, [embedding, *layers[: len(layers) // blocks], *head]):
             assert part.name.split(",")[0] == each.launch.kernel
             floor_ns, count = part.floor_ns / part.launches, part.launches
             for time_ns, own in (
@@ -156,8 +156,8 @@ def test_a_part_of_a_step_takes_the_time_that_the_engine_takes(write_model, rank
     if shape.phase is Phase.prefill:
         kernel, time_ns = took[-3]
         took[-3] = (f"{kernel}, last rows", time_ns)
-    assert {part.name: part.launches for part in planned.parts} == Counter(name for name, _ in took)
-    for each in planned.parts:
+    assert {part.name: part.launches for part in planned.kernels} == Counter(name for name, _ in took)
+    for each in planned.kernels:
         if each.name not in between:
             own = sum(
                 max(time_ns, each.floor_ns / each.launches) for name, time_ns in took if name == each.name
@@ -194,7 +194,7 @@ def test_layers_with_a_window_take_the_time_of_their_own_tables(write_model, sha
     planned = plan.paged(plan.on_pages({20: 601}, 8).resize(shape.sizes))
     assert planned.refusals == ()
     attention = "attention_prefill" if shape.phase is Phase.prefill else "decoder_layer_decode"
-    (part,) = (each for each in planned.parts if each.name == attention)
+    (part,) = (each for each in planned.kernels if each.name == attention)
     own = [each for each in took.launches if each.launch.kernel == attention]
     assert part.launches == len(own)
     floor_ns = part.floor_ns / part.launches
@@ -218,7 +218,7 @@ def test_copies_of_pages_take_the_time_that_the_engine_takes(write_model, copies
     layers = len(config.blocks)
     assert [each.launch.kernel for each in launched] == ["copy_pages"] * (layers * -(-copies // 128))
     plan = predictor(load_model(folder), context=128)
-    planned = plan.copies(copies, None, plan.on_pages({None: pool.count + 1}, 8))
+    planned = plan.time_copies(copies, None, plan.on_pages({None: pool.count + 1}, 8))
     assert planned.program_ns == pytest.approx(sum(each.program_ns for each in launched), rel=1e-9)
 
 
@@ -226,16 +226,16 @@ def test_copies_of_pages_take_the_time_that_the_engine_takes(write_model, copies
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_no_part_is_faster_than_the_peaks_and_the_readings_are_ordered(tmp_path, target, tp) -> None:
     plan = predictor(tiny(tmp_path), target, tp)
-    for done in (plan.first_token(40), plan.step(1), plan.step(5)):
+    for done in (plan.predict_prompts(40), plan.predict_step(1), plan.predict_step(5)):
         assert done.refusals == ()
-        for part in done.parts:
+        for part in done.kernels:
             assert 0 < part.floor_ns <= part.time.dataflow_ns <= part.time.program_ns <= part.time.serial_ns
         assert done.floor_ns < done.time.program_ns
 
 
 def test_layers_and_sequences_are_counted(tmp_path) -> None:
     plan = predictor(tiny(tmp_path, num_hidden_layers=3), tp=2)
-    first, step = named(plan.first_token(10)), named(plan.step(4))
+    first, step = named(plan.predict_prompts(10)), named(plan.predict_step(4))
     assert (first["mlp"].launches, first["embedding"].launches, first["lm_head"].launches) == (3, 1, 1)
     assert (first["attention_prefill"].launches, step["decoder_layer_decode"].launches) == (3, 3)
 
@@ -244,12 +244,11 @@ def test_layers_and_sequences_are_counted(tmp_path) -> None:
 def test_packed_prompts_share_products_and_attend_each_to_itself(tmp_path, tokens, batch) -> None:
     """Products are those of one prompt as long as all; attention's work is that of each, and so is the head's."""
     plan = predictor(tiny(tmp_path), context=512)
-    packed, one = named(plan.first_tokens(tokens, batch)), named(plan.first_token(tokens))
-    assert plan.first_tokens(tokens, 1) == plan.first_token(tokens)
-    whole = named(plan.first_token(batch * tokens))
+    packed, one = named(plan.predict_prompts(tokens, batch)), named(plan.predict_prompts(tokens))
+    whole = named(plan.predict_prompts(batch * tokens))
     for kernel in ("embedding", "qkv_projection", "output_projection", "mlp"):
         assert packed[kernel] == whole[kernel]
-    assert packed["lm_head"] == named(plan.step(batch))["lm_head"]
+    assert packed["lm_head"] == named(plan.predict_step(batch))["lm_head"]
     assert packed["embedding, last rows"].launches == 1  # which are gathered before the head
     attention, alone = packed["attention_prefill"], one["attention_prefill"]
     assert attention.floor_ns == pytest.approx(batch * alone.floor_ns)
@@ -258,22 +257,24 @@ def test_packed_prompts_share_products_and_attend_each_to_itself(tmp_path, token
 
 
 def test_equal_layers_take_equal_times(tmp_path) -> None:
-    one, three = (named(predictor(tiny(tmp_path, num_hidden_layers=count)).step(1)) for count in (1, 3))
+    one, three = (
+        named(predictor(tiny(tmp_path, num_hidden_layers=count)).predict_step(1)) for count in (1, 3)
+    )
     assert three["decoder_layer_decode"].time == one["decoder_layer_decode"].time * 3
     assert three["lm_head"] == one["lm_head"]
 
 
 def test_heads_with_norms_of_their_own_pass_them(tmp_path) -> None:
     plan = predictor(tiny(tmp_path, model_type="qwen3", num_hidden_layers=2))
-    for done in (plan.first_token(3), plan.step(1)):
+    for done in (plan.predict_prompts(3), plan.predict_step(1)):
         assert done.refusals == ()
-        assert not any(part.name.startswith("rmsnorm") for part in done.parts)
+        assert not any(part.name.startswith("rmsnorm") for part in done.kernels)
 
 
 @pytest.mark.parametrize(("batch", "heads"), [(127, [1]), (128, [1]), (129, [1, 1]), (300, [2, 1])])
 def test_the_head_takes_128_rows_at_a_time(tmp_path, batch, heads) -> None:
-    done = predictor(tiny(tmp_path, num_hidden_layers=1)).step(batch)
-    assert [part.launches for part in done.parts if part.name == "lm_head"] == heads
+    done = predictor(tiny(tmp_path, num_hidden_layers=1)).predict_step(batch)
+    assert [part.launches for part in done.kernels if part.name == "lm_head"] == heads
 
 
 def test_batches_are_launched_at_few_sizes(tmp_path, monkeypatch) -> None:
@@ -287,7 +288,7 @@ def test_batches_are_launched_at_few_sizes(tmp_path, monkeypatch) -> None:
 
     monkeypatch.setattr(DryDevice, "run", noted)
     plan = predictor(tiny(tmp_path))
-    times = [plan.step(batch).time.program_ns for batch in (1, 2, 8, 16, 17, 64, 128)]
+    times = [plan.predict_step(batch).time.program_ns for batch in (1, 2, 8, 16, 17, 64, 128)]
     assert launched == {1, 16, 128}
     assert times == sorted(times)
 
@@ -295,7 +296,7 @@ def test_batches_are_launched_at_few_sizes(tmp_path, monkeypatch) -> None:
 def test_times_between_two_launches_lie_between_theirs(tmp_path) -> None:
     model = tiny(tmp_path)
     low, middle, high = (
-        named(predictor(model).step(batch))["decoder_layer_decode"].time for batch in (16, 72, 128)
+        named(predictor(model).predict_step(batch))["decoder_layer_decode"].time for batch in (16, 72, 128)
     )
     assert middle.serial_ns == pytest.approx((low.serial_ns + high.serial_ns) / 2)
     assert low.program_ns <= middle.program_ns <= high.program_ns
@@ -314,7 +315,7 @@ def test_continuation_is_exact_for_polynomials_and_launches_little(order, size, 
 
     wanted = polynomial(size)
     asked.clear()
-    assert continued(polynomial, size, order, period) == wanted
+    assert extrapolate(polynomial, size, order, period) == wanted
     assert len(asked) <= order + 1
     assert max(asked) < period * (order + 2)
     assert {rows % period for rows in asked} == {size % period}
@@ -327,18 +328,18 @@ def test_products_of_long_prompts_take_the_time_of_their_launches(tmp_path, cuts
     fields = dict(num_attention_heads=6, num_key_value_heads=3, hidden_size=6144, intermediate_size=256)
     model = tiny(tmp_path, num_hidden_layers=1, head_dim=16, max_position_embeddings=8192, **fields)
     plan = predictor(model, tp=3, context=8192, cuts=cuts)
-    part, _ = plan._parts[1]
+    part, _ = plan._sections[1]
     step = replace(plan._step, phase=Phase.prefill).resized(5001)
     for launch in launches_of(part, step):
         if launch.growth is Growth.rows:
-            launched = plan._dry.launch(launch).program_ns
-            assert plan._measured(part, launch, step).program_ns == pytest.approx(launched, rel=0.01)
+            launched = plan._dry.time_launch(launch).program_ns
+            assert plan._time_slowest_rank(part, launch, step).program_ns == pytest.approx(launched, rel=0.01)
 
 
 @pytest.mark.parametrize(("tokens", "refused"), [(8191, False), (8192, False), (8193, True)])
 def test_a_prompt_beyond_the_kernel_s_limit_is_a_roofline_and_says_so(tmp_path, tokens, refused) -> None:
     model = tiny(tmp_path, num_hidden_layers=1, max_position_embeddings=16384, num_attention_heads=2)
-    part = named(predictor(model, context=8200).first_token(tokens))["attention_prefill"]
+    part = named(predictor(model, context=8200).predict_prompts(tokens))["attention_prefill"]
     said = f"attention_prefill takes at most 8192 tokens, not {tokens}" if refused else ""
     assert part.refusal == said
     assert (part.time == Time.exact(part.floor_ns)) == refused
@@ -349,7 +350,7 @@ def test_a_cache_beyond_the_kernel_s_limit_is_a_roofline_in_the_kernel_s_words(
     tmp_path, context, refused
 ) -> None:
     model = tiny(tmp_path, num_hidden_layers=1, max_position_embeddings=32768)
-    parts = named(predictor(model, context=context).step(1))
+    parts = named(predictor(model, context=context).predict_step(1))
     if not refused:
         assert parts["decoder_layer_decode"].refusal == ""
         return
@@ -360,7 +361,7 @@ def test_a_cache_beyond_the_kernel_s_limit_is_a_roofline_in_the_kernel_s_words(
 @pytest.mark.parametrize(("hidden", "refused"), [(8192, False), (8200, True)])
 def test_a_hidden_size_beyond_the_kernels_limit_is_named_for_each(tmp_path, hidden, refused) -> None:
     model = tiny(tmp_path, num_hidden_layers=1, hidden_size=hidden, head_dim=16, vocab_size=64)
-    parts = named(predictor(model).step(1))
+    parts = named(predictor(model).predict_step(1))
     layer = ("qkv_projection", "mlp") if refused else ("decoder_layer_decode",)
     for kernel in (*layer, "lm_head"):
         said = f"{kernel} takes a hidden size of at most 8192, not {hidden}" if refused else ""
@@ -373,7 +374,7 @@ def test_a_window_shortens_a_prompt_and_its_floor(tmp_path) -> None:
     wide = tiny(tmp_path, model_type="mistral", sliding_window=None, **fields)
     narrow = tiny(tmp_path, model_type="mistral", sliding_window=500, **fields)
     whole, *parts = (
-        named(predictor(model, context=8192).first_token(tokens))["attention_prefill"]
+        named(predictor(model, context=8192).predict_prompts(tokens))["attention_prefill"]
         for model, tokens in ((wide, 3072), (narrow, 2048), (narrow, 2560), (narrow, 3072))
     )
     assert parts[2].time.program_ns < whole.time.program_ns and parts[2].floor_ns < whole.floor_ns
@@ -385,10 +386,10 @@ def test_a_window_shortens_a_prompt_and_its_floor(tmp_path) -> None:
 def test_a_rank_with_a_part_of_the_vocabulary_searches_as_often_as_the_others(tmp_path) -> None:
     """More columns than one search takes: the ranks still meet."""
     model = tiny(tmp_path, vocab_size=2 * 16384 + 10, num_hidden_layers=1)
-    assert predictor(model, tp=2).step(2).refusals == ()
+    assert predictor(model, tp=2).predict_step(2).refusals == ()
 
 
 def test_more_ranks_shorten_a_wide_layer(tmp_path) -> None:
     model = tiny(tmp_path, intermediate_size=8192, hidden_size=512, num_hidden_layers=1)
-    one, four = (named(predictor(model, tp=tp).step(1))["decoder_layer_decode"].time for tp in (1, 4))
+    one, four = (named(predictor(model, tp=tp).predict_step(1))["decoder_layer_decode"].time for tp in (1, 4))
     assert four.program_ns < one.program_ns

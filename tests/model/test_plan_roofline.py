@@ -9,7 +9,7 @@ import pytest
 from model.device import chip
 from model.errors import ModelError
 from model.plan import roofline
-from model.plan.roofline import ACCELERATORS, Bound, accelerator
+from model.plan.roofline import ACCELERATORS, Bound, parse_accelerator
 from model.plan.sizes import load_model
 from tests.model.test_plan_parameters import CONFIGS, COUNTS
 
@@ -31,7 +31,7 @@ def test_ridge_of_an_h100_is_295_operations_per_byte() -> None:
 )
 def test_decoding_llama_2_13b_on_an_h100(batch, milliseconds, tokens_per_s) -> None:
     """Published figures, to the digits given: 1,024 tokens a sequence, two bytes a parameter and an element."""
-    seconds = roofline.decode(model("llama-2-13b"), "float16", batch, 1024).seconds(H100)
+    seconds = roofline.count_decode_work(model("llama-2-13b"), "float16", batch, 1024).seconds(H100)
     assert _digits(seconds * 1e3, milliseconds) == milliseconds
     assert _digits(batch / seconds, tokens_per_s) == tokens_per_s
 
@@ -42,82 +42,93 @@ def _digits(value: float, like: str) -> str:
 
 @pytest.mark.parametrize("batch", [1, 7, 256])
 def test_bytes_of_a_step_are_all_weights_and_every_cache(batch) -> None:
-    work = roofline.decode(model("llama-2-13b"), "bfloat16", batch, 1024)
+    work = roofline.count_decode_work(model("llama-2-13b"), "bfloat16", batch, 1024)
     assert work.weight_bytes == 2 * int(COUNTS["llama-2-13b"])
     assert work.cache_bytes == batch * 1024 * 819_200
     assert work.bound(H100) is Bound.bandwidth
 
 
 def test_operations_of_a_step_are_twice_its_products() -> None:
-    work = roofline.decode(model("llama-2-7b"), "bfloat16", 3, 10)
+    work = roofline.count_decode_work(model("llama-2-7b"), "bfloat16", 3, 10)
     layer = 4 * 4096 * 4096 + 3 * 4096 * 11008 + 2 * 4096
     attention = 2 * 4096 * 10
     assert work.operations == 2 * 3 * (32 * (layer + attention) + 32000 * 4096)
 
 
 def test_a_long_prompt_is_bound_by_compute_and_a_short_one_by_bandwidth() -> None:
-    bounds = [roofline.prefill(model("llama-2-7b"), "bfloat16", 1, size).bound(H100) for size in (64, 2048)]
+    bounds = [
+        roofline.count_prefill_work(model("llama-2-7b"), "bfloat16", 1, size).bound(H100)
+        for size in (64, 2048)
+    ]
     assert bounds == [Bound.bandwidth, Bound.compute]
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_more_work_never_takes_less_time(name, dtype) -> None:
-    steps = [roofline.decode(model(name), dtype, batch, 256).seconds(H100) for batch in (1, 2, 3, 64, 500)]
+    steps = [
+        roofline.count_decode_work(model(name), dtype, batch, 256).seconds(H100)
+        for batch in (1, 2, 3, 64, 500)
+    ]
     assert steps == sorted(steps)
-    prompts = [roofline.prefill(model(name), dtype, 1, size).seconds(H100) for size in (1, 2, 100, 448)]
+    prompts = [
+        roofline.count_prefill_work(model(name), dtype, 1, size).seconds(H100) for size in (1, 2, 100, 448)
+    ]
     assert prompts == sorted(prompts)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_batch_never_decodes_slower_than_its_sequences_one_by_one(name) -> None:
-    one = roofline.decode(model(name), "bfloat16", 1, 256).seconds(H100)
+    one = roofline.count_decode_work(model(name), "bfloat16", 1, 256).seconds(H100)
     for batch in (2, 64, 500):
-        assert roofline.decode(model(name), "bfloat16", batch, 256).seconds(H100) <= batch * one
+        assert roofline.count_decode_work(model(name), "bfloat16", batch, 256).seconds(H100) <= batch * one
 
 
 def test_devices_share_the_work_evenly() -> None:
-    work = roofline.decode(model("llama-2-13b"), "float16", 4, 512)
-    assert work.seconds(H100.times(4)) * 4 == work.seconds(H100)
-    assert H100.times(4).ridge == H100.ridge
+    work = roofline.count_decode_work(model("llama-2-13b"), "float16", 4, 512)
+    assert work.seconds(H100.scale(4)) * 4 == work.seconds(H100)
+    assert H100.scale(4).ridge == H100.ridge
 
 
 def test_a_step_reads_the_experts_it_reaches() -> None:
     mixtral = model("mixtral-8x7b")
-    one = roofline.decode(mixtral, "bfloat16", 1, 1).weight_bytes
+    one = roofline.count_decode_work(mixtral, "bfloat16", 1, 1).weight_bytes
     experts = mixtral.parameters["experts"]
     assert one == 2 * (mixtral.total - experts * 6 // 8)
-    many = roofline.decode(mixtral, "bfloat16", 512, 1).weight_bytes
+    many = roofline.count_decode_work(mixtral, "bfloat16", 512, 1).weight_bytes
     assert one < many <= 2 * mixtral.total
 
 
 def test_vision_is_not_read_for_text_and_the_encoder_only_with_the_prompt() -> None:
     gemma, whisper = model("gemma-3-27b"), model("whisper-tiny")
-    assert roofline.prefill(gemma, "bfloat16", 1, 8).weight_bytes == 2 * (
+    assert roofline.count_prefill_work(gemma, "bfloat16", 1, 8).weight_bytes == 2 * (
         gemma.total - gemma.parameters["aside"]
     )
-    assert roofline.prefill(whisper, "float32", 1, 8).weight_bytes == 4 * whisper.total
+    assert roofline.count_prefill_work(whisper, "float32", 1, 8).weight_bytes == 4 * whisper.total
     assert (
-        roofline.decode(whisper, "float32", 1, 8).weight_bytes
+        roofline.count_decode_work(whisper, "float32", 1, 8).weight_bytes
         == 4 * whisper.total - 4 * whisper.parameters["aside"]
     )
 
 
 def test_a_core_has_the_peaks_of_its_record() -> None:
     record = chip("trn2")
-    two_bytes, four_bytes = roofline.core(record, "bfloat16"), roofline.core(record, "float32")
+    two_bytes, four_bytes = (
+        roofline.compute_core_peaks(record, "bfloat16"),
+        roofline.compute_core_peaks(record, "float32"),
+    )
     assert two_bytes.operations_per_s == 2 * 128 * 128 * record.tensor_clock_ghz * 1e9
     assert two_bytes.bytes_per_s == record.hbm_gb_per_s_per_core * 1e9
     assert four_bytes.operations_per_s * record.matmul_fp32_passes == two_bytes.operations_per_s
 
 
 def test_an_accelerator_is_named_or_given_by_its_peaks() -> None:
-    assert accelerator("H100") == H100
-    given = accelerator("989,3.35")
+    assert parse_accelerator("H100") == H100
+    given = parse_accelerator("989,3.35")
     assert given == replace(H100, name="989,3.35", memory_bytes=None, source="as given")
 
 
 @pytest.mark.parametrize("text", ["", "b9", "989", "989,3.35,80", "0,3", "989,-1", "nan,1", "1e9,1", "inf,1"])
 def test_refuses_what_is_no_accelerator(text) -> None:
     with pytest.raises(ModelError, match="accelerator"):
-        accelerator(text)
+        parse_accelerator(text)

@@ -16,7 +16,7 @@ from model.errors import ModelError
 from model.families import SPEECH, TEXT, compose, load_config, read_config
 from model.layers.shard import Shard
 from model.loading.weights import RankWeights
-from model.plan.memory import footprint, possible_tp, smallest_tp
+from model.plan.memory import compute_footprint, find_smallest_tp, list_possible_tp
 from model.plan.plan import DEFAULT_INSTANCE, DEFAULT_TOKENS, Request, make_plan
 from model.plan.predict import PassTime, Predictor
 from model.plan.sizes import ModelSizes, load_model
@@ -73,7 +73,7 @@ def equal(times: tuple[float, float], *planned: PassTime) -> None:
     """
     for time_ns, done in zip(times, planned):
         assert done.refusals == ()
-        routed = any(each.name.startswith("experts_") for each in done.parts)
+        routed = any(each.name.startswith("experts_") for each in done.kernels)
         assert done.time.program_ns == pytest.approx(time_ns, rel=0.03 if routed else 1e-9)
 
 
@@ -86,20 +86,27 @@ def test_one_layer_of_each_kind_takes_the_planned_time(name) -> None:
     dtype = config.dtype or "bfloat16"
     instance = find_instance(DEFAULT_INSTANCE)
     capacity = chip(instance.target).hbm_bytes_per_core
-    tp = smallest_tp(whole, dtype, DEFAULT_TOKENS, 1, instance.physical_cores, capacity)
+    tp = find_smallest_tp(whole, dtype, DEFAULT_TOKENS, 1, instance.physical_cores, capacity)
     assert tp is not None
     prompt, context = 16, 128
     plan = Predictor(config, instance.name, tp, dtype, context)
     times = launched(config, instance.name, tp, dtype, prompt, context)
-    equal(times, plan.first_token(prompt), plan.step(1))
+    equal(times, plan.predict_prompts(prompt), plan.predict_step(1))
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", COMPUTED)
 def test_all_layers_take_the_planned_times(name) -> None:
     plan = make_plan(load_model(CONFIGS / f"{name}.json"), Request())
-    given = (plan.model.config, plan.place, plan.tp, plan.dtype, plan.prompt, plan.context)
-    first, step = plan.first_token.predicted, plan.step.predicted
+    given = (
+        plan.model.config,
+        plan.placement.name,
+        plan.placement.shape.tp,
+        plan.dtype,
+        plan.prompt,
+        plan.context,
+    )
+    first, step = plan.first_token.predicted, plan.rate.step.predicted
     assert first is not None and step is not None
     equal(launched(*given), first, step)
 
@@ -109,9 +116,12 @@ def test_all_layers_take_the_planned_times(name) -> None:
 def test_a_rank_holds_what_the_plan_says(name) -> None:
     """Where the plan says that a model fits, the weights of a rank fit."""
     model = load_model(CONFIGS / f"{name}.json")
-    for tp in possible_tp(model, 64):
+    for tp in list_possible_tp(model, 64):
         arrays = rank_of(model.config, tp, np.dtype(ml_dtypes.bfloat16)).arrays.values()
-        held, planned = sum(each.nbytes for each in arrays), footprint(model, "bfloat16", tp, 1).weight_bytes
+        held, planned = (
+            sum(each.nbytes for each in arrays),
+            compute_footprint(model, "bfloat16", tp, 1).weight_bytes,
+        )
         assert held == planned
 
 

@@ -115,7 +115,7 @@ def test_a_plan_predicts_cut_rows_of_experts_and_latents() -> None:
     request = Request(instance="trn2.48xlarge", tp=4, batch=1, prompt=2048, generate=8)
     whole, cut = (make_plan(counts, replace(request, sp=sp)).first_token.predicted for sp in (False, True))
     assert whole is not None and cut is not None and not cut.refusals
-    own, others = ({part.name: part for part in each.parts} for each in (cut, whole))
+    own, others = ({part.name: part for part in each.kernels} for each in (cut, whole))
     assert own["router"].time.program_ns < others["router"].time.program_ns / 2
     exchanged = {f"experts_{each}, rows of a group" for each in ("dispatch", "combine")}
     assert own.keys() - others.keys() == {*exchanged, "embedding, last rows"}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from model.engine import SchedulerOptions
-from model.plan.memory import footprint
+from model.plan.memory import compute_footprint
 from model.plan.sizes import ModelSizes, load_model
 from model.traffic.deployment import Deployment, Setup
 from model.traffic.lengths import Lengths
@@ -59,7 +59,7 @@ def test_a_request_alone_takes_the_sum_of_its_passes(deployment: Deployment) -> 
 
 
 def test_the_pages_fill_what_the_weights_leave(model: ModelSizes, deployment: Deployment) -> None:
-    weights = footprint(model, "bfloat16", 8, 0).weight_bytes
+    weights = compute_footprint(model, "bfloat16", 8, 0).weight_bytes
     # 16 positions of keys and values of 64 elements, one head of each on a rank, in 16 layers
     (kind,) = deployment.kinds
     assert (kind.window, kind.page_bytes) == (None, 16 * 2 * 64 * 16 * 2)

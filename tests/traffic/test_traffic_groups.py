@@ -12,7 +12,7 @@ import pytest
 from model.engine import GroupScheduler, Scheduler, SchedulerOptions
 from model.errors import ModelError
 from model.loading.shipped import model_path
-from model.plan.memory import footprint
+from model.plan.memory import compute_footprint
 from model.plan.sizes import load_model
 from model.state import PagePool
 from model.traffic.deployment import Deployment, Setup
@@ -45,8 +45,8 @@ def served(deployment: Deployment, *queries: Query) -> Record:
 
 def test_each_group_has_the_pages_that_its_weights_leave(deployment: Deployment) -> None:
     (kind,) = deployment.kinds
-    weights = footprint(MODEL, "bfloat16", 2, 0, 2).weight_bytes
-    assert weights < footprint(MODEL, "bfloat16", 2, 0).weight_bytes
+    weights = compute_footprint(MODEL, "bfloat16", 2, 0, 2).weight_bytes
+    assert weights < compute_footprint(MODEL, "bfloat16", 2, 0).weight_bytes
     assert kind.pages == (12 * 2**30 - weights) // kind.page_bytes
     assert deployment.pages == 2 * kind.pages
 

@@ -17,7 +17,7 @@ from model.layers.launch import StepShape
 from model.layers.paged import STATES
 from model.loading.checkpoint import open_checkpoint
 from model.loading.weights import shard_weights
-from model.plan.memory import footprint
+from model.plan.memory import compute_footprint
 from model.plan.predict import PassTime
 from model.plan.sizes import load_model
 from model.runners.contiguous import KernelModel
@@ -51,7 +51,7 @@ def passes(deployment: Deployment, *shapes: StepShape) -> list[PassTime]:
 
 def of_encoder(each: PassTime) -> float:
     """The time of the encoder's kernels."""
-    return sum(part.time.program_ns for part in each.parts if part.name.startswith("encoder: "))
+    return sum(part.time.program_ns for part in each.kernels if part.name.startswith("encoder: "))
 
 
 def test_a_request_alone_takes_its_window_its_prompt_and_its_steps(deployment: Deployment) -> None:
@@ -72,7 +72,7 @@ def test_the_encoder_takes_the_time_that_transcribing_predicts(folder: Path, dep
     encoder = device.take_pass()
     (first,) = passes(deployment, prompt_shape(1, 16, 128))
     assert of_encoder(first) == pytest.approx(encoder.prediction().program_ns - encoder.overhead_ns)
-    assert of_encoder(first) == pytest.approx(of_encoder(deployment.predictors[0].first_token(4)))
+    assert of_encoder(first) == pytest.approx(of_encoder(deployment.predictors[0].predict_prompts(4)))
 
 
 def test_windows_wait_for_one_another_and_decode_together(deployment: Deployment) -> None:
@@ -96,7 +96,7 @@ def test_slots_hold_the_keys_and_values_of_a_window(folder: Path, tp: int) -> No
         16 * of_position,
         FIELDS["max_source_positions"] * of_position,
     )
-    held = footprint(model, "float32", tp, 40).cache_bytes_per_sequence
+    held = compute_footprint(model, "float32", tp, 40).cache_bytes_per_sequence
     assert held == (40 + FIELDS["max_source_positions"]) * of_position
 
 

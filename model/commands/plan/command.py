@@ -10,11 +10,11 @@ from model.config.folder import list_model_files
 from model.device import find_instance
 from model.errors import ModelError
 from model.families import read_record
-from model.plan.document import document
+from model.plan.document import build_document
 from model.plan.plan import DEFAULT_INSTANCE, Request, make_plan
 from model.plan.single_step import plan_step
 from model.plan.sizes import load_model
-from model.plan.text import parts
+from model.plan.text import format_plan
 from nkw.files import Outputs, json_document
 from nkw.process import collector_off
 from nkw.terminal import show, show_lines, working
@@ -46,9 +46,9 @@ def plan_command(options: argparse.Namespace) -> int:
     with json_document(options.json, outputs, "plan", "NKW-PLAN-FILE", "plan") as contents:
         with working(lambda: f"plan of {name}: dry runs of its kernels"), collector_off():
             plan = make_plan(model, request)
-        contents.update(document(plan, name))
+        contents.update(build_document(plan, name))
         show_lines(f"{name}:")
-        show(parts(plan))
+        show(format_plan(plan))
     return 0
 
 
