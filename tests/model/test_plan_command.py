@@ -38,10 +38,6 @@ def refused(capsys, *arguments: str, command: str = "plan") -> str:
     return captured.err.strip()
 
 
-def published(name: str) -> str:
-    return str(CONFIGS / f"{name}.json")
-
-
 @pytest.fixture
 def small(tmp_path, monkeypatch) -> str:
     """A config under a short name, so that lines have the length they have for a user."""
@@ -304,9 +300,8 @@ def test_ranks_go_up_to_the_last_core_of_what_is_joined(name: str, tp: int) -> N
     model = load_model(CONFIGS / "mamba-130m.json")
     assert 768 * 2 % tp == 0
     plan = make_plan(model, Request(instance=name, tp=tp))
-    placement = plan.placement
-    cores = placement.instance.physical_cores
-    assert (placement.name, placement.shape.tp, placement.mesh.copies) == (name, tp, cores // tp)
+    assert (plan.placement.name, plan.placement.shape.tp) == (name, tp)
+    assert plan.placement.mesh.copies == plan.placement.instance.physical_cores // tp
 
 
 @pytest.mark.parametrize("arguments", [["--instance", "inf2.xlarge", "--tp", "2"], ["--tp", "4"]])
@@ -317,7 +312,7 @@ def test_accepts_ranks_up_to_the_cores_and_heads(small, capsys, arguments) -> No
 @pytest.mark.slow
 def test_refuses_more_tokens_than_a_plan_takes(tmp_path, capsys) -> None:
     assert "a plan takes at most 1,073,741,824" in refused(
-        capsys, published("mamba-130m"), "--prompt", str(2**30), "--generate", "1"
+        capsys, str(CONFIGS / "mamba-130m.json"), "--prompt", str(2**30), "--generate", "1"
     )
     changed(tmp_path, "mamba-130m", num_hidden_layers=1)
     assert main(["plan", str(tmp_path), "--prompt", str(2**30 - 1), "--generate", "1"]) == 0

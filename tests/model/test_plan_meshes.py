@@ -93,8 +93,7 @@ def test_deepseek_v3_fits_the_ultraserver_on_a_mesh_of_more_than_tensor_parallel
     assert all(compute_footprint(counts, "bfloat16", tp, 1024).weight_bytes > capacity for tp in (1, 64, 128))
     plan = make_plan(counts, Request(instance=ULTRASERVER, batch=batch))
     mesh, compared = plan.placement.mesh, plan.placement.meshes
-    assert plan.rate.fits
-    assert mesh.shape.pp * mesh.shape.ep > 1
+    assert plan.rate.fits and mesh.shape.pp * mesh.shape.ep > 1
     assert mesh.needed_bytes <= capacity < compared[-1].needed_bytes
     assert mesh.copies * mesh.shape.ranks <= 512
     assert plan.rate.step.roofline_ns == mesh.step.step_ns
