@@ -18,7 +18,7 @@ from model.device.pipeline import PipelinedPass, Schedule, schedule_stages
 from model.device.prediction import KernelTime, Pass, Prediction
 from model.device.refusals import ArrayShape, find_refusal
 from model.device.simulated import SimulatedDevice, rank_of_this_process
-from simulate.hardware import INSTANCES, Hardware, Instance, Number
+from simulate.hardware import INSTANCES, Hardware, Instance
 from simulate.profile.page import style as page_style
 
 __all__ = [
@@ -28,7 +28,6 @@ __all__ = [
     "Hardware",
     "Instance",
     "KernelTime",
-    "Number",
     "Pass",
     "PipelinedPass",
     "Prediction",

@@ -1,4 +1,4 @@
-"""How a model is deployed: ranks and replicas on an instance, pages of the cache, and the limits of a step."""
+"""Deployment of a model: ranks and replicas on an instance, pages of the cache, and the limits of a step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from model.engine.buckets import Buckets
 from model.engine.speculation import NO_RECURRENT_DRAFTS
 from model.errors import ModelError
 from model.layers import unsupported
-from model.layers.paged import STATES, CacheGroup
+from model.layers.paged import STATES
 from model.mesh import check_expert_groups, routed_experts
 from model.plan.memory import (
     Demand,
@@ -28,12 +28,12 @@ from model.plan.predict import Predictor
 from model.plan.sizes import ModelSizes
 from model.state import INTERVAL, PagePool, SlotPool, WindowPool
 from model.traffic.clock import PredictedClock
-from model.traffic.drafts import Drafts, Speculation
+from model.traffic.drafts import DraftProposer, Speculation
 from model.traffic.handover import SeparateService
-from model.traffic.link import Link, link_between
+from model.traffic.link import Link, find_slowest_link
 from model.traffic.record import Record
 from model.traffic.replica import Replica
-from model.traffic.service import Service
+from model.traffic.service import serve
 from model.traffic.workload import Workload
 
 LIMITS = SchedulerOptions()
@@ -41,13 +41,18 @@ LIMITS = SchedulerOptions()
 
 @dataclass(frozen=True)
 class Setup:
-    """The options of a deployment; None leaves the choice to the planner.
+    """Options of a deployment; the planner chooses `tp`, `replicas` and `sizes` where they are None.
 
-    `max_model_len` are positions of a request, `mean_len` those of requests on average, which divide the memory among
-    the kinds of pages; as many where it is None. Steps are rounded up to `sizes`, by default powers of two; with
-    `few_buckets` to every second size only, the largest among them. `prefill_replicas` of the replicas compute prompts,
-    and the others decode; with 0 each does both. A replica is `ep` groups of `tp` ranks, which divide routed experts;
-    the limits of a step hold for each. `speculation` goes with the speculative_tokens of `options`.
+    | field | meaning |
+    |---|---|
+    | `max_model_len` | most positions of a request |
+    | `mean_len` | mean positions of a request, by which memory is divided among page kinds; None: `max_model_len` |
+    | `tp`, `ep` | a replica is `ep` groups of `tp` ranks, which divide routed experts |
+    | `options` | limits of a step, for each group |
+    | `sizes` | sizes to which steps are rounded up; by default powers of two |
+    | `few_buckets` | rounds steps up to every second size only; the largest stays |
+    | `prefill_replicas` | replicas that only compute prompts, while the others decode; with 0 each does both |
+    | `speculation` | outcomes of the speculative_tokens of `options` |
     """
 
     instance: str
@@ -66,74 +71,91 @@ class Setup:
 
     @property
     def bucket_limits(self) -> BucketLimits:
-        """What steps may ask for."""
-        own = self.options
+        """Largest sizes of a step."""
+        options = self.options
         return BucketLimits(
-            own.max_num_seqs, own.max_num_batched_tokens, self.max_model_len, own.speculative_tokens
+            options.max_num_seqs,
+            options.max_num_batched_tokens,
+            self.max_model_len,
+            options.speculative_tokens,
         )
 
-    def whole_prompts(self) -> Setup:
-        """The same without chunks of prompts, with steps that take the longest prompt at once."""
-        most = max(self.options.max_num_batched_tokens, self.max_model_len)
-        options = replace(self.options, chunked_prefill=False, max_num_batched_tokens=most)
+    def with_whole_prompts(self) -> Setup:
+        """Return the setup without chunked prefill, with steps that take the longest prompt at once."""
+        tokens = max(self.options.max_num_batched_tokens, self.max_model_len)
+        options = replace(self.options, chunked_prefill=False, max_num_batched_tokens=tokens)
         return replace(self, options=options, sizes=None)
 
     def without_drafts(self) -> Setup:
-        """The same without speculation."""
+        """Return the setup without speculation."""
         options = replace(self.options, speculative_tokens=0)
         return replace(self, options=options, speculation=None, sizes=None)
 
     @property
     def buckets(self) -> Buckets:
-        """The sizes of steps."""
+        """Sizes to which steps are rounded up."""
         sizes = self.sizes or self.bucket_limits.powers
         if not self.few_buckets:
             return sizes
-        few = [each[::-2][::-1] for each in (sizes.sequences, sizes.tokens, sizes.context)]
-        return Buckets(few[0], few[1], few[2], sizes.drafts, sizes.mixes)
+        sequences, tokens, context = (
+            axis[::-2][::-1] for axis in (sizes.sequences, sizes.tokens, sizes.context)
+        )
+        return replace(sizes, sequences=sequences, tokens=tokens, context=context)
 
 
 class Deployment:
-    """Replicas of one model, and the clock of their steps."""
+    """Replicas of one model, and the clocks of their steps."""
 
-    def __init__(self, model: ModelSizes, setup: Setup, like: Deployment | None = None) -> None:
-        """Predictions of another deployment `like` this one, of the same instance, dtype and lengths, are taken over.
+    def __init__(self, model: ModelSizes, setup: Setup, base: Deployment | None = None) -> None:
+        """Place the replicas on the instance, and divide its memory into pages.
 
-        ModelError for what the model, the instance or the options do not allow.
+        Args:
+            model: The model.
+            setup: The options.
+            base: A deployment with the same instance, dtype and lengths, whose predicted times are reused if its tp is
+                the same.
+
+        Raises:
+            ModelError: If the model, the instance or the options do not allow the deployment.
         """
         models = [model]
         if setup.speculation is not None and setup.speculation.model is not None:
             models.append(setup.speculation.model)
         instance = find_instance(setup.instance)
         record, cores, length = chip(instance.target), instance.physical_cores, setup.max_model_len
-        for each in models:
-            _check_model(each, length)
-        models = [replace(each, config=each.config.fix_rope_length(length)) for each in models]
+        for model in models:
+            _check_model(model, length)
+        models = [replace(model, config=model.config.fix_rope_length(length)) for model in models]
         model = models[0]
         if len(models) > 1 and model.config.vocab_size != models[1].config.vocab_size:
             raise ModelError(
                 f"the draft model has {models[1].config.vocab_size} tokens, the model {model.config.vocab_size}"
             )
         check_expert_groups(model.config, setup.ep)
-        tp = setup.tp or _fewest(model, setup, max(1, cores // setup.ep), record.hbm_bytes_per_core)
+        tp = setup.tp or _choose_tp(model, setup, max(1, cores // setup.ep), record.hbm_bytes_per_core)
         if model.config.cross_positions:
-            setup = _of_speech(setup, len(models))
-        self.replicas = _replicas(models, setup, instance, tp)
+            if setup.options.speculative_tokens or len(models) > 1:
+                raise ModelError("drafts are for texts; this model transcribes speech")
+            setup = replace(setup, options=setup.options.of_windows(length))
+        self.replicas = _count_replicas(models, setup, instance, tp)
         self.setup, self.instance, self.tp = replace(setup, tp=tp), instance, tp
-        # The instance's own name, so that collectives go over its links.
-        known = like.predictors if like is not None and like.tp == tp else []
+        known = base.predictors if base is not None and base.tp == tp else []
+        # The instance's own name, so that collectives go over its links. Each group computes a draft model without
+        # experts alone.
         self.predictors: list[Predictor] = known[: len(models)] + [
             Predictor(
-                *(each.config, instance.name, tp, setup.dtype, length), expert=expert_groups(each, setup)
+                *(model.config, instance.name, tp, setup.dtype, length),
+                expert=setup.ep if routed_experts(model.config) else 1,
             )
-            for each in models[len(known) :]
+            for model in models[len(known) :]
         ]
-        self.kinds = _kinds(models, self.setup, record.hbm_bytes_per_core)
-        self._check_room(length)
-        pages: dict[CacheGroup, int] = {
-            STATES if kind.recurrent else kind.window: kind.pages for kind in self.kinds
+        self.page_kinds = _size_pages(models, self.setup, record.hbm_bytes_per_core)
+        self._check_capacity(length)
+        pages = {
+            STATES if page_kind.recurrent else page_kind.window: page_kind.pages
+            for page_kind in self.page_kinds
         }
-        self.clock, *others = (
+        self.clocks = [
             PredictedClock(
                 predictor,
                 setup.buckets.for_model(model.config, predictor.on_pages(pages, setup.block_size)),
@@ -141,136 +163,132 @@ class Deployment:
                 setup.ep,
             )
             for model, predictor in zip(models, self.predictors)
-        )
-        self.draft_clock: PredictedClock | None = others[0] if others else None
-        self.link: Link | None = link_between(instance, record) if setup.prefill_replicas else None
+        ]
+        self.link: Link | None = find_slowest_link(instance, record) if setup.prefill_replicas else None
 
     @property
     def pages(self) -> int:
-        """Pages of all kinds and slots, of one replica."""
-        return self.setup.ep * sum(kind.pages for kind in self.kinds)
+        """Pages of all kinds and slots of one replica."""
+        return self.setup.ep * sum(page_kind.pages for page_kind in self.page_kinds)
 
     @property
-    def takes_speech(self) -> bool:
-        """Whether requests are windows of speech."""
-        return self.clock.takes_speech
+    def clock(self) -> PredictedClock:
+        """Clock of the model's steps; `clocks` has that of a draft model as well."""
+        return self.clocks[0]
 
     @property
     def ranks(self) -> str:
-        """The ranks of a replica, in words."""
+        """Ranks of a replica as text."""
         return f"tp {self.tp}, ep {self.setup.ep}" if self.setup.ep > 1 else f"tp {self.tp}"
 
-    def _check_room(self, length: int) -> None:
-        """ModelError where a request of a length alone does not fit."""
-        setup, left = self.setup, f"{self.ranks} on {self.instance.name} leaves"
-        for kind, pool in zip(self.kinds, self._pools(length)):
+    def _check_capacity(self, length: int) -> None:
+        """Raise ModelError if a request of `length` positions does not fit, even alone."""
+        setup, prefix = self.setup, f"{self.ranks} on {self.instance.name} leaves"
+        for page_kind, pool in zip(self.page_kinds, self._make_pools(length)):
             needed = pool.most_pages(length, min(length, setup.options.max_num_batched_tokens))
-            if kind.pages < needed:
-                seen = "" if kind.window is None else f" of layers that see {kind.window:,} of them"
-                raise ModelError(
-                    f"{left} {kind.pages:,} pages of {setup.block_size} positions{seen} beside the weights; a request "
-                    f"of {length:,} tokens takes {needed:,}; more ranks leave more"
+            if page_kind.pages < needed:
+                layers = (
+                    "" if page_kind.window is None else f" of layers that see {page_kind.window:,} of them"
                 )
-        if any(kind.recurrent and not kind.pages for kind in self.kinds):
-            what = "window" if setup.options.prompts_at_once else "states"
+                raise ModelError(
+                    f"{prefix} {page_kind.pages:,} pages of {setup.block_size} positions{layers} beside the weights; a "
+                    f"request of {length:,} tokens takes {needed:,}; more ranks leave more"
+                )
+        if any(page_kind.recurrent and not page_kind.pages for page_kind in self.page_kinds):
+            content = "window" if setup.options.prompts_at_once else "states"
             raise ModelError(
-                f"{left} no slot for the {what} of a sequence beside the weights; more ranks leave more"
+                f"{prefix} no slot for the {content} of a sequence beside the weights; more ranks leave more"
             )
 
-    def _pools(self, positions: int) -> list[PagePool]:
-        """Pools of pages, of no more than so many positions fill."""
+    def _make_pools(self, positions: int) -> list[PagePool]:
+        """Return pools of pages, none with more pages than `positions` positions fill."""
         size = self.setup.block_size
-        most = -(-positions // size)
+        limit = -(-positions // size)
         return [
-            PagePool(max(1, min(kind.pages, most)), size, kind.window)
-            for kind in self.kinds
-            if not kind.recurrent
+            PagePool(max(1, min(page_kind.pages, limit)), size, page_kind.window)
+            for page_kind in self.page_kinds
+            if not page_kind.recurrent
         ]
 
-    def _slots(self, workload: Workload) -> SlotPool | None:
-        """Slots of states, no more than all requests take for themselves and their snapshots."""
-        size = self.setup.block_size
-        make = WindowPool if self.takes_speech else SlotPool
-        most = sum(2 + query.positions // INTERVAL for query in workload.queries)
-        return next((make(min(kind.pages, most), size) for kind in self.kinds if kind.recurrent), None)
-
-    @property
-    def limits(self) -> SchedulerOptions:
-        """The limits of a step."""
-        return self.setup.options
+    def _make_slots(self, workload: Workload) -> SlotPool | None:
+        """Return slots of states, no more than all requests take for themselves and their snapshots."""
+        make = WindowPool if self.clock.takes_speech else SlotPool
+        limit = sum(2 + query.positions // INTERVAL for query in workload.queries)
+        slots = (page_kind.pages for page_kind in self.page_kinds if page_kind.recurrent)
+        return next((make(min(count, limit), self.setup.block_size) for count in slots), None)
 
     @property
     def refusals(self) -> tuple[str, ...]:
-        """The different reasons for which parts of steps are rooflines."""
-        clocks = (self.clock, self.draft_clock) if self.draft_clock else (self.clock,)
-        return tuple(dict.fromkeys(refusal for clock in clocks for refusal in clock.refusals))
+        """Different reasons for which parts of steps are rooflines."""
+        return tuple(dict.fromkeys(refusal for clock in self.clocks for refusal in clock.refusals))
 
     @property
     def units(self) -> int:
-        """Equal groups of replicas: single ones, or as few as keep the share that computes prompts."""
+        """Equal groups of replicas: single ones, or as few as keep the share of prefill replicas."""
         return (
             gcd(self.replicas, self.setup.prefill_replicas) if self.setup.prefill_replicas else self.replicas
         )
 
     @property
-    def decoding_of_unit(self) -> int:
+    def decoding_per_unit(self) -> int:
         """Replicas of a unit that decode."""
         return (self.replicas - self.setup.prefill_replicas) // self.units
 
     def serve(self, workload: Workload) -> list[Record]:
-        """What the replicas do with a workload whose requests go to each of them in turn.
+        """Serve a workload on all replicas; requests go to them in turn.
 
-        Where some compute prompts, their records come first.
+        Returns:
+            A record for each replica that got requests; those of prefill replicas come first.
         """
         if self.setup.prefill_replicas:
-            return self._separate(workload, self.setup.prefill_replicas, self.replicas)
-        shares = (workload.of_replica(number, self.replicas) for number in range(self.replicas))
-        return [record for each in shares if each is not None for record in self.serve_unit(each)]
+            return self._serve_separately(workload, 1)
+        shares = (workload.select_share(replica, self.replicas) for replica in range(self.replicas))
+        return [record for share in shares if share is not None for record in self.serve_unit(share)]
 
     def serve_unit(self, workload: Workload) -> list[Record]:
-        """What one of the units does with its own workload."""
+        """Serve a workload on one of the units."""
         if self.setup.prefill_replicas:
-            units = self.units
-            return self._separate(workload, self.setup.prefill_replicas // units, self.replicas // units)
-        return [Service(self._replica(workload)).run(workload)]
+            return self._serve_separately(workload, self.units)
+        return [serve(self._make_replica(workload), workload)]
 
-    def _separate(self, workload: Workload, prompts: int, replicas: int) -> list[Record]:
+    def _serve_separately(self, workload: Workload, units: int) -> list[Record]:
+        """Serve a workload on one of `units` equal groups of replicas, where some only compute prompts."""
         # A prompt's last token may be alone in its step, where it is not to be given drafts.
         options = replace(self.setup.options, speculative_tokens=0)
-        own = [
-            self._replica(workload, number, options if number < prompts else None)
-            for number in range(replicas)
+        prefill_replicas = self.setup.prefill_replicas // units
+        replicas = [
+            self._make_replica(workload, number, options if number < prefill_replicas else None)
+            for number in range(self.replicas // units)
         ]
-        link = self.link
-        assert link is not None, "replicas of their own compute prompts"
+        prefill, decoding = replicas[:prefill_replicas], replicas[prefill_replicas:]
+        return SeparateService(prefill, decoding, self._transfer_ns).run(workload)
 
-        def transfer_ns(pages: Sequence[int]) -> int:
-            return link.time_ns(sum(count * kind.page_bytes for count, kind in zip(pages, self.kinds)))
+    def _transfer_ns(self, pages: Sequence[int]) -> int:
+        """Return the time in ns in which pages, counted by page kind, move between two replicas."""
+        assert self.link is not None, "prefill replicas have a link"
+        return self.link.transfer_ns(
+            sum(count * page_kind.page_bytes for count, page_kind in zip(pages, self.page_kinds))
+        )
 
-        return SeparateService(own[:prompts], own[prompts:], transfer_ns).run(workload)
-
-    def _replica(
+    def _make_replica(
         self, workload: Workload, number: int = 0, options: SchedulerOptions | None = None
     ) -> Replica:
+        """Return a replica for a workload; `options` replace those of the setup."""
         # More pages than all requests together fill would never be taken.
         size, speculation = self.setup.block_size, self.setup.speculation
-        room = self.setup.options.speculative_tokens
-        most = sum(-(-(query.positions + room) // size) * size for query in workload.queries)
-        drafts = None if speculation is None else Drafts(speculation.outcomes, self.draft_clock, number)
+        drafts = self.setup.options.speculative_tokens
+        positions = sum(-(-(query.positions + drafts) // size) * size for query in workload.queries)
+        draft_clock = self.clocks[1] if len(self.clocks) > 1 else None
+        proposer = None if speculation is None else DraftProposer(speculation.outcomes, draft_clock, number)
         groups = [
-            Scheduler(self._pools(most), options or self.setup.options, self._slots(workload))
+            Scheduler(self._make_pools(positions), options or self.setup.options, self._make_slots(workload))
             for _ in range(self.setup.ep)
         ]
-        return Replica(groups[0] if len(groups) == 1 else GroupScheduler(groups), self.clock, drafts)
-
-
-def expert_groups(model: ModelSizes, setup: Setup) -> int:
-    """The groups that divide the experts of a model; 1 of a draft model without experts, which each computes alone."""
-    return setup.ep if routed_experts(model.config) else 1
+        return Replica(groups[0] if len(groups) == 1 else GroupScheduler(groups), self.clock, proposer)
 
 
 def _check_model(model: ModelSizes, length: int) -> None:
-    """ModelError for a model whose steps cannot be predicted, or that does not take requests of a length."""
+    """Raise ModelError if no kernel computes a model, or its context is shorter than `length`."""
     missing = unsupported(model.config)
     if missing:
         raise ModelError(
@@ -282,21 +300,18 @@ def _check_model(model: ModelSizes, length: int) -> None:
         raise ModelError(f"requests of up to {length:,} tokens exceed the model's context, {longest:,}")
 
 
-def _of_speech(setup: Setup, models: int) -> Setup:
-    """With the limits of steps that encode windows; ModelError for drafts, which are of texts."""
-    if setup.options.speculative_tokens or models > 1:
-        raise ModelError("drafts are for texts; this model transcribes speech")
-    return replace(setup, options=setup.options.of_windows(setup.max_model_len))
+def _count_replicas(models: list[ModelSizes], setup: Setup, instance: Instance, tp: int) -> int:
+    """Return the number of replicas: that of the setup, or all that the instance has cores for.
 
-
-def _replicas(models: list[ModelSizes], setup: Setup, instance: Instance, tp: int) -> int:
-    """How many copies of the model there are; ModelError for more ranks than the instance or a model takes."""
-    cores, prompts = instance.physical_cores, setup.prefill_replicas
+    Raises:
+        ModelError: If the ranks exceed the cores or what a model takes, or no replica can decode.
+    """
+    cores, prefill_replicas = instance.physical_cores, setup.prefill_replicas
     ranks = tp * setup.ep
     if ranks > cores:
         raise ModelError(f"{ranks} ranks on {instance.name}, which has {cores} cores")
-    for each in models:
-        refusal = each.config.refusal(tp)
+    for model in models:
+        refusal = model.config.refusal(tp)
         if refusal is not None:
             raise ModelError(refusal)
     replicas = setup.replicas or cores // ranks
@@ -304,42 +319,52 @@ def _replicas(models: list[ModelSizes], setup: Setup, instance: Instance, tp: in
         raise ModelError(
             f"{replicas} replicas of {ranks} ranks take {replicas * ranks} cores; {instance.name} has {cores}"
         )
-    if prompts and prompts >= replicas:
+    if prefill_replicas and prefill_replicas >= replicas:
         raise ModelError(
-            f"{prompts} of {replicas} replicas compute prompts, which leaves none to decode; give fewer "
+            f"{prefill_replicas} of {replicas} replicas compute prompts, which leaves none to decode; give fewer "
             "--prefill-replicas, or more --replicas"
         )
-    if prompts and not setup.options.continuous:
+    if prefill_replicas and not setup.options.continuous:
         raise ModelError("static batches take no requests whose prompts were computed elsewhere")
     return replicas
 
 
-def _kinds(models: list[ModelSizes], setup: Setup, core_bytes: int) -> list[PageKind]:
-    """The pages and slots that fill what the weights of all models leave; a page of a kind is one of each model's."""
-    tp, length, own = setup.tp or 1, setup.max_model_len, setup.options
-    of_models = [list_page_kinds(each, setup.dtype, tp, setup.block_size, length) for each in models]
-    kinds = of_models[0]
-    for others in of_models[1:]:
-        if [each.window for each in others] != [each.window for each in kinds]:
+def _size_pages(models: list[ModelSizes], setup: Setup, core_bytes: int) -> list[PageKind]:
+    """Return the pages and slots that fill the memory beside the weights of all models.
+
+    A page holds keys and values of the model and of its draft model.
+
+    Raises:
+        ModelError: If the layers of a draft model see other windows, or it has states.
+    """
+    tp, length, options = setup.tp or 1, setup.max_model_len, setup.options
+    pools, *draft_pools = (
+        list_page_kinds(model, setup.dtype, tp, setup.block_size, length) for model in models
+    )
+    for drafts in draft_pools:
+        if [pool.window for pool in drafts] != [pool.window for pool in pools]:
             raise ModelError("the layers of the draft model see other windows than those of the model")
-        kinds = [replace(one, page_bytes=one.page_bytes + two.page_bytes) for one, two in zip(kinds, others)]
-    weight_bytes = sum(compute_footprint(each, setup.dtype, tp, 0, setup.ep).weight_bytes for each in models)
-    state_bytes = [each.page_bytes(tp, setup.dtype)[STATES] for each in models]
-    if any(state_bytes[1:]):
+        pools = [
+            replace(pool, page_bytes=pool.page_bytes + draft.page_bytes) for pool, draft in zip(pools, drafts)
+        ]
+    weight_bytes = sum(
+        compute_footprint(model, setup.dtype, tp, 0, setup.ep).weight_bytes for model in models
+    )
+    state_bytes, *draft_state_bytes = (model.page_bytes(tp, setup.dtype)[STATES] for model in models)
+    if any(draft_state_bytes):
         raise ModelError(NO_RECURRENT_DRAFTS)
-    if state_bytes[0]:
-        kinds.append(PageKind(None, state_bytes[0], recurrent=True))
+    if state_bytes:
+        pools.append(PageKind(None, state_bytes, recurrent=True))
     mean = setup.mean_len or length
-    slots = 2 + mean // INTERVAL if own.prefix_caching else 1  # a window has one for all continuations
-    demand = Demand(own.max_num_seqs, mean, length, own.max_num_batched_tokens, slots)
-    return allocate_pages(kinds, max(0, core_bytes - weight_bytes), setup.block_size, demand)
+    slots = 2 + mean // INTERVAL if options.prefix_caching else 1  # a window has one for all continuations
+    demand = Demand(options.max_num_seqs, mean, length, options.max_num_batched_tokens, slots)
+    return allocate_pages(pools, max(0, core_bytes - weight_bytes), setup.block_size, demand)
 
 
-def _fewest(model: ModelSizes, setup: Setup, cores: int, core_bytes: int) -> int:
-    """The fewest ranks that hold as many sequences as run at most; else one sequence; else the most there are."""
-    length = setup.max_model_len
+def _choose_tp(model: ModelSizes, setup: Setup, cores: int, core_bytes: int) -> int:
+    """Return the fewest ranks that hold the sequences of a step, else those of one sequence, else the most."""
     for sequences in (setup.options.max_num_seqs, 1):
-        tp = find_smallest_tp(model, setup.dtype, length, sequences, cores, core_bytes, setup.ep)
+        tp = find_smallest_tp(model, setup.dtype, setup.max_model_len, sequences, cores, core_bytes, setup.ep)
         if tp is not None:
             return tp
     return list_possible_tp(model, cores)[-1]

@@ -8,30 +8,30 @@ from typing import Any
 
 from model.layers.launch import Phase, StepShape
 from model.traffic.report import PERCENTILES, Percentiles, Summary
-from model.traffic.text import basis
+from model.traffic.text import describe_basis
 from model.traffic.traffic import Traffic
 from nkw.version import DISTRIBUTION, version
 
 
-def document(traffic: Traffic, name: str) -> dict[str, Any]:
-    """The document of `--json`; its schema is in docs/model/planning.md."""
-    own, setup, workload = traffic.deployment, traffic.deployment.setup, traffic.workload
-    price = traffic.request.price
+def build_document(traffic: Traffic, name: str) -> dict[str, Any]:
+    """Return the document of `--json` for a config of that name; docs/model/planning.md has its schema."""
+    request, deployment, workload = traffic.request, traffic.deployment, traffic.workload
+    setup = deployment.setup
     return {
         "config": name,
         "model_type": traffic.model.config.model_type,
-        "instance": own.instance.name,
-        "tp": own.tp,
+        "instance": deployment.instance.name,
+        "tp": deployment.tp,
         "ep": setup.ep,
-        "replicas": own.replicas,
+        "replicas": deployment.replicas,
         "dtype": setup.dtype,
         "max_model_len": setup.max_model_len,
-        "pages": own.pages,
+        "pages": deployment.pages,
         "block_size": setup.block_size,
-        "kinds": [asdict(kind) for kind in own.kinds],
+        "kinds": [asdict(page_kind) for page_kind in deployment.page_kinds],
         "prefill_replicas": setup.prefill_replicas,
-        "link": None if own.link is None else asdict(own.link),
-        "draft_model": _draft_model(traffic),
+        "link": None if deployment.link is None else asdict(deployment.link),
+        "draft_model": None if request.draft_model is None else str(request.draft_model),
         "options": asdict(setup.options),
         "requests": len(workload.queries),
         "left_out": workload.left_out,
@@ -39,30 +39,33 @@ def document(traffic: Traffic, name: str) -> dict[str, Any]:
         "users": workload.users or None,
         "window_s": traffic.window_s,
         "think_s": workload.think_ns / 1e9 if workload.users else None,
-        "seed": traffic.request.seed,
-        "sla_ns": asdict(traffic.request.level),
-        "breaking_rate": traffic.breaks,
-        "price": price,
-        "run": _run(traffic.summary, price),
+        "seed": request.seed,
+        "sla_ns": asdict(request.level),
+        "breaking_rate": traffic.breaking_rate,
+        "price": request.price,
+        "run": _build_run(traffic.summary, request.price),
         "variants": [
             {
-                "name": each.name,
-                "refusal": each.refusal or None,
-                "run": None if each.summary is None else _run(each.summary, price),
+                "name": variant.name,
+                "refusal": variant.refusal or None,
+                "run": None if variant.summary is None else _build_run(variant.summary, request.price),
             }
-            for each in traffic.variants
+            for variant in traffic.variants
         ],
-        "curve": [{"rate": each.rate, "run": _run(each.run, price)} for each in traffic.curve],
+        "curve": [
+            {"rate": point.rate, "run": _build_run(point.run, request.price)} for point in traffic.curve
+        ],
         "shapes": [
-            {**(_shape(shape) or {}), **asdict(done.time)} for shape, done in own.clock.shapes.items()
+            {**(_build_shape(step) or {}), **asdict(done.time)}
+            for step, done in deployment.clock.shapes.items()
         ],
-        "basis": " ".join(basis(traffic)),
+        "basis": " ".join(describe_basis(traffic)),
         "versions": {DISTRIBUTION: version(), "python": platform.python_version()},
     }
 
 
-def _shape(step: StepShape | None) -> dict[str, Any] | None:
-    """Return the sizes of a step, as `nkw traffic --json` names them."""
+def _build_shape(step: StepShape | None) -> dict[str, Any] | None:
+    """Return the object of the sizes of a step, or None without a step."""
     if step is None:
         return None
     return {
@@ -71,17 +74,18 @@ def _shape(step: StepShape | None) -> dict[str, Any] | None:
         "context": step.cache_length,
         "decodes": step.phase is Phase.decode,
         "prefix": step.prefix,
-        "beside": _shape(step.decoding),
+        "beside": _build_shape(step.decoding),
     }
 
 
-def _run(run: Summary, price: float | None) -> dict[str, Any]:
+def _build_run(run: Summary, price: float | None) -> dict[str, Any]:
+    """Return the object of a run; `price` is that of the instance in dollars an hour."""
     return {
-        "ttft_ns": _percentiles(run.ttft),
-        "itl_ns": _percentiles(run.itl),
-        "e2e_ns": _percentiles(run.e2e),
-        "queue_ns": _percentiles(run.queue),
-        "handover_ns": None if run.handover is None else _percentiles(run.handover),
+        "ttft_ns": _build_percentiles(run.ttft),
+        "itl_ns": _build_percentiles(run.itl),
+        "e2e_ns": _build_percentiles(run.e2e),
+        "queue_ns": _build_percentiles(run.queue),
+        "handover_ns": None if run.handover is None else _build_percentiles(run.handover),
         "requests_per_s": run.requests_per_s,
         "tokens_per_s": run.tokens_per_s,
         "goodput_per_s": run.goodput_per_s,
@@ -99,14 +103,10 @@ def _run(run: Summary, price: float | None) -> dict[str, Any]:
         "padding": run.padding,
         "preemptions": run.preemptions,
         "dollars_per_million": None if price is None else run.dollars_per_million(price),
-        "slices": [asdict(each) for each in run.slices],
+        "slices": [asdict(slice) for slice in run.slices],
     }
 
 
-def _percentiles(times: Percentiles) -> dict[str, float]:
+def _build_percentiles(times: Percentiles) -> dict[str, float]:
+    """Return the object of a distribution of times."""
     return {f"p{percent}": times[percent] for percent in PERCENTILES}
-
-
-def _draft_model(traffic: Traffic) -> str | None:
-    path = traffic.request.draft_model
-    return None if path is None else str(path)

@@ -1,4 +1,4 @@
-"""Drafts on the predicted clock: how many of them are right, and how long a draft model takes to propose them."""
+"""Drafts on the predicted clock: the number that is accepted, and the time of a draft model."""
 
 from __future__ import annotations
 
@@ -17,83 +17,94 @@ from model.sampling import StepOutput
 from model.traffic.clock import Clock, StepTime
 
 MEASURED_TOKENS = 8192
-"""Of a text on which acceptance is measured, from its first one on."""
+"""Tokens at the beginning of a text on which acceptance is measured."""
 
 
 class Outcomes(Protocol):
-    """Something that says what becomes of drafts."""
+    """Distribution of the outcome of a decode step with drafts."""
 
-    def draw(self, count: int, draw: np.random.Generator) -> Sequence[tuple[int, int]]:
-        """For each of `count` requests how many drafts are proposed, and how many of these are right."""
+    def draw(self, count: int, generator: np.random.Generator) -> Sequence[tuple[int, int]]:
+        """Draw, for each of `count` requests, the number of proposed drafts and how many of them are accepted."""
 
 
 @dataclass(frozen=True)
 class AcceptanceRates:
-    """The share of drafts that are right where all drafts before them are: one of each place behind the last token."""
+    """Probability that a draft is accepted if all drafts before it are, by draft position."""
 
     rates: tuple[float, ...]
 
     @classmethod
-    def parsed(cls, text: str, tokens: int) -> AcceptanceRates:
-        """The rates of `tokens` places; the last one in a text such as 0.7,0.5 holds for the places after it."""
+    def parse(cls, text: str, tokens: int) -> AcceptanceRates:
+        """Read the rates of `tokens` draft positions; the last of 0.7,0.5 holds for all positions after it.
+
+        Raises:
+            ModelError: If the text has another form or more rates than `tokens`, or a rate is not from 0 to 1.
+        """
         try:
-            rates = [float(each) for each in text.split(",")]
+            rates = [float(rate) for rate in text.split(",")]
         except ValueError:
             rates = []
-        if not rates or not all(0 <= each <= 1 for each in rates) or len(rates) > tokens:
+        if not rates or not all(0 <= rate <= 1 for rate in rates) or len(rates) > tokens:
             raise ModelError(
                 f"acceptance {text!r:.60}; write 0.7, or 0.7,0.5 for the first draft and those after it, from 0 to 1, "
                 f"for at most the {tokens} drafts of a step"
             )
         return cls((*rates, *(rates[-1:] * (tokens - len(rates)))))
 
-    def draw(self, count: int, draw: np.random.Generator) -> Sequence[tuple[int, int]]:
-        """Every draft is proposed."""
-        right = (draw.random(count)[:, None] < np.cumprod(self.rates)).sum(axis=1)
-        return [(len(self.rates), each) for each in right.tolist()]
+    def draw(self, count: int, generator: np.random.Generator) -> Sequence[tuple[int, int]]:
+        """Draw the outcomes of `count` requests; a draft is proposed at every position."""
+        accepted_counts = (generator.random(count)[:, None] < np.cumprod(self.rates)).sum(axis=1)
+        return [(len(self.rates), accepted) for accepted in accepted_counts.tolist()]
 
 
 @dataclass(frozen=True)
 class MeasuredOutcomes:
-    """The steps in which prompt lookup wrote a text: drafts that were proposed, and how many of these were right."""
+    """The steps in which prompt lookup generates a text: numbers of proposed and of accepted drafts."""
 
     steps: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of_text(cls, tokens: Sequence[int], drafts: int) -> MeasuredOutcomes:
-        """What prompt lookup proposes for a text, as if each of its tokens were generated; ModelError for one token."""
+    def measure(cls, tokens: Sequence[int], max_drafts: int) -> MeasuredOutcomes:
+        """Generate a text with prompt lookup, of at most `max_drafts` drafts a step.
+
+        Args:
+            tokens: Token ids of the text; the first `MEASURED_TOKENS` are generated.
+            max_drafts: Most drafts of a step.
+
+        Raises:
+            ModelError: If the text has less than 2 tokens.
+        """
         tokens = list(tokens[:MEASURED_TOKENS])
         if len(tokens) < 2:
             raise ModelError(f"the text has {len(tokens)} tokens; acceptance is measured on 2 at least")
-        lookup, steps, at = PromptLookup(), [], 1
-        while at < len(tokens):
-            proposed = lookup.after(tokens[:at], min(drafts, len(tokens) - at))
-            right = 0
-            while right < len(proposed) and proposed[right] == tokens[at + right]:
-                right += 1
-            steps.append((len(proposed), right))
-            at += right + 1
+        lookup, steps, position = PromptLookup(), [], 1
+        while position < len(tokens):
+            drafts = lookup.after(tokens[:position], min(max_drafts, len(tokens) - position))
+            matches = [draft == token for draft, token in zip(drafts, tokens[position:])]
+            accepted = [*matches, False].index(False)
+            steps.append((len(drafts), accepted))
+            position += accepted + 1
         return cls(tuple(steps))
 
-    def draw(self, count: int, draw: np.random.Generator) -> Sequence[tuple[int, int]]:
-        """Any of the steps, each as often as another."""
-        return [self.steps[each] for each in draw.integers(len(self.steps), size=count).tolist()]
+    def draw(self, count: int, generator: np.random.Generator) -> Sequence[tuple[int, int]]:
+        """Draw `count` of the measured steps, all with the same probability."""
+        return [self.steps[index] for index in generator.integers(len(self.steps), size=count).tolist()]
 
 
 @dataclass(frozen=True)
 class Speculation:
-    """What becomes of drafts, and the model that proposes them; None where they are looked up in the prompt."""
+    """Outcomes of drafts, and the model that proposes them; without a model they are looked up in the prompt."""
 
     outcomes: Outcomes
     model: ModelSizes | None = None
 
 
 class _AnyToken(StepOutput):
-    """The output of a step that nobody computes."""
+    """Output of a step whose logits are not computed."""
 
     @property
     def likeliest(self) -> int:
-        """Any token: what becomes of it is drawn."""
+        """Token 0: the outcome of a draft is drawn and does not depend on its token."""
         return 0
 
 
@@ -101,45 +112,50 @@ _ANY = _AnyToken()
 
 
 class _TimedSteps:
-    """The steps of a draft model on a clock."""
+    """Steps of a draft model on a clock. Each step appends its time to `times`."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, times: list[StepTime]) -> None:
         self.use = BucketUse()
-        self.taken: list[StepTime] = []
         self._clock = clock
+        self._times = times
 
     def step(self, batch: Batch, rows: Rows = NO_ROWS) -> Mapping[Request, Sequence[StepOutput]]:
-        """The time of a batch is added to what was `taken`."""
-        self.taken.append(self._clock.step(batch))
+        """Time a batch; return one output for each request that samples a token."""
+        self._times.append(self._clock.step(batch))
         return {request: (_ANY,) for request, chunk in batch.chunks.items() if chunk.samples}
 
 
-class Drafts:
-    """What proposes drafts to one replica: a draft model of whose steps `clock` knows the times, or no time at all."""
+class DraftProposer:
+    """Proposer of the drafts of one replica, with the outcome of each draft drawn in advance.
+
+    `clock` times the steps of a draft model. Without it the drafts take no time.
+    """
 
     def __init__(self, outcomes: Outcomes, clock: Clock | None, seed: int = 0) -> None:
         self._outcomes = outcomes
-        self._steps = None if clock is None else _TimedSteps(clock)
-        self._model = None if self._steps is None else DraftModel(self._steps)
-        self._draw = np.random.default_rng(seed)
-        self._right: dict[Request, int] = {}
+        self._times: list[StepTime] = []
+        self._model = None if clock is None else DraftModel(_TimedSteps(clock, self._times))
+        self._generator = np.random.default_rng(seed)
+        self._accepted: dict[Request, int] = {}
 
     def propose(self, batch: Batch, acceptance: Acceptance) -> StepTime:
-        """Give chunks their drafts; returns the time that this takes."""
-        taken: Sequence[StepTime] = ()
-        if self._model is not None and self._steps is not None:
+        """Give drafts to the chunks of a batch, count them in `acceptance`, and return the time of the draft model."""
+        self._times.clear()
+        if self._model is not None:
             self._model.propose(batch)
-            taken, self._steps.taken = self._steps.taken, []
         slots = [(request, chunk) for request, chunk in batch.chunks.items() if chunk.draft_slots]
-        self._right.clear()
-        for (request, chunk), (proposed, right) in zip(slots, self._outcomes.draw(len(slots), self._draw)):
+        self._accepted.clear()
+        outcomes = self._outcomes.draw(len(slots), self._generator)
+        for (request, chunk), (proposed, accepted) in zip(slots, outcomes):
             proposed = min(proposed, chunk.draft_slots)
             if proposed:
                 batch.chunks[request] = chunk.with_drafts((0,) * proposed)
-                self._right[request] = min(right, proposed)
-                acceptance.add(proposed, self._right[request])
-        return StepTime(sum(each.time_ns for each in taken), 0, 1, sum(each.prompts_ns for each in taken))
+                self._accepted[request] = min(accepted, proposed)
+                acceptance.add(proposed, self._accepted[request])
+        return StepTime(
+            sum(time.time_ns for time in self._times), prompts_ns=sum(time.prompts_ns for time in self._times)
+        )
 
-    def right(self, request: Request) -> int:
-        """How many drafts of the last step are right."""
-        return self._right.get(request, 0)
+    def count_accepted(self, request: Request) -> int:
+        """Return the number of accepted drafts of a request in the last step."""
+        return self._accepted.get(request, 0)

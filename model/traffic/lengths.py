@@ -1,4 +1,4 @@
-"""Lengths of prompts and outputs: the distributions that an option names."""
+"""Distributions of prompt and output lengths, as an option names them."""
 
 from __future__ import annotations
 
@@ -10,53 +10,53 @@ import numpy as np
 from model.errors import ModelError
 
 LONGEST = 2**20
-"""Tokens of a prompt or of an output."""
+"""Tokens of the longest prompt or output."""
 
-FORMS = "512, 128..1024 (uniform), exp:512 (exponential, by its mean) or lognormal:512,0.8 (median, sigma)"
+_FORMS = "512, 128..1024 (uniform), exp:512 (exponential, by its mean) or lognormal:512,0.8 (median, sigma)"
+_FAMILIES = {("", 1): "constant", ("", 2): "uniform", ("exp", 1): "exp", ("lognormal", 2): "lognormal"}
+"""Families of distributions, by the prefix of the option and the number of parameters."""
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """A distribution of whole numbers from 1 to 2^20: `kind` is constant, uniform, exp or lognormal."""
+    """Distribution of whole numbers of tokens from 1 to 2^20.
 
-    kind: str
+    `family` is constant, uniform, exp or lognormal. `first` is the constant, the minimum, the mean or the median.
+    `second` is the maximum of a uniform distribution, or sigma of a lognormal one.
+    """
+
+    family: str
     first: float
     second: float = 0.0
 
     @classmethod
-    def parsed(cls, text: str) -> Lengths:
-        """The distribution that a text names, in one of the FORMS; ModelError for another text."""
-        wrong = ModelError(f"lengths {text!r:.60}; write {FORMS}, of 1 to {LONGEST:,} tokens")
-        kind, _, rest = text.rpartition(":")
-        try:
-            if not kind and ".." in rest:
-                low, high = (int(each) for each in rest.split(".."))
-                lengths = cls("uniform", low, high)
-            elif not kind:
-                lengths = cls("constant", int(rest))
-            elif kind == "exp":
-                lengths = cls(kind, float(rest))
-            elif kind == "lognormal":
-                median, sigma = (float(each) for each in rest.split(","))
-                lengths = cls(kind, median, sigma)
-            else:
-                raise wrong
-        except ValueError:
-            raise wrong from None
-        last = lengths.second if kind == "" and ".." in rest else lengths.first
-        sane = 1 <= lengths.first <= last <= LONGEST
-        if not sane or (kind == "lognormal" and not 0 <= lengths.second <= 10):
-            raise wrong
-        return lengths
+    def parse(cls, text: str) -> Lengths:
+        """Read a distribution, such as 512, 128..1024, exp:512 or lognormal:512,0.8.
 
-    def draw(self, count: int, draw: np.random.Generator) -> list[int]:
-        """So many lengths."""
-        if self.kind == "constant":
+        Raises:
+            ModelError: If the text has another form, or its lengths are outside 1 to 2^20.
+        """
+        prefix, _, numbers = text.rpartition(":")
+        read, separator = (float, ",") if prefix else (int, "..")
+        try:
+            parameters = [read(number) for number in numbers.split(separator)]
+        except ValueError:
+            parameters = []
+        family = _FAMILIES.get((prefix, len(parameters)), "")
+        first, second = (*parameters, 0.0, 0.0)[:2]
+        is_in_range = 1 <= first <= (second if family == "uniform" else first) <= LONGEST
+        if not family or not is_in_range or (family == "lognormal" and not 0 <= second <= 10):
+            raise ModelError(f"lengths {text!r:.60}; write {_FORMS}, of 1 to {LONGEST:,} tokens")
+        return cls(family, first, second)
+
+    def draw(self, count: int, generator: np.random.Generator) -> list[int]:
+        """Draw `count` lengths in tokens."""
+        if self.family == "constant":
             return [int(self.first)] * count
-        if self.kind == "uniform":
-            return [int(each) for each in draw.integers(int(self.first), int(self.second) + 1, size=count)]
-        if self.kind == "exp":
-            values = draw.exponential(self.first, size=count)
+        if self.family == "uniform":
+            lengths = generator.integers(int(self.first), int(self.second) + 1, size=count).astype(float)
+        elif self.family == "exp":
+            lengths = generator.exponential(self.first, size=count)
         else:
-            values = draw.lognormal(math.log(self.first), self.second, size=count)
-        return [int(each) for each in np.clip(np.rint(values), 1, LONGEST)]
+            lengths = generator.lognormal(math.log(self.first), self.second, size=count)
+        return np.clip(np.rint(lengths), 1, LONGEST).astype(int).tolist()

@@ -1,21 +1,21 @@
 """Predicted traffic as a page: its report, distributions, the run over time and latencies over rates, in one file.
 
-The page needs nothing from outside and has no scripts. Words of a config or a trace stand on it escaped.
+The page needs nothing from outside and has no scripts. Text of a config or a trace is escaped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
 from model.device import page_style
-from model.traffic.chart import Line, Point, Scale, chart
+from model.traffic.chart import Line, Scale, render_chart
 from model.traffic.report import MOMENTS, Slice, Summary
 from model.traffic.search import RatePoint
-from model.traffic.text import basis, comparison, milliseconds, report
+from model.traffic.text import build_comparison, build_report, build_sentences, describe_basis, format_ms
 from model.traffic.traffic import Traffic
 from model.traffic.workload import SECOND_NS
-from nkw.parts import Hanging, as_html
+from nkw.parts import as_html
 
 _STYLE = """
 svg { display: block; } .nkw-report p { white-space: normal; } .big { overflow-wrap: anywhere; }
@@ -24,17 +24,18 @@ svg { display: block; } .nkw-report p { white-space: normal; } .big { overflow-w
 """
 
 
-def page(traffic: Traffic, name: str) -> str:
-    """The page of a prediction. Equal predictions, equal bytes."""
+def render_page(traffic: Traffic, name: str) -> str:
+    """Return the page of a prediction for a config of that name. Equal predictions give equal bytes."""
     title = escape(f"{name} on {traffic.deployment.instance.name}: traffic")
     sections = [
-        _section(_facts(traffic) + as_html(report(traffic))),
-        *(_section(each, "half") for each in _charts(traffic)),
+        f"<section>{_render_facts(traffic)}{as_html(build_report(traffic))}</section>",
+        *(f'<section class="half">{chart}</section>' for chart in _render_charts(traffic)),
     ]
     if traffic.variants:
-        sections.append(_section("<h2>The same requests in other ways</h2>" + as_html(comparison(traffic))))
-    resting = as_html([Hanging(each, indent=0) for each in basis(traffic)])
-    sections.append(_section(f"<h2>What the times rest on</h2>{resting}"))
+        comparison = as_html(build_comparison(traffic))
+        sections.append(f"<section><h2>The same requests in other ways</h2>{comparison}</section>")
+    basis = as_html(build_sentences(describe_basis(traffic)))
+    sections.append(f"<section><h2>What the times rest on</h2>{basis}</section>")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -45,93 +46,103 @@ def page(traffic: Traffic, name: str) -> str:
     )
 
 
-def _section(inside: str, kind: str = "") -> str:
-    return f'<section class="{kind}">{inside}</section>' if kind else f"<section>{inside}</section>"
-
-
-def _facts(traffic: Traffic) -> str:
+def _render_facts(traffic: Traffic) -> str:
+    """Return the figures at the top of the page."""
     run, price = traffic.summary, traffic.request.price
     facts = [
-        (f"{milliseconds(run.ttft[99])} ms", "TTFT, p99"),
-        (f"{milliseconds(run.itl[99])} ms", "between tokens, p99"),
+        (f"{format_ms(run.ttft[99])} ms", "TTFT, p99"),
+        (f"{format_ms(run.itl[99])} ms", "between tokens, p99"),
         (f"{run.tokens_per_s:,.0f}", "new tokens/s"),
         (f"{run.goodput_per_s:,.2f}", "requests/s that keep to the service level"),
     ]
-    if traffic.breaks is not None:
-        facts.append((f"{traffic.breaks:,.2f}", "requests/s at which it breaks"))
+    if traffic.breaking_rate is not None:
+        facts.append((f"{traffic.breaking_rate:,.2f}", "requests/s at which it breaks"))
     if price is not None:
         facts.append((f"${run.dollars_per_million(price):,.3f}", "per million new tokens"))
     cells = (
-        f'<div class="fact"><b>{escape(value)}</b><span>{escape(words)}</span></div>'
-        for value, words in facts
+        f'<div class="fact"><b>{escape(figure)}</b><span>{escape(label)}</span></div>'
+        for figure, label in facts
     )
     return f'<div class="facts">{"".join(cells)}</div>'
 
 
-def _charts(traffic: Traffic) -> Iterable[str]:
+def _render_charts(traffic: Traffic) -> Iterable[str]:
+    """Yield the charts: distributions, the run over time, and latencies and kept service levels over rates."""
     run = traffic.summary
-    yield _distributions(run)
-    yield _over_time(
-        run, "requests completed", "requests/s", {"all": _completed_per_s, "service level kept": _met_per_s}
+    yield _render_distributions(run)
+    yield _render_over_time(
+        run,
+        "requests completed",
+        "requests/s",
+        {
+            "all": lambda slice: _per_second(slice, slice.completed),
+            "service level kept": lambda slice: _per_second(slice, slice.met),
+        },
     )
-    yield _over_time(
+    yield _render_over_time(
         run,
         "requests on their way",
         "requests",
         {
-            "running": lambda own: own.running,
-            "waiting": lambda own: own.waiting,
-            f"preempted in 1/{MOMENTS} of the run": lambda own: own.preemptions,
+            "running": lambda slice: slice.running,
+            "waiting": lambda slice: slice.waiting,
+            f"preempted in 1/{MOMENTS} of the run": lambda slice: slice.preemptions,
         },
     )
-    yield _over_time(
+    yield _render_over_time(
         run,
         "pages in use",
         "% of all",
-        {"mean": lambda own: 100 * own.pages, "most of a replica": lambda own: 100 * own.most_pages},
+        {"mean": lambda slice: 100 * slice.pages, "most of a replica": lambda slice: 100 * slice.most_pages},
     )
-    if traffic.curve and traffic.breaks is not None:
-        yield _latencies(traffic.curve, traffic.breaks)
-        yield _goodput(traffic.curve, traffic.breaks)
+    if traffic.curve and traffic.breaking_rate is not None:
+        rates = Scale.around("requests/s", (point.rate for point in traffic.curve))
+        mark = "breaks", traffic.breaking_rate
+        yield _render_latencies(traffic.curve, rates, mark)
+        kept = [(point.rate, 100 * point.run.met / point.run.requests) for point in traffic.curve]
+        title, lines = "requests that keep to the service level", [Line("service level kept", kept, True)]
+        yield render_chart(title, rates, Scale("%", 0, 100), lines, mark)
 
 
-def _distributions(run: Summary) -> str:
-    """How many percent of the requests, or of the pairs of tokens, take at most so long."""
+def _render_distributions(run: Summary) -> str:
+    """Return the chart of percentiles: of all requests, and for ITL of all pairs of neighbouring tokens."""
     times = {"TTFT": run.ttft, "between tokens": run.itl, "end to end": run.e2e, "in the queue": run.queue}
     if run.handover is not None:
         times["until the pages have moved"] = run.handover
-    x = Scale.around("ms", (value / 1e6 for each in times.values() for value in each.values()), True)
     lines = [
-        Line(name, [(value / 1e6, float(percent)) for percent, value in percentiles.items()])
+        Line(name, [(time_ns / 1e6, float(percent)) for percent, time_ns in percentiles.items()])
         for name, percentiles in times.items()
     ]
-    return chart("how many take at most so long", x, Scale("%", 0, 100), lines)
+    x = Scale.around("ms", (point[0] for line in lines for point in line.points), True)
+    return render_chart("how many take at most so long", x, Scale("%", 0, 100), lines)
 
 
-def _over_time(run: Summary, title: str, unit: str, values: dict[str, Callable[[Slice], float]]) -> str:
-    x = Scale("s", 0.0, run.elapsed_ns / SECOND_NS)
+def _render_over_time(
+    run: Summary, title: str, unit: str, quantities: dict[str, Callable[[Slice], float]]
+) -> str:
+    """Return the chart of some quantities over time, each constant in a slice, by name."""
     lines = [
-        Line(name, [point for each in run.moments for point in _level(each, value(each))])
-        for name, value in values.items()
+        Line(
+            name,
+            [
+                (time_ns / SECOND_NS, quantity(slice))
+                for slice in run.moments
+                for time_ns in (slice.begin_ns, slice.end_ns)
+            ],
+        )
+        for name, quantity in quantities.items()
     ]
     y = Scale.around(unit, (point[1] for line in lines for point in line.points))
-    return chart(f"{title}, over time", x, y, lines)
+    return render_chart(f"{title}, over time", Scale("s", 0.0, run.elapsed_ns / SECOND_NS), y, lines)
 
 
-def _level(part: Slice, value: float) -> tuple[Point, Point]:
-    return (part.begin_ns / SECOND_NS, value), (part.end_ns / SECOND_NS, value)
+def _per_second(slice: Slice, count: int) -> float:
+    """Return a count of a slice as a rate per second."""
+    return count * SECOND_NS / (slice.end_ns - slice.begin_ns)
 
 
-def _completed_per_s(part: Slice) -> float:
-    return part.completed * SECOND_NS / (part.end_ns - part.begin_ns)
-
-
-def _met_per_s(part: Slice) -> float:
-    return part.met * SECOND_NS / (part.end_ns - part.begin_ns)
-
-
-def _latencies(curve: Iterable[RatePoint], breaks: float) -> str:
-    points = list(curve)
+def _render_latencies(curve: Sequence[RatePoint], rates: Scale, mark: tuple[str, float]) -> str:
+    """Return the chart of latencies over rates."""
     times: dict[str, Callable[[Summary], float]] = {
         "TTFT p50": lambda run: run.ttft[50],
         "TTFT p99": lambda run: run.ttft[99],
@@ -139,19 +150,8 @@ def _latencies(curve: Iterable[RatePoint], breaks: float) -> str:
         "between tokens p99": lambda run: run.itl[99],
     }
     lines = [
-        Line(name, [(each.rate, time(each.run) / 1e6) for each in points], True)
-        for name, time in times.items()
+        Line(name, [(point.rate, time_ns(point.run) / 1e6) for point in curve], True)
+        for name, time_ns in times.items()
     ]
     y = Scale.around("ms", (point[1] for line in lines for point in line.points), True)
-    return chart("latency over rate", _rates(points), y, lines, ("breaks", breaks))
-
-
-def _goodput(curve: Iterable[RatePoint], breaks: float) -> str:
-    points = list(curve)
-    kept = [(each.rate, 100 * each.run.met / each.run.requests) for each in points]
-    x, lines = _rates(points), [Line("service level kept", kept, True)]
-    return chart("requests that keep to the service level", x, Scale("%", 0, 100), lines, ("breaks", breaks))
-
-
-def _rates(points: Iterable[RatePoint]) -> Scale:
-    return Scale.around("requests/s", (each.rate for each in points))
+    return render_chart("latency over rate", rates, y, lines, mark)

@@ -1,4 +1,4 @@
-"""What happened in a run: the life of each request, and the steps of each replica."""
+"""Records of a run: the timeline of each request, and the steps of each replica."""
 
 from __future__ import annotations
 
@@ -8,56 +8,56 @@ from dataclasses import dataclass, field
 from model.engine.speculation import Acceptance
 from model.traffic.workload import Query
 
-WAITS = -1
-"""The time of what has not happened yet."""
+NOT_YET = -1
+"""Time of an event that has not happened."""
 
 
 @dataclass(eq=False)
-class Life:
-    """The times of a request in nanoseconds: it came, its first step began, its first and its last token were there.
+class Timeline:
+    """Times of one request in ns: arrival, start of its first step, first token and last token.
 
-    `cached_tokens` of the prompt were there when it first started. Where another replica decodes, its pages were
-    there at `moved_ns`.
+    `cached_tokens` of the prompt were in the prefix cache at its first start. If another replica decodes the request,
+    its pages arrived there at `moved_ns`.
     """
 
     query: Query
     arrival_ns: int
-    started_ns: int = WAITS
-    first_token_ns: int = WAITS
-    moved_ns: int = WAITS
-    end_ns: int = WAITS
+    started_ns: int = NOT_YET
+    first_token_ns: int = NOT_YET
+    moved_ns: int = NOT_YET
+    end_ns: int = NOT_YET
     cached_tokens: int = 0
     preemptions: int = 0
 
     @property
     def queue_ns(self) -> int:
-        """From its arrival to its first step."""
+        """Time from arrival to the first step."""
         return self.started_ns - self.arrival_ns
 
     @property
-    def first_ns(self) -> int:
-        """Time to first token: from its arrival."""
+    def ttft_ns(self) -> int:
+        """Time to first token: from arrival to the first token."""
         return self.first_token_ns - self.arrival_ns
 
     @property
     def handover_ns(self) -> int:
-        """From its first token to the moment when its pages are where it is decoded; 0 where they stay."""
-        return 0 if self.moved_ns == WAITS else self.moved_ns - self.first_token_ns
+        """Time from the first token to the arrival of the pages at the decoding replica; 0 without a handover."""
+        return 0 if self.moved_ns == NOT_YET else self.moved_ns - self.first_token_ns
 
     @property
-    def between_ns(self) -> float:
-        """The mean time between its tokens; 0 for a single one."""
-        return (self.end_ns - self.first_token_ns) / max(1, self.query.new - 1)
+    def mean_itl_ns(self) -> float:
+        """Mean time between the request's tokens; 0 for a single token."""
+        return (self.end_ns - self.first_token_ns) / max(1, self.query.new_tokens - 1)
 
     @property
-    def whole_ns(self) -> int:
-        """From its arrival to its last token."""
+    def e2e_ns(self) -> int:
+        """End-to-end time: from arrival to the last token."""
         return self.end_ns - self.arrival_ns
 
 
 @dataclass(frozen=True)
 class Span:
-    """Steps in a row that are alike: when they began and ended, the pages held, and requests that run and wait."""
+    """Equal steps in a row: their begin and end, the pages in use, and the numbers of requests by state."""
 
     begin_ns: int
     end_ns: int
@@ -69,13 +69,13 @@ class Span:
 
 @dataclass
 class Record:
-    """What happened on one replica: requests that ended there, by arrival, and every step.
+    """Events of one replica: the timelines of requests that ended there, by arrival, and every step.
 
-    `gaps_ns` are the times between neighbouring tokens of a request, with how often each occurred; tokens of one step
-    come together. `prompts_ns` is the part of the steps' time that chunks of prompts take.
+    `gaps_ns` counts the times between neighbouring tokens of a request; tokens of one step have a gap of 0.
+    `prompts_ns` is the part of the steps' time that chunks of prompts take.
     """
 
-    lives: list[Life] = field(default_factory=list)
+    timelines: list[Timeline] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     gaps_ns: Counter[int] = field(default_factory=Counter)
     acceptance: Acceptance = field(default_factory=Acceptance)
@@ -86,10 +86,10 @@ class Record:
 
     @property
     def busy_ns(self) -> int:
-        """The time of all steps."""
+        """Time of all steps."""
         return sum(span.end_ns - span.begin_ns for span in self.spans)
 
     @property
     def end_ns(self) -> int:
-        """The end of the last step; a run begins at 0."""
+        """End of the last step; a run begins at 0."""
         return self.spans[-1].end_ns if self.spans else 0

@@ -1,4 +1,4 @@
-"""One replica of a service: the engine's scheduler on a clock, with requests whose tokens nobody computes."""
+"""One replica of a service: the engine's scheduler on a predicted clock. No tokens are computed."""
 
 from __future__ import annotations
 
@@ -8,114 +8,143 @@ from dataclasses import dataclass
 
 from model.engine import Batch, Request, Schedulers
 from model.traffic.clock import Clock, StepTime
-from model.traffic.drafts import Drafts
-from model.traffic.record import WAITS, Life, Record, Span
+from model.traffic.drafts import DraftProposer
+from model.traffic.record import NOT_YET, Record, Span, Timeline
 
 
 @dataclass(frozen=True)
-class Stepped:
-    """A step, or several alike, until `end_ns`: how many requests ended, and those whose pages are to be moved."""
+class Advance:
+    """One step, or several equal steps in a row, until `end_ns`.
+
+    `ended` counts the requests that have all their tokens. `computed` are the requests whose prompts are computed and
+    whose pages are to be moved to another replica.
+    """
 
     end_ns: int
     ended: int
-    computed: Sequence[tuple[Request, Life]]
+    computed: Sequence[tuple[Request, Timeline]]
 
 
 class Replica:
-    """A scheduler and a clock. `drafts` are proposed where the scheduler has slots for them.
+    """A scheduler and the clock of its steps.
 
-    Requests that are `moving` get no tokens here: their prompts are computed, or their pages are on the way.
-    `at_once` advances steps together between which nothing changes; the times are the same without it.
+    `proposer` gives drafts to chunks with draft slots. Requests in `moving` get no tokens here: their prompts are being
+    computed, or their pages are on the way. `joins_steps` advances equal steps in a row together; all times are the
+    same without it.
     """
 
     def __init__(
-        self, scheduler: Schedulers, clock: Clock, drafts: Drafts | None = None, at_once: bool = True
+        self,
+        scheduler: Schedulers,
+        clock: Clock,
+        proposer: DraftProposer | None = None,
+        joins_steps: bool = True,
     ) -> None:
         self.scheduler = scheduler
         self.record = Record()
         self.moving: set[Request] = set()
         self._clock = clock
-        self._drafts = drafts
-        self._at_once = at_once and drafts is None
-        self._lives: dict[Request, Life] = {}
-        self._last_ns: dict[Request, int] = {}
+        self._proposer = proposer
+        self._joins_steps = joins_steps and proposer is None
+        self._timelines: dict[Request, Timeline] = {}
+        self._last_token_ns: dict[Request, int] = {}
 
-    def submit(self, request: Request, life: Life) -> None:
-        """Let a request wait for its turn; ModelError, from the scheduler, for one that never fits."""
+    def submit(self, request: Request, timeline: Timeline) -> None:
+        """Queue a request.
+
+        Raises:
+            ModelError: If the request never fits into the pages or the steps.
+        """
         self.scheduler.submit(request)
-        self._lives[request] = life
+        self._timelines[request] = timeline
 
-    def adopt(self, request: Request, life: Life) -> bool:
-        """Take pages for a request whose prompt is computed elsewhere; False where it has to wait."""
+    def adopt(self, request: Request, timeline: Timeline) -> bool:
+        """Take pages for a request whose prompt another replica computed; return False if it has to wait."""
         if not self.scheduler.adopt(request):
             return False
-        self._lives[request], self._last_ns[request] = life, life.first_token_ns
+        self._timelines[request], self._last_token_ns[request] = timeline, timeline.first_token_ns
         self.moving.add(request)
         return True
 
-    def arrived(self, request: Request, now: int) -> None:
-        """The pages of an adopted request are here: it decodes from its first token on."""
+    def receive_pages(self, request: Request, now: int) -> None:
+        """Let an adopted request, whose pages have arrived, decode from its first token on."""
         self.moving.discard(request)
         self.scheduler.arrived(request, 0)
-        self._lives[request].moved_ns = now
+        self._timelines[request].moved_ns = now
 
-    def gone(self, request: Request) -> None:
-        """The pages of a request have been moved elsewhere; those here are free."""
+    def release(self, request: Request) -> None:
+        """Free the pages of a request that another replica decodes from now on."""
         self.moving.discard(request)
-        self.scheduler.end(request)
-        self._lives[request].preemptions += request.preemptions
-        del self._lives[request], self._last_ns[request]
+        self._remove(request)
 
-    def step(self, now: int, until: int | None) -> Stepped | None:
-        """Compute a step that begins now, or several alike that begin before `until`; None for nothing to compute."""
+    def step(self, now: int, until: int | None) -> Advance | None:
+        """Compute a step that begins now, or several equal ones that begin before `until`.
+
+        Returns:
+            The advance, or None if no request has tokens to compute.
+        """
         batch = self.scheduler.schedule()
         if not batch.chunks:
             return None
-        for request in batch.chunks.keys() - self._last_ns.keys():
-            life = self._lives[request]
-            life.started_ns, life.cached_tokens = now, request.shared_tokens
-            self._last_ns[request] = WAITS
-        time = self._time(batch)
-        steps = self._steps(batch, time, now, until)
-        end = now + steps * time.time_ns
-        chosen = self._finish(batch, steps)
-        self._count(batch, time, steps, now, end)
-        computed = self._note(chosen, steps, time.time_ns, now)
-        return Stepped(end, self._end(chosen, end), computed)
+        for request in batch.chunks.keys() - self._last_token_ns.keys():
+            timeline = self._timelines[request]
+            timeline.started_ns, timeline.cached_tokens = now, request.shared_tokens
+            self._last_token_ns[request] = NOT_YET
+        time = self._predict_time(batch)
+        steps = self._count_equal_steps(batch, time, now, until)
+        end_ns = now + steps * time.time_ns
+        new_tokens = self._finish_steps(batch, steps)
+        self._record_steps(batch, time, steps, now)
+        computed = self._record_tokens(new_tokens, steps, time.time_ns, now)
+        ended = [request for request in new_tokens if len(request.tokens) > request.most_positions]
+        for request in ended:
+            timeline = self._remove(request)
+            timeline.end_ns = end_ns
+            self.record.timelines.append(timeline)
+        return Advance(end_ns, len(ended), computed)
 
-    def _time(self, batch: Batch) -> StepTime:
-        """The time of a batch, with that of its drafts, which it is given."""
-        if self._drafts is None:
+    def _remove(self, request: Request) -> Timeline:
+        """End a request in the scheduler and return its timeline, with its preemptions here added."""
+        self.scheduler.end(request)
+        del self._last_token_ns[request]
+        timeline = self._timelines.pop(request)
+        timeline.preemptions += request.preemptions
+        return timeline
+
+    def _predict_time(self, batch: Batch) -> StepTime:
+        """Return the time of a batch; with a proposer the chunks first get drafts, whose time is included."""
+        if self._proposer is None:
             return self._clock.step(batch)
-        drafted = self._drafts.propose(batch, self.record.acceptance)
+        drafts = self._proposer.propose(batch, self.record.acceptance)
         self.scheduler.drafted(batch)
         time = self._clock.step(batch)
-        return StepTime(time.time_ns + drafted.time_ns, time.padding, 1, time.prompts_ns + drafted.prompts_ns)
+        return StepTime(time.time_ns + drafts.time_ns, time.padding, 1, time.prompts_ns + drafts.prompts_ns)
 
-    def _steps(self, batch: Batch, time: StepTime, now: int, until: int | None) -> int:
-        """How many steps are alike."""
-        if not self._at_once or self.moving or time.alike == 1:
+    def _count_equal_steps(self, batch: Batch, time: StepTime, now: int, until: int | None) -> int:
+        """Return the number of steps in a row, from this one on, that decide alike and take the same time."""
+        if not self._joins_steps or self.moving or time.equal_steps == 1:
             return 1
-        steps = min(time.alike, self.scheduler.steady_steps(batch))
+        steps = min(time.equal_steps, self.scheduler.steady_steps(batch))
         if steps > 1 and until is not None:
             steps = min(steps, -((now - until) // time.time_ns))
         return steps
 
-    def _finish(self, batch: Batch, steps: int) -> dict[Request, int]:
-        """Give requests their tokens: how many each got in each step."""
-        chosen = dict.fromkeys((request for request, chunk in batch.chunks.items() if chunk.samples), 1)
-        if self._drafts is not None:
-            chosen = {request: 1 + self._drafts.right(request) for request in chosen}
+    def _finish_steps(self, batch: Batch, steps: int) -> dict[Request, int]:
+        """Give requests their tokens; return the number of tokens that each gets in each step."""
+        new_tokens = dict.fromkeys((request for request, chunk in batch.chunks.items() if chunk.samples), 1)
+        if self._proposer is not None:
+            new_tokens = {request: 1 + self._proposer.count_accepted(request) for request in new_tokens}
         if steps > 1:
             self.scheduler.repeat(batch, steps, (0,) * steps)
-        elif self._drafts is None and not self.moving:
-            self.scheduler.finish(batch, dict.fromkeys(chosen, (0,)))
         else:
-            tokens = {each: (0,) * count for each, count in chosen.items() if each not in self.moving}
-            self.scheduler.finish(batch, tokens)
-        return chosen
+            staying = {
+                request: (0,) * count for request, count in new_tokens.items() if request not in self.moving
+            }
+            self.scheduler.finish(batch, staying)
+        return new_tokens
 
-    def _count(self, batch: Batch, time: StepTime, steps: int, now: int, end: int) -> None:
+    def _record_steps(self, batch: Batch, time: StepTime, steps: int, now: int) -> None:
+        """Add the finished steps to the record."""
         record, scheduler = self.record, self.scheduler
         record.steps += steps
         record.tokens += steps * batch.tokens
@@ -123,41 +152,33 @@ class Replica:
         record.prompts_ns += steps * time.prompts_ns
         pages = scheduler.cache.count - scheduler.cache.free
         running, waiting = len(scheduler.running), len(scheduler.waiting)
-        record.spans.append(Span(now, end, pages, running, waiting, len(batch.preempted)))
+        end_ns = now + steps * time.time_ns
+        record.spans.append(Span(now, end_ns, pages, running, waiting, len(batch.preempted)))
 
-    def _note(
-        self, chosen: Mapping[Request, int], steps: int, step_ns: int, now: int
-    ) -> list[tuple[Request, Life]]:
-        """The times of the tokens that requests got in each step; returns the requests whose prompts are computed."""
-        first, computed, last_ns = now + step_ns, list[tuple[Request, Life]](), self._last_ns
-        getting = chosen.keys() - self.moving if self.moving else chosen.keys()
-        groups = Counter(map(last_ns.__getitem__, getting))
-        begin = groups.pop(WAITS, 0)
-        for last, count in groups.items():
-            self.record.gaps_ns[first - last] += count
-        for request in chosen if begin or self.moving else ():
-            if last_ns[request] == WAITS:
-                last_ns[request] = self._lives[request].first_token_ns = first
+    def _record_tokens(
+        self, new_tokens: Mapping[Request, int], steps: int, step_ns: int, now: int
+    ) -> list[tuple[Request, Timeline]]:
+        """Record the times of the tokens that requests get in each step.
+
+        Returns:
+            The requests whose prompts are computed and whose pages are to be moved to another replica.
+        """
+        token_ns, last_token_ns = now + step_ns, self._last_token_ns
+        computed: list[tuple[Request, Timeline]] = []
+        decoding = new_tokens.keys() - self.moving if self.moving else new_tokens.keys()
+        last_times = Counter(map(last_token_ns.__getitem__, decoding))
+        first_tokens = last_times.pop(NOT_YET, 0)
+        for last_ns, count in last_times.items():
+            self.record.gaps_ns[token_ns - last_ns] += count
+        for request in new_tokens if first_tokens or self.moving else ():
+            if last_token_ns[request] == NOT_YET:
+                last_token_ns[request] = self._timelines[request].first_token_ns = token_ns
                 if request in self.moving:
-                    computed.append((request, self._lives[request]))
+                    computed.append((request, self._timelines[request]))
         if steps > 1:
-            self.record.gaps_ns[step_ns] += (steps - 1) * len(chosen)
-        if self._drafts is not None:
-            together = sum(chosen[request] - 1 for request in getting)
-            if together:
-                self.record.gaps_ns[0] += together
-        last_ns.update(dict.fromkeys(getting, now + steps * step_ns))
+            self.record.gaps_ns[step_ns] += (steps - 1) * len(new_tokens)
+        accepted = sum(new_tokens.values()) - len(new_tokens)
+        if accepted:
+            self.record.gaps_ns[0] += accepted
+        last_token_ns.update(dict.fromkeys(decoding, now + steps * step_ns))
         return computed
-
-    def _end(self, chosen: Mapping[Request, int], now: int) -> int:
-        """Requests that have all their tokens leave; returns how many."""
-        ended = 0
-        for request in chosen:
-            if len(request.tokens) > request.most_positions:
-                self.scheduler.end(request)
-                life = self._lives.pop(request)
-                life.end_ns, life.preemptions = now, life.preemptions + request.preemptions
-                self.record.lives.append(life)
-                del self._last_ns[request]
-                ended += 1
-        return ended

@@ -1,34 +1,38 @@
-"""What a run says: times at percentiles, throughput, goodput, page use over time, and what the tokens cost."""
+"""Summary of a run: times at percentiles, throughput, goodput, page use over time, and the price of tokens."""
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import ceil
+from statistics import mean
 
 from model.engine.speculation import Acceptance
 from model.errors import ModelError
-from model.traffic.record import WAITS, Life, Record
+from model.traffic.record import NOT_YET, Record, Timeline
 from model.traffic.workload import SECOND_NS
 
 PERCENTILES = (50, 90, 99)
 SHARE = 0.99
-"""Of the requests have to keep to a service level, as MLPerf's server scenario demands of language models."""
+"""Share of the requests that have to keep a service level, as in MLPerf's server scenario for language models."""
 
 _UNITS_NS = {"us": 1e3, "ms": 1e6, "s": 1e9}
 _EVERY_PERCENT = range(1, 101)
 _SLICES = 8
 MOMENTS = 64
-"""Parts of a run in which its changes are shown."""
+"""Slices of a run in charts over time."""
 
 
 @dataclass(frozen=True)
 class ServiceLevel:
-    """The longest times that a request may take, in nanoseconds; None where nothing is asked.
+    """Longest times of a request in ns; None bounds nothing.
 
-    `ttft` is the time to first token, `itl` the mean time between the tokens of the request, `e2e` its whole life.
+    `ttft` is the time to first token, `itl` the mean time between tokens, and `e2e` the time from arrival to the last
+    token.
     """
 
     ttft: float | None = None
@@ -36,11 +40,15 @@ class ServiceLevel:
     e2e: float | None = None
 
     @classmethod
-    def parsed(cls, text: str) -> ServiceLevel:
-        """The level that a text such as ttft=500ms,itl=50ms names; ModelError for another text."""
+    def parse(cls, text: str) -> ServiceLevel:
+        """Read a service level such as ttft=500ms,itl=50ms.
+
+        Raises:
+            ModelError: If the text has another form, or names a time twice or a bound of 0.
+        """
         bounds: dict[str, float] = {}
-        for each in text.split(","):
-            match = re.fullmatch(r"(ttft|itl|e2e)=(\d{1,9}(?:\.\d{1,9})?)(us|ms|s)", each.strip())
+        for bound in text.split(","):
+            match = re.fullmatch(r"(ttft|itl|e2e)=(\d{1,9}(?:\.\d{1,9})?)(us|ms|s)", bound.strip())
             if match is None or match[1] in bounds or not float(match[2]):
                 raise ModelError(
                     f"service level {text!r:.60}; write one or more of ttft, itl and e2e, each once and above 0, as in "
@@ -49,37 +57,44 @@ class ServiceLevel:
             bounds[match[1]] = float(match[2]) * _UNITS_NS[match[3]]
         return cls(**bounds)
 
-    def met(self, life: Life) -> bool:
-        """Whether a request kept to it."""
-        times = ((self.ttft, life.first_ns), (self.itl, life.between_ns), (self.e2e, life.whole_ns))
+    def is_met(self, timeline: Timeline) -> bool:
+        """Return whether a request kept the service level."""
+        times = (
+            (self.ttft, timeline.ttft_ns),
+            (self.itl, timeline.mean_itl_ns),
+            (self.e2e, timeline.e2e_ns),
+        )
         return all(bound is None or time <= bound for bound, time in times)
 
-    def holds(self, lives: Sequence[Life]) -> bool:
-        """Whether enough of the requests kept to it."""
-        return sum(map(self.met, lives)) >= SHARE * len(lives)
+    def holds(self, timelines: Sequence[Timeline]) -> bool:
+        """Return whether a share of at least `SHARE` of the requests kept the service level."""
+        return sum(map(self.is_met, timelines)) >= SHARE * len(timelines)
 
 
 Percentiles = Mapping[int, float]
 
 
-def percentiles(counts: Mapping[int, int], percents: Iterable[int] = PERCENTILES) -> Percentiles:
-    """The least values that so many percent of all do not exceed; `counts` says how often each value occurs."""
-    total, out, seen = sum(counts.values()), dict[int, float](), 0
-    values = iter(sorted(counts.items()))
-    value = 0.0
-    for percent in percents:
-        while seen < ceil(total * percent / 100):
-            value, count = next(values)
-            seen += count
-        out[percent] = value
-    return out
+def compute_percentiles(counts: Mapping[int, int], percents: Iterable[int] = PERCENTILES) -> Percentiles:
+    """Return, for each percent, the least number that so many percent of all numbers do not exceed.
+
+    Args:
+        counts: Frequency of each number. Without any number every percentile is 0.0.
+        percents: Whole percents from 1 to 100.
+    """
+    numbers = sorted(counts)
+    ranks = list(accumulate(counts[number] for number in numbers))
+    needed = {percent: ceil(sum(counts.values()) * percent / 100) for percent in percents}
+    return {
+        percent: numbers[bisect_left(ranks, rank)] if numbers else 0.0 for percent, rank in needed.items()
+    }
 
 
 @dataclass(frozen=True)
 class Slice:
-    """A part of the run, all replicas together: means over its time, and the preemptions in it.
+    """Equal part of a run, for all replicas together.
 
-    Of the `completed` requests, `met` kept to the service level.
+    `pages`, `running` and `waiting` are means over its time: the share of all pages in use, and numbers of requests.
+    `most_pages` is the largest share of one replica. `met` of the `completed` requests kept the service level.
     """
 
     begin_ns: int
@@ -95,12 +110,15 @@ class Slice:
 
 @dataclass(frozen=True)
 class Summary:
-    """A run on all replicas. Times are in nanoseconds at every percent, `pages` of slices shares of all.
+    """Summary of a run on all replicas, with times in ns at every percent.
 
-    `handover` are the times until the pages of prompts are where requests decode, and `utilisations` the shares of the
-    time in which steps run on the replicas that compute prompts and on the others; None where each does both.
-    `prompts` is the share of the steps' time that chunks of prompts take, and `acceptance` that of the right drafts
-    among the verified ones, place by place.
+    | field | meaning |
+    |---|---|
+    | `handover` | times from first tokens to the arrival of pages at decoding replicas, or None without a handover |
+    | `utilisation` | share of the time in which steps run, mean over the replicas |
+    | `utilisations` | the same of prefill replicas and of decoding replicas, or None where each replica does both |
+    | `prompts` | share of the steps' time that chunks of prompts take |
+    | `acceptance` | share of verified draft tokens that were accepted, by draft position |
     """
 
     requests: int
@@ -127,106 +145,109 @@ class Summary:
 
     @property
     def requests_per_s(self) -> float:
-        """Completed requests."""
+        """Completed requests per second."""
         return self.requests * SECOND_NS / self.elapsed_ns
 
     @property
     def goodput_per_s(self) -> float:
-        """Completed requests that kept to the service level."""
+        """Completed requests per second that kept the service level."""
         return self.met * SECOND_NS / self.elapsed_ns
 
     @property
     def tokens_per_s(self) -> float:
-        """New tokens."""
+        """New tokens per second."""
         return self.new_tokens * SECOND_NS / self.elapsed_ns
 
     def dollars_per_million(self, price: float) -> float:
-        """Of new tokens, at a price of the instance in dollars an hour."""
+        """Return the dollars per million new tokens, at a price of the instance in dollars an hour."""
         return price / 3600 / self.tokens_per_s * 1e6
 
 
-def summary(records: Sequence[Record], level: ServiceLevel, pages: int, prefill_replicas: int = 0) -> Summary:
-    """What the replicas did together; each of `records` has `pages` pages, and the first ones compute prompts only."""
-    lives = [life for record in records for life in record.lives]
-    gaps = sum((record.gaps_ns for record in records), Counter[int]())
+def summarize(
+    records: Sequence[Record], level: ServiceLevel, pages: int, prefill_replicas: int = 0
+) -> Summary:
+    """Summarize a run.
+
+    Args:
+        records: A record for each replica; those of prefill replicas come first.
+        level: Service level that requests should keep.
+        pages: Pages of one replica.
+        prefill_replicas: Number of replicas that only compute prompts.
+    """
+    timelines = [timeline for record in records for timeline in record.timelines]
     elapsed_ns = max(record.end_ns for record in records)
-    moved = Counter(life.handover_ns for life in lives if life.moved_ns != WAITS)
-    acceptance = Acceptance()
-    for record in records:
-        acceptance.verified += record.acceptance.verified
-        acceptance.accepted += record.acceptance.accepted
+    gaps_ns = sum((record.gaps_ns for record in records), Counter[int]())
+    verified = sum((record.acceptance.verified for record in records), Counter[int]())
+    accepted = sum((record.acceptance.accepted for record in records), Counter[int]())
+    moved = Counter(timeline.handover_ns for timeline in timelines if timeline.moved_ns != NOT_YET)
     busy_ns = [record.busy_ns for record in records]
     return Summary(
-        requests=len(lives),
-        prompt_tokens=sum(life.query.prompt for life in lives),
-        new_tokens=sum(life.query.new for life in lives),
-        cached_tokens=sum(life.cached_tokens for life in lives),
-        ttft=_at_every_percent(life.first_ns for life in lives),
-        itl=percentiles(gaps, _EVERY_PERCENT),
-        e2e=_at_every_percent(life.whole_ns for life in lives),
-        queue=_at_every_percent(life.queue_ns for life in lives),
-        handover=percentiles(moved, _EVERY_PERCENT) if moved else None,
-        met=sum(map(level.met, lives)),
+        requests=len(timelines),
+        prompt_tokens=sum(timeline.query.prompt_tokens for timeline in timelines),
+        new_tokens=sum(timeline.query.new_tokens for timeline in timelines),
+        cached_tokens=sum(timeline.cached_tokens for timeline in timelines),
+        ttft=_at_every_percent(timeline.ttft_ns for timeline in timelines),
+        itl=compute_percentiles(gaps_ns, _EVERY_PERCENT),
+        e2e=_at_every_percent(timeline.e2e_ns for timeline in timelines),
+        queue=_at_every_percent(timeline.queue_ns for timeline in timelines),
+        handover=compute_percentiles(moved, _EVERY_PERCENT) if moved else None,
+        met=sum(map(level.is_met, timelines)),
         elapsed_ns=elapsed_ns,
-        utilisation=_mean(busy_ns) / elapsed_ns,
+        utilisation=mean(busy_ns) / elapsed_ns,
         utilisations=(
-            _mean(busy_ns[:prefill_replicas]) / elapsed_ns,
-            _mean(busy_ns[prefill_replicas:]) / elapsed_ns,
+            mean(busy_ns[:prefill_replicas]) / elapsed_ns,
+            mean(busy_ns[prefill_replicas:]) / elapsed_ns,
         )
         if prefill_replicas
         else None,
         prompts=sum(record.prompts_ns for record in records) / sum(busy_ns),
-        acceptance=tuple(acceptance.rates),
+        acceptance=tuple(Acceptance(verified, accepted).rates),
         steps=sum(record.steps for record in records),
         computed_tokens=sum(record.tokens for record in records),
         padding=sum(record.padding for record in records),
-        preemptions=sum(life.preemptions for life in lives),
-        slices=tuple(_slices(records, level, pages, elapsed_ns, _SLICES)),
-        moments=tuple(_slices(records, level, pages, elapsed_ns, MOMENTS)),
+        preemptions=sum(timeline.preemptions for timeline in timelines),
+        slices=tuple(_slice(records, level, pages, elapsed_ns, _SLICES)),
+        moments=tuple(_slice(records, level, pages, elapsed_ns, MOMENTS)),
     )
 
 
 def _at_every_percent(times_ns: Iterable[int]) -> Percentiles:
-    return percentiles(Counter(times_ns), _EVERY_PERCENT)
+    """Return the percentiles of some times from 1 % to 100 %."""
+    return compute_percentiles(Counter(times_ns), _EVERY_PERCENT)
 
 
-def _mean(values: Sequence[int]) -> float:
-    return sum(values) / len(values)
-
-
-def _slices(
-    records: Sequence[Record], level: ServiceLevel, pages: int, elapsed_ns: int, parts: int
+def _slice(
+    records: Sequence[Record], level: ServiceLevel, pages: int, elapsed_ns: int, count: int
 ) -> Iterable[Slice]:
-    """Equal parts of the run."""
-    length = max(1, -(-elapsed_ns // parts))
-    sums = [[0.0] * 5 for _ in range(parts)]
-    completed, met = Counter[int](), Counter[int]()
+    """Yield `count` slices of equal length, the last one shorter; a run of fewer nanoseconds has fewer slices."""
+    length_ns = max(1, -(-elapsed_ns // count))
+    used, most_used, running, waiting = ([0.0] * count for _ in range(4))
+    preemptions, completed, met = ([0] * count for _ in range(3))
     for record in records:
-        for life in record.lives:
-            number = (life.end_ns - 1) // length
-            completed[number] += 1
-            met[number] += level.met(life)
+        for timeline in record.timelines:
+            index = (timeline.end_ns - 1) // length_ns
+            completed[index] += 1
+            met[index] += level.is_met(timeline)
         for span in record.spans:
-            sums[span.begin_ns // length][4] += span.preempted
-            for number in range(span.begin_ns // length, (span.end_ns - 1) // length + 1):
-                own = sums[number]
-                time_ns = min(span.end_ns, (number + 1) * length) - max(span.begin_ns, number * length)
-                own[0] += time_ns * span.pages
-                own[1] = max(own[1], span.pages)
-                own[2] += time_ns * span.running
-                own[3] += time_ns * span.waiting
-    for number, (held, most, running, waiting, preempted) in enumerate(sums):
-        begin, end = number * length, min(elapsed_ns, (number + 1) * length)
-        time_ns = end - begin
-        if time_ns > 0:
-            yield Slice(
-                begin,
-                end,
-                held / time_ns / (len(records) * pages),
-                most / pages,
-                running / time_ns,
-                waiting / time_ns,
-                int(preempted),
-                completed[number],
-                met[number],
-            )
+            preemptions[span.begin_ns // length_ns] += span.preempted
+            for index in range(span.begin_ns // length_ns, (span.end_ns - 1) // length_ns + 1):
+                begin_ns, end_ns = index * length_ns, (index + 1) * length_ns
+                time_ns = min(span.end_ns, end_ns) - max(span.begin_ns, begin_ns)
+                used[index] += time_ns * span.pages
+                most_used[index] = max(most_used[index], span.pages)
+                running[index] += time_ns * span.running
+                waiting[index] += time_ns * span.waiting
+    for index in range(-(-elapsed_ns // length_ns)):
+        begin_ns, end_ns = index * length_ns, min(elapsed_ns, (index + 1) * length_ns)
+        time_ns = end_ns - begin_ns
+        yield Slice(
+            begin_ns,
+            end_ns,
+            used[index] / time_ns / (len(records) * pages),
+            most_used[index] / pages,
+            running[index] / time_ns,
+            waiting[index] / time_ns,
+            preemptions[index],
+            completed[index],
+            met[index],
+        )

@@ -1,4 +1,4 @@
-"""The rate at which a service level breaks, by bisection, and latencies at rates around it."""
+"""The breaking rate of a service level, found by bisection, and latencies at rates around it."""
 
 from __future__ import annotations
 
@@ -6,30 +6,35 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from model.traffic.deployment import Deployment
-from model.traffic.record import Life
-from model.traffic.report import ServiceLevel, Summary, summary
+from model.traffic.record import Timeline
+from model.traffic.report import ServiceLevel, Summary, summarize
 from model.traffic.workload import SECOND_NS, Workload
 
 QUARTER = 250
-SEARCHED = 4 * QUARTER
-"""Requests for each replica that decodes, at each rate that the search for the breaking rate tries."""
-ALONE = 50
-"""Requests that show whether requests alone keep to the service level."""
+SAMPLE = 4 * QUARTER
+"""Requests for each decoding replica, at each rate that the search tries."""
+LONE_REQUESTS = 50
+"""Requests, one at a time, that show whether a request that is alone keeps the service level."""
 SHARES = (0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2)
-"""Of the breaking rate: the rates of a curve."""
+"""Rates of a curve, as shares of the breaking rate."""
 
 PRECISION = 0.02
-"""Of the rate that is found: its distance to one at which the level does not hold."""
+"""Relative distance of the breaking rate to a rate at which the level does not hold."""
 
 _MOST_HALVINGS = 40
 
 
-def breaking_rate(holds: Callable[[float], bool], most: float) -> float | None:
-    """The highest rate tried at which a service level holds, at most 2 % below one at which it does not.
+def bisect_rate(holds: Callable[[float], bool], limit: float) -> float | None:
+    """Return the highest rate tried at which a level holds, at most 2 % below one at which it does not.
 
-    At the rate `most` it does not hold. None where it holds at no rate down to 2^-40 of that.
+    Args:
+        holds: Whether the level holds at a rate.
+        limit: A rate at which the level does not hold.
+
+    Returns:
+        The rate, or None if the level holds at no rate down to 2^-40 of the limit.
     """
-    low = high = most
+    low = high = limit
     for _ in range(_MOST_HALVINGS):
         low, high = low / 2, low
         if holds(low):
@@ -44,61 +49,60 @@ def breaking_rate(holds: Callable[[float], bool], most: float) -> float | None:
 
 @dataclass(frozen=True)
 class RatePoint:
-    """What a stream of requests at a rate sees, in requests per second."""
+    """Summary of a run at one rate of all replicas, in requests per second."""
 
     rate: float
     run: Summary
 
 
-def rate_that_breaks(deployment: Deployment, offered: Workload, level: ServiceLevel) -> float | None:
-    """The rate at which a level breaks on all replicas, found with one unit of them; None where it never holds.
+def find_breaking_rate(deployment: Deployment, offered: Workload, level: ServiceLevel) -> float | None:
+    """Return the rate of all replicas at which a level breaks, found with one unit of them.
 
-    Requests that come faster than users get answers who never pause wait longer and longer, so the level breaks there
-    however short the run is.
+    Requests that arrive faster than users without pauses are answered wait longer and longer. So the level breaks at
+    that rate, however short the run is.
+
+    Returns:
+        Requests per second, or None if the level does not hold even for requests that are alone.
     """
-    sample, decoding = _sample(offered, deployment), deployment.decoding_of_unit
+    sample, decoding = _take_sample(offered, deployment), deployment.decoding_per_unit
 
-    def served(workload: Workload) -> list[Life]:
-        return [life for record in deployment.serve_unit(workload) for life in record.lives]
+    def serve(workload: Workload) -> list[Timeline]:
+        return [timeline for record in deployment.serve_unit(workload) for timeline in record.timelines]
 
-    def by_users(users: int, requests: int) -> Workload:
-        return Workload(sample.queries[:requests], users=users)
-
-    if not level.holds(served(by_users(1, ALONE))):
+    if not level.holds(serve(Workload(sample.queries[:LONE_REQUESTS], users=1))):
         return None
     quarter = QUARTER * decoding
-    users = min(deployment.limits.max_num_seqs * decoding, quarter)
-    ends = sorted(life.end_ns for life in served(by_users(users, len(sample.queries))))
+    users = min(deployment.setup.options.max_num_seqs * decoding, quarter)
+    ends_ns = sorted(timeline.end_ns for timeline in serve(Workload(sample.queries, users=users)))
     # The middle half of the run: neither its first requests, which begin together, nor the last ones.
-    most = 2 * quarter * SECOND_NS / (ends[3 * quarter] - ends[quarter])
-    found = breaking_rate(lambda rate: level.holds(served(sample.at_rate(rate))), most)
-    return None if found is None else found * deployment.units
+    limit = 2 * quarter * SECOND_NS / (ends_ns[3 * quarter] - ends_ns[quarter])
+    rate = bisect_rate(lambda rate: level.holds(serve(sample.stretch_to_rate(rate))), limit)
+    return None if rate is None else rate * deployment.units
 
 
-def latencies(
-    deployment: Deployment, offered: Workload, level: ServiceLevel, breaks: float
+def predict_curve(
+    deployment: Deployment, offered: Workload, level: ServiceLevel, breaking_rate: float
 ) -> list[RatePoint]:
-    """Latencies at rates around the breaking one, on one unit of the replicas; the rates are those of all."""
-    sample, setup, units = _sample(offered, deployment), deployment.setup, deployment.units
+    """Predict runs at `SHARES` of the breaking rate, on one unit of the replicas."""
+    sample, units = _take_sample(offered, deployment), deployment.units
 
-    def point(rate: float) -> RatePoint:
-        records = deployment.serve_unit(sample.at_rate(rate / units))
-        return RatePoint(rate, summary(records, level, deployment.pages, setup.prefill_replicas // units))
+    def predict(rate: float) -> RatePoint:
+        records = deployment.serve_unit(sample.stretch_to_rate(rate / units))
+        prefill_replicas = deployment.setup.prefill_replicas // units
+        return RatePoint(rate, summarize(records, level, deployment.pages, prefill_replicas))
 
-    return [point(share * breaks) for share in SHARES]
+    return [predict(share * breaking_rate) for share in SHARES]
 
 
-def _sample(offered: Workload, deployment: Deployment) -> Workload:
-    """A unit's share of a workload; of a short one that of its requests over and over."""
-    units, wanted = deployment.units, SEARCHED * deployment.decoding_of_unit
-    first, last = offered.arrivals_ns[0], offered.arrivals_ns[-1]
-    between = (last - first) // (len(offered.queries) - 1)
-    rounds = -(-wanted * units // len(offered.queries))
-    times = [
-        each - first + number * (last - first + between)
+def _take_sample(offered: Workload, deployment: Deployment) -> Workload:
+    """Return a unit's share of a workload, `SAMPLE` requests for each decoding replica; a short one is repeated."""
+    units, size = deployment.units, SAMPLE * deployment.decoding_per_unit
+    first_ns, last_ns = offered.arrivals_ns[0], offered.arrivals_ns[-1]
+    gap_ns = (last_ns - first_ns) // (len(offered.queries) - 1)
+    rounds = -(-size * units // len(offered.queries))
+    arrivals_ns = [
+        arrival_ns - first_ns + number * (last_ns - first_ns + gap_ns)
         for number in range(rounds)
-        for each in offered.arrivals_ns
+        for arrival_ns in offered.arrivals_ns
     ]
-    share = Workload(offered.queries * rounds, tuple(times)).of_replica(0, units)
-    assert share is not None, "the first unit has the first request"
-    return share.first(wanted)
+    return Workload((offered.queries * rounds)[::units][:size], tuple(arrivals_ns[::units][:size]))

@@ -1,4 +1,4 @@
-"""A workload on replicas: each request is served by one of them alone, or one computes its prompt and one decodes."""
+"""A workload on one replica, and the requests of a workload as they arrive."""
 
 from __future__ import annotations
 
@@ -7,74 +7,71 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from model.engine import Request
-from model.traffic.record import Life, Record
+from model.traffic.record import Record, Timeline
 from model.traffic.replica import Replica
 from model.traffic.workload import Query, Workload
 
 
 class Arrivals:
-    """The requests of a workload as they come."""
+    """Queue of a workload's requests, by arrival time."""
 
     def __init__(self, workload: Workload) -> None:
-        times = [0] * workload.users or workload.arrivals_ns
+        requests = list(enumerate(workload.queries))
+        times_ns = [0] * workload.users or workload.arrivals_ns
         self._think_ns = workload.think_ns
-        self._coming = [
-            (time, number, query) for number, (time, query) in enumerate(zip(times, workload.queries))
-        ]
-        self._left = (
-            deque(enumerate(workload.queries[workload.users :], workload.users))
-            if workload.users
-            else deque()
-        )
+        self._scheduled = [(time_ns, *request) for time_ns, request in zip(times_ns, requests)]
+        self._unsent = deque(requests[len(times_ns) :])
 
     @property
-    def next_ns(self) -> int | None:
-        """When the next one comes, as far as that is known."""
-        return self._coming[0][0] if self._coming else None
+    def next_arrival_ns(self) -> int | None:
+        """Arrival time of the next scheduled request, or None if no arrival is scheduled."""
+        return self._scheduled[0][0] if self._scheduled else None
 
     @property
-    def depends_on_answers(self) -> bool:
-        """Whether users have requests left, which they send after an answer."""
-        return bool(self._left)
+    def has_unsent(self) -> bool:
+        """Whether users still have requests to send after an answer."""
+        return bool(self._unsent)
 
-    def until(self, now: int) -> Iterator[tuple[Request, Life]]:
-        """Those that have come."""
-        while self._coming and self._coming[0][0] <= now:
-            arrival_ns, number, query = heappop(self._coming)
-            yield request_of(query, number, arrival_ns), Life(query, arrival_ns)
+    def pop_arrived(self, now: int) -> Iterator[tuple[Request, Timeline]]:
+        """Remove and yield the requests that have arrived, with their timelines."""
+        while self._scheduled and self._scheduled[0][0] <= now:
+            arrival_ns, index, query = heappop(self._scheduled)
+            yield build_request(query, index, arrival_ns), Timeline(query, arrival_ns)
 
-    def answered(self, count: int, now: int) -> None:
-        """So many users have their answers, and send their next requests."""
-        for _ in range(min(count, len(self._left))):
-            number, query = self._left.popleft()
-            heappush(self._coming, (now + self._think_ns, number, query))
-
-
-def request_of(query: Query, number: int, arrival_ns: int) -> Request:
-    """A request whose tokens tell prompts apart, so that the scheduler shares pages of equal prefixes only."""
-    tokens = [-1 - query.group] * query.shared + [number + 1] * (query.prompt - query.shared)
-    return Request(str(number + 1), tokens, query.new, arrival=arrival_ns)
+    def schedule_next(self, answers: int, now: int) -> None:
+        """Schedule one request for each of `answers` users whose last request has ended."""
+        for _ in range(min(answers, len(self._unsent))):
+            heappush(self._scheduled, (now + self._think_ns, *self._unsent.popleft()))
 
 
-class Service:
-    """One replica; `run` serves a workload until its last request has ended."""
+def build_request(query: Query, index: int, arrival_ns: int) -> Request:
+    """Return an engine request for a query.
 
-    def __init__(self, replica: Replica) -> None:
-        self._replica = replica
+    Its token ids differ from those of other requests outside of shared prefixes, so that the prefix cache shares the
+    pages of equal prefixes only.
+    """
+    unshared_tokens = query.prompt_tokens - query.shared_tokens
+    tokens = [-1 - query.group] * query.shared_tokens + [index + 1] * unshared_tokens
+    return Request(str(index + 1), tokens, query.new_tokens, arrival=arrival_ns)
 
-    def run(self, workload: Workload) -> Record:
-        """Serve a workload; ModelError, from the scheduler, for a request that never fits."""
-        arrivals, replica, now = Arrivals(workload), self._replica, 0
-        while True:
-            for request, life in arrivals.until(now):
-                replica.submit(request, life)
-            stepped = replica.step(now, arrivals.next_ns)
-            if stepped is not None:
-                now = stepped.end_ns
-                arrivals.answered(stepped.ended, now)
-            elif arrivals.next_ns is None:
-                break
-            else:
-                now = arrivals.next_ns
-        replica.record.lives.sort(key=lambda life: life.arrival_ns)
-        return replica.record
+
+def serve(replica: Replica, workload: Workload) -> Record:
+    """Serve a workload on one replica until its last request has ended.
+
+    Raises:
+        ModelError: If a request never fits into the replica's pages or steps.
+    """
+    arrivals, now = Arrivals(workload), 0
+    while True:
+        for request, timeline in arrivals.pop_arrived(now):
+            replica.submit(request, timeline)
+        advance = replica.step(now, arrivals.next_arrival_ns)
+        if advance is not None:
+            now = advance.end_ns
+            arrivals.schedule_next(advance.ended, now)
+        elif arrivals.next_arrival_ns is None:
+            break
+        else:
+            now = arrivals.next_arrival_ns
+    replica.record.timelines.sort(key=lambda timeline: timeline.arrival_ns)
+    return replica.record

@@ -1,93 +1,98 @@
-"""Predicted traffic as tables and sentences: 80 columns as text, on a terminal as wide as that is."""
+"""Predicted traffic as tables and sentences: 80 columns as text, and the width of the terminal on one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from model.device import chip
 from model.traffic.deployment import Deployment
-from model.traffic.report import PERCENTILES, SHARE, Percentiles, ServiceLevel, Summary
-from model.traffic.search import SEARCHED
+from model.traffic.report import PERCENTILES, SHARE, ServiceLevel, Summary
+from model.traffic.search import SAMPLE
 from model.traffic.traffic import Traffic
 from model.traffic.workload import SECOND_NS
 from nkw.parts import Hanging, Part, table
 
 
-def parts(traffic: Traffic) -> list[Part]:
-    """The parts of the text, for a terminal."""
-    blocks = [report(traffic), _slices(traffic.summary)]
+def build_text(traffic: Traffic) -> list[Part]:
+    """Return the whole text: the report, the run over time, the variants and the basis of the times."""
+    blocks = [build_report(traffic), _build_slices(traffic.summary)]
     if traffic.variants:
-        blocks.append(comparison(traffic))
-    blocks.append([_sentence(each) for each in basis(traffic)])
-    return _apart(blocks)
+        blocks.append(build_comparison(traffic))
+    return _join_blocks([*blocks, build_sentences(describe_basis(traffic))])
 
 
-def report(traffic: Traffic) -> list[Part]:
-    """The deployment, the requests, and what became of them."""
-    return _apart([_deployment(traffic), _times(traffic.summary), _rates(traffic)])
+def build_report(traffic: Traffic) -> list[Part]:
+    """Return the deployment and the requests, a table of times, and sentences about rates."""
+    return _join_blocks(
+        [
+            build_sentences(_describe_deployment(traffic)),
+            _build_times(traffic.summary),
+            build_sentences(_describe_rates(traffic)),
+        ]
+    )
 
 
-def _apart(blocks: list[list[Part]]) -> list[Part]:
-    return [*blocks[0], *(part for block in blocks[1:] for part in ("", *block))]
+def build_sentences(sentences: Iterable[str]) -> list[Part]:
+    """Return sentences as parts of a report."""
+    return [Hanging(sentence, indent=0) for sentence in sentences]
 
 
-def _sentence(words: str) -> Part:
-    return Hanging(words, indent=0)
+def _join_blocks(blocks: list[list[Part]]) -> list[Part]:
+    """Return the parts of all blocks, with an empty line between two blocks."""
+    return [*blocks[0], *(line for block in blocks[1:] for line in ("", *block))]
 
 
-def _deployment(traffic: Traffic) -> list[Part]:
-    own, setup, workload = traffic.deployment, traffic.deployment.setup, traffic.workload
+def _describe_deployment(traffic: Traffic) -> Iterator[str]:
+    """Yield sentences about the deployment and the requests."""
+    deployment, setup, workload = traffic.deployment, traffic.deployment.setup, traffic.workload
     limits = setup.options
+    groups = "each" if setup.ep == 1 else "for each of their groups"
+    yield (
+        f"{traffic.model.config.model_type} on {deployment.instance.name}: {deployment.ranks}, "
+        f"{_count(deployment.replicas, 'replica')}, {setup.dtype}; "
+        f"{_describe_pages(deployment)} of {setup.block_size} positions {groups}"
+    )
+    yield (
+        f"a step takes up to {_count(limits.max_num_seqs, 'sequence')} and "
+        f"{limits.max_num_batched_tokens:,} tokens"
+    )
+    if setup.sizes is not None:
+        yield f"steps round up to {setup.sizes}"
     if workload.users:
-        comes = (
-            f"{_plural(workload.users, 'user')}, {workload.think_ns / SECOND_NS:g} s between answer and next"
-        )
+        think_s = workload.think_ns / SECOND_NS
+        arrivals = f"{_count(workload.users, 'user')}, {think_s:g} s between answer and next"
     elif workload.rate is None:
-        comes = "all at one moment"
+        arrivals = "all at one moment"
     else:
-        comes = f"{workload.rate:,.2f} per second"
+        arrivals = f"{workload.rate:,.2f} per second"
     left_out = f"; {workload.left_out:,} left out, without tokens or too long" if workload.left_out else ""
-    each = "each" if setup.ep == 1 else "for each of their groups"
-    out: list[Part] = [
-        _sentence(
-            f"{traffic.model.config.model_type} on {own.instance.name}: {own.ranks}, "
-            f"{_plural(own.replicas, 'replica')}, {setup.dtype}; "
-            f"{_pages(own)} of {setup.block_size} positions {each}"
-        ),
-        _sentence(
-            f"a step takes up to {_plural(limits.max_num_seqs, 'sequence')} and "
-            f"{limits.max_num_batched_tokens:,} tokens"
-        ),
-        *([] if setup.sizes is None else [_sentence(f"steps round up to {setup.sizes}")]),
-        _sentence(f"{_plural(len(workload.queries), 'request')}, {comes}{left_out}"),
-    ]
-    if own.link is not None:
-        prompts = setup.prefill_replicas
-        out.append(
-            _sentence(
-                f"{_plural(prompts, 'replica')} for prompts, {own.replicas - prompts} for decoding; pages move over "
-                f"{own.link.words}: {own.link.gb_per_s * own.tp * own.setup.ep:,.1f} GB/s of a replica"
-            )
+    yield f"{_count(len(workload.queries), 'request')}, {arrivals}{left_out}"
+    if deployment.link is not None:
+        link, prefill_replicas = deployment.link, setup.prefill_replicas
+        yield (
+            f"{_count(prefill_replicas, 'replica')} for prompts, {deployment.replicas - prefill_replicas} for "
+            f"decoding; pages move over {link.words}: {link.gb_per_s * deployment.tp * setup.ep:,.1f} GB/s of a replica"
         )
     if setup.speculation is not None:
-        draft = setup.speculation.model
-        where = "looked up in the prompt" if draft is None else f"of a {draft.config.model_type} model"
-        out.append(_sentence(f"a step verifies up to {_plural(limits.speculative_tokens, 'draft')} {where}"))
-    return out
+        model = setup.speculation.model
+        proposer = "looked up in the prompt" if model is None else f"of a {model.config.model_type} model"
+        yield f"a step verifies up to {_count(limits.speculative_tokens, 'draft')} {proposer}"
 
 
-def _pages(own: Deployment) -> str:
-    """The pages of each kind."""
-    of_kind = (
-        f"{kind.pages:,} slots of {'windows' if own.takes_speech else 'states'}"
-        if kind.recurrent
-        else f"{kind.pages:,} pages" + ("" if kind.window is None else f" for windows of {kind.window:,}")
-        for kind in own.kinds
+def _describe_pages(deployment: Deployment) -> str:
+    """Return the numbers of pages and slots, by page kind."""
+    counts = (
+        f"{page_kind.pages:,} slots of {'windows' if deployment.clock.takes_speech else 'states'}"
+        if page_kind.recurrent
+        else f"{page_kind.pages:,} pages"
+        + ("" if page_kind.window is None else f" for windows of {page_kind.window:,}")
+        for page_kind in deployment.page_kinds
     )
-    return " and ".join(of_kind)
+    return " and ".join(counts)
 
 
-def _times(run: Summary) -> list[Part]:
+def _build_times(run: Summary) -> list[Part]:
+    """Return the table of times at percentiles."""
     rows = [
         ("time to first token (TTFT)", run.ttft),
         ("between tokens (ITL)", run.itl),
@@ -96,134 +101,127 @@ def _times(run: Summary) -> list[Part]:
         *([("until the pages have moved", run.handover)] if run.handover else []),
     ]
     heads = "|".join(["milliseconds", *(f"p{percent}" for percent in PERCENTILES)])
-    return [table(heads, [(name, *_row(times)) for name, times in rows])]
-
-
-def _row(times: Percentiles) -> list[str]:
-    return [milliseconds(times[percent]) for percent in PERCENTILES]
-
-
-def _rates(traffic: Traffic) -> list[Part]:
-    run, level = traffic.summary, traffic.request.level
-    padded = run.computed_tokens + run.padding
-    out = [
-        _sentence(
-            f"{run.requests_per_s:,.2f} requests/s, {run.tokens_per_s:,.1f} new tokens/s; steps take "
-            f"{run.utilisation:.1%} of the time; {run.padding / padded:.1%} of the computed tokens are padding"
-        ),
-        _sentence(
-            f"goodput: {run.goodput_per_s:,.2f} requests/s with {level_text(level)} "
-            f"({run.met / run.requests:.1%} of the requests)"
-        ),
+    return [
+        table(
+            heads, [(name, *(format_ms(times[percent]) for percent in PERCENTILES)) for name, times in rows]
+        )
     ]
+
+
+def _describe_rates(traffic: Traffic) -> Iterator[str]:
+    """Yield sentences about throughput, goodput, the breaking rate and the price."""
+    run, request = traffic.summary, traffic.request
+    padded = run.computed_tokens + run.padding
+    yield (
+        f"{run.requests_per_s:,.2f} requests/s, {run.tokens_per_s:,.1f} new tokens/s; steps take "
+        f"{run.utilisation:.1%} of the time; {run.padding / padded:.1%} of the computed tokens are padding"
+    )
+    yield (
+        f"goodput: {run.goodput_per_s:,.2f} requests/s with {_format_level(request.level)} "
+        f"({run.met / run.requests:.1%} of the requests)"
+    )
     if traffic.window_s is not None:
         transcribed = run.requests_per_s * traffic.window_s
-        out.append(
-            _sentence(f"{transcribed:,.0f} s of speech in a second; each request has {traffic.window_s:g} s")
-        )
+        yield f"{transcribed:,.0f} s of speech in a second; each request has {traffic.window_s:g} s"
     if run.utilisations is not None:
-        prompts, decoding = run.utilisations
-        out.append(
-            _sentence(
-                f"steps take {prompts:.1%} of the time where prompts are computed, {decoding:.1%} elsewhere"
-            )
-        )
+        prefill, decoding = run.utilisations
+        yield f"steps take {prefill:.1%} of the time where prompts are computed, {decoding:.1%} elsewhere"
     if run.acceptance:
-        rates = ", ".join(f"{each:.0%}" for each in run.acceptance)
-        out.append(_sentence(f"drafts that were right, place by place: {rates}"))
+        rates = ", ".join(f"{rate:.0%}" for rate in run.acceptance)
+        yield f"drafts that were right, place by place: {rates}"
     if run.cached_tokens:
-        out.append(
-            _sentence(f"{run.cached_tokens / run.prompt_tokens:.1%} of the prompts' tokens were cached")
-        )
-    if traffic.breaks is not None:
-        out.append(
-            _sentence(
-                f"the service level breaks at {traffic.breaks:,.2f} requests/s: above, less than {SHARE:.0%} of the "
-                "requests keep to it, or they come faster than they are served"
-            )
+        yield f"{run.cached_tokens / run.prompt_tokens:.1%} of the prompts' tokens were cached"
+    if traffic.breaking_rate is not None:
+        yield (
+            f"the service level breaks at {traffic.breaking_rate:,.2f} requests/s: above, less than {SHARE:.0%} of the "
+            "requests keep to it, or they come faster than they are served"
         )
     elif traffic.searched:
-        out.append(_sentence("the service level breaks at every rate: requests alone do not keep to it"))
-    if traffic.request.price is not None:
-        price = run.dollars_per_million(traffic.request.price)
-        out.append(_sentence(f"${price:,.3f} per million new tokens at ${traffic.request.price:,.2f}/h"))
-    return list(out)
+        yield "the service level breaks at every rate: requests alone do not keep to it"
+    if request.price is not None:
+        dollars = run.dollars_per_million(request.price)
+        yield f"${dollars:,.3f} per million new tokens at ${request.price:,.2f}/h"
 
 
-def _slices(run: Summary) -> list[Part]:
+def _build_slices(run: Summary) -> list[Part]:
+    """Return the table of the run over time."""
     rows = [
         (
-            f"{_seconds(each.begin_ns)}..{_seconds(each.end_ns)}",
-            f"{each.running:,.1f}",
-            f"{each.waiting:,.1f}",
-            f"{each.pages:.1%}",
-            f"{each.most_pages:.1%}",
-            f"{each.preemptions:,}",
+            f"{_format_seconds(slice.begin_ns)}..{_format_seconds(slice.end_ns)}",
+            f"{slice.running:,.1f}",
+            f"{slice.waiting:,.1f}",
+            f"{slice.pages:.1%}",
+            f"{slice.most_pages:.1%}",
+            f"{slice.preemptions:,}",
         )
-        for each in run.slices
+        for slice in run.slices
     ]
     return [table("seconds|running|waiting|pages in use|most|preemptions", rows)]
 
 
-def comparison(traffic: Traffic) -> list[Part]:
-    """The run beside its variants."""
-    rows = [_variant("as above", traffic.summary)]
-    sentences: list[Part] = []
-    for each in traffic.variants:
-        if each.summary is None:
-            sentences.append(_sentence(f"{each.name}: {each.refusal}"))
+def build_comparison(traffic: Traffic) -> list[Part]:
+    """Return the table of the run and its variants, and the reasons why variants were refused."""
+    runs = [("as above", traffic.summary)]
+    refusals = []
+    for variant in traffic.variants:
+        if variant.summary is None:
+            refusals.append(f"{variant.name}: {variant.refusal}")
         else:
-            rows.append(_variant(each.name, each.summary))
-    heads = "the same requests|TTFT p50|p99|ITL p50|p99|tokens/s|goodput/s"
-    return [table(heads, rows, gap=1), *sentences]
-
-
-def _variant(name: str, run: Summary) -> tuple[str, ...]:
-    times = (run.ttft[50], run.ttft[99], run.itl[50], run.itl[99])
-    return (name, *map(milliseconds, times), f"{run.tokens_per_s:,.0f}", f"{run.goodput_per_s:,.2f}")
-
-
-def basis(traffic: Traffic) -> Iterator[str]:
-    """Sentences: what the times rest on."""
-    shapes = len(traffic.deployment.clock.shapes)
-    yield (
-        f"Times of steps are dry runs of this project's kernels ({_plural(shapes, 'shape')}), program reading; the "
-        "scheduler and the host take no time. Requests go to the replicas in turn."
-    )
-    if traffic.breaks is not None:
-        own = traffic.deployment
-        requests, replicas = SEARCHED * own.decoding_of_unit, own.replicas // own.units
-        yield (
-            f"The breaking rate is that of up to {requests:,} requests on {_plural(replicas, 'replica')}, times "
-            f"{own.units}."
+            runs.append((variant.name, variant.summary))
+    rows = [
+        (
+            name,
+            *map(format_ms, (run.ttft[50], run.ttft[99], run.itl[50], run.itl[99])),
+            f"{run.tokens_per_s:,.0f}",
+            f"{run.goodput_per_s:,.2f}",
         )
-    if traffic.deployment.link is not None:
-        link = traffic.deployment.link
-        yield f"A transfer takes its bytes over the documented bandwidth ({link.source}), and its links alone."
-    for refusal in traffic.refusals:
+        for name, run in runs
+    ]
+    heads = "the same requests|TTFT p50|p99|ITL p50|p99|tokens/s|goodput/s"
+    return [table(heads, rows, gap=1), *build_sentences(refusals)]
+
+
+def describe_basis(traffic: Traffic) -> Iterator[str]:
+    """Yield sentences about the basis of the times: dry runs, rooflines, bandwidths, and the chip."""
+    deployment = traffic.deployment
+    yield (
+        f"Times of steps are dry runs of this project's kernels ({_count(len(deployment.clock.shapes), 'shape')}), "
+        "program reading; the scheduler and the host take no time. Requests go to the replicas in turn."
+    )
+    if traffic.breaking_rate is not None:
+        requests, replicas = SAMPLE * deployment.decoding_per_unit, deployment.replicas // deployment.units
+        yield (
+            f"The breaking rate is that of up to {requests:,} requests on {_count(replicas, 'replica')}, times "
+            f"{deployment.units}."
+        )
+    if deployment.link is not None:
+        source = deployment.link.source
+        yield f"A transfer takes its bytes over the documented bandwidth ({source}), and its links alone."
+    for refusal in deployment.refusals:
         yield f"Roofline for a part: {refusal}."
-    record = chip(traffic.deployment.instance.target)
+    record = chip(deployment.instance.target)
     if record.replaced:
         yield f"Times are those of {record.label}."
 
 
-def level_text(level: ServiceLevel) -> str:
-    """A service level in words."""
-    names = (("TTFT", level.ttft), ("mean ITL", level.itl), ("end to end", level.e2e))
-    return ", ".join(f"{name} up to {milliseconds(bound)} ms" for name, bound in names if bound is not None)
+def _format_level(level: ServiceLevel) -> str:
+    """Return a service level as text."""
+    bounds = (("TTFT", level.ttft), ("mean ITL", level.itl), ("end to end", level.e2e))
+    return ", ".join(f"{name} up to {format_ms(bound)} ms" for name, bound in bounds if bound is not None)
 
 
-def milliseconds(time_ns: float) -> str:
-    """Two decimals where a column has room for them."""
+def format_ms(time_ns: float) -> str:
+    """Return a time in milliseconds, with two decimals below a second."""
     time_ms = time_ns / 1e6
     return f"{time_ms:,.2f}" if time_ms < 1_000 else f"{time_ms:,.0f}"
 
 
-def _seconds(time_ns: int) -> str:
-    """Three digits, or all of a whole number of seconds."""
+def _format_seconds(time_ns: int) -> str:
+    """Return a time in seconds, with three digits below 100 s, else without decimals."""
     time_s = time_ns / SECOND_NS
     return f"{time_s:.3g}" if time_s < 100 else f"{time_s:,.0f}"
 
 
-def _plural(count: int, noun: str) -> str:
+def _count(count: int, noun: str) -> str:
+    """Return a count with its noun in the singular or plural."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -1,8 +1,8 @@
 """Traces of real requests, in their published formats.
 
 The Azure LLM inference traces are CSV files with the columns TIMESTAMP, ContextTokens and GeneratedTokens. A file of
-ShareGPT's form is a JSON list of conversations; of each, the first two turns are a prompt and its answer, whose tokens
-are counted by the model's tokenizer. It has no times.
+ShareGPT's form is a JSON list of conversations, without times. The first two turns of each are a prompt and its answer,
+whose tokens are counted by the model's tokenizer.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import json
 import re
 from collections.abc import Callable
 from datetime import datetime, timezone
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from model.errors import ModelError
+from model.errors import ModelError, read_text_file
 from model.traffic.lengths import LONGEST
-from model.traffic.workload import LARGEST, SECOND_NS, Query, Workload
-from nkw.files import read_text
+from model.traffic.workload import MOST_REQUESTS, SECOND_NS, Query, Workload
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
@@ -26,113 +26,131 @@ _MOST_BYTES = 2**30
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)?\Z")
 
 CountTokens = Callable[[str], int]
-"""How many tokens a text has."""
+"""Function from a text to its number of tokens."""
 
 
-def read_trace(path: Path, most: int | None, counted: Callable[[], CountTokens]) -> Workload | list[Query]:
-    """The requests of a trace, at most `most` of them: with their times, or, where it has none, in their order.
+def read_trace(
+    path: Path, limit: int | None, load_counter: Callable[[], CountTokens]
+) -> Workload | list[Query]:
+    """Read the requests of a trace.
 
-    `counted` gives what counts the tokens of texts; it is called for a file of texts only. ModelError for a file that
-    cannot be read, that is neither kind of trace, or that has no request.
+    Args:
+        path: CSV file of an Azure trace, or JSON file of conversations.
+        limit: Most requests to read; None reads up to `MOST_REQUESTS`.
+        load_counter: Called for a file of conversations, to count the tokens of its texts.
+
+    Returns:
+        A workload with the times of the trace, or the requests of conversations in their order.
+
+    Raises:
+        ModelError: If the file cannot be read, has another form or has no request.
     """
-    try:
-        text = read_text(path, _MOST_BYTES)
-    except OSError as error:
-        raise ModelError(f"the trace {path} cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise ModelError(f"the trace {path} is not UTF-8 text") from None
-    text = text.removeprefix("\ufeff")
-    most = min(LARGEST, most or LARGEST)
+    text = read_text_file(path, "NKW-MODEL-OPTION", _MOST_BYTES).removeprefix("\ufeff")
+    limit = min(MOST_REQUESTS, limit or MOST_REQUESTS)
     if text.lstrip()[:1] in ("[", "{"):
-        return _conversations(path, text, most, counted)
+        return _read_conversations(path, text, limit, load_counter)
     try:
-        return _azure(path, text, most)
+        return _read_azure(path, text, limit)
     except csv.Error as error:
         raise ModelError(f"the trace {path} is not CSV: {error}") from None
 
 
-def _azure(path: Path, text: str, most: int) -> Workload:
+def _read_azure(path: Path, text: str, limit: int) -> Workload:
+    """Read an Azure trace, of which rows without tokens are left out."""
     rows = csv.reader(text.splitlines())
-    head = [each.strip() for each in next(rows, [])]
+    head = [name.strip() for name in next(rows, [])]
     missing = [name for name in COLUMNS if name not in head]
     if missing:
         raise ModelError(
             f"the trace {path} has no column {missing[0]}; a trace is a CSV file with {', '.join(COLUMNS)}, or a JSON "
             "list of conversations"
         )
-    places = [head.index(name) for name in COLUMNS]
-    found: list[tuple[int, Query]] = []
+    columns = [head.index(name) for name in COLUMNS]
+    requests: list[tuple[int, Query]] = []
     left_out = 0
-    for row in rows:
-        if not row:
-            continue
-        where = f"line {rows.line_num} of the trace {path}"
-        if len(row) <= max(places):
-            raise ModelError(f"{where} has {len(row)} columns; its first line names {len(head)}")
-        time, *lengths = (row[place].strip() for place in places)
-        arrival, (prompt, new) = _nanoseconds(time, where), (_tokens(each, where) for each in lengths)
-        if not prompt or not new:
+    for row in filter(None, rows):
+        source = f"line {rows.line_num} of the trace {path}"
+        if len(row) <= max(columns):
+            raise ModelError(f"{source} has {len(row)} columns; its first line names {len(head)}")
+        time, prompt, new = (row[column].strip() for column in columns)
+        arrival_ns = _parse_time(time, source)
+        query = Query(_parse_tokens(prompt, source), _parse_tokens(new, source))
+        if not query.prompt_tokens or not query.new_tokens:
             left_out += 1
-        elif len(found) < most:
-            found.append((arrival, Query(prompt, new)))
+        elif len(requests) < limit:
+            requests.append((arrival_ns, query))
         else:
             break
-    if not found:
+    if not requests:
         raise ModelError(f"the trace {path} has no request")
-    found.sort(key=lambda each: each[0])
-    first = found[0][0]
-    times = tuple(time - first for time, _ in found)
-    return Workload(tuple(query for _, query in found), times, left_out=left_out)
+    times_ns, queries = zip(*sorted(requests, key=itemgetter(0)))
+    return Workload(queries, tuple(time_ns - times_ns[0] for time_ns in times_ns), left_out=left_out)
 
 
-def _nanoseconds(text: str, where: str) -> int:
-    """Since 1970; a time without an offset is UTC."""
+def _parse_time(text: str, source: str) -> int:
+    """Return a time in ns since 1970; a time without an offset is UTC.
+
+    Raises:
+        ModelError: If the text is no time of a trace, such as 2023-11-16 18:15:46.6805900.
+    """
     match = _TIME.match(text)
+    day, clock, fraction, offset = match.groups() if match else ("", "", "", "")
     try:
-        if match is None:
-            raise ValueError
-        day, hour, fraction, offset = match.groups()
-        whole = datetime.fromisoformat(f"{day} {hour}{'+00:00' if offset in (None, 'Z') else offset}")
-        since = whole - datetime(1970, 1, 1, tzinfo=timezone.utc)
+        time = datetime.fromisoformat(f"{day} {clock}{'+00:00' if offset in (None, 'Z') else offset}")
+        since = time - datetime(1970, 1, 1, tzinfo=timezone.utc)
     except ValueError:
         raise ModelError(
-            f"{where} has the time {text!r:.60}; a time is written as 2023-11-16 18:15:46.6805900"
+            f"{source} has the time {text!r:.60}; a time is written as 2023-11-16 18:15:46.6805900"
         ) from None
     return (since.days * 86_400 + since.seconds) * SECOND_NS + int((fraction or "0").ljust(9, "0"))
 
 
-def _tokens(text: str, where: str) -> int:
+def _parse_tokens(text: str, source: str) -> int:
+    """Return a number of tokens.
+
+    Raises:
+        ModelError: If the text is no whole number from 0 to 2^20.
+    """
     tokens = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
     if not 0 <= tokens <= LONGEST:
-        raise ModelError(f"{where} has {text!r:.60} tokens; a number of tokens is from 0 to {LONGEST:,}")
+        raise ModelError(f"{source} has {text!r:.60} tokens; a number of tokens is from 0 to {LONGEST:,}")
     return tokens
 
 
-def _conversations(path: Path, text: str, most: int, counted: Callable[[], CountTokens]) -> list[Query]:
+def _read_conversations(
+    path: Path, text: str, limit: int, load_counter: Callable[[], CountTokens]
+) -> list[Query]:
+    """Read the first prompt and answer of each conversation; conversations without both are left out."""
     try:
-        listed = json.loads(text)
+        conversations = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ModelError(f"the trace {path} is not JSON: {error}") from None
-    if not isinstance(listed, list):
+    if not isinstance(conversations, list):
         raise ModelError(f"the trace {path} is a JSON object; a trace is a list of conversations")
-    count, found = counted(), list[Query]()
-    for number, each in enumerate(listed):
-        if len(found) == most:
+    count_tokens, queries = load_counter(), list[Query]()
+    for index, conversation in enumerate(conversations):
+        if len(queries) == limit:
             break
-        turns = each.get("conversations") if isinstance(each, dict) else None
+        source = f"conversation {index} of the trace {path}"
+        turns = conversation.get("conversations") if isinstance(conversation, dict) else None
         if not isinstance(turns, list):
-            raise ModelError(f"conversation {number} of the trace {path} has no list of conversations")
-        texts = [_turn(turn, number, path) for turn in turns[:2]]
-        # Peers leave out conversations without a prompt and an answer as well.
+            raise ModelError(f"{source} has no list of conversations")
+        texts = [_read_turn(turn, source) for turn in turns[:2]]
+        # vLLM's benchmark leaves out conversations of fewer than two turns as well.
         if len(texts) == 2 and all(texts):
-            found.append(Query(max(1, count(texts[0])), max(1, count(texts[1]))))
-    if not found:
+            queries.append(Query(*(max(1, count_tokens(text)) for text in texts)))
+    if not queries:
         raise ModelError(f"the trace {path} has no request")
-    return found
+    return queries
 
 
-def _turn(turn: Any, number: int, path: Path) -> str:
-    value = turn.get("value") if isinstance(turn, dict) else None
-    if not isinstance(value, str):
-        raise ModelError(f"conversation {number} of the trace {path} has a turn without the text value")
-    return value
+def _read_turn(turn: Any, source: str) -> str:
+    """Return the text of a turn.
+
+    Raises:
+        ModelError: If the turn has no text.
+    """
+    text = turn.get("value") if isinstance(turn, dict) else None
+    if not isinstance(text, str):
+        raise ModelError(f"{source} has a turn without the text value")
+    return text

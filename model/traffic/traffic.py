@@ -1,4 +1,4 @@
-"""One prediction of traffic: a workload on a deployment, the rate at which the service level breaks, comparisons."""
+"""Prediction of traffic: a workload on a deployment, the breaking rate of a service level, and variants."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from model.config.folder import find_config_file
 from model.engine import SchedulerOptions
 from model.engine.bucket_sizes import AUTO, AskedSizes, BucketLimits, fitted, read_buckets
 from model.engine.buckets import MOST_ROWS, Buckets
-from model.errors import ModelError
+from model.errors import ModelError, read_text_file
 from model.loading.tokenizer import Tokenizer
 from model.plan.plan import DEFAULT_INSTANCE
 from model.plan.sizes import ModelSizes, load_model
@@ -22,30 +22,44 @@ from model.state import check_block_size
 from model.traffic.deployment import LIMITS, Deployment, Setup
 from model.traffic.drafts import AcceptanceRates, MeasuredOutcomes, Speculation
 from model.traffic.lengths import Lengths
-from model.traffic.report import ServiceLevel, Summary, summary
-from model.traffic.search import RatePoint, latencies, rate_that_breaks
+from model.traffic.report import ServiceLevel, Summary, summarize
+from model.traffic.search import RatePoint, find_breaking_rate, predict_curve
 from model.traffic.traces import CountTokens, read_trace
-from model.traffic.variants import Variant, variants
-from model.traffic.workload import LARGEST, SECOND_NS, Query, SharedPrefix, Workload, drawn, poisson
-from nkw.files import read_text
+from model.traffic.variants import Variant, predict_variants
+from model.traffic.workload import (
+    MOST_REQUESTS,
+    SECOND_NS,
+    SharedPrefix,
+    Workload,
+    draw_poisson_arrivals,
+    draw_queries,
+)
 
 REQUESTS = 1000
 
 DEFAULT_SHARE = 0.9
-"""Of the breaking rate: the rate of a run for which none is given."""
+"""Share of the breaking rate that is the rate of a run without `rate` and `share`."""
 
-PROMPTS, NEWS = Lengths("constant", 512), Lengths("constant", 128)
-BEGINNINGS = Lengths("constant", BEGINNING_TOKENS)
+PROMPTS, OUTPUTS = Lengths("constant", 512), Lengths("constant", 128)
+SPEECH_PROMPTS = Lengths("constant", BEGINNING_TOKENS)
 LEVEL = ServiceLevel(ttft=500e6, itl=50e6)
 
 
 @dataclass(frozen=True)
 class Request:
-    """The options of a prediction; None leaves the choice to it.
+    """Options of a prediction; those that are None are chosen by it.
 
-    `rate` is in requests per second, or, where it is a `share`, a part of the rate at which the service level breaks.
-    `acceptance` is that of the drafts that `options` allow, or is measured on a text. With a `curve` latencies are
-    predicted at rates around the breaking one.
+    | field | meaning |
+    |---|---|
+    | `rate`, `share` | requests per second; or the rate as a share of the breaking rate |
+    | `users`, `think_s` | users who send requests instead, and their pause after an answer in seconds |
+    | `requests` | number of requests; of a trace, the most that are read |
+    | `price` | dollars an hour of the instance |
+    | `acceptance`, `acceptance_text` | acceptance rates of drafts; or a text on which acceptance is measured |
+    | `compare`, `curve` | whether variants, and runs at rates around the breaking rate, are predicted |
+
+    Raises:
+        ModelError: If options exclude one another, or a number is above its limit.
     """
 
     config: Path
@@ -61,7 +75,7 @@ class Request:
     think_s: float = 0.0
     requests: int | None = None
     prompts: Lengths | None = None
-    news: Lengths = NEWS
+    outputs: Lengths = OUTPUTS
     prefix: SharedPrefix | None = None
     level: ServiceLevel = LEVEL
     price: float | None = None
@@ -78,29 +92,29 @@ class Request:
     curve: bool = False
 
     def __post_init__(self) -> None:
-        if sum(each is not None for each in (self.users, self.rate, self.share)) > 1:
+        if [self.users, self.rate, self.share].count(None) < 2:
             raise ModelError("one of --rate, --load and --users decides when requests come, not several")
         if self.prefix is not None and self.trace is not None:
             raise ModelError("a trace has its own prompts; --shared-prefix is for lengths that are drawn")
-        if self.requests is not None and self.requests > LARGEST:
-            raise ModelError(f"{self.requests} requests; a run takes at most {LARGEST:,}")
-        if self.users is not None and self.users > LARGEST:
-            raise ModelError(f"{self.users} users; a run takes at most {LARGEST:,}")
+        for count, noun in ((self.requests, "requests"), (self.users, "users")):
+            if count is not None and count > MOST_REQUESTS:
+                raise ModelError(f"{count} {noun}; a run takes at most {MOST_REQUESTS:,}")
         check_block_size(self.block_size)
         self._check_drafts()
 
     def _check_drafts(self) -> None:
+        """Raise ModelError if options of drafts exclude one another or are missing."""
         tokens = self.options.speculative_tokens
-        given = [each for each in (self.acceptance, self.acceptance_text) if each is not None]
-        if not tokens and (given or self.draft_model is not None):
+        sources = 2 - [self.acceptance, self.acceptance_text].count(None)
+        if not tokens and (sources or self.draft_model is not None):
             raise ModelError(
                 "--speculative-tokens says how many drafts a step verifies; without it there are none"
             )
-        if tokens and (tokens >= MOST_ROWS or len(given) != 1):
+        if tokens >= MOST_ROWS:
+            raise ModelError(f"{tokens} drafts of a step; up to {MOST_ROWS - 1} are verified")
+        if tokens and sources != 1:
             raise ModelError(
-                f"{tokens} drafts of a step; up to {MOST_ROWS - 1} are verified"
-                if tokens >= MOST_ROWS
-                else "one of --acceptance and --acceptance-text says how many of the drafts are right"
+                "one of --acceptance and --acceptance-text says how many of the drafts are right"
             )
         if self.acceptance_text is not None and self.draft_model is not None:
             raise ModelError("a text shows what prompt lookup finds; for a draft model give --acceptance")
@@ -108,9 +122,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a prediction says. `breaks` is the rate at which the service level breaks, in requests per second.
+    """Prediction of traffic.
 
-    `searched` says whether it was looked for; `curve` has the latencies at rates around it.
+    `breaking_rate` is in requests per second. It is searched for unless users decide the rate, or all requests arrive
+    at one moment. If it was `searched` for and is None, the service level does not hold at any rate.
     """
 
     request: Request
@@ -118,33 +133,33 @@ class Traffic:
     deployment: Deployment
     workload: Workload
     summary: Summary
-    breaks: float | None
+    breaking_rate: float | None
     searched: bool
     variants: tuple[Variant, ...]
     curve: tuple[RatePoint, ...] = ()
 
     @property
-    def refusals(self) -> tuple[str, ...]:
-        """The different reasons for which parts of steps are rooflines."""
-        return self.deployment.refusals
-
-    @property
     def window_s(self) -> float | None:
-        """Seconds of speech of each request; None where requests are texts."""
+        """Seconds of speech of each request, or None if requests are texts."""
         shape = self.model.config.spectrum
         return None if shape is None else shape[1] * SECONDS_OF_COLUMN
 
 
-def make_traffic(request: Request, told: Callable[[str], None] = lambda doing: None) -> Traffic:
-    """Predict traffic; ModelError for what the model, the instance, the trace or the options do not allow.
+def predict_traffic(request: Request, report_progress: Callable[[str], None]) -> Traffic:
+    """Predict traffic.
 
-    `told` is called with what is being done.
+    Args:
+        request: The options.
+        report_progress: Called with the name of each phase when it begins.
+
+    Raises:
+        ModelError: If the model, the instance, the trace or the options do not allow the prediction.
     """
     model = load_model(request.config)
-    offered, is_timed = _offered(request, model)
-    limit = request.max_model_len or model.config.max_position_embeddings
-    if limit is not None:
-        offered = offered.within(limit)
+    offered, has_final_times = _make_workload(request, model)
+    max_positions = request.max_model_len or model.config.max_position_embeddings
+    if max_positions is not None:
+        offered = offered.drop_longer_than(max_positions)
     setup = Setup(
         instance=request.instance or DEFAULT_INSTANCE,
         dtype=request.dtype or model.config.dtype or "bfloat16",
@@ -156,93 +171,99 @@ def make_traffic(request: Request, told: Callable[[str], None] = lambda doing: N
         block_size=request.block_size,
         options=request.options,
         prefill_replicas=request.prefill_replicas,
-        speculation=_speculation(request, model),
+        speculation=_make_speculation(request, model),
     )
     if not setup.options.chunked_prefill:
-        setup = setup.whole_prompts()
+        setup = setup.with_whole_prompts()
     if request.buckets is not None:
-        setup = replace(setup, sizes=_buckets(request.buckets, setup.bucket_limits, offered))
+        setup = replace(setup, sizes=_choose_buckets(request.buckets, setup.bucket_limits, offered))
     deployment = Deployment(model, setup)
-    breaks, curve = None, list[RatePoint]()
-    searched = not offered.users and (offered.rate is not None)
+    breaking_rate, curve, variants = None, list[RatePoint](), list[Variant]()
+    searched = offered.rate is not None
     if searched:
-        told("the rate at which the service level breaks")
-        breaks = rate_that_breaks(deployment, offered, request.level)
-    workload = offered if is_timed else _at_rate(request, offered, breaks)
-    told(f"{len(workload.queries):,} requests")
-    records = deployment.serve(workload)
-    run = summary(records, request.level, deployment.pages, setup.prefill_replicas)
-    if request.curve and breaks is not None:
-        told("latencies at rates around the breaking one")
-        curve = latencies(deployment, offered, request.level, breaks)
-    changed = (
-        variants(model, deployment, workload, request.level, run.prompts, told) if request.compare else ()
+        report_progress("the rate at which the service level breaks")
+        breaking_rate = find_breaking_rate(deployment, offered, request.level)
+    workload = offered if has_final_times else _set_rate(request, offered, breaking_rate)
+    report_progress(f"{len(workload.queries):,} requests")
+    run = summarize(deployment.serve(workload), request.level, deployment.pages, setup.prefill_replicas)
+    if request.curve and breaking_rate is not None:
+        report_progress("latencies at rates around the breaking one")
+        curve = predict_curve(deployment, offered, request.level, breaking_rate)
+    if request.compare:
+        variants += predict_variants(model, deployment, workload, request.level, run.prompts, report_progress)
+    return Traffic(
+        request, model, deployment, workload, run, breaking_rate, searched, tuple(variants), tuple(curve)
     )
-    return Traffic(request, model, deployment, workload, run, breaks, searched, tuple(changed), tuple(curve))
 
 
-def _speculation(request: Request, model: ModelSizes) -> Speculation | None:
-    """What becomes of drafts, and the model that proposes them."""
+def _make_speculation(request: Request, model: ModelSizes) -> Speculation | None:
+    """Return the outcomes of drafts and the model that proposes them, or None without drafts."""
     tokens, path = request.options.speculative_tokens, request.acceptance_text
     if not tokens:
         return None
-    draft = None if request.draft_model is None else load_model(request.draft_model)
-    if path is None:
-        assert request.acceptance is not None, "checked by the request"
-        return Speculation(AcceptanceRates.parsed(request.acceptance, tokens), draft)
-    try:
-        text = read_text(path)
-    except OSError as error:
-        raise ModelError(f"the text {path} cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise ModelError(f"the text {path} is not UTF-8") from None
-    return Speculation(MeasuredOutcomes.of_text(_tokenizer(request.config, model).encode(text), tokens))
+    if path is not None:
+        text = read_text_file(path, "NKW-MODEL-OPTION")
+        return Speculation(
+            MeasuredOutcomes.measure(_load_tokenizer(request.config, model).encode(text), tokens)
+        )
+    assert request.acceptance is not None, "checked by the request"
+    draft_model = None if request.draft_model is None else load_model(request.draft_model)
+    return Speculation(AcceptanceRates.parse(request.acceptance, tokens), draft_model)
 
 
-def _buckets(given: str, limits: BucketLimits, offered: Workload) -> Buckets:
-    """The bucket sizes that were given, or with `auto` those with the least padding for the requests' lengths."""
-    if given != AUTO:
-        return read_buckets(given, limits)
-    lengths = ((query.prompt, query.new) for query in offered.queries)
+def _choose_buckets(text: str, limits: BucketLimits, offered: Workload) -> Buckets:
+    """Return the bucket sizes of an option, or for auto those with the least padding for the requests' lengths."""
+    if text != AUTO:
+        return read_buckets(text, limits)
+    lengths = ((query.prompt_tokens, query.new_tokens) for query in offered.queries)
     return fitted(AskedSizes.of_lengths(lengths, limits.max_num_batched_tokens), limits)
 
 
-def _offered(request: Request, model: ModelSizes) -> tuple[Workload, bool]:
-    """The requests, and whether they come when they shall; else their times are to be stretched to a rate."""
-    draw = np.random.default_rng(request.seed)
-    queries: tuple[Query, ...]
+def _make_workload(request: Request, model: ModelSizes) -> tuple[Workload, bool]:
+    """Return the requests, and whether their times are final or have to be stretched to a rate."""
+    generator = np.random.default_rng(request.seed)
     if request.trace is None:
-        count = request.requests or REQUESTS
-        prompts = request.prompts or (BEGINNINGS if model.config.spectrum else PROMPTS)
-        queries = drawn(count, prompts, request.news, request.prefix, draw)
+        prompts = request.prompts or (SPEECH_PROMPTS if model.config.spectrum else PROMPTS)
+        queries = draw_queries(
+            request.requests or REQUESTS, prompts, request.outputs, request.prefix, generator
+        )
     else:
-        read = read_trace(request.trace, request.requests, lambda: _counter(request.config, model))
-        if isinstance(read, Workload):
-            if request.users is None:
-                return read, request.rate is None and request.share is None
-            read = list(read.queries)
-        queries = tuple(read)
+        trace = read_trace(request.trace, request.requests, lambda: _load_counter(request.config, model))
+        if isinstance(trace, Workload) and request.users is None:
+            return trace, request.rate is None and request.share is None
+        queries = trace.queries if isinstance(trace, Workload) else tuple(trace)
     if request.users is not None:
         think_ns = round(request.think_s * SECOND_NS)
         return Workload(queries, users=request.users, think_ns=think_ns), True
-    return poisson(queries, 1.0, draw), len(queries) == 1
+    return draw_poisson_arrivals(queries, 1.0, generator), len(queries) == 1
 
 
-def _counter(config: Path, model: ModelSizes) -> CountTokens:
-    tokenizer = _tokenizer(config, model)
+def _load_counter(config: Path, model: ModelSizes) -> CountTokens:
+    """Return a function that counts the tokens of a text."""
+    tokenizer = _load_tokenizer(config, model)
     return lambda text: len(tokenizer.encode(text))
 
 
-def _tokenizer(config: Path, model: ModelSizes) -> Tokenizer:
+def _load_tokenizer(config: Path, model: ModelSizes) -> Tokenizer:
+    """Return the tokenizer beside a config.
+
+    Raises:
+        ModelError: If it is missing or damaged, or does not fit the model.
+    """
     return Tokenizer(find_config_file(config).parent, model.config.vocab_size)
 
 
-def _at_rate(request: Request, offered: Workload, breaks: float | None) -> Workload:
+def _set_rate(request: Request, offered: Workload, breaking_rate: float | None) -> Workload:
+    """Return a workload at the rate of the request, or at a share of the breaking rate.
+
+    Raises:
+        ModelError: If a share is needed and there is no breaking rate.
+    """
     if request.rate is not None:
-        return offered.at_rate(request.rate)
-    if breaks is None and offered.rate is not None:
+        return offered.stretch_to_rate(request.rate)
+    if breaking_rate is None and offered.rate is not None:
         raise ModelError(
             "requests alone do not keep to the service level, so there is no breaking rate to take a share of; give "
             "--rate, or longer times with --sla"
         )
-    return offered.at_rate((request.share or DEFAULT_SHARE) * (breaks or 1.0))
+    return offered.stretch_to_rate((request.share or DEFAULT_SHARE) * (breaking_rate or 1.0))

@@ -1,4 +1,4 @@
-"""The same requests on other deployments: one thing is changed in each."""
+"""The same requests on other deployments, each with one change."""
 
 from __future__ import annotations
 
@@ -8,58 +8,69 @@ from dataclasses import dataclass, replace
 from model.errors import ModelError
 from model.plan.sizes import ModelSizes
 from model.traffic.deployment import Deployment, Setup
-from model.traffic.report import ServiceLevel, Summary, summary
+from model.traffic.report import ServiceLevel, Summary, summarize
 from model.traffic.workload import Workload
 
 
 @dataclass(frozen=True)
 class Variant:
-    """The same workload on another deployment; `refusal` says why that cannot be."""
+    """Run of the same workload on another deployment; `refusal` is the reason why there is no such deployment."""
 
     name: str
     summary: Summary | None = None
     refusal: str = ""
 
 
-def variants(
+def predict_variants(
     model: ModelSizes,
     base: Deployment,
     workload: Workload,
     level: ServiceLevel,
-    prompts: float,
-    told: Callable[[str], None],
+    prompts_share: float,
+    report_progress: Callable[[str], None],
 ) -> Iterator[Variant]:
-    """A workload with each of the changes. `prompts` is the share of the steps' time that prompts take in `base`."""
-    for name, setup in _changes(base, prompts).items():
-        told(name)
+    """Yield the run of a workload with each of the changes.
+
+    Args:
+        model: The model.
+        base: Deployment without a change.
+        workload: Requests of every run.
+        level: Service level that requests should keep.
+        prompts_share: Share of the steps' time that prompts take on `base`; as many replicas compute prompts only.
+        report_progress: Called with the name of each variant before its run.
+    """
+    for name, setup in _list_changes(base, prompts_share).items():
+        report_progress(name)
         try:
-            changed = Deployment(model, setup, base)
-            records = changed.serve(workload)
+            deployment = Deployment(model, setup, base)
+            records = deployment.serve(workload)
         except ModelError as error:
             yield Variant(name, refusal=error.message)
-            continue
-        yield Variant(name, summary(records, level, changed.pages, setup.prefill_replicas))
+        else:
+            yield Variant(name, summarize(records, level, deployment.pages, setup.prefill_replicas))
 
 
-def _changes(base: Deployment, prompts: float) -> dict[str, Setup]:
-    own, replicas = base.setup, base.replicas
-    changes = {"static batching": replace(own, options=replace(own.options, continuous=False))}
-    if not base.takes_speech:  # windows are whole, and nobody shares them
-        changes["whole prompts"] = own.whole_prompts()
-        changes["no prefix cache"] = replace(own, options=replace(own.options, prefix_caching=False))
-    changes["half the buckets"] = replace(own, few_buckets=True)
-    if own.speculation is not None:
-        changes["no drafts"] = own.without_drafts()
-    if own.prefill_replicas:
-        changes["prompts anywhere"] = replace(own, prefill_replicas=0)
+def _list_changes(base: Deployment, prompts_share: float) -> dict[str, Setup]:
+    """Return the setups of the variants, by name."""
+    setup, options, replicas = base.setup, base.setup.options, base.replicas
+    changes = {"static batching": replace(setup, options=replace(options, continuous=False))}
+    if not base.clock.takes_speech:  # a window's prompt is never cut, and windows share no prefix
+        changes["whole prompts"] = setup.with_whole_prompts()
+        changes["no prefix cache"] = replace(setup, options=replace(options, prefix_caching=False))
+    changes["half the buckets"] = replace(setup, few_buckets=True)
+    if setup.speculation is not None:
+        changes["no drafts"] = setup.without_drafts()
+    if setup.prefill_replicas:
+        changes["prompts anywhere"] = replace(setup, prefill_replicas=0)
     elif replicas > 1:
-        some = min(replicas - 1, max(1, round(prompts * replicas)))
-        changes[f"{some} of {replicas} prefill"] = replace(own, prefill_replicas=some)
+        prefill_replicas = min(replicas - 1, max(1, round(prompts_share * replicas)))
+        changes[f"{prefill_replicas} of {replicas} prefill"] = replace(
+            setup, prefill_replicas=prefill_replicas
+        )
     for tp in (base.tp // 2, base.tp * 2):
         copies = replicas * base.tp // max(1, tp)  # on the same cores
         if tp and copies:
-            some = own.prefill_replicas * copies // replicas
             changes[f"tp {tp}, replicas {copies}"] = replace(
-                own, tp=tp, replicas=copies, prefill_replicas=some
+                setup, tp=tp, replicas=copies, prefill_replicas=setup.prefill_replicas * copies // replicas
             )
     return changes

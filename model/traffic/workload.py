@@ -1,4 +1,4 @@
-"""A workload: the requests of a run, when each comes, and how long it is."""
+"""A workload: the requests of a run, their arrival times and their lengths."""
 
 from __future__ import annotations
 
@@ -13,31 +13,35 @@ from model.traffic.lengths import LONGEST, Lengths
 
 SECOND_NS = 1_000_000_000
 
-LARGEST = 1_000_000
-"""Requests of a run."""
+MOST_REQUESTS = 1_000_000
+"""Requests, or users, of the largest run."""
 
 
 @dataclass(frozen=True)
 class Query:
-    """The tokens of a prompt, those of its front that its whole `group` shares, and the new tokens that follow it."""
+    """Lengths of one request in tokens: its prompt and its output.
 
-    prompt: int
-    new: int
-    shared: int = 0
+    The first `shared_tokens` of the prompt equal those of all requests of the same `group`.
+    """
+
+    prompt_tokens: int
+    new_tokens: int
+    shared_tokens: int = 0
     group: int = 0
 
     @property
     def positions(self) -> int:
-        """Prompt and new tokens."""
-        return self.prompt + self.new
+        """Prompt and new tokens together."""
+        return self.prompt_tokens + self.new_tokens
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests in the order in which they come.
+    """Requests in the order of their arrival.
 
-    They come at `arrivals_ns`; or, where there are `users`, each user sends the next one `think_ns` after the answer to
-    the one before. `left_out` could not be served: rows of a trace without tokens, and requests that are too long.
+    Requests arrive at `arrivals_ns`. With `users` instead, each user sends a request `think_ns` after the answer to the
+    one before. `left_out` counts requests that cannot be served: rows of a trace without tokens, and requests that are
+    too long.
     """
 
     queries: tuple[Query, ...]
@@ -56,25 +60,31 @@ class Workload:
 
     @property
     def mean(self) -> int:
-        """Positions of a request on average, rounded up."""
+        """Mean positions of a request, rounded up."""
         return -(-sum(query.positions for query in self.queries) // len(self.queries))
 
     @property
     def rate(self) -> float | None:
-        """Requests per second; None where users decide it, and for requests that come at one moment."""
+        """Requests per second, or None if users decide it or all requests arrive at one moment."""
         if not self.arrivals_ns or self.arrivals_ns[-1] == self.arrivals_ns[0]:
             return None
         return (len(self.queries) - 1) * SECOND_NS / (self.arrivals_ns[-1] - self.arrivals_ns[0])
 
-    def at_rate(self, rate: float) -> Workload:
-        """The same requests, their times stretched to another rate; ModelError for requests of one moment."""
+    def stretch_to_rate(self, rate: float) -> Workload:
+        """Return the same requests with arrival times scaled to a rate in requests per second.
+
+        Raises:
+            ModelError: If all requests arrive at one moment.
+        """
         if self.rate is None:
             raise ModelError("requests that come at one moment have no rate; give a trace of several moments")
-        first, stretch = self.arrivals_ns[0], self.rate / rate
-        return replace(self, arrivals_ns=tuple(int((each - first) * stretch) for each in self.arrivals_ns))
+        first_ns, factor = self.arrivals_ns[0], self.rate / rate
+        return replace(
+            self, arrivals_ns=tuple(int((arrival_ns - first_ns) * factor) for arrival_ns in self.arrivals_ns)
+        )
 
-    def of_replica(self, replica: int, replicas: int) -> Workload | None:
-        """What one of several replicas gets, each in turn; None for nothing."""
+    def select_share(self, replica: int, replicas: int) -> Workload | None:
+        """Return the requests of one replica where all replicas take turns, or None if it gets none."""
         queries = self.queries[replica::replicas]
         users = len(range(replica, self.users, replicas))
         if not queries or (self.users and not users):
@@ -83,38 +93,42 @@ class Workload:
             self, queries=queries, arrivals_ns=self.arrivals_ns[replica::replicas], users=users, left_out=0
         )
 
-    def first(self, count: int) -> Workload:
-        """The first requests."""
-        return replace(self, queries=self.queries[:count], arrivals_ns=self.arrivals_ns[:count])
+    def drop_longer_than(self, max_positions: int) -> Workload:
+        """Return the workload without the requests of more than `max_positions` positions.
 
-    def within(self, positions: int) -> Workload:
-        """Without the requests of more positions; ModelError where none is left."""
-        kept = [number for number, query in enumerate(self.queries) if query.positions <= positions]
+        Raises:
+            ModelError: If every request is longer.
+        """
+        kept = [index for index, query in enumerate(self.queries) if query.positions <= max_positions]
         if not kept:
             raise ModelError(
-                f"no request fits into the {positions:,} tokens that the model takes; the shortest has "
+                f"no request fits into the {max_positions:,} tokens that the model takes; the shortest has "
                 f"{min(query.positions for query in self.queries):,}"
             )
         return replace(
             self,
-            queries=tuple(self.queries[number] for number in kept),
-            arrivals_ns=tuple(self.arrivals_ns[number] for number in kept if self.arrivals_ns),
+            queries=tuple(self.queries[index] for index in kept),
+            arrivals_ns=tuple(self.arrivals_ns[index] for index in kept if self.arrivals_ns),
             left_out=self.left_out + len(self.queries) - len(kept),
         )
 
 
 @dataclass(frozen=True)
 class SharedPrefix:
-    """Tokens that stand before every prompt; of `groups` of requests each has its own."""
+    """Tokens at the beginning of every prompt. Each of `groups` groups of requests has different tokens."""
 
     tokens: int
     groups: int = 1
 
     @classmethod
-    def parsed(cls, text: str) -> SharedPrefix:
-        """The prefix that a text such as 1024 or 1024:8 names; ModelError for another text."""
+    def parse(cls, text: str) -> SharedPrefix:
+        """Read a prefix such as 1024 or, for 8 groups, 1024:8.
+
+        Raises:
+            ModelError: If the text has another form, or the tokens are not from 1 to 2^20.
+        """
         match = re.fullmatch(r"(\d{1,9})(?::(\d{1,9}))?", text)
-        tokens, groups = (int(each or 1) for each in match.groups()) if match else (0, 0)
+        tokens, groups = (int(number or 1) for number in match.groups()) if match else (0, 0)
         if not 0 < tokens <= LONGEST or not groups:
             raise ModelError(
                 f"shared prefix {text!r:.60}; write 1024, or 1024:8 for 8 groups, of 1 to {LONGEST:,} tokens"
@@ -122,21 +136,25 @@ class SharedPrefix:
         return cls(tokens, groups)
 
 
-def drawn(
-    count: int, prompts: Lengths, news: Lengths, prefix: SharedPrefix | None, draw: np.random.Generator
+def draw_queries(
+    count: int,
+    prompts: Lengths,
+    outputs: Lengths,
+    prefix: SharedPrefix | None,
+    generator: np.random.Generator,
 ) -> tuple[Query, ...]:
-    """Requests whose lengths are drawn."""
-    own, new = prompts.draw(count, draw), news.draw(count, draw)
+    """Draw requests: their prompt lengths, output lengths and, with a shared prefix, their groups."""
+    lengths = list(zip(prompts.draw(count, generator), outputs.draw(count, generator)))
     if prefix is None:
-        return tuple(Query(*each) for each in zip(own, new))
-    groups = draw.integers(prefix.groups, size=count).tolist()
+        return tuple(Query(prompt, new) for prompt, new in lengths)
+    groups = generator.integers(prefix.groups, size=count).tolist()
     return tuple(
-        Query(prefix.tokens + prompt, more, prefix.tokens, group)
-        for prompt, more, group in zip(own, new, groups)
+        Query(prefix.tokens + prompt, new, prefix.tokens, group)
+        for (prompt, new), group in zip(lengths, groups)
     )
 
 
-def poisson(queries: Sequence[Query], rate: float, draw: np.random.Generator) -> Workload:
-    """Requests that come independently of one another, `rate` of them per second on average."""
-    times = np.cumsum(draw.exponential(SECOND_NS / rate, size=len(queries)))
-    return Workload(tuple(queries), tuple(int(each) for each in times))
+def draw_poisson_arrivals(queries: Sequence[Query], rate: float, generator: np.random.Generator) -> Workload:
+    """Draw arrival times of a Poisson process of `rate` requests per second."""
+    times_ns = np.cumsum(generator.exponential(SECOND_NS / rate, size=len(queries)))
+    return Workload(tuple(queries), tuple(times_ns.astype(int).tolist()))

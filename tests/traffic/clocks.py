@@ -14,7 +14,7 @@ from model.plan.dry import Time
 from model.plan.predict import PassTime
 from model.traffic.clock import PredictedClock, StepTime
 from model.traffic.lengths import Lengths
-from model.traffic.workload import SharedPrefix, Workload, drawn, poisson
+from model.traffic.workload import SharedPrefix, Workload, draw_poisson_arrivals, draw_queries
 
 MEAN_NS = 1_000_000
 
@@ -52,7 +52,7 @@ def workloads(seed: int) -> Iterable[Workload]:
     """Requests of few and of many at a time, and of users."""
     draw = np.random.default_rng(seed)
     lengths = Lengths("uniform", 1, 24), Lengths("uniform", 1, 30)
-    queries = drawn(150, *lengths, SharedPrefix(9, 3), draw)
-    yield poisson(queries, 4_000.0, draw)
-    yield poisson(queries, 40_000.0, draw)
+    queries = draw_queries(150, *lengths, SharedPrefix(9, 3), draw)
+    yield draw_poisson_arrivals(queries, 4_000.0, draw)
+    yield draw_poisson_arrivals(queries, 40_000.0, draw)
     yield Workload(queries, users=9, think_ns=70_001)

@@ -16,9 +16,9 @@ from model.plan.memory import compute_footprint
 from model.plan.sizes import ModelSizes, load_model
 from model.traffic.deployment import Deployment, Setup
 from model.traffic.lengths import Lengths
-from model.traffic.report import ServiceLevel, Summary, summary
-from model.traffic.search import breaking_rate
-from model.traffic.workload import Query, Workload, drawn, poisson
+from model.traffic.report import ServiceLevel, Summary, summarize
+from model.traffic.search import bisect_rate
+from model.traffic.workload import Query, Workload, draw_poisson_arrivals, draw_queries
 from nkw.commands import main
 from tests.model.folders import TINY, write_folder
 from tests.model.test_plan_command import refused
@@ -39,13 +39,13 @@ def deployment(model: ModelSizes) -> Deployment:
 
 
 def run(deployment: Deployment, workload: Workload) -> Summary:
-    return summary(deployment.serve_unit(workload), ServiceLevel(ttft=500e6), deployment.pages)
+    return summarize(deployment.serve_unit(workload), ServiceLevel(ttft=500e6), deployment.pages)
 
 
 @pytest.mark.slow
 def test_a_request_alone_takes_the_sum_of_its_passes(deployment: Deployment) -> None:
     """A prompt of 510 tokens is padded to 512; a decode step from position 512 on reads 1,024 positions."""
-    ((life,),) = (each.lives for each in deployment.serve_unit(Workload((Query(510, 6),), (0,))))
+    ((timeline,),) = (each.timelines for each in deployment.serve_unit(Workload((Query(510, 6),), (0,))))
     predictor = deployment.predictors[0]
     step = predictor.on_pages({None: deployment.pages}, 16)
     shapes = [
@@ -54,14 +54,14 @@ def test_a_request_alone_takes_the_sum_of_its_passes(deployment: Deployment) -> 
         *[decode_shape(1, 1, 1024, step)] * 3,
     ]
     passes = [predictor.paged(shape).time.program_ns for shape in shapes]
-    assert life.first_ns == round(passes[0])
-    assert life.whole_ns == sum(map(round, passes))
+    assert timeline.ttft_ns == round(passes[0])
+    assert timeline.e2e_ns == sum(map(round, passes))
 
 
 def test_the_pages_fill_what_the_weights_leave(model: ModelSizes, deployment: Deployment) -> None:
     weights = compute_footprint(model, "bfloat16", 8, 0).weight_bytes
     # 16 positions of keys and values of 64 elements, one head of each on a rank, in 16 layers
-    (kind,) = deployment.kinds
+    (kind,) = deployment.page_kinds
     assert (kind.window, kind.page_bytes) == (None, 16 * 2 * 64 * 16 * 2)
     assert deployment.pages == kind.pages == (12 * 2**30 - weights) // kind.page_bytes
 
@@ -76,8 +76,10 @@ def test_continuous_batches_give_two_to_four_times_the_tokens_of_static_ones(
     steps that are the shorter, the fewer requests are left.
     """
     draw = np.random.default_rng(0)
-    queries = drawn(512, Lengths.parsed("64"), Lengths.parsed("exp:128"), None, draw)
-    workload = Workload(tuple(replace(each, new=min(each.new, 960)) for each in queries), (0,) * 512)
+    queries = draw_queries(512, Lengths.parse("64"), Lengths.parse("exp:128"), None, draw)
+    workload = Workload(
+        tuple(replace(query, new_tokens=min(query.new_tokens, 960)) for query in queries), (0,) * 512
+    )
     static = Deployment(model, replace(SETUP, options=replace(SETUP.options, continuous=False)), deployment)
     ratio = run(deployment, workload).tokens_per_s / run(static, workload).tokens_per_s
     assert 2 <= ratio <= 4
@@ -88,13 +90,13 @@ def test_chunks_of_prompts_keep_gaps_short_and_let_first_tokens_wait(
     model: ModelSizes, deployment: Deployment
 ) -> None:
     queries = (Query(512, 64),) * 300
-    workload = poisson(
+    workload = draw_poisson_arrivals(
         queries, 0.3 * 1e9 / run(deployment, Workload(queries[:1], (0,))).e2e[50] * 32, _draw()
     )
     small = Deployment(
         model, replace(SETUP, options=replace(SETUP.options, max_num_batched_tokens=256)), deployment
     )
-    whole = Deployment(model, SETUP.whole_prompts(), deployment)
+    whole = Deployment(model, SETUP.with_whole_prompts(), deployment)
     chunked, unchunked = run(small, workload), run(whole, workload)
     assert chunked.itl[99] < 0.8 * unchunked.itl[99]
     assert chunked.ttft[50] > unchunked.ttft[50]
@@ -106,13 +108,13 @@ def _draw() -> np.random.Generator:
 
 @pytest.mark.parametrize("limit", [0.37, 5.0, 9.99])
 def test_the_breaking_rate_is_found_by_bisection(limit: float) -> None:
-    found = breaking_rate(lambda rate: rate <= limit, 10.0)
+    found = bisect_rate(lambda rate: rate <= limit, 10.0)
     assert found is not None
     assert found <= limit < 1.02 * found
 
 
 def test_a_level_that_never_holds_has_no_breaking_rate() -> None:
-    assert breaking_rate(lambda rate: False, 10.0) is None
+    assert bisect_rate(lambda rate: False, 10.0) is None
 
 
 @pytest.fixture
@@ -294,7 +296,7 @@ def test_prompts_are_computed_on_replicas_of_their_own(small: str, capsys: Any, 
         (("--load", "0%"), "'0%' is not a share from 1%"),
         (("--think", "-1"), "'-1' is not a number from 0"),
         (("--rate", "1", "--users", "2"), "one of --rate, --load and --users decides when requests come"),
-        (("--trace", "none.csv"), "the trace none.csv cannot be read"),
+        (("--trace", "none.csv"), "none.csv is missing"),
         (("--trace", "config.json"), "is a JSON object; a trace is a list"),
         (("--trace", "chat.json"), "tokenizer.json is missing"),
         (("--prompt-lengths", "x"), "lengths 'x'; write 512"),
@@ -329,7 +331,7 @@ def test_prompts_are_computed_on_replicas_of_their_own(small: str, capsys: Any, 
             "128 drafts of a step; up to 127 are verified",
         ),
         (("--speculative-tokens", "2", "--acceptance", "1.1"), "acceptance '1.1'; write 0.7"),
-        (("--speculative-tokens", "2", "--acceptance-text", "none"), "the text none cannot be read"),
+        (("--speculative-tokens", "2", "--acceptance-text", "none"), "none is missing"),
         (("--speculative-tokens", "2", "--acceptance-text", "chat.json"), "tokenizer.json is missing"),
         (
             ("--speculative-tokens", "2", "--acceptance-text", "chat.json", "--draft-model", "config.json"),
@@ -373,6 +375,6 @@ def test_longrope_is_served_at_any_length_like_factors_that_never_change(tmp_pat
         scaling = {"rope_type": "longrope", "short_factor": short, "long_factor": [1.5, 2.0, 3.0, 4.0]}
         scaling |= {"factor": 4.0, "original_max_position_embeddings": 16}
         counts = load_model(write_folder(tmp_path / name, rope_scaling=scaling))
-        ends.append([life.whole_ns for life in Deployment(counts, setup).serve(workload)[0].lives])
+        ends.append([timeline.e2e_ns for timeline in Deployment(counts, setup).serve(workload)[0].timelines])
     assert ends[0] == ends[1]
     assert min(ends[0]) > 0

@@ -18,7 +18,7 @@ from model.state import PagePool
 from model.traffic.deployment import Deployment, Setup
 from model.traffic.record import Record
 from model.traffic.replica import Replica
-from model.traffic.service import Service
+from model.traffic.service import serve
 from model.traffic.workload import Query, Workload
 from nkw.commands import main
 from tests.step_shapes import decode_shape, prompt_shape
@@ -44,7 +44,7 @@ def served(deployment: Deployment, *queries: Query) -> Record:
 
 
 def test_each_group_has_the_pages_that_its_weights_leave(deployment: Deployment) -> None:
-    (kind,) = deployment.kinds
+    (kind,) = deployment.page_kinds
     weights = compute_footprint(MODEL, "bfloat16", 2, 0, 2).weight_bytes
     assert weights < compute_footprint(MODEL, "bfloat16", 2, 0).weight_bytes
     assert kind.pages == (12 * 2**30 - weights) // kind.page_bytes
@@ -54,12 +54,12 @@ def test_each_group_has_the_pages_that_its_weights_leave(deployment: Deployment)
 def test_requests_on_both_groups_take_the_time_of_one(deployment: Deployment) -> None:
     """A prompt of 15 tokens is padded to 16; a group without a request computes padding."""
     predictor = deployment.predictors[0]
-    step = predictor.on_pages({None: deployment.kinds[0].pages}, 16)
+    step = predictor.on_pages({None: deployment.page_kinds[0].pages}, 16)
     shapes = [prompt_shape(1, 16, 128, model_step=step), *[decode_shape(1, 1, 128, step)] * 3]
     passes = [round(predictor.paged(shape).time.program_ns) for shape in shapes]
     for count in (1, 2):
         record = served(deployment, *[Query(15, 4)] * count)
-        assert [life.whole_ns for life in record.lives] == [sum(passes)] * count
+        assert [timeline.e2e_ns for timeline in record.timelines] == [sum(passes)] * count
         assert record.padding == 2 * 19 - count * 18
         assert record.tokens == count * 18
 
@@ -71,10 +71,10 @@ def test_steps_at_once_are_those_one_by_one(deployment: Deployment) -> None:
     records = []
     for at_once in (True, False):
         groups = [Scheduler(PagePool(6, 16), SETUP.options) for _ in range(2)]
-        replica = Replica(GroupScheduler(groups), deployment.clock, at_once=at_once)
-        records.append(Service(replica).run(workload))
+        replica = Replica(GroupScheduler(groups), deployment.clock, joins_steps=at_once)
+        records.append(serve(replica, workload))
     one, other = records
-    assert [vars(each) for each in one.lives] == [vars(each) for each in other.lives]
+    assert [vars(each) for each in one.timelines] == [vars(each) for each in other.timelines]
     assert one.gaps_ns == other.gaps_ns
     assert (one.steps, one.tokens, one.padding) == (other.steps, other.tokens, other.padding)
     assert len(one.spans) < len(other.spans)
@@ -83,9 +83,11 @@ def test_steps_at_once_are_those_one_by_one(deployment: Deployment) -> None:
 def test_prompts_on_replicas_of_their_own_hand_pages_to_a_group() -> None:
     apart = Deployment(MODEL, replace(SETUP, replicas=2, prefill_replicas=1))
     records = apart.serve(Workload((Query(20, 4),) * 5, (0,) * 5))
-    lives = records[-1].lives
-    assert len(lives) == 5
-    assert all(life.moved_ns is not None and life.end_ns > life.moved_ns for life in lives)
+    timelines = records[-1].timelines
+    assert len(timelines) == 5
+    assert all(
+        timeline.moved_ns is not None and timeline.end_ns > timeline.moved_ns for timeline in timelines
+    )
 
 
 @pytest.mark.parametrize(

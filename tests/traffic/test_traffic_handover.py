@@ -12,12 +12,12 @@ from model.device import chip, find_instance
 from model.engine import Scheduler, SchedulerOptions
 from model.state import PagePool
 from model.traffic.clock import Clock
-from model.traffic.drafts import AcceptanceRates, Drafts
+from model.traffic.drafts import AcceptanceRates, DraftProposer
 from model.traffic.handover import SeparateService
-from model.traffic.link import link_between
+from model.traffic.link import find_slowest_link
 from model.traffic.record import Record
 from model.traffic.replica import Replica
-from model.traffic.report import ServiceLevel, summary
+from model.traffic.report import ServiceLevel, summarize
 from model.traffic.workload import Query, Workload
 from tests.deep import deep_except
 from tests.traffic.clocks import MEAN_NS, OPTIONS, Constant, shaped, workloads
@@ -39,7 +39,7 @@ def service(
     drafts: bool = False,
 ) -> SeparateService:
     def replica(options: SchedulerOptions) -> Replica:
-        proposed = Drafts(AcceptanceRates.parsed("0.7", 3), clock) if drafts else None
+        proposed = DraftProposer(AcceptanceRates.parse("0.7", 3), clock) if drafts else None
         return Replica(Scheduler(PagePool(pages, 4), options), clock, proposed, at_once)
 
     kinds = (replace(options, speculative_tokens=0), options)
@@ -51,12 +51,12 @@ def test_a_request_alone_takes_its_prompt_the_transfer_and_its_steps() -> None:
     """A prompt of 9 tokens fills 3 pages of 4 positions."""
     own = service(Constant())
     prompts, decoding = own.run(Workload((Query(9, 5), Query(3, 1)), (50, 50)))
-    (life,) = decoding.lives
-    assert (life.queue_ns, life.first_ns, life.handover_ns) == (0, MEAN_NS, 3 * PAGE_NS)
-    assert life.whole_ns == MEAN_NS + 3 * PAGE_NS + 4 * MEAN_NS
+    (timeline,) = decoding.timelines
+    assert (timeline.queue_ns, timeline.ttft_ns, timeline.handover_ns) == (0, MEAN_NS, 3 * PAGE_NS)
+    assert timeline.e2e_ns == MEAN_NS + 3 * PAGE_NS + 4 * MEAN_NS
     assert decoding.gaps_ns == {MEAN_NS + 3 * PAGE_NS: 1, MEAN_NS: 3}
-    (short,) = prompts.lives  # with one token it ends where its prompt is computed
-    assert (short.whole_ns, short.handover_ns) == (MEAN_NS, 0)
+    (short,) = prompts.timelines  # with one token it ends where its prompt is computed
+    assert (short.e2e_ns, short.handover_ns) == (MEAN_NS, 0)
 
 
 @pytest.mark.slow
@@ -68,25 +68,29 @@ def test_times_add_up(options: SchedulerOptions, pages: int, replicas: tuple[int
     for workload in workloads(pages):
         own = service(shaped(options), options, pages, replicas)
         records = own.run(workload)
-        lives = [life for record in records for life in record.lives]
-        assert len(lives) == len(workload.queries)
-        for life in lives:
-            assert life.arrival_ns <= life.started_ns < life.first_token_ns <= life.end_ns
-            moved_ns = life.moved_ns if life.query.new > 1 else life.first_token_ns
-            parts = (life.first_token_ns - life.started_ns, life.handover_ns, life.end_ns - moved_ns)
+        timelines = [timeline for record in records for timeline in record.timelines]
+        assert len(timelines) == len(workload.queries)
+        for timeline in timelines:
+            assert timeline.arrival_ns <= timeline.started_ns < timeline.first_token_ns <= timeline.end_ns
+            moved_ns = timeline.moved_ns if timeline.query.new_tokens > 1 else timeline.first_token_ns
+            parts = (
+                timeline.first_token_ns - timeline.started_ns,
+                timeline.handover_ns,
+                timeline.end_ns - moved_ns,
+            )
             assert min(parts) >= 0
-            assert life.queue_ns + sum(parts) == life.whole_ns
+            assert timeline.queue_ns + sum(parts) == timeline.e2e_ns
         gaps = sum((record.gaps_ns for record in records), Counter[int]())
-        assert gaps.total() == sum(life.query.new - 1 for life in lives)
+        assert gaps.total() == sum(timeline.query.new_tokens - 1 for timeline in timelines)
         assert sum(gap * count for gap, count in gaps.items()) == sum(
-            life.end_ns - life.first_token_ns for life in lives
+            timeline.end_ns - timeline.first_token_ns for timeline in timelines
         )
         check_links(own, workload)
-        run = summary(records, ServiceLevel(ttft=1e6), pages, replicas[0])
+        run = summarize(records, ServiceLevel(ttft=1e6), pages, replicas[0])
         assert run.utilisations is not None
         assert all(0 < each <= 1 for each in run.utilisations)
         assert all(0 <= each.most_pages <= 1 for each in run.slices)
-        assert sum(each.completed for each in run.slices) == len(lives)
+        assert sum(each.completed for each in run.slices) == len(timelines)
         assert sum(each.met for each in run.moments) == run.met
         for record in records:
             assert all(one.end_ns <= next.begin_ns for one, next in zip(record.spans, record.spans[1:]))
@@ -94,7 +98,7 @@ def test_times_add_up(options: SchedulerOptions, pages: int, replicas: tuple[int
 
 def check_links(own: SeparateService, workload: Workload) -> None:
     """Each prompt that is decoded moved once, in the time of its pages, and no link carried two at once."""
-    assert len(own.transfers) == sum(query.new > 1 for query in workload.queries)
+    assert len(own.transfers) == sum(query.new_tokens > 1 for query in workload.queries)
     busy = dict[int, int]()
     for each in own.transfers:
         assert each.end_ns - each.begin_ns == each.pages * PAGE_NS
@@ -106,7 +110,7 @@ def check_links(own: SeparateService, workload: Workload) -> None:
 def told(records: list[Record]) -> list[object]:
     return [
         (
-            [vars(life) for life in record.lives],
+            [vars(timeline) for timeline in record.timelines],
             record.gaps_ns,
             *(record.steps, record.tokens, record.padding, record.busy_ns, record.end_ns),
         )
@@ -137,7 +141,7 @@ def test_drafts_are_verified_where_requests_decode() -> None:
         prompts, decoding = service(shaped(options), options, drafts=True).run(workload)
         assert not prompts.acceptance.verified
         assert decoding.acceptance.verified[0] > 100
-        assert len(prompts.lives) + len(decoding.lives) == len(workload.queries)
+        assert len(prompts.timelines) + len(decoding.timelines) == len(workload.queries)
 
 
 def test_pages_of_a_shared_prefix_move_once() -> None:
@@ -161,7 +165,7 @@ def test_a_full_decoding_replica_lets_prompts_wait_with_their_pages() -> None:
 def test_links_are_those_of_the_hardware_record() -> None:
     def rate(name: str) -> float:
         instance = find_instance(name)
-        return link_between(instance, chip(instance.target)).gb_per_s
+        return find_slowest_link(instance, chip(instance.target)).gb_per_s
 
     assert rate("trn2.48xlarge") == 1024 / 8
     assert rate("trn1.32xlarge") == 384 / 2
@@ -169,10 +173,10 @@ def test_links_are_those_of_the_hardware_record() -> None:
     assert rate("2 x trn1.32xlarge") == 800 / 8 / 32  # EFA
     single = find_instance("trn2.3xlarge")
     assert rate(single.name) == chip("trn2").hbm_gb_per_s_per_chip / 2 / 8
-    link = link_between(find_instance("trn2.48xlarge"), chip("trn2"))
+    link = find_slowest_link(find_instance("trn2.48xlarge"), chip("trn2"))
     assert (link.words, link.source) == (
         "NeuronLink, 1,024 GB/s of a chip",
         "Amazon EC2 Trn2 architecture page",
     )
-    assert link.time_ns(128_000) == 1_000
-    assert link.time_ns(0) == 1
+    assert link.transfer_ns(128_000) == 1_000
+    assert link.transfer_ns(0) == 1

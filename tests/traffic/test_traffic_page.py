@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from model.traffic.chart import Line, Scale, chart
+from model.traffic.chart import Line, Scale, render_chart
 from nkw.commands import main
 from tests.model.folders import TINY
 
@@ -131,7 +131,7 @@ def test_an_axis_has_a_handful_of_round_values(high: float, logarithmic: bool) -
     assert 2 <= len(ticks) <= 8
     assert all(scale.low <= each <= scale.high for each in ticks)
     assert {f"{each:e}"[0] for each in ticks if each} <= set("123456789")
-    places = [scale.place(each) for each in (scale.low, *ticks, scale.high)]
+    places = [scale.fraction(each) for each in (scale.low, *ticks, scale.high)]
     assert places == sorted(places)
     assert (places[0], places[-1]) == (0.0, 1.0)
 
@@ -142,11 +142,11 @@ def test_an_axis_of_one_value_or_none_has_a_length(values: list[float], logarith
     scale = Scale.around("s", values, logarithmic)
     assert scale.high > scale.low
     assert scale.ticks()
-    assert 0 <= scale.place(0.0) <= 1
+    assert 0 <= scale.fraction(0.0) <= 1
 
 
 def test_lines_lie_where_their_values_are() -> None:
-    drawn = chart(
+    drawn = render_chart(
         "<t>", Scale("s", 0, 10), Scale("%", 0, 100), [Line("a&b", [(0, 0), (5, 50), (10, 100)], True)]
     )
     (points,) = re.findall(r'<polyline points="([^"]*)"', drawn)

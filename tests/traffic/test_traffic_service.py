@@ -12,11 +12,18 @@ from model.engine import Batch, Scheduler, SchedulerOptions
 from model.state import PagePool
 from model.traffic.clock import Clock, StepTime
 from model.traffic.lengths import Lengths
-from model.traffic.record import Life, Record
+from model.traffic.record import Record, Timeline
 from model.traffic.replica import Replica
-from model.traffic.report import ServiceLevel, percentiles, summary
-from model.traffic.service import Service
-from model.traffic.workload import SECOND_NS, Query, SharedPrefix, Workload, drawn, poisson
+from model.traffic.report import ServiceLevel, compute_percentiles, summarize
+from model.traffic.service import serve
+from model.traffic.workload import (
+    SECOND_NS,
+    Query,
+    SharedPrefix,
+    Workload,
+    draw_poisson_arrivals,
+    draw_queries,
+)
 from tests.deep import deep_except
 from tests.traffic.clocks import MEAN_NS, OPTIONS, Constant, shaped, workloads
 
@@ -39,22 +46,22 @@ def served(
     pages: int = 64,
     at_once: bool = True,
 ) -> Record:
-    return Service(Replica(Scheduler(PagePool(pages, 4), options), clock, at_once=at_once)).run(workload)
+    return serve(Replica(Scheduler(PagePool(pages, 4), options), clock, joins_steps=at_once), workload)
 
 
 def alone(clock: Clock, load: float) -> Record:
     """One server: requests of one step each that come at random."""
     queries = [Query(1, 1)] * 30_000
-    workload = poisson(queries, load * SECOND_NS / MEAN_NS, np.random.default_rng(11))
+    workload = draw_poisson_arrivals(queries, load * SECOND_NS / MEAN_NS, np.random.default_rng(11))
     return served(workload, clock, SchedulerOptions(max_num_seqs=1, prefix_caching=False))
 
 
-def mean_and_error(lives: list[Life], values: list[float]) -> tuple[float, float]:
+def mean_and_error(timelines: list[Timeline], values: list[float]) -> tuple[float, float]:
     """The mean of a value of each request and its standard error, from the cycles that begin with an idle server."""
-    first = [number for number, life in enumerate(lives) if life.queue_ns == 0]
-    sums, counts = np.add.reduceat(np.array(values, float), first), np.diff([*first, len(lives)])
-    mean = sum(values) / len(lives)
-    return mean, sqrt(np.sum((sums - mean * counts) ** 2)) / len(lives)
+    first = [number for number, timeline in enumerate(timelines) if timeline.queue_ns == 0]
+    sums, counts = np.add.reduceat(np.array(values, float), first), np.diff([*first, len(timelines)])
+    mean = sum(values) / len(timelines)
+    return mean, sqrt(np.sum((sums - mean * counts) ** 2)) / len(timelines)
 
 
 @pytest.mark.slow
@@ -69,10 +76,12 @@ def test_a_single_server_waits_as_queueing_theory_says(
 ) -> None:
     """M/M/1: load / (1 - load) times of service in the queue; M/D/1: half of that. Poisson arrivals see the mean."""
     record = alone(clock(), load)
-    mean, error = mean_and_error(record.lives, [life.queue_ns for life in record.lives])
+    mean, error = mean_and_error(record.timelines, [timeline.queue_ns for timeline in record.timelines])
     assert mean == pytest.approx(factor * MEAN_NS * load / (1 - load), abs=4 * error)
     assert error < 0.05 * mean
-    waiting, error = mean_and_error(record.lives, [life.queue_ns > 0 for life in record.lives])
+    waiting, error = mean_and_error(
+        record.timelines, [timeline.queue_ns > 0 for timeline in record.timelines]
+    )
     assert waiting == pytest.approx(load, abs=4 * error)
     assert error < 0.05 * load
 
@@ -93,7 +102,7 @@ def test_steps_at_once_take_the_times_of_single_steps(options: SchedulerOptions,
     for workload in workloads(pages):
         at_once = served(workload, shaped(options), options, pages)
         single = served(workload, shaped(options), options, pages, at_once=False)
-        for one, other in zip(at_once.lives, single.lives, strict=True):
+        for one, other in zip(at_once.timelines, single.timelines, strict=True):
             assert vars(one) == vars(other)
         assert at_once.gaps_ns == single.gaps_ns
         assert (at_once.steps, at_once.tokens, at_once.padding) == (
@@ -110,20 +119,20 @@ def test_steps_at_once_take_the_times_of_single_steps(options: SchedulerOptions,
 def test_times_add_up(options: SchedulerOptions) -> None:
     for workload in workloads(3):
         record = served(workload, shaped(options), options, 24)
-        lives = record.lives
-        assert len(lives) == len(workload.queries)
-        for life in lives:
-            assert life.arrival_ns <= life.started_ns < life.first_token_ns <= life.end_ns
-            decode = life.between_ns * (life.query.new - 1)
-            assert life.queue_ns + (life.first_token_ns - life.started_ns) + decode == pytest.approx(
-                life.whole_ns
-            )
+        timelines = record.timelines
+        assert len(timelines) == len(workload.queries)
+        for timeline in timelines:
+            assert timeline.arrival_ns <= timeline.started_ns < timeline.first_token_ns <= timeline.end_ns
+            decode = timeline.mean_itl_ns * (timeline.query.new_tokens - 1)
+            assert timeline.queue_ns + (
+                timeline.first_token_ns - timeline.started_ns
+            ) + decode == pytest.approx(timeline.e2e_ns)
         # Every token but a request's first one ends a gap, and the gaps of a request are its time of decoding.
-        assert record.gaps_ns.total() == sum(life.query.new - 1 for life in lives)
+        assert record.gaps_ns.total() == sum(timeline.query.new_tokens - 1 for timeline in timelines)
         gaps = sum(gap * count for gap, count in record.gaps_ns.items())
-        assert gaps == sum(life.end_ns - life.first_token_ns for life in lives)
+        assert gaps == sum(timeline.end_ns - timeline.first_token_ns for timeline in timelines)
         assert all(before.end_ns <= after.begin_ns for before, after in zip(record.spans, record.spans[1:]))
-        run = summary([record], ServiceLevel(ttft=1e6), 24)
+        run = summarize([record], ServiceLevel(ttft=1e6), 24)
         assert 0 < run.utilisation <= 1
         assert sum(each.preemptions for each in run.slices) == run.preemptions
         area = sum(each.running * (each.end_ns - each.begin_ns) for each in run.slices)
@@ -135,23 +144,23 @@ def test_times_add_up(options: SchedulerOptions) -> None:
 def test_users_have_one_request_each_on_its_way() -> None:
     queries = (Query(8, 8),) * 40
     record = served(Workload(queries, users=4, think_ns=50), shaped(OPTIONS), OPTIONS)
-    arrivals = sorted(life.arrival_ns for life in record.lives)
-    ends = sorted(life.end_ns for life in record.lives)
+    arrivals = sorted(timeline.arrival_ns for timeline in record.timelines)
+    ends = sorted(timeline.end_ns for timeline in record.timelines)
     assert arrivals[:4] == [0] * 4
     assert arrivals[4:] == [end + 50 for end in ends[: len(queries) - 4]]
 
 
 def test_a_shared_prefix_is_computed_once() -> None:
-    queries = drawn(
+    queries = draw_queries(
         20, Lengths("constant", 6), Lengths("constant", 2), SharedPrefix(32, 1), np.random.default_rng(0)
     )
     cached = served(Workload(queries, users=1), shaped(OPTIONS), OPTIONS)
     plain = served(Workload(queries, users=1), shaped(OPTIONS), KINDS[2])
-    assert [life.cached_tokens for life in cached.lives] == [0] + [32] * 19
+    assert [timeline.cached_tokens for timeline in cached.timelines] == [0] + [32] * 19
     assert cached.tokens == plain.tokens - 19 * 32
 
 
 def test_percentiles_are_the_least_values_that_so_many_do_not_exceed() -> None:
-    assert percentiles(dict.fromkeys(range(1, 101), 1)) == {50: 50, 90: 90, 99: 99}
-    assert percentiles({7: 1}) == {50: 7, 90: 7, 99: 7}
-    assert percentiles({1: 9, 5: 1}) == {50: 1, 90: 1, 99: 5}
+    assert compute_percentiles(dict.fromkeys(range(1, 101), 1)) == {50: 50, 90: 90, 99: 99}
+    assert compute_percentiles({7: 1}) == {50: 7, 90: 7, 99: 7}
+    assert compute_percentiles({1: 9, 5: 1}) == {50: 1, 90: 1, 99: 5}

@@ -43,7 +43,7 @@ def deployment(folder: Path) -> Deployment:
 
 def passes(deployment: Deployment, *shapes: StepShape) -> list[PassTime]:
     """Return the times of steps of these sizes."""
-    pages = {STATES if kind.recurrent else None: kind.pages for kind in deployment.kinds}
+    pages = {STATES if kind.recurrent else None: kind.pages for kind in deployment.page_kinds}
     predictor = deployment.predictors[0]
     step = predictor.on_pages(pages, 16)
     return [predictor.paged(step.resize(shape.sizes)) for shape in shapes]
@@ -56,10 +56,10 @@ def of_encoder(each: PassTime) -> float:
 
 def test_a_request_alone_takes_its_window_its_prompt_and_its_steps(deployment: Deployment) -> None:
     """A prompt of 4 tokens is padded to 16; the steps read 128 positions, and 128 of the window."""
-    ((life,),) = (each.lives for each in deployment.serve_unit(Workload((Query(4, 6),), (0,))))
+    ((timeline,),) = (each.timelines for each in deployment.serve_unit(Workload((Query(4, 6),), (0,))))
     first, *later = passes(deployment, prompt_shape(1, 16, 128), *[decode_shape(1, 1, 128)] * 5)
-    assert life.first_ns == round(first.time.program_ns)
-    assert life.whole_ns == sum(round(each.time.program_ns) for each in (first, *later))
+    assert timeline.ttft_ns == round(first.time.program_ns)
+    assert timeline.e2e_ns == sum(round(each.time.program_ns) for each in (first, *later))
     assert of_encoder(first) > 0 and not any(map(of_encoder, later))
 
 
@@ -80,16 +80,18 @@ def test_windows_wait_for_one_another_and_decode_together(deployment: Deployment
     (record,) = deployment.serve_unit(Workload((Query(4, 6),) * 4, (0,) * 4))
     (window,) = passes(deployment, prompt_shape(1, 16, 128))
     step_ns = round(window.time.program_ns)
-    assert [life.first_ns for life in record.lives] == [step_ns * number for number in (1, 2, 3, 4)]
+    assert [timeline.ttft_ns for timeline in record.timelines] == [
+        step_ns * number for number in (1, 2, 3, 4)
+    ]
     (together,) = passes(deployment, decode_shape(4, 1, 128))
-    assert record.lives[-1].whole_ns == 4 * step_ns + 5 * round(together.time.program_ns)
+    assert record.timelines[-1].e2e_ns == 4 * step_ns + 5 * round(together.time.program_ns)
 
 
 @pytest.mark.parametrize("tp", [1, 3])
 def test_slots_hold_the_keys_and_values_of_a_window(folder: Path, tp: int) -> None:
     """3 heads of 12 elements in 2 layers: 16 positions of a page, and all of a window in a slot."""
     model = load_model(folder)
-    pages, slots = Deployment(model, replace(SETUP, tp=tp)).kinds
+    pages, slots = Deployment(model, replace(SETUP, tp=tp)).page_kinds
     assert (pages.recurrent, slots.recurrent) == (False, True)
     of_position = 2 * 2 * 3 // tp * 12 * 4
     assert (pages.page_bytes, slots.page_bytes) == (
@@ -103,13 +105,13 @@ def test_slots_hold_the_keys_and_values_of_a_window(folder: Path, tp: int) -> No
 def test_prompts_on_replicas_of_their_own_hand_windows_over(folder: Path) -> None:
     own = Deployment(load_model(folder), replace(SETUP, replicas=2, prefill_replicas=1))
     prompts, decoding = own.serve(Workload((Query(4, 6),) * 5, (0,) * 5))
-    assert len(decoding.lives) == 5 and not prompts.lives
-    assert all(each.moved_ns > each.first_token_ns for each in decoding.lives)
+    assert len(decoding.timelines) == 5 and not prompts.timelines
+    assert all(each.moved_ns > each.first_token_ns for each in decoding.timelines)
 
 
 def test_drafts_are_refused(folder: Path) -> None:
     options = SchedulerOptions(max_num_seqs=4, speculative_tokens=2)
-    assert Deployment(load_model(folder), SETUP).limits.prompts_at_once == 1
+    assert Deployment(load_model(folder), SETUP).setup.options.prompts_at_once == 1
     with pytest.raises(ModelError, match="drafts are for texts; this model transcribes speech"):
         Deployment(load_model(folder), replace(SETUP, options=options))
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from model.config.folder import list_model_files
 from model.engine import SchedulerOptions
-from model.traffic.document import document
+from model.traffic.document import build_document
 from model.traffic.lengths import Lengths
-from model.traffic.page import page
+from model.traffic.page import render_page
 from model.traffic.report import ServiceLevel
-from model.traffic.text import parts
-from model.traffic.traffic import Request, make_traffic
+from model.traffic.text import build_text
+from model.traffic.traffic import Request, predict_traffic
 from model.traffic.workload import SharedPrefix
 from nkw.files import Outputs, json_document
 from nkw.terminal import show, show_lines, working
@@ -33,10 +33,10 @@ def traffic_command(options: argparse.Namespace) -> int:
         users=options.users,
         think_s=options.think,
         requests=options.requests,
-        prompts=None if options.prompt_lengths is None else Lengths.parsed(options.prompt_lengths),
-        news=Lengths.parsed(options.output_lengths),
-        prefix=None if options.shared_prefix is None else SharedPrefix.parsed(options.shared_prefix),
-        level=ServiceLevel.parsed(options.sla),
+        prompts=None if options.prompt_lengths is None else Lengths.parse(options.prompt_lengths),
+        outputs=Lengths.parse(options.output_lengths),
+        prefix=None if options.shared_prefix is None else SharedPrefix.parse(options.shared_prefix),
+        level=ServiceLevel.parse(options.sla),
         price=options.price,
         seed=options.seed,
         block_size=options.block_size,
@@ -62,13 +62,13 @@ def traffic_command(options: argparse.Namespace) -> int:
     html = outputs.claim(options.html, "page", "NKW-PAGE-PATH")
     with json_document(options.json, outputs, "traffic", "NKW-TRAFFIC-FILE", "traffic") as contents:
         with working(lambda: f"traffic of {name}: {doing[-1]}"):
-            traffic = make_traffic(request, doing.append)
-        contents.update(document(traffic, name))
+            traffic = predict_traffic(request, doing.append)
+        contents.update(build_document(traffic, name))
         show_lines(f"{name}:")
-        show(parts(traffic))
+        show(build_text(traffic))
         if html is not None:
             with html.writing() as file:
-                file.write(page(traffic, name))
+                file.write(render_page(traffic, name))
             show_lines(f"page: {options.html}")
     return 0
 
