@@ -26,7 +26,7 @@ class SlotPool(Pool):
         self.interval = interval
 
     def snapshot_after(self, position: int, prompt: int) -> int:
-        """Return the position of the next snapshot after `position`, for a sequence whose prompt has `prompt` tokens."""
+        """Return the position of the next snapshot after `position`; `prompt` is the number of prompt tokens."""
         regular = (position // self.interval + 1) * self.interval
         last = (prompt - 1) // self.block_size * self.block_size
         return last if position < last < regular else regular
@@ -42,8 +42,8 @@ class SlotPool(Pool):
     def make_writable(self, slot: int) -> int | None:
         """Return the slot in which a sequence of `slot` continues.
 
-        It is a free slot, into which the caller copies the state. Without a free one it is `slot` itself, whose snapshot
-        is lost; None if another sequence refers to it.
+        It is a free slot, into which the caller copies the state. Without a free slot it is `slot` itself, whose
+        snapshot is lost; None if another sequence refers to it.
         """
         if self.free:
             copy = self.take()
