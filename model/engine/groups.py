@@ -127,7 +127,7 @@ class GroupScheduler:
         return Batch(
             {request: chunk for each in batches for request, chunk in each.chunks.items()},
             preempted=[request for each in batches for request in each.preempted],
-            of_groups=batches,
+            group_batches=batches,
         )
 
     def drafted(self, batch: Batch) -> None:
@@ -163,7 +163,7 @@ class GroupScheduler:
         return sorted(range(len(self._groups)), key=preference)
 
     def _batches(self, batch: Batch) -> list[Batch]:
-        return batch.groups(len(self._groups))
+        return batch.split_groups(len(self._groups))
 
 
 Schedulers = Scheduler | GroupScheduler

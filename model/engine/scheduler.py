@@ -122,16 +122,17 @@ class Batch:
     chunks: dict[Request, Chunk] = field(default_factory=dict)
     copies: PageCopies = field(default_factory=dict)
     preempted: list[Request] = field(default_factory=list)
-    of_groups: Sequence[Batch] = ()
+    group_batches: Sequence[Batch] = ()
 
-    def groups(self, count: int) -> list[Batch]:
-        """Divide the batch into the batches of `count` groups. Each has the current chunks of its requests."""
+    def split_groups(self, count: int) -> list[Batch]:
+        """Return the batches of `count` data-parallel groups, with the current chunks of their requests."""
         if count == 1:
             return [self]
-        found = [Batch(copies=own.copies) for own in self.of_groups] or [Batch() for _ in range(count)]
+        batches = [Batch(copies=batch.copies) for batch in self.group_batches]
+        batches = batches or [Batch() for _ in range(count)]
         for request, chunk in self.chunks.items():
-            found[request.group].chunks[request] = chunk
-        return found
+            batches[request.group].chunks[request] = chunk
+        return batches
 
     @property
     def tokens(self) -> int:

@@ -1,6 +1,6 @@
-"""A launch whose weights, constants and numbers are bound once, to the arrays that ranks hold on a device.
+"""Launches whose weights, constants and numbers are bound once to the arrays of ranks on a device.
 
-A step then only fills in what changes: activations, states, token ids and positions.
+A step then only binds the arrays that change: activations, states, token ids and positions.
 """
 
 from __future__ import annotations
@@ -15,48 +15,52 @@ from model.layers.launch import Argument, Axis, Launch, Value
 from model.mesh import Mesh
 
 Arrays = dict[str, Any]
-"""The arrays of one rank on its device, by their names in the launch list."""
+"""Arrays of one rank on its device, by their names in the launch list."""
 
 
 class Device(Protocol):
-    """Something that launches a kernel on several ranks at once.
+    """A device that launches a kernel on several ranks at once.
 
-    `local_ranks` are the ranks of this process: all of them, or one where each rank is a process of its own.
+    `local_ranks` are the ranks of this process: all ranks, or one if each rank is a process.
     """
 
     ranks: int
     local_ranks: range
 
     def dtype(self, name: str) -> Any:
-        """A dtype as kernels take it for an argument, such as `nl.bfloat16`."""
+        """Return a dtype in the form that kernels take as an argument, such as `nl.bfloat16`."""
 
     def replica_group(self, groups: list[list[int]] | None) -> Any:
-        """The groups of a collective as kernels take them; None where each rank is alone."""
+        """Return the groups of a collective in the form that kernels take; None if each group has one rank."""
 
     def hold(self, array: np.ndarray) -> Any:
-        """Put an array where kernels read it: weights and constants once, states, and the inputs of a step."""
+        """Copy a host array into the memory that kernels read, and return the device array."""
 
     def run(
         self, kernel: str, arguments: Sequence[Mapping[str, Any]], written: Sequence[str | None] = ()
     ) -> list[Any]:
-        """Launch a kernel of `nki_kernels` on some ranks of this process; returns the outputs of each.
+        """Launch a kernel of `nki_kernels` on some ranks of this process.
 
-        `arguments` has one mapping per rank, from the kernel's parameter names to arguments. The device binds them by
-        the kernel's signature; ModelError where they do not fit. The ranks are the local ones of one stage of the
-        pipeline, or of two where a value passes. The list is empty where other processes have these ranks. In a launch
-        the ranks of one process are numbered from 0.
+        Args:
+            kernel: The name of the kernel.
+            arguments: The arguments of each rank by parameter name. The ranks are the local ranks of one pipeline
+                stage, or of two stages for a launch between them, numbered from 0. Empty if other processes have them.
+            written: For each output, the parameter whose array the kernel writes and returns; None for a new array.
 
-        `written` names, for each output, the parameter whose array the kernel writes to and returns. It is None for an
-        output that is a new array.
+        Returns:
+            The outputs of each rank.
+
+        Raises:
+            ModelError: The arguments do not fit the kernel's signature.
         """
 
     def end_graph(self) -> None:
         """End a graph of all launches since the last call. Equal graphs are compiled once."""
 
     def gather(self, arrays: Sequence[Any]) -> list[np.ndarray]:
-        """The arrays of all ranks that have one, in rank order, in the memory of the host.
+        """Return the host copies of an array of all ranks that have one, in rank order.
 
-        `arrays` are those of the local ranks, as `run` returned them.
+        `arrays` are the arrays of the local ranks, as `run` returned them.
         """
 
 
@@ -64,9 +68,9 @@ class Device(Protocol):
 class BoundLaunch:
     """A launch on some ranks, ready to run in every step.
 
-    `rank_arrays` are the arrays of the ranks that take part. `fixed` has the arguments of each rank that stay the same
-    from step to step. `changing` are the values that each step reads anew, by parameter; a fixed argument of a rank
-    takes precedence. `written` has, for each result that is a state, the parameter of that state.
+    `rank_arrays` has the arrays of each participating rank, and `fixed` the arguments of each rank that are equal in
+    all steps. `changing` has the values that each step reads again, by parameter; fixed arguments take precedence.
+    `written` has, for each result, the parameter of the state that it is, or None.
     """
 
     kernel: str
@@ -77,7 +81,7 @@ class BoundLaunch:
     written: tuple[str | None, ...]
 
     def run(self, device: Device) -> None:
-        """Launch the kernel, and keep its results in the arrays of the ranks."""
+        """Launch the kernel and store its results in the arrays of the ranks."""
         arguments = []
         for arrays, fixed in zip(self.rank_arrays, self.fixed):
             changing = {
@@ -95,7 +99,7 @@ class BoundLaunch:
 
 
 class Binder:
-    """Binds launches to the arrays of the ranks of a mesh; `states` are the names of the states that they keep."""
+    """A binder of launches to the arrays of the ranks of a mesh; `states` are the names of their states."""
 
     def __init__(self, device: Device, mesh: Mesh, states: Collection[str]) -> None:
         self._device = device
@@ -103,7 +107,7 @@ class Binder:
         self._states = states
 
     def bind(self, launch: Launch, changing: Collection[str], rank_arrays: list[Arrays]) -> BoundLaunch:
-        """Bind all arguments of a launch but the arrays whose names are `changing`."""
+        """Bind all arguments of a launch except the arrays whose names are in `changing`."""
         values = {
             parameter: argument
             for parameter, argument in launch.arguments.items()
@@ -111,7 +115,7 @@ class Binder:
         }
         fixed = [
             {
-                parameter: self._bound(argument, arrays)
+                parameter: self._bind_argument(argument, arrays)
                 for parameter, argument in launch.arguments.items()
                 if parameter not in values
             }
@@ -126,36 +130,34 @@ class Binder:
         return BoundLaunch(launch.kernel, launch.results, rank_arrays, fixed, values, written)
 
     def bind_send(self, launch: Launch, rank_arrays: list[Arrays], stage: int) -> BoundLaunch:
-        """Bind the launch that passes a value to the ranks of a pipeline stage from those of the stage before it.
+        """Bind the launch that sends a value from the ranks of the previous pipeline stage to those of `stage`.
 
-        The argument of a receiving rank only gives the shape and dtype.
+        The argument of a receiving rank only states the shape and dtype.
         """
         value, count = launch.arguments["x"], self._mesh.stage_ranks
         assert isinstance(value, Value) and not value.takes_last_rows, f"{launch.results} passes in part"
         shape_only = np.broadcast_to(np.zeros((), value.dtype), value.shape)
         first_rank = (stage - 1) * count
-        # Ranks in processes of their own keep their numbers. Those of one process count from 0 in a launch.
+        # Ranks that are processes keep their numbers. In a launch the ranks of one process are numbered from 0.
         origin = 0 if len(self._device.local_ranks) == self._mesh.ranks else first_rank
         fixed: list[dict[str, Any]] = []
         for rank in self._device.local_ranks:
             if self._mesh.stage_of(rank) not in (stage - 1, stage):
                 continue
-            place = rank - first_rank
-            source = origin + place % count
-            arguments: dict[str, Any] = {"source_target_pairs": [(source, source + count)]}
-            if place >= count:
-                arguments["x"] = shape_only
-            fixed.append(arguments)
+            index = rank - first_rank
+            source = origin + index % count
+            received = {} if index < count else {"x": shape_only}
+            fixed.append({"source_target_pairs": [(source, source + count)], **received})
         return BoundLaunch(launch.kernel, launch.results, rank_arrays, fixed, {"x": value}, (None,))
 
-    def _bound(self, argument: Argument, arrays: Arrays) -> Any:
+    def _bind_argument(self, argument: Argument, arrays: Arrays) -> Any:
         if isinstance(argument, Value):
             return argument.view_of(arrays[argument.name])
-        return bound(argument, self._device, self._mesh)
+        return convert_argument(argument, self._device, self._mesh)
 
 
-def bound(argument: Argument, device: Device, mesh: Mesh) -> Any:
-    """An argument that is not an array, as the kernels of a device take it."""
+def convert_argument(argument: Argument, device: Device, mesh: Mesh) -> Any:
+    """Return an argument that is not an array in the form that the kernels of a device take."""
     if isinstance(argument, Axis):
         return device.replica_group(mesh.groups(argument))
     return device.dtype(argument.name) if isinstance(argument, np.dtype) else argument

@@ -1,4 +1,4 @@
-"""The load of ranks that divide routed experts: how many choices of tokens are computed by each group of ranks."""
+"""The load of ranks under expert parallelism: the number of expert selections that each group of ranks computes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from model.mesh import Mesh
 
 @dataclass
 class ExpertLoad:
-    """Choices by data-parallel group of `data`, of which each `expert` neighbours divide `count` experts.
+    """Counts of expert selections by data-parallel group.
 
-    Rows of padding choose experts as well, and are counted. `uneven` is the largest load of a group in a layer of a
-    step, as a multiple of the mean of the groups that share its experts.
+    There are `data` groups. Each `expert` neighbouring groups divide the model's `count` experts. Padding rows select
+    experts as well, and are counted. `uneven` is the largest load of a group in one layer of one step, as a multiple
+    of the mean over the groups that share its experts.
     """
 
     data: int
@@ -29,30 +30,29 @@ class ExpertLoad:
     def __post_init__(self) -> None:
         self.choices = [0] * self.data
 
-    def note(self, ids: Sequence[np.ndarray]) -> None:
-        """Count what the tokens of each group chose in a layer of a step."""
-        own = self.count // self.expert
+    def add(self, expert_ids: Sequence[np.ndarray]) -> None:
+        """Count the expert ids that the tokens of each group selected in one layer of a step."""
         for first in range(0, self.data, self.expert):
-            chosen = np.concatenate([each.ravel() for each in ids[first : first + self.expert]])
-            loads = np.bincount(chosen // own, minlength=self.expert)
+            selected = np.concatenate([ids.ravel() for ids in expert_ids[first : first + self.expert]])
+            loads = np.bincount(selected // (self.count // self.expert), minlength=self.expert)
             self.uneven = max(self.uneven, float(loads.max() / loads.mean()))
-            for place, load in enumerate(loads.tolist()):
-                self.choices[first + place] += load
+            for group, load in enumerate(loads.tolist(), first):
+                self.choices[group] += load
 
     @classmethod
-    def of(cls, config: ModelConfig, mesh: Mesh) -> ExpertLoad | None:
-        """That of a model's run, before it began; None where ranks do not divide experts."""
+    def for_model(cls, config: ModelConfig, mesh: Mesh) -> ExpertLoad | None:
+        """Return empty counts for a model, or None without expert parallelism."""
         experts = [block.mlp.count for block in config.blocks if isinstance(block.mlp, Experts)]
         return cls(mesh.data, mesh.expert, experts[0]) if experts and mesh.expert > 1 else None
 
     @property
     def largest_to_mean(self) -> float:
-        """The largest load of a group over the whole run, as a multiple of the mean."""
+        """The largest load of a group over all steps, as a multiple of the mean."""
         return max(self.choices) * self.data / max(1, sum(self.choices))
 
     def text(self) -> str:
-        """The load in one sentence."""
-        numbers = ", ".join(f"{each:,}" for each in self.choices)
+        """Return a sentence about the load."""
+        numbers = ", ".join(f"{count:,}" for count in self.choices)
         return (
             f"experts on {self.data} groups computed {numbers} choices: the largest is {self.largest_to_mean:.2f} "
             f"times the mean, in one layer of a step up to {self.uneven:.2f} times"

@@ -1,23 +1,23 @@
-"""The launch list of layers: what a step launches, and what copies pages of their states."""
+"""Launch lists: the launches of a step, and the launches that copy pages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from model.layers.joint import joined
-from model.layers.launch import FLOAT32, INT32, Argument, Launch, StepShape, Value, copied
+from model.layers.launch import FLOAT32, INT32, Launch, StepShape, Value, copied
 from model.layers.layer import Layer
 from model.layers.paged import CacheGroup, name_in_group
 from model.network import Section
 
 
 def launches_of(section: Section, shape: StepShape) -> list[Launch]:
-    """The launches of neighbouring layers, in order; joint launches take the place of their parts."""
+    """Return the launches of neighbouring layers in order; joint launches replace the launches that they join."""
     return joined(launch for layer in section for launch in layer.launches(shape))
 
 
 def copies_of(layers: Iterable[Layer], shape: StepShape, copies: int, group: CacheGroup) -> list[Launch]:
-    """Return the launches that copy so many pages or slots of a cache group."""
+    """Return the launches that make `copies` copies of pages or slots of a cache group, one for each cache."""
     name = name_in_group("copy_sources", shape, group)
     caches = (cache for layer in layers for cache in layer.caches(shape) if cache.is_copied)
     return [
@@ -26,7 +26,10 @@ def copies_of(layers: Iterable[Layer], shape: StepShape, copies: int, group: Cac
 
 
 def copy_sizes(copies: int) -> list[int]:
-    """Return the copies that each launch makes of so many: powers of two that `copy_pages` takes."""
+    """Return the number of copies of each launch that together make `copies`: powers of two up to kernel limits.
+
+    The last launch may have room for more copies than remain.
+    """
     size = 1
     while size < copies and _takes_copies(2 * size):
         size *= 2
@@ -35,12 +38,15 @@ def copy_sizes(copies: int) -> list[int]:
 
 
 def _takes_copies(copies: int) -> bool:
-    """Return whether one launch of `copy_pages` makes so many copies, whatever the size of a page is."""
+    """Return whether one launch of `copy_pages` can make so many copies; the page size does not matter."""
     pages, numbers = Value("pages", (1, 1), FLOAT32), Value("numbers", (copies, 1), INT32)
-    arguments: dict[str, Argument] = {
-        "cache": pages,
-        "other": None,
-        "sources": numbers,
-        "destinations": numbers,
-    }
-    return Launch("copy_pages", arguments, (), copied(numbers), copies).refusal is None
+    return (
+        Launch(
+            "copy_pages",
+            {"cache": pages, "other": None, "sources": numbers, "destinations": numbers},
+            (),
+            copied(numbers),
+            copies,
+        ).refusal
+        is None
+    )

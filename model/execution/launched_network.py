@@ -1,4 +1,4 @@
-"""A network on a device: the arrays that its ranks hold, and the steps that run its launch list on them."""
+"""A network on a device: the arrays of its ranks, and the steps that run launch lists on them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from model.errors import check_memory
 from model.execution.bound_launch import Arrays, Binder, BoundLaunch, Device
 from model.execution.launch_list import copies_of, copy_sizes, launches_of
-from model.execution.stages import send, sent, stages_of
+from model.execution.stages import divide_stages, find_sent_values, launch_send
 from model.layers.launch import Phase, StepShape, Value
 from model.layers.layer import Constant, Layer, states_of
 from model.layers.paged import CacheGroup, name_in_group, spare
@@ -23,19 +23,16 @@ from model.mesh import Mesh
 from model.network import Network, Section, Sharding
 
 Progress = Callable[[int, int], None]
-"""Called with the number of inner sections done and the number of all, before the first one and after each one."""
+"""Called with the number of finished inner sections and of all, before the first section and after each."""
 
 RankArrays = list[np.ndarray]
-"""One array of each rank of the last pipeline stage, in rank order."""
+"""Arrays of the ranks of the last pipeline stage, in rank order."""
 
 
 class LaunchedNetwork:
-    """A network on the ranks of this process: weights, constants and states on the device, and the steps.
+    """A network on the ranks of this process, with weights, constants and states on the device.
 
-    `weights` has one entry for each distinct shard of these ranks; data-parallel groups of `mesh` share them.
-    `largest_step` decides the sizes of states and constants. `purpose` names the states in an error about memory.
-    `max_bound_steps` is how many step shapes keep their bound launches. The arrays of `traced` results are noted for
-    every launch of a step.
+    `traced_arrays` has, for every launch of the last step with a traced result, the result of each rank.
     """
 
     def __init__(
@@ -50,6 +47,22 @@ class LaunchedNetwork:
         max_bound_steps: int = 2,
         traced: Collection[str] = (),
     ) -> None:
+        """Put the weights, constants and states on the device.
+
+        Args:
+            network: The layers.
+            weights: One entry for each distinct weight shard of the local ranks; data-parallel groups share them.
+            device: The device that launches kernels.
+            largest_step: The step that determines the sizes of states and constants.
+            mesh: The ranks of each axis.
+            purpose: A phrase for the states, which the message about too little memory quotes.
+            progress: Called when sections are finished.
+            max_bound_steps: The number of step shapes whose bound launches are cached.
+            traced: Names of the results that `traced_arrays` has.
+
+        Raises:
+            ModelError: The states do not fit into memory.
+        """
         self._mesh = mesh
         self._largest_step = largest_step
         self._device = device
@@ -57,11 +70,13 @@ class LaunchedNetwork:
         self._network = network
         self._traced = traced
         self.traced_arrays: list[list[Any]] = []
-        stages = stages_of(network, mesh.pipeline, largest_step)
+        stages = divide_stages(network, mesh.pipeline, largest_step)
         assert not network.before or len(stages) == 1, "networks before a network of several stages"
-        self._stages = [_Stage.of(sections, largest_step, network.before.values()) for sections in stages]
+        self._stages = [
+            _Stage.from_sections(sections, largest_step, network.before.values()) for sections in stages
+        ]
         rank_stages = [self._stages[mesh.stage_of(rank)] for rank in device.local_ranks]
-        state_bytes = sum(stage.state_bytes for stage in rank_stages)
+        state_bytes = sum(state.nbytes for stage in rank_stages for state in stage.states)
         check_memory(state_bytes, f"{purpose} on {len(rank_stages)} ranks")
         shard_weights = {rank_weights.shard: rank_weights for rank_weights in weights}
         self._rank_arrays: list[Arrays] = []
@@ -70,7 +85,7 @@ class LaunchedNetwork:
             arrays = {name: device.hold(array) for name, array in host_arrays.items()}
             stage.rank_arrays.append(arrays)
             self._rank_arrays.append(arrays)
-        # States and the results of earlier networks stay from step to step.
+        # States and the results of earlier networks persist from step to step.
         self._lasting_names = {state.name for stage in self._stages for state in stage.states}
         self._binder = Binder(device, mesh, frozenset(self._lasting_names))
         self._bound_step = lru_cache(maxsize=max_bound_steps)(self._bind_step)
@@ -86,10 +101,12 @@ class LaunchedNetwork:
                 arrays.update({name: self._device.hold(array) for name, array in zeros.items()})
 
     def copy_pages(self, group_copies: Sequence[Mapping[int, int]], cache_group: CacheGroup) -> None:
-        """Copy pages or slots of one cache group in every layer that has them.
+        """Copy pages or slots of one cache group in every layer of the group.
 
-        `group_copies` maps, for each data-parallel group, the number of a destination to that of its source. Copies
-        are made in order, some at a time; a launch that has room for more copies the padding page onto itself.
+        Args:
+            group_copies: For each data-parallel group, the number of the source by the number of the destination.
+                Copies are made in order. A launch with room for more copies also copies the padding page onto itself.
+            cache_group: The pages of a window, pages without a window, or slots.
         """
         pending = [list(copies.items()) for copies in group_copies]
         padding_page = spare(self._largest_step, cache_group)
@@ -107,22 +124,26 @@ class LaunchedNetwork:
                 destinations, sources = np.split(pairs[self._mesh.group_of(rank)], 2, axis=1)
                 arrays[destinations_name] = self._device.hold(destinations)
                 arrays[sources_name] = self._device.hold(sources)
-            self._run(self._bound_copies(size, cache_group))
-            self._device.end_graph()
+            self._run_graph(self._bound_copies(size, cache_group))
 
     def run_before(self, name: str, inputs: Mapping[str, np.ndarray]) -> None:
-        """Run a network that comes before this one; its states and results stay on the device."""
+        """Run a network that precedes this one; its states and results stay on the device."""
         earlier = self._network.before[name]
         self._hold_inputs(earlier, earlier.step(self._largest_step), inputs)
-        self._run(self._before[name])
-        self._device.end_graph()
+        self._run_graph(self._before[name])
 
     def run(
         self, shape: StepShape, inputs: Mapping[str, np.ndarray], outputs: Collection[str] | None = None
     ) -> dict[str, RankArrays]:
-        """Run one step; returns the named outputs, all of the network's by default.
+        """Run one step.
 
-        `inputs` has the host arrays of the step by name; their first axis is the data-parallel group.
+        Args:
+            shape: The sizes of the step.
+            inputs: The host arrays of the step by name, [groups, ...] each.
+            outputs: Names of the returned outputs, by default all outputs of the network.
+
+        Returns:
+            The arrays of the last stage's ranks by output.
         """
         (rank_outputs,) = self.run_in_pieces(shape, inputs, [{}], outputs)
         return rank_outputs
@@ -134,15 +155,22 @@ class LaunchedNetwork:
         piece_inputs: Sequence[Mapping[str, np.ndarray]],
         outputs: Collection[str] | None = None,
     ) -> Iterator[dict[str, RankArrays]]:
-        """Run one step whose last section runs once for each piece; yields the outputs of each piece.
+        """Run one step whose last section runs once for each piece, and yield the outputs of each piece.
 
-        Every piece starts from the results of the sections before the last one, with more or other inputs.
+        Every piece starts from the results of the sections before the last one.
+
+        Args:
+            shape: The sizes of the step.
+            inputs: The host arrays of the step by name, [groups, ...] each.
+            piece_inputs: Additional or replaced inputs of each piece.
+            outputs: Names of the yielded outputs, by default all outputs of the network.
         """
         self._hold_inputs(self._network, shape, inputs)
         *sections, last_section = self._bound_step(shape)
         self.traced_arrays = []
         for done, section in enumerate(sections):
-            self._run(section)
+            for launch in section:
+                launch.run(self._device)
             self.traced_arrays += [
                 [arrays[result] for arrays in launch.rank_arrays]
                 for launch in section
@@ -158,18 +186,16 @@ class LaunchedNetwork:
             for arrays, results in zip(self._rank_arrays, before_last):
                 arrays.update(results)
             self._hold_inputs(self._network, shape, piece)
-            self._run(last_section)
-            self._device.end_graph()
-            names = self._network.outputs if outputs is None else outputs
-            yield {name: self._gather(name) for name in names}
-
-    def _gather(self, name: str) -> RankArrays:
-        """Bring an array of each rank of the last stage to the host."""
-        local = [arrays[name] for arrays in self._stages[-1].rank_arrays]
-        return self._device.gather(local)[-self._mesh.stage_ranks :]
+            self._run_graph(last_section)
+            yield {
+                name: self._device.gather([arrays[name] for arrays in self._stages[-1].rank_arrays])[
+                    -self._mesh.stage_ranks :
+                ]
+                for name in (self._network.outputs if outputs is None else outputs)
+            }
 
     def _hold_inputs(self, network: Network, shape: StepShape, inputs: Mapping[str, np.ndarray]) -> None:
-        """Put each rank's part of the inputs of a step on the device."""
+        """Put each rank's shard of the inputs of a step on the device."""
         for rank, arrays in zip(self._device.local_ranks, self._rank_arrays):
             group = self._mesh.group_of(rank)
             for name, array in inputs.items():
@@ -179,7 +205,7 @@ class LaunchedNetwork:
                 arrays[name] = self._device.hold(rank_array.astype(dtype, copy=False))
 
     def _shard_input(self, array: np.ndarray, sharding: Sharding, shape: StepShape, rank: int) -> np.ndarray:
-        """Return the part of an array that a rank has of its data-parallel group."""
+        """Return a rank's shard of an array of its data-parallel group."""
         if sharding is Sharding.replicated:
             return array
         if sharding is Sharding.vocabulary:
@@ -190,14 +216,16 @@ class LaunchedNetwork:
             rows = self._mesh.local_rows(rank, shape.tokens)
         return array[rows] if sharding is Sharding.rows else _indices_in_rows(array, rows)
 
-    def _run(self, launches: Sequence[BoundLaunch]) -> None:
+    def _run_graph(self, launches: Sequence[BoundLaunch]) -> None:
+        """Run launches that end a graph."""
         for launch in launches:
             launch.run(self._device)
+        self._device.end_graph()
 
     def _bind_step(self, shape: StepShape) -> list[list[BoundLaunch]]:
-        """The launches of a step, section by section.
+        """Return the bound launches of a step, section by section.
 
-        A value that passes to the next pipeline stage is sent by the last section before it.
+        The last section of a pipeline stage also sends the values that the next stage reads.
         """
         stage_lists = [[launches_of(section, shape) for section in stage.sections] for stage in self._stages]
         launches = [launch for sections in stage_lists for section in sections for launch in section]
@@ -217,13 +245,13 @@ class LaunchedNetwork:
             after = [section for later in self._stages[number:] for section in later.sections]
             rank_arrays = [*stage.rank_arrays, *next_stage.rank_arrays]
             bound_sections[len(before) - 1] += [
-                self._binder.bind_send(send(value), rank_arrays, number)
-                for value in sent(before, after, shape)
+                self._binder.bind_send(launch_send(value), rank_arrays, number)
+                for value in find_sent_values(before, after, shape)
             ]
         return bound_sections
 
     def _bind_before(self, network: Network) -> list[BoundLaunch]:
-        """The launches of a network that runs before this one; its results become lasting names."""
+        """Return the bound launches of a network that precedes this one, and add its results to the lasting names."""
         step = network.step(self._largest_step)
         launches = [launch for section in network.sections for launch in launches_of(section, step)]
         self._lasting_names.update(result for launch in launches for result in launch.results)
@@ -231,7 +259,7 @@ class LaunchedNetwork:
         return [self._binder.bind(launch, changing, self._rank_arrays) for launch in launches]
 
     def _bind_copies(self, copies: int, cache_group: CacheGroup) -> list[BoundLaunch]:
-        """The launches that copy so many pages or slots of a cache group."""
+        """Return the bound launches that make `copies` copies of pages or slots of a cache group."""
         launches = copies_of(self._network.layers, self._largest_step, copies, cache_group)
         changing = {value.name for launch in launches for value in launch.values}
         return [self._binder.bind(launch, changing, self._rank_arrays) for launch in launches]
@@ -239,10 +267,10 @@ class LaunchedNetwork:
 
 @dataclass(frozen=True)
 class _Stage:
-    """One stage of the pipeline: its layers, and the arrays of those of its ranks that are in this process.
+    """One pipeline stage: its layers, and the arrays of its ranks in this process.
 
-    `layers` are those of its `sections`, and of networks that run before. `constants` compute the arrays that are
-    neither weights nor states.
+    `layers` has the layers of its `sections` and of preceding networks. `constants` compute the arrays that are neither
+    weights nor states.
     """
 
     sections: tuple[Section, ...]
@@ -252,8 +280,10 @@ class _Stage:
     rank_arrays: list[Arrays]
 
     @classmethod
-    def of(cls, sections: tuple[Section, ...], step: StepShape, before: Iterable[Network]) -> _Stage:
-        """The stage of these sections, and of networks that run before; no rank has arrays of it yet."""
+    def from_sections(
+        cls, sections: tuple[Section, ...], step: StepShape, before: Iterable[Network]
+    ) -> _Stage:
+        """Return the stage of some sections and of preceding networks, without arrays of ranks."""
         layer_steps = [(layer, step) for section in sections for layer in section]
         layer_steps += [(layer, network.step(step)) for network in before for layer in network.layers]
         constants: dict[str, Constant] = {}
@@ -264,13 +294,8 @@ class _Stage:
             states.update({state.name: state for state in states_of(layer, layer_step)})
         return cls(sections, [layer for layer, _ in layer_steps], list(states.values()), constants, [])
 
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of the states of one rank."""
-        return sum(state.nbytes for state in self.states)
-
     def weights_and_constants(self, rank_weights: RankWeights) -> Arrays:
-        """The weights and constants of one rank of the stage; `rank_weights` has the weights of all layers."""
+        """Return the weights and constants of one rank of the stage; `rank_weights` has the weights of all layers."""
         arrays: Arrays = {}
         for layer in self.layers:
             for weight in layer.weights:
@@ -279,9 +304,9 @@ class _Stage:
 
 
 def _indices_in_rows(indices: np.ndarray, rows: slice) -> np.ndarray:
-    """Indices of rows of a group as indices among the `rows` of one rank, int32.
+    """Convert indices of rows of a group to indices among the `rows` of one rank, int32.
 
-    An index of a row that the rank does not hold becomes the number of rows of the rank.
+    The index of a row of another rank becomes the number of rows of this rank.
     """
     first, last, _ = rows.indices(rows.stop)
     local = indices - first

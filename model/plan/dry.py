@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from model.device import DryDevice
-from model.execution.bound_launch import Device, bound
+from model.execution.bound_launch import Device, convert_argument
 from model.layers.launch import Argument, Axis, Launch, Value
 from model.mesh import Mesh
 
@@ -151,7 +151,7 @@ def create_stand_in(argument: Argument, device: Device, mesh: Mesh) -> Any:
         return [(0, 1)]
     if isinstance(argument, Value):
         return np.broadcast_to(np.zeros((), argument.dtype), argument.shape)
-    return bound(argument, device, mesh)
+    return convert_argument(argument, device, mesh)
 
 
 def extrapolate(measure: Callable[[int], Time], size: int, order: int, period: int = _TOKENS_PERIOD) -> Time:

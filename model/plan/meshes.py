@@ -20,7 +20,6 @@ from model.config.mixers import GroupedAttention
 from model.config.parts import SpeechEncoder
 from model.device import Hardware, Instance, chip, collective_ns, schedule_stages
 from model.errors import ModelError
-from model.execution.stages import divided
 from model.layers.launch import Phase
 from model.loading.weights import check_ranks
 from model.mesh import check_expert_groups, routed_experts
@@ -176,7 +175,7 @@ class Meshes:
                 (() if span.start else (model.embedding, model.aside))
                 + ((model.head,) if span.stop == len(costs) else ()),
             )
-            for span in divided(costs, pp, self._cuts)
+            for span in divide_evenly(costs, pp, self._cuts)
         ]
 
     def _cache_bytes(self, stage: Stage, tp: int) -> int:

@@ -21,7 +21,7 @@ from model.config import ModelConfig
 from model.device import chip, schedule_stages
 from model.errors import ModelError
 from model.execution.launch_list import copies_of, copy_sizes, launches_of
-from model.execution.stages import SEND, send, sent, stages_of
+from model.execution.stages import SEND, divide_stages, find_sent_values, launch_send
 from model.families import compose
 from model.layers.experts import RoutedExperts
 from model.layers.launch import Growth, Launch, Phase, StepShape, WeightDtypes
@@ -201,8 +201,8 @@ class Predictor:
                 [section for section, _ in self._count_sections(*bounds)]
                 for bounds in ((0, end), (end, count))
             )
-            values = sent(before, after, step)
-            sends.append(sum((self._pairs.time_launch(send(value)) for value in values), Time()))
+            values = find_sent_values(before, after, step)
+            sends.append(sum((self._pairs.time_launch(launch_send(value)) for value in values), Time()))
         pass_time = Time.from_readings(
             lambda read_ns: (
                 schedule_stages(
@@ -216,7 +216,7 @@ class Predictor:
     @cached_property
     def _stage_ends(self) -> list[int]:
         """The numbers of sections up to the end of each stage; of a step, they depend on its ranks alone."""
-        stages = stages_of(self._network, self._pipeline, self._step)
+        stages = divide_stages(self._network, self._pipeline, self._step)
         return list(accumulate(len(stage) for stage in stages))
 
     def _count_sections(self, start: int, end: int) -> CountedSections:

@@ -1,6 +1,6 @@
-"""The length of key/value caches: a bucket, so that a generation runs one compiled graph for all its steps.
+"""Lengths of contiguous KV caches, rounded up so that one compiled graph computes all steps of a generation.
 
-A bucket is a multiple of 128, the partitions of a tile.
+A length is a multiple of 128, the number of partitions of a tile.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ BUCKET = 128
 
 
 def positions_needed(prompt_tokens: int, max_new_tokens: int, config: ModelConfig) -> int:
-    """How many positions a generation can fill: prompt and new tokens, at most the context."""
+    """Return the number of positions that a generation can fill: prompt and new tokens, at most the context."""
     return min(prompt_tokens + max_new_tokens, config.context)
 
 
 def bucket_length(needed: int, max_positions: int, multiple: int = 1) -> int:
-    """The cache length for `needed` positions, which are not more than the context of `max_positions`.
+    """Return the cache length for `needed` positions.
 
-    Prompts that are padded to a `multiple` have room as well.
+    Args:
+        needed: Positions that sequences fill, at most `max_positions`.
+        max_positions: The model's context.
+        multiple: Prompts are padded to a multiple of so many tokens; the padded prompts fit the cache as well.
     """
     assert 0 < needed <= max_positions, f"{needed} of {max_positions} positions"
     padded = -(-needed // multiple) * multiple

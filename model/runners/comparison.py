@@ -1,4 +1,4 @@
-"""Every token that an engine chooses, held against the choice of the model in plain numpy."""
+"""Comparison of every token that an engine samples with the token that the reference model samples."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from model.sampling import RowSampling, StepOutput
 
 @dataclass(frozen=True)
 class Difference:
-    """A new token, counted from 1, for which backend and reference made different choices.
+    """A new token, counted from 1, that differs between backend and reference.
 
-    `logits_apart` and `reference_logits_apart` say how far the logits of the two lie apart in the step of either; None
-    where a device gave candidates that do not hold both.
+    `logits_apart` and `reference_logits_apart` are the distances between the logits of the two tokens, as computed by
+    the backend and by the reference. A distance is None if the device's candidates lack one of the tokens.
     """
 
     number: int
@@ -31,17 +31,17 @@ class Difference:
 
 @dataclass
 class Compared:
-    """The tokens of one continuation that were compared, and those that differ."""
+    """The number of compared tokens of one continuation, and the tokens that differ."""
 
     tokens: int = 0
     differences: list[Difference] = field(default_factory=list)
 
 
 class Comparison:
-    """An observer of an engine that has the reference choose every token as well; `compared` is by request id.
+    """An observer of an engine that samples every token with the reference as well; `compared` is by request id.
 
-    The reference gets the tokens that the engine chose, so that one difference does not breed others, and draws with
-    the same parameters and random numbers. A continuation that a request forks into begins with a copy of its state.
+    The reference continues the engine's tokens, so one difference causes no further ones. It samples with the same
+    parameters and random numbers. A forked continuation begins with a copy of the state of its request.
     """
 
     def __init__(self, reference: ReferenceModel, decode: Callable[[Sequence[int]], str]) -> None:
@@ -52,28 +52,37 @@ class Comparison:
     def chosen(
         self, request: Request, tokens: Sequence[int], row: RowSampling, output: StepOutput, token: int
     ) -> None:
-        """Compare one choice. Raises ModelError where the reference can make none."""
+        """Compare one sampled token.
+
+        Raises:
+            ModelError: The reference cannot sample a token.
+        """
         sequence = self._sequences.get(request)
         if sequence is None:
             sequence = self._sequences[request] = self._start(request, tokens)
         if len(sequence.ids) < len(tokens):
             self._reference.extend(sequence, tokens[len(sequence.ids) :])
-        expected = sequence.output
-        (choice,) = choose([(row, expected)], self._decode)
+        (choice,) = choose([(row, sequence.output)], self._decode)
         if isinstance(choice, BaseException):
             raise choice
         compared = self.compared.setdefault(request.id, Compared())
         compared.tokens += 1
         if choice.token != token:
-            texts = self._decode([token]), self._decode([choice.token])
-            apart = output.logit_gap(token, choice.token), expected.logit_gap(token, choice.token)
             compared.differences.append(
-                Difference(compared.tokens, token, texts[0], choice.token, texts[1], *apart)
+                Difference(
+                    number=compared.tokens,
+                    id=token,
+                    text=self._decode([token]),
+                    reference_id=choice.token,
+                    reference_text=self._decode([choice.token]),
+                    logits_apart=output.logit_gap(token, choice.token),
+                    reference_logits_apart=sequence.output.logit_gap(token, choice.token),
+                )
             )
 
     def _start(self, request: Request, tokens: Sequence[int]) -> ReferenceSequence:
-        """The sequence of a new request: a copy of that of the request which it was forked from, or an empty one."""
-        for other, sequence in self._sequences.items():
-            if other.inputs is request.inputs and sequence.ids == tokens:
+        """Return the sequence of a new request: a copy of its parent's sequence if it was forked, or an empty one."""
+        for parent, sequence in self._sequences.items():
+            if parent.inputs is request.inputs and sequence.ids == tokens:
                 return sequence.copy()
         return self._reference.start(None if request.inputs is None else request.inputs.features)

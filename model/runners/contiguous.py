@@ -1,4 +1,4 @@
-"""A backend of kernels on a device, for a batch of sequences that start together."""
+"""A backend of kernels on a device, for sequences that start together and have contiguous KV caches."""
 
 from __future__ import annotations
 
@@ -20,13 +20,20 @@ from model.sampling import StepOutput
 
 
 class KernelModel:
-    """A backend that computes the model with kernels on a device, for a batch of `sequences` sequences.
+    """A backend that computes the model with kernels on a device, for `sequences` sequences that start together.
 
-    `weights` are the shards of the ranks in this process, each once; the groups of `mesh` share them. `cache_length`
-    positions are held per layer and sequence; `candidates` is how many of the best tokens the sampler wants picked out
-    (lm_head picks a multiple of eight, and beyond eight no more than a rank's part of the vocabulary holds).
-    `progress` is called with the layers done, and their number, before the first and after each one. `kv_cache_dtype`
-    is one of `CACHE_FORMATS`.
+    Args:
+        config: The model.
+        weights: The distinct weight shards of the ranks in this process; data-parallel groups share them.
+        device: The device that launches kernels.
+        cache_length: Positions of each sequence in the cache of each layer.
+        candidates: Number of likeliest tokens that the sampler needs. lm_head returns a multiple of eight, and beyond
+            eight at most the tokens of a rank's shard of the vocabulary.
+        progress: Called with the number of finished layers and of all layers, before the first and after each layer.
+        sequences: Number of sequences, divided over data-parallel groups.
+        mesh: The ranks of each axis, by default tensor parallelism over all ranks of the device.
+        expert_load: Counts the experts that tokens select.
+        kv_cache_dtype: One of `CACHE_FORMATS`.
     """
 
     def __init__(
@@ -45,10 +52,11 @@ class KernelModel:
         check_cache_dtype(kv_cache_dtype)
         self._mesh = mesh = mesh or Mesh(device.ranks)
         self._cache_length = cache_length
+        self._group_sequences = mesh.sequences_of_group(sequences)
         first = weights[0]
         self._shape = partial(
             StepShape,
-            sequences=mesh.sequences_of_group(sequences),
+            sequences=self._group_sequences,
             cache_length=cache_length,
             context=min(cache_length, config.context),
             ranks=mesh.tensor,
@@ -62,18 +70,24 @@ class KernelModel:
         self._sequences = sequences
         self._longest_short, self._limit = config.longest_short, config.context
         self._ids: list[list[int]] = []
-        shape = self._shape(Phase.prefill, mesh.sequences_of_group(sequences))
         per_sequence = "" if sequences == 1 else f" for each of {sequences} sequences"
         purpose = f"a cache of {cache_length:,} positions{per_sequence}"
         # Decode steps all have one shape; a prompt's is used once.
         self._runner = make_token_runner(
-            config, weights, device, shape, mesh, purpose, progress, expert_load=expert_load
+            config,
+            weights,
+            device,
+            self._shape(Phase.prefill, self._group_sequences),
+            mesh,
+            purpose,
+            progress,
+            expert_load=expert_load,
         )
 
     def encode(self, features: Sequence[np.ndarray]) -> None:
-        """Run the encoder on a window of speech for each sequence: its log-mel spectrum [bands, columns].
+        """Run the encoder on a window of speech for each sequence, a log-mel spectrum [bands, columns] each.
 
-        The next prompts attend to what it leaves behind.
+        The next prompts attend to the encoder's outputs.
         """
         assert len(features) == self._sequences and self._mesh.data == 1
         assert isinstance(self._runner, WindowRunner)
@@ -82,35 +96,32 @@ class KernelModel:
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[StepOutput]:
         """Start a sequence with each prompt and return the output after its last token.
 
-        Prompts are padded to the longest of them, or further, so that ranks that cut rows divide them.
+        Prompts are padded to the longest prompt, or further if sequence parallelism divides their rows.
         """
-        group_sequences = self._mesh.sequences_of_group(self._sequences)
-        length = self._mesh.padded_length(max(map(len, prompts)), group_sequences)
+        length = self._mesh.padded_length(max(map(len, prompts)), self._group_sequences)
         assert len(prompts) == self._sequences and min(map(len, prompts)) > 0
         assert length <= self._cache_length, f"{length} tokens, a cache of {self._cache_length}"
         self._runner.network.clear()
-        self._ids = [list(prompt) for prompt in prompts]
-        rows = self._padded_sequences
-        ids = np.zeros((rows, length), np.int32)
-        for row, prompt in zip(ids, prompts):
-            row[: len(prompt)] = prompt
-        lengths = np.array([*map(len, prompts), *[1] * (rows - len(prompts))])
-        # Rows behind the longest prompt take positions that later tokens write again, within every table.
+        rows = self._mesh.data * self._group_sequences
+        self._ids = [*map(list, prompts), *([0] for _ in range(rows - len(prompts)))]
+        lengths = np.array([len(ids) for ids in self._ids])
+        # Padding tokens have positions that later tokens overwrite and that rotation tables contain.
         last = min(self._cache_length, self._limit) - 1
-        positions = np.tile(np.minimum(np.arange(length), last), (rows, 1))
-        last_tokens = np.arange(rows) % group_sequences * length + lengths - 1
         return self._step(
             Phase.prefill,
             min(lengths) < length,
-            ids=ids,
-            positions=positions,
-            logits_indices=last_tokens,
+            ids=np.array([ids + [0] * (length - len(ids)) for ids in self._ids]),
+            positions=np.tile(np.minimum(np.arange(length), last), (rows, 1)),
+            logits_indices=np.arange(rows) % self._group_sequences * length + lengths - 1,
             num_computed_tokens=0 * lengths,
             num_scheduled_tokens=lengths,
         )
 
     def decode(self, tokens: Sequence[int | None], positions: Sequence[int]) -> list[StepOutput]:
-        """Append a token to each sequence at its position; an ended one gets a token that nothing reads."""
+        """Append a token to each sequence at its position and return the outputs.
+
+        A sequence whose token is None has ended: token 0 is computed, and the output has no meaning.
+        """
         assert len(tokens) == len(positions) == self._sequences
         assert all(0 < position < self._cache_length for position in positions), (
             f"{positions}, {self._cache_length}"
@@ -119,8 +130,9 @@ class KernelModel:
             ids.extend([] if token is None else [token])
         new_positions = [position for token, position in zip(tokens, positions) if token is not None]
         if self._longest_short in new_positions:
-            return self.prefill(self._ids)  # cached keys need the rotations of long sequences, too
-        padding = self._padded_sequences - self._sequences
+            # Cached keys need the rotations of long sequences, too.
+            return self.prefill(self._ids[: self._sequences])
+        padding = len(self._ids) - self._sequences
         padded_positions = np.array([*positions, *[1] * padding])
         return self._step(
             Phase.decode,
@@ -130,27 +142,16 @@ class KernelModel:
             num_scheduled_tokens=np.ones_like(padded_positions),
         )
 
-    @property
-    def _padded_sequences(self) -> int:
-        """Sequences of all groups, padding included where the groups do not divide the prompts."""
-        return self._mesh.data * self._mesh.sequences_of_group(self._sequences)
-
     def _step(self, phase: Phase, padded: bool = False, **inputs: np.ndarray) -> list[StepOutput]:
         """Compute one step; `inputs` have a row for every sequence, in the order of groups and of state slots."""
-        inputs["state_slots"] = np.arange(self._padded_sequences) % self._mesh.sequences_of_group(
-            self._sequences
-        )
+        inputs["state_slots"] = np.arange(len(self._ids)) % self._group_sequences
         if self._longest_short is not None:
-            inputs["rope_rows"] = self._rope_rows(inputs["positions"], self._longest_short)
+            # Rows of the rotation tables for long sequences follow the rows for short ones.
+            is_long = np.array([[len(ids) > self._longest_short] for ids in self._ids])
+            positions = inputs["positions"].reshape(len(self._ids), -1)
+            inputs["rope_rows"] = positions + min(self._cache_length, self._limit) * is_long
         group_inputs = {
             name: array.astype(np.int32).reshape(self._mesh.data, -1, 1) for name, array in inputs.items()
         }
         shape = self._shape(phase, group_inputs["ids"].shape[1], padded=padded)
         return self._runner.step(shape, group_inputs)[: self._sequences]
-
-    def _rope_rows(self, positions: np.ndarray, longest_short: int) -> np.ndarray:
-        """Return rows of the rotation tables; rows for long sequences follow those for short ones."""
-        by_sequence = positions.reshape(self._padded_sequences, -1)
-        long = np.zeros((self._padded_sequences, 1), bool)
-        long[: len(self._ids), 0] = [len(ids) > longest_short for ids in self._ids]
-        return by_sequence + min(self._cache_length, self._limit) * long

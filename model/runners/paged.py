@@ -1,13 +1,13 @@
-"""The model runner of the engine: it computes batches of requests whose keys and values are in pages.
+"""The engine's model runner, which computes batches of requests on paged KV caches.
 
-A step goes through four records, each made of the one before it:
+Four records describe a step; each is computed from the record before it:
 
     Batch        the scheduler's decision: a chunk of tokens of each request (vLLM: SchedulerOutput)
     PaddedBatch  chunks that are launched together, and the StepShape that they are padded to
-    StepShape    rounded sizes with the model's dtypes, ranks and pages: what the launch list is computed from
+    StepShape    rounded sizes with the model's dtypes, ranks and pages, which determine the launch list
     StepInputs   the arrays of the step: ids, positions, slot mapping, block tables, logits indices
 
-Sizes are rounded up to buckets, so there is padding. Tokens of padding are written to a page that no request reads.
+Sizes are rounded up to buckets. Padding tokens are written to a page that no request reads.
 """
 
 from __future__ import annotations
@@ -39,12 +39,8 @@ from model.state import PagePool, SlotPool
 class PagedModel:
     """A model that computes the engine's batches on a device.
 
-    `pools` has the pool of pages of each cache group. Layers that see all positions are one group. The layers of a
-    window are another one where it has pages of its own. `slots` are the recurrent states of sequences, or their
-    encoded windows of speech. On the device each pool has one more page, and `slots` one more slot, for padding.
-
-    `buckets` are the sizes that steps are rounded up to. `candidates` and `kv_cache_dtype` are as in KernelModel. Each
-    data-parallel group of `mesh` holds as many pages and slots, and computes its own requests.
+    Each data-parallel group has pages and slots of its own and computes its own requests. On the device each pool has
+    one more page, and the slots one more slot, for padding.
     """
 
     def __init__(
@@ -59,7 +55,22 @@ class PagedModel:
         mesh: Mesh | None = None,
         kv_cache_dtype: str = AUTO,
     ) -> None:
-        """ModelError where the machine has too little memory for pages and slots."""
+        """Put weights, pages and slots on the device.
+
+        Args:
+            config: The model.
+            weights: The distinct weight shards of the ranks in this process.
+            device: The device that launches kernels.
+            pools: The page pool of each cache group: layers without a window, and layers of each window.
+            buckets: The sizes that steps are rounded up to.
+            candidates: Number of likeliest tokens that the sampler needs; see `KernelModel`.
+            slots: Slots of recurrent states or of encoded speech, if the model has any.
+            mesh: The ranks of each axis, by default tensor parallelism over all ranks of the device.
+            kv_cache_dtype: One of `CACHE_FORMATS`.
+
+        Raises:
+            ModelError: The pages and slots do not fit into memory.
+        """
         assert config.longest_short is None, (
             "pages are shared by sequences of all lengths: see ModelConfig.fix_rope_length"
         )
@@ -83,23 +94,21 @@ class PagedModel:
             kv_cache_dtype,
         )
         self._buckets = buckets.for_model(config, self._largest_step)
-        self.use = BucketUse(self._buckets, ExpertLoad.of(config, mesh))
+        self.use = BucketUse(self._buckets, ExpertLoad.for_model(config, mesh))
         self._inputs = StepInputs(self._largest_step.context, self._pools, slots, config.cross_positions)
-        draw_variants = 1 + len(DRAWS)
-        content = "states" if config.spectrum is None else "windows"
         self._runner = make_token_runner(
             config,
             weights,
             device,
             self._largest_step,
             mesh,
-            self._memory_purpose(content),
-            max_bound_steps=4 * draw_variants * len(buckets.sequences) * len(buckets.context),
+            self._memory_purpose("states" if config.spectrum is None else "windows"),
+            max_bound_steps=4 * (1 + len(DRAWS)) * len(buckets.sequences) * len(buckets.context),
             expert_load=self.use.experts,
         )
 
     def _memory_purpose(self, content: str) -> str:
-        """What takes the memory of pages, and of slots with some content, for an error about too little memory."""
+        """Return a phrase for the pages and the slots of some content, which messages about memory quote."""
         pages = sum(pool.count for pool in self._pools)
         purposes = [f"{pages:,} pages of {self._largest_step.block_size} positions"] if pages else []
         if self._slots:
@@ -107,30 +116,35 @@ class PagedModel:
         return " and ".join(purposes)
 
     def step(self, batch: Batch, rows: Rows = NO_ROWS) -> dict[Request, list[StepOutput]]:
-        """Compute a batch; returns the outputs of each request that samples a token or scores its tokens.
+        """Compute a batch and return the outputs of the requests that sample a token or score their tokens.
 
-        A request that samples gets one output for its next token, and one more for each draft that is verified. A
-        request that scores gets one output for each token of its chunk. `rows` says how to draw: the device draws
-        where it can, and the outputs of all other rows have logits.
+        Args:
+            batch: The scheduled chunks and page copies.
+            rows: The sampling parameters of the rows of each request. The device draws a row's token where it can;
+                all other outputs have logits.
+
+        Returns:
+            For a request that samples, the output of its next token and of the token after each verified draft token.
+            For a request that scores, the output of each token of its chunk.
         """
         for number, cache_group in enumerate(self._cache_groups):
             group_copies = [
                 {new: old for (pool_number, new), old in group.copies.items() if pool_number == number}
-                for group in batch.groups(self._mesh.data)
+                for group in batch.split_groups(self._mesh.data)
             ]
             self._runner.network.copy_pages(group_copies, cache_group)
-        # A chunk that scores is launched alone: its head goes through all of its tokens.
+        # A chunk that scores is launched alone, because the head computes the logits of all its tokens.
         scored = [Batch({chunk.request: chunk}) for chunk in batch.chunks.values() if chunk.scores]
         unscored = {request: chunk for request, chunk in batch.chunks.items() if not chunk.scores}
         outputs: dict[Request, list[StepOutput]] = {}
         for sub_batch in (Batch(unscored), *scored):
-            for padded_batch in self._buckets.pad(*sub_batch.groups(self._mesh.data)):
+            for padded_batch in self._buckets.pad(*sub_batch.split_groups(self._mesh.data)):
                 self.use.add(padded_batch)
                 outputs |= self._compute(padded_batch, rows)
         return outputs
 
     def launch_padding(self, step: StepShape) -> None:
-        """Launch a step without any request, so that its graph is compiled; no request's pages change."""
+        """Launch a step of padding only, so that its graph is compiled; no request's pages change."""
         no_chunks = ((),) * self._mesh.data
         decoding = None if step.decoding is None else PaddedBatch(step.decoding, no_chunks)
         padded_batch = PaddedBatch(step, no_chunks, decoding)
@@ -147,7 +161,7 @@ class PagedModel:
         )
 
     def _compute(self, padded_batch: PaddedBatch, rows: Rows) -> dict[Request, list[StepOutput]]:
-        """Run the step of a padded batch; returns its outputs by request."""
+        """Run the step of a padded batch and return its outputs by request."""
         step = padded_batch.step
         if step.phase is Phase.prefill and any(chunk.scores for chunk in padded_batch.chunks):
             step = replace(step, scores=True)
@@ -155,20 +169,19 @@ class PagedModel:
         inputs = self._inputs.arrays(padded_batch)
         output_rows = _output_rows(padded_batch)
         group_rows = step.tokens if step.scores else step.head_rows
-        wanted_draws: list[RowSampling | None] = [None] * (self._mesh.data * group_rows)
+        sample_rows: list[RowSampling | None] = [None] * (self._mesh.data * group_rows)
         for request, request_rows in output_rows.items():
-            sample_rows = rows.get(request, ())
-            first = request_rows.start
-            wanted_draws[first : first + len(sample_rows)] = sample_rows
-        draws, device_draws = served(wanted_draws, self._vocab_size, self._largest_step.ranks)
+            request_samples = rows.get(request, ())
+            sample_rows[request_rows.start : request_rows.start + len(request_samples)] = request_samples
+        draws, device_rows = served(sample_rows, self._vocab_size, self._largest_step.ranks)
         if draws is not None:
-            inputs |= self._runner.draw_inputs(device_draws, draws)
-        host_draws = wanted_draws != device_draws or any(request not in rows for request in output_rows)
+            inputs |= self._runner.draw_inputs(device_rows, draws)
+        needs_logits = sample_rows != device_rows or any(request not in rows for request in output_rows)
 
-        outputs = self._runner.step(replace(step, draws=draws), inputs, logits=host_draws)
+        outputs = self._runner.step(replace(step, draws=draws), inputs, logits=needs_logits)
         return {
             request: [
-                outputs[row] if device_draws[row] is not None else replace(outputs[row], drawn=None)
+                outputs[row] if device_rows[row] is not None else replace(outputs[row], drawn=None)
                 for row in request_rows
             ]
             for request, request_rows in output_rows.items()
@@ -177,15 +190,14 @@ class PagedModel:
     def _encode(self, padded_batch: PaddedBatch) -> None:
         """Encode the speech of the one prompt of a padded batch, if the model has an encoder; padding is silence."""
         if isinstance(self._runner, WindowRunner) and padded_batch.step.phase is Phase.prefill:
-            requests = [chunk.request for chunk in padded_batch.chunks]
-            inputs = [request.inputs for request in requests if request.inputs is not None]
-            self._runner.encode([inputs[0].features if inputs else None])
+            inputs = next((chunk.request.inputs for chunk in padded_batch.chunks), None)
+            self._runner.encode([None if inputs is None else inputs.features])
 
 
 def _output_rows(padded_batch: PaddedBatch) -> dict[Request, range]:
-    """Return the rows of the head's outputs that belong to each request which gets outputs.
+    """Return, for each request that gets outputs, the rows of the head that compute them.
 
-    Rows are numbered through all groups. In a group the rows of sequences that decode with prompts come first.
+    Row numbers continue from group to group. In a group the rows of sequences that decode with prompts come first.
     """
     decoding = () if padded_batch.decoding is None else (padded_batch.decoding,)
     output_rows: dict[Request, range] = {}
@@ -215,7 +227,7 @@ def largest_step(
     candidates: int = 1,
     kv_cache_dtype: str = AUTO,
 ) -> StepShape:
-    """Return the step that decides the sizes of states and constants."""
+    """Return the step that determines the sizes of states and constants; arguments as those of `PagedModel`."""
     return StepShape(
         Phase.decode,
         tokens=1,

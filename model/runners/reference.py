@@ -1,9 +1,8 @@
-"""A model in plain numpy, no kernel and no simulator: the measure for everything else here.
+"""The reference model in plain numpy, without kernels or simulator, which every other computation is compared with.
 
-Arithmetic is float32 throughout. With bfloat16 activations its results are rounded to bfloat16 where a device stores
-them between engines: every norm, q, k and v before and after their rotation, the exponentials of a softmax, attention's
-output, the gated product, and both sums with the residual; over ranks also the partial products and their sum. Logits
-stay float32.
+Arithmetic is float32 throughout. bfloat16 activations are rounded where a device stores them between engines: every
+norm, q, k and v before and after their rotation, the exponentials of a softmax, the output of attention, the gated
+product, and both residual sums; with several ranks also the partial products and their sum. Logits stay float32.
 """
 
 from __future__ import annotations
@@ -24,10 +23,15 @@ from model.sampling import StepOutput
 
 
 class ReferenceModel:
-    """Sequences one after another, each with its states; `dtype` is that of the activations: float32, bfloat16 or auto.
+    """A backend that computes one sequence after another, each with states of its own.
 
-    Weights of two bytes are widened once, when it is made, if that takes at most `widened_bytes`, else at every use.
-    Activations are rounded as on a device of `ranks` ranks.
+    Args:
+        config: The model.
+        weights: The weights of the checkpoint by name.
+        dtype: The dtype of activations: float32, bfloat16 or auto, the checkpoint's.
+        widened_bytes: Weights of two bytes are widened to float32 once if they take at most so many bytes then, else
+            at every use.
+        ranks: Activations are rounded as on a device of so many ranks.
     """
 
     def __init__(
@@ -50,7 +54,7 @@ class ReferenceModel:
         self._encoded = [self.start(spectrum) for spectrum in features]
 
     def start(self, features: np.ndarray | None = None) -> ReferenceSequence:
-        """A sequence without tokens, behind a window of speech where `features` [bands, columns] are its spectrum."""
+        """Return a sequence without tokens; `features` [bands, columns] is the spectrum of its window of speech."""
         sequence = ReferenceSequence()
         if features is not None:
             encoder, x = self._network.before[ENCODER], features
@@ -59,26 +63,30 @@ class ReferenceModel:
         return sequence
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[StepOutput]:
-        """Start a sequence with each prompt; says what follows each."""
+        """Start a sequence with each prompt and return the output after its last token."""
         encoded = self._encoded or [self.start() for _ in prompts]
         self._sequences = [sequence.copy() for sequence, _ in zip(encoded, prompts, strict=True)]
         return [self.extend(sequence, ids) for sequence, ids in zip(self._sequences, prompts)]
 
     def decode(self, tokens: Sequence[int | None], positions: Sequence[int]) -> list[StepOutput]:
-        """Append a token to each sequence that has not ended, at the position that is its length."""
-        outputs = []
-        for sequence, token, position in zip(self._sequences, tokens, positions):
-            if token is None:
-                outputs.append(StepOutput())
-                continue
-            assert position == len(sequence.ids), f"position {position} after {len(sequence.ids)} tokens"
-            outputs.append(self.extend(sequence, [token]))
-        return outputs
+        """Append a token to each sequence that has not ended, and return the outputs.
+
+        Args:
+            tokens: The token of each sequence, None where it has ended; its output is empty then.
+            positions: The lengths of the sequences.
+        """
+        lengths = [len(sequence.ids) for sequence, token in zip(self._sequences, tokens) if token is not None]
+        expected = [position for position, token in zip(positions, tokens) if token is not None]
+        assert lengths == expected, f"positions {expected} after {lengths} tokens"
+        return [
+            StepOutput() if token is None else self.extend(sequence, [token])
+            for sequence, token in zip(self._sequences, tokens)
+        ]
 
     def extend(self, sequence: ReferenceSequence, ids: Sequence[int]) -> StepOutput:
-        """Append tokens to a sequence; returns its output: the logits of what follows the last one."""
+        """Append tokens to a sequence and return its output, the logits of the token after the last one."""
         if sequence.ids and len(sequence.ids) == self._longest_short:
-            # From here on other rotations, also of what was cached.
+            # Longer sequences have other rotations, also of the cached keys.
             ids, sequence.states, sequence.ids = [*sequence.ids, *ids], {}, []
         span = Span(len(sequence.ids), len(ids))
         x = np.asarray(ids)
@@ -92,13 +100,13 @@ class ReferenceModel:
 
 @dataclass(eq=False)
 class ReferenceSequence:
-    """The states of a sequence, its tokens, and the output of the last one."""
+    """The layer states of a sequence, its tokens, and the output of its last token."""
 
     states: States = field(default_factory=dict)
     ids: list[int] = field(default_factory=list)
     output: StepOutput = field(default_factory=StepOutput)
 
     def copy(self) -> ReferenceSequence:
-        """A sequence with the same tokens, which goes on by itself."""
+        """Return an independent copy of the sequence."""
         states = {name: state.copy() for name, state in self.states.items()}
         return ReferenceSequence(states, [*self.ids], self.output)

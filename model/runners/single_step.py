@@ -1,4 +1,4 @@
-"""Networks whose every step has one size, as a task's runner module says: what plans and bundles need of them."""
+"""The steps of networks whose steps all have one size, for plans and bundles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from model.network import Network
 
 
 def make_step(config: Config, activations: np.dtype, weights: WeightDtypes) -> StepShape:
-    """Return the one step of a model, by the function `make_step` of the runner module of its task."""
+    """Return the step of a model, which the function `make_step` in the runner module of its task describes."""
     step: StepShape = importlib.import_module(task_of(config).runner).make_step(config, activations, weights)
     return step
 
@@ -21,6 +21,10 @@ def make_step(config: Config, activations: np.dtype, weights: WeightDtypes) -> S
 def draw_inputs(network: Network, step: StepShape, seed: int = 0) -> dict[str, np.ndarray]:
     """Draw the inputs of a step from a normal distribution, with the shapes that the launches read; [1, ...] each."""
     generator = np.random.default_rng(seed)
-    values = (value for layer in network.layers for launch in layer.launches(step) for value in launch.values)
-    shapes = {value.name: value.shape for value in values if value.name in network.inputs}
-    return {name: generator.standard_normal((1, *shape), dtype=np.float32) for name, shape in shapes.items()}
+    launches = (launch for layer in network.layers for launch in layer.launches(step))
+    shapes = {value.name: value.shape for launch in launches for value in launch.values}
+    return {
+        name: generator.standard_normal((1, *shape), dtype=np.float32)
+        for name, shape in shapes.items()
+        if name in network.inputs
+    }

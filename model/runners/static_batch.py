@@ -1,7 +1,7 @@
-"""The model runner of a static batch: prompts that start together, on contiguous caches or in plain numpy.
+"""The model runner of a static batch, whose prompts start together, on contiguous caches or in plain numpy.
 
-The engine schedules them like any others (`SchedulerOptions(continuous=False)`): one step computes all prompts, and
-each later one a token of every sequence that has not ended.
+The engine schedules the batch with `SchedulerOptions(continuous=False)`. The first step computes all prompts, and each
+later step computes one token of every sequence that has not ended.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from model.state import PagePool
 
 
 class Backend(Protocol):
-    """Something that computes the model for a batch of sequences."""
+    """A model that computes sequences which start together."""
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> Sequence[StepOutput]:
-        """Start a sequence with each prompt; returns the outputs of their last tokens."""
+        """Start a sequence with each prompt and return the outputs after their last tokens."""
 
     def decode(self, tokens: Sequence[int | None], positions: Sequence[int]) -> Sequence[StepOutput]:
-        """Append a token to each sequence at its position, the number of tokens before it; returns its outputs.
+        """Append a token to each sequence and return the outputs.
 
-        A sequence whose token is None has ended: nothing is appended, and its output means nothing.
+        Args:
+            tokens: The token of each sequence; None if it has ended, and then its output has no meaning.
+            positions: The number of tokens before the appended one.
         """
 
 
@@ -44,10 +46,10 @@ class EncoderBackend(Backend, Protocol):
 
 
 class StaticBatch:
-    """Computes the engine's batches on a backend whose sequences start together.
+    """A runner that computes the engine's batches on a backend whose sequences start together.
 
-    The backend has a sequence for each of the `continuations` of every prompt, so that continuations share nothing.
-    `prompts_done` is called when the backend has processed the prompts.
+    The backend has a sequence for each of the `continuations` of every prompt, so continuations share no cache.
+    `prompts_done` is called when the backend has computed the prompts.
     """
 
     def __init__(
@@ -55,22 +57,22 @@ class StaticBatch:
     ) -> None:
         self.use = BucketUse()
         self._backend, self._continuations, self._prompts_done = backend, continuations, prompts_done
-        self._row_of: dict[Request, int] = {}
+        self._rows: dict[Request, int] = {}
         self._free_rows: dict[tuple[int, ...], list[int]] = {}
         self._positions: list[int] = []
 
     def step(self, batch: Batch, rows: Rows = NO_ROWS) -> dict[Request, list[StepOutput]]:
-        """Compute a batch; returns the output of each request, whose next token the host draws."""
+        """Compute a batch and return the output of each request, from which the host draws the next token."""
         chunks = list(batch.chunks.values())
         outputs = self._prefill(chunks) if chunks[0].num_computed_tokens == 0 else self._decode(chunks)
-        return {chunk.request: [outputs[self._row_of[chunk.request]]] for chunk in chunks}
+        return {chunk.request: [outputs[self._rows[chunk.request]]] for chunk in chunks}
 
     def _prefill(self, chunks: Sequence[Chunk]) -> Sequence[StepOutput]:
         prompts: list[Sequence[int]] = []
         for chunk in chunks:
-            own_rows = [*range(len(prompts), len(prompts) + self._continuations)]
-            self._row_of[chunk.request] = own_rows[0]
-            self._free_rows.setdefault(tuple(chunk.tokens), []).extend(own_rows[1:])
+            first, *further = range(len(prompts), len(prompts) + self._continuations)
+            self._rows[chunk.request] = first
+            self._free_rows.setdefault(tuple(chunk.tokens), []).extend(further)
             prompts += [chunk.tokens] * self._continuations
         self._positions = [len(prompt) for prompt in prompts]
         features = [chunk.request.inputs.features for chunk in chunks if chunk.request.inputs is not None]
@@ -84,10 +86,10 @@ class StaticBatch:
         tokens: list[int | None] = [None] * len(self._positions)
         for chunk in chunks:
             request = chunk.request
-            if request not in self._row_of:  # a further continuation of a prompt
+            if request not in self._rows:  # a further continuation of a prompt
                 prompt = tuple(request.tokens[: request.prompt_tokens])
-                self._row_of[request] = self._free_rows[prompt].pop(0)
-            row = self._row_of[request]
+                self._rows[request] = self._free_rows[prompt].pop(0)
+            row = self._rows[request]
             (tokens[row],), self._positions[row] = chunk.tokens, chunk.num_computed_tokens
         return self._backend.decode(tokens, self._positions)
 
@@ -101,9 +103,19 @@ def static_engine(
     continuations: int = 1,
     observer: Observer | None = None,
 ) -> Engine:
-    """The engine of one static batch of prompts, without a clock: processes that share a model decide alike.
+    """Return the engine of one static batch of prompts.
 
-    A sequence takes one page, which only counts it: its cache is the backend's.
+    It has no clock, so that all processes of a tensor-parallel model schedule alike. Each sequence takes one page,
+    which only counts sequences, because the backend has the caches.
+
+    Args:
+        model: The runner of the batch.
+        tokenizer: The model's tokenizer.
+        config: The model.
+        prompt_lengths: The number of tokens of each prompt.
+        max_new_tokens: The largest number of new tokens of a sequence.
+        continuations: The number of sequences of each prompt.
+        observer: Gets every sampled token.
     """
     sequences = continuations * len(prompt_lengths)
     longest = min(max(prompt_lengths) + max_new_tokens, config.context)

@@ -14,20 +14,17 @@ from model.layers.cross_attention import LAST_OF_WINDOW
 from model.layers.launch import Phase, StepShape
 from model.state import PagePool, SlotPool
 
-Columns = dict[str, np.ndarray]
-"""Arrays by name with one number for each token or each sequence."""
-
-Tables = dict[str, np.ndarray]
-"""Block tables by name, [sequences, blocks] each."""
+Arrays = dict[str, np.ndarray]
+"""Input arrays by name."""
 
 
 @dataclass(frozen=True)
 class StepInputs:
-    """Computes the inputs of the steps of one model; `Value` says what each array is.
+    """The computation of the input arrays of a model's steps; `Value` describes the arrays.
 
-    `context` is the number of positions that a sequence fills at most. `pools` has the pool of pages of each cache
-    group. `slots` are those of recurrent states or encoded windows, if the model has any. `encoder_positions` is the
-    number of positions of an encoder, or 0.
+    `context` is the largest number of positions of a sequence. `pools` has the page pool of each cache group. `slots`
+    has the recurrent states or the encoded speech of sequences, if the model has any. `encoder_positions` is the number
+    of positions of an encoder's window, or 0.
     """
 
     context: int
@@ -35,13 +32,13 @@ class StepInputs:
     slots: SlotPool | None
     encoder_positions: int
 
-    def arrays(self, padded_batch: PaddedBatch) -> dict[str, np.ndarray]:
+    def arrays(self, padded_batch: PaddedBatch) -> Arrays:
         """Return the inputs of the step of a padded batch by name, [groups, ...] each."""
         groups = range(len(padded_batch.groups))
         group_arrays = [self._group_arrays(padded_batch, group) for group in groups]
         return {name: np.stack([arrays[name] for arrays in group_arrays]) for name in group_arrays[0]}
 
-    def _group_arrays(self, padded_batch: PaddedBatch, group: int) -> dict[str, np.ndarray]:
+    def _group_arrays(self, padded_batch: PaddedBatch, group: int) -> Arrays:
         """Return the inputs of one data-parallel group. Rows of sequences that decode with prompts come first."""
         step, decoding = padded_batch.step, padded_batch.decoding
         columns, tables = self._sequence_arrays(step.prompts, padded_batch.groups[group])
@@ -57,10 +54,15 @@ class StepInputs:
             tables = decode_tables | prompt_tables
         return {name: column.astype(np.int32).reshape(-1, 1) for name, column in columns.items()} | tables
 
-    def _sequence_arrays(self, step: StepShape, chunks: Sequence[Chunk]) -> tuple[Columns, Tables]:
-        """Return the inputs of a step that only decodes, or only computes prompts; `chunks` has one for each sequence.
+    def _sequence_arrays(self, step: StepShape, chunks: Sequence[Chunk]) -> tuple[Arrays, Arrays]:
+        """Return the inputs of a step that only decodes, or only computes prompts.
 
-        There may be fewer chunks than sequences; the other sequences are padding.
+        Args:
+            step: The sizes of the step.
+            chunks: A chunk for each sequence; sequences without a chunk are padding.
+
+        Returns:
+            Arrays with one number for each token or sequence, and block tables [sequences, blocks], by name.
         """
         ids = np.zeros((step.sequences, step.new_tokens), np.int32)
         num_computed_tokens = np.zeros((step.sequences, 1), np.int32)
@@ -85,7 +87,7 @@ class StepInputs:
             }
         if self.encoder_positions:
             columns[LAST_OF_WINDOW] = np.full(step.sequences, self.encoder_positions - 1)
-        tables: Tables = {}
+        tables: Arrays = {}
         for number, pool in enumerate(self.pools):
             block_table, first_blocks = self._block_table(step, number, chunks)
             slot_mapping = _slot_mapping(block_table, first_blocks, positions, num_scheduled_tokens, pool)
@@ -102,8 +104,8 @@ class StepInputs:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the block table [sequences, blocks] of one pool, and the first block of each sequence [sequences, 1].
 
-        The table of a windowed layer begins with the first block that the window reaches. Blocks without a page have
-        the page of padding.
+        The table of a windowed layer begins with the first block that the window contains. Blocks without a page refer
+        to the padding page.
         """
         pool = self.pools[pool_number]
         blocks = step.for_window(pool.window).cache_length // pool.block_size
@@ -111,8 +113,7 @@ class StepInputs:
         first_blocks = np.zeros((step.sequences, 1), np.int32)
         for row, chunk in enumerate(chunks):
             table = chunk.request.tables[pool_number]
-            seq_len = chunk.seq_len
-            pages = table.pages[: pool.pages_of(seq_len) - table.first]
+            pages = table.pages[: pool.pages_of(chunk.seq_len) - table.first]
             block_table[row, : len(pages)] = pages
             first_blocks[row] = table.first
         return block_table, first_blocks
@@ -136,7 +137,7 @@ def _slot_mapping(
     """Return the slot that each token is written to, [sequences, tokens]: page * block size + offset in the page.
 
     `block_table` is [sequences, blocks], `positions` [sequences, tokens], `first_blocks` and `num_scheduled_tokens`
-    [sequences, 1]. Padding, and tokens before the first block of the table, are written to the page of padding.
+    [sequences, 1]. Padding, and tokens before the first block of the table, are written to the padding page.
     """
     blocks = positions // pool.block_size - first_blocks
     pages = np.take_along_axis(block_table, np.clip(blocks, 0, block_table.shape[1] - 1), axis=1)

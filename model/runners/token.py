@@ -1,7 +1,6 @@
-"""Token steps of a network on a device: what contiguous and paged runners share.
+"""Token steps of a network on a device, for contiguous and paged runners.
 
-The runner adds what the network's layers call the inputs of a token step, and reads the results of the head: logits,
-candidates and draws.
+The runner reads the results of the head: logits, candidates and drawn tokens.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from model.sampling import Drawn, RowSampling, StepOutput
 
 
 class TokenRunner:
-    """Runs the token steps of a model; arguments as those of `LaunchedNetwork`.
+    """A runner of the token steps of a model; arguments as those of `LaunchedNetwork`.
 
-    `expert_load` counts which experts tokens choose. `network` has the states, and copies pages of them.
+    `expert_load` counts the experts that tokens select. `network` has the states and copies their pages.
     """
 
     def __init__(
@@ -55,10 +54,12 @@ class TokenRunner:
     def step(
         self, shape: StepShape, inputs: Mapping[str, np.ndarray], logits: bool = True
     ) -> list[StepOutput]:
-        """Run one step; returns one output for each row of the head, data-parallel group after group.
+        """Run one step and return the output of each row of the head, one data-parallel group after the other.
 
-        `inputs` has the arrays of the step by name; their first axis is the data-parallel group. With `logits` an
-        output has those of the whole vocabulary; without, they stay on the device.
+        Args:
+            shape: The sizes of the step.
+            inputs: The arrays of the step by name, [groups, ...] each.
+            logits: Whether outputs have the logits of the whole vocabulary; otherwise these stay on the device.
         """
         inputs = {**inputs, "own_positions": inputs["positions"]}
         if shape.scores:
@@ -67,23 +68,24 @@ class TokenRunner:
             names = (VALUES, TOKENS, *(RESULTS if shape.draws else ()), *((LOGITS,) if logits else ()))
             outputs = list(chain(*self._step_outputs(self.network.run(shape, inputs, names))))
         if self._expert_load is not None:
-            self._note_load(self._expert_load, shape.sequence_ranks)
+            self._count_experts(self._expert_load, shape.sequence_ranks)
         return outputs
 
     def draw_inputs(
         self, sample_rows: Sequence[RowSampling | None], draws: DrawVariant
     ) -> dict[str, np.ndarray]:
-        """The arguments of the kernel `sample` by name, [groups, rows of a group, 1 or vocabulary] each."""
+        """Return the arguments of the kernel `sample` by name, [groups, rows of a group, 1 or vocabulary] each."""
         arrays = arguments_of(sample_rows, self._vocab_size, draws.full_vocabulary)
         return {name: array.reshape(self._mesh.data, -1, array.shape[-1]) for name, array in arrays.items()}
 
     def _score_all_tokens(self, shape: StepShape, inputs: Mapping[str, np.ndarray]) -> list[StepOutput]:
-        """One output for each row of each group; the head takes as many rows at a time as it can."""
+        """Return the output of every token of each group; the head computes `MOST_ROWS` tokens at a time."""
         rows = min(shape.tokens, MOST_ROWS)
-        pieces = []
-        for first in range(0, shape.tokens, rows):
-            indices = np.minimum(np.arange(first, first + rows, dtype=np.int32), shape.tokens - 1)
-            pieces.append({"logits_indices": np.tile(indices[:, None], (self._mesh.data, 1, 1))})
+        indices = np.arange(-(-shape.tokens // rows) * rows, dtype=np.int32).clip(max=shape.tokens - 1)
+        pieces = [
+            {"logits_indices": np.tile(piece[:, None], (self._mesh.data, 1, 1))}
+            for piece in indices.reshape(-1, rows)
+        ]
         group_outputs: list[list[StepOutput]] = [[] for _ in range(self._mesh.data)]
         for arrays in self.network.run_in_pieces(shape, inputs, pieces, (VALUES, TOKENS, LOGITS)):
             for outputs, piece_outputs in zip(group_outputs, self._step_outputs(arrays)):
@@ -91,9 +93,12 @@ class TokenRunner:
         return [output for outputs in group_outputs for output in outputs[: shape.tokens]]
 
     def _step_outputs(self, arrays: Mapping[str, RankArrays]) -> list[list[StepOutput]]:
-        """The outputs of the head for every row of each data-parallel group."""
+        """Return the outputs of the head for every row of each data-parallel group.
+
+        All tensor-parallel ranks of a group have the group's candidates and draws. Each rank has the logits of its
+        shard of the vocabulary.
+        """
         group_outputs = []
-        # All tensor-parallel ranks of a group have its candidates and draws; each has the logits of its own tokens.
         for first in range(0, self._mesh.stage_ranks, self._mesh.tensor):
             group_logits = None
             if LOGITS in arrays:
@@ -106,27 +111,27 @@ class TokenRunner:
                         None if group_logits is None else group_logits[row],
                         values[row],
                         ids[row],
-                        None if draws is None else _drawn(*(result[row] for result in draws)),
+                        None if draws is None else _read_drawn(*(array[row] for array in draws)),
                     )
                     for row in range(len(values))
                 ]
             )
         return group_outputs
 
-    def _note_load(self, expert_load: ExpertLoad, sequence_ranks: int) -> None:
-        """Count the experts that the tokens of the last step chose.
+    def _count_experts(self, expert_load: ExpertLoad, sequence_ranks: int) -> None:
+        """Count the experts that the tokens of the last step selected.
 
-        The first `sequence_ranks` ranks of a group have its rows, each some of them.
+        The rows of a group are divided over its first `sequence_ranks` ranks.
         """
         for expert_ids in self.network.traced_arrays:
-            # Ranks of other pipeline stages have none.
+            # Ranks of other pipeline stages have empty arrays.
             gathered = [ids for ids in self._device.gather(expert_ids) if ids.size]
             first_ranks = range(0, len(gathered), self._mesh.tensor)
-            expert_load.note(
+            expert_load.add(
                 [np.concatenate(gathered[first : first + sequence_ranks]) for first in first_ranks]
             )
 
 
-def _drawn(token: np.ndarray, logprob: np.ndarray, ids: np.ndarray, logprobs: np.ndarray) -> Drawn:
-    """The draw in one row of the results of the kernel `sample`."""
+def _read_drawn(token: np.ndarray, logprob: np.ndarray, ids: np.ndarray, logprobs: np.ndarray) -> Drawn:
+    """Return the drawn token in one row of the results of the kernel `sample`."""
     return Drawn(int(token[0]), float(logprob[0]), ids, logprobs)

@@ -1,4 +1,4 @@
-"""Token steps of a network with an encoder: it encodes windows of speech, then computes the tokens of their texts."""
+"""Token steps of a network with an encoder, which encodes windows of speech before the tokens of their transcripts."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from model.errors import ModelError
 from model.runners.token import TokenRunner
 
 ENCODER = "encoder"
-"""The name of the network that encodes windows, among the networks that run before the decoder."""
+"""Name of the network that encodes windows, among the networks that run before the decoder."""
 
 WITHOUT_AUDIO = "this model continues texts: a prompt comes without audio"
-WITH_AUDIO = "this model transcribes speech: a prompt comes with audio"
 
 
 class WindowRunner(TokenRunner):
-    """Runs the encoder and the token steps of a model that reads windows of speech."""
+    """A runner of the encoder and the token steps of a model that reads windows of speech."""
 
     def __init__(self, config: ModelConfig, *arguments: Any, **options: Any) -> None:
         super().__init__(config, *arguments, **options)
@@ -29,9 +28,9 @@ class WindowRunner(TokenRunner):
         self._silence = np.zeros(config.spectrum, np.float32)
 
     def encode(self, windows: Sequence[np.ndarray | None]) -> None:
-        """Encode the log-mel spectrum [bands, columns] of each sequence; the next prompts attend to the results.
+        """Encode the log-mel spectrum [bands, columns] of each sequence, None for silence.
 
-        A window of None is silence.
+        The next prompts attend to the encoder's outputs.
         """
         features = np.stack([self._silence if window is None else window for window in windows])
         self.network.run_before(ENCODER, {"features": features[None]})
@@ -49,7 +48,13 @@ def make_input_check(config: ModelConfig) -> InputCheck:
 
 
 def _check_window(shape: tuple[int, int] | None, inputs: ModelInputs | None) -> None:
-    """Raise ModelError for inputs where the model has no windows, and for none where it has windows of a shape."""
+    """Check that a prompt brings inputs of a shape, or none if the shape is None.
+
+    Raises:
+        ModelError: The prompt brings inputs and the model takes none, or the other way round.
+    """
     if (shape is None) != (inputs is None):
-        raise ModelError(WITH_AUDIO if inputs is None else WITHOUT_AUDIO)
+        raise ModelError(
+            "this model transcribes speech: a prompt comes with audio" if inputs is None else WITHOUT_AUDIO
+        )
     assert inputs is None or inputs.features.shape == shape, f"{inputs.features.shape}"

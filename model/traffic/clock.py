@@ -67,7 +67,7 @@ class PredictedClock:
     def step(self, batch: Batch) -> StepTime:
         """Return the time of a step in whole nanoseconds."""
         time_ns, padding, equal_steps, prompts_ns = 0, 0, list[int](), 0
-        group_batches = batch.groups(self._groups)
+        group_batches = batch.split_groups(self._groups)
         for padded_batch in self._buckets.pad(*group_batches):
             step = padded_batch.step
             step_ns = self._predict_step(step)

@@ -137,7 +137,7 @@ def test_random_requests_on_groups_get_what_each_gets_alone(count: int, slots: b
             batch.chunks[request] = chunk.with_drafts(alone(request.tokens, chunk.draft_slots))
         scheduler.drafted(batch)
         found: dict[Request, list[int]] = {}
-        for model, own in zip(models, batch.groups(count)):
+        for model, own in zip(models, batch.split_groups(count)):
             found |= model.step(own)
         scheduler.finish(batch, found)
         for request in batch.chunks:
@@ -194,7 +194,7 @@ def test_every_part_of_all_groups_has_a_shape_of_the_list(drafts: int, mixes: bo
         for request, chunk in batch.chunks.items():
             batch.chunks[request] = chunk.with_drafts([1] * draw.randint(0, chunk.draft_slots))
         found: list[Chunk] = []
-        for padded in buckets.pad(*batch.groups(3)):
+        for padded in buckets.pad(*batch.split_groups(3)):
             assert padded.step in shapes
             together += sum(map(bool, padded.groups)) > 1
             for phase in filter(None, (padded, padded.decoding)):

@@ -101,7 +101,7 @@ def test_a_rank_holds_whole_experts_and_the_others_weights_once(tmp_path: Path) 
 def test_ranks_that_divide_experts_give_the_tokens_of_one_rank(tmp_path: Path, name: str, mesh: Mesh) -> None:
     """With two sequences the last groups have none but padding."""
     config, weights = load(write_tiny(tmp_path, name))
-    load_of = ExpertLoad.of(config, mesh)
+    load_of = ExpertLoad.for_model(config, mesh)
     model, alone = model_of(config, weights, mesh, load_of), ReferenceModel(config, weights)
     bound = 2 * oracle(name).bound()
     for own, wanted in zip(steps(model), steps(alone), strict=True):
@@ -133,7 +133,7 @@ def test_equal_scores_lead_all_tokens_to_the_first_rank(tmp_path: Path, ranks: i
         for name, each in weights.items()
     }
     mesh = Mesh(1, ranks, expert=ranks)
-    load_of = ExpertLoad.of(config, mesh)
+    load_of = ExpertLoad.for_model(config, mesh)
     model = model_of(config, equal, mesh, load_of)
     bound = 2 * oracle("mixtral with a window").bound()
     for own, wanted in zip(steps(model), steps(ReferenceModel(config, equal)), strict=True):
@@ -145,10 +145,10 @@ def test_equal_scores_lead_all_tokens_to_the_first_rank(tmp_path: Path, ranks: i
 
 def test_the_load_is_counted_by_group() -> None:
     load_of = ExpertLoad(data=4, expert=2, count=6)
-    load_of.note([np.array([[0, 5]]), np.array([[1, 2]]), np.array([[3, 4]]), np.array([[5, 0]])])
+    load_of.add([np.array([[0, 5]]), np.array([[1, 2]]), np.array([[3, 4]]), np.array([[5, 0]])])
     assert load_of.choices == [3, 1, 1, 3]
     assert load_of.largest_to_mean == load_of.uneven == 1.5
-    load_of.note([np.array([[3, 4]])] * 4)
+    load_of.add([np.array([[3, 4]])] * 4)
     assert load_of.choices == [3, 5, 1, 7]
     assert (load_of.largest_to_mean, load_of.uneven) == (1.75, 2.0)
 

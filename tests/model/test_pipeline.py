@@ -11,7 +11,13 @@ import pytest
 from model.commands.generate.micro_batches import size_micro_batches, split_into_micro_batches
 from model.device import DryDevice, SimulatedDevice, schedule_stages
 from model.errors import ModelError
-from model.execution.stages import divided, layers_of_stage, sent, stages_of, whole_cuts
+from model.execution.stages import (
+    divide_evenly,
+    divide_stages,
+    find_sent_values,
+    find_stage_ends,
+    layers_of_stage,
+)
 from model.families import compose
 from model.layers.launch import Phase, StepShape, WeightDtypes
 from model.layers.layer import states_of
@@ -45,7 +51,7 @@ def test_no_other_division_has_a_smaller_largest_part(seed: int) -> None:
     costs = random.integers(1, 9, 7).tolist()
     cuts = sorted(random.permutation(range(1, 7))[:5].tolist())
     parts = int(random.integers(1, 5))
-    found = divided(costs, parts, cuts)
+    found = divide_evenly(costs, parts, cuts)
     assert [number for own in found for number in own] == list(range(7))
     assert {own.stop for own in found[:-1]} <= set(cuts)
     others = [
@@ -55,16 +61,16 @@ def test_no_other_division_has_a_smaller_largest_part(seed: int) -> None:
 
 
 def test_equal_layers_are_divided_evenly() -> None:
-    assert [len(own) for own in divided([1] * 10, 4, range(1, 10))] == [2, 2, 3, 3]
-    assert [len(own) for own in divided([1] * 5 + [2], 2, range(1, 6))] == [3, 3]
+    assert [len(own) for own in divide_evenly([1] * 10, 4, range(1, 10))] == [2, 2, 3, 3]
+    assert [len(own) for own in divide_evenly([1] * 5 + [2], 2, range(1, 6))] == [3, 3]
 
 
 def test_there_are_no_more_stages_than_layers() -> None:
-    assert len(divided([1] * 3, 3, [1, 2])) == 3
+    assert len(divide_evenly([1] * 3, 3, [1, 2])) == 3
     with pytest.raises(ModelError, match=r"^4 pipeline stages for 3 layers; this model takes --pp 1 to 3$"):
-        divided([1] * 3, 4, [1, 2])
+        divide_evenly([1] * 3, 4, [1, 2])
     with pytest.raises(ModelError, match=r"3 layers, some of which share a cache; .* --pp 1 to 2$"):
-        divided([1] * 3, 3, [1])
+        divide_evenly([1] * 3, 3, [1])
 
 
 @pytest.mark.parametrize(("stages", "batches"), [(1, 1), (2, 1), (2, 3), (4, 8), (7, 2)])
@@ -96,7 +102,7 @@ def test_a_stage_holds_its_own_layers_only(write_model) -> None:
     model = KernelModel(config, shard_weights(config, weights, 2), DryDevice("trn2", 4), 128, mesh=mesh)
     held = model._runner.network._rank_arrays
     decoder = compose(config)
-    stages = stages_of(decoder, 2, STEP)
+    stages = divide_stages(decoder, 2, STEP)
     assert sum(map(len, stages)) == len(decoder.sections) == 5
     for rank, arrays in enumerate(held):
         layers = [layer for section in stages[rank // 2] for layer in section]
@@ -123,7 +129,7 @@ def test_a_rank_of_its_own_reads_the_weights_of_its_stage_only(write_model) -> N
         stage = mesh.stage_of(rank)
         read[stage] = set()
         layers = layers_of_stage(decoder, mesh, rank)
-        assert layers == [each for section in stages_of(decoder, 2, STEP)[stage] for each in section]
+        assert layers == [each for section in divide_stages(decoder, 2, STEP)[stage] for each in section]
         (own,) = shard_weights(config, Reads(weights), 2, [mesh.shard(rank)], layers=layers)
         assert set(own.arrays) == {weight.name for layer in layers for weight in layer.weights}
         for name, array in own.arrays.items():
@@ -143,12 +149,15 @@ def test_layers_that_share_a_cache_lie_on_one_stage(tmp_path) -> None:
     write_tiny(tmp_path, "gemma4")
     config, _ = load_tiny(tmp_path)
     decoder = compose(config)
-    cuts = whole_cuts(decoder, STEP)
+    cuts = find_stage_ends(decoder, STEP)
     assert 0 < len(cuts) < len(decoder.blocks) - 1
     for count in range(1, len(decoder.blocks)):
-        names = {each.name for each in sent(decoder.blocks[:count], decoder.blocks[count:], STEP)}
+        names = {each.name for each in find_sent_values(decoder.blocks[:count], decoder.blocks[count:], STEP)}
         assert names == {"x"} if count in cuts else len(names) > 1
-    passed = {each.name for each in sent((decoder.sections[0], decoder.blocks[0]), decoder.blocks[1:], STEP)}
+    passed = {
+        each.name
+        for each in find_sent_values((decoder.sections[0], decoder.blocks[0]), decoder.blocks[1:], STEP)
+    }
     assert "x" in passed and len(passed) > 1  # the inputs of every layer besides
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from model.device import DryDevice, PipelinedPass, chip, find_instance
 from model.errors import ModelError
-from model.execution.stages import SEND, stages_of
+from model.execution.stages import SEND, divide_stages
 from model.families import compose, load_config
 from model.layers.launch import Phase, StepShape, WeightDtypes
 from model.loading.weights import shard_weights
@@ -47,7 +47,7 @@ def test_a_rank_holds_the_weights_and_caches_of_its_stage(name: str, tp: int, pp
     found = meshes(name, "trn2.48xlarge").create_candidate(MeshShape(tp, pp))
     step = StepShape(Phase.decode, 1, 1, 1024, 1024, tp, BFLOAT16, WeightDtypes(BFLOAT16))
     held = []
-    for stage in stages_of(compose(counts.config), pp, step):
+    for stage in divide_stages(compose(counts.config), pp, step):
         layers = [layer for section in stage for layer in section]
         weights = 2 * sum(prod(each.shape(step.shard)) for layer in layers for each in layer.weights)
         held.append(weights)

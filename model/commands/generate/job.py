@@ -53,7 +53,7 @@ class Job:
         self.prompt_ids = prompt_ids
         self.sequence_ids = [ids for ids in prompt_ids for _ in range(sampling.n)]
         self.replay_report = lambda: "replay: nothing was launched"
-        self.expert_load = ExpertLoad.of(config, mesh)
+        self.expert_load = ExpertLoad.for_model(config, mesh)
         self.sampling = sampling
         sequences = len(self.sequence_ids)
         self.micro_batches = size_micro_batches(sequences, _count_micro_batches(options, mesh, sequences))
