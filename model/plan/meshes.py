@@ -20,6 +20,7 @@ from model.config.mixers import GroupedAttention
 from model.config.parts import SpeechEncoder
 from model.device import Hardware, Instance, chip, collective_ns, schedule_stages
 from model.errors import ModelError
+from model.execution.stages import divide_evenly
 from model.layers.launch import Phase
 from model.loading.weights import check_ranks
 from model.mesh import check_expert_groups, routed_experts
