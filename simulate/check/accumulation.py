@@ -116,7 +116,11 @@ def _accumulation(
 ) -> Finding | None:
     record = stream.tensors[access.tensor]
     before = sorted(((i, a) for a, i in history.items() if _meet(access, a)), key=lambda each: each[0])
-    foreign = [(i, a) for i, a in before if a.kind == WRITE and not stream.effects(i).sums_products]
+    writes = [(i, a) for i, a in before if a.kind == WRITE]
+    restart = max(
+        (i for i, a in writes if _covers(a, access)), default=0
+    )  # what it overwrote is not added to
+    foreign = [(i, a) for i, a in writes if i >= restart and not stream.effects(i).sums_products]
     if foreign and not chip.psum_accumulate_after_other_write:
         writer = stream.event(foreign[-1][0]).op
         return found(

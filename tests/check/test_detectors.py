@@ -315,6 +315,22 @@ def test_accumulating_onto_a_memset_depends_on_the_generation(target: str, expec
     assert codes(kernel, X, target=target) == expected
 
 
+@pytest.mark.parametrize(("first", "expected"), [(0, []), (4, ["NKW-PSUM-INIT"])])
+def test_a_sum_that_overwrites_a_part_of_a_memset_is_its_own(first: int, expected: list[str]) -> None:
+    def kernel(x):
+        tile = nl.load(x)
+        sums = nl.ndarray((8, 8), dtype=nl.float32, buffer=nl.psum)
+        nisa.memset(dst=sums, value=0.0)
+        nisa.nc_matmul(dst=sums[:, 0:4], stationary=tile, moving=tile[:, 0:4], accumulate=False)
+        columns = sums[:, first : first + 4]
+        nisa.nc_matmul(dst=columns, stationary=tile, moving=tile[:, 4:8], accumulate=True)
+        result = nl.ndarray((8, 8), dtype=nl.float32)
+        nisa.tensor_copy(dst=result, src=sums)
+        return copied_out(result)
+
+    assert codes(kernel, X, target="trn2") == expected
+
+
 def test_random_outputs_are_not_constant() -> None:
     def kernel(x):
         noise = nl.ndarray((8, 8), dtype=nl.uint32)
