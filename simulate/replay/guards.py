@@ -14,7 +14,8 @@ import operator
 import re
 import sys
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
 from functools import lru_cache
 from itertools import chain
@@ -63,6 +64,12 @@ _IGNORED_ATTRIBUTES = frozenset(
     "__match_args__ __orig_bases__ __parameters__ __abstractmethods__ _abc_impl __static_attributes__".split()
 )
 """Attributes of a class that do not affect its behaviour."""
+_NAME_SHIFTS = {
+    dis.opmap["LOAD_GLOBAL"]: int(sys.version_info >= (3, 11)),
+    dis.opmap["LOAD_NAME"]: 0,
+    dis.opmap["IMPORT_NAME"]: 0,
+}
+"""Opcodes whose argument is an index in `co_names`, and by how many bits it is shifted."""
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: unlike the classes of C code, it can be changed
 
 
@@ -84,7 +91,7 @@ class Guards:
         self._seen: dict[Any, Any] = {}
         self._random_before = _random_state()
         self._pending: list[tuple[Any, str, frozenset[str]]] = []
-        self._reach(kernel, "the kernel", frozenset())
+        self._each((kernel,), "the kernel", frozenset())
         self._each(classes, "an argument", frozenset())
         while self._pending:
             self._guard(*self._pending.pop())
@@ -132,24 +139,14 @@ class Guards:
             return "random numbers were drawn while the kernel ran"
         return None
 
-    def _first_time(self, value: Any, names: frozenset[str] = frozenset()) -> bool:
-        """Whether a value is reached for the first time by code that uses these names."""
-        key = id(value), names
-        if key in self._seen:
-            return False
-        self._seen[key] = value  # kept, so that its id stays its own
-        return True
-
-    def _reach(self, value: Any, what: str, names: frozenset[str]) -> None:
-        """Queue a value that code reaches; `names` are the attributes that this code may read of it."""
-        self._pending.append((value, what, names))
-
     def _guard(self, value: Any, what: str, names: frozenset[str]) -> None:
         kind = type(value)
         if kind in _CONSTANTS or isinstance(value, _FIXED):
             return
-        if not self._first_time(value, names if kind is types.ModuleType else frozenset()):
+        key = id(value), names if kind is types.ModuleType else None
+        if key in self._seen:
             return
+        self._seen[key] = value  # kept, so that its id stays its own
         if isinstance(value, types.FunctionType):
             self._function(value)
         elif isinstance(value, types.ModuleType):
@@ -176,8 +173,8 @@ class Guards:
         self._elements += elements
 
     def _each(self, values: Iterable[Any], what: str, names: frozenset[str]) -> None:
-        for value in values:
-            self._reach(value, what, names)
+        """Queue values that code reaches; `names` are the attributes that this code may read of them."""
+        self._pending += ((value, what, names) for value in values)
 
     def _table(self, table: Mapping[Any, Any], what: str, names: frozenset[str]) -> None:
         kept = dict(table)
@@ -207,7 +204,7 @@ class Guards:
         for name in loaded:
             value = self._name(function.__globals__, name)
             if value is not _ABSENT:
-                self._reach(value, f"the global {name}", used)
+                self._each((value,), f"the global {name}", used)
             elif name in _IMPURE:
                 raise NotFixed(f"{function.__name__} calls {name}")
         for name in imported:
@@ -220,7 +217,7 @@ class Guards:
             self._cells.append(cell)
             self._contents.append(content)
             if content is not _ABSENT:
-                self._reach(content, f"the closure of {function.__name__}", names)
+                self._each((content,), f"the closure of {function.__name__}", names)
 
     def _name(self, held: Mapping[str, Any], name: str) -> Any:
         """The object that a name is bound to; from now on the binding is guarded."""
@@ -236,7 +233,7 @@ class Guards:
         reached = [name for name in held if not name.startswith("__")] if names & _DYNAMIC_LOOKUPS else names
         for name in reached:
             if name in held:
-                self._reach(self._name(held, name), f"{module.__name__}.{name}", names)
+                self._each((self._name(held, name),), f"{module.__name__}.{name}", names)
 
     def _class(self, cls: type, what: str, names: frozenset[str]) -> None:
         for each in cls.__mro__:
@@ -312,21 +309,18 @@ def _names_of(code: types.CodeType) -> tuple[frozenset[str], frozenset[str], fro
 
     A relative import counts as the module "".
     """
-    loaded: set[str] = set()
+    names: defaultdict[int, set[str]] = defaultdict(set)
     used: set[str] = set()
-    imported: set[str] = set()
-    for each in _nested(code):
+    codes = [code]
+    for each in codes:
+        codes += (constant for constant in each.co_consts if isinstance(constant, types.CodeType))
         used |= {*each.co_names}
-        for instruction in dis.get_instructions(each):
-            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-                loaded.add(instruction.argval)
-            elif instruction.opname == "IMPORT_NAME":
-                imported.add(instruction.argval)
-    return frozenset(loaded), frozenset(used), frozenset(imported)
-
-
-def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _nested(constant)
+        argument = 0
+        # Faster than dis.get_instructions, which took a third of the time to the first token.
+        for opcode, low_byte in zip(each.co_code[::2], each.co_code[1::2]):
+            argument = argument << 8 | low_byte
+            if opcode in _NAME_SHIFTS:
+                names[opcode].add(each.co_names[argument >> _NAME_SHIFTS[opcode]])
+            argument = argument if opcode == dis.EXTENDED_ARG else 0
+    imported = names.pop(dis.opmap["IMPORT_NAME"], set())
+    return frozenset().union(*names.values()), frozenset(used), frozenset(imported)
