@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -124,6 +125,10 @@ class HostArrays:
     def hold(self, array: np.ndarray) -> np.ndarray:
         """Return the array itself, because the device reads the memory of the host."""
         return array
+
+    def session(self) -> AbstractContextManager[None]:
+        """Return a context without effect: the device keeps no recorded kernels."""
+        return nullcontext()
 
     def end_graph(self) -> None:
         """Do nothing: every launch takes effect at once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -48,7 +49,7 @@ class SimulatedDevice(HostArrays):
         )
         options = run_checked(ReplayOptions.from_environment)
         self._world.replay = replace(options, exact=options.exact or exact, verify=options.verify or verify)
-        self._target, self._worlds = target, dict[int, simulate.World]()
+        self._target, self._worlds = target, {self._world.ranks: self._world}
         self.local_ranks = range(self._world.rank, self._world.rank + self._world.ranks)
         if self._world.size != ranks:
             raise ModelError(
@@ -80,8 +81,13 @@ class SimulatedDevice(HostArrays):
             return []
         function, world = find_kernel(kernel), self._find_world(len(arguments))
         rank_arguments = bind_rank_arguments(kernel, arguments)
-        launch = run_checked(lambda: world.launch(function, rank_arguments, self._mode), kernel)
-        return launch.outputs  # type: ignore[no-any-return]
+        return run_checked(  # type: ignore[no-any-return]
+            lambda: world.launch(function, rank_arguments, self._mode).outputs, kernel
+        )
+
+    def session(self) -> AbstractContextManager[None]:
+        """Return a context in which recorded kernels are checked for changes once."""
+        return self.replays.session()
 
     def gather(self, arrays: Sequence[Any]) -> list[np.ndarray]:
         """Return the arrays of all ranks that have one, by rank; `arrays` are the arrays of this process."""
@@ -90,11 +96,10 @@ class SimulatedDevice(HostArrays):
 
     def _find_world(self, ranks: int) -> simulate.World:
         """Return the world of `ranks` ranks of this process; all worlds share their replays."""
-        if ranks == self._world.ranks:
-            return self._world
         if ranks not in self._worlds:
-            replay, replays = self._world.replay, self._world.replays
-            self._worlds[ranks] = simulate.World(self._target, ranks, replay=replay, replays=replays)
+            self._worlds[ranks] = simulate.World(
+                self._target, ranks, replay=self._world.replay, replays=self.replays
+            )
         return self._worlds[ranks]
 
 

@@ -6,6 +6,7 @@ A step then only binds the arrays that change: activations, states, token ids an
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -54,6 +55,12 @@ class Device(Protocol):
             ModelError: The arguments do not fit the kernel's signature.
         """
 
+    def session(self) -> AbstractContextManager[None]:
+        """Return a context for the launches of a step, between which no kernel changes.
+
+        A device that looks for changes of a kernel before every launch does so once in it.
+        """
+
     def end_graph(self) -> None:
         """End a graph of all launches since the last call. Equal graphs are compiled once."""
 
@@ -82,20 +89,18 @@ class BoundLaunch:
 
     def run(self, device: Device) -> None:
         """Launch the kernel and store its results in the arrays of the ranks."""
-        arguments = []
-        for arrays, fixed in zip(self.rank_arrays, self.fixed):
-            changing = {
+        arguments = [
+            fixed
+            | {
                 parameter: value.view_of(arrays[value.name])
                 for parameter, value in self.changing.items()
                 if parameter not in fixed
             }
-            arguments.append({**fixed, **changing})
+            for arrays, fixed in zip(self.rank_arrays, self.fixed)
+        ]
         outputs = device.run(self.kernel, arguments, self.written)
         for arrays, rank_outputs in zip(self.rank_arrays, outputs):
-            if len(self.results) == 1:
-                arrays[self.results[0]] = rank_outputs
-            else:
-                arrays.update(zip(self.results, rank_outputs))
+            arrays.update(zip(self.results, [rank_outputs] if len(self.results) == 1 else rank_outputs))
 
 
 class Binder:

@@ -23,7 +23,10 @@ from model.mesh import Mesh
 from model.network import Network, Section, Sharding
 
 Progress = Callable[[int, int], None]
-"""Called with the number of finished inner sections and of all, before the first section and after each."""
+"""Called with the number of finished inner sections and of all, before the first section and after each.
+
+A kernel that the call changes is recorded again from the next step on.
+"""
 
 RankArrays = list[np.ndarray]
 """Arrays of the ranks of the last pipeline stage, in rank order."""

@@ -62,11 +62,13 @@ class TokenRunner:
             logits: Whether outputs have the logits of the whole vocabulary; otherwise these stay on the device.
         """
         inputs = {**inputs, "own_positions": inputs["positions"]}
-        if shape.scores:
-            outputs = self._score_all_tokens(shape, inputs)
-        else:
-            names = (VALUES, TOKENS, *(RESULTS if shape.draws else ()), *((LOGITS,) if logits else ()))
-            outputs = list(chain(*self._step_outputs(self.network.run(shape, inputs, names))))
+        names = (VALUES, TOKENS, *(RESULTS if shape.draws else ()), *((LOGITS,) if logits else ()))
+        with self._device.session():
+            outputs = (
+                self._score_all_tokens(shape, inputs)
+                if shape.scores
+                else list(chain(*self._step_outputs(self.network.run(shape, inputs, names))))
+            )
         if self._expert_load is not None:
             self._count_experts(self._expert_load, shape.sequence_ranks)
         return outputs

@@ -28,7 +28,7 @@ from simulate.run.processes import Processes
 class ReplayReport:
     """Counts of launches in replay mode and of programs, and seconds by phase.
 
-    Phase `eager` is the time of launches that were recorded or could not be replayed, `replay` that of replays.
+    Phase `eager` is the time of eager launches, those that verify a replay included, and `replay` that of replays.
     Phase `rewriting` is spent once for each program that is replayed.
     """
 
@@ -57,9 +57,14 @@ class ReplayReport:
             self.matmuls_fused += rank.matmuls_fused
             self.unlowered += rank.unlowered
 
-    def timed(self, phase: str) -> _Timed:
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
         """Add the time of a `with` block to a phase."""
-        return _Timed(self.seconds, phase)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] += time.perf_counter() - start
 
     def text(self) -> str:
         """The report in some lines, for a command line."""
@@ -78,20 +83,6 @@ class ReplayReport:
             spent = ", ".join(f"{phase} {seconds:.3f} s" for phase, seconds in self.seconds.items())
             lines.append(f"  time: {spent}")
         return "\n".join(lines)
-
-
-class _Timed:
-    __slots__ = ("_phase", "_seconds", "_start")
-
-    def __init__(self, seconds: dict[str, float], phase: str) -> None:
-        self._seconds = seconds
-        self._phase = phase
-
-    def __enter__(self) -> None:
-        self._start = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self._seconds[self._phase] += time.perf_counter() - self._start
 
 
 @dataclass
@@ -115,7 +106,8 @@ class ReplayCache:
         self.report = ReplayReport()
         self._memory = ProgramMemory()
         self._lock = threading.RLock()
-        self._in_session = False
+        self._sessions = 0
+        self._checked: set[Guards] = set()
         self._release_is_due = False
         self._entries: OrderedDict[Any, _Entry] = OrderedDict()
 
@@ -126,15 +118,25 @@ class ReplayCache:
 
     @contextmanager
     def session(self) -> Iterator[None]:
-        """Hold the cache's lock in a `with` block, to find a program and run it."""
+        """Hold the cache's lock in a `with` block, to find programs and run them.
+
+        Sessions nest. Guards are checked once until the outermost session ends or `forget_checks` is called: replays
+        change nothing that a kernel depends on.
+        """
         with self._lock:
-            self._in_session = True
+            self._sessions += 1
             try:
                 yield
             finally:
-                self._in_session = False
-                if self._release_is_due:
-                    self.release()
+                self._sessions -= 1
+                if not self._sessions:
+                    self._checked.clear()
+                    if self._release_is_due:
+                        self.release()
+
+    def forget_checks(self) -> None:
+        """Check all guards again in the current session, because code besides replays has run."""
+        self._checked.clear()
 
     def release(self) -> None:
         """Drop the arrays of earlier launches; without this call a program keeps the arrays of its last replay.
@@ -142,7 +144,7 @@ class ReplayCache:
         A call during a replay, from a finalizer for instance, takes effect when the replay ends.
         """
         self._release_is_due = True
-        if not self._in_session and self._lock.acquire(blocking=False):
+        if not self._sessions and self._lock.acquire(blocking=False):
             try:
                 self._release_is_due = False
                 for program in self.programs:
@@ -158,10 +160,12 @@ class ReplayCache:
         entry = self._entries.get(key)
         if entry is None:
             return None
-        if not entry.guards.unchanged() or (entry.program is not None and entry.program.was_interrupted):
+        unchanged = entry.guards in self._checked or entry.guards.unchanged()
+        if not unchanged or (entry.program is not None and entry.program.was_interrupted):
             del self._entries[key]
             self.report.dropped += 1
             return None
+        self._checked.add(entry.guards)
         self._entries.move_to_end(key)
         if entry.program is None:
             entry.program = Program(entry.launch, entry.narrow_matmuls, self._memory)

@@ -72,6 +72,7 @@ def _eager(request: LaunchRequest, replays: ReplayCache, reason: str | None = No
     """Launch eagerly; with a reason, count the launch as refused."""
     if reason is not None:
         replays.report.refusals[reason] += 1
+    replays.forget_checks()
     with replays.report.timed("eager"):
         return execute_launch(replace(request, mode=Mode.eager))
 
@@ -91,6 +92,7 @@ def _again(
     done = known.repeated(outputs)
     for observer in request.observers:
         observer.ended(done, ())
+        replays.forget_checks()
     return done
 
 
@@ -106,7 +108,7 @@ def _verified(
     given = [
         (in_place_of(arrays, held, args), in_place_of(arrays, held, kw)) for args, kw in request.arguments
     ]
-    eager = execute_launch(replace(request, arguments=given, mode=Mode.eager, observers=()))
+    eager = _eager(replace(request, arguments=given, observers=()), replays)
     outputs = replays.run(program, arrays, options.exact, request.peers)
     wanted, got = Outcome(eager.outputs, held), Outcome(outputs, arrays)
     if options.exact:

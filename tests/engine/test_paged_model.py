@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from model.device import SimulatedDevice
 from model.engine import Batch, Chunk, Request, Scheduler, SchedulerOptions
 from model.engine.buckets import Buckets
 from model.engine.padded_batch import BucketUse
+from model.errors import ModelError
 from model.families import load_config
 from model.layers.launch import StepShape
 from model.loading.checkpoint import open_checkpoint
@@ -21,6 +23,7 @@ from model.loading.weights import shard_weights
 from model.runners.paged import PagedModel
 from model.runners.reference import ReferenceModel
 from model.state import PagePool, SlotPool
+from simulate.replay.guards import Guards
 from tests.engine.paged_text import check_pages
 from tests.model.oracle import Oracle, random_model
 from tests.model.test_dense_families import oracle
@@ -166,6 +169,32 @@ def test_a_copied_page_holds_what_the_first_one_held(tmp_path: Path, name: str) 
     for request, token in ((parent, 7), (child, 8)):
         wanted = alone(config, weights, [*TEXTS[2][:6], token], 6)[-1]
         assert np.abs(outputs[request][0].logits - wanted).max() <= bound(name)
+
+
+def test_kernels_are_checked_for_changes_once_in_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, weights = load(write_tiny(tmp_path, "qwen2"))
+    scheduler = Scheduler(PagePool(12, 16), SchedulerOptions(4, 16))
+    model = paged(config, weights, scheduler, 1, 64)
+    checks: list[Guards] = []
+    unchanged = Guards.unchanged
+    monkeypatch.setattr(Guards, "unchanged", lambda guards: checks.append(guards) or unchanged(guards))
+    request = Request("0", FIRST[:6], 8)
+    scheduler.submit(request)
+    for token in FIRST[6:10]:
+        checks.clear()
+        batch = scheduler.schedule()
+        model.step(batch)
+        scheduler.finish(batch, {request: (token,)})
+    assert checks and len(checks) == len(set(checks))
+
+    def changed(*arguments: object) -> None:
+        raise AssertionError("the kernel was changed")
+
+    monkeypatch.setattr(import_module("nki_kernels.lm_head"), "check_arguments", changed)
+    with pytest.raises(ModelError, match="the kernel was changed"):
+        model.step(scheduler.schedule())
 
 
 @pytest.mark.slow

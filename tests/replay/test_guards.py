@@ -17,6 +17,10 @@ import numpy as np
 import pytest
 
 import simulate
+from simulate.replay import ReplayCache
+from simulate.replay.guards import Guards
+from simulate.run.launch import Observer
+from simulate.run.observers import observing
 from simulate.world import process_replays
 
 simulate.install("simulate")
@@ -345,16 +349,74 @@ def a_closure_that_gets_its_value():
     return kernel, lambda: setattr(cell, "cell_contents", 3.0)
 
 
+@pytest.mark.parametrize("session", [contextlib.nullcontext, ReplayCache.session], ids=["", "sessions"])
 @by_name(CHANGES)
-def test_a_change_around_a_kernel_is_never_served_by_a_stale_program(cache, make) -> None:
+def test_a_change_around_a_kernel_is_never_served_by_a_stale_program(cache, make, session) -> None:
     kernel, becomes_another = make()
-    first, again = launched(kernel, X), launched(kernel, X)
+    with session(cache):
+        first, again = launched(kernel, X), launched(kernel, X)
     assert cache.report.hits == 1
     becomes_another()
-    changed = launched(kernel, X)
+    with session(cache):
+        changed = launched(kernel, X)
     assert (cache.report.hits, cache.report.dropped) == (1, 1)
     assert np.array_equal(first, again) and not np.array_equal(first, changed)
     assert np.array_equal(changed, launched(kernel, X, mode=simulate.Mode.eager))
+
+
+# -- sessions -------------------------------------------------------------------------------------------------------
+
+
+def test_guards_are_checked_once_in_a_session(cache, monkeypatch) -> None:
+    checks: list[Guards] = []
+    unchanged = Guards.unchanged
+    launched(scaled, X)
+    monkeypatch.setattr(Guards, "unchanged", lambda guards: checks.append(guards) or unchanged(guards))
+    for launches, session in (
+        (3, contextlib.nullcontext),
+        (1, ReplayCache.session),
+        (1, ReplayCache.session),
+    ):
+        checks.clear()
+        with session(cache):
+            for _ in range(3):
+                launched(scaled, X)
+        assert len(checks) == launches
+    assert cache.report.hits == 9
+
+
+class ChangesAfterALaunch(Observer):
+    """Adds a factor at the end of every launch."""
+
+    def __init__(self, factors: list[float]) -> None:
+        self._factors = factors
+
+    def ended(self, launch: simulate.Launch, streams: Any) -> None:
+        self._factors.append(3.0)
+
+
+@pytest.mark.parametrize("who", ["an eager kernel", "an observer"])
+def test_a_change_in_a_session_is_never_served_by_a_stale_program(cache, who) -> None:
+    factors = [2.0]
+
+    def changing(x):
+        factors.append(3.0)
+        return scaled(x)
+
+    def kernel(x):
+        return scaled(x, factors[-1])
+
+    for _ in range(2):
+        launched(kernel, X)
+    with cache.session():
+        assert np.array_equal(launched(kernel, X), 2 * X)
+        if who == "an observer":
+            with observing(ChangesAfterALaunch(factors)):
+                launched(kernel, X)
+        else:
+            launched(changing, X)
+        assert np.array_equal(launched(kernel, X), 3 * X)
+    assert cache.report.dropped == 1
 
 
 # -- arguments that are equal and mean something else ---------------------------------------------------------------

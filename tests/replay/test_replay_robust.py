@@ -182,3 +182,16 @@ def test_letting_go_in_the_middle_of_a_replay_waits_for_its_end(cache, exact, mo
     assert len(steps) > 20 and all(np.array_equal(*each) for each in zip(found, expected(3)))
     assert program._external[0].storage.uncounted_host is None
     check(4, exact)
+
+
+def test_letting_go_in_a_session_waits_for_the_end_of_the_outermost(cache) -> None:
+    check(1, exact=False)
+    check(2, exact=False)
+    program, *_ = cache.programs
+    storage = program._external[0].storage
+    with cache.session():
+        with cache.session():
+            pass
+        cache.release()
+        assert storage.uncounted_host is not None
+    assert storage.uncounted_host is None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -90,9 +91,14 @@ class NeuronDevice:
             self.hold(argument) if isinstance(argument, np.ndarray) else argument
             for argument in bind_arguments(kernel, arguments[0])
         ]
-        indices = parameter_indices(kernel, written)
-        outputs = self._torch.call(kernel, find_kernel(kernel), core_arguments, indices)
+        outputs = self._torch.call(
+            kernel, find_kernel(kernel), core_arguments, parameter_indices(kernel, written)
+        )
         return [outputs[0] if len(outputs) == 1 else tuple(outputs)]
+
+    def session(self) -> AbstractContextManager[None]:
+        """Return a context without effect: kernels are compiled once."""
+        return nullcontext()
 
     def end_graph(self) -> None:
         """End a graph, if the framework compiles several launches into one graph."""
