@@ -54,7 +54,7 @@ def test_tables_equal_transformers(write_model, transformers_llama, scaling, hea
     config = load_config(folder)
     oracle = transformers_llama.LlamaRotaryEmbedding(AutoConfig.from_pretrained(folder))
     wanted = oracle(torch.zeros(1), torch.arange(POSITIONS)[None])
-    inverse = rope.inverse_frequencies(config.blocks[0].mixer.positions.rope, head_dim, POSITIONS)
+    inverse = rope.compute_inverse_frequencies(config.blocks[0].mixer.positions.rope, head_dim, POSITIONS)
     factor = max(1.0, config.blocks[0].mixer.positions.rope.attention_factor)
     bound = factor * (
         angle_bound(inverse, POSITIONS) + 4 * np.finfo(np.float32).eps
@@ -77,10 +77,10 @@ def test_dynamic_stretches_beyond_the_context_only(write_model, transformers_lla
     config = load_config(folder)
     oracle = transformers_llama.LlamaRotaryEmbedding(AutoConfig.from_pretrained(folder))
     oracle(torch.zeros(1), torch.arange(length)[None])
-    ours = rope.inverse_frequencies(config.blocks[0].mixer.positions.rope, 64, POSITIONS, length)
+    ours = rope.compute_inverse_frequencies(config.blocks[0].mixer.positions.rope, 64, POSITIONS, length)
     theirs = oracle.inv_freq.numpy()
     assert (np.abs(ours - theirs) <= angle_bound(theirs, 2)[1]).all()
-    unchanged = rope.inverse_frequencies(config.blocks[0].mixer.positions.rope, 64, POSITIONS)
+    unchanged = rope.compute_inverse_frequencies(config.blocks[0].mixer.positions.rope, 64, POSITIONS)
     assert (length > POSITIONS) != np.array_equal(ours, unchanged)
 
 
@@ -91,7 +91,7 @@ def test_position_zero_is_no_rotation() -> None:
 
 
 def test_frequencies_fall_from_one_to_nearly_theta() -> None:
-    inverse = rope.inverse_frequencies(rope.RopeParameters(10000.0), 4, 32)
+    inverse = rope.compute_inverse_frequencies(rope.RopeParameters(10000.0), 4, 32)
     assert inverse.tolist() == [1.0, np.float32(0.01)]
 
 
