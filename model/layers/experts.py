@@ -131,7 +131,7 @@ class RoutedExperts(Stateless):
             "w_up": self._stacked(lambda expert: expert.up.weight(COLUMN_PARALLEL)),
             "w_down": self._stacked(lambda expert: expert.down.weight(ROW_PARALLEL)),
         }
-        return tuple(StackedWeight(f"{self.name}.{name}", each) for name, each in tensors.items())
+        return tuple(StackedWeight(f"{self.name}.{name}", stack) for name, stack in tensors.items())
 
     @property
     def _biases(self) -> tuple[StackedRow | None, ...]:
@@ -143,7 +143,7 @@ class RoutedExperts(Stateless):
             "b_up": self._stacked(lambda expert: expert.up.bias_row(COLUMN_PARALLEL)),
             "b_down": self._stacked(lambda expert: expert.down.bias_row(ROW)),
         }
-        return tuple(StackedRow(f"{self.name}.{name}", each) for name, each in rows.items())
+        return tuple(StackedRow(f"{self.name}.{name}", stack) for name, stack in rows.items())
 
     @property
     def weights(self) -> Sequence[Weight]:

@@ -21,18 +21,23 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 _NAMES = {"float32": FLOAT32, "bfloat16": BFLOAT16}
 
 
-def activation_dtype(asked: str, config: Config, weights: Mapping[str, Weight]) -> np.dtype:
-    """The dtype that `asked` names: float32, bfloat16, or auto for the checkpoint's.
+def activation_dtype(name: str, config: Config, weights: Mapping[str, Weight]) -> np.dtype:
+    """Return the dtype of activations.
 
-    The checkpoint's is what its config names, else that of its weights, as in transformers. A float16 one is run in
-    float32, which holds its weights exactly: the kernels have no float16 activations. ModelError for another name.
+    Args:
+        name: "float32", "bfloat16", or "auto" for the dtype of the config, else of the first weight. A float16
+            checkpoint runs in float32, which represents its weights exactly: kernels have no float16 activations.
+        config: The model.
+        weights: The weights of the checkpoint by name.
+
+    Raises:
+        ModelError: The name is another one.
     """
-    if asked == "auto":
-        asked = config.dtype or weights[next(iter(weights))].dtype.name
-        return _NAMES.get(asked, FLOAT32)
-    if asked not in _NAMES:
-        raise ModelError(f"dtype {asked!r} is not supported; known are auto, {', '.join(_NAMES)}")
-    return _NAMES[asked]
+    if name == "auto":
+        return _NAMES.get(config.dtype or weights[next(iter(weights))].dtype.name, FLOAT32)
+    if name not in _NAMES:
+        raise ModelError(f"dtype {name!r} is not supported; known are auto, {', '.join(_NAMES)}")
+    return _NAMES[name]
 
 
 def held_dtype(stored: np.dtype, activations: np.dtype, exact: bool = False) -> np.dtype:

@@ -1,4 +1,4 @@
-"""A projection as a checkpoint holds it: its tensor, or the part of a fused one, and its bias."""
+"""Projections and the checkpoint tensors of their matrices and biases."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from model.layers.weight import Tensor, Zeros
 
 @dataclass(frozen=True)
 class Projection:
-    """A matrix [outputs, inputs] of tensor `tensor`, and its bias of tensor `bias` where it has one.
+    """Matrix [outputs, inputs] in tensor `tensor`, with a bias in tensor `bias` if the projection has one.
 
-    A fused one is a part of a tensor of `tensor_outputs` outputs, those from `first` on; or as many from `first` on of
-    `every` so many. Some checkpoints hold it `transposed`.
+    first           index of the first output in a tensor that several projections share
+    tensor_outputs  outputs of the shared tensor; 0 for a tensor of one projection
+    transposed      whether the checkpoint stores [inputs, outputs]
+    every           outputs of one group, of which each has outputs of every projection; 0 for one group
     """
 
     tensor: str
@@ -41,17 +43,17 @@ class Projection:
         )
 
     def resized(self, outputs: int) -> Projection:
-        """The same with another number of outputs, and of those of a tensor that holds others as well."""
+        """Return the projection with another number of outputs; a shared tensor is resized in proportion."""
         return replace(self, outputs=outputs, tensor_outputs=self.tensor_outputs * outputs // self.outputs)
 
     def weight(self, cut: Cut) -> Tensor:
-        """The matrix, of which a rank holds what `cut` says."""
+        """Return the tensor of the matrix, divided among ranks by `cut`."""
         shape = (self.tensor_outputs or self.outputs, self.inputs)
         stored = shape[::-1] if self.transposed else shape
         return Tensor(self.tensor, stored, cut, self._outputs, self.transposed)
 
     def bias_row(self, cut: Cut) -> Tensor:
-        """The bias, of which a rank holds what `cut` says, as a row; zeros where there is none."""
+        """Return the tensor of the bias as a row, divided among ranks by `cut`; zeros for a projection without bias."""
         if self.bias is None:
             return Zeros("", (self.outputs,), cut)
         return Tensor(self.bias, (self.tensor_outputs or self.outputs,), cut, self._outputs)

@@ -27,14 +27,14 @@ def text_bound(tokenizer_json: str) -> tuple[int, bool] | None:
 
     None where no bound holds for every text.
     """
-    parts = json.loads(tokenizer_json)
-    model = parts["model"]
+    serialized = json.loads(tokenizer_json)
+    model = serialized["model"]
     steps = [
-        *_sequence(parts["normalizer"], "normalizers"),
-        *_sequence(parts["pre_tokenizer"], "pretokenizers"),
+        *_sequence(serialized["normalizer"], "normalizers"),
+        *_sequence(serialized["pre_tokenizer"], "pretokenizers"),
     ]
-    shrinks = _shrinking(_sequence(parts["normalizer"], "normalizers"))
-    keeps = all(map(_keeps_text, _sequence(parts["pre_tokenizer"], "pretokenizers")))
+    shrinks = _shrinking(_sequence(serialized["normalizer"], "normalizers"))
+    keeps = all(map(_keeps_text, _sequence(serialized["pre_tokenizer"], "pretokenizers")))
     if model.get("type") != "BPE" or shrinks is None or not keeps:
         return None
     if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
@@ -44,10 +44,10 @@ def text_bound(tokenizer_json: str) -> tuple[int, bool] | None:
     if not (is_byte_level or model.get("byte_fallback")) or not all(unit in vocabulary for unit in alphabet):
         return None
     longest = max(len(text) if is_byte_level else len(text.encode(errors="replace")) for text in vocabulary)
-    added = parts["added_tokens"]
+    added = serialized["added_tokens"]
     texts = [token["content"] for token in added]
     normalized = [token["content"] for token in added if token["normalized"]]
-    if parts["normalizer"] is not None and normalized:
+    if serialized["normalizer"] is not None and normalized:
         normalizer = tokenizers.Tokenizer.from_str(tokenizer_json).normalizer
         texts += [normalizer.normalize_str(text) for text in normalized]
     longest = max([longest, *(len(text.encode(errors="replace")) for text in texts)])
