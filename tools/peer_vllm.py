@@ -249,7 +249,7 @@ def _timed(job: Job) -> dict[str, float]:
         tokens += batch.tokens
         chosen = {request: [1] for request, chunk in batch.chunks.items() if chunk.samples}
         began = clock()
-        scheduler.finish(batch, chosen)
+        scheduler.complete_step(batch, chosen)
         for request in chosen:
             if len(request.generated) == request.max_new_tokens:
                 scheduler.end(request)

@@ -227,7 +227,7 @@ class Engine:
         if self._proposer is not None:
             for request, drafts in self._proposer.propose(batch).items():
                 batch.chunks[request] = batch.chunks[request].with_drafts(drafts)
-            self.scheduler.drafted(batch)
+            self.scheduler.discard_unused_slots(batch)
         self._score(batch)
         rows = self._rows(batch)
         try:
@@ -243,7 +243,7 @@ class Engine:
             or (chunk.samples and request in answers)
         )
         now = self._clock()
-        self.scheduler.finish(
+        self.scheduler.complete_step(
             batch, {request: [choice.token for choice in own] for request, own in choices.items()}
         )
         self._isolation.note_success(batch)

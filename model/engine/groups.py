@@ -1,170 +1,146 @@
-"""Requests on several groups of ranks, each with a cache of its own, that compute their steps together.
+"""Scheduling of several data-parallel groups of ranks, each with a KV cache, that compute their steps together.
 
-Groups divide the routed experts of a model, so all take part in every launch: in one step each computes a batch of its
-own, perhaps an empty one. Each has a scheduler; a request stays on the group to which it was given.
+Groups divide the routed experts of a model, so all groups take part in every launch. In one step each group computes a
+batch of its own, perhaps an empty one. Each group has a scheduler, and a request stays on its group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from model.engine.kv_cache import KVCache
 from model.engine.request import Request
 from model.engine.scheduler import Batch, Scheduler, SchedulerOptions
-from model.state import PagePool, SlotPool
 
 
 class GroupCaches:
-    """The caches of equal groups."""
+    """The KV caches of equal groups.
+
+    `count` and `positions` are sums over all groups. The other attributes are those of the first group, which the other
+    groups equal; see `KVCache`.
+    """
 
     def __init__(self, caches: Sequence[KVCache]) -> None:
         self._caches = caches
-
-    @property
-    def count(self) -> int:
-        """Pages of all kinds and slots, of all groups."""
-        return sum(each.count for each in self._caches)
+        self.count = sum(cache.count for cache in caches)
+        self.positions = sum(cache.positions for cache in caches)
+        self.block_size = caches[0].block_size
+        self.pages = caches[0].pages
+        self.window_pages = caches[0].window_pages
+        self.pools = caches[0].pools
+        self.slots = caches[0].slots
 
     @property
     def free(self) -> int:
-        """Pages of all kinds and slots that nobody holds, of all groups."""
-        return sum(each.free for each in self._caches)
-
-    @property
-    def positions(self) -> int:
-        """Positions that the caches of all groups remember at most."""
-        return sum(each.positions for each in self._caches)
-
-    @property
-    def block_size(self) -> int:
-        """Positions of a page."""
-        return self._caches[0].block_size
-
-    @property
-    def pages(self) -> int:
-        """Pages of layers that see all positions, of each group."""
-        return self._caches[0].pages
-
-    @property
-    def window_pages(self) -> tuple[tuple[int, int], ...]:
-        """The windows whose layers have pages of their own, and how many, of each group."""
-        return self._caches[0].window_pages
-
-    @property
-    def pools(self) -> Sequence[PagePool]:
-        """The pools of pages of the first group, which those of the others equal."""
-        return self._caches[0].pools
-
-    @property
-    def slots(self) -> SlotPool | None:
-        """The slots of states of the first group, where layers are recurrent; the others have as many."""
-        return self._caches[0].slots
+        """Number of free pages of all pools and free slots, of all groups."""
+        return sum(cache.free for cache in self._caches)
 
 
 class GroupScheduler:
-    """The schedulers of some groups as one; the limits of a step hold for each group."""
+    """A scheduler that unites the schedulers of data-parallel groups; the limits of a step hold for each group."""
 
     def __init__(self, groups: Sequence[Scheduler]) -> None:
-        assert len({each.options for each in groups}) == 1, "groups have the same limits"
+        assert len({group.options for group in groups}) == 1, "groups have the same limits"
         self._groups = tuple(groups)
         self.options: SchedulerOptions = groups[0].options
-        self.cache = GroupCaches([each.cache for each in groups])
+        self.cache = GroupCaches([group.cache for group in groups])
 
     @property
     def waiting(self) -> Sequence[Request]:
         """Requests without pages, group after group."""
-        return [request for each in self._groups for request in each.waiting]
+        return [request for group in self._groups for request in group.waiting]
 
     @property
     def running(self) -> Sequence[Request]:
-        """Requests that hold pages, group after group."""
-        return [request for each in self._groups for request in each.running]
+        """Requests with pages, group after group."""
+        return [request for group in self._groups for request in group.running]
 
     def submit(self, request: Request) -> None:
-        """Let a request wait on the group with the fewest requests; of equal ones that which knows most of its prompt.
+        """Let a request wait on the group with the fewest requests; ties go to the longest cached prefix.
 
-        Raises ModelError as a scheduler does.
+        Raises:
+            ModelError: As `Scheduler.submit`.
         """
-        request.group = self._by_preference(request)[0]
+        request.group = self._rank_groups(request)[0]
         self._groups[request.group].submit(request)
 
     def adopt(self, request: Request) -> bool:
-        """Run a request whose tokens were computed elsewhere, on the first group in that order that has room."""
-        for number in self._by_preference(request):
+        """Run a request whose tokens were computed elsewhere on the first group with room; see `Scheduler.adopt`."""
+        for number in self._rank_groups(request):
             if self._groups[number].adopt(request):
                 request.group = number
                 return True
         return False
 
-    def arrived(self, request: Request, token: int) -> None:
-        """The keys and values of an adopted request are in its pages."""
-        self._groups[request.group].arrived(request, token)
+    def complete_transfer(self, request: Request, token: int) -> None:
+        """Record that the keys and values of an adopted request are in its pages, and append its next token."""
+        self._groups[request.group].complete_transfer(request, token)
 
     def end(self, request: Request) -> None:
-        """A request is done or cancelled."""
+        """Remove a finished or cancelled request and release its pages."""
         self._groups[request.group].end(request)
 
     def resume(self, request: Request) -> None:
-        """Let a request that `end` has taken out wait again on its group."""
+        """Let a request that `end` has removed wait again on its group."""
         self._groups[request.group].resume(request)
 
     def fork(self, request: Request, id: str) -> Request:
-        """A second request of the same group that has computed the same tokens in the same pages."""
+        """Return a new request of the same group that shares the computed tokens and pages of a request."""
         child = self._groups[request.group].fork(request, id)
         child.group = request.group
         return child
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget what the pages of all groups hold; not done where a group has requests, unless they are preempted."""
+        """Remove all contents from the prefix caches of all groups; see `Scheduler.reset_prefix_cache`."""
         if self.running and not reset_running_requests:
             return False
-        done = [each.reset_prefix_cache(reset_running_requests) for each in self._groups]
-        return all(done)
+        resets = [group.reset_prefix_cache(reset_running_requests) for group in self._groups]
+        return all(resets)
 
     def schedule(self) -> Batch:
-        """The next step of all groups."""
-        batches = [each.schedule() for each in self._groups]
+        """Schedule the next step of all groups."""
+        batches = [group.schedule() for group in self._groups]
         return Batch(
-            {request: chunk for each in batches for request, chunk in each.chunks.items()},
-            preempted=[request for each in batches for request in each.preempted],
+            {request: chunk for batch in batches for request, chunk in batch.chunks.items()},
+            preempted=[request for batch in batches for request in batch.preempted],
             group_batches=batches,
         )
 
-    def drafted(self, batch: Batch) -> None:
-        """The chunks of a batch have their drafts."""
-        for own, scheduler in zip(self._batches(batch), self._groups):
-            scheduler.drafted(own)
+    def discard_unused_slots(self, batch: Batch) -> None:
+        """Cancel the copies of states of requests that have slots for draft tokens and got no draft tokens."""
+        for group_batch, group in self._split(batch):
+            group.discard_unused_slots(group_batch)
 
-    def finish(self, batch: Batch, chosen: Mapping[Request, Sequence[int]]) -> None:
-        """A step is done on all groups."""
-        for own, scheduler in zip(self._batches(batch), self._groups):
-            scheduler.finish(own, chosen)
+    def complete_step(self, batch: Batch, sampled_tokens: Mapping[Request, Sequence[int]]) -> None:
+        """Record a finished step of all groups; see `Scheduler.complete_step`."""
+        for group_batch, group in self._split(batch):
+            group.complete_step(group_batch, sampled_tokens)
 
-    def steady_steps(self, batch: Batch) -> int:
-        """How many steps in a row decide alike on every group."""
+    def count_steady_steps(self, batch: Batch) -> int:
+        """Return how many steps in a row have the same decisions on every group."""
         return min(
-            scheduler.steady_steps(own)
-            for own, scheduler in zip(self._batches(batch), self._groups)
-            if own.chunks or scheduler.waiting
+            group.count_steady_steps(group_batch)
+            for group_batch, group in self._split(batch)
+            if group_batch.chunks or group.waiting
         )
 
     def repeat(self, batch: Batch, steps: int, tokens: Sequence[int]) -> None:
-        """Finish a batch that decodes so many times in a row."""
-        for own, scheduler in zip(self._batches(batch), self._groups):
-            scheduler.repeat(own, steps, tokens)
+        """Complete `steps` equal steps of a batch that decodes; see `Scheduler.repeat`."""
+        for group_batch, group in self._split(batch):
+            group.repeat(group_batch, steps, tokens)
 
-    def _by_preference(self, request: Request) -> list[int]:
-        """The numbers of the groups, for a new request the best first."""
+    def _rank_groups(self, request: Request) -> list[int]:
+        """Return the numbers of the groups for a new request, the best first."""
+        preferences = [
+            (len(group.waiting) + len(group.running), -group.cache.count_cached_blocks(request))
+            for group in self._groups
+        ]
+        return sorted(range(len(self._groups)), key=preferences.__getitem__)
 
-        def preference(number: int) -> tuple[int, int]:
-            own = self._groups[number]
-            return len(own.waiting) + len(own.running), -own.cache.known_blocks(request)
-
-        return sorted(range(len(self._groups)), key=preference)
-
-    def _batches(self, batch: Batch) -> list[Batch]:
-        return batch.split_groups(len(self._groups))
+    def _split(self, batch: Batch) -> Iterable[tuple[Batch, Scheduler]]:
+        """Return the batch of each group with the group's scheduler."""
+        return zip(batch.split_groups(len(self._groups)), self._groups)
 
 
 Schedulers = Scheduler | GroupScheduler
-"""What schedules the steps of an engine."""
+"""The scheduler of one or of several groups."""

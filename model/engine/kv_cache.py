@@ -1,105 +1,117 @@
-"""The cache as requests hold it: pages of one kind or several with a block table of each, and slots of states."""
+"""The KV cache of requests: pages of one or several cache groups, with a block table each, and slots of states."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 from model.engine.request import Request
+from model.errors import ModelError
 from model.state import BlockTable, Key, PagePool, SlotPool
 
 PageCopies = dict[tuple[int, int], int]
-"""Pages that get the contents of others: by the number of their pool and their own number, that of the other page.
+"""Copies of pages: the number of the source by the numbers of the pool and of the destination.
 
-The pool of slots, where there is one, comes behind those of pages.
+Page pools are numbered from 0, and the pool of slots has the next number.
 """
 
 
 class KVCache:
-    """One pool of pages for each kind, and one of slots where layers are recurrent.
+    """One page pool for each cache group, and a pool of slots if layers are recurrent.
 
-    A request has pages of all kinds for what it computes and a slot, or none of any.
+    A running request has pages in every pool, and a slot; a waiting request has none.
+
+    Attributes:
+        pools: The page pools, one for each window and one for layers without a window.
+        slots: The slots of states, or None.
+        block_size: Positions of a page.
+        count: Number of pages of all pools and slots.
+        pages: Number of pages of layers without a window.
+        window_pages: Windows with pages of their own, each with its number of pages.
+        positions: The largest number of positions that the cache remembers: in its pages, or up to its snapshots if
+            no layer has pages.
     """
 
     def __init__(
         self, pools: Sequence[PagePool], prefix_caching: bool = True, slots: SlotPool | None = None
     ) -> None:
-        every = [*pools, *(() if slots is None else (slots,))]
-        assert every and len({pool.block_size for pool in every}) == 1, "pages of all kinds have one size"
+        all_pools = [*pools, *(() if slots is None else (slots,))]
+        assert all_pools and len({pool.block_size for pool in all_pools}) == 1, (
+            "pages of all groups have one size"
+        )
         assert len({pool.window for pool in pools}) == len(pools), "one pool for each window"
         self.pools = tuple(pools)
         self.slots = slots
-        self.block_size = every[0].block_size
-        self._every = every
+        self.block_size = all_pools[0].block_size
+        self.count = sum(pool.count for pool in all_pools)
+        self.pages = sum(pool.count for pool in pools if pool.window is None)
+        self.window_pages = tuple((pool.window, pool.count) for pool in pools if pool.window is not None)
+        if self.pages or slots is None:
+            self.positions = self.pages * self.block_size
+        else:
+            self.positions = slots.count * slots.interval
+        self._all_pools = all_pools
         self._prefix_caching = prefix_caching
 
     @property
-    def count(self) -> int:
-        """Pages of all kinds and slots."""
-        return sum(pool.count for pool in self._every)
-
-    @property
-    def pages(self) -> int:
-        """Pages of layers that see all positions."""
-        return sum(pool.count for pool in self.pools if pool.window is None)
-
-    @property
-    def window_pages(self) -> tuple[tuple[int, int], ...]:
-        """The windows whose layers have pages of their own, and how many."""
-        return tuple((pool.window, pool.count) for pool in self.pools if pool.window is not None)
-
-    @property
-    def positions(self) -> int:
-        """Positions that the cache remembers at most: in its pages, or up to its snapshots where it has no pages."""
-        if self.pages or self.slots is None:
-            return self.pages * self.block_size
-        return self.slots.count * self.slots.interval
-
-    @property
     def free(self) -> int:
-        """Pages of all kinds and slots that nobody holds."""
-        return sum(pool.free for pool in self._every)
+        """Number of free pages of all pools and free slots."""
+        return sum(pool.free for pool in self._all_pools)
 
-    def refusal(self, request: Request, together: int) -> str | None:
-        """Why the pages do not suffice for a request alone, of which a step computes so many tokens; None: they do."""
-        positions = request.most_positions
+    def check_room(self, request: Request, max_chunk: int) -> None:
+        """Check that the pages suffice for a request alone, of which a step computes up to `max_chunk` tokens.
+
+        Raises:
+            ModelError: A pool has too few pages.
+        """
+        positions = request.max_positions
         for pool in self.pools:
-            pages = pool.most_pages(positions, min(positions, together))
+            pages = pool.most_pages(positions, min(positions, max_chunk))
             if pages > pool.count:
                 seen = "" if pool.window is None else f" of layers that see {pool.window} of them"
-                return (
+                raise ModelError(
                     f"request {request.id} fills up to {positions} positions, {pages} pages of {pool.block_size}"
                     f"{seen}; the cache has {pool.count} pages"
                 )
-        return None
 
-    def known_blocks(self, request: Request, comes: bool = False) -> int:
-        """The first blocks of a request that need no computing: pages hold what the next one reads of them.
+    def count_cached_blocks(self, request: Request, has_state: bool = False) -> int:
+        """Return how many first blocks of a request are in the prefix cache.
 
-        There is a state behind them as well, unless that `comes` from elsewhere. At least one token is left to compute.
+        The pages have all keys and values that the next block reads, and a snapshot has the state after the blocks. At
+        least one token remains to compute.
+
+        Args:
+            request: A request that waits.
+            has_state: Whether the state is transferred to the request, so that no snapshot is needed.
         """
-        kinds = self.pools if comes else self._every
-        if not self._prefix_caching or not kinds:
+        pools = self.pools if has_state else self._all_pools
+        if not self._prefix_caching or not pools:
             return 0
-        most = (len(request.tokens) - 1) // self.block_size
-        keys = request.page_keys(most, self.block_size)
-        found, before = most, most + 1
-        while found < before:  # until no kind asks for fewer
-            before = found
-            for pool in kinds:
-                found = pool.known(keys[:found])
-        return found
+        cached = (len(request.tokens) - 1) // self.block_size
+        keys = request.page_keys(cached, self.block_size)
+        previous = cached + 1
+        while cached < previous:  # until no pool has fewer
+            previous = cached
+            for pool in pools:
+                cached = pool.known(keys[:cached])
+        return cached
 
-    def chunk_end(self, request: Request, first: int, end: int) -> int:
-        """Where a chunk of the tokens first … end is to end: at the first snapshot in it, if there is one."""
+    def count_tokens_to_snapshot(self, request: Request, position: int) -> int | None:
+        """Return the number of tokens from a position to the next snapshot of a request; None without snapshots."""
         if self.slots is None or not self._prefix_caching:
-            return end
-        return min(end, self.slots.snapshot_after(first, request.prompt_tokens))
+            return None
+        return self.slots.snapshot_after(position, request.prompt_tokens) - position
 
     def start(self, request: Request, blocks: int, positions: int, copies: PageCopies | None) -> bool:
-        """Hold the first `blocks`, which are known, and take pages up to so many positions, and a slot.
+        """Give a request its first cached `blocks`, further pages up to `positions`, and a slot.
 
-        The slot gets the state behind the first blocks; without `copies` that comes from elsewhere. False, and nothing
-        is taken, where too few are free.
+        Args:
+            request: A request that waits.
+            blocks: Number of first blocks that are in the prefix cache.
+            positions: Number of positions that the pages have room for.
+            copies: Receives the copy of the state after the first blocks; None if the state is transferred instead.
+
+        Returns:
+            Whether enough pages and slots are free; otherwise nothing changes.
         """
         keys = request.page_keys(blocks, self.block_size) if blocks else []
         new = -(-positions // self.block_size) - blocks
@@ -120,26 +132,40 @@ class KVCache:
         return True
 
     def reserve(self, request: Request, positions: int, copies: PageCopies) -> bool:
-        """Pages for so many positions, and a slot. What the request writes is its own. False where too few are free."""
+        """Give a running request pages for `positions`; pages and the slot that it writes are not shared.
+
+        Args:
+            request: A running request.
+            positions: Number of positions that the pages have room for.
+            copies: Receives the copies of shared pages and slots.
+
+        Returns:
+            Whether enough pages and slots are free; otherwise nothing changes.
+        """
         end = -(-positions // self.block_size)
         block, offset = divmod(request.computed, self.block_size)
         for pool, table in zip(self.pools, request.tables):
             if end > table.end or (offset and pool.ref_count(table.pages[block - table.first]) > 1):
                 break
         else:  # as in most steps that decode
-            return self._own_state(request, copies)
-        for pool, number in zip(self.pools, self._lacking(request, positions)):
-            if number > pool.free:
-                return False
-        if not self._own_state(request, copies):
+            return self._make_state_writable(request, copies)
+        if not self.has_room([(request, positions)]) or not self._make_state_writable(request, copies):
             return False
-        self._take(request, positions, copies)
+        for number, (pool, table) in enumerate(zip(self.pools, request.tables)):
+            index = block - table.first
+            if offset and pool.ref_count(table.pages[index]) > 1:
+                shared = table.pages[index]
+                table.pages[index] = pool.take()
+                pool.release([shared])
+                copies[number, table.pages[index]] = shared
+            table.pages.extend(pool.take() for _ in range(end - table.end))
         return True
 
     def keep_state(self, request: Request, copies: PageCopies) -> bool:
-        """Keep a request's state while drafts change a copy of it; False where that takes a slot too many.
+        """Keep a request's state, so that drafts change a copy of it.
 
-        One that is a copy of this step gets no other.
+        Returns:
+            Whether the state is kept: a slot is free, and the request's slot is not itself a copy of this step.
         """
         if self.slots is None:
             return True
@@ -151,7 +177,11 @@ class KVCache:
         return True
 
     def settle_state(self, request: Request, back: bool) -> bool:
-        """A request has its kept state `back`, or goes on with the copy that drafts changed; False if none was kept."""
+        """Return a request to its kept state if `back`, or continue with the copy that drafts changed.
+
+        Returns:
+            Whether a state was kept.
+        """
         if self.slots is None or request.kept_slot is None:
             return False
         assert request.slot is not None, f"request {request.id} has no slot"
@@ -160,28 +190,29 @@ class KVCache:
         self.slots.release([changed if back else kept])
         return True
 
-    def no_drafts(self, request: Request, copies: PageCopies) -> None:
-        """No draft came for which a state was to be kept."""
-        changed = request.slot
+    def discard_kept_state(self, request: Request, copies: PageCopies) -> None:
+        """Return a request without drafts to its kept state, if it has one, and cancel the copy of the state."""
+        copy = request.slot
         if self.settle_state(request, back=True):
-            assert changed is not None, f"request {request.id} has no slot"
-            del copies[len(self.pools), changed]
+            assert copy is not None, f"request {request.id} has no slot"
+            del copies[len(self.pools), copy]
 
-    def suffices(self, wanted: Iterable[tuple[Request, int]]) -> bool:
-        """Whether the free pages suffice for requests up to so many positions each, if none is given back meanwhile."""
-        needs = [self._lacking(request, positions) for request, positions in wanted]
-        return all(sum(numbers) <= pool.free for pool, numbers in zip(self.pools, zip(*needs)))
+    def has_room(self, requests: Iterable[tuple[Request, int]]) -> bool:
+        """Return whether the free pages suffice for requests with so many positions each."""
+        missing = [self._count_missing_pages(request, positions) for request, positions in requests]
+        return all(sum(counts) <= pool.free for pool, counts in zip(self.pools, zip(*missing)))
 
-    def computed(self, request: Request, positions: int) -> None:
-        """Keys and values of so many positions are there, and the state behind them.
+    def mark_computed(self, request: Request, positions: int) -> None:
+        """Record that the first `positions` tokens of a request are computed.
 
-        Full pages are known by their contents, and states where snapshots are taken. When a page becomes full, the
-        request gives back the pages that its window has passed.
+        Full pages and snapshots of states enter the prefix cache. When a page becomes full, the request releases the
+        pages that its window has passed.
         """
         request.computed = positions
         filled = positions // self.block_size
-        if self.slots is not None and self._prefix_caching:
-            self._publish_state(self.slots, request, filled)
+        if self.slots is not None and self.count_tokens_to_snapshot(request, positions - 1) == 1:
+            assert request.slot is not None, f"request {request.id} has no slot"
+            self.slots.publish(request.slot, request.page_keys(filled, self.block_size)[-1])
         if filled == request.filled:
             return
         keys = request.page_keys(filled, self.block_size) if self._prefix_caching else ()
@@ -197,18 +228,12 @@ class KVCache:
         request.filled = filled
 
     def forget(self) -> None:
-        """The contents of no page are known from here on."""
-        for pool in self._every:
+        """Remove all contents from the prefix cache."""
+        for pool in self._all_pools:
             pool.forget()
 
-    def steps_to_snapshot(self, request: Request) -> int | None:
-        """How many single tokens lead to the next snapshot of a request; None where none is taken."""
-        if self.slots is None or not self._prefix_caching:
-            return None
-        return self.slots.snapshot_after(request.computed, request.prompt_tokens) - request.computed
-
     def fork(self, request: Request, child: Request) -> None:
-        """A second request holds the slot and the pages of what a first one has computed, none reserved for more."""
+        """Let a second request share the slot and the computed pages of a request."""
         end = -(-request.computed // self.block_size)
         child.computed, child.filled = request.computed, request.filled
         for pool, table in zip(self.pools, request.tables):
@@ -220,8 +245,8 @@ class KVCache:
             child.slot = request.slot
             self.slots.hold(child.slot)
 
-    def give_back(self, request: Request, copies: PageCopies | None = None) -> None:
-        """A request holds no pages and no slot any more; what only it would have read is not copied."""
+    def release(self, request: Request, copies: PageCopies | None = None) -> None:
+        """Release the pages and the slot of a request, and cancel the `copies` into pages that no other request has."""
         for number, (pool, table) in enumerate(zip(self.pools, request.tables)):
             if copies:
                 for page in table.pages:
@@ -237,7 +262,7 @@ class KVCache:
         request.tables, request.computed, request.filled = [], 0, 0
 
     def _start_state(self, request: Request, key: Key | None, copies: PageCopies | None) -> bool:
-        """Take a slot for a request, with the state that a key names, or none; False where too few are free."""
+        """Give a request a slot with the snapshot of a key, or without a state; return whether enough are free."""
         slots = self.slots
         if slots is None:
             return True
@@ -246,14 +271,14 @@ class KVCache:
             return request.slot is not None
         request.slot = slots.find(key)
         slots.hold(request.slot)
-        if self._own_state(request, copies):
+        if self._make_state_writable(request, copies):
             return True
         slots.release([request.slot])
         request.slot = None
         return False
 
-    def _own_state(self, request: Request, copies: PageCopies) -> bool:
-        """Let a request have a slot whose state it may change; False where too few are free."""
+    def _make_state_writable(self, request: Request, copies: PageCopies) -> bool:
+        """Give a request a slot that it may write, a copy if necessary; return whether a slot is free."""
         slots, slot = self.slots, request.slot
         if slots is None or slot is None or slots.is_writable(slot):
             return True
@@ -265,33 +290,11 @@ class KVCache:
             copies[len(self.pools), request.slot] = slot
         return True
 
-    def _publish_state(self, slots: SlotPool, request: Request, filled: int) -> None:
-        """A request's state is known by its contents where a snapshot is taken."""
-        end = filled * self.block_size
-        if end == request.computed and slots.snapshot_after(end - 1, request.prompt_tokens) == end:
-            assert request.slot is not None, f"request {request.id} has no slot"
-            slots.publish(request.slot, request.page_keys(filled, self.block_size)[-1])
-
-    def _lacking(self, request: Request, positions: int) -> list[int]:
-        """Pages of each kind that a request has to take to hold so many positions, copies of shared ones included."""
+    def _count_missing_pages(self, request: Request, positions: int) -> list[int]:
+        """Return how many pages of each pool a request lacks for so many positions, copies of shared pages included."""
         end = -(-positions // self.block_size)
         block, offset = divmod(request.computed, self.block_size)
-        lacking = []
-        for pool, table in zip(self.pools, request.tables):
-            held = table.first + len(table.pages)
-            copied = offset and pool.ref_count(table.pages[block - table.first]) > 1
-            lacking.append((end - held if end > held else 0) + bool(copied))
-        return lacking
-
-    def _take(self, request: Request, positions: int, copies: PageCopies) -> None:
-        """Take the pages that a request lacks."""
-        end = -(-positions // self.block_size)
-        block, offset = divmod(request.computed, self.block_size)
-        for number, (pool, table) in enumerate(zip(self.pools, request.tables)):
-            place = block - table.first
-            if offset and pool.ref_count(table.pages[place]) > 1:
-                old, new = table.pages[place], pool.take()
-                pool.release([old])
-                table.pages[place] = new
-                copies[number, new] = old
-            table.pages.extend(pool.take() for _ in range(end - table.end))
+        return [
+            max(0, end - table.end) + bool(offset and pool.ref_count(table.pages[block - table.first]) > 1)
+            for pool, table in zip(self.pools, request.tables)
+        ]

@@ -1,4 +1,4 @@
-"""A request on its way: its tokens, how many of them are computed, and the pages and the slot of what they left."""
+"""A request of the scheduler: its tokens, the number of computed ones, and their pages and slot."""
 
 from __future__ import annotations
 
@@ -11,15 +11,23 @@ from model.state import BlockTable, Key, page_key
 
 @dataclass(eq=False)
 class Request:
-    """A prompt, followed by the tokens chosen so far.
+    """A prompt and the tokens sampled after it.
 
-    `tokens` are both; the first `prompt_tokens` are the prompt, and at most `max_new_tokens` follow. Lower `priority`
-    goes first, then the earlier `arrival`. `root` names what decides the contents of pages beside the tokens.
-    `computed` tokens have their keys and values in the pages of `tables`, one for each kind of pages, or none where the
-    request waits; their first `filled` blocks are full. Recurrent layers have their state behind them in `slot`, and
-    before drafts that are not verified yet in `kept_slot`. `shared_tokens` were computed before it started; `number`
-    is its place among all submitted ones. Of several groups of ranks `group` computes it. `inputs` are encoded with
-    its prompt. A request that `waits_for_mask` decodes no token in the next step.
+    Attributes:
+        tokens: The first `prompt_tokens` are the prompt; at most `max_new_tokens` follow.
+        priority: Lower numbers are scheduled first; ties go to the earlier `arrival`, then the lower `number`.
+        root: The parent key of the first page. Requests share pages only if their roots are equal.
+        computed: Number of first tokens whose keys and values are in pages.
+        tables: The block table of each pool; empty while the request waits.
+        keys: The prefix-cache keys of the first full pages, as far as they were needed.
+        filled: Number of first blocks that are full.
+        slot: The slot of the state after the computed tokens.
+        kept_slot: The slot of the state before draft tokens that are not verified yet.
+        shared_tokens: Number of first tokens that were cached when the request started.
+        number: The index among all submitted requests.
+        group: The data-parallel group that computes the request.
+        inputs: What the model encodes with the prompt.
+        waits_for_mask: Whether the next step must not sample a token of the request.
     """
 
     id: str
@@ -47,26 +55,26 @@ class Request:
 
     @property
     def generated(self) -> Sequence[int]:
-        """The tokens chosen so far."""
+        """The tokens sampled so far."""
         return self.tokens[self.prompt_tokens :]
 
     @property
     def is_running(self) -> bool:
-        """Whether it holds pages or a slot."""
+        """Whether the request has pages or a slot."""
         return bool(self.tables) or self.slot is not None
 
     @property
     def missing(self) -> int:
-        """Tokens that are not computed yet; the step that computes the last of them chooses the next token."""
+        """Number of tokens that are not computed yet; the step that computes the last of them samples the next."""
         return len(self.tokens) - self.computed
 
     @property
-    def most_positions(self) -> int:
-        """Positions that the request fills at most: the last chosen token is never computed."""
+    def max_positions(self) -> int:
+        """The largest number of positions with keys and values; the last sampled token is never computed."""
         return self.prompt_tokens + self.max_new_tokens - 1
 
     def page_keys(self, count: int, block_size: int) -> Sequence[Key]:
-        """The keys of the first `count` pages."""
+        """Return the prefix-cache keys of the first `count` pages."""
         while len(self.keys) < count:
             first = len(self.keys) * block_size
             parent = self.keys[-1] if self.keys else self.root

@@ -1,13 +1,13 @@
-"""The scheduler: which requests compute which tokens in the next step, and in which pages and slots.
+"""The scheduler, which decides for each step which requests compute which tokens in which pages and slots.
 
-It is a function of what it was given: requests, pages, slots, and the tokens chosen so far. It knows neither a clock
-nor a device, so a server, a prediction of traffic and a test make the same decisions.
+Decisions depend on requests, pages, slots and sampled tokens only, not on a clock or a device. So a server, a
+prediction of traffic and a test make the same decisions.
 
-Requests go by priority, then by arrival. A step has a budget of tokens. Requests that need one token (decoding) take
-theirs first; then come prompts that have begun, in chunks, then drafts, then new prompts. Where pages or slots run out,
-the last request in order gives back its own and waits; it computes its tokens again later (preemption by
-recomputation). The first request in order can take every page and slot, and computes a token in every step in which
-anything decodes; so it always ends, and no request waits for pages of one behind it of its own priority.
+Requests are ordered by priority, then by arrival. A step has a token budget. It is spent on requests that decode, then
+on running prompts in chunks, then on draft tokens, then on waiting prompts. If pages or slots run out, the last running
+request is preempted: it releases its pages, waits, and computes its tokens again later. The first request can take
+every page and slot, and computes a token in every step in which any request decodes. So it always ends, and no request
+waits for pages of a later request of its own priority.
 """
 
 from __future__ import annotations
@@ -26,13 +26,18 @@ from model.state import PagePool, SlotPool
 
 @dataclass(frozen=True)
 class SchedulerOptions:
-    """The limits of a step, and what may be left out to compare.
+    """The limits of a step, and options that switch features off.
 
-    A request that decodes may verify up to `speculative_tokens` drafts, as far as budget and pages last.
-
-    Without `chunked_prefill` a prompt is computed in one step, in which nothing decodes; after `max_num_seqs` of these
-    in a row what runs decodes. Without `continuous` batching requests start only when no other is running,
-    and all that run advance together (static batching). At most `prompts_at_once` start in a step, where that is not 0.
+    Attributes:
+        max_num_seqs: The largest number of running requests.
+        max_num_batched_tokens: The token budget of a step.
+        chunked_prefill: Whether prompts are divided into chunks. Otherwise a step computes whole prompts and decodes
+            nothing, and after `max_num_seqs` such steps in a row the running requests decode.
+        prefix_caching: Whether requests share pages of equal prefixes.
+        continuous: Whether requests start while others run. Otherwise all running requests advance together (static
+            batching).
+        speculative_tokens: The largest number of draft tokens of a request in a step, if budget and pages suffice.
+        prompts_at_once: The largest number of requests that start in a step, or 0 for no limit.
     """
 
     max_num_seqs: int = 256
@@ -43,16 +48,15 @@ class SchedulerOptions:
     speculative_tokens: int = 0
     prompts_at_once: int = 0
 
-    def of_windows(self, longest: int) -> SchedulerOptions:
-        """For a model that encodes a window with each prompt, in sequences of at most `longest` tokens.
+    def for_windows(self, max_model_len: int) -> SchedulerOptions:
+        """Return the options for a model that encodes a window of speech with each prompt.
 
-        One prompt starts in a step, whole: its window is encoded in the same step, which takes most of its time. No
-        page is shared, as prompts are alike whatever is said.
+        One whole prompt starts in a step, because encoding its window takes most of the step's time. Pages are not
+        shared, because the prompts of different recordings are equal.
         """
-        tokens = max(self.max_num_batched_tokens, longest)
         return replace(
             self,
-            max_num_batched_tokens=tokens,
+            max_num_batched_tokens=max(self.max_num_batched_tokens, max_model_len),
             chunked_prefill=False,
             prefix_caching=False,
             prompts_at_once=1,
@@ -72,11 +76,13 @@ class SchedulerOptions:
 class Chunk:
     """Consecutive tokens of a request that one step computes: `num_scheduled_tokens` after `num_computed_tokens`.
 
-    A chunk that `samples` ends with the request's last token, so the step chooses the next one. There are pages for
-    `draft_slots` more positions. `drafts` are tokens that may follow the request's: those in the chunk are verified in
-    the step. A chunk that `scores` needs the logits after each of its tokens.
-
     A chunk is never changed. The class is not frozen, because that takes 0.7 us more for each of a step's requests.
+
+    Attributes:
+        samples: Whether the chunk ends with the request's last token, so that the step samples the next one.
+        draft_slots: Number of further positions that have pages, for draft tokens.
+        drafts: Draft tokens after the request's tokens; the step verifies the draft tokens inside the chunk.
+        scores: Whether the logits after each token of the chunk are needed.
     """
 
     request: Request
@@ -89,23 +95,23 @@ class Chunk:
 
     @property
     def seq_len(self) -> int:
-        """Tokens of the request that are computed after the step."""
+        """Number of the request's tokens that are computed after the step."""
         return self.num_computed_tokens + self.num_scheduled_tokens
 
     @property
     def tokens(self) -> Sequence[int]:
-        """The tokens that are computed, drafts included."""
+        """The tokens of the chunk, draft tokens included."""
         start, end, known = self.num_computed_tokens, self.seq_len, len(self.request.tokens)
         tokens = self.request.tokens[start:end]
         return tokens if end <= known else [*tokens, *self.drafts[max(0, start - known) : end - known]]
 
     @property
     def num_draft_tokens(self) -> int:
-        """Drafts after the chunk's first token; the step chooses a token after each of them, too."""
+        """Number of draft tokens in the chunk; the step also samples a token after each of them."""
         return min(len(self.drafts), self.num_scheduled_tokens - 1)
 
     def with_drafts(self, drafts: Sequence[int]) -> Chunk:
-        """Return the chunk with drafts to verify, no more than it has slots."""
+        """Return the chunk with draft tokens to verify, at most `draft_slots`."""
         assert len(drafts) <= self.draft_slots, f"{len(drafts)} drafts for {self.draft_slots} slots"
         count = self.num_scheduled_tokens + len(drafts)
         return replace(self, num_scheduled_tokens=count, drafts=tuple(drafts))
@@ -113,10 +119,10 @@ class Chunk:
 
 @dataclass
 class Batch:
-    """What one step computes: a chunk of each of its requests, after pages were copied.
+    """The chunks that one step computes, and the copies of pages that it makes before.
 
-    `copies` are pages that get the contents of others. `preempted` requests gave back theirs. Where groups of ranks
-    compute it, `of_groups` has the batch of each, with the copies of its own pages.
+    `preempted` has the requests that released their pages. With several data-parallel groups `group_batches` has the
+    batch of each group, with the copies of its pages.
     """
 
     chunks: dict[Request, Chunk] = field(default_factory=dict)
@@ -136,22 +142,18 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all chunks."""
+        """Number of tokens of all chunks."""
         return sum(chunk.num_scheduled_tokens for chunk in self.chunks.values())
-
-    @property
-    def only_decodes(self) -> bool:
-        """Whether there are requests, and each computes one token and chooses the next."""
-        return bool(self.chunks) and all(
-            chunk.num_scheduled_tokens == 1 and chunk.samples for chunk in self.chunks.values()
-        )
 
 
 _order = attrgetter("priority", "arrival", "number")
 
 
 class Scheduler:
-    """Requests that wait and run, on one pool of pages, or one for each kind, and slots where layers are recurrent."""
+    """The waiting and the running requests of a model, in order, and its KV cache.
+
+    Running requests have pages or a slot; waiting requests have none.
+    """
 
     def __init__(
         self,
@@ -159,187 +161,211 @@ class Scheduler:
         options: SchedulerOptions | None = None,
         slots: SlotPool | None = None,
     ) -> None:
+        """Create a scheduler without requests.
+
+        Args:
+            pools: The page pool of each cache group: layers without a window, and layers of each window.
+            options: The limits of a step.
+            slots: The slots of states, if layers are recurrent or attend to encoded speech.
+        """
         self.options = options or SchedulerOptions()
-        kinds = [pools] if isinstance(pools, PagePool) else pools
-        self.cache = KVCache(kinds, self.options.prefix_caching, slots)
-        self._waiting: list[Request] = []
-        self._running: list[Request] = []
+        cache_groups = [pools] if isinstance(pools, PagePool) else pools
+        self.cache = KVCache(cache_groups, self.options.prefix_caching, slots)
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
         self._numbers = count()
         self._prompt_steps = 0  # in a row, in which nothing decoded
-
-    @property
-    def waiting(self) -> Sequence[Request]:
-        """Requests without pages, in order."""
-        return self._waiting
-
-    @property
-    def running(self) -> Sequence[Request]:
-        """Requests that hold pages, in order."""
-        return self._running
 
     def submit(self, request: Request) -> None:
         """Let a request wait for its turn.
 
-        Raises ModelError for one that has no token, or that would never fit: in all pages of a kind, or, where prompts
-        are not cut into chunks, in one step.
+        Raises:
+            ModelError: The request has no token, or never fits into the pages of a cache group, or, without chunked
+                prefill, into one step.
         """
         self._check(request, self.options.max_num_batched_tokens)
         request.number = next(self._numbers)
-        insort(self._waiting, request, key=_order)
+        self.resume(request)
 
     def end(self, request: Request) -> None:
-        """A request is done or cancelled: its pages are free from here on. One that has ended already is left alone."""
-        if request in self._running:
-            self._running.remove(request)
-            self.cache.give_back(request)
-        elif request in self._waiting:
-            self._waiting.remove(request)
+        """Remove a finished or cancelled request and release its pages; a request that has ended is ignored."""
+        if request in self.running:
+            self.running.remove(request)
+            self.cache.release(request)
+        elif request in self.waiting:
+            self.waiting.remove(request)
 
     def resume(self, request: Request) -> None:
-        """Let a request that `end` has taken out wait again, in its old position in the order."""
-        insort(self._waiting, request, key=_order)
+        """Let a request that `end` has removed wait again, in its former position in the order."""
+        insort(self.waiting, request, key=_order)
 
     def fork(self, request: Request, id: str) -> Request:
-        """A second request that has computed the same tokens in the same pages.
+        """Return a new request that shares the computed tokens and pages of a request.
 
-        The two share also the last page until one of them writes to it. Where no more requests may run, or the first
-        one waits, the second one waits and computes its tokens again.
+        A shared last page is copied when one of the two writes to it. If no more requests may run, or if `request`
+        waits, the new request waits and computes its tokens again.
         """
         child = Request(
             id, request.tokens[:], request.max_new_tokens, request.priority, request.arrival, request.root
         )
         child.prompt_tokens, child.inputs = request.prompt_tokens, request.inputs
         child.number = next(self._numbers)
-        if request not in self._running or len(self._running) >= self.options.max_num_seqs:
-            insort(self._waiting, child, key=_order)
-            return child
-        self.cache.fork(request, child)
-        insort(self._running, child, key=_order)
+        if request not in self.running or len(self.running) >= self.options.max_num_seqs:
+            self.resume(child)
+        else:
+            self.cache.fork(request, child)
+            insort(self.running, child, key=_order)
         return child
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget what pages hold, between two steps; says whether that was done.
+        """Remove all contents from the prefix cache between two steps.
 
-        While requests hold pages it is not done, unless they are preempted by `reset_running_requests`.
+        Args:
+            reset_running_requests: Whether running requests are preempted.
+
+        Returns:
+            Whether the cache was reset; it is not while requests run.
         """
-        while reset_running_requests and self._running:
-            self._preempt(self._running[-1], Batch())
-        if self._running:
+        while reset_running_requests and self.running:
+            self._preempt(self.running[-1], Batch())
+        if self.running:
             return False
         self.cache.forget()
         return True
 
     def adopt(self, request: Request) -> bool:
-        """Run a request whose tokens were computed elsewhere and come to the pages that it takes here.
+        """Run a request whose tokens were computed elsewhere and whose keys and values are transferred to its pages.
 
-        It computes nothing until they have `arrived`. False, and nothing is taken, where it has to wait for pages or
-        for other requests; static batches take none. Raises ModelError like `submit`.
+        The request computes nothing until `complete_transfer` is called.
+
+        Returns:
+            Whether the request runs. It does not if pages are too few, if requests wait, or in static batches.
+
+        Raises:
+            ModelError: As `submit`.
         """
         self._check(request, len(request.tokens))
-        if self._waiting or self._is_full:
+        if self.waiting or self._is_full:
             return False
-        known = self.cache.known_blocks(request, comes=True)
-        if not self.cache.start(request, known, len(request.tokens), None):
+        cached = self.cache.count_cached_blocks(request, has_state=True)
+        if not self.cache.start(request, cached, len(request.tokens), None):
             return False
         request.computed, request.number = len(request.tokens), next(self._numbers)
-        insort(self._running, request, key=_order)
+        insort(self.running, request, key=_order)
         return True
 
-    def arrived(self, request: Request, token: int) -> None:
-        """The keys and values of an adopted request are in its pages, and `token` follows its own."""
-        if not request.missing:  # one that was preempted meanwhile computes its tokens again
-            self.cache.computed(request, request.computed)
+    def complete_transfer(self, request: Request, token: int) -> None:
+        """Record that the keys and values of an adopted request are in its pages, and append its next token."""
+        if not request.missing:  # a request that was preempted meanwhile computes its tokens again
+            self.cache.mark_computed(request, request.computed)
         request.tokens.append(token)
 
     def schedule(self) -> Batch:
-        """The next step. It computes at least one token if any request is there, and is empty if none is.
+        """Schedule the next step.
 
-        It is empty as well where every request waits for the mask of its next token.
+        Returns:
+            The batch, with at least one token. It is empty if there are no requests, or if every request waits for the
+            mask of its next token.
         """
         batch = Batch()
         if not self.options.chunked_prefill:
-            waited = bool(self._running) and self._prompt_steps >= self.options.max_num_seqs
+            waited = bool(self.running) and self._prompt_steps >= self.options.max_num_seqs
             if not waited and self._admit(batch, self.options.max_num_batched_tokens):
                 self._prompt_steps += 1
                 return batch
             self._prompt_steps = 0
-        running = [each for each in self._running if not each.waits_for_mask or each.missing > 1]
-        if not self.options.continuous and len(running) < len(self._running):
+        running = [request for request in self.running if not request.waits_for_mask or request.missing > 1]
+        if not self.options.continuous and len(running) < len(self.running):
             return batch  # a static batch advances together
-        decoding = [each for each in running if each.missing == 1]
-        left = self._continue(batch, decoding, self.options.max_num_batched_tokens)
-        left = self._continue(batch, [each for each in running if each not in batch.chunks], left)
-        left = self._make_room_for_drafts(batch, decoding, left)
+        decoding = [request for request in running if request.missing == 1]
+        budget = self._continue(batch, decoding, self.options.max_num_batched_tokens)
+        budget = self._continue(
+            batch, [request for request in running if request not in batch.chunks], budget
+        )
+        budget = self._reserve_draft_slots(batch, decoding, budget)
         if self.options.chunked_prefill and not batch.preempted:
-            self._admit(batch, left)
+            self._admit(batch, budget)
         return batch
 
-    def drafted(self, batch: Batch) -> None:
-        """The chunks of a batch have their drafts: the states of those without any are not copied."""
+    def discard_unused_slots(self, batch: Batch) -> None:
+        """Cancel the copies of states of requests that have slots for draft tokens and got no draft tokens."""
         for request, chunk in batch.chunks.items():
             if chunk.draft_slots and not chunk.drafts:
-                self.cache.no_drafts(request, batch.copies)
+                self.cache.discard_kept_state(request, batch.copies)
 
-    def finish(self, batch: Batch, chosen: Mapping[Request, Sequence[int]]) -> None:
-        """A step is done: its tokens are computed, and `chosen` follow those requests whose last token it was.
+    def complete_step(self, batch: Batch, sampled_tokens: Mapping[Request, Sequence[int]]) -> None:
+        """Record a finished step: append sampled tokens, and mark the chunks as computed.
 
-        All but the last of several chosen tokens are accepted drafts. Where a draft was rejected, recurrent layers
-        return to the state before the drafts and compute the accepted ones again.
+        If draft tokens were rejected, recurrent layers return to the state before the draft tokens and compute the
+        accepted ones again.
+
+        Args:
+            batch: The batch of the step.
+            sampled_tokens: The tokens of the requests that sample; all but the last are accepted draft tokens.
         """
         for request, chunk in batch.chunks.items():
-            if request.is_running:  # one that was cancelled meanwhile is not
-                tokens = chosen.get(request, ())
-                wrong = len(chunk.drafts) - max(0, len(tokens) - 1) if chunk.drafts else 0
+            if request.is_running:  # a request that was cancelled meanwhile is not
+                tokens = sampled_tokens.get(request, ())
+                rejected = len(chunk.drafts) - max(0, len(tokens) - 1) if chunk.drafts else 0
                 request.tokens.extend(tokens)
-                again = self.cache.settle_state(request, back=wrong > 0) and wrong > 0
-                self.cache.computed(
-                    request, chunk.num_computed_tokens + (0 if again else chunk.num_scheduled_tokens - wrong)
-                )
+                rolled_back = self.cache.settle_state(request, back=rejected > 0) and rejected > 0
+                computed = 0 if rolled_back else chunk.num_scheduled_tokens - rejected
+                self.cache.mark_computed(request, chunk.num_computed_tokens + computed)
 
-    def steady_steps(self, batch: Batch) -> int:
-        """How many steps in a row, this one included, decide alike while no request comes or is cancelled.
+    def count_steady_steps(self, batch: Batch) -> int:
+        """Return how many steps in a row, this one included, have the same decisions if no request comes or ends.
 
-        More than one only where every running request decodes, no waiting one can start, and the free pages suffice.
+        It is more than 1 only if every running request decodes, no waiting request can start, and enough pages are
+        free.
         """
-        everyone = batch.only_decodes and len(batch.chunks) == len(self._running)
-        if not everyone or batch.preempted or (self._waiting and not self._is_full):
+        decodes_all = len(batch.chunks) == len(self.running) > 0 and all(
+            chunk.num_scheduled_tokens == 1 and chunk.samples for chunk in batch.chunks.values()
+        )
+        if not decodes_all or batch.preempted or (self.waiting and not self._is_full):
             return 1
-        steps = min(each.prompt_tokens + each.max_new_tokens - len(each.tokens) for each in batch.chunks)
-        snapshots = map(self.cache.steps_to_snapshot, batch.chunks)
-        steps = min([steps, *(each for each in snapshots if each is not None)])
-        while steps > 1 and not self.cache.suffices(
-            (each, len(each.tokens) + steps - 1) for each in batch.chunks
+        steps = min(
+            request.prompt_tokens + request.max_new_tokens - len(request.tokens) for request in batch.chunks
+        )
+        distances = [
+            self.cache.count_tokens_to_snapshot(request, request.computed) for request in batch.chunks
+        ]
+        steps = min([steps, *(distance for distance in distances if distance is not None)])
+        while steps > 1 and not self.cache.has_room(
+            (request, len(request.tokens) + steps - 1) for request in batch.chunks
         ):
             steps //= 2
         return steps
 
     def repeat(self, batch: Batch, steps: int, tokens: Sequence[int]) -> None:
-        """Finish a batch that decodes `steps` times in a row, no more than `steady_steps`; each adds `tokens`."""
+        """Complete `steps` equal steps of a batch that decodes, at most `count_steady_steps`.
+
+        Args:
+            batch: The batch of each step.
+            steps: Number of steps.
+            tokens: The tokens of the steps, the same for all requests.
+        """
         size, fills = self.cache.block_size, list[tuple[int, int, Request]]()
-        for number, request in enumerate(batch.chunks):
-            done = request.computed
-            reserved = self.cache.reserve(request, done + steps, batch.copies)
+        for index, request in enumerate(batch.chunks):
+            computed = request.computed
+            reserved = self.cache.reserve(request, computed + steps, batch.copies)
             assert reserved, "the free pages do not suffice"
             request.tokens.extend(tokens[:steps])
-            fills += [(at, number, request) for at in range(size - done % size, steps, size)]
-            fills.append((steps, number, request))
-        # Pages are given back in the order of single steps, which decides who gets them next.
-        computed = [request.computed for request in batch.chunks]
-        for step, number, request in sorted(fills, key=itemgetter(0, 1)):
-            self.cache.computed(request, computed[number] + step)
+            fills += [(step, index, request) for step in (*range(size - computed % size, steps, size), steps)]
+        # Pages are released in the order of single steps, which determines the requests that get them next.
+        first_computed = [request.computed for request in batch.chunks]
+        for step, index, request in sorted(fills, key=itemgetter(0, 1)):
+            self.cache.mark_computed(request, first_computed[index] + step)
 
     @property
     def _is_full(self) -> bool:
-        return len(self._running) >= self.options.max_num_seqs or not self.options.continuous
+        return len(self.running) >= self.options.max_num_seqs or not self.options.continuous
 
-    def _check(self, request: Request, together: int) -> None:
-        """ModelError for a request that has no token, or that never fits where a step computes so many tokens."""
-        positions = request.most_positions
+    def _check(self, request: Request, max_chunk: int) -> None:
+        """Raise ModelError for a request without tokens or that never fits in chunks of up to `max_chunk` tokens."""
+        positions = request.max_positions
         if not request.prompt_tokens or request.max_new_tokens < 1:
             raise ModelError(f"request {request.id} needs at least one token of a prompt and one new token")
-        refusal = self.cache.refusal(request, together)
-        if refusal is not None:
-            raise ModelError(refusal)
+        self.cache.check_room(request, max_chunk)
         if not self.options.chunked_prefill and positions > self.options.max_num_batched_tokens:
             raise ModelError(
                 f"request {request.id} computes up to {positions} tokens at once without chunked prefill; a step takes "
@@ -347,28 +373,28 @@ class Scheduler:
             )
 
     def _continue(self, batch: Batch, requests: Sequence[Request], budget: int) -> int:
-        """Give running requests their tokens, in order, and preempt from the last one on; returns what is left."""
+        """Schedule running requests in order, preempting from the last one on, and return the remaining budget."""
         for request in requests:
-            wanted = self._chunk(request, request.computed, min(request.missing, budget))
-            if not wanted or not request.is_running:  # else it was preempted in this loop
+            tokens = self._chunk(request, request.computed, min(request.missing, budget))
+            if not tokens or not request.is_running:  # else it was preempted in this loop
                 continue
-            while not self.cache.reserve(request, request.computed + wanted, batch.copies):
-                victim = self._running[-1]
+            while not self.cache.reserve(request, request.computed + tokens, batch.copies):
+                victim = self.running[-1]
                 budget += self._preempt(victim, batch)
                 if victim is request:
                     break
             else:
-                self._add(batch, request, wanted)
-                budget -= wanted
+                batch.chunks[request] = Chunk(request, request.computed, tokens, tokens == request.missing)
+                budget -= tokens
         return budget
 
-    def _make_room_for_drafts(self, batch: Batch, decoding: Sequence[Request], budget: int) -> int:
-        """Give what decodes pages for drafts, in order; returns what is left of the budget.
+    def _reserve_draft_slots(self, batch: Batch, decoding: Sequence[Request], budget: int) -> int:
+        """Give decoding requests pages for draft tokens, in order, and return the remaining budget.
 
-        The last token of a prompt gets none: other continuations may follow the same one.
+        The last token of a prompt gets none, because other continuations may follow it.
         """
         for request in decoding if self.options.speculative_tokens else ():
-            slots = min(self.options.speculative_tokens, budget, request.most_positions - len(request.tokens))
+            slots = min(self.options.speculative_tokens, budget, request.max_positions - len(request.tokens))
             fits = slots > 0 and request in batch.chunks and len(request.tokens) > request.prompt_tokens
             if (
                 fits
@@ -380,56 +406,52 @@ class Scheduler:
         return budget
 
     def _admit(self, batch: Batch, budget: int) -> int:
-        """Start waiting requests in order while pages, sequences and budget last; returns how many."""
+        """Start waiting requests in order while pages, sequences and budget suffice, and return their number."""
         options, admitted = self.options, 0
-        if not options.continuous and self._running:
+        if not options.continuous and self.running:
             return 0
-        while self._waiting and budget and not 0 < options.prompts_at_once <= admitted:
-            request = self._waiting[0]
-            while len(self._running) >= options.max_num_seqs and self._outranks(request):
-                budget += self._preempt(self._running[-1], batch)
-            if len(self._running) >= options.max_num_seqs:
+        while self.waiting and budget and not 0 < options.prompts_at_once <= admitted:
+            request = self.waiting[0]
+            while len(self.running) >= options.max_num_seqs and self._outranks(request):
+                budget += self._preempt(self.running[-1], batch)
+            if len(self.running) >= options.max_num_seqs:
                 break
-            known = self.cache.known_blocks(request)
-            first = known * self.cache.block_size
-            wanted = len(request.tokens) - first
-            if wanted > budget:
-                if not options.chunked_prefill:
-                    break
-                wanted = budget
-            wanted = self._chunk(request, first, wanted)
+            cached = self.cache.count_cached_blocks(request)
+            first = cached * self.cache.block_size
+            tokens = len(request.tokens) - first
+            if tokens > budget and not options.chunked_prefill:
+                break
+            tokens = self._chunk(request, first, min(tokens, budget))
             while not (
-                started := self.cache.start(request, known, first + wanted, batch.copies)
+                started := self.cache.start(request, cached, first + tokens, batch.copies)
             ) and self._outranks(request):
-                budget += self._preempt(self._running[-1], batch)
+                budget += self._preempt(self.running[-1], batch)
             if not started:
                 break
-            self._waiting.remove(request)
-            insort(self._running, request, key=_order)
-            self._add(batch, request, wanted)
-            budget -= wanted
+            self.waiting.remove(request)
+            insort(self.running, request, key=_order)
+            batch.chunks[request] = Chunk(request, request.computed, tokens, tokens == request.missing)
+            budget -= tokens
             admitted += 1
         return admitted
 
-    def _chunk(self, request: Request, first: int, wanted: int) -> int:
-        """How many of the wanted tokens from the first one on are a chunk: at a snapshot another one begins."""
-        if not self.options.chunked_prefill or wanted < 2:
-            return wanted
-        return self.cache.chunk_end(request, first, first + wanted) - first
+    def _chunk(self, request: Request, first: int, tokens: int) -> int:
+        """Return how many of the tokens from the first one on are a chunk, which ends at a snapshot."""
+        if not self.options.chunked_prefill or tokens < 2:
+            return tokens
+        distance = self.cache.count_tokens_to_snapshot(request, first)
+        return tokens if distance is None else min(tokens, distance)
 
     def _outranks(self, request: Request) -> bool:
-        """Whether the last running request has to give way to one that waits."""
-        return bool(self._running) and request.priority < self._running[-1].priority
-
-    def _add(self, batch: Batch, request: Request, wanted: int) -> None:
-        batch.chunks[request] = Chunk(request, request.computed, wanted, wanted == request.missing)
+        """Return whether a waiting request has a higher priority than the last running one."""
+        return bool(self.running) and request.priority < self.running[-1].priority
 
     def _preempt(self, request: Request, batch: Batch) -> int:
-        """A running request waits again, in its place in the order; returns the tokens that its step is spared."""
-        spared = batch.chunks.pop(request, None)
-        self._running.remove(request)
-        self.cache.give_back(request, batch.copies)
+        """Let a running request wait again in its position, and return the number of tokens of its removed chunk."""
+        removed = batch.chunks.pop(request, None)
+        self.running.remove(request)
+        self.cache.release(request, batch.copies)
         request.preemptions += 1
         batch.preempted.append(request)
-        insort(self._waiting, request, key=_order)
-        return 0 if spared is None else spared.num_scheduled_tokens
+        self.resume(request)
+        return 0 if removed is None else removed.num_scheduled_tokens

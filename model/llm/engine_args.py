@@ -218,7 +218,7 @@ def set_up_engine(args: EngineArgs) -> EngineSetup:
     if config.cross_positions:
         if speculation.tokens:
             raise ModelError(f"drafts are for texts; a {config.model_type} transcribes speech")
-        options = options.of_windows(length)
+        options = options.for_windows(length)
         args = replace(args, max_num_batched_tokens=options.max_num_batched_tokens)
     if any(draft.is_recurrent for draft in speculation.configs):
         raise ModelError(NO_RECURRENT_DRAFTS)

@@ -136,7 +136,7 @@ class Deployment:
         if model.config.cross_positions:
             if setup.options.speculative_tokens or len(models) > 1:
                 raise ModelError("drafts are for texts; this model transcribes speech")
-            setup = replace(setup, options=setup.options.of_windows(length))
+            setup = replace(setup, options=setup.options.for_windows(length))
         self.replicas = _count_replicas(models, setup, instance, tp)
         self.setup, self.instance, self.tp = replace(setup, tp=tp), instance, tp
         known = base.predictors if base is not None and base.tp == tp else []

@@ -69,7 +69,7 @@ class Replica:
     def receive_pages(self, request: Request, now: int) -> None:
         """Let an adopted request, whose pages have arrived, decode from its first token on."""
         self.moving.discard(request)
-        self.scheduler.arrived(request, 0)
+        self.scheduler.complete_transfer(request, 0)
         self._timelines[request].moved_ns = now
 
     def release(self, request: Request) -> None:
@@ -96,7 +96,7 @@ class Replica:
         new_tokens = self._finish_steps(batch, steps)
         self._record_steps(batch, time, steps, now)
         computed = self._record_tokens(new_tokens, steps, time.time_ns, now)
-        ended = [request for request in new_tokens if len(request.tokens) > request.most_positions]
+        ended = [request for request in new_tokens if len(request.tokens) > request.max_positions]
         for request in ended:
             timeline = self._remove(request)
             timeline.end_ns = end_ns
@@ -116,7 +116,7 @@ class Replica:
         if self._proposer is None:
             return self._clock.step(batch)
         drafts = self._proposer.propose(batch, self.record.acceptance)
-        self.scheduler.drafted(batch)
+        self.scheduler.discard_unused_slots(batch)
         time = self._clock.step(batch)
         return StepTime(time.time_ns + drafts.time_ns, time.padding, 1, time.prompts_ns + drafts.prompts_ns)
 
@@ -124,7 +124,7 @@ class Replica:
         """Return the number of steps in a row, from this one on, that decide alike and take the same time."""
         if not self._joins_steps or self.moving or time.equal_steps == 1:
             return 1
-        steps = min(time.equal_steps, self.scheduler.steady_steps(batch))
+        steps = min(time.equal_steps, self.scheduler.count_steady_steps(batch))
         if steps > 1 and until is not None:
             steps = min(steps, -((now - until) // time.time_ns))
         return steps
@@ -140,7 +140,7 @@ class Replica:
             staying = {
                 request: (0,) * count for request, count in new_tokens.items() if request not in self.moving
             }
-            self.scheduler.finish(batch, staying)
+            self.scheduler.complete_step(batch, staying)
         return new_tokens
 
     def _record_steps(self, batch: Batch, time: StepTime, steps: int, now: int) -> None:

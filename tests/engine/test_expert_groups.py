@@ -135,11 +135,11 @@ def test_random_requests_on_groups_get_what_each_gets_alone(count: int, slots: b
         batch = scheduler.schedule()
         for request, chunk in batch.chunks.items():
             batch.chunks[request] = chunk.with_drafts(alone(request.tokens, chunk.draft_slots))
-        scheduler.drafted(batch)
+        scheduler.discard_unused_slots(batch)
         found: dict[Request, list[int]] = {}
         for model, own in zip(models, batch.split_groups(count)):
             found |= model.step(own)
-        scheduler.finish(batch, found)
+        scheduler.complete_step(batch, found)
         for request in batch.chunks:
             if len(request.generated) >= request.max_new_tokens:
                 assert list(request.generated) == wanted.pop(request)
@@ -172,7 +172,7 @@ def test_an_adopted_request_goes_where_there_is_room() -> None:
     requests = [Request(str(number), [number] * 10, 4) for number in range(3)]
     assert [scheduler.adopt(each) for each in requests] == [True, True, False]
     assert [each.group for each in requests[:2]] == [0, 1]
-    scheduler.arrived(requests[1], 5)
+    scheduler.complete_transfer(requests[1], 5)
     assert requests[1].tokens[-1] == 5
     assert [chunk.request for chunk in scheduler.schedule().chunks.values()] == [requests[1]]
 
@@ -213,7 +213,7 @@ def test_every_part_of_all_groups_has_a_shape_of_the_list(drafts: int, mixes: bo
         assert use.tokens == computed
         rows = sum(3 * step.tokens * count for step, count in use.steps.items())
         assert use.padding == rows - computed
-        scheduler.finish(batch, {each: (1,) for each, chunk in batch.chunks.items() if chunk.samples})
+        scheduler.complete_step(batch, {each: (1,) for each, chunk in batch.chunks.items() if chunk.samples})
     assert together > 50
 
 

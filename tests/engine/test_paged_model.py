@@ -86,7 +86,7 @@ def logits_of_requests(model: PagedModel, scheduler: Scheduler) -> tuple[list[np
             rows[request].append(output.logits)
             text = TEXTS[int(request.id)]
             fed[request] = text[len(request.tokens) : len(request.tokens) + 1]
-        scheduler.finish(batch, fed)
+        scheduler.complete_step(batch, fed)
         for request in outputs:
             if not fed[request]:
                 scheduler.end(request)
@@ -160,7 +160,7 @@ def test_a_copied_page_holds_what_the_first_one_held(tmp_path: Path, name: str) 
     scheduler.submit(parent)
     batch = scheduler.schedule()
     model.step(batch)
-    scheduler.finish(batch, {parent: (7,)})
+    scheduler.complete_step(batch, {parent: (7,)})
     child = scheduler.fork(parent, "child")
     child.tokens[-1] = 8
     batch = scheduler.schedule()
@@ -186,7 +186,7 @@ def test_kernels_are_checked_for_changes_once_in_a_step(
         checks.clear()
         batch = scheduler.schedule()
         model.step(batch)
-        scheduler.finish(batch, {request: (token,)})
+        scheduler.complete_step(batch, {request: (token,)})
     assert checks and len(checks) == len(set(checks))
 
     def changed(*arguments: object) -> None:
@@ -215,7 +215,7 @@ def test_drafts_and_prompts_share_a_step(tmp_path: Path, name: str, own_pages: b
         scheduler.submit(each)
     batch = scheduler.schedule()
     model.step(batch)
-    scheduler.finish(batch, {request: (FIRST[14],), other: (FIRST[9],)})
+    scheduler.complete_step(batch, {request: (FIRST[14],), other: (FIRST[9],)})
     prompt = Request("2", FIRST[2:25], 2)
     scheduler.submit(prompt)
     batch = scheduler.schedule()
@@ -242,7 +242,7 @@ def test_drafts_are_verified_in_one_step(tmp_path: Path, name: str) -> None:
         scheduler.submit(each)
     batch = scheduler.schedule()
     model.step(batch)
-    scheduler.finish(batch, {request: (FIRST[14],), other: (FIRST[9],)})
+    scheduler.complete_step(batch, {request: (FIRST[14],), other: (FIRST[9],)})
     batch = scheduler.schedule()
     batch.chunks[request] = batch.chunks[request].with_drafts([FIRST[15], FIRST[16], 5])
     batch.chunks[other] = batch.chunks[other].with_drafts([FIRST[10]])
@@ -252,7 +252,7 @@ def test_drafts_are_verified_in_one_step(tmp_path: Path, name: str) -> None:
         wanted = alone(config, weights, text, len(text) - len(own))[1:]
         assert np.abs(np.stack([each.logits for each in own]) - wanted).max() <= bound(name)
     # The third draft is wrong: what the next step computes does not see it.
-    scheduler.finish(batch, {request: FIRST[15:18], other: FIRST[10:12]})
+    scheduler.complete_step(batch, {request: FIRST[15:18], other: FIRST[10:12]})
     assert [each.computed for each in (request, other)] == [17, 7]
     outputs = model.step(scheduler.schedule())
     for each, text in ((request, FIRST[:18]), (other, FIRST[4:12])):
@@ -307,7 +307,7 @@ def test_every_part_has_a_shape_of_the_list(drafts: int, mixes: bool) -> None:
             use.add(padded)
         computed += batch.tokens
         assert use.tokens == computed
-        scheduler.finish(batch, {each: (1,) for each, chunk in batch.chunks.items() if chunk.samples})
+        scheduler.complete_step(batch, {each: (1,) for each, chunk in batch.chunks.items() if chunk.samples})
     assert use.padding > 0
 
 

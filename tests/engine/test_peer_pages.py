@@ -120,7 +120,7 @@ def test_a_request_that_cannot_start_leaves_known_pages_as_they_are() -> None:
     batch = service.scheduler.schedule()
     assert [each.id for each in service.scheduler.waiting] == ["d"]
     assert ([pool.ref_count(page) for page in range(10)], pool.free) == before
-    service.scheduler.finish(batch, service.model.step(batch))
+    service.scheduler.complete_step(batch, service.model.step(batch))
 
 
 def test_without_prefix_caching_nothing_is_known() -> None:

@@ -151,7 +151,7 @@ def test_a_step_that_preempts_starts_nobody() -> None:
     batch = service.scheduler.schedule()
     assert [each.id for each in batch.preempted] == ["b"]
     assert [each.id for each in batch.chunks] == ["a"]
-    service.scheduler.finish(batch, service.model.step(batch))
+    service.scheduler.complete_step(batch, service.model.step(batch))
     service.run()
     assert len(service.done) == 3
 
@@ -165,7 +165,7 @@ def test_requests_cancelled_during_a_step_get_no_token_of_it() -> None:
         batch = service.scheduler.schedule()
         answers = service.model.step(batch)
         service.scheduler.end(requests[number])
-        service.scheduler.finish(batch, answers)
+        service.scheduler.complete_step(batch, answers)
     assert [len(requests[number].generated) for number in order] == list(range(10))
     assert service.scheduler.cache.free == 64
     assert not service.scheduler.schedule().chunks
@@ -176,7 +176,7 @@ def test_prompts_get_no_drafts_until_they_decode() -> None:
     service.submit(request("a", range(40), new=8), request("b", range(1), new=1))
     batch = service.scheduler.schedule()
     assert [chunk.draft_slots for chunk in batch.chunks.values()] == [0, 0]
-    service.scheduler.finish(batch, service.model.step(batch))
+    service.scheduler.complete_step(batch, service.model.step(batch))
     assert next(iter(service.scheduler.schedule().chunks.values())).draft_slots == 3
 
 
@@ -187,7 +187,7 @@ def test_the_last_token_of_a_prompt_gets_no_drafts() -> None:
     for _ in range(3):
         batch = service.scheduler.schedule()
         chunks += [(chunk.num_scheduled_tokens, chunk.draft_slots) for chunk in batch.chunks.values()]
-        service.scheduler.finish(batch, service.model.step(batch))
+        service.scheduler.complete_step(batch, service.model.step(batch))
     assert chunks == [(8, 0), (1, 0), (1, 3)]
 
 
@@ -208,7 +208,7 @@ def test_drafts_take_nothing_from_prompts_that_have_begun() -> None:
         (1, 0),
         (7, 0),
     ]
-    service.scheduler.finish(batch, service.model.step(batch))
+    service.scheduler.complete_step(batch, service.model.step(batch))
     batch = service.scheduler.schedule()
     assert [(chunk.num_scheduled_tokens, chunk.draft_slots) for chunk in batch.chunks.values()] == [
         (1, 6),
@@ -268,7 +268,7 @@ def test_a_wait_is_bounded_by_what_was_before(kind: str, seed: int) -> None:
             prompt = [draw.randrange(50) for _ in range(draw.randint(1, 12))]
             each = request(str(number), prompt, draw.choice((1, 1, 4, 8)), arrival=float(step))
             service.submit(each)
-            ends_at_last = max(ends_at_last, step) + steps_of_a_token * each.most_positions
+            ends_at_last = max(ends_at_last, step) + steps_of_a_token * each.max_positions
             latest[each.id], number = ends_at_last, number + 1
         if service.scheduler.running or service.scheduler.waiting:
             before = len(service.done)
@@ -290,4 +290,4 @@ def test_those_who_come_later_cannot_keep_a_request_from_its_tokens(kind: str) -
             service.submit(request(f"{steps} {number}", [number, steps % 50], 1, arrival=1.0 + steps))
         service.step()
         steps += 1
-        assert steps <= steps_of_a_token * first.most_positions
+        assert steps <= steps_of_a_token * first.max_positions

@@ -62,7 +62,7 @@ def test_a_preempted_request_gets_the_same_logits(model: Model) -> None:
     for step in range(6):
         batch = scheduler.schedule()
         outputs = computed.step(batch)
-        scheduler.finish(batch, {each: (FIRST[len(each.tokens)],) for each in outputs})
+        scheduler.complete_step(batch, {each: (FIRST[len(each.tokens)],) for each in outputs})
         rows += [outputs[late][0].logits] if late in outputs else []
         if step == 1:
             scheduler.submit(urgent)
@@ -83,7 +83,7 @@ def test_a_fork_goes_on_with_a_state_of_its_own(model: Model) -> None:
     while parent.computed < 7:
         batch = scheduler.schedule()
         computed.step(batch)
-        scheduler.finish(batch, {each: (7,) for each, chunk in batch.chunks.items() if chunk.samples})
+        scheduler.complete_step(batch, {each: (7,) for each, chunk in batch.chunks.items() if chunk.samples})
     child = scheduler.fork(parent, "child")
     child.tokens[-1] = 8
     outputs = computed.step(scheduler.schedule())
@@ -119,7 +119,7 @@ def test_drafts_leave_the_state_of_the_tokens_that_were_right(model: Model, righ
                 drafts = text[each][len(each.tokens) :][: 3 if each is request else 1]
                 wrong = [5] * (3 - right) if each is request else []
                 batch.chunks[each] = chunk.with_drafts([*drafts[: len(drafts) - len(wrong)], *wrong])
-        scheduler.drafted(batch)
+        scheduler.discard_unused_slots(batch)
         outputs = computed.step(batch)
         chosen = {}
         for each, own in outputs.items():
@@ -127,7 +127,7 @@ def test_drafts_leave_the_state_of_the_tokens_that_were_right(model: Model, righ
             kept = right if each is request and drafts else len(drafts)
             seen[each] += [output.logits for output in own[: kept + 1]]
             chosen[each] = text[each][len(each.tokens) :][: kept + 1]
-        scheduler.finish(batch, chosen)
+        scheduler.complete_step(batch, chosen)
     for each, rows in seen.items():
         prompt = each.prompt_tokens
         wanted = alone(config, weights, text[each][: prompt + len(rows) - 1], prompt)

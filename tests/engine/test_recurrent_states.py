@@ -137,7 +137,7 @@ def test_snapshots_are_given_away_by_the_time_they_were_left() -> None:
         service.run()
     for number, cached in ((0, 0), (2, 4)):
         again = request("again", [number] * 5, new=1)
-        assert service.scheduler.cache.known_blocks(again) * 4 == cached
+        assert service.scheduler.cache.count_cached_blocks(again) * 4 == cached
 
 
 def test_a_request_waits_for_a_slot() -> None:
@@ -175,7 +175,7 @@ def test_a_fork_copies_the_state_that_both_change() -> None:
         0,
         1,
     ]  # the page, and behind all kinds of pages the slot
-    service.scheduler.finish(batch, service.model.step(batch))
+    service.scheduler.complete_step(batch, service.model.step(batch))
     service.run()
     assert list(parent.generated) == alone(range(6), 4)
     assert list(child.generated[1:]) == alone([*range(6), 49], 3)
@@ -186,9 +186,9 @@ def test_a_copy_for_a_request_that_gives_back_its_slot_is_not_made() -> None:
     service.submit(request("a", range(9), new=1))
     service.run()
     cache, each, copies = service.scheduler.cache, request("b", range(9)), PageCopies()
-    assert cache.start(each, cache.known_blocks(each), 9, copies)
+    assert cache.start(each, cache.count_cached_blocks(each), 9, copies)
     assert len(copies) == 1
-    cache.give_back(each, copies)
+    cache.release(each, copies)
     assert (copies, cache.free) == ({}, cache.count)
 
 
@@ -204,7 +204,7 @@ def test_a_wrong_draft_brings_the_state_before_drafts_back(right: int, computed:
     drafts = alone(each.tokens, 3)
     drafts[right:] = [49] * (3 - right)
     batch.chunks[each] = batch.chunks[each].with_drafts(drafts)
-    service.scheduler.finish(batch, service.model.step(batch))
+    service.scheduler.complete_step(batch, service.model.step(batch))
     assert (each.computed, each.missing, each.kept_slot) == (computed, 1 if right == 3 else right + 2, None)
     (chunk,) = service.scheduler.schedule().chunks.values()
     assert (chunk.num_scheduled_tokens, chunk.samples) == (each.missing, True)
@@ -227,9 +227,9 @@ def test_states_without_drafts_are_not_copied() -> None:
     service.step()
     batch = service.scheduler.schedule()
     assert len(batch.copies) == 1
-    service.scheduler.drafted(batch)
+    service.scheduler.discard_unused_slots(batch)
     assert (batch.copies, each.kept_slot) == ({}, None)
-    service.scheduler.finish(batch, service.model.step(batch))
+    service.scheduler.complete_step(batch, service.model.step(batch))
     service.run()
     assert list(each.generated) == alone(range(3), 9)
 
@@ -240,7 +240,7 @@ def test_an_adopted_request_brings_its_state() -> None:
     assert scheduler.adopt(adopted)
     assert not scheduler.adopt(other)  # there is no second slot
     assert (adopted.slot, adopted.shared_tokens) == (0, 0)
-    scheduler.arrived(adopted, 9)
+    scheduler.complete_transfer(adopted, 9)
     batch = scheduler.schedule()
     assert [(chunk.num_computed_tokens, chunk.num_scheduled_tokens) for chunk in batch.chunks.values()] == [
         (9, 1)

@@ -50,11 +50,11 @@ class Service:
         batch = self.scheduler.schedule()
         for each, chunk in batch.chunks.items():
             batch.chunks[each] = chunk.with_drafts(self.drafts(each, chunk.draft_slots))
-        self.scheduler.drafted(batch)
+        self.scheduler.discard_unused_slots(batch)
         assert batch.tokens <= self.scheduler.options.max_num_batched_tokens
         assert len(self.scheduler.running) <= self.scheduler.options.max_num_seqs
         assert batch.chunks or not (self.scheduler.running or self.scheduler.waiting)
-        self.scheduler.finish(batch, self.model.step(batch))
+        self.scheduler.complete_step(batch, self.model.step(batch))
         for each in batch.chunks:
             if len(each.generated) == each.max_new_tokens:
                 self.scheduler.end(each)
@@ -67,7 +67,7 @@ class Service:
         batch = self.scheduler.schedule()
         for each, chunk in batch.chunks.items():
             batch.chunks[each] = chunk.with_drafts(self.drafts(each, chunk.draft_slots))
-        self.scheduler.drafted(batch)
+        self.scheduler.discard_unused_slots(batch)
         if self.draw.random() < 0.5:
             self.model.step(batch)
         for each in list(self.scheduler.running):
@@ -154,7 +154,7 @@ def test_an_adopted_request_decodes_when_its_pages_have_arrived() -> None:
     assert (len(adopted.tables[0].pages), scheduler.cache.free) == (3, 1)
     assert not scheduler.adopt(equal)  # its pages are not known before they arrive, and too few are free
     assert not scheduler.schedule().chunks
-    scheduler.arrived(adopted, 9)
+    scheduler.complete_transfer(adopted, 9)
     assert scheduler.adopt(equal)  # two pages are shared
     assert (equal.shared_tokens, scheduler.cache.free) == (8, 0)
     (chunk,) = scheduler.schedule().chunks.values()
@@ -186,11 +186,11 @@ def test_a_request_preempted_before_its_pages_arrived_computes_them_again() -> N
     scheduler = Scheduler(PagePool(3, 4), SchedulerOptions(2, 8))
     first, second = request("a", range(4), new=6), request("b", range(4, 8), new=2, arrival=1.0)
     scheduler.submit(first)
-    scheduler.finish(scheduler.schedule(), {first: (1,)})
+    scheduler.complete_step(scheduler.schedule(), {first: (1,)})
     assert scheduler.adopt(second)
     while not second.preemptions:
-        scheduler.finish(scheduler.schedule(), {first: (1,)})
-    scheduler.arrived(second, 8)
+        scheduler.complete_step(scheduler.schedule(), {first: (1,)})
+    scheduler.complete_transfer(second, 8)
     assert (second.tables, second.missing) == ([], 5)
     scheduler.end(first)
     (chunk,) = scheduler.schedule().chunks.values()
@@ -255,7 +255,7 @@ def test_a_fork_copies_the_page_that_both_write() -> None:
     child.tokens[-1] = 49  # the child chose otherwise
     batch = service.scheduler.schedule()
     assert len(batch.copies) == 1
-    service.scheduler.finish(batch, service.model.step(batch))
+    service.scheduler.complete_step(batch, service.model.step(batch))
     service.run()
     assert child.tables == []
     assert list(child.generated[1:]) == alone([*range(6), 49], 3)
@@ -267,7 +267,7 @@ def test_a_page_reserved_for_drafts_does_not_stand_for_a_copy() -> None:
     service.step()
     parent = service.scheduler.running[0]
     batch = service.scheduler.schedule()
-    service.scheduler.finish(
+    service.scheduler.complete_step(
         batch, {parent: (next_token(parent.tokens),)}
     )  # no draft came, its page stays reserved
     assert (parent.computed, len(parent.tables[0].pages), service.scheduler.cache.free) == (7, 3, 0)
@@ -374,7 +374,7 @@ def test_a_fork_copies_the_page_that_both_write_in_every_kind() -> None:
     service.scheduler.fork(service.scheduler.running[0], "b")
     batch = service.scheduler.schedule()
     assert sorted(kind for kind, _ in batch.copies) == [0, 1]
-    service.scheduler.finish(batch, service.model.step(batch))
+    service.scheduler.complete_step(batch, service.model.step(batch))
     service.run()
     assert [list(each.generated) for each in service.done] == [alone(range(6), 4)] * 2
 
@@ -404,7 +404,7 @@ def test_a_cancelled_request_leaves_no_page() -> None:
     batch = service.scheduler.schedule()
     service.scheduler.end(service.scheduler.running[0])
     service.scheduler.end(service.scheduler.running[0])
-    service.scheduler.finish(batch, {})
+    service.scheduler.complete_step(batch, {})
     assert service.scheduler.cache.free == 16
 
 
@@ -493,12 +493,12 @@ def test_steps_at_once_decide_like_single_steps(
             service.submit(request(str(number), prompt, new, arrival=float(number)))
         for _ in range(draw.randint(0, 6)):
             batch = at_once.scheduler.schedule()
-            steps = at_once.scheduler.steady_steps(batch)
+            steps = at_once.scheduler.count_steady_steps(batch)
             if steps > 1:
                 at_once.scheduler.repeat(batch, steps, rows)
             else:
                 chosen = {each: [0] for each, chunk in batch.chunks.items() if chunk.samples}
-                at_once.scheduler.finish(batch, chosen)
+                at_once.scheduler.complete_step(batch, chosen)
             saved += steps - 1
             for each in batch.chunks:
                 if len(each.generated) == each.max_new_tokens:
@@ -507,7 +507,7 @@ def test_steps_at_once_decide_like_single_steps(
             for _ in range(steps):
                 batch = single.scheduler.schedule()
                 chosen = {each: [0] for each, chunk in batch.chunks.items() if chunk.samples}
-                single.scheduler.finish(batch, chosen)
+                single.scheduler.complete_step(batch, chosen)
                 for each in batch.chunks:
                     if len(each.generated) == each.max_new_tokens:
                         single.scheduler.end(each)

@@ -49,7 +49,7 @@ def logits_of_requests(
 ) -> tuple[list[np.ndarray], list[Request], int]:
     """Every request's logits, and how many requests ran together at most."""
     config = load_config(path, SPEECH)
-    options = SchedulerOptions(4, 16).of_windows(40)
+    options = SchedulerOptions(4, 16).for_windows(40)
     scheduler = Scheduler(PagePool(pages, 4), options, WindowPool(slots, 4, 4))
     shards = shard_weights(config, open_checkpoint(path, config), ranks, dtype=dtype)
     buckets = Buckets.powers(4, 40, 40)
@@ -72,7 +72,7 @@ def logits_of_requests(
         for request, (output,) in model.step(batch).items():
             rows[request].append(require_logits(output.logits))
             fed[request] = IDS[len(request.tokens) : len(request.tokens) + 1]
-        scheduler.finish(batch, fed)
+        scheduler.complete_step(batch, fed)
         for request, token in fed.items():
             if not token:
                 scheduler.end(request)
@@ -100,7 +100,7 @@ def test_a_preempted_request_encodes_its_window_again(folder: Path) -> None:  # 
 
 @pytest.mark.parametrize("slots", [1, 2, 3])
 def test_a_request_waits_for_a_slot(slots: int) -> None:
-    options = SchedulerOptions(4, 16).of_windows(40)
+    options = SchedulerOptions(4, 16).for_windows(40)
     scheduler = Scheduler(PagePool(40, 4), options, WindowPool(slots, 4, 4))
     requests = [Request(str(n), IDS[:3], 2, inputs=ModelInputs(spectrum(1))) for n in range(3)]
     for each in requests:
@@ -111,7 +111,7 @@ def test_a_request_waits_for_a_slot(slots: int) -> None:
         starting = [each for each, chunk in batch.chunks.items() if chunk.num_computed_tokens == 0]
         assert len(starting) <= 1 and (not starting or len(batch.chunks) == 1)
         sizes.append(len(scheduler.running))
-        scheduler.finish(batch, dict.fromkeys(batch.chunks, (7,)))
+        scheduler.complete_step(batch, dict.fromkeys(batch.chunks, (7,)))
         for each in requests:
             if len(each.tokens) == 5:
                 scheduler.end(each)
@@ -143,7 +143,7 @@ def test_every_part_with_speech_has_a_shape_of_the_list(tmp_path: Path) -> None:
     shapes = set(buckets.shapes())
     prompts = [step for step in shapes if step.phase is Phase.prefill]
     assert {(step.sequences, step.prefix, step.decoding) for step in prompts} == {(1, 0, None)}
-    options = SchedulerOptions(4, 16).of_windows(40)
+    options = SchedulerOptions(4, 16).for_windows(40)
     scheduler = Scheduler(PagePool(6, 4), options, WindowPool(4, 4, 4))
     draw = np.random.default_rng(1)
     for number in range(40):
@@ -156,9 +156,9 @@ def test_every_part_with_speech_has_a_shape_of_the_list(tmp_path: Path) -> None:
             begins = any(chunk.num_computed_tokens == 0 for chunk in padded.chunks)
             assert padded.step.phase is (Phase.prefill if begins else Phase.decode)
             seen.add(padded.step)
-        scheduler.finish(batch, dict.fromkeys(batch.chunks, (7,)))
+        scheduler.complete_step(batch, dict.fromkeys(batch.chunks, (7,)))
         for each in batch.chunks:
-            if len(each.tokens) > each.most_positions:
+            if len(each.tokens) > each.max_positions:
                 scheduler.end(each)
     assert len(seen) > 3
 
@@ -248,7 +248,7 @@ def test_rules_forbid_suppressed_tokens_and_times(times: Timestamps | None) -> N
 
 def test_nothing_waits_behind_windows(tmp_path: Path) -> None:
     """Whoever decodes gets a token after as many windows in a row as there are places."""
-    scheduler = Scheduler(PagePool(400, 4), SchedulerOptions(2, 16).of_windows(40), WindowPool(2, 4, 4))
+    scheduler = Scheduler(PagePool(400, 4), SchedulerOptions(2, 16).for_windows(40), WindowPool(2, 4, 4))
     for number in range(9):
         scheduler.submit(Request(str(number), IDS[:3], 4))
     kinds = []
@@ -257,9 +257,9 @@ def test_nothing_waits_behind_windows(tmp_path: Path) -> None:
         kinds.append(
             "".join("w" if chunk.num_computed_tokens == 0 else "d" for chunk in batch.chunks.values())
         )
-        scheduler.finish(batch, dict.fromkeys(batch.chunks, (7,)))
+        scheduler.complete_step(batch, dict.fromkeys(batch.chunks, (7,)))
         for each in list(batch.chunks):
-            if len(each.tokens) > each.most_positions:
+            if len(each.tokens) > each.max_positions:
                 scheduler.end(each)
     assert set(kinds) <= {"w", "d", "dd"}
     assert "www" not in "".join(chain.from_iterable(kinds))
