@@ -73,6 +73,7 @@ def test_the_predicted_length_is_near_that_of_the_healed_kernel(kind: Kind) -> N
     assert brought / 1.5 <= piece.before_ns - piece.length_ns <= brought * 1.5
 
 
+@pytest.mark.slow
 def test_the_streams_are_left_as_they_were() -> None:
     for arguments, sick, _ in PAIRS.values():
         launch = kernels.dry(sick, *arguments)
@@ -168,6 +169,7 @@ def test_records_are_those_of_the_profile() -> None:
     assert [each["time_ns"] for each in found["bounds"]] == [each.time_ns for each in done.bounds]
 
 
+@pytest.mark.slow
 def test_each_tensor_that_is_loaded_again_is_advised_on_alone_and_all_where_that_gains_more() -> None:
     deep = [kernels.zeros(1024, columns, kernels.BF16) for columns in (1024, 2048)]
     done = _profile(tile_by_tile.func, *deep)

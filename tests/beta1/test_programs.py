@@ -55,6 +55,7 @@ def test_program_id_knows_the_axes_of_the_grid(axis: int, known: bool) -> None:
             kernel[1, 1](X)
 
 
+@pytest.mark.slow
 def test_refuses_programs_that_share_different_tensors() -> None:
     @nki.jit
     def kernel(x):
@@ -165,6 +166,7 @@ assert neuronxcc.theirs and "neuronxcc.nki" not in sys.modules
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", [BOUND, LOADED, INSTALLED], ids=["absent", "loaded", "installed"])
 def test_install_binds_neuronxcc_unless_there_is_one(script: str) -> None:
     subprocess.run([sys.executable, "-c", script], check=True)

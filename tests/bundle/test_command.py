@@ -259,6 +259,7 @@ def test_packages_that_bind_the_simulator_travel_with_an_empty_init(tmp_path: Pa
     assert found.packages == set()
 
 
+@pytest.mark.slow
 def test_every_shipped_kernel_of_one_rank_is_in_the_catalogue(bundled: Any, tmp_path: Path) -> None:
     import nki_kernels
     from nki_kernels.examples import EXAMPLES, RANKS
@@ -295,6 +296,7 @@ def works(python: str) -> bool:
 OTHERS = list(filter(works, ("python3.10", "python3.12", "python3.13", "python3.14")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("python", [sys.executable, *OTHERS], ids=lambda each: Path(each).name)
 def test_run_py_needs_nothing_but_the_standard_library(
     python: str, carried: Path, capsys: pytest.CaptureFixture[str], compared: Callable[[Path], Any]

@@ -67,6 +67,7 @@ def same_as_expected(bundle: Path, case: dict[str, Any], returned: Any) -> None:
         np.testing.assert_array_equal(bits, np.load(bundle / output["file"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["scaled", "shifted", "picked"])
 def test_torchneuron_gets_an_operator_that_torch_takes(
     name: str, bundle: Path, case: Any, monkeypatch: pytest.MonkeyPatch

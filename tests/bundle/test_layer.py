@@ -61,6 +61,7 @@ def bundled(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     return status, " ".join((captured.out + captured.err).split())
 
 
+@pytest.mark.slow
 def test_all_launches_of_the_layer_are_cases_in_their_order(layer: Path) -> None:
     bundle = load_bundle(layer)
     assert (bundle.kind, bundle.target) == ("layer", "trn2")
@@ -86,6 +87,7 @@ def test_a_launch_is_given_what_those_before_it_return(layer: Path) -> None:
         assert np.flatnonzero((before != after).any(axis=others)).tolist() == [TOKENS]
 
 
+@pytest.mark.slow
 def test_the_weights_are_those_of_the_layer(tiny: Path, tmp_path: Path) -> None:
     import safetensors.numpy
 
@@ -109,6 +111,7 @@ def test_unchanged_it_comes_back_equal(
     assert capsys.readouterr().out.startswith("all 5 cases are equal (trn2;")
 
 
+@pytest.mark.slow
 def test_a_changed_instruction_is_met_at_the_first_launch_that_uses_it(
     layer: Path, tmp_path: Path, instance: Callable[..., Any], compared: Callable[[Path], Comparison]
 ) -> None:
@@ -124,6 +127,7 @@ def test_a_changed_instruction_is_met_at_the_first_launch_that_uses_it(
     assert len(untried) == 3
 
 
+@pytest.mark.slow
 def test_the_document_lists_the_launches(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,6 +144,7 @@ def test_the_document_lists_the_launches(
     assert {output.dtype for each in bundle.cases for output in each.outputs} == {"bfloat16"}
 
 
+@pytest.mark.slow
 def test_a_layer_has_one_physical_core_whatever_the_environment_says(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +155,7 @@ def test_a_layer_has_one_physical_core_whatever_the_environment_says(
     assert {each.lnc for each in load_bundle(tmp_path / "b").cases} == {1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "accepted", "sentence"),
     [

@@ -66,6 +66,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 # -- what is written -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_launch_of_every_step_is_a_case_in_order(generation: Path) -> None:
     bundle = load_bundle(generation)
     assert (bundle.kind, bundle.target) == ("model", "trn2")
@@ -79,6 +80,7 @@ def test_every_launch_of_every_step_is_a_case_in_order(generation: Path) -> None
     )
 
 
+@pytest.mark.slow
 def test_tokens_are_those_that_the_model_generates(
     generation: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -315,6 +317,7 @@ def test_what_cannot_be_bundled_is_one_sentence(
     assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.slow
 def test_weights_that_are_computed_when_they_are_loaded_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

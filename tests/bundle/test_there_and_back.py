@@ -87,6 +87,7 @@ def test_a_slow_instruction_is_seen_in_the_times(carried: Path, instance: Make, 
     assert "tensor_scalar" in likely.why
 
 
+@pytest.mark.slow
 def test_a_kernel_that_the_compiler_refuses_loses_itself_only(
     carried: Path, instance: Make, compared: Compared
 ) -> None:
@@ -101,6 +102,7 @@ def test_a_kernel_that_the_compiler_refuses_loses_itself_only(
     assert (likely.fault, likely.rule, likely.cases) == (Fault.simulator, 4, ("shifted",))
 
 
+@pytest.mark.slow
 def test_where_every_kernel_is_refused_it_is_the_environment(
     carried: Path, instance: Make, compared: Compared
 ) -> None:
@@ -151,6 +153,7 @@ def test_on_a_full_disk_values_are_lost_and_digests_come_back(
     assert not seen.intact  # run.py was changed for this test
 
 
+@pytest.mark.slow
 def test_an_old_nki_is_the_environment(carried: Path, instance: Make, compared: Compared) -> None:
     """An NKI of which the kernels need a name that it lacks, and that is no reason to stop before."""
     machine = instance(version="0.6.0", refuse="doubled")
@@ -170,6 +173,7 @@ def test_the_placeholder_of_the_public_index_is_recognised(
     assert "nki 0.0.1 is the placeholder of the public index" in seen.result.failures[0][1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ["echo 'open /dev/neuron0: permission denied' >&2; exit 1", None])
 def test_a_profiler_without_permission_stops_nothing(
     script: str | None, carried: Path, instance: Make, compared: Compared
@@ -186,6 +190,7 @@ def test_a_profiler_without_permission_stops_nothing(
     assert "permission denied" in message or "neuron-explorer" in message
 
 
+@pytest.mark.slow
 def test_an_earlier_result_is_kept(carried: Path, instance: Make) -> None:
     machine = instance()
     for _ in range(2):
@@ -193,6 +198,7 @@ def test_an_earlier_result_is_kept(carried: Path, instance: Make) -> None:
     assert (carried / "result-1" / "result.json").is_file() and (carried / "result" / "result.json").is_file()
 
 
+@pytest.mark.slow
 def test_a_changed_bundle_is_noticed_there_and_here(
     carried: Path, instance: Make, compared: Compared
 ) -> None:

@@ -53,6 +53,7 @@ def test_two_numbers_are_found_within_per_cent_and_no_others_whatever_one_wild_t
     assert found.record == hardware("trn2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wild", [1.0, 8.0])
 def test_times_as_predicted_contradict_nothing(wild: float) -> None:
     given = measured(KERNELS, {})
@@ -87,6 +88,7 @@ def test_together_numbers_are_slight_where_each_is(each: float, found: int) -> N
     assert list(own.values()) == ([each, -each] if found else [0.0, 0.0])
 
 
+@pytest.mark.slow
 def test_numbers_that_always_act_together_are_named_and_not_written() -> None:
     found = calibrate("trn2", measured(SMALL, {"dma_completion_ns": 2.0}))
     (each,) = found.contradictions

@@ -27,6 +27,7 @@ def problem(changes: dict[int, float], noise: float = 0.0, seed: int = 0, kernel
     return Problem(ratios, elasticities, np.zeros(kernels), np.full(NUMBERS, 0.5), np.full(NUMBERS, 4.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_two_changed_numbers_are_found_and_no_others(seed: int) -> None:
     given = problem({3: 0.4, 7: -0.3}, noise=0.01, seed=seed)
@@ -47,6 +48,7 @@ def test_times_that_differ_by_chance_contradict_no_number(noise: float, seed: in
     assert found.numbers == () and len(found.changes) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1e-3, 10.0])
 @pytest.mark.parametrize("changes", [{}, {3: 0.4, 7: -0.3}])
 def test_one_absurd_time_is_named_and_decides_nothing(changes: dict[int, float], factor: float) -> None:

@@ -170,6 +170,7 @@ def test_a_result_of_another_bundle_is_refused(key: str, capsys: Capture) -> Non
     assert "is that of another bundle" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.slow
 def test_bundles_that_came_back_and_their_entries_calibrate_alike(capsys: Capture) -> None:
     predictions = [prediction(each) for each in SMALL]
     entries = []

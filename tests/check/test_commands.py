@@ -401,6 +401,7 @@ def test_sarif_writes_file_names_as_uris(simulate: Any, folder: Path) -> None:
     assert result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "two%20words%20%C3%BC.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variable", "value", "said"),
     [

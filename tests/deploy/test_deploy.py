@@ -79,6 +79,7 @@ def user_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after", "accepted"),
     [

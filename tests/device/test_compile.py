@@ -149,6 +149,7 @@ def test_an_engine_launches_no_graph_that_was_not_compiled(
     assert set(launched) <= set(compiled)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["mamba", "gemma3"])
 def test_states_and_windows_have_graphs_too(tmp_path: Path, family: str) -> None:
     pytest.importorskip("transformers", reason="transformers is an extra of development (dev)")
@@ -190,6 +191,7 @@ def test_without_packages_the_graphs_are_counted_and_what_is_missing_is_said(
     assert found["copies"] == (4, "1 page", "8 pages")
 
 
+@pytest.mark.slow
 def test_groups_that_divide_experts_are_refused_as_the_engine_refuses_them(
     tmp_path: Path, capsys: Any
 ) -> None:

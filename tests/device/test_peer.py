@@ -33,6 +33,7 @@ def run(capsys: Any, tmp_path: Path, *arguments: str) -> tuple[int, dict[str, An
     return status, json.loads(file.read_text()) if file.exists() else {}, told.out + told.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_tokens_and_logits_are_those_of_the_library(
     tiny: Path, tmp_path: Path, libraries: None, library: str, capsys: Any

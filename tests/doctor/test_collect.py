@@ -57,6 +57,7 @@ def test_neuron_ls_comes_before_the_files_of_the_driver(instance: Path) -> None:
     assert {each.lnc for each in machine.devices} == {2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lister", ["dpkg-query", "rpm"])
 def test_system_packages_are_those_that_are_installed(tmp_path: Path, lister: str) -> None:
     def run(command: str) -> str | None:

@@ -184,6 +184,7 @@ def test_messages_of_a_wrong_type_are_refused() -> None:
             llm().chat(messages, use_tqdm=False)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_prompts_are_arrays_and_generators_too() -> None:
     params = SamplingParams(temperature=0, max_tokens=2)
     ids = llm().get_tokenizer().encode("Lily")
@@ -194,6 +195,7 @@ def test_prompts_are_arrays_and_generators_too() -> None:
         assert llm().generate(prompt, [params], use_tqdm=False)[0].outputs[0].token_ids == wanted
 
 
+@pytest.mark.slow
 def test_threads_that_call_at_once_get_what_calls_one_after_the_other_get() -> None:
     prompts = [f"{name} was" for name in ("Lily", "Tom", "Anna", "Ben", "The cat", "The dog")]
     params = [SamplingParams(temperature=0.9, seed=number, max_tokens=4) for number in range(len(prompts))]

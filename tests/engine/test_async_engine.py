@@ -78,6 +78,7 @@ async def updates_of(stream: Stream) -> list[Update]:
         return [update async for update in stream]
 
 
+@pytest.mark.slow
 def test_request_that_is_left_during_a_step_is_not_in_the_next_one_and_holds_no_page() -> None:
     stepper = Stepper(allowed=0)
 

@@ -35,6 +35,7 @@ def answers(params: SamplingParams, proposer: Always | None) -> list[list[list[i
     return [tokens_of(each) for each in outputs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "params",
     [

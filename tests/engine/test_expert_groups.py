@@ -74,6 +74,7 @@ def test_drafts_of_a_model_without_experts_change_no_token() -> None:
     assert generated(LLM(**SIZES, expert_parallel_size=2, speculative_config=drafts)) == of_one_group()
 
 
+@pytest.mark.slow
 def test_prompts_share_the_pages_of_their_group() -> None:
     """Both groups are idle, so the second request goes where its prompt is known."""
     llm = LLM(**SIZES, expert_parallel_size=2, block_size=4)

@@ -148,6 +148,7 @@ def test_a_fault_behind_every_layer_ends_the_marked_request_only(
             assert llm.engine.failure is None
 
 
+@pytest.mark.slow
 def test_generate_warns_of_a_failed_prompt_and_raises_where_all_have_failed(tmp_path: Path) -> None:
     llm = LLM(**{**SIZES, **CASES["contiguous"](tmp_path / "model")})
     fault, prompts = LayerFault(llm), [PROMPTS[0], PROMPTS[2], PROMPTS[3]]

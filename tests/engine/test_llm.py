@@ -76,6 +76,7 @@ def test_an_equal_prompt_is_read_from_pages() -> None:
     assert warm.outputs[0].token_ids == cold.outputs[0].token_ids
 
 
+@pytest.mark.slow
 def test_results_say_how_they_ended() -> None:
     (full,) = llm().generate(PROMPTS[:1], SamplingParams(temperature=0, max_tokens=20), use_tqdm=False)
     text = full.outputs[0].text
@@ -104,6 +105,7 @@ def test_results_say_how_they_ended() -> None:
     assert by_id.outputs[0].token_ids == full.outputs[0].token_ids[:4]
 
 
+@pytest.mark.slow
 def test_min_tokens_put_off_the_end() -> None:
     (full,) = llm().generate(PROMPTS[0], GREEDY, use_tqdm=False)
     first = full.outputs[0].token_ids[0]
@@ -133,6 +135,7 @@ def test_allowed_tokens_are_the_only_ones() -> None:
     assert set(alone(PROMPTS[0], params)[0]) <= {400, 401}
 
 
+@pytest.mark.slow
 def test_prompts_are_texts_ids_or_mappings() -> None:
     ids = llm().get_tokenizer().encode(PROMPTS[0])
     wanted = alone(PROMPTS[0], GREEDY)[0]
@@ -167,6 +170,7 @@ def test_drafts_change_no_token(speculation) -> None:
     assert speculative.engine.scheduler.cache.free == 20
 
 
+@pytest.mark.slow
 def test_a_model_drafts_for_itself_what_each_of_several_requests_chooses() -> None:
     speculative = LLM(
         max_num_seqs=4,
@@ -219,6 +223,7 @@ def test_a_prompt_that_cannot_be_is_refused_and_leaves_nothing(prompt, params, s
     assert llm().engine.scheduler.cache.free == 20
 
 
+@pytest.mark.slow
 def test_a_prompt_of_the_longest_length_gets_one_token() -> None:
     (output,) = llm().generate([1] * 127, GREEDY, use_tqdm=False)
     assert len(output.outputs[0].token_ids) == 1
@@ -294,6 +299,7 @@ def reference_logits(config: ModelConfig, weights: dict[str, np.ndarray], ids: l
 LONG = "Once upon a time there was a little girl named Lily who had a big red ball and a small blue car."
 
 
+@pytest.mark.slow
 def test_log_probabilities_of_the_prompt() -> None:
     """Those of each token are those it would have got if it had been chosen; in chunks, beside others, and again."""
     params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=3, n=2)
@@ -333,6 +339,7 @@ def test_a_prompt_of_one_token_has_no_log_probabilities() -> None:
     assert output.prompt_logprobs == [None]
 
 
+@pytest.mark.slow
 def test_drafts_change_no_log_probability_of_the_prompt() -> None:
     speculative = speculative_llm()
     params = SamplingParams(temperature=0, max_tokens=8, prompt_logprobs=1)

@@ -149,6 +149,7 @@ def test_a_step_without_a_ready_request_computes_nothing(clocked: Clocked) -> No
     clocked.compiler.gate.set()
 
 
+@pytest.mark.slow
 def test_drafts_behind_slow_masks_are_not_verified_and_change_no_token() -> None:
     outputs = []
     for slow_from in (99, 4):

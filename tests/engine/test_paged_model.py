@@ -24,6 +24,7 @@ from model.runners.paged import PagedModel
 from model.runners.reference import ReferenceModel
 from model.state import PagePool, SlotPool
 from simulate.replay.guards import Guards
+from tests.deep import deep_except
 from tests.engine.paged_text import check_pages
 from tests.model.oracle import Oracle, random_model
 from tests.model.test_dense_families import oracle
@@ -128,7 +129,7 @@ WINDOWED = [name for name in TINY if "window" in name or name in ("ministral", "
 
 @pytest.mark.slow
 @pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("name", WINDOWED)
+@pytest.mark.parametrize("name", deep_except(WINDOWED, 2))
 def test_layers_with_a_window_keep_no_page_behind_it(tmp_path: Path, name: str, caching: bool) -> None:
     """Pages of 4: windows of 5 to 9 positions pass them while prompts are computed in chunks and while tokens come."""
     config, weights = load(write_tiny(tmp_path, name))
@@ -141,6 +142,7 @@ def test_layers_with_a_window_keep_no_page_behind_it(tmp_path: Path, name: str, 
     assert [each.shared_tokens for each in requests] == [0, 16 if caching else 0, 0]
 
 
+@pytest.mark.slow
 def test_a_preempted_request_gets_the_same_logits(tmp_path: Path) -> None:
     config, weights = load(write_tiny(tmp_path, "qwen3"))
     scheduler = Scheduler(PagePool(5, 8), SchedulerOptions(4, 16, prefix_caching=False))
@@ -150,6 +152,7 @@ def test_a_preempted_request_gets_the_same_logits(tmp_path: Path) -> None:
         assert np.abs(own - alone(config, weights, text, prompt)).max() <= bound("qwen3")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen2", "ministral", "deepseek v3"])
 def test_a_copied_page_holds_what_the_first_one_held(tmp_path: Path, name: str) -> None:
     config, weights = load(write_tiny(tmp_path, name))
@@ -229,6 +232,7 @@ def test_drafts_and_prompts_share_a_step(tmp_path: Path, name: str, own_pages: b
         assert np.abs(found - wanted).max() <= bound(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama with biases", "gemma3", "olmo2", "gpt2"])
 def test_drafts_are_verified_in_one_step(tmp_path: Path, name: str) -> None:
     config, weights = load(write_tiny(tmp_path, name))

@@ -177,6 +177,7 @@ CORNER_PARAMS: Sequence[dict[str, Any]] = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", CORNER_PARAMS)
 def test_a_request_at_a_corner_ends_like_others_and_beside_them(values: dict[str, Any]) -> None:
     """Draws of the first one come from the host, of those with top_k from the device."""

@@ -80,6 +80,7 @@ def logits_of_requests(
     return [np.stack(rows[each]) for each in requests], requests, most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "dtype"), [(1, "float32"), (2, "float32"), (3, "float32"), (1, "bfloat16")]
 )
@@ -91,6 +92,7 @@ def test_windows_of_many_requests_get_what_they_get_alone(folder: Path, ranks: i
         assert np.abs(own - wanted(seed, prompt).logits).max() <= wanted(seed, prompt).bound(dtype)
 
 
+@pytest.mark.slow
 def test_a_preempted_request_encodes_its_window_again(folder: Path) -> None:  # noqa: F811
     rows, requests, _ = logits_of_requests(folder, 1, "float32", pages=4, slots=4)
     assert any(each.preemptions for each in requests)
@@ -175,6 +177,7 @@ def greedy(path: Path, features: np.ndarray, prompt: list[int], count: int) -> l
     return ids
 
 
+@pytest.mark.slow
 def test_llm_takes_audio_as_vllm_takes_it(tmp_path: Path) -> None:
     path = write_whisper(tmp_path / "whisper")
     llm = LLM(path, max_num_seqs=2)
@@ -265,6 +268,7 @@ def test_nothing_waits_behind_windows(tmp_path: Path) -> None:
     assert "www" not in "".join(chain.from_iterable(kinds))
 
 
+@pytest.mark.slow
 def test_an_encoder_is_a_graph_that_prompts_launch(tmp_path: Path) -> None:
     """Every graph of an engine of speech: launched with padding alone, no token or window of a request changes."""
     parts = set_up_engine(EngineArgs(write_whisper(tmp_path / "whisper"), max_num_seqs=1, buckets=FEW))

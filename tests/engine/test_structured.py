@@ -63,6 +63,7 @@ def test_a_grammar_is_kept(grammar: str) -> None:
         assert re.fullmatch("a[bc]{2,4}[.]", text)
 
 
+@pytest.mark.slow
 def test_a_form_holds_beside_drafts() -> None:
     speculative = LLM(
         max_num_seqs=4,

@@ -33,6 +33,7 @@ def texts(outputs: list[RequestOutput]) -> list[str]:
     return [output.outputs[0].text for output in outputs]
 
 
+@pytest.mark.slow
 def test_prompts_are_continued() -> None:
     outputs = llm().generate(PROMPTS, SamplingParams(temperature=0.8, top_p=0.95))
     assert [output.prompt for output in outputs] == PROMPTS
@@ -42,6 +43,7 @@ def test_prompts_are_continued() -> None:
         assert llm().get_tokenizer().decode(own.token_ids) == own.text
 
 
+@pytest.mark.slow
 def test_defaults_are_those_of_the_folder(tmp_path: Path) -> None:
     assert llm().get_default_sampling_params() == SamplingParams()
     folder = write_folder(tmp_path / "model")
@@ -56,6 +58,7 @@ def test_defaults_are_those_of_the_folder(tmp_path: Path) -> None:
     assert len(output.outputs[0].token_ids) <= 5
 
 
+@pytest.mark.slow
 def test_talks_go_through_the_chat_template() -> None:
     params = SamplingParams(temperature=0, max_tokens=6)
     (one,) = llm().chat(CHAT, params, use_tqdm=False)
@@ -89,6 +92,7 @@ number ::= "1 " | "2 "
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "others", "wanted"),
     [

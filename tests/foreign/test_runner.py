@@ -56,23 +56,27 @@ def _row(file: str, **more) -> Row:
     return Row(clone="clone", file=f"{file}.py", **{**given, **beta1, **more})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["now", "beta1"])
 def test_a_kernel_of_either_dialect_passes(folder: Path, file: str) -> None:
     outcome = run(_row(file), folder)
     assert (outcome.status, outcome.ok) == ("passed", True), outcome.detail
 
 
+@pytest.mark.slow
 def test_a_wrong_result_fails_and_says_by_how_much(folder: Path) -> None:
     outcome = run(_row("wrong"), folder)
     assert outcome.status == "failed" and "beyond" in outcome.detail
 
 
+@pytest.mark.slow
 def test_an_error_of_the_kernel_is_the_rows_result(folder: Path) -> None:
     outcome = run(_row("beta1", until=""), folder)
     assert outcome.status == "failed"
     assert run(_row("now", symbol="missing"), folder).detail.startswith("AttributeError")
 
 
+@pytest.mark.slow
 def test_an_explanation_excuses_a_failure_and_is_refused_for_a_pass(folder: Path) -> None:
     explained = {"explained": "it multiplies", "fails_with": "beyond"}
     assert run(_row("wrong", **explained), folder).status == "explained"
@@ -105,6 +109,7 @@ def _table(folder: Path, file: str, extra: str = "") -> Path:
     return table
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("file", "status"), [("now", 0), ("beta1", 0), ("wrong", 1), ("elsewhere", 1)])
 def test_the_exit_status_tells_whether_all_is_well(folder: Path, file: str, status: int, capsys) -> None:
     assert main([str(folder), "--table", str(_table(folder, file))]) == status
@@ -159,6 +164,7 @@ class Rounds(unittest.TestCase):
 """
 
 
+@pytest.mark.slow
 def test_a_files_own_test_is_a_row(folder: Path) -> None:
     (folder / "clone" / "own.py").write_text(OWN_TEST)
 
@@ -189,6 +195,7 @@ PAGE = """
 """
 
 
+@pytest.mark.slow
 def test_a_block_of_a_page_is_a_row(folder: Path) -> None:
     (folder / "clone" / "page.rst").write_text(PAGE)
     given = {"reference": "add", "inputs": [SHAPE, SHAPE], "precision": "float16"}

@@ -137,6 +137,7 @@ def test_refuses_unknown_targets(target: object) -> None:
     )
 
 
+@pytest.mark.slow
 def test_every_field_is_read_by_a_rule_a_cost_or_a_report() -> None:
     """The records themselves and tests do not count."""
     root = Path(__file__).resolve().parents[2]
@@ -154,6 +155,7 @@ def test_every_field_is_read_by_a_rule_a_cost_or_a_report() -> None:
     assert [name for name in FIELDS if name not in read] == []
 
 
+@pytest.mark.slow
 def test_only_answers_to_a_kernel_read_the_generation() -> None:
     """Everything else asks for a capability; the tuner writes a table whose keys are what kernels are told."""
     root = Path(__file__).resolve().parents[2]

@@ -166,6 +166,7 @@ def test_values_that_may_change_are_planned_anew() -> None:
     assert templates() == 0
 
 
+@pytest.mark.slow
 def test_a_template_holds_no_bytes_of_a_launch() -> None:
     held = []
     for _ in range(3):
@@ -234,6 +235,7 @@ def test_views_of_one_tensor_are_told_from_views_of_two() -> None:
     assert templates() == 1
 
 
+@pytest.mark.slow
 def test_random_instructions_agree_with_the_second_opinion_when_their_plans_are_known() -> None:
     for _ in range(3):
         tally = run(150, 11)

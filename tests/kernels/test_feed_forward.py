@@ -227,12 +227,14 @@ class TestMlp(KernelTests):
     )
 
 
+@pytest.mark.slow
 def test_groups_follow_one_another_on_a_chip_where_two_do_not_fit() -> None:
     """trn3 has room for two, and the same sums."""
     arguments = block(130, 8, 16384)
     assert np.array_equal(run(kernels.mlp, arguments, "trn1"), run(kernels.mlp, arguments, "trn3"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
 def test_no_finding_in_groups_of_rows(target: str) -> None:
     def launches() -> None:

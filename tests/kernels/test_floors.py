@@ -135,6 +135,7 @@ def test_a_row_behind_the_best_public_kernel_has_its_reason() -> None:
     assert furthest.times == pytest.approx(furthest.time_us / 404.4)
 
 
+@pytest.mark.slow
 def test_what_is_stored_are_whole_tables(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

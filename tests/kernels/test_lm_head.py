@@ -283,6 +283,7 @@ def test_ranks_hold_together_as_many_columns_as_are_wanted() -> None:
         check_ranks(*given, 24, [34])
 
 
+@pytest.mark.slow
 def test_takes_8192_candidates_of_all_ranks_and_refuses_more() -> None:
     def launch(ranks: int) -> None:
         given = (*arguments(128, 4, 2000, 1024), ReplicaGroup([list(range(ranks))]), ranks)

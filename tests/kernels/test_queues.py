@@ -20,6 +20,7 @@ X = np.arange(128 * 8, dtype=np.float32).reshape(128, 8) % 256  # exact in bfloa
 QUEUES = {"STATIC": STATIC, "SCALAR": SCALAR, "SYNC": SYNC, "COMPILER": COMPILER}
 
 
+@pytest.mark.slow
 def test_kernels_choose_dge_modes_and_trigger_engines_in_one_file() -> None:
     """So no kernel passes an engine without hwdge, or a dge_mode that the reference does not list for a transpose."""
     calls = [

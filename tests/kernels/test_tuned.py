@@ -46,6 +46,7 @@ def test_no_entry_is_slower_than_the_default_in_either_reading(
     assert tuned.scheduled_ns <= default.scheduled_ns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_launch_takes_the_values_of_its_generation_and_bucket(
     target: str, monkeypatch: pytest.MonkeyPatch

@@ -73,6 +73,7 @@ def generate(backend: KernelModel | ReferenceModel) -> tuple[list[int], list[np.
     return tokens, logits
 
 
+@pytest.mark.slow
 @formats
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_caches_and_pages_give_the_tokens_of_the_definition(model, monkeypatch, name, ranks) -> None:

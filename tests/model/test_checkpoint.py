@@ -193,6 +193,7 @@ def test_refuses_a_malformed_header(write_model, header) -> None:
     assert f"{folder / FILE} is not a safetensors file: " in refusal(folder)
 
 
+@pytest.mark.slow
 def test_is_as_strict_as_the_library(write_model) -> None:
     folder = write_model()
     whole = (folder / FILE).read_bytes()

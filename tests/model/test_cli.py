@@ -108,6 +108,7 @@ def test_help_fits_80_columns(capsys, monkeypatch, arguments) -> None:
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_numpy_backend_writes_without_the_simulator(tiny) -> None:
     code = """
 import sys
@@ -124,6 +125,7 @@ sys.exit(status)
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.slow
 def test_simulated_run_is_checked_predicted_and_written(tiny, tmp_path, capsys) -> None:
     results, trace = tmp_path / "out.json", tmp_path / "trace.json"
     arguments = ["--model", tiny, "--prompt", "ab", "--max-new-tokens", "4", "--tp", "2", "--target", "trn3"]
@@ -161,6 +163,7 @@ def test_simulated_run_is_checked_predicted_and_written(tiny, tmp_path, capsys) 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out.json", "trace.json"]
 
 
+@pytest.mark.slow
 def test_both_backends_write_the_same_and_a_seed_repeats_it(tiny, tmp_path, capsys) -> None:
     sampled = [
         "--temperature",
@@ -229,6 +232,7 @@ def test_bfloat16_activations_are_predicted_to_be_faster_and_take_less_sbuf(
     assert narrow["sbuf_bytes"] < wide["sbuf_bytes"]
 
 
+@pytest.mark.slow
 def test_generate_simulates_trn2_unless_told_otherwise_and_the_demo_shows_trn1(
     tiny, capsys, monkeypatch
 ) -> None:
@@ -247,6 +251,7 @@ def test_default_model_is_the_shipped_one(capsys) -> None:
     assert capsys.readouterr().out.startswith("Once upon a time")
 
 
+@pytest.mark.slow
 def test_a_terminal_without_unicode_gets_question_marks(tiny) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(
@@ -319,6 +324,7 @@ def test_refuses_an_option_in_one_line(capsys, arguments, message) -> None:
     assert message in refused(capsys, *arguments)
 
 
+@pytest.mark.slow
 def test_refuses_what_the_model_cannot_do(tiny, capsys, tmp_path) -> None:
     model = ["--model", tiny]
     needed = "for 4 query heads; each rank needs one, so this model takes 1 to 4 ranks"
@@ -437,6 +443,7 @@ def test_no_output_takes_the_place_of_an_input(write_model, capsys, option, name
     assert {path: path.read_bytes() for path in model.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_a_cache_larger_than_the_machine_is_refused_before_it_is_allocated(write_model, capsys) -> None:
     most = 2**31 - 1
     model = str(write_model(max_position_embeddings=most, eos_token_id=None))
@@ -519,6 +526,7 @@ def test_a_path_that_is_too_long_is_refused_in_one_sentence(
     assert "error: " in said and len(said) < 1000, said[:1000]
 
 
+@pytest.mark.slow
 def test_continuations_of_two_prompts_are_those_of_an_engine(tiny, tmp_path, capsys) -> None:
     """Each has its own random numbers, penalties and form, equal to the reference's choice with the same."""
     results = tmp_path / "out.json"

@@ -162,6 +162,7 @@ def test_log_probabilities_are_those_of_the_host(small: Model) -> None:
             assert one[token].logprob == pytest.approx(two[token].logprob, abs=bound)
 
 
+@pytest.mark.slow
 def test_logits_come_back_for_rows_that_the_device_does_not_serve() -> None:
     model = pretrained()
     rows = [RowSampling(0.3, 1.0, 40)] * (ROWS - 1)
@@ -236,6 +237,7 @@ def test_a_row_draws_the_same_beside_any_other() -> None:
     assert alone[0].token == other[0].token
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight", [np.nan, np.inf])
 def test_logits_that_are_not_finite_are_an_error_on_both_ways(write_model, weight: float) -> None:
     row = RowSampling(0.5, 1.0, 5)

@@ -110,6 +110,7 @@ def test_command_shows_the_token_that_was_asked_for(capsys: Any) -> None:
     assert len(path["layers"]) == 6
 
 
+@pytest.mark.slow
 def test_without_a_number_it_is_the_first_token_of_each_prompt(capsys: Any) -> None:
     _, document = explained(capsys, "--prompt", "Tom", "--prompt", "The dog", "--explain")
     assert [each["number"] for each in document["explained"]] == [1, 1]

@@ -184,6 +184,7 @@ def test_a_plan_counts_the_parameters_and_the_bytes_of_a_tiny_model(tmp_path, na
     assert sum(counts.page_bytes(1, "float32").values()) == held_positions
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"attention_k_eq_v": True, "num_global_key_value_heads": 2}, ROUTED])
 def test_parameters_of_published_shapes_are_those_of_transformers(tmp_path, changes) -> None:
     fields = {**E2B, **changes}

@@ -118,6 +118,7 @@ def write(folder: Path, change: Callable[[dict[str, Any]], object] = lambda tens
     return folder
 
 
+@pytest.mark.slow
 def test_a_published_folder_equals_transformers(tmp_path: Path) -> None:
     config, weights = load(write(tmp_path))
     assert {each.dtype for each in weights.values()} == {np.dtype(ml_dtypes.bfloat16)}

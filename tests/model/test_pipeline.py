@@ -209,6 +209,7 @@ def test_micro_batches_give_the_tokens_of_one_rank_and_the_report_has_their_bubb
     assert "25% if stages were equal and sent nothing" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "works", "said"),
     [

@@ -46,6 +46,7 @@ def small(tmp_path, monkeypatch) -> str:
     return "config.json"
 
 
+@pytest.mark.slow
 def test_a_plan_with_kernels_says_where_the_time_goes(small, capsys) -> None:
     text = printed(capsys, small, "--tp", "2", "--price", "12.5")
     assert "trn2.48xlarge: tp 2 of 128 cores, 64 copies" in text
@@ -94,6 +95,7 @@ def test_every_family_says_that_its_weights_are_quantised(tmp_path, capsys, monk
     assert "Weights quantised by" not in printed(capsys, f"{name}.json", "--accelerator", "h100")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors", "soft", "hard"])
 def test_a_plan_replaces_no_file_of_a_model(small, tmp_path, capsys, name) -> None:
     for each in ("tokenizer.json", "model.safetensors"):
@@ -110,6 +112,7 @@ def test_a_plan_replaces_no_file_of_a_model(small, tmp_path, capsys, name) -> No
     assert main(["plan", small, "--json", str(tmp_path / "plan.json")]) == 0
 
 
+@pytest.mark.slow
 def test_no_document_holds_an_infinity(small, tmp_path, capsys) -> None:
     for arguments in (["--price", "1e9"], ["--price", "1e-6"], ["--accelerator", "1e-9,1e-9"]):
         text = json.dumps(document(tmp_path, capsys, small, *arguments), allow_nan=False)
@@ -135,6 +138,7 @@ def document(folder, capsys, *arguments: str) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_the_document_holds_what_the_text_says(small, tmp_path, capsys) -> None:
     plan = document(tmp_path, capsys, small, "--tp", "4", "--price", "3", "--batch", "3")
     assert (plan["schema"], plan["target"], plan["tp"], plan["copies"]) == (1, "trn2", 4, 32)
@@ -154,12 +158,14 @@ def test_the_document_holds_what_the_text_says(small, tmp_path, capsys) -> None:
     assert {each["instance"] for each in plan["instances"]} >= {"trn1.2xlarge", "inf2.48xlarge"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batch", "rows"), [("1", 0), ("3", 2)])
 def test_prompts_of_a_batch_have_rows_for_roofline_and_prediction(small, capsys, batch, rows) -> None:
     text = printed(capsys, small, "--batch", batch)
     assert text.count(f"\n{batch} prompts, packed ") == rows
 
 
+@pytest.mark.slow
 def test_the_rows_of_a_pass_add_up_to_it(small, capsys) -> None:
     lines = printed(capsys, small, "--tp", "2").splitlines()
     for title in ("first token, by kernel", "one step, by kernel"):
@@ -207,13 +213,14 @@ def test_weights_that_do_not_fit_are_told_from_a_cache_that_does_not(
     assert "beside the weights here" not in text
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_large_times_keep_to_the_columns(capsys, monkeypatch) -> None:
     monkeypatch.chdir(CONFIGS)
     arguments = ["--dtype", "float32", "--batch", "100000", "--price", "1000", "--instance", "trn1.32xlarge"]
     assert "the weights do not fit here" in printed(capsys, "llama-3.1-405b.json", *arguments)
 
 
+@pytest.mark.slow
 def test_prices_are_those_of_complete_requests_on_all_copies(small, tmp_path, capsys) -> None:
     plan = document(tmp_path, capsys, small, "--price", "36", "--prompt", "40", "--generate", "10")
     first, copies = plan["first_token"]["program_ns"], plan["copies"]
@@ -226,10 +233,12 @@ def test_prices_are_those_of_complete_requests_on_all_copies(small, tmp_path, ca
         assert rate["tokens_per_s"] == pytest.approx(batch * 1e9 / rate["program_ns"])
 
 
+@pytest.mark.slow
 def test_the_same_plan_twice_is_the_same_document(small, tmp_path, capsys) -> None:
     assert document(tmp_path, capsys, small) == document(tmp_path, capsys, small)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "tokens"),
     [
@@ -244,6 +253,7 @@ def test_tokens_left_open_fill_the_context(small, tmp_path, capsys, arguments, t
     assert (plan["prompt"], plan["generate"]) == tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "dtype"),
     [([], "float32"), (["--dtype", "auto"], "float32"), (["--dtype", "bfloat16"], "bfloat16")],
@@ -293,6 +303,7 @@ def test_refuses_wrong_options_in_one_line(small, capsys, arguments, message) ->
     assert message in refused(capsys, small, *arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "tp"), [("trn2 UltraServer", 512), ("2 x trn1.32xlarge", 64), ("2 x trn1.32xlarge", 32)]
 )
@@ -304,12 +315,13 @@ def test_ranks_go_up_to_the_last_core_of_what_is_joined(name: str, tp: int) -> N
     assert plan.placement.mesh.copies == plan.placement.instance.physical_cores // tp
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["--instance", "inf2.xlarge", "--tp", "2"], ["--tp", "4"]])
 def test_accepts_ranks_up_to_the_cores_and_heads(small, capsys, arguments) -> None:
     assert printed(capsys, small, *arguments)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_refuses_more_tokens_than_a_plan_takes(tmp_path, capsys) -> None:
     assert "a plan takes at most 1,073,741,824" in refused(
         capsys, str(CONFIGS / "mamba-130m.json"), "--prompt", str(2**30), "--generate", "1"
@@ -318,6 +330,7 @@ def test_refuses_more_tokens_than_a_plan_takes(tmp_path, capsys) -> None:
     assert main(["plan", str(tmp_path), "--prompt", str(2**30 - 1), "--generate", "1"]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", ["nothing", "nothing/config.json", "."])
 def test_refuses_a_config_that_is_not_there(config, capsys, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -353,6 +366,7 @@ def test_a_plan_says_what_cores_hold_padded(capsys, tmp_path) -> None:
         assert ("on 2 cores 9 query heads in 3 groups" in text) == bool(said)
 
 
+@pytest.mark.slow
 def test_ranks_that_cut_the_sequence_change_the_prompt_only(small, capsys, tmp_path) -> None:
     plans = []
     for arguments in ([], ["--sp"]):

@@ -75,6 +75,7 @@ def test_tensor_parallel_ranks_alone_are_taken_where_they_hold_a_model(name: str
     )
 
 
+@pytest.mark.slow
 def test_a_mesh_holds_a_batch_to_the_last_sequence() -> None:
     found = meshes("deepseek-v3", ULTRASERVER)
     shape = MeshShape(32, 4)
@@ -140,6 +141,7 @@ def test_a_pipeline_takes_the_time_that_generating_takes(write_model, ranks: int
         assert named[SEND].launches == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_groups_that_divide_experts_take_the_time_that_generating_takes(tmp_path, ranks: int) -> None:
     """As the dry runs of all ranks say, but for floors; each group computes one of both prompts."""
@@ -163,7 +165,7 @@ def test_groups_that_divide_experts_take_the_time_that_generating_takes(tmp_path
         assert not done.refusals
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_plan_on_groups_of_experts_is_predicted_by_kernels() -> None:
     request = Request(instance="trn2.48xlarge", tp=8, ep=2, batch=4, prompt=64, generate=8)
     plan = make_plan(model("mixtral-8x7b"), request)

@@ -293,6 +293,7 @@ def test_batches_are_launched_at_few_sizes(tmp_path, monkeypatch) -> None:
     assert times == sorted(times)
 
 
+@pytest.mark.slow
 def test_times_between_two_launches_lie_between_theirs(tmp_path) -> None:
     model = tiny(tmp_path)
     low, middle, high = (
@@ -368,6 +369,7 @@ def test_a_hidden_size_beyond_the_kernels_limit_is_named_for_each(tmp_path, hidd
         assert parts[kernel].refusal == said
 
 
+@pytest.mark.slow
 def test_a_window_shortens_a_prompt_and_its_floor(tmp_path) -> None:
     """Beyond the window every token sees as many positions: 3,072 tokens take 512 times so many more than 2,560."""
     fields = dict(num_hidden_layers=1, max_position_embeddings=16384, num_attention_heads=2)
@@ -389,6 +391,7 @@ def test_a_rank_with_a_part_of_the_vocabulary_searches_as_often_as_the_others(tm
     assert predictor(model, tp=2).predict_step(2).refusals == ()
 
 
+@pytest.mark.slow
 def test_more_ranks_shorten_a_wide_layer(tmp_path) -> None:
     model = tiny(tmp_path, intermediate_size=8192, hidden_size=512, num_hidden_layers=1)
     one, four = (named(predictor(model, tp=tp).predict_step(1))["decoder_layer_decode"].time for tp in (1, 4))

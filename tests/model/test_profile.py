@@ -79,6 +79,7 @@ def test_text_has_both_passes_by_kernel_and_by_layer(write_model) -> None:
     assert [line.split()[4] for line in layers] == ["4", "1"]
 
 
+@pytest.mark.slow
 def test_page_has_every_launch_in_order_and_each_distinct_one_once(write_model, tmp_path) -> None:
     both = passes(write_model())
     for name in ("a.html", "b.html"):
@@ -100,6 +101,7 @@ def test_page_has_every_launch_in_order_and_each_distinct_one_once(write_model, 
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
 
 
+@pytest.mark.slow
 def test_generate_prints_the_profile_and_writes_the_page(write_model, tmp_path, capsys) -> None:
     html = tmp_path / "out" / "page.html"
     html.parent.mkdir()

@@ -76,6 +76,7 @@ def test_a_sequence_that_has_ended_changes_no_other(write_model, simulated) -> N
     assert np.array_equal(*results)
 
 
+@pytest.mark.slow
 def test_prompts_of_options_and_lines_are_one_batch_in_their_order(folder, tmp_path, capsys) -> None:
     (tmp_path / "prompts.txt").write_text("one\n\ntwo \r\nthree", newline="")
     done = generated(
@@ -91,6 +92,7 @@ def test_prompts_of_options_and_lines_are_one_batch_in_their_order(folder, tmp_p
         assert alone["generated_ids"] == each["generated_ids"]
 
 
+@pytest.mark.slow
 def test_a_batch_is_checked_and_predicted(folder, tmp_path, capsys) -> None:
     done = generated(folder, tmp_path, "--prompt", "a", "--prompt", "a longer one", backend="simulate")
     printed = capsys.readouterr().out
@@ -156,6 +158,7 @@ def test_no_output_replaces_the_prompts(folder, tmp_path, capsys) -> None:
     assert lines.read_text() == "x\n"
 
 
+@pytest.mark.slow
 def test_a_chat_is_the_models_template_and_prints_the_answer_alone(folder, tmp_path, capsys) -> None:
     (done,) = generated(folder, tmp_path, "--chat", "--system", "Be brief.", "--prompt", "Hi")
     text = "<system>Be brief.<user>Hi<assistant>"

@@ -102,7 +102,7 @@ def test_a_prompt_of_several_chunks_equals_transformers(tmp_path) -> None:
         assert_equal(each, found)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_traffic_and_plans_are_predicted(tmp_path, capsys) -> None:
     folder = str(config(tmp_path))
     lengths = ["--prompt-lengths", "20", "--output-lengths", "4", "--max-model-len", "64"]

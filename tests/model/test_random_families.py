@@ -52,6 +52,7 @@ def test_many_random_configurations_equal_transformers(family, seed, tmp_path) -
     check_float32(family, seed, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["Mistral", "Qwen3", "SmolLM3"])
 def test_bfloat16_costs_a_random_configuration_what_it_costs_transformers(family, tmp_path) -> None:
     check_bfloat16(family, 0, tmp_path)
@@ -64,6 +65,7 @@ def test_bfloat16_costs_many_random_configurations_what_it_costs_transformers(fa
     check_bfloat16(family, seed, tmp_path)
 
 
+@pytest.mark.slow
 def test_longrope_in_some_layers_alone_equals_transformers(tmp_path) -> None:
     """transformers takes no sequence beyond the short factors there."""
     fields = drawn("Gemma3", 0)

@@ -139,11 +139,13 @@ def greedy_agrees(folder: Path, prompt: str) -> None:
     assert done.text == tokenizer.decode([*ids, *done.generated_ids])[len(tokenizer.decode(ids)) :]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_default_model_writes_what_transformers_writes(default_model, transformers_llama, prompt) -> None:
     greedy_agrees(default_model, prompt)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_stories260k_writes_what_transformers_writes(stories260k, transformers_llama, prompt) -> None:
     greedy_agrees(stories260k, prompt)

@@ -110,6 +110,7 @@ def test_clipped_queries_and_more_choices_than_experts_are_refused(tmp_path: Pat
         load_config(tmp_path)
 
 
+@pytest.mark.slow
 def test_plans_time_the_kernels_of_experts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_tiny(tmp_path, "olmoe")
     assert main(["plan", str(folder), "--tp", "2", "--prompt", "40", "--generate", "8"]) == 0

@@ -69,6 +69,7 @@ def test_a_rounding_difference_hardly_moves_a_choice() -> None:
     assert draws(options, StepOutput(twins), 500) == draws(options, StepOutput(swapped), 500)
 
 
+@pytest.mark.slow
 def test_frequencies_follow_the_distribution() -> None:
     """Hoeffding: n draws miss a probability by more than t with a chance below 2 exp(-2 n t^2).
 
@@ -82,6 +83,7 @@ def test_frequencies_follow_the_distribution() -> None:
     assert np.abs(seen - weights / weights.sum()).max() <= bound
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("top_p", [0.1, 0.5, 0.9, 0.99])
 def test_top_p_keeps_the_fewest_tokens_of_that_mass(top_p) -> None:
     weights = np.exp(LOGITS.astype(np.float64))
@@ -97,6 +99,7 @@ def test_top_p_keeps_the_fewest_tokens_of_that_mass(top_p) -> None:
     assert likely <= seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("temperature", "top_k", "top_p"), [(0.7, 10, 0.8), (1.5, 40, 0.6), (1.0, 3, 1.0), (2.0, 20, 0.95)]
 )

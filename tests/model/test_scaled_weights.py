@@ -310,6 +310,7 @@ def test_text_is_generated_as_the_reference_does(tmp_path: Path, capsys: pytest.
     assert "4 of 4" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_bias_of_a_choice_stays_float32_beside_bfloat16(tmp_path: Path) -> None:
     """Rounded it would change choices; so the reference reads it unrounded as well."""
     _, plain = write(tmp_path, "deepseek v3")
@@ -451,6 +452,7 @@ def test_other_quantisations_are_refused(tmp_path: Path, own: dict[str, Any], sa
     assert config.weight_format == Scaled("fp8", 2**31 - 1, 1)
 
 
+@pytest.mark.slow
 def test_layers_of_multi_token_prediction_are_those_that_the_config_counts(tmp_path: Path) -> None:
     """A checkpoint may hold them or not; one more is a surplus."""
     held, _ = write(tmp_path, "deepseek v3")

@@ -185,6 +185,7 @@ def test_a_recording_has_the_segments_of_transformers(
     assert len(segments) >= 2
 
 
+@pytest.mark.slow
 def test_the_kernels_write_the_segments_of_the_numpy_backend(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -57,6 +57,7 @@ def kernel_model(folder: Path, target: str, ranks: int, dtype: str = "float32") 
     return KernelModel(config, shards, SimulatedDevice(target, ranks), 128)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_reference_gives_the_logits_of_transformers(folder: Path, dtype: str) -> None:
     config = load_config(folder, SPEECH)
@@ -65,6 +66,7 @@ def test_the_reference_gives_the_logits_of_transformers(folder: Path, dtype: str
     assert_equal(model, 2, dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "ranks", "dtype"),
     [("trn1", 1, "float32"), ("trn2", 2, "float32"), ("trn3", 3, "float32"), ("trn2", 1, "bfloat16")],
@@ -78,6 +80,7 @@ def test_the_kernels_give_the_logits_of_transformers(
     assert_equal(model, 2, dtype)
 
 
+@pytest.mark.slow
 def test_windows_of_a_batch_are_heard_alone(folder: Path) -> None:
     config = load_config(folder, SPEECH)
     shards = shard_weights(config, open_checkpoint(folder, config), 1)

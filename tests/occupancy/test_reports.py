@@ -132,6 +132,7 @@ def test_tiles_side_by_side_are_not_drawn_over_each_other(partitions: int, lanes
     assert sum(words.startswith("partitions ") and " to " in words for words in said) == (lanes > 1) * lanes
 
 
+@pytest.mark.slow
 def test_tiles_too_narrow_to_see_are_drawn_together() -> None:
     with simulate.recorded(calls=True) as launches:
         x = np.ones((128, 64 * 1200), np.float32)

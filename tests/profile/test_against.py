@@ -74,6 +74,7 @@ def test_a_script_is_compared_after_two_dashes(script: Path, stored: Path, capsy
     assert "change: no difference\n" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_an_edited_kernel_shows_the_line_that_costs(script: Path, stored: Path) -> None:
     add = "    nisa.tensor_tensor(dst=tile, data1=tile, data2=tile, op=nl.add)\n"
     exp = "    nisa.activation(dst=tile, op=nl.exp, data=tile)\n"

@@ -301,6 +301,7 @@ def test_engines_and_queues_have_a_limit(most: int, tmp_path: Path, monkeypatch:
         assert refusal(folder) == "Instruction has more than 2 engines, queues or partitions"
 
 
+@pytest.mark.slow
 def test_thousands_of_queues_are_refused_and_as_many_lines_are_read(tmp_path: Path) -> None:
     rows = np.arange(50_000)
     times = {"start_ts": T0 + rows, "end_ts": T0 + rows + 1, "transfer_bytes": rows}

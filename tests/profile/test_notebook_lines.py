@@ -23,6 +23,7 @@ def copied(x):
 """
 
 
+@pytest.mark.slow
 def test_a_profile_and_an_error_name_the_cell_and_its_line() -> None:
     pytest.importorskip("IPython.core.interactiveshell")
     code = textwrap.dedent(

@@ -44,6 +44,7 @@ def test_a_page_needs_nothing_from_outside() -> None:
     assert [url for url in re.findall(r"https?://[^\"'\s<)]+", text) if "www.w3.org" not in url] == []
 
 
+@pytest.mark.slow
 def test_equal_profiles_give_equal_bytes() -> None:
     assert page("title", [PageLaunch(done()), PageLaunch(done(128))]) == page(
         "title", [PageLaunch(done()), PageLaunch(done(128))]
@@ -299,6 +300,7 @@ def test_a_narrow_page_does_not_overflow_and_lists_no_stretch_twice(tmp_path: Pa
     assert driven["advice"] == len(part["advice"])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("node") is None, reason="no node on this machine")
 def test_the_heading_of_a_run_says_what_it_counts() -> None:
     folder = Path(simulate.__file__).parent / "profile" / "page"

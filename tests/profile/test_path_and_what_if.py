@@ -184,6 +184,7 @@ def test_the_paths_of_the_notebooks_agree_with_what_halving_saves(case: Case, ta
     assert list(disagreements(profile(launch.streams, launch.hardware))) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_kernel_that_waits_for_its_weights_is_told_so(target: str) -> None:
     """Weights take nine tenths of the DMA engines' time, results the rest, by a queue of their own."""

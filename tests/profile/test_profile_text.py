@@ -95,6 +95,7 @@ def test_a_table_has_only_so_many_rows_and_the_largest_first() -> None:
     assert changes == sorted(changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reading", Reading)
 def test_a_report_is_eighty_columns_wide_and_the_same_every_time(reading: Reading) -> None:
     for streams in (random_streams(1, 40, 3), random_streams(2, 40)):

@@ -170,6 +170,7 @@ def test_a_terminal_without_the_characters_gets_others(script: Path, monkeypatch
     assert b"gr??e.py:" in written.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
 def test_a_report_that_cannot_be_written_is_one_sentence(script: Path) -> None:
     words = [sys.executable, "-m", "simulate", "time", "--target", "trn2", str(script)]
@@ -200,6 +201,7 @@ def interrupted(script: Path, program: str, *command: str) -> tuple[int, str]:
     return stopped(started("-m", "simulate", *command, "--target", "trn2", str(script)))
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_at_once_in_one_word(script: Path) -> None:
     program = "print('ready', flush=True)\nwhile True: pass\n"
     assert interrupted(script, program, "time") == (130, "target trn2\n\ninterrupted\n")

@@ -36,6 +36,7 @@ def replayed_instructions(seed: int) -> int:
     return len(done.streams[0])
 
 
+@pytest.mark.slow
 def test_programs_of_random_kernels_give_eagers_bytes() -> None:
     assert sum(replayed_instructions(seed) for seed in range(1000, 1012)) > 300
 

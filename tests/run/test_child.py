@@ -181,6 +181,7 @@ def started_as_a_user(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "kernel"),
     [
@@ -207,6 +208,7 @@ def test_a_command_whose_child_ends_has_no_verdict(
     assert not (tmp_path / "folder").exists()
 
 
+@pytest.mark.slow
 def test_calibrate_has_no_result_if_a_measured_kernel_ends_the_process(tmp_path: Path, ran: Ran) -> None:
     entry = {
         "id": "a",
@@ -268,6 +270,7 @@ def test_a_script_that_returns_has_its_verdict(command: str, tmp_path: Path, ran
     assert json.loads((tmp_path / "out.json").read_text())["outcome"] == "complete"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
@@ -296,6 +299,7 @@ def test_verify_says_why_it_has_no_verdict(
     assert (tmp_path / "victim").read_text() == "kept"
 
 
+@pytest.mark.slow
 def test_a_right_kernel_keeps_its_verdict_and_its_output_is_shown_once(tmp_path: Path, verified: Ran) -> None:
     done = verified("prints", "--json", "out.json")
     assert done.returncode == 0
@@ -308,18 +312,21 @@ def test_a_right_kernel_keeps_its_verdict_and_its_output_is_shown_once(tmp_path:
     assert json.loads(to_stdout.stdout) == told and "written by the kernel\n" in to_stdout.stderr
 
 
+@pytest.mark.slow
 def test_output_is_cut_after_64_kib(verified: Ran) -> None:
     done = verified("floods", "--json", "-")
     assert done.returncode == 0 and json.loads(done.stdout)["right"]
     assert done.stderr.count("y" * 1000) == 65 and f"{200_000 - 65_536:,} bytes more" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_copy_of_the_child_does_not_go_on_with_the_trials(verified: Ran) -> None:
     done = verified("forks")
     assert done.returncode == 0
     assert done.stdout.count("forks on trn2: right") == 1 and done.stderr.count("by the copy") <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no reaper of descendants")
 def test_processes_of_the_kernel_end_with_it(tmp_path: Path, ran: Ran) -> None:
     done = ran("run", "k.py:starts_a_process", "f32[8,32]")
@@ -336,6 +343,7 @@ def _folder_of(process: Path) -> str:
         return ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", ["import os; os._exit(0)", "raise SystemExit(0)", "import no_such_module"])
 def test_a_file_that_ends_at_its_import_gives_no_verdict(code: str, tmp_path: Path, verified: Ran) -> None:
     (tmp_path / "k.py").write_text(f"{code}\n")
@@ -343,6 +351,7 @@ def test_a_file_that_ends_at_its_import_gives_no_verdict(code: str, tmp_path: Pa
     assert done.returncode == 3 and json.loads(done.stdout)["outcome"] == "none"
 
 
+@pytest.mark.slow
 def test_a_candidate_whose_process_ends_is_a_failed_candidate(ran: Ran) -> None:
     pytest.importorskip("optuna")
     done = ran("tune", "k.py:tuned", "f32[8,32]", "--jobs", "1", "--reading", "program", "--json", "-")
@@ -365,6 +374,7 @@ def test_sys_exit_in_a_launch_of_a_script_is_status_3(tmp_path: Path, ran: Ran) 
         ran("run", "script.py")
 
 
+@pytest.mark.slow
 def test_the_debugger_has_the_terminal(tmp_path: Path) -> None:
     leader, follower = pty.openpty()
     words = ["run", "k.py:debugged", "f32[8,32]"]
@@ -388,6 +398,7 @@ def test_the_debugger_has_the_terminal(tmp_path: Path) -> None:
     assert b"(8, 32)" in shown and b"debugged on trn2" in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
 def test_signals_end_the_child_and_keep_their_statuses(
     number: signal.Signals, word: str, tmp_path: Path
@@ -401,6 +412,7 @@ def test_signals_end_the_child_and_keep_their_statuses(
     assert not (tmp_path / "out.json").exists()
 
 
+@pytest.mark.slow
 def test_a_child_without_fork_gives_the_same_verdict() -> None:
     program = (
         "import sys, threading; threading.Thread(target=threading.Event().wait, daemon=True).start(); "
@@ -418,6 +430,7 @@ def test_a_child_without_fork_gives_the_same_verdict() -> None:
     assert (spawned.returncode, spawned.stdout) == (0, forked.stdout)
 
 
+@pytest.mark.slow
 def test_usage_errors_stay_2_and_write_nothing(tmp_path: Path, ran: Ran) -> None:
     for words in (
         ["k.py:nothing"],

@@ -259,6 +259,7 @@ def test_recordings_nest() -> None:
     assert (len(inner), len(outer)) == (1, 2)
 
 
+@pytest.mark.slow
 def test_a_recording_without_outputs_keeps_no_array() -> None:
     with simulate.recorded() as whole, simulate.recorded(outputs=False) as spare:
         result = double(np.ones((4, 4), np.float32))

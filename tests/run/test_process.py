@@ -76,6 +76,7 @@ def test_a_trial_survives_what_returns_or_raises() -> None:
     assert trial(lambda: 1 // 0, limits)
 
 
+@pytest.mark.slow
 def test_a_trial_does_not_survive_an_abort_or_an_endless_loop() -> None:
     limits = Limits(cpu_seconds=1, memory_bytes=2**28)
 

@@ -254,16 +254,18 @@ def test_gather_takes_arrays_of_any_size(said: list[dict[str, Any]]) -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "mesh", [["--tp", "2", "--dp", "2"], pytest.param(["--pp", "2", "--tp", "2"], marks=pytest.mark.deep)]
+    ("ranks", "mesh"),
+    deep_except([(2, ["--tp", "2"]), (4, ["--tp", "2", "--dp", "2"]), (4, ["--pp", "2", "--tp", "2"])], 3),
 )
-def test_generation_of_a_mesh_is_that_of_one_process(mesh: list[str]) -> None:
+def test_generation_of_a_mesh_is_that_of_one_process(ranks: int, mesh: list[str]) -> None:
     prompts = ["--prompt", "Once upon a time", "--prompt", "The red key"]
     options = ["generate", *mesh, *prompts, "--max-new-tokens", "4", "--temperature", "0.8", "--top-p", "0.9"]
     one = subprocess.run(
         [sys.executable, "-m", "model", *options], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    several = torchrun(4, "model", *options)
+    several = torchrun(ranks, "model", *options)
     assert several.returncode == 0, several.stderr[-2000:]
     assert several.stdout == one.stdout
     assert "8 of 8 tokens equal" in one.stdout

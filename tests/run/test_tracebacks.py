@@ -12,6 +12,7 @@ import simulate
 from nkw.errors import NkwError
 from simulate.lines import PACKAGE
 from simulate.tracebacks import of_the_user
+from tests.deep import deep_except
 
 pytest_plugins = ("pytester",)
 
@@ -50,6 +51,7 @@ def ran(tmp_path, lines, *command, **environment):
 INSTALL = "import simulate; simulate.install('simulate')\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kernel", "line"), [("refused", "return rows[0:9]"), ("divides", "return 1 // (")])
 def test_plain_python_shows_the_kernels_line_last(tmp_path, kernel, line) -> None:
     script = tmp_path / "main.py"
@@ -71,7 +73,7 @@ def test_plain_python_shows_the_kernels_line_last(tmp_path, kernel, line) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["run", "check", "time"])
+@pytest.mark.parametrize("command", deep_except(["run", "check", "time"], 3))
 def test_commands_show_the_frames_of_the_script(tmp_path, command) -> None:
     status, stderr = ran(tmp_path, "divides(X)\n", "-m", "simulate", command)
     frames = [text for text in stderr.splitlines() if text.startswith("  File ")]
@@ -111,6 +113,7 @@ def test_pytest_shows_the_test_and_the_kernel(pytester: pytest.Pytester) -> None
     result.stdout.fnmatch_lines(["*return rows[[]0:9[]]*", "*NKW-INDEX*"])
 
 
+@pytest.mark.slow
 def test_a_notebook_shows_the_cell_and_the_kernel() -> None:
     shells = pytest.importorskip("IPython.core.interactiveshell")
     code = textwrap.dedent(

@@ -41,6 +41,7 @@ def pieces(stream: Any, text: Any) -> tuple[dict[int, str], dict[int, str]]:
     return texts, reasons
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
 def test_completion_is_that_of_the_engine_whole_and_in_pieces(
     client: Any, llm: LLM, params: dict[str, Any]
@@ -57,6 +58,7 @@ def test_completion_is_that_of_the_engine_whole_and_in_pieces(
     assert reasons == dict.fromkeys(texts, "length")
 
 
+@pytest.mark.slow
 def test_many_clients_at_once_get_what_each_gets_alone(server: Served, llm: LLM) -> None:
     prompts = ["Tom had", "The sun", "One day a dog", "Lily saw"]
     ask = server.client().completions.create
@@ -66,6 +68,7 @@ def test_many_clients_at_once_get_what_each_gets_alone(server: Served, llm: LLM)
     assert [each.choices[0].text for each in answers] == texts
 
 
+@pytest.mark.slow
 def test_chat_goes_through_the_template_whole_and_in_pieces(client: Any, llm: LLM) -> None:
     messages = [
         {"role": "system", "content": "Once upon a time"},
@@ -95,6 +98,7 @@ def test_messages_are_data_of_the_template(client: Any) -> None:
     assert client.post("/../detokenize", body={"tokens": tokens}, cast_to=object) == {"prompt": f"{text}\n"}
 
 
+@pytest.mark.slow
 def test_stop_strings_and_biases_count(client: Any, llm: LLM) -> None:
     plain = alone(llm, "Once upon a time", **GREEDY).outputs[0]
     word = plain.text.split()[3]
@@ -138,6 +142,7 @@ def test_arguments_of_vllm_count(client: Any, llm: LLM, extra: dict[str, Any]) -
     assert answer.text != plain.text, "the argument changes nothing here"
 
 
+@pytest.mark.slow
 def test_logprobs_are_those_of_the_engine(client: Any, llm: LLM) -> None:
     output = alone(llm, "Tom had", logprobs=2, **GREEDY).outputs[0]
     assert output.logprobs is not None
@@ -188,6 +193,7 @@ def test_prompts_may_be_several_texts_or_token_ids_and_are_echoed(client: Any, s
     assert several.choices[0].text != several.choices[1].text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_echoed_prompt_has_log_probabilities(client: Any, stream: bool) -> None:
     """The columns begin with the prompt, whose first token has none; without echo they are the rest of them."""

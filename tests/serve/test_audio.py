@@ -89,6 +89,7 @@ def asked(client: Any, recording: Any, **given: Any) -> Any:
     return client.audio.transcriptions.create(file=recording, model=NAME, **given)
 
 
+@pytest.mark.slow
 def test_texts_are_those_of_the_command(hearing: Served, folder: Path, recordings: list[Path]) -> None:
     client = hearing.client()
     with ThreadPoolExecutor(4) as pool:
@@ -106,6 +107,7 @@ def test_texts_are_those_of_the_command(hearing: Served, folder: Path, recording
     assert asked(client, recordings[0], response_format="text") == f"{texts[0]}\n"
 
 
+@pytest.mark.slow
 def test_segments_are_those_of_the_command(hearing: Served, folder: Path, recordings: list[Path]) -> None:
     client = hearing.client()
     for recording in recordings[2:]:
@@ -148,6 +150,7 @@ def test_log_probabilities_of_a_segment_are_those_of_the_model(
         assert each.avg_logprob == pytest.approx(np.mean(sums), abs=1e-3)
 
 
+@pytest.mark.slow
 def test_a_stream_has_the_text_in_pieces(hearing: Served, recordings: list[Path]) -> None:
     client = hearing.client()
     for recording in recordings:
@@ -193,6 +196,7 @@ def first_window(folder: Path, recording: Path, prompt: list[int]) -> list[int]:
     return ids
 
 
+@pytest.mark.slow
 def test_translations_and_prompts_go_before_the_window(
     hearing: Served, folder: Path, recordings: list[Path]
 ) -> None:
@@ -325,6 +329,7 @@ def test_a_recording_that_cannot_be_read_is_refused(
     assert error["type"] == "invalid_request_error"
 
 
+@pytest.mark.slow
 def test_the_longest_recordings_are_transcribed(hearing: Served) -> None:
     more = {"language": "en", "max_completion_tokens": "1"}
     for samples in (1, 9 * WINDOW):
@@ -366,6 +371,7 @@ def test_texts_and_recordings_have_models_of_their_own(hearing: Served, server: 
         assert error["message"] == "this model continues texts: it transcribes no recordings"
 
 
+@pytest.mark.slow
 def test_a_full_queue_answers_429(start: Callable[..., Any], folder: Path, recordings: list[Path]) -> None:
     """A recording of a hundred windows has all places."""
     with start("--model", str(folder), "--max-num-seqs", "1", "--max-queue", "99") as served:
@@ -397,6 +403,7 @@ def test_recordings_may_be_larger_than_texts(
             assert sent(served, body)[0] == status
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["positive", "negative"])
 @pytest.mark.parametrize("examples", [5, pytest.param(1000, marks=pytest.mark.deep)])
 def test_answers_are_those_of_the_schema(hearing: Served, mode: str, examples: int) -> None:
@@ -412,7 +419,7 @@ def test_answers_are_those_of_the_schema(hearing: Served, mode: str, examples: i
         fuzz(operation, mode, examples, noted, NAME)
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_replicas_hear_as_one_server_does(hearing: Served, folder: Path, recordings: list[Path]) -> None:
     expected = [asked(hearing.client(), each).text for each in recordings]
     with process("--model", str(folder), "--max-num-seqs", "4") as replicas:

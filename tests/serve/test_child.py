@@ -22,6 +22,7 @@ def double(pipe: Connection, number: int) -> None:
     pipe.send_bytes(json.dumps(2 * number).encode())
 
 
+@pytest.mark.slow
 def test_a_child_calls_what_it_was_started_for() -> None:
     process, pipe = start_child(double, 21)
     with pipe:

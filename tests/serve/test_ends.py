@@ -70,6 +70,7 @@ def test_client_that_leaves_frees_its_pages(server: Served, whole: bool) -> None
     assert metric(server, aborted) == before + 1
 
 
+@pytest.mark.slow
 def test_full_queue_answers_429_until_a_place_is_free(server: Served) -> None:
     client = server.client()
     streams = [long_stream(client) for _ in range(4)]
@@ -88,6 +89,7 @@ def test_full_queue_answers_429_until_a_place_is_free(server: Served) -> None:
         assert again.choices[0].finish_reason == "length"
 
 
+@pytest.mark.slow
 def test_metrics_count_what_was_computed(server: Served) -> None:
     names = ("nkw_prompt_tokens_total", "nkw_generation_tokens_total", "nkw_prefix_cache_hits_total")
     seconds = ("time_to_first_token", "e2e_request_latency", "request_queue_time", "request_decode_time")
@@ -129,6 +131,7 @@ def test_top_shows_what_a_server_does(server: Served, capsys: pytest.CaptureFixt
     ]
 
 
+@pytest.mark.slow
 def test_client_that_does_not_read_is_left(start: Callable[..., Any]) -> None:
     with start("--write-timeout", "1", "--max-num-seqs", "1") as served, socket.socket() as lazy:
         lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

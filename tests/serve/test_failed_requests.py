@@ -89,6 +89,7 @@ def test_faulty_requests_get_errors_and_the_other_streams_go_on(start: Callable[
         assert text_of(completion(server, prompts[0])) == wanted[0]
 
 
+@pytest.mark.slow
 def test_failed_engine_is_reported_by_health_and_to_clients(start: Callable[..., Any]) -> None:
     with start() as server:
         assert server.send("GET", "/health")[0].status == 200

@@ -46,6 +46,7 @@ BOUNDARIES = st.text("abAB09-'()+_,./:=?", min_size=1, max_size=70)
 CONTENTS = st.dictionaries(st.text("abcd_[]", min_size=1), st.binary(), max_size=6)
 
 
+@pytest.mark.slow
 @given(BOUNDARIES, CONTENTS)
 @settings(deadline=None, derandomize=True, database=None)
 def test_what_the_standard_library_writes_is_read(boundary: str, contents: dict[str, bytes]) -> None:
@@ -125,6 +126,7 @@ def test_a_field_that_is_no_text_is_refused() -> None:
     assert (caught.value.message, caught.value.param) == ("a field is not UTF-8", "a")
 
 
+@pytest.mark.slow
 @given(st.binary(max_size=200), st.sampled_from([b"", b"--b\r\n", ONE]))
 @settings(deadline=None, derandomize=True, database=None, max_examples=300)
 def test_any_body_is_fields_or_one_refusal(body: bytes, before: bytes) -> None:

@@ -62,6 +62,7 @@ def test_prompts_are_looked_up_where_prefixes_are_shared(
         assert looked_up == (metric(served, "nkw_prompt_tokens_total") if queries else 0)
 
 
+@pytest.mark.slow
 def test_predicted_clock_adds_up_the_parts_of_steps(server: Served) -> None:
     names = ("nkw_steps_total", "nkw_step_seconds_total", "nkw_predicted_step_seconds_total")
 
@@ -87,6 +88,7 @@ def test_predicted_clock_adds_up_the_parts_of_steps(server: Served) -> None:
     )
 
 
+@pytest.mark.slow
 def test_shapes_that_verify_drafts_are_counted_as_not_predicted() -> None:
     times = StepTimes(Deployment(PRETRAINED, "trn2", 1, 1, "auto", 256, {None: 16}, 16))
     decode = decode_shape(1, 1, 128)

@@ -61,6 +61,7 @@ def client(
     return TestClient(gate, base_url="http://localhost:8000", headers=headers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", [False, True], ids=["without keys", "with keys"])
 @pytest.mark.parametrize(
     ("path", "method"), deep_except(product(["/", "/v1/audio/transcriptions", "/metrics"], METHODS), 4)

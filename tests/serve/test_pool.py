@@ -71,6 +71,7 @@ def test_a_job_runs_in_a_process_of_its_own_and_facts_are_told() -> None:
     in_pool(body)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "message"),
     [
@@ -129,6 +130,7 @@ def test_cancelled_jobs_free_their_processes() -> None:
     in_pool(body, waiting=1)
 
 
+@pytest.mark.slow
 def test_short_jobs_are_answered_while_long_ones_compute_for_ever() -> None:
     """Long jobs are found out by their CPU time, or said to be long; one process is left for short ones."""
 

@@ -55,6 +55,7 @@ def test_curl_of_readme(server: Served, texts: list[str]) -> None:
     assert "nkw_generation_tokens_total" in metrics
 
 
+@pytest.mark.slow
 def test_openai_client_of_readme(server: Served, texts: list[str]) -> None:
     assert printed(sys.executable, "-c", block("python", server)) == texts[1]
 

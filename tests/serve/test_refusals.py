@@ -192,6 +192,7 @@ def test_client_gets_the_errors_of_openai(client: Any) -> None:
         client.completions.create(model=MODEL, prompt="a", max_tokens=0)
 
 
+@pytest.mark.slow
 def test_key_is_needed_where_there_are_keys(start: Callable[..., Any], key_file: Path) -> None:
     with start("--api-key-file", str(key_file), "--max-body", "300", "--max-num-seqs", "1") as served:
         for key in ("first-key-of-clients", "second-key-of-clients"):
@@ -327,6 +328,7 @@ def test_without_the_extra_the_command_says_what_to_install(
     )
 
 
+@pytest.mark.slow
 def test_slow_and_too_many_connections_end(start: Callable[..., Any]) -> None:
     words = ("--header-timeout", "1", "--body-timeout", "1", "--max-connections", "2", "--max-num-seqs", "1")
     with start(*words) as served:

@@ -182,6 +182,7 @@ def test_load_spreads_and_a_full_queue_answers_429(replicas: Replicas) -> None:
     wait_until(lambda: not any(replicas.numbers("nkw_kv_cache_usage_perc").values()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [False, True], ids=["stream", "whole answer"])
 def test_client_that_leaves_frees_the_pages_of_its_replica(replicas: Replicas, whole: bool) -> None:
     stays = long_stream(replicas.client())

@@ -48,6 +48,7 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reached]:
         yield served
 
 
+@pytest.mark.slow
 def test_keys_share_no_pages(start: Callable[..., Any], key_file: Path) -> None:
     with start("--api-key-file", str(key_file), "--max-num-seqs", "1") as served:
         check_caches_are_divided(served)
@@ -69,6 +70,7 @@ def test_client_cannot_send_the_salt_of_another_key(replicas: Reached) -> None:
         assert (answer.usage.prompt_tokens_details.cached_tokens > 0) is is_cached
 
 
+@pytest.mark.slow
 def test_cache_salt_without_keys_divides_the_cache(server: Served) -> None:
     prompt = {"model": MODEL, "prompt": "Salted: " + TALE, "max_tokens": 1}
     for extra in ({}, {"cache_salt": "a"}, {"cache_salt": "b"}):

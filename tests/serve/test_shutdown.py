@@ -105,6 +105,7 @@ def test_replicas_end_with_a_router_that_is_killed(tmp_path: Path) -> None:
         wait_until(lambda: left(served, tmp_path) == [])
 
 
+@pytest.mark.slow
 def test_what_a_replica_refuses_is_said_as_by_one_server(tmp_path: Path, capsys: Any) -> None:
     said = []
     for number in ("1", "2"):

@@ -83,6 +83,7 @@ def calls(message: Any) -> list[tuple[str, Any]]:
     return [(each.function.name, json.loads(each.function.arguments)) for each in message.tool_calls]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
 def test_required_call_keeps_the_schema_of_its_function(client: Any, choice: Any) -> None:
     arguments = {"tool_choice": choice, "parallel_tool_calls": False, "temperature": 0.7, "seed": 5}
@@ -98,6 +99,7 @@ def test_required_call_keeps_the_schema_of_its_function(client: Any, choice: Any
         assert (name, found) == ("now", {})
 
 
+@pytest.mark.slow
 def test_call_that_the_model_chooses_is_read_from_its_text(caller: Served) -> None:
     client = caller.client()
     message, reason = asked(client, "scripted", "CALL")
@@ -126,6 +128,7 @@ def test_arguments_are_streamed_before_the_call_has_ended(caller: Served) -> Non
     assert [each.arguments for each in pieces] == ['{"ci', 'ty": "Os', 'lo", "da', 'ys": 3', "}"]
 
 
+@pytest.mark.slow
 def test_calls_are_text_without_tools_and_where_none_may_be(caller: Served) -> None:
     whole = "".join(SCRIPTS["CALL"])
     for arguments in ({"tool_choice": "none"}, {"tools": openai.NOT_GIVEN}):
@@ -133,6 +136,7 @@ def test_calls_are_text_without_tools_and_where_none_may_be(caller: Served) -> N
         assert (message.content, message.tool_calls, reason) == (whole, None, "stop")
 
 
+@pytest.mark.slow
 def test_answer_and_what_its_call_returned_go_back_through_the_template(caller: Served) -> None:
     client = caller.client()
     question = {"role": "user", "content": "CALL"}
@@ -154,6 +158,7 @@ def test_answer_and_what_its_call_returned_go_back_through_the_template(caller: 
     )
 
 
+@pytest.mark.slow
 def test_parser_is_that_of_the_option(scripted: Path) -> None:
     with serving(
         "--model", str(scripted), "--tool-call-parser", "llama3_json", "--max-num-seqs", "1"
@@ -237,6 +242,7 @@ def test_schema_that_cannot_be_is_refused(server: Served) -> None:
     assert (status, error["message"].startswith("structured outputs: ")) == (400, True)
 
 
+@pytest.mark.slow
 def test_tools_that_ask_for_nothing_are_taken(server: Served) -> None:
     for given in (
         {"tools": [], "parallel_tool_calls": True},

@@ -57,7 +57,7 @@ def nkw(*words: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", deep_except(EXAMPLES, ("time", "plan", "generate")))
+@pytest.mark.parametrize("verb", deep_except(EXAMPLES, ("time", "generate")))
 def test_a_terminal_of_80_columns_and_no_color_are_respected(verb: str) -> None:
     shown, plain = (on_a_terminal(nkw(*EXAMPLES[verb]), **set_) for set_ in ({}, {"NO_COLOR": "1"}))
     # Progress is drawn before a carriage return.

@@ -83,6 +83,7 @@ def written(capsys: Capture, *words: str) -> tuple[int, dict[str, Any], str]:
 DOCUMENTS = [verb for verb in SIMULATOR_VERBS if verb != "fidelity"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", DOCUMENTS)
 def test_a_document_has_the_keys_and_types_of_the_page(
     verb: str, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -308,6 +309,7 @@ def test_the_example_of_fidelity_runs_in_a_checkout(capsys: Capture, monkeypatch
     assert {row["family"] for row in json.loads(captured.out)} == {"instr"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["generate", "plan"])
 def test_the_examples_of_the_model_run_and_print_a_document(
     command: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch

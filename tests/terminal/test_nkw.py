@@ -72,6 +72,7 @@ def test_a_verb_prints_and_returns_the_same_on_both(tmp_path: Path, capsys: Capt
         assert capsys.readouterr().out == seen[0][1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["explain", "NKW-UNWRITTEN"], ["lint", "nkw/verbs.py"], ["targets"]])
 def test_verbs_without_a_script_load_no_torch(words: list[str]) -> None:
     code = (
@@ -92,6 +93,7 @@ def test_a_traceback_of_a_script_shows_its_own_frames_only(tmp_path: Path) -> No
     assert done[0].stderr.count("File ") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["simulate", "model", "nki_kernels"])
 def test_a_file_that_hides_a_package_is_named_before_anything_is_imported(tmp_path: Path, name: str) -> None:
     (tmp_path / f"{name}.py").write_text("raise SystemExit('of the user')\n")

@@ -127,6 +127,7 @@ def test_a_pipe_gets_no_escape_codes_and_the_same_text_whatever_the_terminal(
         assert max(map(width, texts[0].split("\n"))) <= 80
 
 
+@pytest.mark.slow
 def test_no_color_leaves_the_words_and_takes_the_escape_codes(script: str) -> None:
     coloured = on_a_terminal(simulated("lint", script))
     plain = on_a_terminal(simulated("lint", script), NO_COLOR="1")
@@ -135,6 +136,7 @@ def test_no_color_leaves_the_words_and_takes_the_escape_codes(script: str) -> No
     assert ESCAPE.sub("", coloured) == plain
 
 
+@pytest.mark.slow
 def test_an_error_is_red_on_a_terminal_alone() -> None:
     command = simulated("time", "nosuch.py")
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
@@ -198,6 +200,7 @@ def test_work_of_unknown_length_says_how_far_it_is(capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_work_on_a_terminal_is_one_line_that_is_gone_at_the_end() -> None:
     program = """
 from threading import Event
@@ -229,6 +232,7 @@ def test_instructions_of_a_running_launch_are_counted() -> None:
     assert counted == issued > 0
 
 
+@pytest.mark.slow
 def test_what_takes_long_to_load_is_not_loaded_before_it_is_needed() -> None:
     program = """
 import sys

@@ -84,6 +84,7 @@ def test_lint_takes_several_paths_and_reads_a_file_once(tmp_path: Path, capsys: 
     assert main(["lint", str(tmp_path / "missing.py")]) == 2
 
 
+@pytest.mark.slow
 def test_the_package_of_beta_1_adds_a_level_to_logging() -> None:
     code = (
         "import simulate; simulate.install('simulate'); import logging; assert not hasattr(logging, 'OFF'); "

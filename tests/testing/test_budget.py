@@ -213,6 +213,7 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
     return run
 
 
+@pytest.mark.slow
 def test_a_marked_test_passes_at_its_budget_and_fails_one_byte_below(suite) -> None:
     tests = f"""
 @pytest.mark.nki_budget(hbm_bytes={HBM_BYTES}, sbuf_bytes={SBUF_BYTES}, time_us=1000)
@@ -238,6 +239,7 @@ def test_near(nki_budget, x):
     )
 
 
+@pytest.mark.slow
 def test_the_target_of_a_budget_is_the_one_it_is_checked_on(suite) -> None:
     tests = """
 @pytest.mark.nki_budget(time_us=1000, target="trn3")
@@ -255,6 +257,7 @@ def test_several(nki_budget, nki_target):
     done.stdout.fnmatch_lines(["*for trn3, not for --nki-target trn1*"])
 
 
+@pytest.mark.slow
 def test_a_bad_marker_is_one_sentence(suite) -> None:
     tests = """
 @pytest.mark.nki_budget(time=40)

@@ -173,6 +173,7 @@ def test_first_rank_waits_for_one_that_was_refused(check_kernel):
         assert {"trace.json", "trace.txt"} & {file.name for file in folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_a_finding_fails_unless_it_is_allowed_or_nobody_looks(suite) -> None:
     tests = """
 @pytest.mark.parametrize("allow", [(), ("nkw-output-partial",)])

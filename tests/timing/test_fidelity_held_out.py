@@ -51,6 +51,7 @@ def test_the_id_alone_decides_who_is_held_out(name: str, held_out: bool) -> None
     assert replace(found, family="dma", latency_us=1.0, kernel="other").held_out is held_out
 
 
+@pytest.mark.slow
 def test_about_a_fifth_is_held_out() -> None:
     """Of n independent draws of a fifth; four standard deviations of sqrt(n 4/25) on either side."""
     count = 10_000

@@ -122,6 +122,7 @@ def test_text_of_a_file_reaches_the_terminal_without_its_control_characters(
     assert "\x1b" not in text and "a\\x1b[31m b" in text
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_table_and_writes_json(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -73,6 +73,7 @@ def test_both_cores_of_a_logical_core_run(folder: Path, tmp_path: Path) -> None:
     assert (len(one.work["cores"]), len(two.work["cores"])) == (1, 2)
 
 
+@pytest.mark.slow
 def test_an_mlp_gets_the_arguments_of_its_entry(folder: Path, tmp_path: Path) -> None:
     """Its published file has a docstring that ends twice; the kernel of this clone raises with what it got."""
     narrow = {"kernel": "mlp (decode), fp8 row-quantised weights, column tiling", "norm": "NO_NORM"}
@@ -96,6 +97,7 @@ def test_an_mlp_gets_the_arguments_of_its_entry(folder: Path, tmp_path: Path) ->
     ]
 
 
+@pytest.mark.slow
 def test_an_entry_without_a_launch_has_a_reason_and_costs_no_other_one(folder: Path, tmp_path: Path) -> None:
     cases: dict[str, object] = {
         "no builder calls 'conv'": {"kernel": "conv"},
@@ -174,6 +176,7 @@ def test_a_file_that_no_longer_has_a_mistake_is_taken_as_it_is(tmp_path: Path) -
     assert finder.find_spec("nkw_sick", [str(tmp_path / "none")]) is None
 
 
+@pytest.mark.slow
 def test_a_copy_of_the_process_replies_or_ends() -> None:
     assert reply(lambda: {"a": [1, None]}, 60) == {"a": [1, None]}
     assert reply(lambda: "x" * 1_000_000, 60) == "x" * 1_000_000  # more than a pipe holds

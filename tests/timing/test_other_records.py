@@ -49,6 +49,7 @@ def test_a_launch_by_another_record_is_that_of_launching_by_it(target: str) -> N
         assert lengths(done.on(chip)) == lengths(done)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_records_that_decide_alike_give_equal_schedules(target: str) -> None:
     chip = hardware(target)

@@ -154,6 +154,7 @@ def test_tiles_at_chosen_addresses_wait_where_they_meet(shift: int, waits: bool)
     assert starts == [0.0, 10.0 + 100.0 + 2 * SEMAPHORE if waits else 10.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("queues", [1, 2])
 @pytest.mark.parametrize("partitions", [(128,), (16, 32, 64, 96, 128)])
 def test_loops_in_a_small_memory_keep_every_law(queues: int, partitions: tuple[int, ...]) -> None:

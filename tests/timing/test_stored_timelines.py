@@ -54,6 +54,7 @@ def test_stored_timelines_are_short_and_name_no_place_of_a_machine() -> None:
         assert "/" not in text and ".py" not in text
 
 
+@pytest.mark.slow
 def test_timelines_of_kernels_that_are_gone_are_removed(tmp_path: Path) -> None:
     (tmp_path / "gone-trn1.txt").write_text("", encoding="utf-8")
     write(tmp_path)

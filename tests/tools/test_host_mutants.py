@@ -65,6 +65,7 @@ def test_equal_changes_are_told_apart_by_their_occurrence() -> None:
     assert len({mutant.key for mutant in mutants}) == 2
 
 
+@pytest.mark.slow
 def test_the_draw_takes_every_operator_and_stays_when_lines_move() -> None:
     source = "\n".join(f"x{n} = a{n} < b{n}\nf(c{n}, d{n})\ny{n} = not e{n}" for n in range(20))
     drawn = draw_sample(mutate_source("file.py", source), 8, seed=3)

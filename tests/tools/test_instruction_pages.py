@@ -27,6 +27,7 @@ def test_every_instruction_has_a_page_that_the_index_names(fresh: dict[str, str]
     assert all(f"[{name}]({name}.md)" in fresh["README.md"] for name in INSTRUCTIONS)
 
 
+@pytest.mark.slow
 def test_pages_of_instructions_that_are_gone_are_removed(tmp_path: Path) -> None:
     (tmp_path / "gone.md").write_text("", encoding="utf-8")
     write(tmp_path)

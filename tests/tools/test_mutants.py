@@ -42,6 +42,7 @@ def test_every_mutant_is_named_once_and_compiles() -> None:
         compile(mutated(mutant), mutant.module, "exec")
 
 
+@pytest.mark.slow
 def test_the_sources_themselves_stay_as_they_are() -> None:
     before = {module: ast.dump(tree(module)) for module in MODULES}
     for mutant in sampled(EVERYTHING, 40, seed=2):

@@ -136,6 +136,7 @@ def test_the_engine_here_does_a_job() -> None:
     assert difference(answer.cases[0], answer.cases[0]) is None
 
 
+@pytest.mark.slow
 def test_the_jobs_fit_into_their_pages() -> None:
     for job in jobs(PRETRAINED):
         for case in job.cases:

@@ -169,6 +169,7 @@ def test_the_text_says_times_rates_and_comparisons(small: str, capsys: Any) -> N
         assert words in text
 
 
+@pytest.mark.slow
 def test_the_document_holds_what_the_text_says(small: str, capsys: Any, tmp_path: Path) -> None:
     words = (*SHORT, "--users", "6", "--think", "0.001", "--json", "out.json", "--compare")
     printed(capsys, small, *words)
@@ -366,6 +367,7 @@ def test_a_model_that_does_not_fit_is_refused_with_its_pages(capsys: Any) -> Non
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [16, 64])
 def test_longrope_is_served_at_any_length_like_factors_that_never_change(tmp_path: Path, length: int) -> None:
     setup = Setup("trn2.48xlarge", "float32", length, tp=1, replicas=1)

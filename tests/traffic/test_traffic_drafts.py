@@ -56,6 +56,7 @@ def test_a_request_alone_gets_as_many_tokens_of_a_step_as_the_closed_form_says(
     assert 20_000 / steps == pytest.approx(expected, abs=4 * spread / sqrt(steps) + tokens / steps)
 
 
+@pytest.mark.slow
 def test_each_place_has_its_own_rate() -> None:
     record = alone(20_001, AcceptanceRates.parse("0.9,0.5", 3))
     verified = record.acceptance.verified[0]
@@ -75,6 +76,7 @@ def test_a_draft_model_takes_a_step_for_the_prompt_and_one_for_each_draft() -> N
     assert alone(1 + 4 * 50, AcceptanceRates.parse("1", 3)).end_ns == 51 * MEAN_NS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pages", [24, 64])
 @pytest.mark.parametrize("drafting", [False, True])
 def test_times_add_up(drafting: bool, pages: int) -> None:
@@ -108,6 +110,7 @@ def test_a_text_says_what_prompt_lookup_finds() -> None:
         MeasuredOutcomes.measure([1], 2)
 
 
+@pytest.mark.slow
 def test_steps_of_a_text_are_drawn_as_often_as_they_are_there() -> None:
     record = alone(20_001, MeasuredOutcomes(((0, 0), (3, 2), (3, 3), (0, 0))))
     verified, accepted = record.acceptance.verified, record.acceptance.accepted

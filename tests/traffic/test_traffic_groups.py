@@ -51,6 +51,7 @@ def test_each_group_has_the_pages_that_its_weights_leave(deployment: Deployment)
     assert deployment.pages == 2 * kind.pages
 
 
+@pytest.mark.slow
 def test_requests_on_both_groups_take_the_time_of_one(deployment: Deployment) -> None:
     """A prompt of 15 tokens is padded to 16; a group without a request computes padding."""
     predictor = deployment.predictors[0]
@@ -64,6 +65,7 @@ def test_requests_on_both_groups_take_the_time_of_one(deployment: Deployment) ->
         assert record.tokens == count * 18
 
 
+@pytest.mark.slow
 def test_steps_at_once_are_those_one_by_one(deployment: Deployment) -> None:
     draw = np.random.default_rng(2)
     queries = tuple(Query(*map(int, draw.integers(2, 40, 2))) for _ in range(30))
@@ -80,6 +82,7 @@ def test_steps_at_once_are_those_one_by_one(deployment: Deployment) -> None:
     assert len(one.spans) < len(other.spans)
 
 
+@pytest.mark.slow
 def test_prompts_on_replicas_of_their_own_hand_pages_to_a_group() -> None:
     apart = Deployment(MODEL, replace(SETUP, replicas=2, prefill_replicas=1))
     records = apart.serve(Workload((Query(20, 4),) * 5, (0,) * 5))

@@ -135,6 +135,7 @@ def test_steps_at_once_take_the_times_of_single_steps(
     assert saved > 100
 
 
+@pytest.mark.slow
 def test_drafts_are_verified_where_requests_decode() -> None:
     options = replace(OPTIONS, speculative_tokens=3)
     for workload in workloads(5):

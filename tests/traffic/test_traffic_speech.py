@@ -54,6 +54,7 @@ def of_encoder(each: PassTime) -> float:
     return sum(part.time.program_ns for part in each.kernels if part.name.startswith("encoder: "))
 
 
+@pytest.mark.slow
 def test_a_request_alone_takes_its_window_its_prompt_and_its_steps(deployment: Deployment) -> None:
     """A prompt of 4 tokens is padded to 16; the steps read 128 positions, and 128 of the window."""
     ((timeline,),) = (each.timelines for each in deployment.serve_unit(Workload((Query(4, 6),), (0,))))
@@ -102,6 +103,7 @@ def test_slots_hold_the_keys_and_values_of_a_window(folder: Path, tp: int) -> No
     assert held == (40 + FIELDS["max_source_positions"]) * of_position
 
 
+@pytest.mark.slow
 def test_prompts_on_replicas_of_their_own_hand_windows_over(folder: Path) -> None:
     own = Deployment(load_model(folder), replace(SETUP, replicas=2, prefill_replicas=1))
     prompts, decoding = own.serve(Workload((Query(4, 6),) * 5, (0,) * 5))
@@ -116,6 +118,7 @@ def test_drafts_are_refused(folder: Path) -> None:
         Deployment(load_model(folder), replace(SETUP, options=options))
 
 
+@pytest.mark.slow
 def test_the_command_says_how_much_speech_is_heard(folder: Path, capsys: Any, tmp_path: Path) -> None:
     given = (
         "--instance",

@@ -63,6 +63,7 @@ def test_the_example_of_the_page_prints_what_stands_below_it(capsys: Capture) ->
     assert capsys.readouterr().out == shown
 
 
+@pytest.mark.slow
 def test_all_candidates_are_tried_once_and_the_fastest_is_the_best(capsys: Capture) -> None:
     document = found(capsys, *WORDS, "--jobs", "1")
     tried = document["tried"]
@@ -97,6 +98,7 @@ def test_a_seed_tries_the_same_candidates_in_this_process_and_in_others(capsys: 
     assert found(capsys, *words, "--jobs", "1", "--seed", "1")["tried"] != documents[0]["tried"]
 
 
+@pytest.mark.slow
 def test_a_search_finds_the_best_of_many_candidates_in_few_trials() -> None:
     """A time with one minimum: the search is nearer to it than as many random candidates are."""
     rows = tuple((name, 0, tuple(range(8))) for name in "abcd")
@@ -185,6 +187,7 @@ def test_the_page_is_one_file_with_the_report_and_a_curve_that_never_rises(capsy
     assert heights == sorted(heights)  # down is more
 
 
+@pytest.mark.slow
 def test_a_table_gets_entries_keeps_others_and_loses_those_that_are_no_faster(capsys: Capture) -> None:
     other = {"other gen2 float32 8": {"arguments": "f32[8]", "values": {"rows": 8, "engine": "scalar"}}}
     Path("tuned.py").write_text(f'"""Values."""\n\nTUNED = {other}\nAFTER = 1\n')
@@ -283,6 +286,7 @@ def test_without_the_extras_one_sentence_names_them(capsys: Capture, monkeypatch
     assert capsys.readouterr().err.endswith(said)
 
 
+@pytest.mark.slow
 def test_what_a_kernel_prints_stays_out_of_the_report(capfd: pytest.CaptureFixture[str]) -> None:
     changed("    out = nl", "    print('by the kernel')\n    out = nl")
     assert main([*SMALL, "--jobs", "2", "--target", "trn2"]) == 0

@@ -122,6 +122,7 @@ of_level_0_7_reference = larger_than_sbuf_reference
 """
 
 
+@pytest.mark.slow
 def test_rules_of_the_vendors_simulator_are_named_where_they_tolerate(command: Any, tmp_path: Path) -> None:
     (tmp_path / "k.py").write_text(KERNELS)
     words = (f"{tmp_path}/k.py:larger_than_sbuf", "f32[64,32]")
@@ -155,6 +156,7 @@ def test_modules_beside_kernel_and_reference_are_imported(command: Any, tmp_path
     assert (status, out) == (2, "") and "this command reads that file" in err
 
 
+@pytest.mark.slow
 def test_the_example_of_the_guide_prints_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
     ((program, output),) = re.findall(r"```python\n(.*?)```\s+```text\n(.*?)```", PAGE, re.DOTALL)
     exec(program, {})

@@ -92,6 +92,7 @@ def normalised_reference(x: np.ndarray) -> np.ndarray:
     return x / np.sqrt(np.square(x).mean(axis=1, keepdims=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("columns", "dtype"), deep_except(product([64, 65, 512, 4096], [FLOAT32, BFLOAT16]), 5), ids=str
 )
@@ -105,6 +106,7 @@ def test_a_count_that_is_off_by_one_is_found_and_the_right_count_passes(columns:
         assert verdict.reason.startswith("slope - 1: " if dtype == BFLOAT16 else "rms error: ")
 
 
+@pytest.mark.slow
 def test_verify_calls_it_wrong_and_says_the_factor() -> None:
     x = np.zeros((128, 256), ml_dtypes.bfloat16)
     verdict = simulate.verify(over_d_less_one, [x], normalised_reference)

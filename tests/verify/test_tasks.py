@@ -43,6 +43,7 @@ def test_there_are_twelve_tasks_with_six_kinds_of_wrong_kernels_each() -> None:
     assert all(len(TABLES[name]["WRONG"]) >= 6 for name in TASKS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_the_right_kernel_is_right_and_clean_and_the_slow_one_is_slower(task: str, tmp_path: Path) -> None:
     right = judged(task, tmp_path / "right.py")

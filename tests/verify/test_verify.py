@@ -87,6 +87,7 @@ def test_a_kernel_that_leaves_the_last_row_of_odd_sizes_out_is_wrong() -> None:
     assert verdict.status == 1 and verdict.reason.startswith("63: unwritten bytes")
 
 
+@pytest.mark.slow
 def test_nan_has_to_come_out_where_it_does_of_the_reference() -> None:
     def spreads(x: np.ndarray) -> np.ndarray:
         return np.where(np.isnan(x).any(axis=1, keepdims=True), np.nan, 2 * x)

@@ -109,6 +109,7 @@ def loaded(name: str) -> tuple[tuple[int, bool] | None, tokenizers.Tokenizer]:
     return text_bound(TOKENIZERS[name]), tokenizers.Tokenizer.from_str(TOKENIZERS[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(TEXTS)
 @settings(deadline=None, derandomize=True, database=None, max_examples=200)
@@ -120,6 +121,7 @@ def test_a_text_has_no_more_bytes_than_its_tokens_may_stand_for(name: str, text:
     assert count_bytes(text, bound[1]) <= bound[0] * len(ids)
 
 
+@pytest.mark.slow
 def test_normal_forms_and_lower_case_shrink_no_more_than_said() -> None:
     """Of every character, the longest equivalent text: one code point for each of its decomposition, the longest."""
     longest: dict[str, int] = {}
