@@ -1,10 +1,10 @@
-"""The engine: requests in, text out, step by step.
+"""The engine, which computes the texts of requests step by step.
 
-Each step asks the scheduler what to compute, has the model compute it, chooses a token for every request whose last
-token was computed, and says what became of each. It has no thread and no clock of its own: whoever calls `step` has.
+A step schedules a batch, computes it with the model, samples a token for every request whose last token was computed,
+and updates the outputs of these requests. The engine has no thread; the caller of `step` has, and gives the clock.
 
-A fault of one request ends that request alone. Host work is caught for its request; where the model's step raises,
-`Isolation` finds the request at fault. The engine itself fails where no request is to blame.
+A fault of one request ends only that request. Exceptions of host work are attributed to their request. If the model's
+step raises, `Isolation` finds the request at fault. The engine fails if no request is at fault.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from model.sampling import RowSampling, StepOutput
 from model.state import root_key
 
 _MASK_SECONDS = 0.01
-"""How long a step waits for new masks; most take less than a millisecond."""
+"""The longest wait of a step for new masks; most take less than a millisecond."""
 _IDLE_SECONDS = 0.05
-"""How long a step waits where all requests wait for masks, before commands of clients are heard again."""
+"""The longest wait of a step if all requests wait for masks; commands of clients run between steps."""
 
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """The model's end tokens, its vocabulary, the longest sequence, and the seed of requests that have none.
+    """The model's end tokens, vocabulary size and longest sequence, and the seed of requests without a seed.
 
-    `check_inputs` is the check of the model's runner for what a prompt brings beside its tokens.
+    `check_inputs` raises ModelError for inputs of a prompt that the model's runner does not take.
     """
 
     end_tokens: Sequence[int]
@@ -58,22 +58,31 @@ class EngineLimits:
 
 
 class Observer(Protocol):
-    """Something that is told every choice of a token, such as a comparison with another model."""
+    """An observer of every sampled token, such as a comparison with another model."""
 
-    def chosen(
+    def observe_choice(
         self, request: Request, tokens: Sequence[int], row: RowSampling, output: StepOutput, token: int
     ) -> None:
-        """A request chose `token` behind its `tokens`, from the output of a step, with the parameters of `row`.
+        """Observe that a request sampled a token, before its constraints accept the token.
 
-        It is told before the constraints of the request accept the token, so that the row can be drawn again.
+        Args:
+            request: The request.
+            tokens: The tokens before the sampled one.
+            row: The sampling parameters; they give the same token again.
+            output: The output of the step from which the token was sampled.
+            token: The sampled token.
         """
 
 
 class Engine:
-    """Requests on one model; `clock` gives seconds. The `observer` is told every token that is chosen.
+    """The requests of one model.
 
-    Where a step raises, the engine isolates the request at fault if it `isolates`, and fails otherwise: it cannot where
-    other processes compute ranks of the model. `failure` is what made the engine fail, or None.
+    Attributes:
+        scheduler: The scheduler of one or of several data-parallel groups.
+        limits: The model's limits.
+        grammars: The compiled grammars of structured outputs.
+        acceptance: Counts of verified and accepted draft tokens.
+        failure: The exception that made the engine fail, or None.
     """
 
     def __init__(
@@ -88,6 +97,20 @@ class Engine:
         isolates: bool = True,
         observer: Observer | None = None,
     ) -> None:
+        """Create an engine without requests.
+
+        Args:
+            model: The model runner.
+            scheduler: The scheduler of one or of several data-parallel groups.
+            tokenizer: The model's tokenizer.
+            limits: The model's limits.
+            clock: Returns the time in seconds.
+            proposer: Proposes draft tokens for speculative decoding.
+            grammars: The compiled grammars; by default those of `tokenizer` with the default limits.
+            isolates: Whether the engine isolates the request at fault if a step raises. Otherwise the engine fails,
+                as it must if other processes compute ranks of the model.
+            observer: Observes every sampled token.
+        """
         self._observer = observer
         self.acceptance = Acceptance()
         self._proposer = proposer
@@ -106,17 +129,17 @@ class Engine:
 
     @property
     def use(self) -> BucketUse:
-        """What the model's steps launched."""
+        """Counts of the steps that the model launched."""
         return self._model.use
 
     @property
     def busy(self) -> bool:
-        """Whether a request has not ended, and the engine has not failed."""
+        """Whether any request has not ended and the engine has not failed."""
         return bool(self._groups) and self.failure is None
 
     @property
     def waiting(self) -> int:
-        """Number of requests that hold no pages."""
+        """Number of requests without pages."""
         return max(0, len(self._sequences) - len(self.scheduler.running))
 
     def submit(
@@ -130,14 +153,26 @@ class Engine:
         inputs: ModelInputs | None = None,
         grammar: CompiledGrammar | None = None,
     ) -> RequestOutput:
-        """Let a request wait for its turn; its output fills up from step to step.
+        """Let a request wait for its turn.
 
-        It shares pages with requests of the same `cache_salt` only. `inputs` are encoded with its
-        prompt. `grammar` is the compiled form of `params`; without it the form is compiled here.
+        Args:
+            id: A name that no unfinished request has.
+            prompt_ids: The token ids of the prompt.
+            params: The sampling parameters.
+            prompt: The text of the prompt, which the output repeats.
+            priority: Lower numbers are scheduled first.
+            cache_salt: Requests share pages only with requests of the same salt.
+            inputs: What the model encodes with the prompt.
+            grammar: The compiled structured outputs of `params`; by default they are compiled here.
 
-        Raises ModelError for an empty salt, an id in use, inputs that the model does not take, a
-        prompt without tokens or without room for a new one, token ids outside the vocabulary, a form that cannot be,
-        and a request that never fits into the pages; EngineFailed after the engine has failed.
+        Returns:
+            The output of the request, which steps extend.
+
+        Raises:
+            ModelError: The salt is empty, the id is in use, the model does not take the inputs, the prompt has no
+                tokens or leaves no room for a new token, a token id is outside the vocabulary, the structured outputs
+                do not compile, or the request never fits into the pages.
+            EngineFailed: The engine has failed.
         """
         self._check_alive()
         limits = self.limits
@@ -164,33 +199,33 @@ class Engine:
         output = RequestOutput(id, prompt, list(prompt_ids), outputs, RequestMetrics(now))
         if params.prompt_logprobs is not None:
             output.prompt_logprobs = [None]
-            # Logits follow from what is computed, not from shared pages.
+            # Scoring needs the logits of all prompt tokens, so no page of the prompt is shared.
             request.root = number.to_bytes(8, "big")
         seed = (limits.seed, number) if params.seed is None else (params.seed,)
         if params.structured_outputs is not None and grammar is None:
             grammar = self.grammars.compile(params.structured_outputs)
         group = PromptGroup(output, params, seed, inputs=inputs, grammar=grammar)
-        sequence = self._sequence(group, 0)
+        sequence = self._start_sequence(group, 0)
         self.scheduler.submit(request)
         self._groups[id], self._sequences[request] = group, sequence
         self._isolation.hold_back(request)
         return output
 
     def cancel(self, id: str) -> None:
-        """End a request; its pages are free from here on. One that has ended is left alone."""
+        """End a request and release its pages; a request that has ended is ignored."""
         group = self._groups.get(id)
         if group is not None:
             self._end_all(group, "abort", None)
-            self._settle(group)
+            self._forget_finished(group)
 
     def step(self) -> list[RequestOutput]:
         """Compute one step.
 
         Returns:
-            The outputs of the requests that got a token in it, or that ended with an error.
+            The outputs of the requests that got a token in the step or ended with an error.
 
         Raises:
-            EngineFailed: no request is to blame for a fault; all have ended.
+            EngineFailed: A fault that no request causes has ended all requests.
         """
         self._check_alive()
         try:
@@ -201,7 +236,7 @@ class Engine:
             raise self.fail(error) from error
 
     def fail(self, error: BaseException) -> EngineFailed:
-        """End all requests and refuse further ones; returns the exception that says so."""
+        """End all requests, refuse further ones, and return the exception that later calls raise."""
         self.failure = error
         for id in list(self._groups):
             with suppress(MemoryError):  # the last piece of a text may find no memory
@@ -228,48 +263,48 @@ class Engine:
             for request, drafts in self._proposer.propose(batch).items():
                 batch.chunks[request] = batch.chunks[request].with_drafts(drafts)
             self.scheduler.discard_unused_slots(batch)
-        self._score(batch)
-        rows = self._rows(batch)
+        self._request_scores(batch)
+        rows = self._sampling_rows(batch)
         try:
-            answers = self._model.step(batch, self._alone(batch, rows))
+            outputs = self._model.step(batch, self._device_rows(batch, rows))
         except Exception as error:
             return self._isolate(batch, error)
-        self._keep_scores(batch, answers)
-        choices = self._choose(batch, rows, answers)
+        self._add_prompt_logprobs(batch, outputs)
+        choices = self._choose(batch, rows, outputs)
         groups = dict.fromkeys(
             group
             for request, chunk in batch.chunks.items()
             if (group := self._sequences[request].group).failure is not None
-            or (chunk.samples and request in answers)
+            or (chunk.samples and request in outputs)
         )
         now = self._clock()
         self.scheduler.complete_step(
-            batch, {request: [choice.token for choice in own] for request, own in choices.items()}
+            batch, {request: [choice.token for choice in accepted] for request, accepted in choices.items()}
         )
         self._isolation.note_success(batch)
         self._end_failed(groups)
-        for request, own in choices.items():
+        for request, accepted in choices.items():
             if request not in self._sequences:
                 continue
             group = self._sequences[request].group
             try:
                 if not group.forked:
-                    self._fork(request, group, answers[request][-1])
-                for choice in own:
+                    self._fork(request, group, outputs[request][-1])
+                for choice in accepted:
                     if request in self._sequences:
-                        self._take(request, choice, now, choice is own[-1])
+                        self._append(request, choice, now, choice is accepted[-1])
             except BaseException as error:
                 group.blame(error)
         self._end_failed(groups)
         for group in groups:
-            self._settle(group)
+            self._forget_finished(group)
         return [group.output for group in groups]
 
     def _wait_for_masks(self) -> None:
-        """Wait a moment for the masks of the next tokens, and leave requests without theirs out of the next step."""
+        """Wait a moment for the masks of next tokens, and exclude requests without a mask from the next step."""
         clock, masks = self.grammars.clock, self.grammars.masks
         now = clock()
-        pending = [request for request, own in self._sequences.items() if not own.is_ready(now)]
+        pending = [request for request, sequence in self._sequences.items() if not sequence.is_ready(now)]
 
         def are_ready(requests: Sequence[Request]) -> Iterator[bool]:
             return (self._sequences[request].is_ready(clock()) for request in requests)
@@ -285,9 +320,9 @@ class Engine:
             request.waits_for_mask = not is_ready
 
     def _isolate(self, batch: Batch, error: Exception) -> list[RequestOutput]:
-        """Preempt all requests after a failed step; the one at fault, if it was alone, ends with the error.
+        """Preempt all requests after a failed step, and end the request at fault if it was alone in the step.
 
-        Where every request failed, a request of the engine tells whether the model computes anything.
+        If every request has failed, a probe shows whether the model computes anything.
         """
         if isinstance(error, MemoryError) or not self._isolates:
             raise self.fail(error) from error
@@ -297,13 +332,13 @@ class Engine:
         assert isinstance(group, PromptGroup)
         group.failure, group.output.fault = f"a step of the request failed: {describe_fault(error)}", error
         self._end_failed([group])
-        self._settle(group)
+        self._forget_finished(group)
         if not self._isolation.is_active and not self._isolation.succeeded:
             self._probe()
         return [group.output]
 
     def _probe(self) -> None:
-        """Compute one token of no client, while all requests are withdrawn. Raises what the model raises."""
+        """Compute one token of the engine's own request while all requests are withdrawn; raise the model's error."""
         request = Request("probe", [0], 1, root=b"probe")
         self.scheduler.submit(request)
         try:
@@ -317,8 +352,8 @@ class Engine:
             if group.failure is not None:
                 self._end_all(group, "error", group.failure)
 
-    def _rows(self, batch: Batch) -> Rows:
-        """The draws of the requests that choose; where one has no token to choose from, its group fails."""
+    def _sampling_rows(self, batch: Batch) -> Rows:
+        """Return the sampling parameters of the requests that sample; requests without an allowed token fail."""
         rows = {}
         for request, chunk in batch.chunks.items():
             if chunk.samples:
@@ -329,36 +364,38 @@ class Engine:
                     sequence.group.blame(error)
         return rows
 
-    def _score(self, batch: Batch) -> None:
-        """Ask for the logits of the chunks of prompts whose log-probabilities are wanted and not known."""
+    def _request_scores(self, batch: Batch) -> None:
+        """Mark the chunks of prompts whose log-probabilities are requested and not known yet."""
         for request, chunk in batch.chunks.items():
-            output = self._sequences[request].group.output
-            known = output.prompt_logprobs
+            known = self._sequences[request].group.output.prompt_logprobs
             if known is not None and len(known) < min(chunk.seq_len + 1, request.prompt_tokens):
                 batch.chunks[request] = replace(chunk, scores=True)
 
-    def _keep_scores(self, batch: Batch, answers: Mapping[Request, Sequence[StepOutput]]) -> None:
-        """The log-probabilities of the tokens of prompts that a step has scored."""
+    def _add_prompt_logprobs(self, batch: Batch, outputs: Mapping[Request, Sequence[StepOutput]]) -> None:
+        """Append the log-probabilities of the prompt tokens that a step has scored."""
         for request, chunk in batch.chunks.items():
             group = self._sequences[request].group
             known, count = group.output.prompt_logprobs, group.params.prompt_logprobs
             if not chunk.scores or known is None or count is None:
                 continue
             try:
-                for answer in answers[request][len(known) - 1 - chunk.num_computed_tokens :]:
-                    if len(known) < request.prompt_tokens and np.isfinite(answer.largest):
+                for output in outputs[request][len(known) - 1 - chunk.num_computed_tokens :]:
+                    if len(known) < request.prompt_tokens and np.isfinite(output.largest):
                         token = request.tokens[len(known)]
                         known.append(
-                            logprobs(require_logits(answer.logits), token, count, self._tokenizer.decode)
+                            logprobs(require_logits(output.logits), token, count, self._tokenizer.decode)
                         )
             except BaseException as error:
                 group.blame(error)
 
-    def _alone(self, batch: Batch, rows: Rows) -> Rows:
-        """The rows that the model may draw: several continuations choose their first tokens from the same logits."""
+    def _device_rows(self, batch: Batch, rows: Rows) -> Rows:
+        """Return the rows that the device may sample.
+
+        The host samples the first tokens of several continuations, which have the same logits.
+        """
         return {
-            request: own
-            for request, own in rows.items()
+            request: request_rows
+            for request, request_rows in rows.items()
             if not batch.chunks[request].scores
             and ((group := self._sequences[request].group).forked or group.params.n == 1)
         }
@@ -367,49 +404,51 @@ class Engine:
         self,
         batch: Batch,
         rows: Rows,
-        answers: Mapping[Request, Sequence[StepOutput]],
+        outputs: Mapping[Request, Sequence[StepOutput]],
     ) -> dict[Request, list[Choice]]:
-        """The tokens that follow each chunk: its drafts up to the first wrong one, and one more token."""
-        flat: list[tuple[RowSampling, StepOutput]] = []
-        for request, own in rows.items():
-            chunk = batch.chunks[request]
-            flat += zip(own, answers[request][-1:] if chunk.scores else answers[request])
-        found = iter(choose(flat, self._tokenizer.decode))
-        choices = {}
-        for request, own in rows.items():
-            drawn = [next(found) for _ in own]
+        """Return the sampled tokens of each chunk: its accepted draft tokens and one more token."""
+        draws: list[tuple[RowSampling, StepOutput]] = []
+        for request, request_rows in rows.items():
+            is_scored = batch.chunks[request].scores
+            draws += zip(request_rows, outputs[request][-1:] if is_scored else outputs[request])
+        choices = iter(choose(draws, self._tokenizer.decode))
+        accepted = {}
+        for request, request_rows in rows.items():
+            candidates = [next(choices) for _ in request_rows]
             try:
-                choices[request] = self._taken(batch.chunks[request], drawn, own, answers[request])
+                accepted[request] = self._accept(
+                    batch.chunks[request], candidates, request_rows, outputs[request]
+                )
             except BaseException as error:
                 self._sequences[request].group.blame(error)
-        return choices
+        return accepted
 
-    def _taken(
+    def _accept(
         self,
         chunk: Chunk,
-        drawn: Sequence[Choice | BaseException],
+        candidates: Sequence[Choice | BaseException],
         rows: Sequence[RowSampling],
         outputs: Sequence[StepOutput],
     ) -> list[Choice]:
-        """The choices that follow one another; raises the error of one that they need."""
-        request, chosen = chunk.request, list[Choice]()
+        """Return the choices up to the first that differs from its draft token; raise the error of one of them."""
+        request, accepted = chunk.request, list[Choice]()
         sampler = self._sequences[request].sampler
         outputs = outputs[-len(rows) :] if chunk.scores else outputs
-        for choice, draft, row, output in zip(drawn, (*chunk.drafts, None), rows, outputs):
+        for choice, draft, row, output in zip(candidates, (*chunk.drafts, None), rows, outputs):
             if isinstance(choice, BaseException):
                 raise choice
             if self._observer is not None:
-                tokens = [*request.tokens, *(earlier.token for earlier in chosen)]
-                self._observer.chosen(request, tokens, row, output, choice.token)
-            chosen.append(choice)
+                tokens = [*request.tokens, *(earlier.token for earlier in accepted)]
+                self._observer.observe_choice(request, tokens, row, output, choice.token)
+            accepted.append(choice)
             sampler.take(choice.token)
             if choice.token != draft:
                 break
         if chunk.drafts:
-            self.acceptance.add(len(chunk.drafts), len(chosen) - 1)
-        return chosen
+            self.acceptance.add(len(chunk.drafts), len(accepted) - 1)
+        return accepted
 
-    def _sequence(self, group: PromptGroup, index: int) -> Continuation:
+    def _start_sequence(self, group: PromptGroup, index: int) -> Continuation:
         params, prompt = group.params, group.output.prompt_token_ids
         rule: TokenRule | None = None
         if group.inputs is not None and group.inputs.rule is not None:
@@ -426,25 +465,28 @@ class Engine:
             StopStrings(params.stops),
         )
 
-    def _fork(self, request: Request, group: PromptGroup, answer: StepOutput) -> None:
-        """The other continuations of a prompt, each with its own first token."""
+    def _fork(self, request: Request, group: PromptGroup, output: StepOutput) -> None:
+        """Start the further continuations of a prompt, each of which samples its first token from `output`."""
         group.forked = True
         for index in range(1, group.params.n):
-            sequence = self._sequence(group, index)
+            sequence = self._start_sequence(group, index)
             child = self.scheduler.fork(request, f"{request.id} {index}")
             self._sequences[child] = sequence
             (row,) = sequence.sampler.rows()
-            (choice,) = choose([(row, answer)], self._tokenizer.decode)
+            (choice,) = choose([(row, output)], self._tokenizer.decode)
             if isinstance(choice, BaseException):
                 raise choice
             if self._observer is not None:
-                self._observer.chosen(child, child.tokens[:-1], row, answer, choice.token)
+                self._observer.observe_choice(child, child.tokens[:-1], row, output, choice.token)
             sequence.sampler.take(choice.token)
             child.tokens[-1] = choice.token
-            self._take(child, choice, self._clock(), last=True)
+            self._append(child, choice, self._clock(), is_last=True)
 
-    def _take(self, request: Request, choice: Choice, now: float, last: bool) -> None:
-        """A continuation gets a token, and may end with it; the `last` one of a step may complete its form."""
+    def _append(self, request: Request, choice: Choice, now: float, is_last: bool) -> None:
+        """Append a token to a continuation, and end it if the token does.
+
+        Structured outputs can be complete only with the last token of a step.
+        """
         sequence, limits = self._sequences[request], self.limits
         output, params = sequence.output, sequence.group.params
         metrics = sequence.group.output.metrics
@@ -452,33 +494,34 @@ class Engine:
         metrics.last_token_time = now
         output.token_ids.append(choice.token)
         if choice.logprobs is not None:
-            own = choice.logprobs[choice.token].logprob
             output.logprobs = output.logprobs or []
             output.logprobs.append(choice.logprobs)
-            output.cumulative_logprob = (output.cumulative_logprob or 0.0) + own
+            logprob = choice.logprobs[choice.token].logprob
+            output.cumulative_logprob = (output.cumulative_logprob or 0.0) + logprob
         if choice.token in limits.end_tokens and not params.ignore_eos:
             self._end(request, "stop", None)
         elif choice.token in (params.stop_token_ids or ()):
             self._end(request, "stop", choice.token)
         else:
             text = sequence.stream.push(choice.token)
-            early = len(output.token_ids) < params.min_tokens
-            output.text += text if early else sequence.stops.push(text)
-            if sequence.stops.found is not None:
+            is_early = len(output.token_ids) < params.min_tokens
+            output.text += text if is_early else sequence.stops.push(text)
+            if sequence.stops.matched is not None:
                 if params.include_stop_str_in_output:
-                    output.text += sequence.stops.found
-                self._end(request, "stop", sequence.stops.found)
-            elif last and sequence.sampler.complete:
+                    output.text += sequence.stops.matched
+                self._end(request, "stop", sequence.stops.matched)
+            elif is_last and sequence.sampler.complete:
                 self._end(request, "stop", None)
             elif len(output.token_ids) == request.max_new_tokens:
                 self._end(request, "length", None)
 
     def _end(self, request: Request, reason: FinishReason, stopped_by: str | int | None) -> None:
+        """End a continuation; `stopped_by` is the stop string, the stop token or the error message."""
         sequence = self._sequences.pop(request)
         self.scheduler.end(request)
         output = sequence.output
         try:
-            if sequence.stops.found is None:
+            if sequence.stops.matched is None:
                 output.text += sequence.stops.push(sequence.stream.finish()) + sequence.stops.finish()
         except BaseException as error:
             sequence.group.blame(error)
@@ -487,7 +530,7 @@ class Engine:
         sequence.group.output.metrics.num_preemptions += request.preemptions
 
     def _end_all(self, group: PromptGroup, reason: FinishReason, stopped_by: str | None) -> None:
-        """End all continuations of a prompt; some may have no token yet."""
+        """End all continuations of a prompt, including those without a token."""
         for request, sequence in list(self._sequences.items()):
             if sequence.group is group:
                 self._end(request, reason, stopped_by)
@@ -495,8 +538,8 @@ class Engine:
             if not output.finished:
                 output.finish_reason, output.stop_reason = reason, stopped_by
 
-    def _settle(self, group: PromptGroup) -> None:
-        """Forget a request all of whose continuations have ended."""
+    def _forget_finished(self, group: PromptGroup) -> None:
+        """Forget a prompt if all of its continuations have ended."""
         if group.output.finished:
             group.output.metrics.finished_time = self._clock()
             del self._groups[group.output.request_id]

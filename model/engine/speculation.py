@@ -1,7 +1,7 @@
-"""Drafts: tokens that may follow a request's, proposed cheaply and verified several at a time in one step.
+"""Speculative decoding: proposers of draft tokens, several of which one step verifies.
 
-A draft counts where the request chooses the same token from the logits before it, with the same random number that it
-would have drawn alone. So drafts change no token, whether greedy or sampled; a wrong one costs its place in the step.
+A draft token is accepted if the request samples the same token from the logits before it, with the random number that
+it uses without drafts. So drafts change no token, greedy or sampled. A rejected draft token costs a row of the step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from model.errors import ModelError
 from model.sampling import RowSampling, StepOutput
 
 Rows = Mapping[Request, Sequence[RowSampling]]
-"""The draws of requests: of what follows the last token, and each draft; none where candidates are enough."""
+"""Sampling parameters of each request's rows, for the last token and each draft token; empty if candidates suffice."""
 
 NO_ROWS: Rows = {}
 
@@ -28,52 +28,57 @@ NO_RECURRENT_DRAFTS = (
     "the draft model has recurrent layers, whose state does not go back where a draft is wrong; take one with "
     "attention only, or method ngram"
 )
-"""Why a model is none to draft with."""
+"""The message for a draft model that cannot roll back its state."""
 
 
 class Proposer(Protocol):
-    """Something that proposes the next tokens of requests."""
+    """A proposer of draft tokens."""
 
     def propose(self, batch: Batch) -> Mapping[Request, Sequence[int]]:
-        """At most as many drafts for each request of a batch as its chunk has slots."""
+        """Return draft tokens by request, at most `draft_slots` of the request's chunk."""
 
 
 class Steps(Protocol):
-    """Something that computes batches on pages; `use` counts what it launched."""
+    """A model runner that computes batches; `use` counts what it launched."""
 
     use: BucketUse
 
     def step(self, batch: Batch, rows: Rows = NO_ROWS) -> Mapping[Request, Sequence[StepOutput]]:
-        """Compute a batch; says what follows the last token of each request that chooses, and each of its drafts.
+        """Compute a batch.
 
-        That is a token that the device drew, as the `rows` of the request ask, or else logits; logits as well for a
-        request without `rows`, and the likeliest candidates for each. Of a chunk that `scores`, it says what follows
-        each token.
+        Args:
+            batch: The scheduled chunks and page copies.
+            rows: The sampling parameters of the rows of each request.
+
+        Returns:
+            For a request that samples, the outputs after its last token and after each draft token; for a request that
+            scores, the outputs after each token of its chunk. An output has the token that the device sampled by
+            `rows`, or logits; requests without rows get logits, and an empty row sequence asks for candidates only.
         """
 
 
 @dataclass
 class Acceptance:
-    """How many drafts were verified, and how many were right, by their place behind the last token, from 0."""
+    """Counts of verified and of accepted draft tokens, by draft position from 0."""
 
     verified: Counter[int] = field(default_factory=Counter)
     accepted: Counter[int] = field(default_factory=Counter)
 
     def add(self, verified: int, accepted: int) -> None:
-        """The drafts of one chunk."""
+        """Count the draft tokens of one chunk."""
         self.verified.update(range(verified))
         self.accepted.update(range(accepted))
 
     @property
     def rates(self) -> list[float]:
-        """The share of verified drafts that were right, place by place."""
-        return [self.accepted[place] / count for place, count in sorted(self.verified.items())]
+        """Share of verified draft tokens that were accepted, by draft position."""
+        return [self.accepted[position] / count for position, count in sorted(self.verified.items())]
 
 
 class PromptLookup:
-    """Drafts are what followed the last tokens of a request where these stood before (n-grams).
+    """A proposer that repeats what followed an earlier occurrence of a request's last tokens (n-grams).
 
-    The longest run of `most` to `least` last tokens that stands earlier decides, the latest of several.
+    The longest n-gram of `most` to `least` tokens with an earlier occurrence is used, and its latest occurrence.
     """
 
     def __init__(self, most: int = 4, least: int = 2) -> None:
@@ -82,31 +87,30 @@ class PromptLookup:
         self._most, self._least = most, least
 
     def propose(self, batch: Batch) -> dict[Request, list[int]]:
-        """Drafts for requests whose last tokens stand earlier."""
-        found = {
-            request: self.after(request.tokens, chunk.draft_slots)
+        """Return draft tokens for requests whose last tokens occur earlier."""
+        proposed = {
+            request: self.find_continuation(request.tokens, chunk.draft_slots)
             for request, chunk in batch.chunks.items()
             if chunk.draft_slots
         }
-        return {request: drafts for request, drafts in found.items() if drafts}
+        return {request: drafts for request, drafts in proposed.items() if drafts}
 
-    def after(self, text: Sequence[int], slots: int) -> list[int]:
-        """At most `slots` drafts behind a text."""
-        tokens = np.asarray(text)
-        for size in range(min(self._most, len(tokens) - 1), self._least - 1, -1):
-            runs = np.lib.stride_tricks.sliding_window_view(tokens[:-1], size)
-            places = np.flatnonzero((runs == tokens[-size:]).all(axis=1))
-            if len(places):
-                after = int(places[-1]) + size
-                return [int(token) for token in tokens[after : after + slots]]
+    def find_continuation(self, tokens: Sequence[int], slots: int) -> list[int]:
+        """Return at most `slots` tokens that followed an earlier occurrence of the last tokens."""
+        array = np.asarray(tokens)
+        for size in range(min(self._most, len(array) - 1), self._least - 1, -1):
+            ngrams = np.lib.stride_tricks.sliding_window_view(array[:-1], size)
+            matches = np.flatnonzero((ngrams == array[-size:]).all(axis=1))
+            if len(matches):
+                return list(map(int, array[matches[-1] + size :][:slots]))
         return []
 
 
 class DraftModel:
-    """Drafts are the likeliest tokens of a smaller model, which keeps its keys and values in pages of equal numbers.
+    """A proposer of the likeliest tokens of a draft model.
 
-    Whatever the large model computes in a page, the small one computes in its own page of that number. So tables,
-    shared prefixes and copies of pages hold for both.
+    The draft model computes in its page of a number what the target model computes in its page of that number. So block
+    tables, shared prefixes and copies of pages are valid for both.
     """
 
     def __init__(self, model: Steps) -> None:
@@ -114,7 +118,7 @@ class DraftModel:
         self._computed: dict[Request, int] = {}
 
     def propose(self, batch: Batch) -> dict[Request, list[int]]:
-        """Compute the batch's prompts, then as many drafts, one after the other, as each request has slots."""
+        """Compute the batch with the draft model, then draft tokens one after the other while requests have slots."""
         known = self._computed
         self._computed = {request: count for request, count in known.items() if request.is_running}
         first: dict[Request, Chunk] = {}
@@ -133,17 +137,17 @@ class DraftModel:
                     drafts[request].append(outputs[request][-1].likeliest)
             chunks = self._next(batch, drafts, chunks)
             step = Batch(chunks)
-        return {request: own for request, own in drafts.items() if own}
+        return {request: proposed for request, proposed in drafts.items() if proposed}
 
     def _next(
         self, batch: Batch, drafts: Mapping[Request, Sequence[int]], done: Mapping[Request, Chunk]
     ) -> dict[Request, Chunk]:
-        """The chunks that compute the newest draft of each request with slots for another."""
+        """Return the chunks that compute the newest draft token of each request with a slot for another."""
         chunks = {}
         for request in done:
-            own, slots = drafts[request], batch.chunks[request].draft_slots
-            if own and len(own) < slots:
-                at = len(request.tokens) + len(own) - 1
-                chunks[request] = Chunk(request, at, 1, samples=True, drafts=tuple(own))
-                self._computed[request] = at + 1
+            proposed = drafts[request]
+            if 0 < len(proposed) < batch.chunks[request].draft_slots:
+                position = len(request.tokens) + len(proposed) - 1
+                chunks[request] = Chunk(request, position, 1, samples=True, drafts=tuple(proposed))
+                self._computed[request] = position + 1
         return chunks

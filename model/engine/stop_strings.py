@@ -1,4 +1,4 @@
-"""Stop strings: where a generated text ends, found while it comes in pieces."""
+"""Stop strings, which end a generated text and are searched while the text is generated."""
 
 from __future__ import annotations
 
@@ -8,35 +8,42 @@ from model.errors import ModelError
 
 
 class StopStrings:
-    """Gives out the text before the first stop string, `found`, and holds back what may still become one."""
+    """A search for the first stop string; `matched` is the stop string, or None so far.
+
+    Text that may become a stop string is kept back.
+    """
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
-        """ModelError for an empty stop string, which every text begins with."""
+        """Start the search.
+
+        Raises:
+            ModelError: A stop string is empty.
+        """
         if not all(stops):
             raise ModelError("a stop string is empty; every text begins with it")
         self._stops = tuple(stops)
-        self._held = ""
-        self.found: str | None = None
+        self._pending = ""
+        self.matched: str | None = None
 
     def push(self, text: str) -> str:
-        """The text that is certain to stand before a stop string, now that `text` has come."""
-        self._held += text
-        places = [(place, stop) for stop in self._stops if (place := self._held.find(stop)) >= 0]
-        if places:
-            first, self.found = min(places)
-            given, self._held = self._held[:first], ""
-            return given
-        kept = max((_overlap(self._held, stop) for stop in self._stops), default=0)
-        given, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]
-        return given
+        """Append a piece of text, and return the text that is certainly before any stop string."""
+        self._pending += text
+        matches = [(index, stop) for stop in self._stops if (index := self._pending.find(stop)) >= 0]
+        if matches:
+            end, self.matched = min(matches)
+            self._pending = self._pending[:end]
+            return self.finish()
+        end = len(self._pending) - max((_overlap(self._pending, stop) for stop in self._stops), default=0)
+        certain, self._pending = self._pending[:end], self._pending[end:]
+        return certain
 
     def finish(self) -> str:
-        """What was held back, at the end of the text."""
-        given, self._held = self._held, ""
-        return given
+        """Return the text that was kept back, at the end of the text."""
+        pending, self._pending = self._pending, ""
+        return pending
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of a text begin a stop string."""
+    """Return the number of characters at the end of a text that begin a stop string."""
     longest = min(len(text), len(stop) - 1)
     return next((size for size in range(longest, 0, -1) if stop.startswith(text[-size:])), 0)

@@ -49,7 +49,7 @@ class Comparison:
         self._reference, self._decode = reference, decode
         self._sequences: WeakKeyDictionary[Request, ReferenceSequence] = WeakKeyDictionary()
 
-    def chosen(
+    def observe_choice(
         self, request: Request, tokens: Sequence[int], row: RowSampling, output: StepOutput, token: int
     ) -> None:
         """Compare one sampled token.

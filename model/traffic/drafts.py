@@ -79,7 +79,7 @@ class MeasuredOutcomes:
             raise ModelError(f"the text has {len(tokens)} tokens; acceptance is measured on 2 at least")
         lookup, steps, position = PromptLookup(), [], 1
         while position < len(tokens):
-            drafts = lookup.after(tokens[:position], min(max_drafts, len(tokens) - position))
+            drafts = lookup.find_continuation(tokens[:position], min(max_drafts, len(tokens) - position))
             matches = [draft == token for draft, token in zip(drafts, tokens[position:])]
             accepted = [*matches, False].index(False)
             steps.append((len(drafts), accepted))

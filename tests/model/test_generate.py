@@ -250,7 +250,7 @@ def test_the_first_stop_string_counts_however_the_text_is_cut(sizes) -> None:
     for size in sizes:
         given += stops.push(text[at : at + size])
         at += size
-    assert (given, stops.found) == ("aab", "aabb")
+    assert (given, stops.matched) == ("aab", "aabb")
 
 
 def test_refuses_an_empty_stop_string(model) -> None:
