@@ -1,7 +1,7 @@
-"""The engine for many callers at once: a thread computes steps; coroutines submit, follow and cancel requests.
+"""The asynchronous engine: a thread computes steps, and coroutines submit, follow and cancel requests.
 
-Only the thread touches the engine. Between two steps it carries out the callers' commands, so a cancelled
-request gives back its pages before the next step.
+Only the thread uses the engine. It runs the callers' commands between two steps, so a cancelled request releases its
+pages before the next step.
 """
 
 from __future__ import annotations
@@ -32,14 +32,17 @@ Watch = Callable[[RequestOutput], None]
 
 @dataclass
 class EngineFull(Exception):
-    """As many continuations are on their way as may be; `seconds` until enough have ended, as it went last."""
+    """The error of a request for which too little capacity is free.
+
+    `seconds` is the estimated time until enough continuations have ended, or None if no estimate is known.
+    """
 
     seconds: float | None = None
 
 
 @dataclass(frozen=True)
 class TokenPrompt:
-    """Token ids to continue, their text where it is known, and the model's other inputs."""
+    """A prompt: its token ids, its text if known, and the model's other inputs."""
 
     ids: Sequence[int]
     text: str | None = None
@@ -48,9 +51,10 @@ class TokenPrompt:
 
 @dataclass(frozen=True)
 class Update:
-    """What one step added to continuation `index` of the prompt with number `prompt`; with a reason, the last one.
+    """The text and tokens that one step added to continuation `index` of the prompt with number `prompt`.
 
-    `fault` is the exception that ended the prompt, where the fault is not in its arguments.
+    The last update has a `finish_reason`. `fault` is the exception that ended the prompt, unless its arguments are at
+    fault.
     """
 
     prompt: int
@@ -65,11 +69,22 @@ class Update:
 
 @dataclass(frozen=True)
 class EngineState:
-    """Requests and pages now, and what was computed so far.
+    """The current numbers of requests and pages, and counts since the start.
 
-    `steps` took `step_seconds`, and launched parts of these `shapes`, each so often. `tokens` were for requests,
-    `padding` for nobody. `drafts` and `accepted_drafts` are counted by their place behind the last token.
-    Where groups of ranks divide experts, `expert_choices` are the choices of tokens that each group computed.
+    Attributes:
+        running: Requests with pages.
+        waiting: Requests without pages.
+        pages: Pages and slots of all pools.
+        block_size: Positions of a page.
+        free_pages: Free pages and slots.
+        tokens: Computed tokens of requests.
+        padding: Computed padding tokens.
+        steps: Computed steps.
+        step_seconds: Total time of the steps.
+        shapes: Number of launched padded batches by shape.
+        drafts: Verified draft tokens by draft position.
+        accepted_drafts: Accepted draft tokens by draft position.
+        expert_choices: Expert selections computed by each group under expert parallelism.
     """
 
     running: int
@@ -88,50 +103,53 @@ class EngineState:
 
 
 class Stream:
-    """The updates of some prompts, in the order of the steps; to leave it cancels what has not ended.
+    """The updates of some prompts in the order of the steps; leaving the context cancels unfinished prompts.
 
-    `requests` are the outputs so far, one for each prompt; the engine's thread writes to them until the last update.
+    `requests` has the output of each prompt so far. The engine's thread writes to them until the last update.
     """
 
-    def __init__(self, places: int, cancel: Callable[[Stream], None]) -> None:
+    def __init__(self, cancel: Callable[[Stream], None]) -> None:
         self.requests: list[RequestOutput] = []
-        self.places = places
         self._cancel = cancel
         self._queue: asyncio.Queue[Update | Exception | None] = asyncio.Queue()
 
-    def put(self, each: Update | Exception | None) -> None:
-        """The next update, an error, or None for the end. The event loop's thread calls it."""
-        self._queue.put_nowait(each)
+    def put(self, update: Update | Exception | None) -> None:
+        """Append an update, an error, or None for the end, in the thread of the event loop."""
+        self._queue.put_nowait(update)
 
     def __aiter__(self) -> Stream:
         return self
 
     async def __anext__(self) -> Update:
-        found = await self._queue.get()
-        if found is None:
+        update = await self._queue.get()
+        if update is None:
             raise StopAsyncIteration
-        if isinstance(found, Exception):
-            raise found
-        return found
+        if isinstance(update, Exception):
+            raise update
+        return update
 
     async def __aenter__(self) -> Stream:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._cancel(self)
 
 
 class AsyncEngine:
-    """An engine and its thread, on the event loop that runs when `start` is called.
+    """An engine and its thread, on the event loop that runs when `start` is called."""
 
-    At most `places` continuations wait or run; `watch` sees every request that got a token or ended.
-    """
+    def __init__(self, engine: Engine, capacity: int, watch: Watch = lambda output: None) -> None:
+        """Create the thread.
 
-    def __init__(self, engine: Engine, places: int, watch: Watch = lambda output: None) -> None:
+        Args:
+            engine: The engine, which only the thread uses from now on.
+            capacity: The largest number of continuations that wait or run.
+            watch: Called by the thread for each request that got a token or ended.
+        """
         self.limits = engine.limits
-        self.places = places
+        self.capacity = capacity
         self._engine = engine
         self._watch = watch
         self._taken: dict[Stream, int] = {}
@@ -150,26 +168,26 @@ class AsyncEngine:
         self._thread.start()
 
     async def stop(self) -> None:
-        """End the thread after its step; requests that have not ended get no further token."""
+        """End the thread after its current step; unfinished requests get no further token."""
         self._commands.put(None)
         await asyncio.to_thread(self._thread.join)
 
     @property
     def alive(self) -> bool:
-        """Whether steps are computed: the thread runs and the engine has not failed."""
+        """Whether the thread runs and the engine has not failed."""
         return self._thread.is_alive() and self._engine.failure is None
 
     async def wait_until_failed(self) -> None:
-        """Return once the engine has failed and every stream was told."""
+        """Wait until the engine has failed and every stream has the error."""
         await self._failed.wait()
 
     @property
     def taken(self) -> int:
-        """Number of continuations that wait or run, and of places taken by `occupy`."""
+        """Number of continuations that wait or run, plus the capacity taken by `occupy`."""
         return sum(self._taken.values()) + self._occupied
 
     def state(self) -> EngineState:
-        """What the engine holds and has done."""
+        """Return the current numbers of requests and pages, and counts since the start."""
         scheduler, use, acceptance = self._engine.scheduler, self._engine.use, self._engine.acceptance
         return EngineState(
             running=len(scheduler.running),
@@ -181,31 +199,41 @@ class AsyncEngine:
             padding=use.padding,
             steps=self._steps,
             step_seconds=self._step_seconds,
-            shapes=dict(use.steps),  # copied at once, while the thread adds to them
+            shapes=dict(use.steps),  # a copy, because the thread adds to it
             drafts=dict(acceptance.verified),
             accepted_drafts=dict(acceptance.accepted),
             expert_choices=() if use.experts is None else tuple(use.experts.choices),
         )
 
-    def check_places(self, wanted: int) -> None:
-        """EngineFull where so many places are lacking; ModelError for more than there are."""
-        if wanted > self.places:
+    def check_capacity(self, continuations: int) -> None:
+        """Check that further continuations can be submitted.
+
+        Raises:
+            EngineFull: Other requests have to end first.
+            ModelError: There are more than the engine takes at all.
+        """
+        if continuations > self.capacity:
             raise ModelError(
-                f"{wanted} continuations are asked for; {self.places} at most are computed at once"
+                f"{continuations} continuations are asked for; {self.capacity} at most are computed at once"
             )
-        lacking = self.taken + wanted - self.places
+        lacking = self.taken + continuations - self.capacity
         if lacking > 0:
-            raise EngineFull(self._pace.seconds(lacking))
+            raise EngineFull(self._pace.estimate_seconds(lacking))
 
     @contextmanager
-    def occupy(self, places: int) -> Iterator[None]:
-        """Take places for work beside the engine's steps, in a block. Raises EngineFull or ModelError for too many."""
-        self.check_places(places)
-        self._occupied += places
+    def occupy(self, count: int) -> Iterator[None]:
+        """Take the capacity of `count` continuations for other work in a context.
+
+        Raises:
+            EngineFull: As `check_capacity`.
+            ModelError: As `check_capacity`.
+        """
+        self.check_capacity(count)
+        self._occupied += count
         try:
             yield
         finally:
-            self._occupied -= places
+            self._occupied -= count
 
     async def submit(
         self,
@@ -216,42 +244,75 @@ class AsyncEngine:
         cache_salt: str | None = None,
         grammar: CompiledGrammar | None = None,
     ) -> Stream:
-        """Let prompts wait for their turn. `grammar` is the compiled form of `params`.
+        """Let prompts wait for their turn.
 
-        Raises EngineFull where places are lacking, EngineFailed after the engine has failed, and ModelError for what
-        `Engine.submit` refuses and for more continuations than there are places; no prompt is submitted then.
+        Args:
+            id: A name that no unfinished request has.
+            prompts: The prompts.
+            params: The sampling parameters of all prompts.
+            priority: Lower numbers are scheduled first.
+            cache_salt: The prompts share pages only with requests of the same salt.
+            grammar: The compiled structured outputs of `params`.
+
+        Returns:
+            The stream of updates.
+
+        Raises:
+            EngineFull: Other requests have to end first.
+            EngineFailed: The engine has failed.
+            ModelError: There are more continuations than the engine takes, or `Engine.submit` refuses a prompt. No
+                prompt is submitted then.
         """
         assert self._loop is not None, "start was not called"
-        wanted = len(prompts) * params.n
-        self.check_places(wanted)
-        stream = Stream(wanted, self._leave)
-        self._taken[stream] = wanted
-        self._pace.take(wanted)
+        self.check_capacity(len(prompts) * params.n)
+        stream = Stream(self._leave)
+        self._taken[stream] = len(prompts) * params.n
+        self._pace.take(self._taken[stream])
         accepted: asyncio.Future[None] = self._loop.create_future()
-        self._commands.put(
-            lambda: self._submit(stream, id, prompts, params, priority, cache_salt, grammar, accepted)
-        )
+
+        def submit_prompts() -> None:
+            try:
+                for index, prompt in enumerate(prompts):
+                    name = f"{id}-{index}"
+                    output = self._engine.submit(
+                        *(name, prompt.ids, params, prompt.text, priority, cache_salt, prompt.inputs, grammar)
+                    )
+                    stream.requests.append(output)
+                    self._followed[name] = _Followed(stream, index, output)
+            except BaseException as error:
+                self._cancel(stream)
+                self._call(_settle, accepted, error)
+            else:
+                self._call(_settle, accepted, None)
+
+        self._commands.put(submit_prompts)
         try:
             await accepted
         except BaseException:
-            self._leave(stream, began=False)
+            self._leave(stream, has_begun=False)
             raise
         return stream
 
-    def _leave(self, stream: Stream, began: bool = True) -> None:
+    def _leave(self, stream: Stream, has_begun: bool = True) -> None:
         """Cancel a stream's requests between this step and the next."""
-        if self._gave_back(stream, began):
+        if self._free_capacity(stream, has_begun):
             self._commands.put(lambda: self._cancel(stream))
 
-    def _gave_back(self, stream: Stream, began: bool = True) -> bool:
-        """Free the places of a stream, unless they are free already; one that never `began` tells no pace."""
-        places = self._taken.pop(stream, None)
-        if places is not None:
-            self._pace.free(places, began)
-        return places is not None
+    def _free_capacity(self, stream: Stream, has_begun: bool = True) -> bool:
+        """Free the capacity of a stream, and return whether it was taken.
+
+        A stream that has not begun is not counted in the pace.
+        """
+        continuations = self._taken.pop(stream, None)
+        if continuations is not None:
+            self._pace.free(continuations, has_begun)
+        return continuations is not None
 
     def _run(self) -> None:
-        """The thread: commands first, then a step; without requests it waits for a command."""
+        """Run commands and steps in the thread, commands first; wait for a command if there are no requests.
+
+        An exception is a failure of the engine and ends all streams.
+        """
         while True:
             try:
                 command = self._commands.get(block=not self._engine.busy)
@@ -259,59 +320,32 @@ class AsyncEngine:
                 command = self._compute_step
             if command is None:
                 return
-            self._carry_out(command)
-
-    def _carry_out(self, command: Callable[[], None]) -> None:
-        """Run a step or a command; what it raises is a failure of the engine, and ends all streams."""
-        try:
-            command()
-        except EngineFailed as failed:
-            self._fail(failed)
-        except BaseException as error:  # a panic of a library is no Exception, and must not end the thread
-            self._fail(self._engine.fail(error))
+            try:
+                command()
+            except EngineFailed as failed:
+                self._fail(failed)
+            except (
+                BaseException
+            ) as error:  # a panic of a library is no Exception, and must not end the thread
+                self._fail(self._engine.fail(error))
 
     def _compute_step(self) -> None:
-        """Compute a step, and tell the streams what it added."""
-        begun = time.monotonic()
-        touched = self._engine.step()
+        """Compute a step and send its updates to the streams."""
+        start = time.monotonic()
+        outputs = self._engine.step()
         self._steps += 1
-        self._step_seconds += time.monotonic() - begun
-        told: list[tuple[Stream, Update | None]] = []
+        self._step_seconds += time.monotonic() - start
+        updates: list[tuple[Stream, Update | None]] = []
         ended: dict[Stream, None] = {}
-        for output in touched:
+        for output in outputs:
             self._watch(output)
             followed = self._followed[output.request_id]
-            told += [(followed.stream, update) for update in followed.news()]
+            updates += [(followed.stream, update) for update in followed.collect_updates()]
             if output.finished:
                 del self._followed[output.request_id]
-                if all(each.finished for each in followed.stream.requests):
+                if all(request.finished for request in followed.stream.requests):
                     ended[followed.stream] = None  # several of its prompts may end in one step
-        self._call(self._tell, [*told, *((stream, None) for stream in ended)])
-
-    def _submit(
-        self,
-        stream: Stream,
-        id: str,
-        prompts: Sequence[TokenPrompt],
-        params: SamplingParams,
-        priority: int,
-        cache_salt: str | None,
-        grammar: CompiledGrammar | None,
-        accepted: asyncio.Future[None],
-    ) -> None:
-        try:
-            for number, prompt in enumerate(prompts):
-                own = f"{id}-{number}"
-                output = self._engine.submit(
-                    *(own, prompt.ids, params, prompt.text, priority, cache_salt, prompt.inputs, grammar)
-                )
-                stream.requests.append(output)
-                self._followed[own] = _Followed(stream, number, output)
-        except BaseException as error:
-            self._cancel(stream)
-            self._call(_answer, accepted, error if isinstance(error, Exception) else _as_exception(error))
-        else:
-            self._call(_answer, accepted, None)
+        self._call(self._send, [*updates, *((stream, None) for stream in ended)])
 
     def _cancel(self, stream: Stream) -> None:
         for output in stream.requests:
@@ -320,25 +354,25 @@ class AsyncEngine:
                 self._watch(output)
 
     def _fail(self, failed: EngineFailed) -> None:
-        """End all streams with an exception: the engine computes nothing more."""
+        """End all streams with an exception, because the engine has failed."""
         for followed in self._followed.values():
-            with suppress(Exception):  # it may have made the engine fail
+            with suppress(Exception):  # the callback may have made the engine fail
                 self._watch(followed.output)
         self._followed.clear()
         self._call(self._end_streams, failed)
 
     def _end_streams(self, failed: EngineFailed) -> None:
-        self._tell([(stream, failed) for stream in self._taken])
+        self._send([(stream, failed) for stream in self._taken])
         self._failed.set()
 
-    def _tell(self, told: Sequence[tuple[Stream, Update | Exception | None]]) -> None:
-        for stream, each in told:
-            if not isinstance(each, Update):
-                self._gave_back(stream)
-            stream.put(each)
+    def _send(self, updates: Sequence[tuple[Stream, Update | Exception | None]]) -> None:
+        for stream, update in updates:
+            if not isinstance(update, Update):
+                self._free_capacity(stream)
+            stream.put(update)
 
     def _call(self, action: Callable[..., None], *arguments: object) -> None:
-        """Have the event loop do something; a loop that was closed meanwhile has no callers left."""
+        """Call a function in the event loop, unless the loop is closed and so has no callers."""
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(action, *arguments)
@@ -349,50 +383,51 @@ class AsyncEngine:
 
 @dataclass
 class _Followed:
-    """A request, and how much of its continuations was told."""
+    """A request, and the lengths of its continuations that its updates contain.
+
+    `sent` has the numbers of sent characters and tokens of each continuation, and whether the last update was sent.
+    """
 
     stream: Stream
     prompt: int
     output: RequestOutput
-    told: dict[int, tuple[int, int]] = field(default_factory=dict)
-    ended: set[int] = field(default_factory=set)
+    sent: dict[int, tuple[int, int, bool]] = field(default_factory=dict)
 
-    def news(self) -> list[Update]:
-        """What came since the last call."""
+    def collect_updates(self) -> list[Update]:
+        """Return the updates since the last call."""
         updates = []
-        for each in self.output.outputs:
-            text, tokens = self.told.get(each.index, (0, 0))
-            if each.index in self.ended or (len(each.token_ids) == tokens and not each.finished):
+        for output in self.output.outputs:
+            characters, tokens, has_ended = self.sent.get(output.index, (0, 0, False))
+            if has_ended or (len(output.token_ids) == tokens and not output.finished):
                 continue
-            self.told[each.index] = len(each.text), len(each.token_ids)
-            if each.finished:
-                self.ended.add(each.index)
+            self.sent[output.index] = len(output.text), len(output.token_ids), output.finished
             updates.append(
                 Update(
                     self.prompt,
-                    each.index,
-                    each.text[text:],
-                    each.token_ids[tokens:],
-                    (each.logprobs or [])[tokens:],
-                    each.finish_reason,
-                    each.stop_reason,
+                    output.index,
+                    output.text[characters:],
+                    output.token_ids[tokens:],
+                    (output.logprobs or [])[tokens:],
+                    output.finish_reason,
+                    output.stop_reason,
                     self.output.fault,
                 )
             )
         return updates
 
 
-def _as_exception(error: BaseException) -> RuntimeError:
-    """Return an exception for a panic of a library, which a coroutine cannot raise."""
-    failed = RuntimeError("the request could not be submitted")
-    failed.__cause__ = error
-    return failed
+def _settle(accepted: asyncio.Future[None], error: BaseException | None) -> None:
+    """Set the result of a submission, unless its caller has left.
 
-
-def _answer(accepted: asyncio.Future[None], error: Exception | None) -> None:
-    if accepted.done():  # whoever waited for it has left
+    A panic of a library, which a coroutine cannot raise, becomes the cause of a RuntimeError.
+    """
+    if accepted.done():
         return
     if error is None:
         accepted.set_result(None)
-    else:
+    elif isinstance(error, Exception):
         accepted.set_exception(error)
+    else:
+        failed = RuntimeError("the request could not be submitted")
+        failed.__cause__ = error
+        accepted.set_exception(failed)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from model.engine.helpers import HelperCall, HelperThreads
-from model.engine.structured import Constraint, MaskLimits, StructuredOutputsParams
+from model.engine.structured import Constraint, StructuredOutputsParams
 from model.errors import ModelError
 from model.loading.tokenizer import Tokenizer
 from model.workers.grammar import GrammarCompiler
@@ -140,8 +140,13 @@ class Grammars:
 
     def constraint(self, grammar: CompiledGrammar) -> Constraint:
         """Return a constraint at the start of a text."""
-        limits = MaskLimits(self.limits.mask_seconds)
-        return Constraint(self._compiler, grammar.matcher.deep_copy(), grammar.mask, self.masks, limits)
+        return Constraint(
+            self._compiler,
+            grammar.matcher.deep_copy(),
+            grammar.mask,
+            self.masks,
+            self.limits.mask_seconds,
+        )
 
     def _compile(self, params: StructuredOutputsParams, text: str, size_bytes: int) -> CompiledGrammar:
         self._take_memory(size_bytes)

@@ -1,10 +1,11 @@
-"""Threads beside the engine's thread, for library calls that release the GIL and take unknown time."""
+"""Helper threads of the engine for library calls that release the GIL and take unknown time."""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
@@ -12,51 +13,32 @@ from typing import Any
 from model.workers.grammar import STACK_BYTES
 
 _NICE = 5
-"""Added to the niceness of these threads, where the system has one for each thread (Linux)."""
+"""Increment of the niceness of helper threads, on systems with a niceness of each thread (Linux)."""
 
 
-class HelperCall:
-    """A call in a helper thread, and when it started."""
+class HelperCall(Future[Any]):
+    """The future of a call in a helper thread, with the time at which the call started."""
 
     def __init__(self, action: Callable[[], Any]) -> None:
+        super().__init__()
         self.action = action
         self.started: float | None = None
         self.is_abandoned = False
-        self._result: Any = None
-        self._error: BaseException | None = None
-        self._done = threading.Event()
-        self._then: Callable[[], None] | None = None
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the call has returned or raised."""
-        return self._done.is_set()
-
-    def wait(self, seconds: float) -> bool:
-        """Wait for the end of the call, at most so many seconds, and return whether it has ended."""
-        return self._done.wait(seconds)
-
-    def result(self) -> Any:
-        """Return what the call returned, or raise what it raised; the call has to be done."""
-        if self._error is not None:
-            raise self._error
-        return self._result
 
     def run(self, clock: Callable[[], float]) -> None:
         """Run the call in this thread."""
         self.started = clock()
         try:
-            self._result = self.action()
+            self.set_result(self.action())
         except BaseException as error:  # a panic of a library is no Exception
-            self._error = error
-        self._done.set()
+            self.set_exception(error)
 
 
 class HelperThreads:
-    """A fixed number of daemon threads that run calls in the order in which they come.
+    """A fixed number of daemon threads that run calls in the order of their submission.
 
-    A call that was abandoned goes on, because no library call can be interrupted, but another thread takes the place of
-    its thread. The threads start at the first call.
+    An abandoned call continues, because no library call can be interrupted, but a new thread replaces its thread. The
+    threads start at the first call.
     """
 
     def __init__(self, name: str, count: int, clock: Callable[[], float]) -> None:
@@ -68,7 +50,7 @@ class HelperThreads:
         self._started = 0
 
     def submit(self, action: Callable[[], Any]) -> HelperCall:
-        """Let a call wait for a thread."""
+        """Let a call wait for a thread, and return its future."""
         call = HelperCall(action)
         self._calls.put(call)
         while self._started < self._count:
@@ -77,13 +59,13 @@ class HelperThreads:
         return call
 
     def abandon(self, call: HelperCall) -> None:
-        """Replace the thread of a call that takes too long; the thread ends with the call."""
+        """Replace the thread of a call that takes too long; the old thread ends with the call."""
         if not call.is_abandoned:
             call.is_abandoned = True
             self._start()
 
     def wait_for(self, condition: Callable[[], bool], seconds: float) -> None:
-        """Wait until a condition holds, which ends of calls can bring about, at most so many seconds."""
+        """Wait until a condition is true, at most so many seconds; it is evaluated after each call."""
         with self._ended:
             self._ended.wait_for(condition, seconds)
 

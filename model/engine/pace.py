@@ -1,45 +1,46 @@
-"""How fast places become free, measured from the last requests that ended."""
+"""The rate at which capacity becomes free, measured from the last continuations that ended."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
 
-_KEPT = 32
+_MAX_ENDS = 32
+"""Number of the last ends that the rate is measured from."""
 
 
 class Pace:
-    """Places that were taken and became free, by a clock of seconds.
+    """The rate of ends of continuations, by a clock of seconds.
 
-    Only times in which places are taken count, so that an idle hour makes no later estimate slower.
+    Idle times, in which no continuation runs, do not count.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._taken = 0
-        self._began = 0.0  # when the first place was taken, or the oldest end of those kept
+        self._began = 0.0  # time of the first start after an idle time, or of the oldest recorded end
         self._ends: deque[tuple[float, int]] = deque()
         self._rate: float | None = None
 
-    def take(self, places: int) -> None:
-        """Some places are taken."""
+    def take(self, count: int) -> None:
+        """Record that continuations start."""
         if not self._taken:
             self._began = self._clock()
             self._ends.clear()
-        self._taken += places
+        self._taken += count
 
-    def free(self, places: int, counts: bool = True) -> None:
-        """Some places are free again; where it `counts`, because what held them has ended."""
-        self._taken -= places
-        if not counts:
+    def free(self, count: int, has_begun: bool = True) -> None:
+        """Record that continuations end; those that have not begun do not count in the rate."""
+        self._taken -= count
+        if not has_begun:
             return
         now = self._clock()
-        self._ends.append((now, places))
-        if len(self._ends) > _KEPT:
+        self._ends.append((now, count))
+        if len(self._ends) > _MAX_ENDS:
             self._began, _ = self._ends.popleft()
         if now > self._began:
-            self._rate = sum(each for _, each in self._ends) / (now - self._began)
+            self._rate = sum(count for _, count in self._ends) / (now - self._began)
 
-    def seconds(self, places: int) -> float | None:
-        """In how many seconds so many places will have become free; None while nothing is known."""
-        return None if self._rate is None else places / self._rate
+    def estimate_seconds(self, count: int) -> float | None:
+        """Return the estimated time until `count` continuations have ended; None before the first end."""
+        return None if self._rate is None else count / self._rate

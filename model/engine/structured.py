@@ -1,8 +1,9 @@
-"""The form of a text: what a request asks for, and which tokens may come next (extra `serve`)."""
+"""Structured outputs: the form that a request asks for, and the tokens that it allows next (extra `serve`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -13,15 +14,17 @@ from model.errors import ModelError
 from model.workers.grammar import GrammarCompiler
 
 _DRAFT_SECONDS = 0.02
-"""How long a step waits for the mask behind a draft; without it the draft is not verified."""
+"""The longest wait of a step for the mask after a draft token; without the mask the draft token is not verified."""
 
 
 @dataclass(frozen=True)
 class StructuredOutputsParams:
-    """The form of a text, one of: a JSON schema (as a mapping or text), a regular expression, choices, a grammar.
+    """The form of a text: a JSON schema (a mapping or a text), a regular expression, choices, or a grammar.
 
-    A `grammar` is in Lark's notation or in llama.cpp's (GBNF). `json_object` is any JSON object. Raises ModelError
-    unless exactly one is given.
+    A `grammar` is in the notation of Lark or of llama.cpp (GBNF). `json_object` allows any JSON object.
+
+    Raises:
+        ModelError: Not exactly one form is given, or `choice` is empty or has an empty text.
     """
 
     json: str | Mapping[str, Any] | None = None
@@ -31,44 +34,34 @@ class StructuredOutputsParams:
     json_object: bool | None = None
 
     def __post_init__(self) -> None:
-        names = [each.name for each in fields(self)]
-        given = [name for name in names if getattr(self, name) not in (None, False)]
-        if len(given) != 1:
+        names = [field.name for field in fields(self)]
+        forms = [name for name in names if getattr(self, name) not in (None, False)]
+        if len(forms) != 1:
             raise ModelError(
-                f"structured outputs take one of {', '.join(names)}; given are {given or 'none'}"
+                f"structured outputs take one of {', '.join(names)}; given are {forms or 'none'}"
             )
-        if self.choice is not None and not all(isinstance(each, str) and each for each in self.choice):
+        if self.choice is not None and not all(isinstance(text, str) and text for text in self.choice):
             raise ModelError("choice is a list of texts that are not empty")
         if self.choice is not None and not self.choice:
             raise ModelError("choice is empty; no text could be written")
 
     @property
     def form(self) -> dict[str, Any]:
-        """The one argument that is given, by its name, as JSON data."""
-        ((name, value),) = (
-            (each.name, value)
-            for each in fields(self)
-            if (value := getattr(self, each.name)) not in (None, False)
-        )
-        if isinstance(value, Mapping):
-            value = dict(value)
-        elif not isinstance(value, str | bool):
-            value = list(value)
-        return {name: value}
-
-
-@dataclass(frozen=True)
-class MaskLimits:
-    """Seconds that one mask may take, from the start of its computation, before its request fails."""
-
-    seconds: float = 1.0
+        """The form by the name of its field, as JSON data."""
+        name = next(field.name for field in fields(self) if getattr(self, field.name) not in (None, False))
+        form = getattr(self, name)
+        if isinstance(form, Mapping):
+            form = dict(form)
+        elif not isinstance(form, str | bool):
+            form = list(form)
+        return {name: form}
 
 
 class Constraint:
-    """Which tokens may follow those chosen so far (a `TokenRule`).
+    """The tokens that a grammar allows next (a `TokenRule`).
 
-    The mask of the next token is computed by a helper thread while other requests go on; until it `is_ready`, nothing
-    else touches the matcher.
+    A helper thread computes the mask of the next token while other requests continue. Until the mask `is_ready`, no
+    other thread uses the matcher.
     """
 
     by_logits = None
@@ -79,45 +72,55 @@ class Constraint:
         matcher: Any,
         first_mask: np.ndarray,
         threads: HelperThreads,
-        limits: MaskLimits,
+        mask_seconds: float,
     ) -> None:
+        """Start at the beginning of a text.
+
+        Args:
+            compiler: Computes masks.
+            matcher: The state of the grammar, which the constraint changes.
+            first_mask: The mask of the first token, [vocabulary] bool.
+            threads: Compute the masks of later tokens.
+            mask_seconds: The longest time of one mask before its request fails.
+        """
         self._compiler = compiler
         self._matcher = matcher
         self._threads = threads
-        self._limits = limits
+        self._mask_seconds = mask_seconds
         self._mask: np.ndarray | None = first_mask
         self._call: HelperCall | None = None
         self._is_draft = False
         self.complete = False
-        """Whether the text has its form and nothing may follow."""
+        """Whether the text has its form and no token may follow."""
 
     def is_ready(self, now: float) -> bool:
-        """Return whether `allowed` returns or raises at once, by the clock of the helper threads.
+        """Return whether `allowed` returns or raises without waiting, at the helper threads' time `now`.
 
         A mask that has taken too long is abandoned, and `allowed` raises.
         """
         call = self._call
-        if call is None or call.is_done or call.is_abandoned:
+        if call is None or call.done() or call.is_abandoned:
             return True
-        if call.started is None or now - call.started <= self._limits.seconds:
+        if call.started is None or now - call.started <= self._mask_seconds:
             return False
         self._threads.abandon(call)
         return True
 
     def allowed(self) -> np.ndarray:
-        """Return the mask, [vocabulary] bool.
+        """Return the mask of the next token, [vocabulary] bool.
 
-        Raises ModelError where llguidance gives up, as it does for forms that are too large, and where the mask takes
-        too long: the limit of a mask, or a moment for one behind a draft.
+        Raises:
+            ModelError: llguidance gives up, as it does for large forms, or the mask takes longer than its limit, which
+                is short after a draft token.
         """
         if self._mask is None:
-            assert self._call is not None, "a mask is asked for behind a complete text"
+            assert self._call is not None, "a complete text has no next token"
             call = self._call
-            seconds = _DRAFT_SECONDS if self._is_draft else self._limits.seconds
-            if call.is_abandoned or not call.wait(seconds):
+            seconds = _DRAFT_SECONDS if self._is_draft else self._mask_seconds
+            if call.is_abandoned or not wait([call], seconds).done:
                 self._threads.abandon(call)
                 raise ModelError(
-                    f"structured outputs: a mask takes more than {self._limits.seconds:g} seconds, the limit of "
+                    f"structured outputs: a mask takes more than {self._mask_seconds:g} seconds, the limit of "
                     "mask_seconds (--mask-timeout): simplify the form"
                 )
             self._mask = call.result()
@@ -125,9 +128,10 @@ class Constraint:
         return self._mask
 
     def accept(self, token: int) -> bool:
-        """Follow a chosen token, begin to compute the mask behind it, and return whether it may be chosen.
+        """Append a token, start to compute the mask of the next one, and return whether the token was allowed.
 
-        Raises ModelError as `allowed`, where the mask behind the token before is still being computed.
+        Raises:
+            ModelError: As `allowed`, if the mask of this token is still being computed.
         """
         if self._call is not None:
             self.allowed()
@@ -141,8 +145,8 @@ class Constraint:
         return allowed
 
     def for_drafts(self) -> Constraint:
-        """Return a copy at the same token, which follows drafts that may turn out wrong."""
+        """Return a copy at the same token, which follows draft tokens that may be rejected."""
         mask = self.allowed()  # before the copy: a thread that computes it has borrowed the matcher
-        copy = Constraint(self._compiler, self._matcher.deep_copy(), mask, self._threads, self._limits)
+        copy = Constraint(self._compiler, self._matcher.deep_copy(), mask, self._threads, self._mask_seconds)
         copy._is_draft = True
         return copy

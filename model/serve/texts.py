@@ -107,7 +107,7 @@ class Texts:
             return cached
         text, size_bytes = await self._run("grammar", self._grammars.limits.job, False, params.form)
         call = self._grammars.submit(params, text, size_bytes)
-        while not call.is_done:
+        while not call.done():
             await asyncio.sleep(_POLL_SECONDS)
         try:
             grammar: CompiledGrammar = call.result()

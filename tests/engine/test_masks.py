@@ -83,7 +83,7 @@ class Clocked:
     ) -> CompiledGrammar:
         """Compile a grammar in the helper thread."""
         call = self.grammars.submit(params or StructuredOutputsParams(regex=text), text, size)
-        assert call.wait(60)
+        call.exception(60)
         grammar: CompiledGrammar = call.result()
         return grammar
 

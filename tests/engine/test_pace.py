@@ -15,17 +15,17 @@ class Clock:
 def test_rate_is_that_of_the_ends_since_the_first_place_was_taken() -> None:
     clock = Clock()
     pace = Pace(clock)
-    assert pace.seconds(1) is None
+    assert pace.estimate_seconds(1) is None
     pace.take(4)
     pace.take(2)
     clock.now = 3.0
-    pace.free(2, counts=False)
-    assert pace.seconds(1) is None
+    pace.free(2, has_begun=False)
+    assert pace.estimate_seconds(1) is None
     pace.free(2)
-    assert pace.seconds(1) == 1.5
+    assert pace.estimate_seconds(1) == 1.5
     clock.now = 8.0
     pace.free(2)
-    assert pace.seconds(4) == 8.0
+    assert pace.estimate_seconds(4) == 8.0
 
 
 def test_idle_time_does_not_count_and_the_last_rate_holds_until_the_next_end() -> None:
@@ -36,10 +36,10 @@ def test_idle_time_does_not_count_and_the_last_rate_holds_until_the_next_end() -
     pace.free(1)
     clock.now = 1000.0
     pace.take(1)
-    assert pace.seconds(1) == 2.0
+    assert pace.estimate_seconds(1) == 2.0
     clock.now = 1001.0
     pace.free(1)
-    assert pace.seconds(1) == 1.0
+    assert pace.estimate_seconds(1) == 1.0
 
 
 def test_only_the_last_32_ends_count() -> None:
@@ -49,18 +49,18 @@ def test_only_the_last_32_ends_count() -> None:
     for _ in range(32):
         clock.now += 10
         pace.free(1)
-    assert pace.seconds(1) == 10
+    assert pace.estimate_seconds(1) == 10
     for _ in range(31):
         clock.now += 1
         pace.free(1)
-    assert pace.seconds(32) == 31 + 10
+    assert pace.estimate_seconds(32) == 31 + 10
     clock.now += 1
     pace.free(1)
-    assert pace.seconds(32) == 32
+    assert pace.estimate_seconds(32) == 32
 
 
 def test_places_that_become_free_at_once_tell_no_rate() -> None:
     pace = Pace(Clock())
     pace.take(1)
     pace.free(1)
-    assert pace.seconds(1) is None
+    assert pace.estimate_seconds(1) is None

@@ -41,7 +41,7 @@ class ChatHandler(GenerationHandler[ChatRequest]):
                 param="tool_choice",
             )
         self.params = request.to_sampling_params()
-        service.engine.check_places(self.params.n)
+        service.engine.check_capacity(self.params.n)
         self.prompts = [await service.encode_conversation(request.messages, request.template_variables())]
         await self.compile_grammar()
         return self

@@ -176,7 +176,7 @@ class CompletionHandler(GenerationHandler[CompletionRequest]):
         service.check_model(request.model)
         self = cls(service, request, "cmpl")
         self.params = request.to_sampling_params()
-        service.engine.check_places(len(request.prompts) * self.params.n)
+        service.engine.check_capacity(len(request.prompts) * self.params.n)
         self.prompts = [await self._encode(prompt) for prompt in request.prompts]
         if self.params.prompt_logprobs is not None:
             self.first_tokens = [await service.texts.decode(prompt.ids[:1]) for prompt in self.prompts]

@@ -63,10 +63,11 @@ class TranscriptionHandler(GenerationHandler[AudioRequest]):
         speech_model.check_language(request.language)
         samples = await asyncio.to_thread(samples_of, file, "the file")
         recording = Recording(samples, speech_model.spectrum, request.has_timestamps)
-        if not request.has_timestamps and recording.windows > service.engine.places:
+        if not request.has_timestamps and recording.windows > service.engine.capacity:
             raise ApiError(
                 400,
-                f"the recording has {recording.windows} windows; {service.engine.places} at most are computed at once",
+                f"the recording has {recording.windows} windows; {service.engine.capacity} at most are computed at "
+                "once",
                 param="file",
             )
         if service.draining:
