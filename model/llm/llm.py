@@ -24,7 +24,7 @@ from model.loading.chat import ChatTemplate, Message
 from model.loading.shipped import PRETRAINED, model_path
 from model.loading.tokenizer import Tokenizer
 from model.runners.window import WITHOUT_AUDIO
-from model.speech.recording import window_of_samples
+from model.speech.recording import compute_window_spectrum
 from nkw.terminal import progress
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -224,7 +224,7 @@ class LLM:
         if shape is None:
             raise ModelError(WITHOUT_AUDIO)
         samples, rate = audio
-        return ModelInputs(window_of_samples(samples, rate, shape))
+        return ModelInputs(compute_window_spectrum(samples, rate, shape))
 
     def _encode(self, prompt: Prompt, special_tokens: bool = True) -> tuple[str | None, Sequence[int]]:
         """Return the text of a prompt, or None without text, and its token ids. Raises ModelError for other prompts."""

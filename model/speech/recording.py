@@ -1,4 +1,4 @@
-"""A recording in the windows that an encoder takes, one after another."""
+"""Recordings and their windows, whose spectra are the inputs of an encoder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from model.errors import ModelError
-from model.speech.spectrum import HOP, log_mel, windows_of
+from model.speech.spectrum import HOP, log_mel, split_into_windows
 from model.speech.wav import SAMPLE_RATE
 
 SECONDS_OF_COLUMN = HOP / SAMPLE_RATE
@@ -17,10 +17,12 @@ SECONDS_OF_COLUMN = HOP / SAMPLE_RATE
 
 @dataclass(frozen=True)
 class Recording:
-    """Samples [count] of 16 kHz, in windows whose spectra have so many bands and columns.
+    """Recording that is transcribed window by window.
 
-    With `timestamps` a window may begin at any column, and the spectrum is that of the whole recording, not of each
-    window: its loudest place is that of all.
+    samples         [count] float32, 16,000 per second
+    spectrum_shape  bands and columns of the spectrum of a window
+    timestamps      whether a window may begin at any column. The spectrum is then computed of the whole recording, so
+                    that its maximum limits all windows; otherwise of each window by itself
     """
 
     samples: np.ndarray
@@ -29,49 +31,55 @@ class Recording:
 
     @property
     def columns(self) -> int:
-        """Of a window's spectrum: the first two of them give the encoder's first position."""
+        """Columns of the spectrum of a window; two columns make one position of the encoder."""
         return self.spectrum_shape[1]
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
+        """Length in seconds."""
         return len(self.samples) / SAMPLE_RATE
 
     @property
     def windows(self) -> int:
-        """How many windows follow one another where each begins at the end of the one before."""
+        """Number of windows if every window begins at the end of the window before it."""
         return -(-len(self.samples) // (self.columns * HOP))
 
     @cached_property
     def spectrum(self) -> np.ndarray:
-        """The log-mel spectrum, [bands, columns]: of the windows, or, with timestamps, of the whole recording."""
-        windows = windows_of(self.samples, self.columns)
-        parts = [self.samples] if self.timestamps and len(windows) > 1 else windows
-        return np.concatenate([log_mel(each, self.spectrum_shape[0]) for each in parts], axis=1)
+        """Log-mel spectrum [bands, columns] float32: of every window by itself, or of the recording."""
+        windows = split_into_windows(self.samples, self.columns)
+        if self.timestamps and len(windows) > 1:
+            windows = [self.samples]
+        return np.concatenate([log_mel(window, self.spectrum_shape[0]) for window in windows], axis=1)
 
     @property
     def end(self) -> int:
-        """The column behind the last one."""
+        """Number of columns of the spectrum."""
         return int(self.spectrum.shape[1])
 
     def window(self, begins: int) -> tuple[np.ndarray, int]:
-        """The spectrum of the window from a column on, filled up with zeros, and how much of it is the recording's."""
-        part = self.spectrum[:, begins : begins + self.columns]
-        filled = np.zeros(self.spectrum_shape, np.float32)
-        filled[:, : part.shape[1]] = part
-        return filled, part.shape[1]
+        """Return the spectrum of the window from a column on, padded with zeros, and its columns without padding."""
+        columns = self.spectrum[:, begins : begins + self.columns]
+        padding = self.columns - columns.shape[1]
+        return np.pad(columns, ((0, 0), (0, padding))), columns.shape[1]
 
     def span(self, begins: int) -> tuple[float, float]:
-        """Begin and end of the window from a column on, in seconds of the recording, without its padding."""
+        """Return begin and end in seconds of the window from a column on, without its padding."""
         end = min((begins + self.columns) * SECONDS_OF_COLUMN, self.seconds)
         return begins * SECONDS_OF_COLUMN, end
 
 
-def window_of_samples(samples: Any, rate: Any, spectrum_shape: tuple[int, ...]) -> np.ndarray:
-    """The spectrum of one window, [bands, columns], from samples [count] of at most its length, of -1 to 1.
+def compute_window_spectrum(samples: Any, rate: Any, spectrum_shape: tuple[int, ...]) -> np.ndarray:
+    """Return the spectrum [bands, columns] float32 of one window.
 
-    Raises ModelError where the rate or the shape is another one, where there are no samples or too many, and where a
-    sample is not a finite number.
+    Args:
+        samples: Samples [count] from -1 to 1, at most one window of them.
+        rate: Samples per second; has to be 16,000.
+        spectrum_shape: Bands and columns.
+
+    Raises:
+        ModelError: The rate or the shape is another one, there are no samples or too many, or a sample is not a finite
+            number.
     """
     bands, columns = spectrum_shape
     if rate != SAMPLE_RATE:
@@ -79,14 +87,14 @@ def window_of_samples(samples: Any, rate: Any, spectrum_shape: tuple[int, ...]) 
             f"audio has {rate!r:.20} samples a second; {SAMPLE_RATE:,} are taken: resample it first"
         )
     try:
-        found = np.asarray(samples, np.float32)
+        array = np.asarray(samples, np.float32)
     except (TypeError, ValueError):
         raise ModelError("audio has samples that are no numbers") from None
-    if found.ndim != 1 or not 0 < len(found) <= columns * HOP:
+    if array.ndim != 1 or not 0 < len(array) <= columns * HOP:
         raise ModelError(
-            f"audio has samples of the shape {list(found.shape)}; a prompt comes with 1 to {columns * HOP:,} in a row"
+            f"audio has samples of the shape {list(array.shape)}; a prompt comes with 1 to {columns * HOP:,} in a row"
         )
-    if not np.isfinite(found).all():
+    if not np.isfinite(array).all():
         raise ModelError("audio has samples that are not finite")
-    (window,) = windows_of(found, columns)
+    (window,) = split_into_windows(array, columns)
     return log_mel(window, bands)

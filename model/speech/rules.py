@@ -1,4 +1,4 @@
-"""What a transcription begins with, and which tokens it never has: by a model's generation_config.json."""
+"""Rules of transcriptions from generation_config.json: the tokens at the beginning, and suppressed tokens."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from model.errors import ModelError
 from model.speech.timestamps import Timestamps
 
 BEGINNING_TOKENS = 4
-"""Of transcriptions by models of several languages: start, language, task, and that no times are written."""
+"""First tokens of a transcription by a model of several languages: start, language, task, no timestamps."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The ids of the `prompt`, ids that are never chosen (`suppressed`), and more that are never chosen first.
+    """Rules of a transcription.
 
-    With `timestamps` times are written, too.
+    prompt            ids with which the transcription begins
+    suppressed        ids that are never sampled
+    suppressed_first  ids that are not sampled as the first token either
+    timestamps        timestamp tokens; None for a transcription without timestamps
     """
 
     prompt: tuple[int, ...]
@@ -30,13 +33,9 @@ class Rules:
     suppressed_first: tuple[int, ...] = ()
     timestamps: Timestamps | None = None
 
-    def of_text(self, vocabulary: int) -> TranscriptionRule:
-        """The rules as an engine keeps them for one text."""
-        return TranscriptionRule(self, vocabulary)
-
 
 class TranscriptionRule:
-    """The rules while one text is written (a `TokenRule`)."""
+    """Rules during the generation of one text (a `TokenRule`) with a vocabulary of so many tokens."""
 
     complete = False
 
@@ -50,16 +49,16 @@ class TranscriptionRule:
 
     @property
     def by_logits(self) -> Callable[[np.ndarray], None] | None:
-        """Times follow where all of them together are likelier than any text."""
+        """Function that sets logits that break the rules of timestamps to -inf; None without timestamps."""
         times, written = self._rules.timestamps, tuple(self._written)
         return None if times is None else lambda logits: times.allow(logits, written)
 
     def allowed(self) -> np.ndarray:
-        """All but suppressed tokens."""
+        """Return a mask [vocabulary] bool of the tokens that are not suppressed."""
         return self._later if self._written else self._first
 
     def accept(self, token: int) -> bool:
-        """A token was written."""
+        """Append a sampled token and return whether it was allowed."""
         allowed = bool(self.allowed()[token])
         self._written.append(token)
         return allowed
@@ -76,18 +75,22 @@ class TranscriptionRule:
 
 
 def first_token(folder: Path, config: ModelConfig) -> int:
-    """The token with which a transcription begins; a language follows where a model knows several."""
-    return _Rules(folder, config).start
+    """Return the token with which a transcription begins, before a language token.
+
+    Raises:
+        ModelError: The files name no such token.
+    """
+    return _GenerationFields(folder, config).start
 
 
 def previous_token(folder: Path, config: ModelConfig) -> int | None:
-    """The token before a text that goes before a transcription, where generation_config.json names it."""
-    return next(iter(_Rules(folder, config).ids("prev_sot_token_id")), None)
+    """Return the token that introduces text before a transcription; None if generation_config.json names none."""
+    return next(iter(_GenerationFields(folder, config).ids("prev_sot_token_id")), None)
 
 
 def read_languages(folder: Path, config: ModelConfig) -> dict[str, int]:
-    """The languages that a model's folder names, such as en, and their tokens; none of a model of one language."""
-    return {name.strip("<|>"): id for name, id in _Rules(folder, config).languages.items()}
+    """Return the tokens of the languages that a model knows, by names such as en; empty for a model of one language."""
+    return {name.strip("<|>"): id for name, id in _GenerationFields(folder, config).languages.items()}
 
 
 def read_rules(
@@ -97,14 +100,21 @@ def read_rules(
     timestamps: bool = False,
     task: str | None = None,
 ) -> Rules:
-    """The rules of a model's folder; ModelError where they name no language and none is given.
+    """Read the rules of a model's folder from generation_config.json, else from config.json of earlier models.
 
-    Fields are those of generation_config.json, else of config.json, where earlier models have them. ModelError, too,
-    where `timestamps` are asked for and the vocabulary has none, and for a `task` that the model does not know. Known
-    are transcribe, mostly, and translate, to English.
+    Args:
+        folder: The model's folder.
+        config: The model.
+        language: Language of the recording, such as en; by default the language of the files.
+        timestamps: Whether the transcription has timestamps.
+        task: "transcribe", or "translate" for a translation to English; by default the task of the files.
+
+    Raises:
+        ModelError: The language is missing or unknown, the model does not know the task, the vocabulary has no
+            timestamps, the prompt fills the context, or a field has the wrong type.
     """
-    fields = _Rules(folder, config)
-    prompt = [fields.start, *fields.forced(language, task)]
+    fields = _GenerationFields(folder, config)
+    prompt = [fields.start, *fields.read_prompt(language, task)]
     plain = fields.ids("no_timestamps_token_id")
     if timestamps:
         prompt = prompt[:-1] if prompt[-1] in plain else prompt
@@ -114,12 +124,12 @@ def read_rules(
         raise ModelError(
             f"{folder}: a transcription begins with {len(prompt)} tokens; the context has {config.context}"
         )
-    times = fields.timestamps() if timestamps else None
+    times = fields.read_timestamps() if timestamps else None
     return Rules(tuple(prompt), fields.ids("suppress_tokens"), fields.ids("begin_suppress_tokens"), times)
 
 
-class _Rules:
-    """Fields of both files."""
+class _GenerationFields:
+    """Fields of generation_config.json and config.json; the first file takes precedence."""
 
     def __init__(self, folder: Path, config: ModelConfig) -> None:
         self._folder = folder
@@ -129,17 +139,16 @@ class _Rules:
             Fields(folder / "config.json"),
         )
 
-    def _file_with(self, name: str) -> Fields:
+    def _find_file(self, name: str) -> Fields:
         return next((file for file in self._files if name in file), self._files[1])
 
     def ids(self, name: str) -> tuple[int, ...]:
-        """The token ids of a field, none where it is absent."""
-        file = self._file_with(name)
-        return file.token_ids(name, self._vocabulary) if name in file else ()
+        """Return the token ids of a field; none if the field is absent."""
+        return self._find_file(name).token_ids(name, self._vocabulary)
 
     @property
     def start(self) -> int:
-        """The id with which a transcription begins."""
+        """Id with which a transcription begins."""
         start = self.ids("decoder_start_token_id")
         if len(start) != 1:
             raise ModelError(
@@ -149,62 +158,62 @@ class _Rules:
 
     @property
     def languages(self) -> dict[str, int]:
-        """The ids of languages by the names of their tokens."""
-        return self._named("lang_to_id")
+        """Ids of languages by the names of their tokens."""
+        return self._read_ids_by_name("lang_to_id")
 
-    def timestamps(self) -> Timestamps:
-        """The tokens of times, which follow the one that says that there are none."""
+    def read_timestamps(self) -> Timestamps:
+        """Read the timestamp tokens, which follow the token for "no timestamps" in the vocabulary."""
         plain, ends = self.ids("no_timestamps_token_id"), self.ids("eos_token_id")
         if not plain or plain[0] + 1 >= self._vocabulary or not ends:
             raise ModelError(f"{self._folder}: --timestamps: this model's vocabulary has no times")
         name = "max_initial_timestamp_index"
-        file = self._file_with(name)
+        file = self._find_file(name)
         latest: Any = file.get(name, None)
         if latest is not None and (isinstance(latest, bool) or not isinstance(latest, int) or latest < 0):
             raise file.error(name, f"{latest!r:.60} is not a whole number from 0 on")
         return Timestamps(plain[0] + 1, latest, ends[0])
 
-    def forced(self, language: str | None, task: str | None = None) -> list[int]:
-        """The ids behind the first one: language and task."""
-        places = self._forced_places()
-        languages, tasks = self.languages, self._named("task_to_id")
-        if not places and languages:
-            places = [None, tasks.get("transcribe")]
+    def read_prompt(self, language: str | None, task: str | None) -> list[int]:
+        """Read the ids after the first one: language and task; both are absent from a model of one language."""
+        ids = self._read_forced_ids()
+        languages, tasks = self.languages, self._read_ids_by_name("task_to_id")
+        if not ids and languages:
+            ids = [None, tasks.get("transcribe")]
         if task is not None and (task in tasks or task != "transcribe"):
-            if task not in tasks or len(places) < 2:
+            if task not in tasks or len(ids) < 2:
                 raise ModelError(f"this model does not {task}: it is trained to transcribe one language")
-            places = [places[0], tasks[task], *places[2:]]
+            ids[1] = tasks[task]
         if language is not None:
             if f"<|{language}|>" not in languages:
                 known = ", ".join(sorted(name.strip("<|>") for name in languages)) or "none"
                 raise ModelError(f"--language {language:.60}: this model knows {known:.400}")
-            places = [languages[f"<|{language}|>"], *places[1:]]
-        if None in places:
+            ids[:1] = [languages[f"<|{language}|>"]]
+        if None in ids:
             raise ModelError(f"{self._folder} names no language or task of a transcription; give --language")
-        return [each for each in places if each is not None]
+        return [id for id in ids if id is not None]
 
-    def _forced_places(self) -> list[int | None]:
-        """The ids of forced_decoder_ids in the order of their places, None where a place is left open."""
+    def _read_forced_ids(self) -> list[int | None]:
+        """Read the ids of forced_decoder_ids in the order of their positions; None is an id that is left open."""
         name = "forced_decoder_ids"
-        file = self._file_with(name)
+        file = self._find_file(name)
         value: Any = file.get(name, None) or []
         pairs = value if isinstance(value, list) else [value]
-        if not all(isinstance(each, list) and len(each) == 2 for each in pairs):
+        if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
             raise file.error(name, f"{value!r:.60} is not a list of places with token ids")
-        if [place for place, _ in pairs] != list(range(1, len(pairs) + 1)):
+        if [position for position, _ in pairs] != list(range(1, len(pairs) + 1)):
             raise file.error(name, f"{value!r:.60} has not the places from 1 on, in order")
-        return [self._id(file, name, token) for _, token in pairs]
+        return [self._check_id(file, name, token) for _, token in pairs]
 
-    def _named(self, name: str) -> dict[str, int]:
-        """The token ids of a field by their names."""
-        file = self._file_with(name)
+    def _read_ids_by_name(self, name: str) -> dict[str, int]:
+        """Read an object of token ids by name; entries that are null are left out."""
+        file = self._find_file(name)
         value: Any = file.get(name, None) or {}
         if not isinstance(value, dict):
             raise file.error(name, f"{value!r:.60} is not an object of token ids")
-        found = {key: self._id(file, name, each) for key, each in value.items()}
-        return {key: each for key, each in found.items() if each is not None}
+        ids = {key: self._check_id(file, name, id) for key, id in value.items()}
+        return {key: id for key, id in ids.items() if id is not None}
 
-    def _id(self, file: Fields, name: str, value: Any) -> int | None:
+    def _check_id(self, file: Fields, name: str, value: Any) -> int | None:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < self._vocabulary:

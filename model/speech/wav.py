@@ -1,4 +1,4 @@
-"""Recordings: WAV files of 16,000 samples a second, one channel, PCM of 8, 16, 24 or 32 bits."""
+"""WAV files of recordings: 16,000 samples a second, one channel, PCM of 8, 16, 24 or 32 bits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,14 @@ _MOST_READS = 1000 * _READS_PER_CHUNK
 
 
 def read_wav(path: Path) -> np.ndarray:
-    """The samples of a recording, float32 from -1 up to 1; ModelError for a file that is no such recording."""
+    """Read the samples of a WAV file.
+
+    Returns:
+        [count] float32 from -1 to 1.
+
+    Raises:
+        ModelError: The file cannot be read, or it is no recording that is supported.
+    """
     try:
         with path.open("rb") as file:
             return _read(file, str(path))
@@ -28,15 +35,15 @@ def read_wav(path: Path) -> np.ndarray:
         raise ModelError(f"{path} cannot be read: {error.strerror or error}", _CODE) from None
 
 
-def samples_of(content: bytes, name: str) -> np.ndarray:
-    """The samples of a recording that a client sent; ModelError, which calls it by a name, where it is none."""
+def decode_wav(content: bytes, name: str) -> np.ndarray:
+    """Decode the bytes of a WAV file, as `read_wav` does; errors call the file `name`."""
     return _read(BytesIO(content), name)
 
 
 class _BoundedReads:
-    """A file in whose reads wave.Error is raised after a number that only useless chunks need.
+    """File that raises wave.Error after a number of reads that only a file with useless chunks needs.
 
-    `wave` skips chunks one by one, so that a file of empty chunks would take it seconds.
+    `wave` skips chunks one by one, so a file of empty chunks would take seconds.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -62,7 +69,7 @@ def _read(content: IO[bytes], name: str) -> np.ndarray:
             return _samples(file, name)
     except EOFError:
         raise ModelError(f"{name} is not a WAV file: it ends in its header", _CODE) from None
-    except RuntimeError:  # of `wave` for a seek behind the end of a chunk
+    except RuntimeError:  # `wave` raises it for a seek past the end of a chunk
         raise ModelError(f"{name} is not a WAV file: a chunk is longer than the file says", _CODE) from None
     except (wave.Error, ValueError, OverflowError) as error:
         raise ModelError(f"{name} is not a WAV file of PCM samples: {error}", _CODE) from None
@@ -89,7 +96,7 @@ def _samples(file: wave.Wave_read, path: str) -> np.ndarray:
 
 
 def _scaled(content: np.ndarray, width: int) -> np.ndarray:
-    """Little-endian numbers of so many bytes, of which those of one byte are unsigned, as parts of the largest."""
+    """Scale little-endian integers of `width` bytes to -1 … 1; integers of one byte are unsigned."""
     if width == 1:
         return (content.astype(np.float32) - 128) / 128
     wide = np.zeros((len(content) // width, 4), np.uint8)

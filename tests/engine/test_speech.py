@@ -24,8 +24,8 @@ from model.loading.checkpoint import open_checkpoint
 from model.loading.weights import shard_weights
 from model.runners.paged import PagedModel
 from model.runners.reference import ReferenceModel
-from model.speech.rules import Rules
-from model.speech.spectrum import HOP, log_mel, windows_of
+from model.speech.rules import Rules, TranscriptionRule
+from model.speech.spectrum import HOP, log_mel, split_into_windows
 from model.speech.timestamps import Timestamps
 from model.state import PagePool, WindowPool
 from tests.model.oracle import Oracle
@@ -188,7 +188,7 @@ def test_llm_takes_audio_as_vllm_takes_it(tmp_path: Path) -> None:
     ]
     found = llm.generate(prompts, params, use_tqdm=False)
     for output, own in zip(found, sounds):
-        features = log_mel(windows_of(own, 40)[0], FIELDS["num_mel_bins"])
+        features = log_mel(split_into_windows(own, 40)[0], FIELDS["num_mel_bins"])
         assert output.outputs[0].token_ids == greedy(path, features, [3, 5, 7, 9], 4)
     text = {"prompt": "ab", "multi_modal_data": {"audio": (sounds[0], 16000)}}
     (by_text,) = llm.generate(text, params, use_tqdm=False)
@@ -230,7 +230,7 @@ def test_rules_forbid_suppressed_tokens_and_times(times: Timestamps | None) -> N
     rules = Rules((1,), (3, 4), (2, 5), times)
     draw, size = np.random.default_rng(2), 40
     for _ in range(50):
-        own, written = rules.of_text(size), list[int]()
+        own, written = TranscriptionRule(rules, size), list[int]()
         for _ in range(8):
             logits = (6 * draw.standard_normal(size)).astype(np.float32)
             expected = logits.copy()

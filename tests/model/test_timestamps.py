@@ -13,7 +13,7 @@ from model.errors import ModelError
 from model.families import SPEECH, load_config
 from model.speech.rules import Rules, read_rules
 from model.speech.spectrum import HOP, log_mel
-from model.speech.timestamps import Segment, Timestamps, segments_of
+from model.speech.timestamps import Segment, Timestamps, split_into_segments
 from model.speech.wav import read_wav
 from nkw.commands import main
 from tests.model.test_transcribe import WINDOW, speech, write_wav
@@ -96,7 +96,7 @@ def test_segments_are_those_of_transformers(columns: int) -> None:
                 return_token_timestamps=False,
                 decoder_input_ids=torch.zeros(1, 3),
             )
-            found, later = segments_of(ids, ZERO, begins, columns)
+            found, later = split_into_segments(ids, ZERO, begins, columns)
             assert later == int(offset)
             assert [list(each.ids) for each in found] == [each["tokens"].tolist() for each in expected]
             for own, other in zip(found, expected):
@@ -106,9 +106,9 @@ def test_segments_are_those_of_transformers(columns: int) -> None:
 
 
 def test_a_window_without_times_is_a_segment() -> None:
-    assert segments_of([20, 21], ZERO, 100, 40) == ([Segment(1.0, 1.4, (20, 21))], 40)
-    assert segments_of([], ZERO, 0, 31) == ([Segment(0.0, 0.3, ())], 31)
-    assert segments_of([ZERO, 20], ZERO, 0, 60)[0][0].end == 0.6  # which float32 makes 0.58
+    assert split_into_segments([20, 21], ZERO, 100, 40) == ([Segment(1.0, 1.4, (20, 21))], 40)
+    assert split_into_segments([], ZERO, 0, 31) == ([Segment(0.0, 0.3, ())], 31)
+    assert split_into_segments([ZERO, 20], ZERO, 0, 60)[0][0].end == 0.6  # which float32 makes 0.58
 
 
 def rules(folder: Path, timestamps: bool = True) -> Rules:
@@ -221,5 +221,5 @@ def test_a_spectrum_is_the_same_however_many_columns_are_computed_at_once(
     samples = speech(1, 100 * HOP + 1)
     whole = log_mel(samples, 80)
     assert whole.shape == (80, 100)
-    monkeypatch.setattr("model.speech.spectrum._AT_ONCE", 7)
+    monkeypatch.setattr("model.speech.spectrum._CHUNK", 7)
     assert np.abs(log_mel(samples, 80) - whole).max() <= np.spacing(np.float32(2))

@@ -16,9 +16,9 @@ from model.errors import ModelError
 from model.families import SPEECH, load_config
 from model.loading.checkpoint import open_checkpoint
 from model.runners.reference import ReferenceModel
-from model.speech.rules import Rules, read_rules
-from model.speech.spectrum import HOP, log_mel, windows_of
-from model.speech.wav import read_wav, samples_of
+from model.speech.rules import Rules, TranscriptionRule, read_rules
+from model.speech.spectrum import HOP, log_mel, split_into_windows
+from model.speech.wav import decode_wav, read_wav
 from nkw.commands import main
 from tests.model.folders import write_folder
 from tests.model.whisper_folders import FIELDS, GENERATION, write_whisper
@@ -106,11 +106,11 @@ def riff(chunks: bytes, size: int | None = None) -> bytes:
 )
 def test_broken_chunks_are_refused(chunks: bytes, size: int | None, message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        samples_of(riff(chunks, size), "the file")
+        decode_wav(riff(chunks, size), "the file")
 
 
 def test_further_chunks_before_the_samples_are_skipped() -> None:
-    assert len(samples_of(riff(EMPTY * 100 + FORMAT + SAMPLES), "the file")) == 2
+    assert len(decode_wav(riff(EMPTY * 100 + FORMAT + SAMPLES), "the file")) == 2
 
 
 def test_spoilt_recordings_are_read_or_refused() -> None:
@@ -125,7 +125,7 @@ def test_spoilt_recordings_are_read_or_refused() -> None:
                 [b"", b"\xff" * 4, bytes(4), draw.randbytes(4)]
             )
         try:
-            read += len(samples_of(bytes(content), "the file")) > 0
+            read += len(decode_wav(bytes(content), "the file")) > 0
         except ModelError as error:
             codes.add(error.code)
     assert codes == {"NKW-MODEL-AUDIO"}
@@ -138,7 +138,7 @@ def test_spectra_are_those_of_transformers(bands: int, samples: int) -> None:
     pytest.importorskip("torch", reason="torch is an extra of development (dev)")
     transformers = pytest.importorskip("transformers", reason="an extra of development (dev)")
     extractor = transformers.WhisperFeatureExtractor(feature_size=bands)
-    (window,) = windows_of(speech(bands, samples), 3000)
+    (window,) = split_into_windows(speech(bands, samples), 3000)
     own = log_mel(window, bands)
     exact = extractor._np_extract_fbank_features(window[None], "cpu")[0]
     by_torch = extractor(window, sampling_rate=16000, return_tensors="np").input_features[0]
@@ -151,7 +151,7 @@ def test_spectra_are_those_of_transformers(bands: int, samples: int) -> None:
 def test_windows_follow_one_another_and_the_last_is_filled_up() -> None:
     for count, windows in ((1, 1), (WINDOW - 1, 1), (WINDOW, 1), (WINDOW + 1, 2), (2 * WINDOW, 2)):
         samples = speech(1, count)
-        found = np.concatenate(windows_of(samples, 40))
+        found = np.concatenate(split_into_windows(samples, 40))
         assert len(found) == windows * WINDOW
         assert np.array_equal(found[:count], samples)
         assert not found[count:].any()
@@ -202,7 +202,7 @@ def test_refuses_rules_that_make_no_beginning(tmp_path: Path, changes: dict[str,
 
 
 def test_suppressed_tokens_are_never_chosen() -> None:
-    rule = Rules((0,), (1,), (2,)).of_text(4)
+    rule = TranscriptionRule(Rules((0,), (1,), (2,)), 4)
     assert rule.allowed().tolist() == [True, False, False, True]
     assert rule.accept(3) and rule.allowed().tolist() == [True, False, True, True]
 
@@ -212,7 +212,7 @@ def expected(folder: Path, samples: np.ndarray, most: int) -> list[list[int]]:
     config = load_config(folder, SPEECH)
     model = ReferenceModel(config, open_checkpoint(folder, config))
     found: list[list[int]] = []
-    for window in windows_of(samples, 40):
+    for window in split_into_windows(samples, 40):
         model.encode([log_mel(window, FIELDS["num_mel_bins"])])
         logits, ids = model.prefill([[3, 5, 7, 9]])[0].logits, []
         while len(ids) < most and 2 not in ids:

@@ -28,8 +28,8 @@ from model.runners.bucket_length import bucket_length, positions_needed
 from model.runners.contiguous import KernelModel
 from model.runners.static_batch import Backend
 from model.speech.recording import Recording
-from model.speech.rules import Rules, read_rules
-from model.speech.timestamps import Segment, segments_of
+from model.speech.rules import Rules, TranscriptionRule, read_rules
+from model.speech.timestamps import Segment, split_into_segments
 from model.speech.wav import read_wav
 from nkw.files import Outputs, json_document
 from nkw.terminal import show
@@ -142,12 +142,12 @@ def _transcribe(job: _Job, tokenizer: Tokenizer) -> list[_Window]:
             job.params,
             reference,
             emit=lambda _, text: None if options.timestamps else print(text, end="", flush=True),
-            inputs=ModelInputs(features, lambda: job.rules.of_text(job.loaded.config.vocab_size)),
+            inputs=ModelInputs(features, lambda: TranscriptionRule(job.rules, job.loaded.config.vocab_size)),
         )
         segments: list[Segment] = []
         if job.rules.timestamps is not None:
             ids = [token_id for token_id in generation.generated_ids if token_id != job.rules.timestamps.end]
-            segments, columns = segments_of(ids, job.rules.timestamps.zero, column, columns)
+            segments, columns = split_into_segments(ids, job.rules.timestamps.zero, column, columns)
         windows.append(_Window(seconds, generation, tuple(segments)))
         for segment in _describe_segments(windows[-1:], job.rules, tokenizer):
             times = f"{segment['start']:.2f} s to {segment['end']:.2f} s"

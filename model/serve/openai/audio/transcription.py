@@ -21,9 +21,9 @@ from model.serve.openai.audio.requests import AudioRequest
 from model.serve.openai.audio.speech_model import ENGLISH, SpeechModel
 from model.serve.openai.generation import GenerationHandler, Service
 from model.speech.recording import Recording
-from model.speech.rules import Rules
-from model.speech.timestamps import segments_of
-from model.speech.wav import samples_of
+from model.speech.rules import Rules, TranscriptionRule
+from model.speech.timestamps import split_into_segments
+from model.speech.wav import decode_wav
 
 Task = Literal["transcribe", "translate"]
 
@@ -61,7 +61,7 @@ class TranscriptionHandler(GenerationHandler[AudioRequest]):
         service.check_model(request.model)
         speech_model, params = service.check_speech(), request.to_sampling_params()
         speech_model.check_language(request.language)
-        samples = await asyncio.to_thread(samples_of, file, "the file")
+        samples = await asyncio.to_thread(decode_wav, file, "the file")
         recording = Recording(samples, speech_model.spectrum, request.has_timestamps)
         if not request.has_timestamps and recording.windows > service.engine.capacity:
             raise ApiError(
@@ -164,7 +164,7 @@ class TranscriptionHandler(GenerationHandler[AudioRequest]):
         features, _ = self.recording.window(begin)
         vocab_size = self.service.engine.limits.vocab_size
         return TokenPrompt(
-            self.start_ids, inputs=ModelInputs(features, lambda: self.rules.of_text(vocab_size))
+            self.start_ids, inputs=ModelInputs(features, lambda: TranscriptionRule(self.rules, vocab_size))
         )
 
     async def _transcribe_segments(self) -> AsyncIterator[answers.SpokenSegment]:
@@ -176,7 +176,7 @@ class TranscriptionHandler(GenerationHandler[AudioRequest]):
             logprobs = [by_id[token].logprob for token, by_id in zip(output.token_ids, output.logprobs or [])]
             ids = [token for token in output.token_ids if token != times.end]
             _, columns = self.recording.window(begin)
-            segments, columns = segments_of(ids, times.zero, begin, columns)
+            segments, columns = split_into_segments(ids, times.zero, begin, columns)
             for segment in segments:
                 text = await self.service.texts.decode([id for id in segment.ids if id < times.zero])
                 segment_logprobs, logprobs = logprobs[: len(segment.ids)], logprobs[len(segment.ids) :]
