@@ -228,10 +228,10 @@ def exactly(outputs: Sequence[np.ndarray], reference: Callable[..., Any], argume
 class KernelCase:
     """One kernel and all that its tests try.
 
-    Values are computed on one chip for each case, chosen by the case's index. `make deep` computes those of
-    `every_chip` on all chips. A kernel has the latter if and only if it asks for the chip: what it computes, or the
-    order of a sum, depends on `nisa.get_nc_version`. Questions of `CHANGE_NO_VALUE` do not count. Both directions are
-    checked in every run.
+    Values are computed on one chip for each case, chosen by the case's index, in `make test` for some of the cases.
+    `make deep` computes all, and those of `every_chip` on all chips. A kernel has the latter if and only if it asks for
+    the chip: what it computes, or the order of a sum, depends on `nisa.get_nc_version`. Questions of `CHANGE_NO_VALUE`
+    do not count. Both directions are checked in every run.
 
     Attributes:
         kernel: A kernel of the package.
@@ -354,6 +354,8 @@ def asking() -> Iterator[set[tuple[str, str]]]:
         askers -= CHANGE_NO_VALUE
 
 
+USUAL, QUICK = 3, 9
+"""Steps in which `make test` and `make test-fast` take the rows of a table; `make deep` takes all."""
 TABLES = "values every_chip refusals limits fits undefined two_cores two_sums ranks".split()
 
 
@@ -372,10 +374,12 @@ class KernelTests:
         """Run a test once for each row of the case's table, and on the chips of the row."""
         table, rows = metafunc.function.__name__.removeprefix("test_"), []
         for index, row in enumerate(getattr(self.case, table)):
-            marks = [pytest.mark.slow] if isinstance(row, Slow) else []
+            is_quick = table == "refusals" or index % QUICK == 0
+            marks = [] if is_quick and not isinstance(row, Slow) else [pytest.mark.slow]
             row = row.row if isinstance(row, Slow) else row
             for target in getattr(row, "chips", ()) or self.chips(table, index):
                 is_deep = table == "every_chip" and target != TARGETS[index % len(TARGETS)]
+                is_deep |= table not in ("refusals", "limits") and index % USUAL > 0
                 deep = [pytest.mark.deep] if is_deep else []
                 name = f"{target}-{describe(row)}"
                 rows.append(pytest.param(row, target, marks=[*marks, *deep], id=name))
