@@ -1,4 +1,4 @@
-"""Many requests at once: what each step computes, how tokens are chosen, and what a request returns."""
+"""The engine: scheduling, sampling and outputs of many requests at once."""
 
 from model.engine.engine import Engine, EngineLimits
 from model.engine.groups import GroupScheduler, Schedulers

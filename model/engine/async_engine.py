@@ -417,7 +417,7 @@ class _Followed:
 
 
 def _settle(accepted: asyncio.Future[None], error: BaseException | None) -> None:
-    """Set the result of a submission, unless its caller has left.
+    """Complete a submission, unless its caller has left.
 
     A panic of a library, which a coroutine cannot raise, becomes the cause of a RuntimeError.
     """

@@ -1,7 +1,7 @@
-"""Sizes to which steps are rounded up, so that the list of compiled shapes is finite.
+"""Bucket sizes that steps are rounded up to, so that the number of compiled shapes is finite.
 
 A chip runs compiled graphs of fixed shapes. A batch is launched as one or several steps: requests that decode together,
-and chunks of prompts. Rounding a step up adds rows of padding. Chunks of different sizes share a step where the added
+and chunks of prompts. Rounding a step up adds rows of padding. Chunks of different sizes share a step if the added
 rows take less time than reading the weights again. Predicted for Llama-3.1-8B on 8 cores of trn2, in ms:
 
     chunks of                          apart    together
@@ -13,7 +13,7 @@ rows take less time than reading the weights again. Predicted for Llama-3.1-8B o
     64 after 1024 others, and 256      19.0     19.8     (not joined: 192 rows more)
     256 and 512                        27.0     29.3     (not joined: 256 rows more)
 
-Sequences that decode share a step with prompts as well, so that weights are read once for both. Predicted as above:
+Sequences that decode also share a step with prompts, so that weights are read once for both. Predicted as above:
 
     decoding sequences          chunks of                       apart    together
     1 at 128 positions          16 tokens                       13.6      7.7
@@ -21,12 +21,12 @@ Sequences that decode share a step with prompts as well, so that weights are rea
     16 at 2048                  496 tokens                      24.4     19.2
     16 at 2048                  512 tokens                      24.7     20.9
 
-Products of 528 rows take 1.7 ms more than those of 512. So a single prompt is rounded up together with the rows that
-decode: with 16 of these, 496 tokens are a size, too. The head takes 128 rows; where decoding tokens and last tokens of
-prompts are more, two steps are launched. The same holds for a model with a layer that does not mix them.
+Products of 528 rows take 1.7 ms more than products of 512 rows. So a single prompt is rounded up together with the
+rows that decode: with 16 such rows, 496 tokens are a size, too. The head takes 128 rows. If decoding tokens and last
+tokens of prompts are more, or if a layer does not mix them, two steps are launched.
 
-Groups of ranks that divide experts launch the same shapes at the same time: the batches of all groups are combined,
-each rounded up to the largest of them.
+Data-parallel groups that divide experts launch the same shapes at the same time. So the batches of all groups are
+combined, and each is rounded up to the largest.
 """
 
 from __future__ import annotations
@@ -44,26 +44,32 @@ from model.families import compose
 from model.layers.launch import FLOAT32, PARTITIONS, Phase, StepShape, WeightDtypes
 
 MOST_ROWS = PARTITIONS
-"""Rows of one launch of a decode step: one token for each partition."""
+"""Largest number of rows of a decode step: one token for each partition."""
 
 _MAX_JOINED_ROWS = 128
-"""Rows that joining chunks of different sizes may add: a tile of them takes 2 ms above."""
+"""Largest number of rows that joining chunks may add; a tile of them takes 2 ms above."""
 
 _MAX_JOINED_PREFIX = 1024
-"""Cached positions, of all sequences, that attention may read in addition after joining."""
+"""Largest number of cached positions of all sequences that attention may read in addition after joining."""
 
 SIZES_ONLY = StepShape(Phase.decode, 1, 1, 0, 0, 1, FLOAT32, WeightDtypes(FLOAT32))
-"""The step of buckets before a model is known: sizes alone."""
+"""The step of buckets without a model, which has sizes only."""
 
 
 @dataclass(frozen=True)
 class Buckets:
-    """Sizes in ascending order: sequences of a step, tokens of a chunk, positions of a sequence.
+    """Bucket sizes in ascending order.
 
-    A decoding sequence computes one token, or `drafts` more that it verifies. Where steps `mix`, sequences decode in
-    the launches of prompts, and every pair of a decoding shape and a prompt shape is a shape of its own. Where a model
-    takes `whole_prompts`, each prompt is a step of its own, also a prompt of one token: its inputs are encoded with it.
-    `model_step` has the dtypes, ranks, pages and slots of the shapes.
+    Attributes:
+        sequences: Sizes of the number of sequences of a step.
+        tokens: Sizes of the number of tokens of a chunk.
+        context: Sizes of the number of positions of a sequence.
+        drafts: Number of draft tokens that a decoding sequence may verify in addition to its token.
+        mixes: Whether sequences decode in the launches of prompts. Then every pair of a decoding shape and a prompt
+            shape is a shape.
+        whole_prompts: Whether each prompt is a step, even a prompt of one token, because its inputs are encoded with
+            it.
+        model_step: A step with the dtypes, ranks, pages and slots of the model.
     """
 
     sequences: tuple[int, ...]
@@ -78,7 +84,7 @@ class Buckets:
     def powers(
         cls, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, drafts: int = 0
     ) -> Buckets:
-        """Return powers of two from 1 sequence, 16 tokens and 128 positions up to the limits, rounded up."""
+        """Return powers of two from 1 sequence, 16 tokens and 128 positions on that cover the limits."""
         sequences = min(max_num_seqs, MOST_ROWS)
         tokens = min(max_num_batched_tokens, max_model_len)
         return cls(_powers(1, sequences), _powers(16, tokens), _powers(128, max_model_len + drafts), drafts)
@@ -93,7 +99,7 @@ class Buckets:
         return " ".join(f"{axis}={','.join(map(str, sizes))}" for axis, sizes in axes.items())
 
     def shapes(self) -> list[StepShape]:
-        """Return every shape that a step may have: the graphs that a chip needs compiled."""
+        """Return all shapes of steps, each of which is compiled as a graph."""
         decoding = [
             self._step(Phase.decode, sequences, new_tokens, context)
             for new_tokens in dict.fromkeys((1, 1 + self.drafts))
@@ -112,7 +118,7 @@ class Buckets:
         return decoding + prompts + self._mixed_shapes(decoding)
 
     def _mixed_shapes(self, decoding_shapes: list[StepShape]) -> list[StepShape]:
-        """Return the shapes of prompts with decoding sequences; all tables of prompts have the longest length."""
+        """Return the shapes of prompts with decoding sequences; block tables of prompts have the longest length."""
         pairs = (
             (decoding, sequences)
             for sequences in self.sequences
@@ -129,9 +135,9 @@ class Buckets:
         ]
 
     def pad(self, *batches: Batch) -> list[PaddedBatch]:
-        """Divide the batches of all groups into padded batches: those that decode first, then chunks of prompts."""
-        divided = [self._divide(batch) for batch in batches]
-        decoding, prompts = divided[0] if len(divided) == 1 else self._combine_groups(divided)
+        """Divide the batches of all groups into padded batches, decoding batches first, then chunks of prompts."""
+        groups = [self._divide(batch) for batch in batches]
+        decoding, prompts = groups[0] if len(groups) == 1 else self._combine_groups(groups)
         if self.mixes and decoding and prompts:
             mixed = self._mix(decoding[-1], prompts[-1])
             if mixed is not None:
@@ -139,7 +145,7 @@ class Buckets:
         return decoding + prompts
 
     def _mix(self, decoding: PaddedBatch, prompts: PaddedBatch) -> PaddedBatch | None:
-        """Return prompts with decoding sequences; None where the head does not take as many rows."""
+        """Return prompts with decoding sequences in one padded batch; None if the head does not take as many rows."""
         prompt_step, decoding_step = prompts.step, self._with_prompts(decoding.step, prompts.step.sequences)
         if decoding_step is None or max(map(len, decoding.groups)) > decoding_step.sequences:
             return None
@@ -155,11 +161,11 @@ class Buckets:
         return PaddedBatch(mixed, prompts.groups, replace(decoding, step=decoding_step))
 
     def _tokens_with(self, rows: int) -> list[int]:
-        """Return the sizes of one prompt that is rounded up together with decoding rows."""
+        """Return the sizes of a single prompt that is rounded up together with decoding rows."""
         return [tokens - rows for tokens in self.tokens if tokens > rows]
 
     def _with_prompts(self, decoding: StepShape, prompts: int) -> StepShape | None:
-        """Return a decoding shape with the sequences for which the head has rows left; None if it has none."""
+        """Return a decoding shape with the sequences that the head takes with the prompts, or None if it takes none."""
         sequences = min(decoding.sequences, (MOST_ROWS - prompts) // decoding.new_tokens)
         if not sequences:
             return None
@@ -175,16 +181,16 @@ class Buckets:
             if count == 1 + chunk.num_draft_tokens and not (self.whole_prompts and start == 0):
                 decoding_chunks[1 + self.drafts if chunk.num_draft_tokens else 1].append(chunk)
             else:
-                tokens = rounded(self.tokens, count)
-                prefix = rounded(self.context, start) if start else 0
-                context = rounded(self.context, max(prefix, start + count, tokens))
+                tokens = round_up(self.tokens, count)
+                prefix = round_up(self.context, start) if start else 0
+                context = round_up(self.context, max(prefix, start + count, tokens))
                 prompt_chunks.setdefault((tokens, context, prefix), []).append(chunk)
         decoding = []
         for new_tokens, all_chunks in decoding_chunks.items():
             most = max(size for size in self.sequences if size * new_tokens <= MOST_ROWS)
             for chunks in _in_turn(all_chunks, most):
                 longest = max(chunk.num_computed_tokens for chunk in chunks) + new_tokens
-                decoding.append(self._pad(Phase.decode, chunks, new_tokens, rounded(self.context, longest)))
+                decoding.append(self._pad(Phase.decode, chunks, new_tokens, round_up(self.context, longest)))
         for (tokens, context, prefix), all_chunks in sorted(
             prompt_chunks.items(), key=lambda sized_chunks: sized_chunks[0]
         ):
@@ -195,7 +201,7 @@ class Buckets:
         return decoding, prompts
 
     def _join(self, first: PaddedBatch, second: PaddedBatch) -> PaddedBatch | None:
-        """Return two padded batches of prompts as one; None where that is predicted to take more time."""
+        """Return two padded batches of prompts as one; None if that is predicted to take more time."""
         steps, chunks = (first.step, second.step), [*first.chunks, *second.chunks]
         if self.whole_prompts or len(chunks) > self.sequences[-1]:
             return None
@@ -209,32 +215,29 @@ class Buckets:
     def _pad(
         self, phase: Phase, chunks: list[Chunk], tokens: int, context: int, prefix: int = 0
     ) -> PaddedBatch:
-        sequences = rounded(self.sequences, len(chunks))
+        sequences = round_up(self.sequences, len(chunks))
         return PaddedBatch(self._step(phase, sequences, tokens, context, prefix), (tuple(chunks),))
 
     def _combine_groups(
-        self, divided: Sequence[tuple[list[PaddedBatch], list[PaddedBatch]]]
+        self, groups: Sequence[tuple[list[PaddedBatch], list[PaddedBatch]]]
     ) -> tuple[list[PaddedBatch], list[PaddedBatch]]:
-        """Combine the padded batches of single groups by phase, the largest prompts with the largest."""
-        sizes = {padded.step.new_tokens for decoding, _ in divided for padded in decoding}
+        """Combine the decoding and the prompt batches of all groups, the largest prompts with the largest."""
+        sizes = {padded.step.new_tokens for decoding, _ in groups for padded in decoding}
         decoding = [
             self._combine(padded_batches)
             for size in sorted(sizes)
             for padded_batches in zip_longest(
-                *(
-                    [padded for padded in decoding if padded.step.new_tokens == size]
-                    for decoding, _ in divided
-                )
+                *([padded for padded in decoding if padded.step.new_tokens == size] for decoding, _ in groups)
             )
         ]
         prompts = [
             self._combine(padded_batches)
-            for padded_batches in zip_longest(*(reversed(prompts) for _, prompts in divided))
+            for padded_batches in zip_longest(*(reversed(prompts) for _, prompts in groups))
         ]
         return decoding, prompts[::-1]
 
     def _combine(self, padded_batches: Sequence[PaddedBatch | None]) -> PaddedBatch:
-        """Combine one padded batch of each group, or None, in the smallest shape that takes all of them."""
+        """Combine one padded batch of each group, None for an empty one, in the smallest common shape."""
         steps = [padded.step for padded in padded_batches if padded is not None]
         sequences = max(step.sequences for step in steps)
         groups = tuple(() if padded is None else padded.groups[0] for padded in padded_batches)
@@ -249,7 +252,7 @@ class Buckets:
         prefix: int = 0,
         decoding: StepShape | None = None,
     ) -> StepShape:
-        """Return the model's step of these sizes; equal sizes give the same object."""
+        """Return the model's step with some sizes; equal sizes give the same object."""
         sizes = phase, sequences, new_tokens, cache_length, prefix, decoding
         step = self._steps.get(sizes)
         if step is None:
@@ -262,7 +265,7 @@ class Buckets:
 
 
 def _largest_sizes(steps: Sequence[StepShape]) -> tuple[int, int, int]:
-    """Return the largest number of new tokens, cache length and prefix of several steps."""
+    """Return the largest number of new tokens, cache length and prefix among several steps."""
     return (
         max(step.new_tokens for step in steps),
         max(step.cache_length for step in steps),
@@ -270,16 +273,14 @@ def _largest_sizes(steps: Sequence[StepShape]) -> tuple[int, int, int]:
     )
 
 
-def rounded(sizes: tuple[int, ...], size: int) -> int:
-    """Return the first of the ascending sizes that is not below a size."""
+def round_up(sizes: tuple[int, ...], size: int) -> int:
+    """Return the least of the ascending `sizes` that is not below `size`."""
     return sizes[bisect_left(sizes, size)]
 
 
 def _powers(first: int, last: int) -> tuple[int, ...]:
-    sizes = [first]
-    while sizes[-1] < last:
-        sizes.append(2 * sizes[-1])
-    return tuple(sizes)
+    """Return `first` times powers of two, up to the first that is not below `last`."""
+    return tuple(first << power for power in range((-(-last // first) - 1).bit_length() + 1))
 
 
 def _in_turn(chunks: list[Chunk], most: int) -> Iterable[list[Chunk]]:

@@ -1,6 +1,6 @@
-"""Checks of the types of arguments: each returns the value in its plain Python type or raises ModelError.
+"""Checks of the types of arguments, which return the argument in its plain Python type or raise ModelError.
 
-Whole numbers and numbers of NumPy are accepted beside those of Python.
+Numbers of NumPy are accepted as well as numbers of Python.
 """
 
 from __future__ import annotations
@@ -97,8 +97,11 @@ def check_vocabulary(name: str, token_ids: Iterable[int], size: int) -> None:
         raise ModelError(f"{name} has token id {display_value(outside)}; the vocabulary has {size} tokens")
 
 
-def check_sequence(name: str, value: Any, of: str) -> Sequence[Any]:
-    """Return the elements of an iterable that is no text and no mapping. Raises ModelError for any other type."""
+def check_sequence(name: str, value: Any, elements: str) -> Sequence[Any]:
+    """Return the elements of an iterable that is no text and no mapping. Raises ModelError for any other type.
+
+    `elements` names what the iterable has, for the message.
+    """
     if isinstance(value, str | bytes | bytearray | Mapping) or not isinstance(value, Iterable):
-        raise ModelError(f"{name} is {display_value(value)}; it must be a list of {of}")
+        raise ModelError(f"{name} is {display_value(value)}; it must be a list of {elements}")
     return list(value)

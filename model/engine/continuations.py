@@ -1,4 +1,4 @@
-"""The continuations of prompts on their way: what the engine knows of each besides its scheduler request."""
+"""The unfinished continuations of prompts, with the engine's state of each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ from model.loading.tokenizer import TokenStream
 
 @dataclass(eq=False)
 class PromptGroup(Suspect):
-    """The continuations of one prompt."""
+    """The continuations of one prompt.
+
+    `failure` is the message about the first fault of the prompt, or None. `forked` tells whether all continuations have
+    started.
+    """
 
     output: RequestOutput
     params: SamplingParams
@@ -29,7 +33,7 @@ class PromptGroup(Suspect):
     grammar: CompiledGrammar | None = None
 
     def blame(self, error: BaseException) -> None:
-        """Note the first exception of the request's host work. Raises one of which no request is at fault."""
+        """Record the first exception of the request's host work; raise an exception of which no request is at fault."""
         contain(error)
         if self.failure is None and isinstance(error, ModelError):
             self.failure = error.message
@@ -39,7 +43,7 @@ class PromptGroup(Suspect):
 
 @dataclass
 class Continuation:
-    """One continuation of a prompt, whose text is not complete."""
+    """One unfinished continuation of a prompt."""
 
     group: PromptGroup
     output: CompletionOutput
@@ -48,7 +52,7 @@ class Continuation:
     stops: StopStrings
 
     def is_ready(self, now: float) -> bool:
-        """Return whether the tokens that may be drawn next are known, or asking for them raises, as the draw will."""
+        """Return whether the next token can be sampled without waiting, or sampling raises."""
         try:
             return self.sampler.is_ready(now)
         except BaseException as error:
@@ -57,5 +61,5 @@ class Continuation:
 
     @property
     def suspect(self) -> PromptGroup:
-        """The prompt that the continuation follows."""
+        """The prompt of the continuation."""
         return self.group

@@ -1,4 +1,4 @@
-"""Faults: which exceptions are errors of one request, and which end the engine."""
+"""Faults: the exceptions of one request, and the exceptions that end the engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _OF_NO_REQUEST = (MemoryError, KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
 class EngineFailed(NkwError):
-    """The engine computes no more steps, because its device, its draft model or memory failed; see `__cause__`."""
+    """The error of an engine that computes no more steps; `__cause__` is the fault of its device, model or memory."""
 
     def __init__(self, cause: BaseException) -> None:
         super().__init__(
@@ -19,10 +19,12 @@ class EngineFailed(NkwError):
 
 
 def contain(error: BaseException) -> BaseException:
-    """Return an exception that the host work of one request raised, so that it ends this request only.
+    """Return an exception of one request's host work, which ends only this request.
 
-    A panic of a library is no Exception and counts as well. Raises the exception again where no request is to blame:
-    memory is short, or the process is to end.
+    A panic of a library, which is no Exception, is such an exception as well.
+
+    Raises:
+        BaseException: No request is at fault, because memory is short or the process ends.
     """
     if isinstance(error, _OF_NO_REQUEST):
         raise error

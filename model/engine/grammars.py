@@ -1,4 +1,7 @@
-"""Compiled grammars of an engine: tried in a worker process, compiled here, kept by content, copied by requests."""
+"""Compiled grammars of an engine, cached by content.
+
+A grammar is first compiled in a worker process under limits, then in this process. Requests copy its matcher.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,15 @@ from model.workers.launch import TEXT_TASKS, JobLimits, SingleWorker, TaskSource
 
 @dataclass(frozen=True)
 class GrammarLimits:
-    """What one grammar may take: CPU seconds and MiB of memory to compile it, and seconds of the clock for each mask.
+    """Limits of grammars.
 
-    The `cached` grammars used last are kept, together of at most `cached_mib` of memory. All grammars, kept or in use
-    by requests, take at most `total_mib`.
+    Attributes:
+        grammar_cpu_seconds: CPU seconds to compile one grammar.
+        grammar_memory_mib: MiB of memory to compile one grammar.
+        mask_seconds: Seconds to compute one mask.
+        cached: Number of cached grammars; the least recently used ones are removed.
+        cached_mib: MiB of memory of the cached grammars.
+        total_mib: MiB of memory of all grammars, cached or used by requests.
     """
 
     grammar_cpu_seconds: int = 2
@@ -47,7 +55,7 @@ class GrammarLimits:
 
     @property
     def job(self) -> JobLimits:
-        """Limits of the trial in a worker process."""
+        """Limits of the compilation in a worker process."""
         return JobLimits(
             self.grammar_cpu_seconds,
             self.grammar_memory_mib << 20,
@@ -58,14 +66,14 @@ class GrammarLimits:
 
 
 class GrammarsFull(ModelError):
-    """The grammars of the requests that run or wait take all memory that grammars may take; a later try may succeed."""
+    """The error that grammars of unfinished requests take all memory of grammars; a later attempt may succeed."""
 
 
 @dataclass(frozen=True, eq=False)
 class CompiledGrammar:
-    """A matcher at the start of a text, which is only ever copied, and the mask of the first token.
+    """A matcher at the start of a text, which requests copy, and the mask of the first token.
 
-    It takes about `size_bytes` of memory.
+    The grammar takes about `size_bytes` of memory.
     """
 
     matcher: Any
@@ -74,10 +82,9 @@ class CompiledGrammar:
 
 
 class Grammars:
-    """The grammars of one tokenizer, whose texts end with one of `end_tokens`.
+    """The grammars of one tokenizer.
 
-    `source` names the tasks of the worker process in which `compile` tries a grammar. Any thread may call the methods,
-    except `constraint`.
+    Any thread may call the methods, except `constraint`.
     """
 
     def __init__(
@@ -89,6 +96,16 @@ class Grammars:
         source: TaskSource,
         clock: Callable[[], float],
     ) -> None:
+        """Create an empty cache.
+
+        Args:
+            tokenizer_json: Returns the JSON of the tokenizer.
+            size: The size of the vocabulary.
+            end_tokens: The tokens that end a text.
+            limits: The limits of grammars.
+            source: The tasks of the worker process in which `compile` first compiles a grammar.
+            clock: Returns the time in seconds.
+        """
         self.limits = limits
         self.source = source
         self.clock = clock
@@ -96,7 +113,6 @@ class Grammars:
         self._compiler = GrammarCompiler(tokenizer_json, size, end_tokens)
         self._compiling = HelperThreads("grammars", 1, clock)
         self._cache: OrderedDict[bytes, CompiledGrammar] = OrderedDict()
-        self._cached_bytes = 0
         self._total_bytes = 0
         self._lock = RLock()  # a grammar may be freed, and its memory counted, while the lock is taken
         self._worker: SingleWorker | None = None
@@ -105,12 +121,12 @@ class Grammars:
     def from_tokenizer(
         cls, tokenizer: Tokenizer, size: int, end_tokens: Sequence[int], limits: GrammarLimits | None = None
     ) -> Grammars:
-        """Return the grammars of a folder's tokenizer, with the default limits if none are given."""
+        """Return the grammars of a folder's tokenizer, by default with the default limits."""
         source = TaskSource(TEXT_TASKS, (str(tokenizer.folder.resolve()), size, list(end_tokens)))
         return cls(tokenizer.as_json, size, end_tokens, limits or GrammarLimits(), source, time.monotonic)
 
     def find(self, params: StructuredOutputsParams) -> CompiledGrammar | None:
-        """Return the compiled grammar of a form, if it is kept."""
+        """Return the compiled grammar of a form, or None if it is not cached."""
         with self._lock:
             key = _key(params)
             grammar = self._cache.get(key)
@@ -119,16 +135,24 @@ class Grammars:
             return grammar
 
     def submit(self, params: StructuredOutputsParams, text: str, size_bytes: int) -> HelperCall:
-        """Compile a grammar that passed its trial, in a helper thread; the call returns a `CompiledGrammar`.
+        """Compile a grammar that a worker process has compiled, in a helper thread.
 
-        The call raises GrammarsFull where the grammars in use leave no memory for this one.
+        Args:
+            params: The form, which is the key of the cache.
+            text: The grammar in llguidance's notation.
+            size_bytes: The memory that the grammar takes.
+
+        Returns:
+            The future of a `CompiledGrammar`, or of GrammarsFull if grammars in use leave too little memory.
         """
         return self._compiling.submit(lambda: self._compile(params, text, size_bytes))
 
     def compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
-        """Return the compiled grammar of a form; one that is not kept is tried in a worker process first.
+        """Return the compiled grammar of a form, which a worker process compiles first if it is not cached.
 
-        Raises ModelError for a form that cannot be compiled, or not within the limits, and GrammarsFull.
+        Raises:
+            ModelError: The form cannot be compiled within the limits.
+            GrammarsFull: Grammars in use leave too little memory.
         """
         cached = self.find(params)
         if cached is not None:
@@ -162,11 +186,15 @@ class Grammars:
         return grammar
 
     def _take_memory(self, size_bytes: int) -> None:
-        """Count the memory of a grammar; forget kept grammars where it would not fit beside them."""
+        """Count the memory of a grammar, removing cached grammars if necessary.
+
+        Raises:
+            GrammarsFull: Grammars in use leave too little memory.
+        """
         limit = self.limits.total_mib << 20
         with self._lock:
             while self._cache and self._total_bytes + size_bytes > limit:
-                self._forget_oldest()
+                self._cache.popitem(last=False)
             if self._total_bytes + size_bytes > limit:
                 raise GrammarsFull(
                     f"structured outputs: the grammars in use take {self._total_bytes >> 20} of {limit >> 20} MiB: try "
@@ -179,25 +207,25 @@ class Grammars:
             self._total_bytes -= size_bytes
 
     def _keep(self, key: bytes, grammar: CompiledGrammar) -> None:
-        """Keep a grammar, and forget those that were not used for longest."""
+        """Cache a grammar, and remove the least recently used grammars beyond the limits."""
         limits = self.limits
-        replaced = self._cache.pop(key, None)
-        if replaced is not None:
-            self._cached_bytes -= replaced.size_bytes
+        self._cache.pop(key, None)
         if limits.cached < 1 or grammar.size_bytes > limits.cached_mib << 20:
             return
         self._cache[key] = grammar
-        self._cached_bytes += grammar.size_bytes
-        while len(self._cache) > limits.cached or self._cached_bytes > limits.cached_mib << 20:
-            self._forget_oldest()
-
-    def _forget_oldest(self) -> None:
-        _, grammar = self._cache.popitem(last=False)
-        self._cached_bytes -= grammar.size_bytes
+        while (
+            len(self._cache) > limits.cached
+            or sum(cached.size_bytes for cached in self._cache.values()) > limits.cached_mib << 20
+        ):
+            self._cache.popitem(last=False)
 
 
 def _key(params: StructuredOutputsParams) -> bytes:
-    """Return a digest of a form's content. Raises ModelError for a schema that is not JSON."""
+    """Return a digest of a form's content.
+
+    Raises:
+        ModelError: The schema is not JSON.
+    """
     try:
         return sha256(json.dumps(params.form).encode()).digest()
     except (TypeError, ValueError, RecursionError) as error:

@@ -16,8 +16,7 @@ from model.engine.scheduler import Batch, Scheduler, SchedulerOptions
 class GroupCaches:
     """The KV caches of equal groups.
 
-    `count` and `positions` are sums over all groups. The other attributes are those of the first group, which the other
-    groups equal; see `KVCache`.
+    `count` and `positions` are sums over all groups. Further attributes are equal in all groups; see `KVCache`.
     """
 
     def __init__(self, caches: Sequence[KVCache]) -> None:

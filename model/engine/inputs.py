@@ -1,4 +1,4 @@
-"""What a request brings to the model beside its tokens, and the rules that its text keeps."""
+"""Inputs of a request other than tokens, and rules for the tokens of its text."""
 
 from __future__ import annotations
 
@@ -11,46 +11,54 @@ import numpy as np
 from model.errors import ModelError
 
 MaskedLogits = Callable[[np.ndarray], None]
-"""Takes logits of tokens that must not follow, which the logits themselves decide, to -inf, in place."""
+"""A function that sets the logits of forbidden tokens to -inf in place, where logits decide what is forbidden."""
 
 
 class TokenRule(Protocol):
-    """Which tokens may follow those chosen so far: of a form that a text has to keep, or of a transcription."""
+    """The tokens that structured outputs or a transcription allow next."""
 
     @property
     def complete(self) -> bool:
-        """Whether nothing may follow."""
+        """Whether no token may follow."""
 
     @property
     def by_logits(self) -> MaskedLogits | None:
-        """What decides further by the logits of the next token, which only the host can; None for nothing."""
+        """The function that forbids further tokens by the logits of the next token, on the host; None without one."""
 
     def allowed(self) -> np.ndarray:
-        """[vocabulary] bool; ModelError where it cannot be said."""
+        """Return the mask of allowed tokens, [vocabulary] bool.
+
+        Raises:
+            ModelError: The mask cannot be computed.
+        """
 
     def accept(self, token: int) -> bool:
-        """A token was chosen; says whether it may follow."""
+        """Append a sampled token, and return whether it was allowed."""
 
     def is_ready(self, now: float) -> bool:
-        """Return whether `allowed` answers at once; `now` is the engine's time in seconds."""
+        """Return whether `allowed` returns without waiting; `now` is the engine's time in seconds."""
 
     def for_drafts(self) -> TokenRule:
-        """Return a copy that follows drafts, which may turn out wrong, from the same token on."""
+        """Return a copy at the same token, which follows draft tokens that may be rejected."""
 
 
 @dataclass(frozen=True, eq=False)
 class ModelInputs:
-    """An array that the model encodes with a prompt, as its runner takes it, and what makes the rule of the text."""
+    """An array that the model encodes with a prompt, and a function that returns the rule of a text."""
 
     features: np.ndarray
     rule: Callable[[], TokenRule] | None = None
 
 
 InputCheck = Callable[[ModelInputs | None], None]
-"""Raises ModelError where a model takes no prompt with such inputs, or none without inputs."""
+"""A check that raises ModelError if a model does not take a prompt with these inputs, or without inputs."""
 
 
 def refuse_inputs(inputs: ModelInputs | None) -> None:
-    """Raise ModelError for inputs: the model takes tokens alone."""
+    """Check that a prompt has no inputs.
+
+    Raises:
+        ModelError: There are inputs, and the model takes tokens only.
+    """
     if inputs is not None:
         raise ModelError("this model takes the tokens of a prompt alone; leave its other inputs out")

@@ -1,12 +1,12 @@
 """The search for the request at fault after a step has raised.
 
-All requests are preempted: they give back their pages and slots, keep their tokens and random numbers, and compute
-their states again. The requests of the failed step then run in halves, one half after the other, each until its
-requests have computed what the failed step was to compute. A half that fails is halved again, until one request fails
-alone. Requests that were not in the failed step, and new ones, wait meanwhile.
+All requests are preempted: they release their pages and slots, keep their tokens and random numbers, and compute their
+states again. The requests of the failed step then run in two halves, one after the other. A half runs until its
+requests have computed the tokens of the failed step. A half that fails is divided again, until one request fails alone.
+Other requests and new ones wait meanwhile.
 
-Where both halves succeed and their union fails again, the fault belongs to no single request. After the second time
-each half runs to its end, so that all of these requests end.
+If both halves succeed and their union fails again, no single request is at fault. After the second time each half runs
+to its end, so that all of these requests end.
 """
 
 from __future__ import annotations
@@ -20,18 +20,21 @@ from model.engine.request import Request
 from model.engine.scheduler import Batch
 
 MOST_UNEXPLAINED = 2
-"""Failed steps without a request at fault, after which the halves of a set run to their ends."""
+"""Number of failed steps without a request at fault after which the halves of a set run to their ends."""
 
 
 @dataclass(eq=False)
 class Suspect:
-    """The continuations of one prompt, which run together; `unexplained` failed steps have blamed no single prompt."""
+    """The continuations of one prompt, which run together.
+
+    `unexplained` counts failed steps with the prompt in which no single prompt was at fault.
+    """
 
     unexplained: int = field(default=0, init=False)
 
 
 class Suspected(Protocol):
-    """The owner of a request that can be suspected."""
+    """A continuation whose prompt can be suspected."""
 
     @property
     def suspect(self) -> Suspect:
@@ -39,7 +42,12 @@ class Suspected(Protocol):
 
 
 class Isolation:
-    """Sets of requests that run one after the other; `live` has every request that has not ended."""
+    """Sets of requests that run one after the other; `live` has all unfinished requests.
+
+    Attributes:
+        faults: Number of requests at fault that the current search has found.
+        succeeded: Whether a step has succeeded since the search began.
+    """
 
     def __init__(self, scheduler: Schedulers, live: Mapping[Request, Suspected]) -> None:
         self._scheduler = scheduler
@@ -55,19 +63,19 @@ class Isolation:
 
     @property
     def is_active(self) -> bool:
-        """Whether a set has yet to run or runs."""
+        """Whether a set runs or waits to run."""
         return bool(self._trials)
 
     def hold_back(self, request: Request) -> None:
-        """Let a new request wait until the search has ended."""
+        """Let a new request wait until the search ends."""
         if self._trials or self._changed:
             self._withdraw([request])
 
     def divide(self, batch: Batch) -> Suspect | None:
-        """Withdraw all requests after a failed step, and divide the set that it computed.
+        """Withdraw all requests after a failed step, and divide the requests of the step into halves.
 
         Returns:
-            The suspect that was alone in the step, and so is at fault; None where the halves are to run.
+            The suspect at fault, which was alone in the step, or None if halves will run.
         """
         suspects = list(dict.fromkeys(self._live[request].suspect for request in batch.chunks))
         if self._trials:
@@ -97,7 +105,7 @@ class Isolation:
                 self._targets.pop(request, None)
 
     def advance(self) -> None:
-        """Let the next set run where the running one has passed, or all requests after the last set."""
+        """Let the next set run if the running set has passed, or all requests after the last set."""
         while self._trials and self._has_passed(self._trials[-1]):
             self._trials.pop()
             self._changed = True
@@ -118,6 +126,7 @@ class Isolation:
         self._all = ()
 
     def _has_passed(self, trial: Sequence[Suspect]) -> bool:
+        """Return whether the requests of a set have reached their targets, or have ended."""
         running = [request for request, owner in self._live.items() if owner.suspect in trial]
         return (
             not running if self._runs_to_the_end else not any(request in self._targets for request in running)

@@ -1,4 +1,4 @@
-"""What a request returns, with vLLM's names."""
+"""Outputs of requests, with vLLM's names."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass
 class CompletionOutput:
-    """One continuation. `stop_reason` is the stop string or the token of stop_token_ids that ended it.
+    """One continuation.
 
-    With the finish reason error, it is the sentence that says why the request could not be computed.
+    `stop_reason` is the stop string or the token of `stop_token_ids` that ended it. With the finish reason error, it is
+    the message about the fault.
     """
 
     index: int
@@ -27,13 +28,13 @@ class CompletionOutput:
 
     @property
     def finished(self) -> bool:
-        """Whether no token follows."""
+        """Whether the continuation has ended."""
         return self.finish_reason is not None
 
 
 @dataclass
 class RequestMetrics:
-    """Times of a request in seconds of the engine's clock, and what it cost beside its tokens."""
+    """Times of a request in seconds of the engine's clock, and its numbers of cached tokens and preemptions."""
 
     arrival_time: float
     first_scheduled_time: float | None = None
@@ -43,18 +44,13 @@ class RequestMetrics:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
 
-    @property
-    def time_in_queue(self) -> float | None:
-        """From the arrival until the first step that computes a token of the request."""
-        return None if self.first_scheduled_time is None else self.first_scheduled_time - self.arrival_time
-
 
 @dataclass
 class RequestOutput:
-    """A prompt and what followed it so far.
+    """A prompt and its continuations so far.
 
-    `prompt_logprobs`, where asked for, fills up as the prompt is computed; it has None for the first token. `fault` is
-    the exception that ended the request, where the fault is not in its arguments.
+    `prompt_logprobs`, if requested, has None for the first token and grows while the prompt is computed. `fault` is the
+    exception that ended the request, unless its arguments are at fault.
     """
 
     request_id: str
@@ -67,10 +63,10 @@ class RequestOutput:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Tokens of the prompt that pages held already when the request first started."""
+        """Number of prompt tokens that were in the prefix cache when the request first started."""
         return self.metrics.num_cached_tokens
 
     @property
     def finished(self) -> bool:
         """Whether every continuation has ended."""
-        return all(each.finished for each in self.outputs)
+        return all(output.finished for output in self.outputs)

@@ -1,4 +1,4 @@
-"""Chunks that are launched together, in the rounded sizes of one step (vLLM: a padded batch), and counts of them."""
+"""Padded batches: chunks that are launched together in the rounded sizes of one step, and counts of them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class PaddedBatch:
     """Chunks that are launched together as a step of rounded sizes.
 
-    `groups` has the chunks of each data-parallel group, which may have none. `decoding` has the chunks that decode in
-    the launches of prompts; its step is `step.decoding`.
+    `groups` has the chunks of each data-parallel group, perhaps none. `decoding` has the chunks that decode in the
+    launches of prompts; its step is `step.decoding`.
     """
 
     step: StepShape
@@ -35,21 +35,21 @@ class PaddedBatch:
 
     @property
     def num_scheduled_tokens(self) -> int:
-        """Tokens of all chunks, padding excluded."""
+        """Number of tokens of all chunks, without padding."""
         tokens = sum(chunk.num_scheduled_tokens for chunk in self.chunks)
         return tokens + (0 if self.decoding is None else self.decoding.num_scheduled_tokens)
 
     @property
     def padding(self) -> int:
-        """Rows of all groups that belong to no request."""
+        """Number of rows of all groups that belong to no request."""
         return len(self.groups) * self.step.tokens - self.num_scheduled_tokens
 
 
 @dataclass
 class BucketUse:
-    """Counts of what was launched: steps by shape, tokens of requests, and rows of padding.
+    """Counts of launched steps by shape, of tokens of requests, and of padding rows.
 
-    `experts` is the load of groups of ranks that divide experts.
+    `experts` is the load of data-parallel groups that divide experts.
     """
 
     buckets: Buckets | None = None

@@ -1,4 +1,4 @@
-"""How a request chooses its tokens and when it ends, with vLLM's names, defaults and meanings."""
+"""Sampling parameters of requests, with vLLM's names, defaults and meanings."""
 
 from __future__ import annotations
 
@@ -21,30 +21,40 @@ from model.engine.structured import StructuredOutputsParams
 from model.errors import ModelError
 
 MOST_LOGPROBS = 20
-"""As in OpenAI's API."""
+"""Largest number of log-probabilities, as in OpenAI's API."""
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """`n` continuations of a prompt, and how each token of them is chosen.
+    """The number of continuations of a prompt, and how their tokens are sampled.
 
-    - Logits first: `logit_bias` is added; `repetition_penalty` divides those above 0, and multiplies those below, of
-      tokens in the prompt or the output; `presence_penalty` is subtracted for tokens in the output,
-      `frequency_penalty` as often as they are there. `allowed_token_ids`, where given, are the only ones; so are those
-      that `structured_outputs` allows.
-    - The draw: logits are divided by `temperature`, 0 takes the largest; from the `top_k` largest (0 or -1: all), of
-      these the likeliest of joint probability `top_p`, of these those with at least `min_p` of the best's probability.
-      Each limit keeps the likeliest allowed token, whatever its value. Draws are computed in float32, where a
-      temperature above 0 counts as 1e-6 at least.
-      A continuation of a request with a `seed` draws with that and its number.
-    - The end: `max_tokens`, None for what the context allows; the model's end token, unless `ignore_eos`; a
-      `stop_token_ids`; a `stop` string, which is not part of the text unless `include_stop_str_in_output`. Nothing but
-      `max_tokens` ends the first `min_tokens`, whose text counts for no stop string.
-    - `logprobs` most likely tokens are returned for each place, with the chosen one: logarithms of the probabilities
-      of the model's logits, before any of the above. `prompt_logprobs` are as many for each token of the prompt but the
-      first; then no page of the prompt is shared.
+    Attributes:
+        n: Number of continuations.
+        presence_penalty: Subtracted from the logits of tokens in the output.
+        frequency_penalty: Subtracted from the logits of tokens in the output, once for each occurrence.
+        repetition_penalty: Divides logits above 0, and multiplies logits below 0, of tokens in prompt or output.
+        temperature: Divides logits; 0 selects the largest logit. Temperatures above 0 are at least 1e-6.
+        top_p: Samples from the likeliest tokens with this joint probability. Each limit keeps the likeliest token.
+        top_k: Samples from so many likeliest tokens; 0 and -1 stand for all.
+        min_p: Samples from tokens with at least this share of the likeliest token's probability.
+        seed: Determines random numbers together with the index of the continuation.
+        stop: Strings that end the text.
+        stop_token_ids: Tokens that end the text.
+        ignore_eos: Whether the model's end tokens do not end the text.
+        max_tokens: Largest number of new tokens; None for as many as the context allows.
+        min_tokens: Number of first tokens that only `max_tokens` can end, and that are not searched for `stop`.
+        logprobs: Number of likeliest tokens whose log-probabilities are returned with each sampled token. They are
+            those of the model's logits, before penalties, biases and limits.
+        prompt_logprobs: As `logprobs`, for each token of the prompt except the first. The prompt then shares no page.
+        skip_special_tokens: Only True is supported.
+        include_stop_str_in_output: Whether the text contains the stop string that ended it.
+        logit_bias: Added to the logits of token ids.
+        allowed_token_ids: The only tokens that can be sampled.
+        structured_outputs: The form of the text.
+        stops: The strings of `stop` as a tuple.
 
-    Iterables are read once, at construction. Raises ModelError for a value of another type or out of range.
+    Raises:
+        ModelError: A value has another type or is out of range. Iterables are read once, at construction.
     """
 
     n: int = 1
@@ -104,18 +114,22 @@ class SamplingParams:
             raise ModelError("allowed_token_ids is empty; no token could be chosen")
 
     def check_vocabulary(self, size: int) -> None:
-        """Raise ModelError for a token id that a vocabulary of `size` does not have."""
+        """Check that a vocabulary of `size` tokens has all token ids.
+
+        Raises:
+            ModelError: A token id is outside the vocabulary.
+        """
         for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
             check_vocabulary(name, getattr(self, name) or (), size)
 
 
 def _check_token_ids(name: str, value: Any) -> tuple[int, ...] | None:
-    """Return distinct token ids in their order, or None as it is."""
+    """Return the distinct token ids in their order, or None for None."""
     return None if value is None else tuple(dict.fromkeys(check_token_ids(name, value)))
 
 
 def _check_biases(name: str, value: Any) -> dict[int, float] | None:
-    """Return a number from -100 to 100 for each token id, or None as it is."""
+    """Return the bias from -100 to 100 of each token id, or None for None."""
     if value is None:
         return None
     if not isinstance(value, Mapping):
@@ -129,7 +143,7 @@ def _check_biases(name: str, value: Any) -> dict[int, float] | None:
 
 
 def _check_form(name: str, value: Any) -> StructuredOutputsParams | None:
-    """Return the form of a text, or None as it is."""
+    """Return the form of a text, or None for None."""
     if value is None or isinstance(value, StructuredOutputsParams):
         return value
     raise ModelError(f"{name} is {display_value(value)}; it must be StructuredOutputsParams")
@@ -145,4 +159,4 @@ _TYPES: Mapping[str, Callable[[str, Any], Any]] = {
     "logit_bias": _check_biases,
     "structured_outputs": _check_form,
 }
-"""The check of the type of each field but `stop`; it returns the value that the field gets."""
+"""The check of each field except `stop`, which returns the value of the field."""

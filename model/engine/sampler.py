@@ -1,7 +1,7 @@
-"""The parameters of every draw of a continuation, and the choice of tokens from the draws of a step.
+"""Sampling parameters of every token of a continuation, and the sampled tokens of a step.
 
-Random numbers are numpy's Philox, one for each token, so a seed gives the same numbers on every machine and however
-requests are batched.
+Random numbers are those of numpy's Philox, one for each token. So a seed gives the same numbers on every machine and
+for every batching.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(frozen=True)
 class Logprob:
-    """The logarithm of a token's probability, the token's rank among all tokens, counted from 1, and its text."""
+    """The log-probability of a token, its rank among all tokens, counted from 1, and its text."""
 
     logprob: float
     rank: int
@@ -32,17 +32,14 @@ class Logprob:
 
 @dataclass(frozen=True)
 class Choice:
-    """A chosen token; `logprobs` by token id has this token and the likeliest ones, None where not asked for."""
+    """A sampled token; `logprobs` has it and the likeliest tokens by token id, or is None if not requested."""
 
     token: int
     logprobs: dict[int, Logprob] | None
 
 
 class TokenSampler:
-    """The parameters of the draws of one continuation, in the order of its tokens.
-
-    `ends` are the token ids that end the continuation; `seed` decides its random numbers.
-    """
+    """The sampling parameters of one continuation, in the order of its tokens."""
 
     def __init__(
         self,
@@ -53,6 +50,16 @@ class TokenSampler:
         size: int,
         constraint: TokenRule | None = None,
     ) -> None:
+        """Start before the first token.
+
+        Args:
+            params: The sampling parameters of the request.
+            prompt: The token ids of the prompt, which penalties count.
+            ends: The token ids that end the continuation, which `min_tokens` forbids.
+            seed: The seed of the random numbers.
+            size: The size of the vocabulary.
+            constraint: The tokens that structured outputs or a transcription allow.
+        """
         self._constraint = constraint
         self._params = params
         self._ends = list(ends)
@@ -68,18 +75,20 @@ class TokenSampler:
 
     @property
     def complete(self) -> bool:
-        """Whether the text has the form it was asked for, and nothing may follow."""
+        """Whether the text has its form, and no token may follow."""
         return self._constraint is not None and self._constraint.complete
 
     def is_ready(self, now: float) -> bool:
-        """Return whether the tokens that may be drawn next are known, at the engine's time `now` in seconds."""
+        """Return whether the allowed next tokens are known, at the engine's time `now` in seconds."""
         return self._constraint is None or self._constraint.is_ready(now)
 
     def rows(self, drafts: Sequence[int] = ()) -> list[RowSampling]:
-        """Return the parameters of the draw of the next token, and of the token after each draft token.
+        """Return the sampling parameters of the next token, and of the token after each draft token.
 
-        The rows end at a draft token that the constraint forbids, or after which the text is complete. Raises
-        ModelError where no token may be drawn for the first row.
+        The rows end before a draft token that is forbidden, or after which the text is complete.
+
+        Raises:
+            ModelError: No token is allowed in the first row.
         """
         rows = [self._row((), self._constraint)]
         rule = (
@@ -98,7 +107,7 @@ class TokenSampler:
         return rows
 
     def take(self, token: int) -> None:
-        """Record that a token was chosen in the next draw."""
+        """Record that a token was sampled with the parameters of the first row."""
         self._numbers.pop(0)
         self._chosen += 1
         if self._counts is not None:
@@ -136,7 +145,7 @@ class TokenSampler:
         return bias
 
     def _bias(self, drafts: int, rule: TokenRule | None) -> np.ndarray | None:
-        """Return what is added to the logits after `drafts` draft tokens, [vocabulary] float32; None for nothing.
+        """Return the bias of the logits after `drafts` draft tokens, [vocabulary] float32, or None without a bias.
 
         NaN forbids a token. `rule` has accepted the draft tokens.
         """
@@ -156,9 +165,9 @@ class TokenSampler:
 def choose(
     draws: Sequence[tuple[RowSampling, StepOutput]], decode: Decode
 ) -> Sequence[Choice | BaseException]:
-    """Return the choice of each row: the token that the device drew, or a draw of the host from the logits.
+    """Return the choice of each row: the token that the device sampled, or a token that the host samples now.
 
-    A row whose draw raises has its exception instead, as has one whose largest logit is not finite (ModelError).
+    A row has an exception instead if sampling raises, or a ModelError if its largest logit is not finite.
     """
     on_host = [index for index, (_, answer) in enumerate(draws) if answer.drawn is None]
     tokens: dict[int, int | BaseException] = {}
@@ -181,7 +190,7 @@ def choose(
 
 
 def _drawn_tokens(draws: Sequence[tuple[RowSampling, StepOutput]]) -> list[int]:
-    """Return the tokens that rows draw on the host."""
+    """Return the tokens that rows sample on the host."""
     if not draws:
         return []
     scores = np.stack([_masked(row, require_logits(answer.logits)) for row, answer in draws])
@@ -192,7 +201,7 @@ def _drawn_tokens(draws: Sequence[tuple[RowSampling, StepOutput]]) -> list[int]:
 def _choice(
     row: RowSampling, answer: StepOutput, token: int | BaseException | None, decode: Decode
 ) -> Choice:
-    """Return the choice of a row; `token` is the draw of the host. Raises what the draw raised."""
+    """Return the choice of a row; `token` is the token that the host sampled, or an exception, which is raised."""
     largest = answer.largest
     if not np.isfinite(largest):
         raise ModelError(f"the model's largest logit is {largest}; its weights are too large or not finite")
@@ -211,7 +220,7 @@ def _choice(
 
 
 def _device_logprobs(drawn: Drawn, count: int, decode: Decode) -> dict[int, Logprob]:
-    """Return what `logprobs` returns, from the device's candidates, which include the drawn token."""
+    """Return the result of `logprobs` from the device's candidates, which include the sampled token."""
     candidates = dict(zip(drawn.ids.tolist(), drawn.logprobs.tolist()))
     tokens = dict.fromkeys([drawn.token, *drawn.ids[:count].tolist()])
     ranks = {token: int((drawn.logprobs > np.float32(candidates[token])).sum()) + 1 for token in tokens}
@@ -219,7 +228,7 @@ def _device_logprobs(drawn: Drawn, count: int, decode: Decode) -> dict[int, Logp
 
 
 def logprobs(logits: np.ndarray, token: int, count: int, decode: Decode) -> dict[int, Logprob]:
-    """Return the log-probabilities of a token and of the `count` likeliest ones, from logits [vocabulary]."""
+    """Return the log-probabilities of a token and of the `count` likeliest tokens, from logits [vocabulary]."""
     wide = logits.astype(np.float64)
     log_softmax = wide - wide.max()
     log_softmax -= np.log(np.exp(log_softmax).sum())
@@ -230,7 +239,7 @@ def logprobs(logits: np.ndarray, token: int, count: int, decode: Decode) -> dict
 
 
 def _masked(row: RowSampling, logits: np.ndarray) -> np.ndarray:
-    """Return the logits, with -inf for tokens that the rule forbids after it has seen the biased logits."""
+    """Return the logits, with -inf for tokens that the rule forbids by the biased logits."""
     if row.by_logits is None:
         return logits
     biased = logits.astype(np.float32)
@@ -241,16 +250,15 @@ def _masked(row: RowSampling, logits: np.ndarray) -> np.ndarray:
 
 
 def require_logits(logits: np.ndarray | None) -> np.ndarray:
-    """Return the logits of all tokens, which a step has where the device draws no token."""
+    """Return the logits, which every output has for which the device sampled no token."""
     assert logits is not None, "a step without logits"
     return logits
 
 
 def _limits(params: SamplingParams, size: int) -> tuple[float, int, float, float]:
-    """Return temperature, top_k, top_p and min_p in float32, in which host and device draw.
+    """Return temperature, top_k, top_p and min_p, rounded to float32.
 
-    A value that float32 cannot express so takes effect alike on both: a small temperature stays above 0, and a top_p
-    that rounds to 1 keeps all tokens.
+    So host and device sample alike: a small temperature stays above 0, and a top_p that rounds to 1 keeps all tokens.
     """
     temperature = np.float32(params.temperature)
     if params.temperature > 0:

@@ -10,7 +10,7 @@ import numpy as np
 
 from model.config.folder import find_config_file
 from model.engine import SchedulerOptions
-from model.engine.bucket_sizes import AUTO, AskedSizes, BucketLimits, fitted, read_buckets
+from model.engine.bucket_sizes import AUTO, BucketLimits, SizeCounts, fit_buckets, read_buckets
 from model.engine.buckets import MOST_ROWS, Buckets
 from model.errors import ModelError, read_text_file
 from model.loading.tokenizer import Tokenizer
@@ -216,7 +216,7 @@ def _choose_buckets(text: str, limits: BucketLimits, offered: Workload) -> Bucke
     if text != AUTO:
         return read_buckets(text, limits)
     lengths = ((query.prompt_tokens, query.new_tokens) for query in offered.queries)
-    return fitted(AskedSizes.of_lengths(lengths, limits.max_num_batched_tokens), limits)
+    return fit_buckets(SizeCounts.from_lengths(lengths, limits.max_num_batched_tokens), limits)
 
 
 def _make_workload(request: Request, model: ModelSizes) -> tuple[Workload, bool]:

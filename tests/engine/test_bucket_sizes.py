@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from model.engine import SamplingParams
-from model.engine.bucket_sizes import AskedSizes, BucketLimits, fitted, read_buckets
+from model.engine.bucket_sizes import BucketLimits, SizeCounts, fit_buckets, read_buckets
 from model.engine.buckets import Buckets
 from model.errors import ModelError
 from model.llm.llm import LLM
@@ -65,7 +65,7 @@ def test_fitted_sizes_pad_least_of_all_sizes() -> None:
     for _ in range(20):
         seen = Counter(draw.integers(1, 160, 30).tolist())
         # Three sizes: one context, with five sequences, and prompts with and without cached positions.
-        found = fitted(AskedSizes(tokens=seen, context=Counter({256: 1})), limits, 5 + 5 * 3 * 2)
+        found = fit_buckets(SizeCounts(tokens=seen, context=Counter({256: 1})), limits, 5 + 5 * 3 * 2)
         assert (found.sequences, found.context) == ((1, 2, 4, 8, 16), (256,))
         assert len(found.tokens) == 3
         others = combinations(range(16, 176, 16), 3)
@@ -76,11 +76,11 @@ def test_fitted_sizes_pad_least_of_all_sizes() -> None:
 def test_more_shapes_never_pad_more() -> None:
     draw = np.random.default_rng(5)
     limits = BucketLimits(64, 512, 2048)
-    asked = AskedSizes.of_lengths(zip(draw.integers(1, 900, 200).tolist(), [100] * 200), 512)
+    asked = SizeCounts.from_lengths(zip(draw.integers(1, 900, 200).tolist(), [100] * 200), 512)
     asked.sequences.update(draw.integers(1, 40, 100).tolist())
     before = None
     for shapes in (3, 20, 100, 400):
-        found = fitted(asked, limits, shapes)
+        found = fit_buckets(asked, limits, shapes)
         assert len(found.shapes()) <= shapes
         share = 1.0
         for axis in ("sequences", "tokens", "context"):
@@ -91,11 +91,11 @@ def test_more_shapes_never_pad_more() -> None:
         assert before is None or share <= before
         before = share
     with pytest.raises(ModelError, match="no sizes of buckets give at most 2 shapes"):
-        fitted(asked, limits, 2)
+        fit_buckets(asked, limits, 2)
 
 
 def test_lengths_ask_for_chunks_and_for_positions_of_every_token() -> None:
-    asked = AskedSizes.of_lengths([(130, 200)], 64)
+    asked = SizeCounts.from_lengths([(130, 200)], 64)
     assert asked.tokens == Counter({64: 2, 2: 1})
     assert asked.context == Counter({64: 1, 128: 1, 130: 1, 256: 126, 384: 74})
 
