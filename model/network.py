@@ -127,9 +127,9 @@ class Network:
     def tensor_shapes(self) -> dict[str, Shape]:
         """Return the shape of every tensor of a checkpoint, as the checkpoint holds it."""
         shapes = self.layer_tensor_shapes()
-        for stack, parts in self.stacks.items():
-            first, *_ = (shapes.pop(part) for part in parts)
-            shapes[stack] = (len(parts), *first)
+        for stack, names in self.stacks.items():
+            shape, *_ = (shapes.pop(name) for name in names)
+            shapes[stack] = (len(names), *shape)
         return shapes
 
 
