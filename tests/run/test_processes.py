@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.commands import run_command
 
 import simulate
 from model.device import SimulatedDevice
@@ -22,6 +21,7 @@ from nkw.commands import main
 from nkw.errors import InvalidArgument, Location, NkwError, Unsupported
 from simulate.isa.plan import Rendezvous
 from simulate.run.processes import Processes
+from tests.commands import run_command
 from tests.deep import deep_except
 from tests.interruptible import remove_progress
 from tests.run.process_program import part
