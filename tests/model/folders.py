@@ -10,6 +10,10 @@ import numpy as np
 import safetensors.numpy
 import tokenizers
 
+from model.config import ModelConfig
+from model.families import load_config
+from model.loading.checkpoint import open_checkpoint
+
 TINY: dict[str, Any] = dict(
     architectures=["LlamaForCausalLM"],
     attention_bias=False,
@@ -95,3 +99,9 @@ def write_folder(folder: Path, seed: int = 0, dtype: Any = np.float32, **changes
     weights = {key: value.astype(dtype) for key, value in random_weights(config, seed).items()}
     safetensors.numpy.save_file(weights, folder / "model.safetensors")
     return folder
+
+
+def load(folder: Path) -> tuple[ModelConfig, dict[str, np.ndarray]]:
+    """Return the config of a model folder, and its tensors by their names in the checkpoint."""
+    config = load_config(folder)
+    return config, dict(open_checkpoint(folder, config))

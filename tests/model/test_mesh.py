@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from model.mesh import Mesh
 from model.runners.contiguous import KernelModel
 from model.runners.reference import ReferenceModel
 from nkw.commands import main
+from tests.deep import deep_except
+from tests.model.conftest import WAYS
 from tests.model.test_cli import refused
 from tests.model.test_kernel_model import IDS, PROMPT, load, logits_of, noise
 
@@ -49,20 +52,20 @@ def test_ranks_that_cut_the_sequence_hold_as_many_rows_each() -> None:
     assert [Mesh(3, sequence=True).padded_length(tokens, 1) for tokens in (3, 4)] == [3, 6]
 
 
+MESHES = [
+    *(Mesh(1, 2), Mesh(2, 2), Mesh(1, 3), Mesh(4, 2), Mesh(2, 4)),
+    *(Mesh(4, 1, sequence=True), Mesh(2, 2, sequence=True)),
+]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "mesh",
-    [
-        *(Mesh(1, 2), Mesh(2, 2), Mesh(1, 3), Mesh(4, 2), Mesh(2, 4)),
-        *(Mesh(4, 1, sequence=True), Mesh(2, 2, sequence=True)),
-    ],
-    ids=str,
+    ("simulated", "mesh"), deep_except(product(WAYS, MESHES), 5), indirect=["simulated"], ids=str
 )
 def test_every_mesh_has_the_logits_of_one_rank(write_model, simulated, mesh) -> None:
     config, weights = load(write_model(num_attention_heads=4, num_key_value_heads=2))
     shards = shard_weights(config, weights, mesh.tensor)
-    device = simulated("trn2", mesh.ranks)
-    model = KernelModel(config, shards, device, 128, sequences=3, mesh=mesh)
+    model = KernelModel(config, shards, simulated("trn2", mesh.ranks), 128, sequences=3, mesh=mesh)
     reference = ReferenceModel(config, weights)
     bound = 4 * noise(config, weights, logits_of(reference, IDS))  # as in test_kernel_model
     at = [len(each) for each in PROMPTS]

@@ -26,6 +26,7 @@ from model.mesh import Mesh
 from model.runners.contiguous import KernelModel
 from model.runners.reference import ReferenceModel
 from nkw.commands import main
+from tests.deep import deep_except
 from tests.model.test_cli import refused
 from tests.model.test_dense_families import CACHE, oracle
 from tests.model.test_dense_families import load as load_tiny
@@ -83,8 +84,7 @@ def test_equal_stages_wait_as_the_closed_form_says(stages: int, batches: int) ->
 def test_the_slowest_stage_sets_the_pace_and_sends_take_both_stages() -> None:
     done = schedule_stages([[1.0, 5.0]] * 3, [[2.0]] * 3)
     # The first stage sends when the second is free: at 1, at 8 and at 15; the last micro-batch ends 2 + 5 later.
-    assert done.length_ns == 22.0
-    assert done.bubble_share == pytest.approx(1 - (3 * 6 + 3 * 4) / (2 * 22))
+    assert (done.length_ns, done.bubble_share) == (22.0, pytest.approx(1 - (3 * 6 + 3 * 4) / (2 * 22)))
 
 
 def test_micro_batches_differ_by_one_sequence_at_most() -> None:
@@ -164,13 +164,16 @@ def test_layers_that_share_a_cache_lie_on_one_stage(tmp_path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "mesh"),
-    [
-        ("llama with biases", Mesh(2, 2, pipeline=2)),
-        ("llama with biases", Mesh(2, sequence=True, pipeline=3)),
-        ("gemma4", Mesh(pipeline=2)),
-        ("gpt2", Mesh(2, pipeline=3)),
-        ("mixtral", Mesh(pipeline=2)),
-    ],
+    deep_except(
+        [
+            ("llama with biases", Mesh(2, 2, pipeline=2)),
+            ("llama with biases", Mesh(2, sequence=True, pipeline=3)),
+            ("gemma4", Mesh(pipeline=2)),
+            ("gpt2", Mesh(2, pipeline=3)),
+            ("mixtral", Mesh(pipeline=2)),
+        ],
+        2,
+    ),
     ids=str,
 )
 def test_every_pipeline_has_the_logits_of_one_rank(tmp_path, name: str, mesh: Mesh) -> None:
@@ -205,8 +208,14 @@ def test_micro_batches_give_the_tokens_of_one_rank_and_the_report_has_their_bubb
     bubbles = [each["predictions"]["trn2"]["per_token"]["bubble_share"] for each in results]
     assert bubbles[0] == 0 < bubbles[2] < bubbles[1] < bubbles[3]
     said = " ".join(capsys.readouterr().out.split())
-    assert "trn2: 3 micro-batches through 2 stages; the bubble is" in said
-    assert "25% if stages were equal and sent nothing" in said
+    assert [
+        words
+        for words in (
+            "trn2: 3 micro-batches through 2 stages; the bubble is",
+            "25% if stages were equal and sent nothing",
+        )
+        if words not in said
+    ] == []
 
 
 @pytest.mark.slow

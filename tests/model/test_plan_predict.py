@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from model.runners.contiguous import KernelModel
 from model.runners.paged import PagedModel
 from model.sampling import RowSampling
 from model.state import BlockTable, PagePool
+from tests.deep import deep_except
 from tests.model.folders import TINY
 from tests.step_shapes import decode_shape, prompt_shape
 
@@ -56,13 +57,19 @@ def named(done: PassTime) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    ("target", "ranks", "cuts"),
-    [
-        *(("trn1", 1, False), ("trn1", 4, False), ("inf2", 2, False), ("trn2.48xlarge", 4, False)),
-        *(("trn3", 2, False), ("trn1", 2, True), ("trn2", 4, True), ("trn3", 4, True)),
-    ],
+    ("target", "ranks", "cuts", "dtype"),
+    deep_except(
+        [
+            (*each, dtype)
+            for each in (
+                *(("trn1", 1, False), ("trn1", 4, False), ("inf2", 2, False), ("trn2.48xlarge", 4, False)),
+                *(("trn3", 2, False), ("trn1", 2, True), ("trn2", 4, True), ("trn3", 4, True)),
+            )
+            for dtype in ("float32", "bfloat16")
+        ],
+        3,
+    ),
 )
 def test_a_plan_takes_the_time_that_generating_takes(write_model, target, ranks, cuts, dtype) -> None:
     """Launch by launch: the plan launches the same kernels with the same arguments, one rank standing for its equals.
@@ -115,21 +122,22 @@ def chunks_of(step: StepShape) -> list[Chunk]:
     return [Chunk(request, length - tokens, tokens, True) for request in requests]
 
 
+STEPS = [
+    (decode_shape(1, 1, 128), ()),
+    (decode_shape(16, 1, 128), ()),
+    (prompt_shape(1, 16, 128), ()),
+    (prompt_shape(1, 16, 128, 32), ()),
+    (prompt_shape(2, 8, 128), ENDS),
+    (prompt_shape(16, 8, 128, 32), ("attention_prefill",)),
+    (prompt_shape(1, 112, 128, 0, decode_shape(16, 1, 128)), ENDS),
+    (prompt_shape(1, 16, 128, 32, decode_shape(16, 1, 128)), (*ENDS, *ROWS)),
+    (prompt_shape(2, 8, 128, 0, decode_shape(4, 1, 128)), (*ENDS, *ROWS)),
+]
+
+
 @pytest.mark.parametrize(
-    ("shape", "between"),
-    [
-        (decode_shape(1, 1, 128), ()),
-        (decode_shape(16, 1, 128), ()),
-        (prompt_shape(1, 16, 128), ()),
-        (prompt_shape(1, 16, 128, 32), ()),
-        (prompt_shape(2, 8, 128), ENDS),
-        (prompt_shape(16, 8, 128, 32), ("attention_prefill",)),
-        (prompt_shape(1, 112, 128, 0, decode_shape(16, 1, 128)), ENDS),
-        (prompt_shape(1, 16, 128, 32, decode_shape(16, 1, 128)), (*ENDS, *ROWS)),
-        (prompt_shape(2, 8, 128, 0, decode_shape(4, 1, 128)), (*ENDS, *ROWS)),
-    ],
+    ("ranks", "shape", "between"), deep_except([(ranks, *step) for ranks in (1, 4) for step in STEPS], 4)
 )
-@pytest.mark.parametrize("ranks", [1, 4])
 def test_a_part_of_a_step_takes_the_time_that_the_engine_takes(write_model, ranks, shape, between) -> None:
     """The same launches: tables of pages, a prefix, the last rows of the prompts, head and draw for one row of each.
 
@@ -150,8 +158,7 @@ def test_a_part_of_a_step_takes_the_time_that_the_engine_takes(write_model, rank
     plan = predictor(load_model(folder), tp=ranks, context=128)
     step = plan.on_pages({None: pool.count + 1}, pool.block_size)
     planned = plan.paged(step.resize(shape.sizes))
-    assert planned.refusals == ()
-    assert planned.overhead.program_ns == launched.overhead_ns
+    assert (planned.refusals, planned.overhead.program_ns) == ((), launched.overhead_ns)
     took = [(each.launch.kernel, each.program_ns) for each in launched.launches]
     if shape.phase is Phase.prefill:
         kernel, time_ns = took[-3]
@@ -222,8 +229,7 @@ def test_copies_of_pages_take_the_time_that_the_engine_takes(write_model, copies
     assert planned.program_ns == pytest.approx(sum(each.program_ns for each in launched), rel=1e-9)
 
 
-@pytest.mark.parametrize("target", CHIPS)
-@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize(("target", "tp"), deep_except(product(CHIPS, [1, 2, 4]), 4))
 def test_no_part_is_faster_than_the_peaks_and_the_readings_are_ordered(tmp_path, target, tp) -> None:
     plan = predictor(tiny(tmp_path), target, tp)
     for done in (plan.predict_prompts(40), plan.predict_step(1), plan.predict_step(5)):
@@ -323,7 +329,7 @@ def test_continuation_is_exact_for_polynomials_and_launches_little(order, size, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cuts", [False, True])
+@pytest.mark.parametrize("cuts", deep_except([True, False], 2))
 def test_products_of_long_prompts_take_the_time_of_their_launches(tmp_path, cuts) -> None:
     """Within 1 % where groups of the MLP have under 512 rows and ranks do not divide 128."""
     fields = dict(num_attention_heads=6, num_key_value_heads=3, hidden_size=6144, intermediate_size=256)
@@ -337,7 +343,7 @@ def test_products_of_long_prompts_take_the_time_of_their_launches(tmp_path, cuts
             assert plan._time_slowest_rank(part, launch, step).program_ns == pytest.approx(launched, rel=0.01)
 
 
-@pytest.mark.parametrize(("tokens", "refused"), [(8191, False), (8192, False), (8193, True)])
+@pytest.mark.parametrize(("tokens", "refused"), deep_except([(8193, True), (8191, False), (8192, False)], 2))
 def test_a_prompt_beyond_the_kernel_s_limit_is_a_roofline_and_says_so(tmp_path, tokens, refused) -> None:
     model = tiny(tmp_path, num_hidden_layers=1, max_position_embeddings=16384, num_attention_heads=2)
     part = named(predictor(model, context=8200).predict_prompts(tokens))["attention_prefill"]

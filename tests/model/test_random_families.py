@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from model.runners.reference import ReferenceModel
+from tests.deep import deep_except
 from tests.model.oracle import Oracle, random_model
 from tests.model.random_families import FAMILIES, ORIGINAL, drawn, drawn_ids
 from tests.model.test_dense_families import assert_equal, kernels, load, logits_of
 
 pytest.importorskip("torch", reason="torch is an extra of development (dev)")
 pytest.importorskip("transformers", reason="transformers is an extra of development (dev)")
-
-MANY = range(1, 31)
 
 
 def oracle_of(family: str, seed: int, folder: Path) -> Oracle:
@@ -26,43 +26,23 @@ def oracle_of(family: str, seed: int, folder: Path) -> Oracle:
     return Oracle(model, *drawn_ids(fields, seed))
 
 
-def check_float32(family: str, seed: int, folder: Path) -> None:
-    oracle = oracle_of(family, seed, folder)
-    config, weights = load(folder)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "seed"), deep_except(product(FAMILIES, range(31)), [(family, 0) for family in FAMILIES[::3]])
+)
+def test_a_random_configuration_equals_transformers(family, seed, tmp_path) -> None:
+    oracle = oracle_of(family, seed, tmp_path)
+    config, weights = load(tmp_path)
     for model in (ReferenceModel(config, weights), kernels(config, weights, 1, "float32")):
         assert_equal(model, oracle)
 
 
-def check_bfloat16(family: str, seed: int, folder: Path) -> None:
-    oracle = oracle_of(family, seed, folder)
-    own = logits_of(kernels(*load(folder), 1, "bfloat16"), oracle.ids, oracle.prompt)
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "seed"), deep_except(product(FAMILIES, range(31)), [("Mistral", 0)]))
+def test_bfloat16_costs_a_random_configuration_what_it_costs_transformers(family, seed, tmp_path) -> None:
+    oracle = oracle_of(family, seed, tmp_path)
+    own = logits_of(kernels(*load(tmp_path), 1, "bfloat16"), oracle.ids, oracle.prompt)
     assert np.abs(own - oracle.logits).max() <= oracle.bound("bfloat16")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_random_configuration_equals_transformers(family, tmp_path) -> None:
-    check_float32(family, 0, tmp_path)
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("seed", MANY)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_many_random_configurations_equal_transformers(family, seed, tmp_path) -> None:
-    check_float32(family, seed, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["Mistral", "Qwen3", "SmolLM3"])
-def test_bfloat16_costs_a_random_configuration_what_it_costs_transformers(family, tmp_path) -> None:
-    check_bfloat16(family, 0, tmp_path)
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("seed", MANY)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_bfloat16_costs_many_random_configurations_what_it_costs_transformers(family, seed, tmp_path) -> None:
-    check_bfloat16(family, seed, tmp_path)
 
 
 @pytest.mark.slow

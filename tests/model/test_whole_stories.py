@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from model.runners.bucket_length import bucket_length
 from model.runners.contiguous import KernelModel
 from model.runners.reference import ReferenceModel
 from tests.deep import deep_except
+from tests.model.conftest import WAYS
 from tests.model.reordering import reordered
 
 PROMPTS = ("Once upon a time", "Lily and Tom went to the park.", "The dog", "One day, a little boy named Tim")
@@ -52,12 +54,15 @@ def check_story(folder: Path, prompt: str, device: SimulatedDevice, tokens: int 
     greedy = SamplingParams(temperature=0, max_tokens=tokens)
     (own,) = generate(model, tokenizer, config, [ids], greedy)
     (plain,) = generate(ReferenceModel(config, weights), tokenizer, config, [ids], greedy)
-    assert own.generated_ids == plain.generated_ids
-    assert own.text == plain.text
+    assert (own.generated_ids, own.text) == (plain.generated_ids, plain.text)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prompt", deep_except(PROMPTS, PROMPTS[:1]))
+@pytest.mark.parametrize(
+    ("simulated", "prompt"),
+    deep_except(product(WAYS, PROMPTS), [("eager", PROMPTS[0]), ("replay", PROMPTS[0])]),
+    indirect=["simulated"],
+)
 def test_the_default_model_tells_the_references_story(
     default_model: Path, prompt: str, simulated: Devices
 ) -> None:
@@ -65,13 +70,19 @@ def test_the_default_model_tells_the_references_story(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize(
+    ("simulated", "prompt"),
+    deep_except(product(WAYS, PROMPTS), [("replay", PROMPTS[1])]),
+    indirect=["simulated"],
+)
 def test_stories260k_tells_the_references_story(stories260k: Path, prompt: str, simulated: Devices) -> None:
     check_story(stories260k, prompt, simulated("trn1", 1))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(
+    ("simulated", "ranks"), deep_except(product(WAYS, [2, 4]), [("exact replay", 4)]), indirect=["simulated"]
+)
 def test_tensor_parallel_ranks_tell_the_same_story(
     default_model: Path, stories260k: Path, ranks: int, simulated: Devices
 ) -> None:
@@ -80,7 +91,11 @@ def test_tensor_parallel_ranks_tell_the_same_story(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", deep_except(["trn2", "trn3"], ["trn3"]))
+@pytest.mark.parametrize(
+    ("simulated", "target"),
+    deep_except(product(WAYS, ["trn2", "trn3"]), [("replay", "trn3")]),
+    indirect=["simulated"],
+)
 def test_every_generation_tells_the_same_story(default_model: Path, target: str, simulated: Devices) -> None:
     check_story(default_model, PROMPTS[1], simulated(target, 2), tokens=16)
 
@@ -98,7 +113,11 @@ def story_ids(folder: Path, count: int) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prompt_tokens", deep_except([1, 127, 128, 129, 255], [129]))
+@pytest.mark.parametrize(
+    ("simulated", "prompt_tokens"),
+    deep_except(product(WAYS, [1, 127, 128, 129, 255]), [("replay", 129)]),
+    indirect=["simulated"],
+)
 def test_prefill_and_one_step_equal_a_longer_prefill(
     default_model: Path, prompt_tokens: int, simulated: Devices
 ) -> None:

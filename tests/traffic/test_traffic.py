@@ -20,6 +20,7 @@ from model.traffic.report import ServiceLevel, Summary, summarize
 from model.traffic.search import bisect_rate
 from model.traffic.workload import Query, Workload, draw_poisson_arrivals, draw_queries
 from nkw.commands import main
+from tests.commands import run_command
 from tests.model.folders import TINY, write_folder
 from tests.model.test_plan_command import refused
 from tests.model.test_plan_parameters import CONFIGS, GEMMA3N, NOT_COMPUTED, written
@@ -130,7 +131,7 @@ SHORT = (
     "--output-lengths",
     "8",
     "--requests",
-    "60",
+    "20",
     "--tp",
     "2",
     "--replicas",
@@ -139,8 +140,7 @@ SHORT = (
 
 
 def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(["traffic", *words]) == 0
-    out = capsys.readouterr().out
+    out = run_command(main, ["traffic", *words], capsys).out
     assert max(map(len, out.splitlines())) <= 80
     return out
 
@@ -152,7 +152,7 @@ def test_the_text_says_times_rates_and_comparisons(small: str, capsys: Any) -> N
     )
     for words in (
         "llama on trn2.48xlarge: tp 2, 2 replicas, float32",
-        "60 requests, ",
+        "20 requests, ",
         "\ntime to first token (TTFT) ",
         "\nthe service level breaks at ",
         "were cached",
@@ -194,7 +194,7 @@ def test_the_document_holds_what_the_text_says(small: str, capsys: Any, tmp_path
     )
     for each in (document, *document["variants"]):
         assert list(each["run"]) == of_run.split()
-    assert document["run"]["new_tokens"] == 60 * 8
+    assert document["run"]["new_tokens"] == 20 * 8
     assert list(document["run"]["ttft_ns"]) == ["p50", "p90", "p99"]
 
 
@@ -283,10 +283,9 @@ def test_prompts_are_computed_on_replicas_of_their_own(small: str, capsys: Any, 
     ):
         assert sentence in " ".join(text.split())
     document = json.loads((tmp_path / "out.json").read_text())
-    assert document["link"]["gb_per_s"] == 128
-    assert document["prefill_replicas"] == 1
+    assert (document["link"]["gb_per_s"], document["prefill_replicas"]) == (128, 1)
     assert list(document["run"]["handover_ns"]) == ["p50", "p90", "p99"]
-    assert sum(each["completed"] for each in document["run"]["slices"]) == 60
+    assert sum(each["completed"] for each in document["run"]["slices"]) == 20
 
 
 @pytest.mark.parametrize(
@@ -355,8 +354,11 @@ def test_what_cannot_be_is_refused_with_one_sentence(
 
 def test_a_model_without_kernels_is_refused_with_what_it_has(tmp_path: Path, capsys: Any) -> None:
     told = refused(capsys, str(written(tmp_path, GEMMA3N)), command="traffic")
-    assert f"no kernel of this project computes {NOT_COMPUTED}" in told
-    assert "nkw plan gives the rooflines" in told
+    assert [
+        words
+        for words in (f"no kernel of this project computes {NOT_COMPUTED}", "nkw plan gives the rooflines")
+        if words not in told
+    ] == []
 
 
 def test_a_model_that_does_not_fit_is_refused_with_its_pages(capsys: Any) -> None:
