@@ -18,7 +18,16 @@ from typing import Any, NoReturn
 from nkw.errors import LONGEST_PATH, NkwError, shown
 from nkw.options import add_options
 from nkw.process import INTERRUPTED, imported, leave, replace_unprintable
-from nkw.verbs import IS_MODEL, MODEL_BUNDLE, MODEL_VERBS, OVERLAY, SIMULATOR, SIMULATOR_VERBS, Verb
+from nkw.verbs import (
+    IS_MODEL,
+    MODEL_BUNDLE,
+    MODEL_VERBS,
+    OVERLAY,
+    SIMULATOR,
+    SIMULATOR_VERBS,
+    VLLM_OPTIONS,
+    Verb,
+)
 
 _COLUMNS = 78  # of the parts of the help that argparse does not wrap
 
@@ -92,6 +101,7 @@ def add_commands(
             epilog=f"example:\n  {parser.prog} {verb.example}\n\n{textwrap.fill(ends, _COLUMNS)}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
             add_help=bool(verb.options),
+            allow_abbrev=False,
         )
         add_options(command, load(verb.options) if verb.options else ())
     return name, commands.choices.get(name)
@@ -106,15 +116,66 @@ def build_parser(
         description="NKI Workbench: NKI kernels run, timed and checked without a chip, and models made of them.",
     )
     parser.add_argument("--version", action="store_true", help="print the version and exit")
-    add_commands(parser, verbs, arguments)
+    _, command = add_commands(parser, verbs, arguments)
+    if command is not None:
+        load(VLLM_OPTIONS)(command)
     return parser
 
 
 class _OneLineParser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
+    """A parser whose errors are one line. Options may have underscores, as in vLLM, and are not abbreviated."""
+
+    def __init__(self, **keywords: Any) -> None:
+        super().__init__(**{**keywords, "allow_abbrev": False})
 
     def error(self, message: str) -> NoReturn:
+        """Exit with status 2 and the message."""
         self.exit(2, f"{self.prog}: error: {shown(message)}\n")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse all words; exit for a word that is left over. A word that no option takes may follow options."""
+        words = list(sys.argv[1:] if args is None else args)
+        end = words.index("--") if "--" in words else len(words)
+        words[:end] = map(_hyphenate, words[:end])
+        if self._subparsers is not None and words[:1] and words[0].startswith("-"):
+            name = words[0].partition("=")[0]
+            if name not in self._option_string_actions:  # argparse would read its value as the command
+                self.error(describe_unknown(self, [name]))
+        options, others = super().parse_known_args(words, namespace)
+        takes_word = any(action.nargs == argparse.OPTIONAL for action in self._get_positional_actions())
+        if others and takes_word and not any(word.startswith("-") for word in others):
+            options, others = super().parse_known_args(others, options)
+        if others:
+            self.error(describe_unknown(self, others))
+        return options, others
+
+    def _get_option_tuples(self, option_string: str) -> Any:
+        """Return the options that begin a word; argparse also takes beginnings of names such as -tp."""
+        tuples = super()._get_option_tuples(option_string)
+        return [found for found in tuples if option_string.startswith(found[1])]
+
+
+def _hyphenate(word: str) -> str:
+    """Return a word with hyphens for underscores where it is the name of an option, up to `=` and the first dot."""
+    name = word.partition("=")[0].partition(".")[0] if word.startswith("--") else ""
+    return name.replace("_", "-") + word[len(name) :]
+
+
+def describe_unknown(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
+    """Return what is wrong with words that a parser does not take: the first option by name, else the first word.
+
+    The value of an option may be a secret and is not repeated.
+    """
+    from nkw.suggestions import did_you_mean
+
+    name = next((word.partition("=")[0] for word in words if word.startswith("-")), None)
+    if name is None:
+        return f"unexpected word {words[0]}"
+    options = parser._option_string_actions
+    longer = [option for option in options if len(name) > 4 and option.startswith(name)]
+    if longer:
+        return f"there is no option {name}; did you mean {min(longer, key=len)}? Options are not abbreviated"
+    return f"there is no option {name}{did_you_mean(name, options) or '; --help lists the options'}"
 
 
 def _run_model(arguments: Sequence[str], verbs: Mapping[str, Verb], is_process: bool) -> int:

@@ -43,6 +43,9 @@ IS_MODEL = "model.commands.bundle.arguments:names_a_model"
 OVERLAY = "model.commands.overlay:apply_overlay"
 """Applies --hardware of a command of the model."""
 
+VLLM_OPTIONS = "model.commands.options.vllm:add_vllm_options"
+"""Adds options of vLLM to the parser of a command of the model."""
+
 MODEL_VERBS = {
     "generate": Verb(
         "continue a prompt, check every token, predict the time",

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from nkw.commands import add_commands, load
+from nkw.commands import add_commands, describe_unknown, load
 from nkw.errors import LONGEST_PATH, InvalidArgument, shown
 from nkw.options import add_options
 from nkw.process import begin, imported, replace_unprintable
@@ -82,14 +82,16 @@ def spawned(arguments: Sequence[str]) -> NoReturn:
 
 def _options(arguments: Sequence[str], prog: str) -> argparse.Namespace:
     """Return the options of a command line, and the command's function as `act`; exits with 2 for a wrong one."""
-    parser = argparse.ArgumentParser(prog=prog, description="Run and time NKI kernels without a chip.")
+    parser = argparse.ArgumentParser(
+        prog=prog, description="Run and time NKI kernels without a chip.", allow_abbrev=False
+    )
     name, command = add_commands(parser, SIMULATOR_VERBS, arguments, required=True)
     if command is not None and name in WITH_WORDS:
         add_words(command, name)
     options, rest = parser.parse_known_args(arguments)
     options.prog, options.rest = prog, rest
     if rest and options.command != "fidelity":
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        parser.error(describe_unknown(command or parser, rest))
     verb = SIMULATOR_VERBS[options.command]
     if "words" in options:
         options.own = OwnOptions(add_help=False, allow_abbrev=False)

@@ -20,6 +20,7 @@ from model.engine.inputs import ModelInputs
 from model.errors import ModelError
 from model.families import SPEECH, TEXT, load_config
 from model.llm.engine_args import EngineArgs, make_engine
+from model.llm.vllm_options import translate_arguments
 from model.loading.chat import ChatTemplate, Message
 from model.loading.shipped import PRETRAINED, model_path
 from model.loading.tokenizer import Tokenizer
@@ -38,18 +39,16 @@ _NAMES = ("prompt", "prompt_token_ids", "cache_salt", "multi_modal_data")
 
 
 class LLM:
-    """Model that answers many prompts at once. The keywords are the fields of `EngineArgs`.
+    """Model that answers many prompts at once.
+
+    The keywords are the fields of `EngineArgs` and those of vLLM; `model.llm.vllm_options` says what vLLM's mean here.
 
     Several threads may call it; a lock serialises their use of the engine.
     """
 
     def __init__(self, model: str | Path = PRETRAINED, **arguments: Any) -> None:
-        """Load a model folder. Raises ModelError for an unknown argument, and as `make_engine` does."""
-        unknown = [name for name in arguments if name not in EngineArgs.__dataclass_fields__]
-        if unknown:
-            known = ", ".join(EngineArgs.__dataclass_fields__)
-            raise ModelError(f"LLM takes no {unknown[0]}; it takes {known}")
-        args = EngineArgs(model, **arguments)
+        """Load a model folder. Raises ModelError as `translate_arguments` and `make_engine` do."""
+        args = EngineArgs(model, **translate_arguments(arguments, EngineArgs.__dataclass_fields__))
         self._args = replace(args, model=model_path(args.model))
         self.engine = make_engine(self._args)
         self._tokenizer = Tokenizer(self._args.model, self.engine.limits.vocab_size)

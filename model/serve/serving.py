@@ -30,6 +30,7 @@ def engine_args(options: argparse.Namespace) -> EngineArgs:
     return read_engine_args(
         options,
         enable_prefix_caching=options.prefix_caching,
+        enable_chunked_prefill=options.chunked_prefill,
         seed=options.seed,
         backend=options.backend,
         grammar_cpu_seconds=options.grammar_cpu_seconds,

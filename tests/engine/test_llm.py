@@ -237,7 +237,7 @@ def test_a_prompt_of_the_longest_length_gets_one_token() -> None:
         ({"max_model_len": 100_000}, "2 to"),
         ({"block_size": 24}, "block_size is 24"),
         ({"num_pages": 0}, "num_pages is 0"),
-        ({"gpu_memory_utilization": 0.9}, "LLM takes no gpu_memory_utilization"),
+        ({"enable_lora": True}, "LLM takes no enable_lora: LoRA adapters are not computed"),
         ({"max_num_seqs": 0}, "max_num_seqs is 0"),
         ({"backend": "cuda"}, "backend 'cuda'; an engine knows simulate and neuron"),
         ({"backend": "neuron"}, "the neuron backend needs nki, torch_neuronx, torch_xla"),

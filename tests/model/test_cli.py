@@ -317,7 +317,7 @@ def test_a_long_prompt_tells_its_layers_without_a_terminal(capsys) -> None:
         (["--top-p", "0"], "argument --top-p: '0' is not above 0 and at most 1"),
         (["--top-p", "1.1"], "argument --top-p: '1.1' is not above 0 and at most 1"),
         (["--seed", "-1"], "argument --seed: '-1' is negative"),
-        (["--frobnicate"], "unrecognized arguments: --frobnicate"),
+        (["--frobnicate"], "there is no option --frobnicate; --help lists the options"),
     ],
 )
 def test_refuses_an_option_in_one_line(capsys, arguments, message) -> None:

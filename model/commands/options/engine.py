@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from model.commands.options.readers import count
+from model.commands.options.readers import count, size
 from model.loading.shipped import model_path
 from model.state import INTERVAL
 from nkw.options import Rows
 
 ROWS: Rows = {
     "--max-model-len": dict(
-        metavar="N", type=count, help="longest sequence (default: the context, at most 2048)"
+        metavar="N", type=size, help="longest sequence (default: the context, at most 2048)"
     ),
     "--max-num-seqs": dict(
         metavar="N", type=count, default=16, help="sequences of a step (default: %(default)s)"
     ),
     "--max-num-batched-tokens": dict(
-        metavar="N", type=count, default=512, help="tokens of a step (default: %(default)s)"
+        metavar="N", type=size, default=512, help="tokens of a step (default: %(default)s)"
     ),
     "--block-size": dict(
         metavar="N", type=count, default=16, help="positions of a page (default: %(default)s)"

@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
+from typing import Any
 
 from model.commands.options.readers import count, seed
 from model.loading.shipped import PRETRAINED, model_path
 from nkw.options import Rows
 
+
+class StoreModel(argparse.Action):
+    """Store a model that is given as a word or by --model, and not twice."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Store the model; without the word, keep the one of --model. Exit with status 2 for two models."""
+        if values is None:
+            return
+        if namespace.model != parser.get_default("model"):
+            parser.error(f"two models, {namespace.model} and {values}: give one of them")
+        namespace.model = values
+
+
 FIRST_PROMPT = "Once upon a time"
 
 ROWS: Rows = {
     "model": dict(metavar="FOLDER", type=model_path, help="Hugging Face folder, or a model that comes along"),
+    "model=SERVED": dict(
+        metavar="MODEL",
+        nargs="?",
+        type=model_path,
+        action=StoreModel,
+        help="the same as --model, as vllm serve takes it",
+    ),
     "--model": dict(
         metavar="DIR",
         type=model_path,

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any, TypeVar
 
 from nkw.errors import shown
@@ -23,6 +24,19 @@ def integer(text: str) -> int:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r:.60} is not a whole number") from None
+
+
+_FACTORS = {"k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}
+
+
+def _size(text: str) -> int:
+    """Return an integer; 25.6k is 25,600 and 1K is 1,024, as in vLLM. Raises ArgumentTypeError for another text."""
+    factor = _FACTORS.get(text[-1:])
+    if factor is None:
+        return integer(text)
+    digits = text[:-1]
+    is_decimal = text[-1] in "km" and re.fullmatch(r"\d+\.\d+", digits, re.ASCII)
+    return int(Decimal(digits) * factor) if is_decimal else integer(digits) * factor
 
 
 def number(text: str) -> float:
@@ -68,6 +82,8 @@ def _checked(
 
 
 count = _checked(integer, lambda value: value >= 1, "is not a positive whole number")
+size = _checked(_size, lambda value: value >= 1, "is not a positive whole number")
+"""Count that may end in k, K, m or M."""
 two_or_more = _checked(
     count, lambda value: value >= 2, "is not at least 2: one long job would stop all others"
 )

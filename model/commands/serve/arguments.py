@@ -1,6 +1,7 @@
 """Options of `nkw serve`; imports nothing of the extra `serve`."""
 
 from model.commands.options import option, options
+from model.commands.options.inputs import StoreModel
 
 ENGINE = options(
     "--ep --max-model-len --max-num-seqs --max-num-batched-tokens",
@@ -9,11 +10,12 @@ ENGINE = options(
 )
 """Options of an engine besides chip, ranks and dtype."""
 OPTIONS = options(
-    "--model --served-model-name --host --port --api-key-file --allowed-origins --replicas --cluster",
+    option("--model", action=StoreModel),
+    "model=SERVED --served-model-name --host --port --api-key-file --allowed-origins --replicas --cluster",
     option("--backend", choices=("simulate", "neuron"), help="simulate or neuron (default: %(default)s)"),
     "--target --tp --hardware --dtype",
     *ENGINE,
-    "--no-prefix-caching --tool-call-parser",
+    "--no-prefix-caching --no-chunked-prefill --tool-call-parser",
     option("--seed", help="of requests that have none (default: %(default)s)"),
     "--max-queue --max-body --max-connections --header-timeout --body-timeout --write-timeout",
     "--workers --grammar-cpu-seconds --grammar-memory --mask-timeout --log-level",

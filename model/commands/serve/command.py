@@ -18,11 +18,19 @@ from model.serve.serving import engine_args, serve
 from nkw.terminal import show_lines
 
 _EXTRA = {"fastapi": "fastapi", "uvicorn": "uvicorn", "prometheus_client": "prometheus-client"}
+_KEY_VARIABLE = "VLLM_API_KEY"
+"""Variable from which vllm serve takes a key; nkw serve never reads its value."""
 
 
 def serve_command(options: argparse.Namespace) -> int:
     """Serve until a signal. Raises ModelError for refused options and files before the port is opened."""
     check_extra()
+    divide_experts(options)
+    if os.environ.get(_KEY_VARIABLE) and options.api_key_file is None:
+        raise ModelError(
+            f"{_KEY_VARIABLE} is set, but keys are read from files only: write the key to a file and give "
+            f"--api-key-file FILE, or unset {_KEY_VARIABLE}"
+        )
     keys = read_keys(options.api_key_file)
     if not keys and not is_loopback(options.host):
         raise ModelError(
@@ -57,6 +65,12 @@ def serve_command(options: argparse.Namespace) -> int:
         LOG.debug("shape %s", shape)
     asyncio.run(serve(options, keys, engine, show_url(options.host)))
     return 0
+
+
+def divide_experts(options: argparse.Namespace) -> None:
+    """Make the engines of --data-parallel-size groups that divide experts, where --enable-expert-parallel is given."""
+    if vars(options).pop("expert_parallel", False) and options.replicas > 1:
+        options.ep, options.replicas = options.replicas, 1
 
 
 def check_extra() -> None:
