@@ -75,7 +75,9 @@ def _count_parameters(function: ast.FunctionDef) -> int:
 
 def main() -> int:
     """Print the counts."""
-    parser = argparse.ArgumentParser(prog="python -m tools.interface_counts", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.interface_counts", description=__doc__, allow_abbrev=False
+    )
     parser.add_argument("--list", action="store_true", help="print every occurrence")
     options = parser.parse_args()
     for package in PACKAGES:

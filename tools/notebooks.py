@@ -26,7 +26,9 @@ _CELL_FILE = re.compile(r"[^\s<>]*/ipykernel_\d+/")
 
 def main(argv: list[str] | None = None) -> int:
     """Run or check the notebooks; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tools.notebooks", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.notebooks", description=__doc__.splitlines()[0], allow_abbrev=False
+    )
     parser.add_argument("--check", action="store_true", help="compare instead of storing")
     parser.add_argument(
         "notebooks", nargs="*", type=Path, metavar="NOTEBOOK", default=sorted(FOLDER.glob("*.ipynb"))

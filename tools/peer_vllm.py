@@ -166,7 +166,9 @@ def difference(here: dict[str, list[Any]], there: dict[str, list[Any]]) -> str |
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Ask both sides and print the tables; 0 where all is equal."""
-    parser = argparse.ArgumentParser(prog="python -m tools.peer_vllm", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.peer_vllm", description=__doc__.splitlines()[0], allow_abbrev=False
+    )
     parser.add_argument("--python", required=True, help="the Python of an environment with vllm")
     parser.add_argument(
         "--model", type=Path, default=PRETRAINED, help="a folder (default: the one of this project)"

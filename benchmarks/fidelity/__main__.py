@@ -96,6 +96,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Compare predicted times with published measurements, by family and chip.",
+        allow_abbrev=False,
     )
     parser.add_argument(
         "--measurements",

@@ -48,7 +48,9 @@ def rows_of(target: str, cores: int, chosen: Iterable[Work]) -> list[Measured | 
 
 def main() -> int:
     """Print the tables of the chips; with --write, store them."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.kernels", description=__doc__, allow_abbrev=False
+    )
     parser.add_argument(
         "--target", action="append", choices=TARGETS, help="a chip; may be repeated (default: all)"
     )

@@ -42,7 +42,7 @@ Taken = dict[tuple[str, str], list[tuple[float, float]]]
 
 def main() -> int:
     """Print the table, a line after each model."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
     parser.add_argument("models", nargs="*", help="beginnings of the names of models; all if none is given")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of activations")
     parser.add_argument("--runs", type=int, default=RUNS, help="prompts of which medians are taken")

@@ -859,7 +859,9 @@ def fresh(folder: Path, name: str) -> Path:
 
 def parser() -> argparse.ArgumentParser:
     """The options."""
-    found = argparse.ArgumentParser(description="Run the kernels of this bundle and write result/.")
+    found = argparse.ArgumentParser(
+        description="Run the kernels of this bundle and write result/.", allow_abbrev=False
+    )
     found.add_argument("--only", metavar="CASE", nargs="+", help="run these cases only")
     found.add_argument("--weights", metavar="FOLDER", help="the model's folder, for a bundle of a model")
     found.add_argument(

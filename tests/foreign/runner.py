@@ -158,7 +158,7 @@ def report(outcomes: Sequence[Outcome]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the table over a folder of clones; returns the exit status."""
     parser = argparse.ArgumentParser(
-        description="Run the kernels of public repositories through the simulator."
+        description="Run the kernels of public repositories through the simulator.", allow_abbrev=False
     )
     parser.add_argument("folder", type=Path, nargs="?", help="the folder with the clones")
     parser.add_argument("--table", type=Path, default=HERE / "table.toml")

@@ -13,7 +13,7 @@ from tests.hostile.campaign import cases, tried
 def main() -> int:
     """Run the campaign; 1 where any case has a fault."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.hostile", description="bad input for every command"
+        prog="python -m tests.hostile", description="bad input for every command", allow_abbrev=False
     )
     parser.add_argument("--seconds", type=float, default=600, help="how long to go on (default 600)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first case (default 0)")

@@ -12,7 +12,7 @@ from tests.oracle.lockstep import TARGETS, Difference, run
 def main() -> int:
     """Run the lockstep; 1 at the first difference, which is printed."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.oracle", description="simulator and oracle in lockstep"
+        prog="python -m tests.oracle", description="simulator and oracle in lockstep", allow_abbrev=False
     )
     parser.add_argument(
         "--instructions", type=int, default=20_000, help="how many to compare (default 20000)"

@@ -19,7 +19,7 @@ OUTPUTS = {"--out=DIR": dict(metavar="DIR"), "--as-error|--error": dict(), "fold
 
 
 def parse(table: OptionTable, rows: tuple[str, ...], *words: str) -> dict[str, object]:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(allow_abbrev=False)
     add_options(parser, table.options(*rows))
     return vars(parser.parse_args(words))
 
@@ -34,7 +34,7 @@ def test_rows_are_named_in_one_text_or_several() -> None:
 
 def test_a_command_changes_a_row_for_itself_alone() -> None:
     table = OptionTable(RANKS, OUTPUTS)
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(allow_abbrev=False)
     add_options(parser, table.options("--pp", table.option("--tp", default=4)))
     assert vars(parser.parse_args([])) == {"pp": None, "tp": 4}
     assert parse(table, ("--tp",)) == {"tp": 1}

@@ -32,7 +32,7 @@ def digests(only: str) -> Iterator[tuple[str, str]]:
 
 def main() -> int:
     """Store or compare digests."""
-    parser = argparse.ArgumentParser(prog="python -m tools.digests", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.digests", description=__doc__, allow_abbrev=False)
     parser.add_argument("action", choices=("store", "compare"))
     parser.add_argument("file", type=Path)
     parser.add_argument("--only", default="", choices=("", "launches", "streams"))

@@ -152,7 +152,9 @@ def _run_tests(selection: list[str], folder: Path, seconds: float) -> tuple[str 
 
 def main() -> int:
     """Judge a sample of the mutants; 1 if fewer than 90 % are noticed."""
-    parser = argparse.ArgumentParser(prog="python -m tools.host_mutants", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.host_mutants", description=__doc__, allow_abbrev=False
+    )
     parser.add_argument("--sample", type=int, default=60, help="number of mutants (default 60)")
     parser.add_argument("--seed", type=int, default=1, help="of the draw (default 1)")
     parser.add_argument("--coverage", type=Path, default=ROOT / ".coverage", help="record of pytest-cov")

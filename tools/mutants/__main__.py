@@ -35,7 +35,9 @@ def sampled(everything: list[Mutant], count: int, seed: int) -> list[Mutant]:
 
 def main() -> int:
     """Run the campaign and print its tables; 1 if too many survive or too few are caught without numbers."""
-    parser = argparse.ArgumentParser(prog="python -m tools.mutants", description="break the shipped kernels")
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.mutants", description="break the shipped kernels", allow_abbrev=False
+    )
     parser.add_argument("--sample", type=int, metavar="N", help="only N of the mutants, drawn at random")
     parser.add_argument("--seed", type=int, default=0, help="of the sample (default 0)")
     parser.add_argument("--file", choices=MODULES, action="append", help="only mutants of this kernel file")

@@ -29,7 +29,7 @@ def draw_rows(count: int, seed: int = SEED) -> list[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the drawn rows with their sentences."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("count", type=int, nargs="?", default=40)
     parser.add_argument("--seed", type=int, default=SEED)
     options = parser.parse_args(arguments)

@@ -125,7 +125,9 @@ def report(outcome: Outcome) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the table on a clone; returns the exit status."""
-    parser = argparse.ArgumentParser(description="Run the vendor's kernel library through the simulator.")
+    parser = argparse.ArgumentParser(
+        description="Run the vendor's kernel library through the simulator.", allow_abbrev=False
+    )
     parser.add_argument("clone", type=Path)
     parser.add_argument("--table", type=Path, default=HERE / "table.toml")
     parser.add_argument("--only", default="", help="rows whose label contains this")
