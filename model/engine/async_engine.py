@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -84,6 +85,7 @@ class EngineState:
         shapes: Number of launched padded batches by shape.
         drafts: Verified draft tokens by draft position.
         accepted_drafts: Accepted draft tokens by draft position.
+        step_sizes: Number of steps by their number of tokens.
         expert_choices: Expert selections computed by each group under expert parallelism.
     """
 
@@ -99,6 +101,7 @@ class EngineState:
     shapes: Mapping[StepShape, int]
     drafts: Mapping[int, int]
     accepted_drafts: Mapping[int, int]
+    step_sizes: Mapping[int, int]
     expert_choices: Sequence[int] = ()
 
 
@@ -156,6 +159,7 @@ class AsyncEngine:
         self._occupied = 0
         self._pace = Pace(time.monotonic)
         self._steps, self._step_seconds = 0, 0.0
+        self._step_sizes: Counter[int] = Counter()
         self._followed: dict[str, _Followed] = {}
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = Thread(target=self._run, name="engine", daemon=True)
@@ -202,6 +206,7 @@ class AsyncEngine:
             shapes=dict(use.steps),  # a copy, because the thread adds to it
             drafts=dict(acceptance.verified),
             accepted_drafts=dict(acceptance.accepted),
+            step_sizes=dict(self._step_sizes),
             expert_choices=() if use.experts is None else tuple(use.experts.choices),
         )
 
@@ -331,10 +336,11 @@ class AsyncEngine:
 
     def _compute_step(self) -> None:
         """Compute a step and send its updates to the streams."""
-        start = time.monotonic()
+        start, tokens = time.monotonic(), self._engine.use.tokens
         outputs = self._engine.step()
         self._steps += 1
         self._step_seconds += time.monotonic() - start
+        self._step_sizes[self._engine.use.tokens - tokens] += 1
         updates: list[tuple[Stream, Update | None]] = []
         ended: dict[Stream, None] = {}
         for output in outputs:

@@ -1,21 +1,30 @@
-"""Metrics of a server for `/metrics`: vLLM's names with the prefix `nkw_`.
+"""Metrics of a server for `/metrics`: vLLM's names with the prefix `nkw_`, and its own series for its dashboards.
 
-Times are seconds of the engine's clock. Every sample has the label `model_name`.
+Times are seconds of the engine's clock. Every sample has the label `model_name`. The series `vllm:…` are those that the
+Grafana dashboards of vLLM 0.33.0 query (its examples/observability), with vLLM's labels, types and bucket bounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from model.engine import RequestOutput
 from model.engine.async_engine import EngineState
+from model.engine.outputs import FinishReason
 from model.layers.launch import StepShape
 
 PredictSeconds = Callable[[Mapping[StepShape, int]], tuple[float, int]]
@@ -23,6 +32,35 @@ PredictSeconds = Callable[[Mapping[StepShape, int]], tuple[float, int]]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000)
 _TOKENS = tuple(2**power for power in range(18))
+_VLLM_FIRST_TOKEN_SECONDS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0),
+    *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_VLLM_TOKEN_SECONDS = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0),
+    *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+_VLLM_REQUEST_SECONDS = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+_VLLM_STEP_TOKENS = tuple(float(2**power) for power in (0, *range(3, 15)))
+_VLLM_BOUNDS: Mapping[str, Sequence[float]] = {
+    "time_to_first_token_seconds": _VLLM_FIRST_TOKEN_SECONDS,
+    "inter_token_latency_seconds": _VLLM_TOKEN_SECONDS,
+    "request_time_per_output_token_seconds": _VLLM_TOKEN_SECONDS,
+    "request_params_n": (1, 2, 5, 10, 20),
+}
+"""Upper bounds of buckets of vLLM's histograms, by name; other times have `_VLLM_REQUEST_SECONDS`."""
+_VLLM_NAMES = frozenset(
+    "num_requests_running num_requests_waiting kv_cache_usage_perc prompt_tokens generation_tokens "
+    "prefix_cache_queries prefix_cache_hits num_preemptions request_success spec_decode_num_drafts "
+    "spec_decode_num_draft_tokens spec_decode_num_accepted_tokens spec_decode_num_accepted_tokens_per_pos "
+    "cache_config".split()
+)
+"""Counters, gauges and infos that vLLM has with the same meaning."""
+_VLLM_ENGINE = "0"
+"""Label `engine` of vLLM's series; a router of replicas writes the replica there."""
 _HISTOGRAMS = {
     "time_to_first_token_seconds": ("From a request's arrival to its first token.", _SECONDS),
     "inter_token_latency_seconds": ("From a token of a request to the next one.", _SECONDS),
@@ -51,18 +89,29 @@ class Metrics:
 
     Args:
         model: The value of the label `model_name`.
+        max_model_len: The length of the longest sequence, which bounds the buckets of vLLM's histograms of tokens.
         prefix_caching: Whether the tokens of prompts count as queries of the prefix cache.
     """
 
-    def __init__(self, model: str, prefix_caching: bool = True) -> None:
+    def __init__(self, model: str, max_model_len: int, prefix_caching: bool = True) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         self._prefix_caching = prefix_caching
         self._histograms = {
-            name: Histogram(
-                f"nkw_{name}", text, ["model_name"], buckets=edges, registry=self._registry
-            ).labels(model)
+            name: (
+                Histogram(f"nkw_{name}", text, ["model_name"], buckets=edges, registry=self._registry).labels(
+                    model
+                ),
+                Histogram(
+                    f"vllm:{name}",
+                    text,
+                    ["model_name", "engine"],
+                    buckets=_vllm_bounds(name, max_model_len),
+                    registry=self._registry,
+                ).labels(model, _VLLM_ENGINE),
+            )
             for name, (text, edges) in _HISTOGRAMS.items()
         }
+        """For each name our histogram and vLLM's, which differ in their buckets."""
         self._counters = {
             name: Counter(f"nkw_{name}", text, ["model_name"], registry=self._registry).labels(model)
             for name, text in _COUNTERS.items()
@@ -73,6 +122,8 @@ class Metrics:
             ["model_name", "finished_reason"],
             registry=self._registry,
         )
+        for reason in get_args(FinishReason):
+            self._ended.labels(model, reason)  # a rate needs the sample before the first request
         self._model = model
         self._progress: dict[str, tuple[int, float]] = {}
         """Number of tokens and time of the last one, by the id of a request that has not ended."""
@@ -93,7 +144,7 @@ class Metrics:
             if before == 0:
                 self._record_first_token(output)
             else:
-                self._histograms["inter_token_latency_seconds"].observe(now - last)
+                self._observe("inter_token_latency_seconds", now - last)
             self._progress[output.request_id] = tokens, now
         if not output.finished:
             return
@@ -102,24 +153,26 @@ class Metrics:
             self._ended.labels(self._model, continuation.finish_reason).inc()
         self._counters["num_preemptions"].inc(metrics.num_preemptions)
         longest = max(lengths)
-        self._histograms["request_generation_tokens"].observe(tokens)
-        self._histograms["request_max_num_generation_tokens"].observe(longest)
-        self._histograms["request_params_n"].observe(len(output.outputs))
+        self._observe("request_generation_tokens", tokens)
+        self._observe("request_max_num_generation_tokens", longest)
+        self._observe("request_params_n", len(output.outputs))
         if metrics.finished_time is not None:
-            self._histograms["e2e_request_latency_seconds"].observe(
-                metrics.finished_time - metrics.arrival_time
-            )
+            self._observe("e2e_request_latency_seconds", metrics.finished_time - metrics.arrival_time)
         if first is not None and now is not None and metrics.first_scheduled_time is not None:
-            self._histograms["request_decode_time_seconds"].observe(now - first)
-            self._histograms["request_inference_time_seconds"].observe(now - metrics.first_scheduled_time)
+            self._observe("request_decode_time_seconds", now - first)
+            self._observe("request_inference_time_seconds", now - metrics.first_scheduled_time)
             if longest > 1:
-                self._histograms["request_time_per_output_token_seconds"].observe(
-                    (now - first) / (longest - 1)
-                )
+                self._observe("request_time_per_output_token_seconds", (now - first) / (longest - 1))
 
     def text(self) -> bytes:
         """Return all samples in Prometheus' text format."""
-        return generate_latest(self._registry)
+        families = list(self._registry.collect())
+        return generate_latest(Families([*families, *_list_vllm_families(families)]))
+
+    def _observe(self, name: str, amount: float) -> None:
+        """Record an observation in both histograms of a name."""
+        for histogram in self._histograms[name]:
+            histogram.observe(amount)
 
     def _record_first_token(self, output: RequestOutput) -> None:
         metrics, prompt = output.metrics, len(output.prompt_token_ids)
@@ -128,16 +181,48 @@ class Metrics:
         if self._prefix_caching:
             self._counters["prefix_cache_queries"].inc(prompt)
             self._counters["prefix_cache_hits"].inc(metrics.num_cached_tokens)
-        self._histograms["request_prompt_tokens"].observe(prompt)
-        self._histograms["time_to_first_token_seconds"].observe(
-            metrics.first_token_time - metrics.arrival_time
-        )
-        self._histograms["request_queue_time_seconds"].observe(
-            metrics.first_scheduled_time - metrics.arrival_time
-        )
-        self._histograms["request_prefill_time_seconds"].observe(
-            metrics.first_token_time - metrics.first_scheduled_time
-        )
+        self._observe("request_prompt_tokens", prompt)
+        self._observe("time_to_first_token_seconds", metrics.first_token_time - metrics.arrival_time)
+        self._observe("request_queue_time_seconds", metrics.first_scheduled_time - metrics.arrival_time)
+        self._observe("request_prefill_time_seconds", metrics.first_token_time - metrics.first_scheduled_time)
+
+
+@dataclass
+class Families(Collector):
+    """Metric families as a collector, which is what `generate_latest` reads."""
+
+    families: Sequence[Metric]
+
+    def collect(self) -> Sequence[Metric]:
+        """Return the metric families."""
+        return self.families
+
+
+def _vllm_bounds(name: str, max_model_len: int) -> Sequence[float]:
+    """Return the upper bounds of the buckets of a histogram of vLLM, without the last one, which is infinite."""
+    if name in _VLLM_BOUNDS:
+        return _VLLM_BOUNDS[name]
+    if name.endswith("_seconds"):
+        return _VLLM_REQUEST_SECONDS
+    series = (mantissa * 10**power for power in range(len(str(max_model_len))) for mantissa in (1, 2, 5))
+    return [bound for bound in series if bound <= max_model_len]
+
+
+def _list_vllm_families(families: Sequence[Metric]) -> Iterator[Metric]:
+    """Yield vLLM's counters, gauges and infos with the samples of ours. vLLM writes an info as a gauge."""
+    for family in families:
+        name = family.name.removeprefix("nkw_")
+        if name in _VLLM_NAMES:
+            is_info = family.type == "info"
+            alias = Metric(
+                f"vllm:{name}_info" if is_info else f"vllm:{name}",
+                family.documentation,
+                "gauge" if is_info else family.type,
+            )
+            for sample in family.samples:
+                labels = {**sample.labels, "engine": _VLLM_ENGINE}
+                alias.add_sample(sample.name.replace("nkw_", "vllm:", 1), labels, sample.value)
+            yield alias
 
 
 @dataclass(eq=False)
@@ -201,7 +286,22 @@ class _EngineCollector(Collector):
                 "target",
             ),
             self._family(InfoMetricFamily, "cache_config", "Pages of the cache.", {(): pages}),
+            self._step_sizes(state),
         ]
+
+    def _step_sizes(self, state: EngineState) -> Metric:
+        """Return vLLM's histogram of the number of tokens of a step."""
+        bounds = [*_VLLM_STEP_TOKENS, float("inf")]
+        family = HistogramMetricFamily(
+            "vllm:iteration_tokens_total", "Tokens of a step.", labels=["model_name", "engine"]
+        )
+        counts = [
+            (floatToGoString(bound), sum(count for size, count in state.step_sizes.items() if size <= bound))
+            for bound in bounds
+        ]
+        total = sum(size * count for size, count in state.step_sizes.items())
+        family.add_metric([self.model, _VLLM_ENGINE], counts, total)
+        return family
 
     def _family(
         self,

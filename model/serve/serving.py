@@ -75,9 +75,10 @@ async def run_application(
     folder = Path(options.model).resolve()
     name = options.served_model_name or folder.name
     speech_model = SpeechModel.from_folder(folder)
-    metrics = Metrics(name, prefix_caching=speech_model is None and options.prefix_caching)
-    async_engine = AsyncEngine(engine, max_continuations(options), metrics.watch)
     cache, limits, args = engine.scheduler.cache, engine.limits, engine_args(options)
+    prefix_caching = speech_model is None and options.prefix_caching
+    metrics = Metrics(name, limits.max_model_len, prefix_caching)
+    async_engine = AsyncEngine(engine, max_continuations(options), metrics.watch)
     pages: dict[CacheGroup, int] = {None: cache.pages, **dict(cache.window_pages)}
     if cache.slots is not None:
         pages[STATES] = cache.slots.count

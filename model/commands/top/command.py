@@ -111,8 +111,11 @@ def format_metrics(now: Samples, before: Samples, seconds: float) -> str:
 
     def format_time_per_step(name: str, missing: float = 0.0) -> str:
         """Return a time divided by the number of steps; `missing` parts of steps have no time."""
+        seconds = get_sample(name)
+        if missing and not seconds:
+            return f"unknown so far: {missing:,.0f} parts of steps are not predicted yet"
         without = f", without {missing:,.0f} parts" if missing else ""
-        return f"{get_sample(name) / steps * 1e3:,.2f} ms a step{without}" if steps else "none"
+        return f"{seconds / steps * 1e3:,.2f} ms a step{without}" if steps else "none"
 
     rows = [
         (

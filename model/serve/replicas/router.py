@@ -11,13 +11,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import Counter, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.registry import Collector
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
@@ -26,7 +24,7 @@ from model.serve.errors import ApiError, replica_ended_error, server_stopping_er
 from model.serve.http.app import router as routes
 from model.serve.http.gate import KEY_SALT, encode_error, error_response
 from model.serve.log import LOG
-from model.serve.metrics import CONTENT_TYPE
+from model.serve.metrics import CONTENT_TYPE, Families
 from model.serve.openai.generation import ClientGone, run_while_connected
 from model.serve.replicas.backend import Answer, Backend, Call, Head, ReplicaLost
 from model.serve.replicas.routing import GENERATING, RoutedRequest, Routing
@@ -121,23 +119,14 @@ class Router:
     async def _answer_metrics(self) -> Response:
         """Return the metrics of all replicas, with the label `replica`, and those of the router."""
         families = _label_metrics(await self._backend.ask("/metrics"))
-        metrics = _Metrics([*families, *self._routed.collect(), *self._backend.collect()])
+        metrics = Families([*families, *self._routed.collect(), *self._backend.collect()])
         return Response(generate_latest(metrics), headers={"content-type": CONTENT_TYPE})
-
-
-@dataclass
-class _Metrics(Collector):
-    """Metric families as a collector, which is what `generate_latest` reads."""
-
-    families: Sequence[Metric]
-
-    def collect(self) -> Sequence[Metric]:
-        """Return the metric families."""
-        return self.families
 
 
 def _label_metrics(metrics: Sequence[tuple[Hashable, Answer]]) -> Iterable[Metric]:
     """Return the metric families of all replicas, whose samples get the label `replica`.
+
+    The label `engine` of vLLM's series is the replica too.
 
     Args:
         metrics: The key of every replica, and its answer to `/metrics`.
@@ -147,7 +136,9 @@ def _label_metrics(metrics: Sequence[tuple[Hashable, Answer]]) -> Iterable[Metri
         for metric in text_string_to_metric_families(answer.body.decode()):
             family = families.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
             for sample in metric.samples:
-                family.add_sample(sample.name, {**sample.labels, "replica": str(key)}, sample.value)
+                names = ("replica", "engine") if "engine" in sample.labels else ("replica",)
+                labels = sample.labels | dict.fromkeys(names, str(key))
+                family.add_sample(sample.name, labels, sample.value)
     return families.values()
 
 
