@@ -6,6 +6,7 @@ import platform
 from dataclasses import asdict
 from typing import Any
 
+from model.plan.dry import Time
 from model.plan.meshes import Candidate
 from model.plan.plan import Fit, Phase, Plan, Rate
 from model.plan.sizes import DTYPE_BYTES
@@ -44,7 +45,8 @@ def build_document(plan: Plan, name: str) -> dict[str, Any]:
         "generate": plan.generate,
         "batch": request.batch,
         "fits": plan.rate.fits,
-        "price": request.price,
+        "price": None if plan.price is None else plan.price.dollars_per_hour,
+        "price_basis": None if plan.price is None else asdict(plan.price),
         "peaks": {**asdict(placement.peaks), "ridge": placement.peaks.ridge},
         "by_tp": [asdict(footprint) for footprint in plan.footprints],
         "instances": [_describe_fit(fit) for fit in plan.fits],
@@ -100,7 +102,10 @@ def _describe_fit(fit: Fit) -> dict[str, Any]:
 
 
 def _describe_phase(plan: Plan, phase: Phase) -> dict[str, Any]:
-    """Return the object of a prompt or a decode step; `kernels` is null if it is not predicted."""
+    """Return the object of a prompt or a decode step; `kernels` is null if it is not predicted.
+
+    The times are null if the plan's batch does not fit.
+    """
     predicted = phase.predicted
     return {
         "operations": phase.work.operations,
@@ -109,7 +114,7 @@ def _describe_phase(plan: Plan, phase: Phase) -> dict[str, Any]:
         "operations_per_byte": phase.work.intensity,
         "bound": phase.work.bound(plan.placement.peaks).value,
         "roofline_ns": phase.roofline_ns,
-        **asdict(phase.time),
+        **_describe_time(phase, plan.rate.fits),
         "overhead_ns": 0.0 if predicted is None else predicted.overhead.program_ns,
         "kernels": None
         if predicted is None
@@ -127,15 +132,25 @@ def _describe_phase(plan: Plan, phase: Phase) -> dict[str, Any]:
 
 
 def _describe_rate(rate: Rate) -> dict[str, Any]:
-    """Return the object of a batch; `dollars_per_million` is null without a price."""
-    dollars = rate.dollars_per_million
+    """Return the object of a batch; its times and throughputs are null if it does not fit, dollars without a price."""
+    dollars = rate.dollars
     return {
         "batch": rate.batch,
         "fits": rate.fits,
-        **asdict(rate.step.time),
+        **_describe_time(rate.step, rate.fits),
         "tokens_per_s": rate.tokens_per_s,
         "request_tokens_per_s": rate.request_tokens_per_s,
-        "dollars_per_million": None
-        if dollars is None
-        else {"dataflow": dollars.dataflow_ns, "program": dollars.program_ns, "serial": dollars.serial_ns},
+        "dollars_per_million": None if dollars is None else _describe_dollars(dollars.request),
+        "dollars_per_million_input": None if dollars is None else _describe_dollars(dollars.input),
+        "dollars_per_million_output": None if dollars is None else _describe_dollars(dollars.output),
     }
+
+
+def _describe_time(phase: Phase, fits: bool) -> dict[str, float | None]:
+    """Return the three readings of a phase; null if its batch does not fit."""
+    return asdict(phase.time) if fits else dict.fromkeys(asdict(phase.time))
+
+
+def _describe_dollars(dollars: Time) -> dict[str, float]:
+    """Return the object of dollars per million tokens in three readings."""
+    return {"dataflow": dollars.dataflow_ns, "program": dollars.program_ns, "serial": dollars.serial_ns}

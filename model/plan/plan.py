@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from model.device import INSTANCES, Instance, chip, find_instance
 from model.errors import ModelError
@@ -22,6 +23,7 @@ from model.plan.memory import (
 )
 from model.plan.meshes import Candidate, Meshes, check_mesh
 from model.plan.predict import PassTime, Predictor
+from model.plan.prices import Price, find_price
 from model.plan.roofline import (
     Accelerator,
     Work,
@@ -50,7 +52,10 @@ _MAX_TOKENS = 2**30
 
 @dataclass(frozen=True)
 class Request:
-    """The options of a plan; None leaves the choice to the planner."""
+    """The options of a plan; None leaves the choice to the planner.
+
+    `price` is that of the instance in dollars an hour; `prices` is a file that replaces the shipped prices.
+    """
 
     instance: str | None = None
     accelerator: str | None = None
@@ -63,6 +68,7 @@ class Request:
     generate: int | None = None
     dtype: str | None = None
     price: float | None = None
+    prices: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -80,15 +86,35 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class Dollars:
+    """Dollars per million tokens, in the three readings of the times.
+
+    `input` is for tokens of prompts and `output` for tokens of decode steps. `request` is for generated tokens, with
+    the prompts of their requests.
+    """
+
+    input: Time
+    output: Time
+    request: Time
+
+
+@dataclass(frozen=True)
 class Rate:
-    """Decoding in batches of one size: the step, and the throughput and price of requests with their prompts."""
+    """Decoding in batches of one size: the step, and the throughput and price of requests with their prompts.
+
+    The throughputs are None for a batch that does not fit; `dollars` is None for such a batch or without a price.
+    """
 
     batch: int
-    fits: bool
     step: Phase
-    tokens_per_s: float
-    request_tokens_per_s: float
-    dollars_per_million: Time | None
+    tokens_per_s: float | None = None
+    request_tokens_per_s: float | None = None
+    dollars: Dollars | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether a copy holds the batch beside the weights."""
+        return self.tokens_per_s is not None
 
 
 @dataclass(frozen=True)
@@ -143,8 +169,8 @@ class Placement:
         return self.peaks.memory_bytes is None or self.mesh.weight_bytes <= self.peaks.memory_bytes
 
     def can_hold(self, batch: int) -> bool:
-        """Return whether a copy holds a batch; True if the memory is unknown."""
-        return self.peaks.memory_bytes is None or batch <= self.mesh.sequences
+        """Return whether a copy holds the weights and a batch; True if the memory is unknown."""
+        return self.peaks.memory_bytes is None or (self.holds_weights and batch <= self.mesh.sequences)
 
     def step_ns(self, work: Work, batch: int) -> float:
         """Return the roofline of a decode step: of all ranks together, or of the stages and groups of the mesh."""
@@ -158,7 +184,8 @@ class Plan:
     """The results of a plan.
 
     `dtype`, `prompt` and `generate` are those of `request`, or the planner's choice. `first_tokens` is the phase of as
-    many prompts as the batch has, packed into the launches of one prompt.
+    many prompts as the batch has, packed into the launches of one prompt. `price` is None if no price is known. Phases
+    of a batch that does not fit have no predicted times.
     """
 
     model: ModelSizes
@@ -172,6 +199,7 @@ class Plan:
     first_token: Phase
     first_tokens: Phase
     rates: tuple[Rate, ...]
+    price: Price | None
 
     @property
     def context(self) -> int:
@@ -216,19 +244,24 @@ def make_plan(model: ModelSizes, request: Request) -> Plan:
         _check_sequence(model, placement)
     predictor = _create_predictor(model, request, placement, dtype, context)
     peaks = placement.peaks.scale(placement.shape.tp)
+    price = _find_price(request, placement)
 
     def plan_prompts(batch: int) -> Phase:
         work = count_prefill_work(model, dtype, batch, prompt)
-        predicted = predictor.predict_prompts(prompt, batch) if predictor else None
+        fits = placement.can_hold(batch)
+        predicted = predictor.predict_prompts(prompt, batch) if predictor and fits else None
         return Phase(work, 1e9 * work.seconds(peaks), predicted)
 
     first_token = plan_prompts(1)
     rates = []
     for batch in sorted({*powers_of_two(LARGEST_BATCH), request.batch}):
-        work = count_decode_work(model, dtype, batch, context)
-        predicted = predictor.predict_step(batch) if predictor else None
+        work, fits = count_decode_work(model, dtype, batch, context), placement.can_hold(batch)
+        predicted = predictor.predict_step(batch) if predictor and fits else None
         step = Phase(work, placement.step_ns(work, batch), predicted)
-        rates.append(_compute_rate(batch, placement, first_token, step, generate, request.price))
+        if fits:
+            rates.append(_compute_rate(batch, placement, first_token, step, (prompt, generate), price))
+        else:
+            rates.append(Rate(batch, step))
     return Plan(
         model=model,
         request=request,
@@ -243,7 +276,15 @@ def make_plan(model: ModelSizes, request: Request) -> Plan:
         first_token=first_token,
         first_tokens=first_token if request.batch == 1 else plan_prompts(request.batch),
         rates=tuple(rates),
+        price=price,
     )
+
+
+def _find_price(request: Request, placement: Placement) -> Price | None:
+    """Return the price of an hour: that of the request, else that of the instance in a file of prices."""
+    if placement.instance is not None:
+        return find_price(placement.instance, request.price, request.prices)
+    return None if request.price is None else Price(request.price)
 
 
 def _create_predictor(
@@ -340,22 +381,32 @@ def _choose_tokens(model: ModelSizes, request: Request) -> tuple[int, int]:
 
 
 def _compute_rate(
-    batch: int, placement: Placement, first_token: Phase, step: Phase, generate: int, price: float | None
+    batch: int,
+    placement: Placement,
+    first_token: Phase,
+    step: Phase,
+    tokens: tuple[int, int],
+    price: Price | None,
 ) -> Rate:
     """Return the throughput of a batch: prompts one after another with their first tokens, then joint decode steps."""
+    prompt, generate = tokens
+    copies = placement.mesh.copies
     requests = first_token.time * batch + step.time * (generate - 1)
-    tokens = batch * generate * placement.mesh.copies
-    per_million = None
+    dollars = None
     if price is not None:
-        # dollars an hour over tokens an hour, for a million
-        per_million = requests * (price / 3600e9 / tokens * 1e6)
+        # Dollars of a million ns of the instance, for each token that all copies compute in them.
+        rate = price.dollars_per_hour / 3600e9 * 1e6 / copies
+        dollars = Dollars(
+            input=first_token.time * (rate / prompt),
+            output=step.time * (rate / batch),
+            request=requests * (rate / (batch * generate)),
+        )
     return Rate(
         batch=batch,
-        fits=placement.can_hold(batch),
         step=step,
         tokens_per_s=1e9 * batch / step.time.program_ns,
-        request_tokens_per_s=1e9 * tokens / requests.program_ns,
-        dollars_per_million=per_million,
+        request_tokens_per_s=1e9 * batch * generate * copies / requests.program_ns,
+        dollars=dollars,
     )
 
 

@@ -29,9 +29,9 @@ class Transcription:
 
 
 def compute_transcription(plan: Plan) -> Transcription | None:
-    """Return the speed of transcription of a plan; None for a model that continues texts."""
+    """Return the speed of transcription of a plan; None for a model of texts or a batch that does not fit."""
     shape = plan.model.config.spectrum
-    if shape is None:
+    if shape is None or plan.rate.request_tokens_per_s is None:
         return None
     window_s = shape[1] * SECONDS_OF_COLUMN
     alone = next(rate for rate in plan.rates if rate.batch == 1)

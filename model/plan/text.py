@@ -213,7 +213,7 @@ def _format_phases(plan: Plan) -> list[Part]:
 
 
 def _format_kernels(plan: Plan) -> list[list[Part]]:
-    """Return the tables of predicted times, and of the kernels of a prompt and a step; none of a plan of rooflines."""
+    """Return the tables of predicted times, and of the kernels of a prompt and a step; none without predicted times."""
     first, step, batch = plan.first_token.predicted, plan.rate.step.predicted, plan.request.batch
     if first is None or step is None:
         return []
@@ -247,33 +247,54 @@ def _format_launches(predicted: PassTime) -> Iterator[tuple[str, ...]]:
 
 def _format_rates(plan: Plan) -> list[Part]:
     """Return the table of batches with their steps, throughput and price, and its notes."""
-    is_predicted, price = plan.first_token.predicted is not None, plan.request.price
+    if not plan.placement.can_hold(1):
+        return [_sentence("no batch fits, so there are no rates and no prices")]
+    is_predicted, price = plan.first_token.predicted is not None, plan.price
     heads = ["batch", "ms (dataflow..serial)" if is_predicted else "ms, roofline", "decoding", "with prompts"]
+    heads += ["$ input", "$ output"] if price is not None else []
     rows = []
     for rate in plan.rates:
+        if rate.tokens_per_s is None or rate.request_tokens_per_s is None:
+            rows.append([f"{rate.batch:,}", *("-" for _ in heads[1:]), "!"])
+            continue
         time = rate.step.time
         row = [f"{rate.batch:,}", _format_time(time) if is_predicted else _format_ms(time.program_ns)]
         row += [f"{rate.tokens_per_s:,.1f}", f"{rate.request_tokens_per_s:,.1f}"]
-        if rate.dollars_per_million is not None:
-            row.append(f"{rate.dollars_per_million.program_ns:,.3f}")
-        rows.append([*row, "" if rate.fits else "!"])
-    dollars = "" if price is None else f"; $ per million of these at ${price:,.2f}/h"
+        if rate.dollars is not None:
+            row += [f"{dollars.program_ns:,.3f}" for dollars in (rate.dollars.input, rate.dollars.output)]
+        rows.append([*row, ""])
+    per_million = "" if price is None else "; $ per million tokens of prompts (input) and of steps (output)"
     out: list[Part] = [
         *_format_transcription(plan),
         _sentence(
-            f"by batch: a step; tokens/s of one copy decoding; of {_format_copies(plan)} with prompts{dollars}"
+            f"by batch: a step; tokens/s of one copy decoding; of {_format_copies(plan)} with prompts{per_million}"
         ),
-        table("|".join([*heads, *(["$/million"] if price is not None else []), ""]), rows, left=()),
+        table("|".join([*heads, ""]), rows, left=(), gap=1),
     ]
-    if not plan.placement.holds_weights:
-        out.append("! the weights do not fit")
-    elif not all(rate.fits for rate in plan.rates):
+    if not all(rate.fits for rate in plan.rates):
         out.append("! the cache of this batch does not fit beside the weights")
-    requested = plan.rate.dollars_per_million
-    if is_predicted and requested is not None:
-        low, high = requested.dataflow_ns, requested.serial_ns
-        out.append(f"batch {plan.request.batch:,}: {low:,.3f}..{high:,.3f} $/million (dataflow..serial)")
-    return out
+    return [*out, *_format_price(plan)]
+
+
+def _format_price(plan: Plan) -> list[Part]:
+    """Return sentences on the price of the instance and of generated tokens; none without a price."""
+    if plan.price is None:
+        return []
+    dollars, sentences = plan.rate.dollars, [f"{plan.placement.name} at {plan.price}"]
+    if dollars is not None:
+        low, middle, high = (
+            f"{dollars:,.3f}"
+            for dollars in (
+                dollars.request.dataflow_ns,
+                dollars.request.program_ns,
+                dollars.request.serial_ns,
+            )
+        )
+        bounds = f" ({low}..{high}, dataflow..serial)" if low != high else ""
+        sentences.append(
+            f"batch {plan.request.batch:,}: {middle}{bounds} $/million generated tokens, prompts included"
+        )
+    return [_sentence(sentence) for sentence in sentences]
 
 
 def _format_transcription(plan: Plan) -> list[Part]:
@@ -299,6 +320,8 @@ def describe_basis(plan: Plan) -> Iterator[str]:
     instance, first, step = plan.placement.instance, plan.first_token.predicted, plan.rate.step.predicted
     if instance is None:
         yield f"Times are rooflines of the peaks given ({plan.placement.peaks.source})."
+    elif not plan.rate.fits:
+        yield f"No times of batch {plan.request.batch:,} are predicted, because it does not fit."
     elif first is None or step is None:
         *missing, last = unsupported(plan.model.config)
         features = f"{', '.join(missing)} or {last}" if missing else last

@@ -17,6 +17,7 @@ def build_document(traffic: Traffic, name: str) -> dict[str, Any]:
     """Return the document of `--json` for a config of that name; docs/model/planning.md has its schema."""
     request, deployment, workload = traffic.request, traffic.deployment, traffic.workload
     setup = deployment.setup
+    price = None if traffic.price is None else traffic.price.dollars_per_hour
     return {
         "config": name,
         "model_type": traffic.model.config.model_type,
@@ -42,19 +43,18 @@ def build_document(traffic: Traffic, name: str) -> dict[str, Any]:
         "seed": request.seed,
         "sla_ns": asdict(request.level),
         "breaking_rate": traffic.breaking_rate,
-        "price": request.price,
-        "run": _build_run(traffic.summary, request.price),
+        "price": price,
+        "price_basis": None if traffic.price is None else asdict(traffic.price),
+        "run": _build_run(traffic.summary, price),
         "variants": [
             {
                 "name": variant.name,
                 "refusal": variant.refusal or None,
-                "run": None if variant.summary is None else _build_run(variant.summary, request.price),
+                "run": None if variant.summary is None else _build_run(variant.summary, price),
             }
             for variant in traffic.variants
         ],
-        "curve": [
-            {"rate": point.rate, "run": _build_run(point.run, request.price)} for point in traffic.curve
-        ],
+        "curve": [{"rate": point.rate, "run": _build_run(point.run, price)} for point in traffic.curve],
         "shapes": [
             {**(_build_shape(step) or {}), **asdict(done.time)}
             for step, done in deployment.clock.shapes.items()
@@ -103,6 +103,8 @@ def _build_run(run: Summary, price: float | None) -> dict[str, Any]:
         "padding": run.padding,
         "preemptions": run.preemptions,
         "dollars_per_million": None if price is None else run.dollars_per_million(price),
+        "dollars_per_million_input": None if price is None else run.dollars_per_million_input(price),
+        "dollars_per_million_output": None if price is None else run.dollars_per_million_output(price),
         "slices": [asdict(slice) for slice in run.slices],
     }
 

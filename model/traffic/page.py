@@ -48,7 +48,7 @@ def render_page(traffic: Traffic, name: str) -> str:
 
 def _render_facts(traffic: Traffic) -> str:
     """Return the figures at the top of the page."""
-    run, price = traffic.summary, traffic.request.price
+    run, price = traffic.summary, traffic.price
     facts = [
         (f"{format_ms(run.ttft[99])} ms", "TTFT, p99"),
         (f"{format_ms(run.itl[99])} ms", "between tokens, p99"),
@@ -58,7 +58,8 @@ def _render_facts(traffic: Traffic) -> str:
     if traffic.breaking_rate is not None:
         facts.append((f"{traffic.breaking_rate:,.2f}", "requests/s at which it breaks"))
     if price is not None:
-        facts.append((f"${run.dollars_per_million(price):,.3f}", "per million new tokens"))
+        dollars = run.dollars_per_million(price.dollars_per_hour)
+        facts.append((f"${dollars:,.3f}", "per million new tokens, prompts included"))
     cells = (
         f'<div class="fact"><b>{escape(figure)}</b><span>{escape(label)}</span></div>'
         for figure, label in facts

@@ -162,6 +162,14 @@ class Summary:
         """Return the dollars per million new tokens, at a price of the instance in dollars an hour."""
         return price / 3600 / self.tokens_per_s * 1e6
 
+    def dollars_per_million_input(self, price: float) -> float:
+        """Return the dollars per million tokens of prompts: their share of the steps' time, and of the idle time."""
+        return self.prompts * self.dollars_per_million(price) * self.new_tokens / self.prompt_tokens
+
+    def dollars_per_million_output(self, price: float) -> float:
+        """Return the dollars per million new tokens without the share of the prompts."""
+        return (1 - self.prompts) * self.dollars_per_million(price)
+
 
 def summarize(
     records: Sequence[Record], level: ServiceLevel, pages: int, prefill_replicas: int = 0

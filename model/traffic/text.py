@@ -138,9 +138,14 @@ def _describe_rates(traffic: Traffic) -> Iterator[str]:
         )
     elif traffic.searched:
         yield "the service level breaks at every rate: requests alone do not keep to it"
-    if request.price is not None:
-        dollars = run.dollars_per_million(request.price)
-        yield f"${dollars:,.3f} per million new tokens at ${request.price:,.2f}/h"
+    if traffic.price is not None:
+        price = traffic.price.dollars_per_hour
+        yield (
+            f"${run.dollars_per_million_input(price):,.3f} per million tokens of prompts and "
+            f"${run.dollars_per_million_output(price):,.3f} per million new tokens, by shares of the steps' time; "
+            f"${run.dollars_per_million(price):,.3f} per million new tokens, prompts included"
+        )
+        yield f"{traffic.deployment.instance.name} at {traffic.price}"
 
 
 def _build_slices(run: Summary) -> list[Part]:

@@ -15,6 +15,7 @@ from model.engine.buckets import MOST_ROWS, Buckets
 from model.errors import ModelError, read_text_file
 from model.loading.tokenizer import Tokenizer
 from model.plan.plan import DEFAULT_INSTANCE
+from model.plan.prices import Price, find_price
 from model.plan.sizes import ModelSizes, load_model
 from model.speech.recording import SECONDS_OF_COLUMN
 from model.speech.rules import BEGINNING_TOKENS
@@ -54,7 +55,7 @@ class Request:
     | `rate`, `share` | requests per second; or the rate as a share of the breaking rate |
     | `users`, `think_s` | users who send requests instead, and their pause after an answer in seconds |
     | `requests` | number of requests; of a trace, the most that are read |
-    | `price` | dollars an hour of the instance |
+    | `price`, `prices` | dollars an hour of the instance; a file that replaces the shipped prices |
     | `acceptance`, `acceptance_text` | acceptance rates of drafts; or a text on which acceptance is measured |
     | `compare`, `curve` | whether variants, and runs at rates around the breaking rate, are predicted |
 
@@ -79,6 +80,7 @@ class Request:
     prefix: SharedPrefix | None = None
     level: ServiceLevel = LEVEL
     price: float | None = None
+    prices: Path | None = None
     seed: int = 0
     block_size: int = 16
     options: SchedulerOptions = LIMITS
@@ -125,7 +127,8 @@ class Traffic:
     """Prediction of traffic.
 
     `breaking_rate` is in requests per second. It is searched for unless users decide the rate, or all requests arrive
-    at one moment. If it was `searched` for and is None, the service level does not hold at any rate.
+    at one moment. If it was `searched` for and is None, the service level does not hold at any rate. `price` is None if
+    no price is known.
     """
 
     request: Request
@@ -135,6 +138,7 @@ class Traffic:
     summary: Summary
     breaking_rate: float | None
     searched: bool
+    price: Price | None
     variants: tuple[Variant, ...]
     curve: tuple[RatePoint, ...] = ()
 
@@ -178,6 +182,7 @@ def predict_traffic(request: Request, report_progress: Callable[[str], None]) ->
     if request.buckets is not None:
         setup = replace(setup, sizes=_choose_buckets(request.buckets, setup.bucket_limits, offered))
     deployment = Deployment(model, setup)
+    price = find_price(deployment.instance, request.price, request.prices)
     breaking_rate, curve, variants = None, list[RatePoint](), list[Variant]()
     searched = offered.rate is not None
     if searched:
@@ -192,7 +197,9 @@ def predict_traffic(request: Request, report_progress: Callable[[str], None]) ->
     if request.compare:
         variants += predict_variants(model, deployment, workload, request.level, run.prompts, report_progress)
     return Traffic(
-        request, model, deployment, workload, run, breaking_rate, searched, tuple(variants), tuple(curve)
+        *(request, model, deployment, workload, run, breaking_rate, searched, price),
+        variants=tuple(variants),
+        curve=tuple(curve),
     )
 
 

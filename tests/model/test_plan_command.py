@@ -17,8 +17,8 @@ from tests.model.test_plan_parameters import CONFIGS, GEMMA3N, NOT_COMPUTED, cha
 from tests.model.test_plan_predict import tiny
 
 
-def printed(capsys, *arguments: str) -> str:
-    assert main(["plan", *arguments]) == 0
+def printed(capsys, *arguments: str, status: int = 0) -> str:
+    assert main(["plan", *arguments]) == status
     captured = capsys.readouterr()
     assert only_progress(captured.err)
     assert max(map(len, captured.out.splitlines())) <= 80
@@ -58,7 +58,8 @@ def test_a_plan_with_kernels_says_where_the_time_goes(small, capsys) -> None:
         "lm_head",
     ):
         assert f"\n{kernel} " in text
-    assert "$/million" in text
+    assert "$ input $ output" in text
+    assert "trn2.48xlarge at $12.50/h\n" in text
     assert "Times are dry runs of this project's kernels" in text
     assert "Roofline for a part" not in text
 
@@ -123,12 +124,12 @@ def test_no_document_holds_an_infinity(small, tmp_path, capsys) -> None:
 
 def test_an_accelerator_is_planned_by_its_peaks(capsys, monkeypatch) -> None:
     monkeypatch.chdir(CONFIGS)
-    text = printed(capsys, "llama-2-13b.json", "--accelerator", "h100", "--batch", "256")
+    text = printed(capsys, "llama-2-13b.json", "--accelerator", "h100", "--batch", "256", status=1)
     assert "ridge 295.2 op/byte: 989.0 TFLOPS over 3.350 TB/s" in text
     steps = {line.split()[0]: line.split()[1:3] for line in text.splitlines() if line[:6].strip().isdigit()}
     assert steps["1"] == ["8.02", "124.7"]
     assert steps["64"] == ["23.80", "2,689.5"]
-    assert steps["256"] == ["71.87", "3,561.8"]
+    assert steps["256"] == ["-", "-"]
     assert "batch 256 does not fit beside the weights here" in text
 
 
@@ -206,10 +207,10 @@ def test_weights_that_do_not_fit_are_told_from_a_cache_that_does_not(
     name, arguments, said, capsys, monkeypatch
 ) -> None:
     monkeypatch.chdir(CONFIGS)
-    text = printed(capsys, f"{name}.json", "--prompt", "8", "--generate", "1", *arguments)
+    text = printed(capsys, f"{name}.json", "--prompt", "8", "--generate", "1", *arguments, status=1)
     assert f"the weights do not fit here: {said}" in text
     assert "then 1 token; batch 1" in " ".join(text.split())
-    assert "! the weights do not fit\n" in text
+    assert "no batch fits, so there are no rates and no prices" in text
     assert "beside the weights here" not in text
 
 
@@ -217,7 +218,7 @@ def test_weights_that_do_not_fit_are_told_from_a_cache_that_does_not(
 def test_large_times_keep_to_the_columns(capsys, monkeypatch) -> None:
     monkeypatch.chdir(CONFIGS)
     arguments = ["--dtype", "float32", "--batch", "100000", "--price", "1000", "--instance", "trn1.32xlarge"]
-    assert "the weights do not fit here" in printed(capsys, "llama-3.1-405b.json", *arguments)
+    assert "the weights do not fit here" in printed(capsys, "llama-3.1-405b.json", *arguments, status=1)
 
 
 @pytest.mark.slow
@@ -230,7 +231,26 @@ def test_prices_are_those_of_complete_requests_on_all_copies(small, tmp_path, ca
         tokens = copies * batch * 10
         assert rate["request_tokens_per_s"] == pytest.approx(tokens / seconds)
         assert rate["dollars_per_million"]["program"] == pytest.approx(36 / 3600 * seconds / tokens * 1e6)
+        dollars = 36 / 3600 * seconds / (batch * copies)
+        prompts, steps = (
+            rate[f"dollars_per_million_{side}"]["program"] / 1e6 for side in ("input", "output")
+        )
+        assert 40 * prompts + 9 * steps == pytest.approx(dollars)
         assert rate["tokens_per_s"] == pytest.approx(batch * 1e9 / rate["program_ns"])
+
+
+@pytest.mark.parametrize(("generate", "status"), [("1", 0), ("100000", 1)])
+def test_a_batch_that_does_not_fit_has_no_times_rates_or_prices(tmp_path, capsys, generate, status) -> None:
+    path, config = tmp_path / "plan.json", str(CONFIGS / "llama-3-8b.json")
+    arguments = ["--accelerator", "h100", "--price", "3", "--batch", generate, "--json", str(path)]
+    printed(capsys, config, *arguments, status=status)
+    plan = json.loads(path.read_text(encoding="utf-8"))
+    rate = next(rate for rate in plan["batches"] if rate["batch"] == int(generate))
+    assert plan["fits"] == rate["fits"] == (status == 0)
+    keys = "program_ns serial_ns tokens_per_s request_tokens_per_s dollars_per_million".split()
+    keys += ["dollars_per_million_input", "dollars_per_million_output"]
+    assert [rate[key] is None for key in keys] == [status == 1] * len(keys)
+    assert [plan[phase]["program_ns"] is None for phase in ("first_token", "step")] == [status == 1] * 2
 
 
 @pytest.mark.slow
@@ -292,6 +312,11 @@ def test_ranks_left_open_are_the_fewest_that_hold_the_batch() -> None:
         (["--batch", "1048577"], "a batch of 1048577; a plan takes at most 1,048,576"),
         (["--price", "0"], "'0' is not a number from 1e-06 to 1e+09"),
         (["--price", "inf"], "'inf' is not a number from 1e-06 to 1e+09"),
+        (["--prices", "missing.json"], "missing.json is missing"),
+        (
+            ["--prices", "config.json"],
+            "config.json, 'architectures': dollars_per_hour is no number from 1e-06",
+        ),
         (["--dtype", "int8"], "invalid choice: 'int8'"),
         (
             ["--json", "missing/plan.json"],
@@ -350,7 +375,8 @@ def test_llama_3_1_70b_takes_the_fewest_cores_and_says_by_how_much_others_are_to
         assert (instance["tp"] is None) == (instance["bytes_per_core"] > instance["core_bytes"])
     assert (plan["tp"], plan["copies"], plan["fits"]) == (16, 8, True)
     assert all(kernel["roofline_because"] is None for kernel in plan["step"]["kernels"])
-    for each in (plan["first_token"], plan["step"], *plan["batches"]):
+    rates = [rate for rate in plan["batches"] if rate["fits"]]
+    for each in (plan["first_token"], plan["step"], *rates):
         assert each["dataflow_ns"] <= each["program_ns"] <= each["serial_ns"]
 
 

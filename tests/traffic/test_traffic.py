@@ -163,7 +163,8 @@ def test_the_text_says_times_rates_and_comparisons(small: str, capsys: Any) -> N
         "\n1 of 2 prefill ",
         "\ntp 1, replicas 4 ",
         "\ntp 4, replicas 1 ",
-        "per million new tokens at $20.00/h",
+        " per million tokens of prompts and $",
+        "\ntrn2.48xlarge at $20.00/h\n",
         "Times of steps are dry runs of this project's kernels",
     ):
         assert words in text
@@ -177,8 +178,8 @@ def test_the_document_holds_what_the_text_says(small: str, capsys: Any, tmp_path
     keys = (
         "schema command config model_type instance tp ep replicas dtype max_model_len pages block_size kinds "
         "prefill_replicas link draft_model options "
-        "requests left_out rate users window_s think_s seed sla_ns breaking_rate price run variants curve shapes "
-        "basis versions"
+        "requests left_out rate users window_s think_s seed sla_ns breaking_rate price price_basis run variants "
+        "curve shapes basis versions"
     )
     assert list(document) == keys.split()
     assert (document["users"], document["think_s"], document["rate"], document["breaking_rate"]) == (
@@ -190,11 +191,17 @@ def test_the_document_holds_what_the_text_says(small: str, capsys: Any, tmp_path
     of_run = (
         "ttft_ns itl_ns e2e_ns queue_ns handover_ns requests_per_s tokens_per_s goodput_per_s met prompt_tokens "
         "new_tokens cached_tokens elapsed_ns utilisation utilisations prompts acceptance steps computed_tokens padding "
-        "preemptions dollars_per_million slices"
+        "preemptions dollars_per_million dollars_per_million_input dollars_per_million_output slices"
     )
     for each in (document, *document["variants"]):
         assert list(each["run"]) == of_run.split()
-    assert document["run"]["new_tokens"] == 20 * 8
+    run = document["run"]
+    assert run["new_tokens"] == 20 * 8
+    dollars = (
+        run["dollars_per_million_input"] * run["prompt_tokens"] + run["dollars_per_million_output"] * 160
+    )
+    assert dollars == pytest.approx(run["dollars_per_million"] * 160)
+    assert dollars == pytest.approx(document["price"] * run["elapsed_ns"] / 3600e9 * 1e6)
     assert list(document["run"]["ttft_ns"]) == ["p50", "p90", "p99"]
 
 

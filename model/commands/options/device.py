@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from model.commands.options.readers import count, price
 from nkw.options import Rows
 from nkw.targets import HARDWARE_VARIABLE, TARGETS
@@ -28,7 +30,12 @@ ROWS: Rows = {
         metavar="NAME", help="instead, the roofline of h100, a100 or any peaks given as TFLOPS,TB/s"
     ),
     "--price": dict(
-        metavar="DOLLARS", type=price, help="of the instance for an hour: adds the price of tokens"
+        metavar="DOLLARS", type=price, help="of the instance for an hour (default: that of --prices)"
+    ),
+    "--prices": dict(
+        metavar="FILE",
+        type=Path,
+        help="prices of instances, which replace the shipped ones (docs/model/planning.md)",
     ),
     "--tp": dict(
         metavar="N",

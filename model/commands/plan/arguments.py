@@ -11,5 +11,5 @@ OPTIONS = options(
     ),
     option("--pp", default=None, help="pipeline stages (default: as --tp, else 1)"),
     option("--ep", default=None, help="groups that divide routed experts (default: as --pp)"),
-    "--sp --batch --prompt=N --generate config --dtype=PLANNED --price --json",
+    "--sp --batch --prompt=N --generate config --dtype=PLANNED --price --prices --json",
 )

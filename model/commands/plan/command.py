@@ -23,7 +23,7 @@ _DEFAULTS = {option.name.strip("-").partition("=")[0]: option.keywords.get("defa
 
 
 def plan_command(options: argparse.Namespace) -> int:
-    """Plan the model of a config and return the exit status."""
+    """Plan the model of a config and return the exit status: 1 if the batch does not fit."""
     config = read_record(options.config)
     if not isinstance(config, ModelConfig):
         return _plan_step(options, config)
@@ -40,6 +40,7 @@ def plan_command(options: argparse.Namespace) -> int:
         generate=options.generate,
         dtype=None if options.dtype == "auto" else options.dtype,
         price=options.price,
+        prices=options.prices,
     )
     name = str(options.config)
     outputs = Outputs(lambda: list_model_files(options.config))
@@ -49,7 +50,7 @@ def plan_command(options: argparse.Namespace) -> int:
         contents.update(build_document(plan, name))
         show_lines(f"{name}:")
         show(format_plan(plan))
-    return 0
+    return 0 if plan.rate.fits else 1
 
 
 def _plan_step(options: argparse.Namespace, config: Config) -> int:
@@ -58,7 +59,7 @@ def _plan_step(options: argparse.Namespace, config: Config) -> int:
     Raises:
         ModelError: an option is set that such a plan does not read.
     """
-    for name in ("accelerator", "tp", "pp", "ep", "sp", "batch", "prompt", "generate", "price"):
+    for name in ("accelerator", "tp", "pp", "ep", "sp", "batch", "prompt", "generate", "price", "prices"):
         if (getattr(options, name) or None) != _DEFAULTS.get(name):
             raise ModelError(
                 f"--{name}: a step of a {config.model_type} has one size, and is planned on one core"

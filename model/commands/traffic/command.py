@@ -38,6 +38,7 @@ def traffic_command(options: argparse.Namespace) -> int:
         prefix=None if options.shared_prefix is None else SharedPrefix.parse(options.shared_prefix),
         level=ServiceLevel.parse(options.sla),
         price=options.price,
+        prices=options.prices,
         seed=options.seed,
         block_size=options.block_size,
         options=SchedulerOptions(
@@ -76,5 +77,5 @@ def traffic_command(options: argparse.Namespace) -> int:
 def _list_inputs(options: argparse.Namespace) -> list[Path]:
     """Return the files that a prediction reads."""
     drafts = [] if options.draft_model is None else list_model_files(options.draft_model)
-    texts = [path for path in (options.trace, options.acceptance_text) if path is not None]
+    texts = [path for path in (options.trace, options.acceptance_text, options.prices) if path is not None]
     return [*list_model_files(options.config), *drafts, *texts]

@@ -1,0 +1,100 @@
+"""Prices of instances in dollars an hour, from a dated file of public prices or from a user's file.
+
+`prices.json` has an entry for each instance type with a public price, with its terms, region, date and source. AWS
+sells trn2 in Capacity Blocks, so the rate of a block stands for the on-demand price there. No price is public for
+trn2u.48xlarge, the UltraServers and trn3.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from model.device import Instance
+from model.errors import ModelError, read_text_file
+
+PRICES = Path(__file__).with_name("prices.json")
+"""The shipped prices."""
+
+CHEAPEST, DEAREST = 1e-6, 1e9
+"""Limits of a price in dollars an hour; outside of them, prices of tokens exceed float64."""
+
+_CODE = "NKW-MODEL-OPTION"
+
+
+@dataclass(frozen=True)
+class Price:
+    """Price of an instance for an hour; the texts are empty where they are not known."""
+
+    dollars_per_hour: float
+    terms: str = ""
+    region: str = ""
+    date: str = ""
+    source: str = ""
+
+    def __str__(self) -> str:
+        origin = ", ".join(filter(None, (self.terms, self.region, self.date)))
+        return f"${self.dollars_per_hour:,.2f}/h" + (f" ({origin})" if origin else "")
+
+
+def read_prices(path: Path = PRICES) -> dict[str, Price]:
+    """Return the prices of a file by instance type.
+
+    The file is a JSON object of objects with `dollars_per_hour`, and optionally `terms`, `region`, `date` and `source`.
+
+    Raises:
+        ModelError: The file cannot be read, or has another form.
+    """
+    try:
+        document = json.loads(read_text_file(path, _CODE))
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is not JSON: {error}", _CODE) from None
+    if not isinstance(document, dict):
+        raise ModelError(f"{path} is no JSON object of prices by instance type", _CODE)
+    return {name: _read_price(path, name, entry) for name, entry in document.items()}
+
+
+def find_price(instance: Instance, given: float | None, path: Path | None) -> Price | None:
+    """Return the price of an instance, or None if it is not known.
+
+    Args:
+        instance: The instance. The price of several equal parts is the sum of theirs, unless it is in the file.
+        given: The price in dollars an hour, which replaces that of a file.
+        path: A file of prices, which replaces the shipped one.
+
+    Raises:
+        ModelError: The file of prices cannot be read.
+    """
+    if given is not None:
+        return Price(given)
+    prices = read_prices(path or PRICES)
+    price, part = prices.get(instance.name), prices.get(instance.part or "")
+    if price is None and part is not None:
+        price = replace(part, dollars_per_hour=instance.parts * part.dollars_per_hour)
+    return price
+
+
+def _read_price(path: Path, name: str, entry: Any) -> Price:
+    """Return the price of an entry of a file. Raises ModelError for an entry of another form."""
+    known = {field.name for field in fields(Price)}
+    dollars = entry.get("dollars_per_hour") if isinstance(entry, dict) else None
+    if not isinstance(dollars, (int, float)) or isinstance(dollars, bool) or not _is_price(dollars):
+        raise ModelError(
+            f"{path}, {name!r:.60}: dollars_per_hour is no number from {CHEAPEST:g} to {DEAREST:g}", _CODE
+        )
+    texts = {key: text for key, text in entry.items() if key != "dollars_per_hour"}
+    for key, text in texts.items():
+        if key not in known or not isinstance(text, str):
+            raise ModelError(
+                f"{path}, {name!r:.60}: {key!r:.60} is no text of a price; texts are terms, region, date and source",
+                _CODE,
+            )
+    return Price(dollars, **texts)
+
+
+def _is_price(dollars: float) -> bool:
+    """Return whether a number is finite and within the limits of a price."""
+    return math.isfinite(dollars) and CHEAPEST <= dollars <= DEAREST
