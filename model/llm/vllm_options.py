@@ -116,7 +116,7 @@ _LOADING = "weights are mapped from the safetensors files of the folder and read
 _ALWAYS = "the server does so always"
 _LOGS = "the server logs one line for each request, without texts of clients; --log-level says how much"
 
-SO_ANYWAY: Mapping[str, str] = {
+ACCEPTED_SILENTLY: Mapping[str, str] = {
     "--enable-auto-tool-choice": "tool_choice auto is always answered where the chat template knows tools",
     "--trust-remote-code": "no code of a folder is ever executed; known families need none",
     "--enforce-eager --disable-cuda-graph": "there are no CUDA graphs",
@@ -422,7 +422,7 @@ def list_options() -> Sequence[VllmOption]:
     options: list[VllmOption] = []
     for names, equivalent in EQUIVALENT.items():
         options += (VllmOption(*name, equivalent) for name in _split_names(names))
-    for names in SO_ANYWAY:
+    for names in ACCEPTED_SILENTLY:
         options += (VllmOption(*name) for name in _split_names(names))
     for names, reason in IGNORED.items():
         options += (VllmOption(*name, sentence=reason) for name in _split_names(names))
