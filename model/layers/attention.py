@@ -1,17 +1,16 @@
-"""Grouped-query attention with the norm before it, its positions, and the residual after it.
+"""Grouped-query attention with the norm before it, rotary embeddings, and the residual after it.
 
-    q, k, v = …(x)                       what comes before and after attention: `attention_heads`
-    o       = attention_prefill(q, k, v) for a prompt, attention_decode(q, k, v) for new tokens of each sequence
-    x       = …(o, x)
+    q, k, v = qkv_projection(x)          `attention_heads` lists the launches before and after attention
+    o       = attention_prefill(q, k, v) in a prefill step, attention_decode(q, k, v) in a decode step
+    x       = output_projection(o, x)
 
-Attention fills the cache. A decode step with an RMSNorm before it and without biases is one launch for up to 128
-tokens, `attention_block_decode`.
+Attention writes new keys and values to the cache. A decode step with a plain RMSNorm and no biases is one launch of
+`attention_block_decode` for up to 128 tokens. `attention_mixed` computes sequences that decode together with prompts;
+the other kernels treat the rows of both alike.
 
-Where sequences decode beside prompts, all but attention takes their rows alike, and `attention_mixed` both kinds.
-
-State: keys [sequences, heads, head_dim, length] and values [sequences, heads, length, head_dim] of a rank's heads. Keys
-lie transposed, because a decode step contracts over head_dim, which then is the partition axis of a tile read straight
-from HBM; values contract over positions. Or pages, of which layers with a window may have their own (`StepShape`).
+The cache has keys [sequences, heads, head_dim, length] and values [sequences, heads, length, head_dim] of a rank's
+heads, or pages. A decode step contracts keys over head_dim, so head_dim is the partition axis of a tile loaded from
+HBM without a transpose. Values contract over positions. Layers with a window may have pages of their own (`StepShape`).
 """
 
 from __future__ import annotations
@@ -44,14 +43,15 @@ from model.layers.softmax import mixed_values
 from model.layers.weight import Tensor, Weight, value_of
 
 ENCODED = "encoder.attention"
-"""Of all layers of an encoder: the place of keys and values, which attention writes and nothing reads later."""
+"""The cache name that all layers of an encoder share; attention writes this cache and nothing reads it later."""
 
 
 @dataclass(frozen=True)
 class Attention(AttentionHeads):
-    """x + attention(norm(x)), or x + after(attention(x)); `sinks` is the tensor of a score of each head, if any.
+    """Attention layer: x + attention(norm(x)), or x + after(attention(x)).
 
-    A layer with an `owner` writes nothing to a cache.
+    `sinks` names the checkpoint tensor of attention sinks, one score for each head, if the model has them. A layer with
+    an `owner` reads the cache of that layer and writes nothing to it.
     """
 
     sinks: str | None = None
@@ -59,7 +59,7 @@ class Attention(AttentionHeads):
 
     @property
     def _sinks(self) -> Weight | None:
-        """The sinks of a rank's heads, as a row."""
+        """The sinks of a rank's heads, [1, heads]."""
         if self.sinks is None:
             return None
         cut = by_query_heads(*self.heads.divided)
@@ -71,25 +71,25 @@ class Attention(AttentionHeads):
         return (*super().weights, *(() if self._sinks is None else (self._sinks,)))
 
     def caches(self, step: StepShape) -> Sequence[Cache]:
-        """Keys and values of a rank's heads, by sequence or by page; none of a layer that reads those of another."""
+        """Return the cache of keys and values of a rank's heads; empty for a layer with an `owner`."""
         return () if self.owner is not None else (self._cache(step),)
 
     def read_caches(self, step: StepShape) -> Sequence[Cache]:
-        """The keys and values that the layer reads, perhaps those of another one."""
+        """Return the cache that the layer reads: its own, or the cache of its `owner`."""
         return (self._cache(step),)
 
     def _cache(self, step: StepShape) -> Cache:
-        """The keys and values that the layer reads. All layers of an encoder share one array, as none keeps its own."""
+        """Return the cache that the layer reads; all layers of an encoder share one, as none is read again."""
         name = self.owner or (self.name if self.heads.causal else ENCODED)
         return create_cache(name, self.heads.layout(step.ranks), self.heads.head_dim, step, self.heads.window)
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
-        """The tables of rotations, and the scales of the cache."""
+        """Return the rotary tables and the scales of the cache."""
         return {**super().constants(step), **self._cache(step).constants}
 
     @property
     def _is_block(self) -> bool:
-        """Whether a decode step computes what `attention_block_decode` does."""
+        """Whether `attention_block_decode` computes a decode step of this layer."""
         plain = self.norm is not None and self.norm.bias is None and self.norm.offset == 0.0
         plain = plain and not self.after
         biased = self.b_qkv is not None or self.b_o is not None
@@ -98,7 +98,7 @@ class Attention(AttentionHeads):
         return plain and projects_all_heads and self._rotates_by_position
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """Projection, attention, output; a decode step is one launch where that is possible."""
+        """Return the launches of projection, attention and output; a decode step is one launch where possible."""
         if step.phase is Phase.prefill:
             decoding = step.decoding
             attend = self._prefill(step) if decoding is None else self._mixed(step, decoding)
@@ -117,13 +117,13 @@ class Attention(AttentionHeads):
         return window if window is not None and window < length else None
 
     def _score_arguments(self, step: StepShape, window: int | None) -> dict[str, Argument]:
-        """The arguments that change the scores: window, soft cap, and the sinks [1, heads of a rank]."""
+        """Return the arguments that change the scores: window, soft cap, and sinks [1, heads of a rank]."""
         return {"window": window, "softcap": self.heads.softcap, "sinks": value_of(self._sinks, step)}
 
     def _decode_arguments(self, step: StepShape) -> dict[str, Argument]:
-        """The arguments of both decode kernels that name the cache, positions in it, and what changes the scores.
+        """Return the arguments of both decode kernels for the cache, the positions and the scores.
 
-        `rope_positions` are the positions in the sequence, where `positions` count from the first page of a window.
+        If `positions` count from the first page of a window, `rope_positions` are the positions in the sequence.
         """
         cache, length = self._cache(step), step.for_window(self.heads.window).cache_length
         arguments: dict[str, Argument] = {
@@ -207,7 +207,7 @@ class Attention(AttentionHeads):
         return ("o", *cache.names) if self.owner is None else ("o",)
 
     def _decode(self, step: StepShape, sequences: int, repeat: int) -> Launch:
-        """Attention of the new tokens of some sequences."""
+        """Return the launch of attention for the new tokens of `sequences` sequences."""
         rows = sequences * step.new_tokens
         q, k, v = (
             projected.last(rows) if rows < step.tokens else projected for projected in self._projected(step)
@@ -242,7 +242,7 @@ class Attention(AttentionHeads):
         return LeastWork(operations, 2.0 * k.shape[1] * seen * itemsize, operations)
 
     def _decode_block(self, step: StepShape, sequences: int, repeat: int) -> Launch:
-        """The step of some sequences, norm and both projections included."""
+        """Return the launch for `sequences` sequences that includes the norm and both projections."""
         assert self.norm is not None
         rows = sequences * step.new_tokens
         x = Value("x", (step.tokens, self.hidden), step.activations)
@@ -274,10 +274,10 @@ class Attention(AttentionHeads):
         )
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
-        """Softmax over the positions that each token sees; exponentials relative to the largest score of all.
+        """Compute the layer in NumPy; exponentials are relative to the largest score of a token.
 
-        In a prompt of more than 4,096 tokens the kernel rounds exponentials relative to the largest score so far. In a
-        decode step it adds exponentials up after they were rounded.
+        In prompts of more than 4,096 tokens the kernel rounds exponentials relative to the running maximum. In a
+        decode step the kernel adds exponentials after they are rounded.
         """
         normed = x if self.norm is None else self.norm.reference(x, numpy)
         query, *new = self._heads(normed, span, numpy)

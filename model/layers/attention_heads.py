@@ -1,13 +1,13 @@
-"""What stands around attention: queries, keys and values of the residual stream, and what the heads' outputs add to it.
+"""Projections before and after attention, with their norms, rotary embeddings and gates.
 
     q, k, v, gate = qkv_projection(x)    norm and biases fused in; heads divided over the ranks; a gate in some families
-    q, k    = norm(q), norm(k)           head by head in the launch of qkv_projection, or whole in launches of their own
-    q, k    = rope(q), rope(k)           in the launch of qkv_projection, if no norm of whole queries comes before it
+    q, k    = norm(q), norm(k)           per head in the launch of qkv_projection, or over all heads in extra launches
+    q, k    = rope(q), rope(k)           in the launch of qkv_projection, unless a norm over all heads comes before it
     x       = output_projection(o, x)    all-reduced over the ranks, plus x; a norm after it is a launch that adds x
 
-A gate is as wide as the queries: its sigmoid multiplies the outputs of heads in the launch of output_projection. Where
-rows are cut over the ranks (sequence parallelism), each has its own rows of x: the first launch gathers them, and the
-last one gives each rank its rows of the sum. Queries, keys, values and attention are of all rows.
+A gate is as wide as the queries. `output_projection` multiplies the outputs of heads by the gate's sigmoid. With
+sequence parallelism a rank holds some rows of x: the first launch gathers all rows, and the last launch returns each
+rank's rows of the sum. Queries, keys, values and outputs have all rows.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from model.layers.weight import Weight, value_of
 
 @dataclass(frozen=True)
 class AttentionProjections:
-    """The projections in a checkpoint: of queries, keys, values and gates, where there are such; and of the output."""
+    """Projections in a checkpoint. `inputs` are those of queries, keys, values and gates; later ones may be absent."""
 
     inputs: tuple[Projection, ...]
     output: Projection
@@ -51,9 +51,9 @@ class AttentionProjections:
 
 @dataclass(frozen=True)
 class RotaryTable:
-    """Cosines (`index` is 0) or sines (1) of `count` positions, [count, half of what is rotated of a head].
+    """Table of cosines (`index` 0) or sines (1), [count, half of the rotated elements of a head], float32.
 
-    With longrope those of short sequences, and behind them those of long ones.
+    With longrope the table has 2 * count rows: first for short sequences, then for long ones.
     """
 
     positions: Positions
@@ -61,7 +61,7 @@ class RotaryTable:
     index: int
 
     def __call__(self, shard: Shard) -> np.ndarray:
-        """The table, the same on every rank."""
+        """Return the table, which is the same on every rank."""
         positions, short = self.positions, self.positions.rope.longest_short
         lengths = (self.count,) if short is None else (short, short + 1)
         tables = [
@@ -73,10 +73,10 @@ class RotaryTable:
 
 @dataclass(frozen=True)
 class AttentionHeads:
-    """Projections to heads and back, with the norms around them; `head_norms` are those of queries and keys, if any.
+    """Projections to heads and back, with the norms before and after them.
 
-    `owner` is the earlier layer whose keys and values this one attends to, where it has none of its own: it projects
-    queries only.
+    `head_norms` are the norms of queries and of keys, or empty. `after` normalises the output. A layer with an `owner`
+    projects queries only and reads the keys and values of that earlier layer.
     """
 
     name: str
@@ -95,14 +95,14 @@ class AttentionHeads:
 
     @property
     def w_qkv(self) -> Weight:
-        """[hidden, queries + keys + values + gates] of a rank's heads; of a layer without a cache [hidden, queries]."""
+        """Matrix of a rank's heads: [hidden, queries + keys + values + gates], or [hidden, queries] with an `owner`."""
         return Weight(
             f"{self.name}.w_qkv", tuple(projection.weight(cut) for projection, cut in self._inputs())
         )
 
     @property
     def b_qkv(self) -> Weight | None:
-        """The biases of these columns, as a row."""
+        """Biases of the columns of `w_qkv`, a row; None if no input projection has a bias."""
         if all(projection.bias is None for projection in self.projections.inputs):
             return None
         return Weight(
@@ -111,20 +111,20 @@ class AttentionHeads:
 
     @property
     def w_o(self) -> Weight:
-        """[a rank's heads, hidden]."""
+        """Matrix of the output projection, [a rank's heads, hidden]."""
         cut = by_query_heads(*self.heads.divided, axis=1)
         return Weight(f"{self.name}.w_o", (self.projections.output.weight(cut),))
 
     @property
     def b_o(self) -> Weight | None:
-        """The bias of the output, a row on every rank."""
+        """Bias of the output projection, [1, hidden] on every rank."""
         if self.projections.output.bias is None:
             return None
         return Weight(f"{self.name}.b_o", (self.projections.output.bias_row(ROW),))
 
     @property
     def weights(self) -> Sequence[Weight]:
-        """The norms, both projections and their biases."""
+        """Weights of the norms, of both projections, and their biases."""
         norms = [norm for norm in (self.norm, *self.head_norms, self.after) if norm is not None]
         biases = [bias for bias in (self.b_qkv, self.b_o) if bias is not None]
         return (*(weight for norm in norms for weight in norm.weights), self.w_qkv, self.w_o, *biases)
@@ -139,7 +139,7 @@ class AttentionHeads:
         return cos, sin
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
-        """Cosines and sines of every position, which equal layers share."""
+        """Return the tables of cosines and sines; layers with equal positions share them by name."""
         positions = self.heads.positions
         return {
             table.name: RotaryTable(positions, min(step.cache_length, positions.limit), index)
@@ -149,17 +149,17 @@ class AttentionHeads:
 
     @property
     def _whole_norms(self) -> bool:
-        """Whether queries and keys are normalised whole, over the heads of all ranks."""
+        """Whether queries and keys are normalised over all heads of all ranks."""
         return self.heads.head_norm is HeadNorm.width
 
     @property
     def _rotates_by_position(self) -> bool:
-        """Whether the rows of the tables of rotations are the positions, or nothing is rotated."""
+        """Whether row i of the rotary tables is for position i, or nothing is rotated."""
         positions = self.heads.positions
         return positions is None or positions.rope.longest_short is None
 
     def _project(self, step: StepShape) -> list[Launch]:
-        """Queries, keys and values, normalised and rotated; and gates."""
+        """Return the launches for queries, keys, values and gates; queries and keys are normalised and rotated."""
         q, k, _ = self._projected(step)
         x = Value("x", (step.local_rows, self.hidden), step.activations)
         positions = Value("positions" if self._rotates_by_position else "rope_rows", (step.tokens, 1), INT32)
@@ -204,18 +204,18 @@ class AttentionHeads:
         return launches
 
     def _rotates_in_attention(self, step: StepShape) -> bool:
-        """Whether `attention_decode` rotates queries and keys, which were normalised whole before."""
+        """Return whether `attention_decode` rotates queries and keys, after a norm over all heads."""
         return self._whole_norms and self._rotates_by_position and step.phase is Phase.decode
 
     def _head_norm_arguments(self, step: StepShape) -> dict[str, Value]:
-        """The arguments `q_norm` and `k_norm`, [1, head_dim] each, where heads are normalised."""
+        """Return the arguments `q_norm` and `k_norm`, [1, head_dim] each; empty without head norms."""
         return {
             parameter: norm.weight.value(step)
             for parameter, norm in zip(("q_norm", "k_norm"), self.head_norms)
         }
 
     def _rotation_arguments(self, step: StepShape) -> dict[str, Value]:
-        """The arguments `cos` and `sin`, [positions, half of what is rotated of a head], where heads are rotated."""
+        """Return the arguments `cos` and `sin` (`RotaryTable`); empty without rotary embeddings."""
         return {
             parameter: table
             for parameter, table in zip(("cos", "sin"), self._tables(step))

@@ -1,15 +1,15 @@
-"""Attention of a decoder's tokens to what an encoder left behind: keys and values are computed once, and stay.
+"""Cross-attention: tokens of a decoder attend to the output of an encoder, whose keys and values are computed once.
 
-    k, v = norm(encoded) @ w_k, w_v      behind the encoder (`EncodedHeads`)
+    k, v = norm(encoded) @ w_k, w_v      launches after the last layer of the encoder (`EncodedHeads`)
     q    = norm(x) @ w_q
-    o    = attention(q, k, v)            attention_prefill of a prompt, which stores k and v; then attention_decode
-    x    = x + o @ w_o                   summed over the ranks, of which each has some of the heads
+    o    = attention(q, k, v)            attention_prefill of a prompt stores k and v; attention_decode reads them
+    x    = x + o @ w_o                   summed over the ranks; each rank has some of the heads
 
-State: keys [sequences, heads, head_dim, positions] and values [sequences, heads, positions, head_dim], as caches of
-attention are, for the positions of the encoder. A decode step reads all of them.
+The cache has keys [sequences, heads, head_dim, positions] and values [sequences, heads, positions, head_dim] for all
+positions of the encoder. A decode step reads all positions.
 
-In the engine a sequence's window has a slot, as a recurrent state has: a row of both caches, that its prompt fills and
-nothing changes later. It needs no pages: positions of an encoder are a number that never grows.
+In the engine, each sequence has a slot, which is one row of both arrays. The prompt fills the slot, and later steps
+only read it. Pages are not needed, because the number of encoder positions is fixed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from model.layers.softmax import mixed_values
 from model.layers.weight import Weight, value_of
 
 LAST_OF_WINDOW = "encoder.last_position"
-"""The last of an encoder's positions, for each sequence. It comes with a step where states lie in slots."""
+"""Name of the array of the last encoder position of each sequence; an input of the step if there are slots."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class CrossProjections:
 
 @dataclass(frozen=True)
 class CrossAttention:
-    """x + attention(norm(x), encoded) over the `heads.cross_positions` positions of an encoder."""
+    """Cross-attention layer: x + attention(norm(x), encoded) over `heads.cross_positions` encoder positions."""
 
     component: ClassVar[str] = "attention"
 
@@ -70,7 +70,7 @@ class CrossAttention:
     projections: CrossProjections
 
     def _projection(self, letter: str) -> tuple[Projection, Cut, Cut]:
-        """The projection that q, k, v or o names, and how ranks divide its matrix and its bias."""
+        """Return the projection "q", "k", "v" or "o" with the cuts of its matrix and of its bias."""
         projections = self.projections
         query_heads, kv_heads = by_query_heads(*self.heads.divided), by_kv_heads(*self.heads.divided)
         return {
@@ -92,7 +92,7 @@ class CrossAttention:
 
     @property
     def weights(self) -> Sequence[Weight]:
-        """The norm, the four projections and their biases."""
+        """Weights of the norm and of the four projections, with their biases."""
         weights = [weight for letter in "qkvo" for weight in (self._matrix(letter), self._bias(letter))]
         return (*self.norm.weights, *(weight for weight in weights if weight is not None))
 
@@ -101,11 +101,11 @@ class CrossAttention:
         return create_encoder_cache(self.name, heads, self.heads.head_dim, positions, step)
 
     def caches(self, step: StepShape) -> Sequence[Cache]:
-        """Keys and values of a rank's heads."""
+        """Return the cache of keys and values of a rank's heads."""
         return (self._cache(step),)
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
-        """The last position of every sequence's encoder, so that a decode step sees all."""
+        """Return the last encoder position of each sequence, [sequences, 1] int32; empty if the step has slots."""
         return (
             {} if step.slots else {LAST_OF_WINDOW: LastPositions(step.sequences, self.heads.cross_positions)}
         )
@@ -129,7 +129,7 @@ class CrossAttention:
         return keys, values
 
     def _project(self, step: StepShape, x: Value, norm: Norm, letter: str, result: str, label: str) -> Launch:
-        """One projection of normalised rows."""
+        """Return the launch of one projection of normalised rows."""
         weight = self._matrix(letter).value(step)
         arguments: dict[str, Argument] = {
             "x": x,
@@ -143,7 +143,7 @@ class CrossAttention:
         return Launch("qkv_projection", arguments, (result,), product(x.shape[0], weight), x.shape[0], label)
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """Queries, attention, output."""
+        """Return the launches of the queries, of attention, and of the output projection."""
         x = Value("x", (step.tokens, self.hidden), step.activations)
         w_o = self._matrix("o").value(step)
         queries = Value("q", (step.tokens, w_o.shape[0]), step.activations)
@@ -170,7 +170,7 @@ class CrossAttention:
         return LeastWork(operations, float(2 * queries.nbytes + passes * cache_bytes), operations)
 
     def _prefill(self, step: StepShape, queries: Value) -> Launch:
-        """Attention of a prompt, which stores the encoder's keys and values."""
+        """Return the launch of attention for prompts, which also stores the encoder's keys and values."""
         new_keys, new_values = self._new(step)
         cache = self._cache(step)
         return Launch(
@@ -192,7 +192,7 @@ class CrossAttention:
         )
 
     def _decode(self, step: StepShape, queries: Value, sequences: int, repeat: int) -> Launch:
-        """Attention of the new tokens of some sequences."""
+        """Return the launch of attention for the new tokens of `sequences` sequences."""
         rows = sequences * step.new_tokens
         queries = queries if rows == step.tokens else queries.last(rows)
         arguments = self._cache(replace(step, sequences=sequences)).arguments
@@ -219,7 +219,7 @@ class CrossAttention:
         )
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
-        """Queries, the softmax and the sum with the residual are rounded as in attention to the tokens."""
+        """Compute the layer in NumPy from the keys and values in `states`; roundings are those of self-attention."""
         query = numpy.rounded(numpy.product(self.norm.reference(x, numpy), self.projections.query))
         keys, values = (states[name] for name in self._state_names)
         mixed = mixed_values(
@@ -255,22 +255,22 @@ class LastPositions:
 
 @dataclass(frozen=True)
 class EncodedHeads(Stateless):
-    """The encoder's last norm, and of its rows the keys and values of every layer of the decoder."""
+    """Last layer of an encoder: its norm, and the keys and values of every cross-attention layer."""
 
     norm: Norm
     layers: tuple[CrossAttention, ...]
 
     @property
     def weights(self) -> Sequence[Weight]:
-        """The norm; the projections are those of the decoder's layers."""
+        """Weights of the norm; the projections belong to the layers of the decoder."""
         return self.norm.weights
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """Two kernels for each layer of the decoder."""
+        """Return two launches for each cross-attention layer, one for keys and one for values."""
         return [launch for layer in self.layers for launch in layer.encoded(step, self.norm)]
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
-        """Keys and values are left in the states."""
+        """Store the keys and values of every layer in `states` and return x unchanged."""
         normed = self.norm.reference(x, numpy)
         for layer in self.layers:
             layer.encoded_reference(normed, states, numpy)

@@ -1,22 +1,22 @@
-"""Multi-head latent attention with the norm before it, and the residual after it: a cache of one row for each token.
+"""Multi-head latent attention with the norm before it and the residual after it; the cache has one row per token.
 
     c    = norm(x) w_q_a;  q = norm(c) w_q     or q = norm(x) w_q; rotated; heads divided over the ranks
     kv   = norm(x) w_kv                        latent and key of every token, the same on every rank
-    row  = [norm(latent) | rotated key]        what the cache holds
+    row  = [norm(latent) | rotated key]        a row of the cache
     o    = attention of q with keys [key | w_uk latent] and values w_uv latent of every head
     x    = output_projection(o, x)             all-reduced over the ranks, plus x
 
-A prompt is computed in this form: `latent_keys_values` expands keys and values, of cached positions too, for
-`attention_prefill`. A decode step never forms them: `latent_attention_decode` takes w_uk into the queries and w_uv
-behind the softmax (absorbed).
+A prefill step computes these formulas: `latent_keys_values` expands keys and values, also of cached positions, for
+`attention_prefill`. A decode step does not expand them: `latent_attention_decode` multiplies the queries by w_uk and
+the softmax results by w_uv (weight absorption).
 
-A head of queries and keys is [rotated | plain]; checkpoints hold the plain part first, and pairs of the rotated one
-side by side.
+Heads of queries and keys are [rotated | plain] here. Checkpoints have the plain elements first, and the two elements of
+a rotated pair are neighbours there.
 
-Where the ranks cut rows (sequence parallelism), each computes the latents of queries of its own rows, which the next
-product gathers, as the one with w_kv gathers normalised rows; the last launch gives each rank its rows of the sum.
+With sequence parallelism a rank computes the query latents of its rows. The launches with w_q and w_kv gather the rows
+of all ranks, and the last launch returns each rank's rows of the sum.
 
-State: rows [sequences, length, latent + key], or pages [pages, block size, latent + key], whole on every rank.
+The cache is [sequences, length, latent + key], or pages [pages, block size, latent + key], whole on every rank.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from model.layers.weight import Tensor, Weight
 
 @dataclass(frozen=True)
 class LatentProjections:
-    """The projections in a checkpoint; `query_latent` is None where queries are projected at once."""
+    """Projections in a checkpoint; `query_latent` is None if queries are projected from the hidden states."""
 
     query_latent: Projection | None
     query: Projection
@@ -67,7 +67,10 @@ class LatentProjections:
 
 @dataclass(frozen=True)
 class LatentMixer:
-    """x + attention(norm(x)); `query_norm` and `latent_norm` are those of the latents of queries and keys."""
+    """Latent attention layer: x + attention(norm(x)).
+
+    `query_norm` normalises the latents of queries, `latent_norm` the latents of keys and values.
+    """
 
     mixes: ClassVar[bool] = False
     component: ClassVar[str] = "attention"
@@ -88,37 +91,37 @@ class LatentMixer:
 
     @property
     def w_query_latent(self) -> Weight | None:
-        """[hidden, query rank], on every rank."""
+        """Matrix of query latents, [hidden, query rank] on every rank; None if there are no query latents."""
         projection = self.projections.query_latent
         return None if projection is None else Weight(f"{self.name}.w_q_a", (projection.weight(TRANSPOSED),))
 
     @property
     def w_query(self) -> Weight:
-        """[query rank or hidden, a rank's heads, each rotated and plain]."""
+        """Matrix of queries, [query rank or hidden, a rank's heads * (rotated + plain)]."""
         cut = Reordered(by_query_heads(*self.heads.divided), tuple(self._head_order()))
         return Weight(f"{self.name}.w_q", (self.projections.query.weight(cut),))
 
     @property
     def w_latent(self) -> Weight:
-        """[hidden, latent + key], on every rank."""
+        """Matrix of latents and keys, [hidden, latent + key] on every rank."""
         rank = self.heads.latent_rank
         order = (*range(rank), *(rank + element for element in self._turned_order()))
         return Weight(f"{self.name}.w_kv", (self.projections.latent.weight(Reordered(TRANSPOSED, order)),))
 
     @property
     def w_keys(self) -> Weight:
-        """[plain parts of a rank's heads, latent]."""
+        """Matrix that expands latents to plain keys, [a rank's heads * plain, latent]."""
         return Weight(f"{self.name}.w_uk", (self._expanded(0, self.heads.plain_dim, True),))
 
     @property
     def w_values(self) -> Weight:
-        """[latent, values of a rank's heads]."""
+        """Matrix that expands latents to values, [latent, values of a rank's heads]."""
         first = self.heads.plain_dim
         return Weight(f"{self.name}.w_uv", (self._expanded(first, first + self.heads.value_dim, False),))
 
     @property
     def w_o(self) -> Weight:
-        """[values of a rank's heads, hidden]."""
+        """Matrix of the output projection, [values of a rank's heads, hidden]."""
         cut = by_query_heads(*self.heads.divided, axis=1)
         return Weight(f"{self.name}.w_o", (self.projections.output.weight(cut),))
 
@@ -132,13 +135,13 @@ class LatentMixer:
         return (*turned[::2], *turned[1::2]) if self.heads.interleaved else turned
 
     def _head_order(self) -> Sequence[int]:
-        """The elements of a checkpoint's head of queries in the order [rotated | plain]."""
+        """Return the elements of a checkpoint's query head in the order [rotated | plain]."""
         plain = self.heads.plain_dim
         return (*(plain + element for element in self._turned_order()), *range(plain))
 
     @property
     def weights(self) -> Sequence[Weight]:
-        """The norms and all projections."""
+        """Weights of the norms and of all projections."""
         first = self.w_query_latent
         norms = (norm for norm in (self.norm, self.query_norm, self.latent_norm) if norm is not None)
         return (
@@ -148,11 +151,11 @@ class LatentMixer:
         )
 
     def caches(self, step: StepShape) -> Sequence[Cache]:
-        """The rows of all positions, by sequence or by page."""
+        """Return the cache of latents and keys."""
         return (self._cache(step),)
 
     def _cache(self, step: StepShape) -> Cache:
-        """The cache of a step in which no sequences decode beside prompts, as this layer takes no others."""
+        """Return the cache; the layer does not support steps that mix prompts with sequences that decode."""
         return create_latent_cache(self.name, self.heads.row_width, replace(step, decoding=None))
 
     def _tables(self, step: StepShape) -> tuple[Value, Value]:
@@ -162,14 +165,14 @@ class LatentMixer:
         return cos, sin
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
-        """Cosines and sines of every position, which equal layers share."""
+        """Return the tables of cosines and sines; layers with equal positions share them by name."""
         return {
             table.name: RotaryTable(self._positions, table.shape[0], index)
             for index, table in enumerate(self._tables(step))
         }
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """Projections, attention, output."""
+        """Return the launches of the projections, of attention, and of the output projection."""
         if step.phase is Phase.prefill:
             return [*self._project(step), *self._prefill(step), self._finish(step)]
         most = largest_launch(step.sequences, lambda sequences: [self._decode(step, sequences, 1)])
@@ -188,7 +191,7 @@ class LatentMixer:
         return Value("kv", (step.tokens, self.heads.row_width), step.activations)
 
     def _project(self, step: StepShape) -> list[Launch]:
-        """Queries, rotated, and the latents and keys of the tokens."""
+        """Return the launches for rotated queries, and for the latents and keys of the tokens."""
         x = Value("x", (step.local_rows, self.hidden), step.activations)
         cos, sin = self._tables(step)
         rotation: dict[str, Argument] = {
@@ -236,7 +239,7 @@ class LatentMixer:
         return Launch("qkv_projection", arguments, (result.name,), product(rows, matrix), rows, label)
 
     def _latent_arguments(self, step: StepShape) -> dict[str, Argument]:
-        """What both kernels take to normalise, rotate and expand rows."""
+        """Return the arguments with which both attention kernels normalise, rotate and expand latents."""
         cos, sin = self._tables(step)
         return {
             "norm_weight": self.latent_norm.weight.value(step),
@@ -248,7 +251,7 @@ class LatentMixer:
         }
 
     def _prefill(self, step: StepShape) -> list[Launch]:
-        """Keys and values of the tokens and of a prefix, and attention of the tokens with them."""
+        """Return the launches that expand keys and values of prefix and tokens, and that attend to them."""
         heads = self._heads_of_rank(step)
         new, cache = step.new_tokens, self._cache(step)
         end = step.prefix + new
@@ -298,7 +301,7 @@ class LatentMixer:
         ]
 
     def _decode(self, step: StepShape, sequences: int, repeat: int) -> Launch:
-        """Attention of the new tokens of some sequences with the rows of their caches."""
+        """Return the launch of attention for the new tokens of `sequences` sequences."""
         tokens = sequences * step.new_tokens
         q, kv = (
             rows.last(tokens) if tokens < step.tokens else rows
@@ -342,7 +345,7 @@ class LatentMixer:
         return Launch("output_projection", arguments, ("x",), product(step.tokens, w_o), step.tokens)
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
-        """The naive form: keys and values of every head are expanded from the rows of all positions."""
+        """Compute the layer in NumPy; keys and values of every head are expanded from all rows of the cache."""
         count = len(x)
         normed = self.norm.reference(x, numpy)
         source = normed

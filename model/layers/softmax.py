@@ -1,4 +1,4 @@
-"""Attention in plain numpy, of the tokens to each other, to a cache, or to an encoder: the softmax of scores."""
+"""Attention in NumPy: the softmax of scores, and the weighted sum of values."""
 
 from __future__ import annotations
 
