@@ -1,9 +1,9 @@
-"""The gated delta rule of Qwen3-Next, in place of attention: a state for each value head.
+"""Gated delta rule of Qwen3-Next in place of attention; each value head has a state.
 
-    q, k, v, z, b, a = in(norm(x)), of which q, k and v are convolved
-    x + output(rule(q, k, v, b, a), each head normalised and gated by z)
+    q, k, v, z, b, a = in(norm(x)); q, k and v are convolved
+    x + output(norm(rule(q, k, v, b, a)) * silu(z))
 
-Ranks divide the key heads, each with the value heads that share it.
+The norm is over each head. Ranks divide the key heads together with the value heads that share them.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ class DeltaTensors:
 
 @dataclass(frozen=True)
 class DeltaHeads(RecurrentBlock):
-    """x + output(rule(convolution(inner(norm(x))))).
+    """Gated delta layer: x + output(inner_norm(rule(convolution(inputs(norm(x))))) * gate).
 
-    `inputs` are the projections of queries, keys, values, gates, strengths and decays. `inner_norm` is that of a head.
+    `inputs` are the projections of queries, keys, values, gates, strengths and decays. `inner_norm` normalises a head.
+    `rates_tensor` and `step_bias_tensor` [value heads] have the logarithms of decay rates and the biases of time steps.
     """
 
     mixer: GatedDelta
@@ -53,7 +54,7 @@ class DeltaHeads(RecurrentBlock):
 
     @property
     def _head_weights(self) -> tuple[Weight, Weight]:
-        """Rows [1, a rank's value heads]: logarithms of decay rates, and biases of time steps."""
+        """Logarithms of decay rates and biases of time steps, [1, a rank's value heads] each."""
         cut, shape = by_query_heads(*self.mixer.divided), (self.mixer.heads,)
         rates = Weight(f"{self.name}.a_log", (Tensor(self.tensors.rates, shape, cut),))
         return rates, Weight(f"{self.name}.dt_bias", (Tensor(self.tensors.step_bias, shape, cut),))
@@ -63,12 +64,12 @@ class DeltaHeads(RecurrentBlock):
         return (*self._head_weights, self._w_out, *self.inner_norm.weights)
 
     def _state_shape(self, step: StepShape) -> tuple[int, ...]:
-        """[a rank's value heads, elements of a key, of a value]."""
+        """Return [a rank's value heads, key dim, value dim]."""
         mixer = self.mixer
         return self._w_out.shape(step.shard)[0] // mixer.value_dim, mixer.key_dim, mixer.value_dim
 
     def _recurrence(self, step: StepShape, inner: Value, y: Value) -> Sequence[Launch]:
-        """The convolution, and the rule for some sequences at a time in a decode step."""
+        """Return the launches of the convolution and of the rule; a decode step may split the rule by sequences."""
         at_once = [(step.sequences, 1)] if step.phase is Phase.prefill else chunks(step)
         rules = (self._rule(step, inner, y, sequences, repeat) for sequences, repeat in at_once)
         return (self.convolution.launch(step, inner, "u"), *rules)
@@ -110,7 +111,7 @@ class DeltaHeads(RecurrentBlock):
     def _recurrence_reference(
         self, inner: Sequence[np.ndarray], states: States, numpy: Arithmetic
     ) -> np.ndarray:
-        """The rows of all heads, each normalised, gated and rounded."""
+        """Compute convolution, rule, norm and gate; the gated rows are rounded."""
         mixer = self.mixer
         *convolved, z, b, a = inner
         tokens = len(z)

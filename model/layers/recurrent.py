@@ -1,10 +1,10 @@
-"""Blocks with a recurrence in place of attention: projections, a convolution, the recurrence, and the output.
+"""Recurrent layers in place of attention: input projections, a convolution, the recurrence, and the output projection.
 
     inner = in(norm(x))
     x     = x + output(recurrence(convolution(inner), inner))
 
-A state is an array [slots, …] of one size, however long a sequence is. A step says which slot each sequence has, at
-which position its tokens begin, and how many of them are no padding.
+A state is an array [slots, …] whose size does not depend on the length of sequences. Inputs of a step are the slot of
+each sequence, the position of its first token, and the number of its tokens without padding.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SEQUENCE_ARRAYS = {
     "starts": "num_computed_tokens",
     "counts": "num_scheduled_tokens",
 }
-"""Arrays of a step, [sequences, 1] each, by the parameters of recurrent kernels that read them."""
+"""Names of arrays of a step, [sequences, 1] each, by the parameters of recurrent kernels that read them."""
 
 
 def slots(step: StepShape) -> int:
@@ -59,9 +59,9 @@ def sequence_arguments(step: StepShape) -> dict[str, Value]:
 
 @dataclass(frozen=True)
 class Convolution:
-    """A causal convolution of every channel by itself, with an activation: tensors `weight`.weight and .bias.
+    """Depthwise causal convolution with an activation; its checkpoint tensors are `tensor`.weight and `tensor`.bias.
 
-    `channel_cuts` are numbers of channels that lie side by side in the tensor, each with the cut to a rank's channels.
+    `channel_cuts` has the number of channels of each group of neighbouring channels, with the cut to a rank's channels.
     """
 
     name: str
@@ -73,11 +73,11 @@ class Convolution:
 
     @property
     def channels(self) -> int:
-        """Channels of all ranks."""
+        """Number of channels over all ranks."""
         return sum(size for size, _ in self.channel_cuts)
 
     def _tensors(self, name: str, shape: tuple[int, ...], cut: Callable[[Cut], Cut]) -> tuple[Tensor, ...]:
-        """The parts of a tensor of all channels."""
+        """Return the tensor of each group of channels; `cut` returns its cut from the cut of the channels."""
         tensors, first = [], 0
         for size, channel_cut in self.channel_cuts:
             tensors.append(Tensor(name, shape, cut(channel_cut), (first, first + size, self.channels)))
@@ -86,13 +86,13 @@ class Convolution:
 
     @property
     def _weight(self) -> Weight:
-        """[taps, channels of a rank]."""
+        """Weight of the convolution, [taps, channels of a rank]."""
         shape = (self.channels, 1, self.taps)
         return Weight(f"{self.name}.weight", self._tensors(f"{self.tensor}.weight", shape, Depthwise))
 
     @property
     def _bias(self) -> Weight | None:
-        """[1, channels of a rank]."""
+        """Bias of the convolution, [1, channels of a rank]; None without one."""
         if not self.bias:
             return None
         tensors = self._tensors(f"{self.tensor}.bias", (self.channels,), lambda channel_cut: channel_cut)
@@ -100,16 +100,16 @@ class Convolution:
 
     @property
     def weights(self) -> tuple[Weight, ...]:
-        """The weight, and the bias where there is one."""
+        """Weight and bias, if there is one."""
         return (self._weight, *(() if self._bias is None else (self._bias,)))
 
     def state(self, step: StepShape) -> Value:
-        """The last inputs of each sequence, [slots, taps - 1, channels of a rank]."""
+        """Return the state: the last inputs of each sequence, [slots, taps - 1, channels of a rank]."""
         channels = self._weight.shape(step.shard)[1]
         return Value(f"{self.name}.state", (slots(step), self.taps - 1, channels), step.activations)
 
     def launch(self, step: StepShape, x: Value, result: str, first: int = 0) -> Launch:
-        """The convolution of the columns of `x` from `first` on."""
+        """Return the launch that convolves the columns of `x` from column `first` on."""
         state, weight = self.state(step), self._weight.value(step)
         bias = None if self._bias is None else self._bias.value(step)
         size, channels = step.activations.itemsize, weight.shape[1]
@@ -131,7 +131,7 @@ class Convolution:
         )
 
     def reference(self, x: np.ndarray, states: States, numpy: Arithmetic) -> np.ndarray:
-        """x [tokens, channels], rounded at the end; the last inputs stay in `states`."""
+        """Convolve x [tokens, channels] in NumPy and round the result; store the last inputs in `states`."""
         name, count = f"{self.name}.state", self.taps - 1
         before = states.get(name, np.zeros((count, x.shape[1]), np.float32))
         padded = np.concatenate([before, x])
@@ -145,7 +145,7 @@ class Convolution:
 
 @dataclass(frozen=True)
 class RecurrentBlock:
-    """x + output(recurrence(convolution(inputs(norm(x))))); `inputs` lie side by side in one product."""
+    """Recurrent layer: x + output(recurrence(convolution(inputs(norm(x))))); one launch computes all `inputs`."""
 
     name: str
     hidden: int
@@ -157,30 +157,33 @@ class RecurrentBlock:
 
     @abstractmethod
     def _cuts(self) -> tuple[Sequence[Cut], Divided]:
-        """How ranks divide the outputs of each of `inputs`, and the inputs of `output`."""
+        """Return the cut of the outputs of each of `inputs`, and the cut of the inputs of `output`."""
 
     @property
     @abstractmethod
     def _inner_weights(self) -> Sequence[Weight]:
-        """The weights behind the convolution, that of the output included."""
+        """Weights of the recurrence and of the output projection."""
 
     @abstractmethod
     def _state_shape(self, step: StepShape) -> tuple[int, ...]:
-        """The shape of a sequence's state on a rank."""
+        """Return the shape of a sequence's state on a rank."""
 
     @abstractmethod
     def _recurrence(self, step: StepShape, inner: Value, y: Value) -> Sequence[Launch]:
-        """The launches from the projected rows to those of the output projection, with the shape of `y`."""
+        """Return the launches of convolution and recurrence.
+
+        `inner` are the projected rows. The result of the last launch has the shape of `y`.
+        """
 
     @abstractmethod
     def _recurrence_reference(
         self, inner: Sequence[np.ndarray], states: States, numpy: Arithmetic
     ) -> np.ndarray:
-        """Rows of the output projection, of the projected and rounded rows of each of `inputs`."""
+        """Compute the input rows of the output projection from the rounded rows of each of `inputs`."""
 
     @property
     def _w_in(self) -> Weight:
-        """[hidden, a rank's columns of all inputs]."""
+        """Matrix of all inputs, [hidden, a rank's columns]."""
         tensors = (projection.weight(cut) for projection, cut in zip(self.inputs, self._cuts()[0]))
         return Weight(f"{self.name}.w_in", tuple(tensors))
 
@@ -193,7 +196,7 @@ class RecurrentBlock:
 
     @property
     def _w_out(self) -> Weight:
-        """[a rank's rows, hidden]."""
+        """Matrix of the output projection, [a rank's rows, hidden]."""
         return Weight(f"{self.name}.w_out", (self.output.weight(self._cuts()[1]),))
 
     @property
@@ -204,7 +207,7 @@ class RecurrentBlock:
 
     @property
     def weights(self) -> Sequence[Weight]:
-        """The norm, the projections, the convolution, and the weights of the recurrence."""
+        """Weights of the norm, the projections, the convolution and the recurrence."""
         weights = (self._w_in, *self.convolution.weights, *self._inner_weights, self._b_in, self._b_out)
         return (*self.norm.weights, *(weight for weight in weights if weight is not None))
 
@@ -216,16 +219,16 @@ class RecurrentBlock:
         return Value(self._state_name, (slots(step), *self._state_shape(step)), FLOAT32)
 
     def caches(self, step: StepShape) -> Sequence[Cache]:
-        """The last inputs of the convolution, and the state; slots are copied in a step that has such."""
+        """Return the cache of the convolution's state and the recurrent state."""
         states = self.convolution.state(step), self._state(step)
         return (Cache(states, step, STATES, is_copied=bool(step.slots)),)
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
-        """None."""
+        """Return no constants."""
         return {}
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """The projection of normalised rows, the convolution and the recurrence, and the output."""
+        """Return the launches of the input projection, the convolution, the recurrence, and the output projection."""
         w_in, w_out, tokens = self._w_in.value(step), self._w_out.value(step), step.tokens
         x = Value("x", (step.local_rows, self.hidden), step.activations)
         inner = Value("inner", (tokens, w_in.shape[1]), step.activations)
@@ -256,7 +259,7 @@ class RecurrentBlock:
         )
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
-        """Token by token; rounded are the projected rows, those of the output projection, and the sum."""
+        """Compute the layer in NumPy; projected rows, rows of the recurrence, and the sum are rounded."""
         normed = self.norm.reference(x, numpy)
         inner = [numpy.rounded(numpy.product(normed, projection)) for projection in self.inputs]
         y = self._recurrence_reference(inner, states, numpy)

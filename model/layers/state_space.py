@@ -1,10 +1,9 @@
-"""The selective state space of Mamba, in place of attention and MLP.
+"""Selective state-space layer of Mamba.
 
-    u, gate = in(norm(x)), the first half convolved
+    u, gate = in(norm(x)), u convolved
     x + output(scan(u, select(u)) * silu(gate))
 
-Ranks divide the channels. Every one projects time steps and weights of its own channels, and the sum over the ranks
-gives them to all.
+Ranks divide the channels. `select` projects the channels to time steps, B and C, and all-reduces them over the ranks.
 """
 
 from __future__ import annotations
@@ -35,7 +34,12 @@ class ScanTensors:
 
 @dataclass(frozen=True)
 class SelectiveStateSpace(RecurrentBlock):
-    """x + output(scan(convolution(inner(norm(x))))); `inputs` are the projections of channels and of gates."""
+    """Mamba layer: x + output(scan(convolution(inputs(norm(x))))).
+
+    `inputs` are the projections of channels and of gates. `selection` projects channels to low-rank time steps, B and
+    C; `steps` projects low-rank time steps to channels. `rates_tensor` [channels, state] has the logarithms of decay
+    rates, and `skip_tensor` [channels] has D.
+    """
 
     mixer: StateSpace
     selection: Projection
@@ -47,12 +51,12 @@ class SelectiveStateSpace(RecurrentBlock):
 
     @property
     def _w_select(self) -> Weight:
-        """[channels of a rank, rank of time steps + 2 states]."""
+        """Matrix of `selection`, [a rank's channels, rank of time steps + 2 * state]."""
         return Weight(f"{self.name}.w_select", (self.selection.weight(ROW_PARALLEL),))
 
     @property
     def _scan_weights(self) -> dict[str, Weight]:
-        """The weights of the scan of a rank's channels, by the names of its parameters."""
+        """Weights of a rank's channels by parameter name of `selective_scan`."""
         mixer, tensors = self.mixer, self.tensors
         rates = Tensor(tensors.rates, (mixer.inner, mixer.state), ROWS_PARALLEL)
         skip = Tensor(tensors.skip, (mixer.inner,), COLUMN_PARALLEL)
@@ -71,7 +75,7 @@ class SelectiveStateSpace(RecurrentBlock):
         return self._w_out.shape(step.shard)[0], self.mixer.state
 
     def _recurrence(self, step: StepShape, inner: Value, y: Value) -> Sequence[Launch]:
-        """The convolution, the selection of its rows, and the scan."""
+        """Return the launches of the convolution, the selection, and the scan."""
         u, w_select = Value("u", y.shape, y.dtype), self._w_select.value(step)
         selected = Value("selected", (step.tokens, w_select.shape[1]), step.activations)
         select: dict[str, Argument] = {
@@ -87,7 +91,7 @@ class SelectiveStateSpace(RecurrentBlock):
         )
 
     def _scan(self, step: StepShape, u: Value, selected: Value, gate: Value, result: str) -> Launch:
-        """The scan of a rank's channels, whose gates lie behind them."""
+        """Return the launch of the scan; columns of `gate` are a rank's channels, then their gates."""
         state = self._state(step)
         weights = {parameter: weight.value(step) for parameter, weight in self._scan_weights.items()}
         channels, sequences = u.shape[1], step.sequences
@@ -115,7 +119,7 @@ class SelectiveStateSpace(RecurrentBlock):
     def _recurrence_reference(
         self, inner: Sequence[np.ndarray], states: States, numpy: Arithmetic
     ) -> np.ndarray:
-        """The scan's rows, gated and rounded; what is selected is rounded too."""
+        """Compute convolution, selection, scan and gate; the selection and the gated rows are rounded."""
         convolved, gate = inner
         u = self.convolution.reference(convolved, states, numpy)
         selected = numpy.rounded(numpy.summed_product(u, self.selection, even_span))

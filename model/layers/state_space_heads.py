@@ -1,4 +1,4 @@
-"""The state space of Mamba-2, in place of attention and MLP: heads with one decay each, which share weights in groups.
+"""State-space layer of Mamba-2: each head has one decay, and the heads of a group share B and C.
 
     gate, u, steps = in(norm(x)), u convolved
     x + output(norm(scan(u, steps) * silu(gate)))
@@ -41,9 +41,10 @@ class HeadTensors:
 
 @dataclass(frozen=True)
 class ScannedHeads(RecurrentBlock):
-    """x + output(inner_norm(scan(convolution(inner(norm(x)))))).
+    """Mamba-2 layer: x + output(inner_norm(scan(convolution(inputs(norm(x)))))).
 
-    `inputs` are the projections of gates, heads, both weights of states, and time steps, side by side in one tensor.
+    `inputs` are the projections of gates, heads, B, C and time steps, which share one checkpoint tensor. `head_tensors`
+    are the checkpoint tensors [heads] of the biases of time steps, the logarithms of decay rates, and D.
     """
 
     mixer: StateSpaceHeads
@@ -55,7 +56,7 @@ class ScannedHeads(RecurrentBlock):
 
     @property
     def _head_weights(self) -> tuple[Weight, ...]:
-        """Rows [1, a rank's heads]: biases of time steps, logarithms of decay rates, and the skip."""
+        """Weights of `head_tensors`, [1, a rank's heads] each."""
         cut, shape = by_query_heads(*self.mixer.divided), (self.mixer.heads,)
         named = zip(("dt_bias", "a_log", "d"), self.tensors.names)
         return tuple(Weight(f"{self.name}.{name}", (Tensor(tensor, shape, cut),)) for name, tensor in named)
@@ -71,7 +72,7 @@ class ScannedHeads(RecurrentBlock):
         return self.mixer.state, self._layout(step).heads_of_rank * self.mixer.head_dim
 
     def _recurrence(self, step: StepShape, inner: Value, y: Value) -> Sequence[Launch]:
-        """The convolution, the scan, and its norm."""
+        """Return the launches of the convolution, the scan, and the norm after it."""
         return (
             self.convolution.launch(step, inner, "u", y.shape[1]),
             self._scan(step, inner, y.name),
@@ -79,7 +80,7 @@ class ScannedHeads(RecurrentBlock):
         )
 
     def _scan(self, step: StepShape, inner: Value, result: str) -> Launch:
-        """The scan of a rank's heads; gates lie before what is convolved, and time steps behind it."""
+        """Return the launch of the scan; columns of `inner` are gates, convolved channels, and time steps."""
         mixer, layout, state = self.mixer, self._layout(step), self._state(step)
         width = state.shape[2]
         u = Value("u", (step.tokens, width + 2 * layout.kv_heads_of_rank * mixer.state), step.activations)
@@ -112,7 +113,7 @@ class ScannedHeads(RecurrentBlock):
     def _recurrence_reference(
         self, inner: Sequence[np.ndarray], states: States, numpy: Arithmetic
     ) -> np.ndarray:
-        """The norm of the scan's rows, which are gated and rounded before it."""
+        """Compute convolution, scan, gate and norm; rows are rounded before the norm and by it."""
         mixer = self.mixer
         gate, *convolved, steps = inner
         tokens = len(gate)
