@@ -1,18 +1,19 @@
-"""Routed experts: a router and gated feed-forward blocks, of which each token passes the few that it chose.
+"""Mixture of experts: a router selects a few gated feed-forward blocks for each token.
 
-    x + sum over the chosen experts of weight * down(activation(gate(n)) * up(n)),   n = norm(x)
+    x + sum over the top-k experts of weight * down(activation(gate(n)) * up(n)),   n = norm(x)
 
-Shared experts are a block of the same kind that every token passes: `mlp` adds it to x behind the router, before the
-chosen experts; a gate, one number for each token, may multiply it. The intermediate size of every expert is cut over
-the ranks, as an MLP's is; all ranks choose alike.
-With expert parallelism a rank holds some of the experts:
+Shared experts are a feed-forward block for every token. A launch of `mlp` after the router adds it to x, optionally
+multiplied by a gate, one number for each token. Tensor-parallel ranks divide the intermediate size of every expert,
+and all of them route alike.
 
-    rows, choices  = experts_dispatch(n)     those of all groups of ranks that divide the experts
-    results        = experts_…(rows)         of its own experts, for the rows of all
+With expert parallelism the ranks also divide the experts:
+
+    rows, choices  = experts_dispatch(n)     gathers the rows and choices of all expert ranks
+    results        = experts_…(rows)         computes a rank's experts for all gathered rows
     x              = experts_combine(results) + x
 
-Where the ranks of a group cut rows (sequence parallelism), each routes its own. The same two kernels gather them and
-give each rank its rows of the sum over the ranks' parts of every expert: within the exchange of the groups, if any.
+With sequence parallelism a rank routes its rows. A second, inner pair of `experts_dispatch` and `experts_combine`
+gathers the rows of the tensor-parallel ranks, and returns each rank's rows of the sum over the ranks.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from model.layers.shard import COLUMN_PARALLEL, ROW, ROW_PARALLEL, TRANSPOSED, S
 from model.layers.weight import Numbered, StackedRow, StackedWeight, Tensor, Weight, value_of
 
 EXPERT_IDS = "expert_ids"
-"""The array of the experts that each token chose, as `router` returns it."""
+"""Name of the expert ids that `router` returns, [rows, K] int32."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class FirstExpert:
 
 @dataclass(frozen=True)
 class ExpertProjections:
-    """The projections of one expert."""
+    """Projections of one expert."""
 
     gate: Projection
     up: Projection
@@ -71,7 +72,12 @@ class ExpertProjections:
 
 @dataclass(frozen=True)
 class RoutedExperts(Stateless):
-    """The block with its norm, its router and the projections of each expert; `routing` says how tokens choose."""
+    """Mixture-of-experts layer.
+
+    `routing` has the rules of routing and the sizes. `shared` are the projections of shared experts, and `shared_gate`
+    [1, hidden] is their gate. `choice_bias` is the checkpoint tensor of a bias that changes only which experts are
+    selected.
+    """
 
     name: str
     hidden: int
@@ -85,19 +91,19 @@ class RoutedExperts(Stateless):
 
     @property
     def _w_router(self) -> Weight:
-        """The router's matrix [hidden, experts]."""
+        """Matrix of the router, [hidden, experts]."""
         return Weight(f"{self.name}.w_router", (self.router.weight(TRANSPOSED),))
 
     @property
     def _b_router(self) -> Weight | None:
-        """The router's bias, a row."""
+        """Bias of the router, [1, experts]."""
         if self.router.bias is None:
             return None
         return Weight(f"{self.name}.b_router", (self.router.bias_row(ROW),))
 
     @property
     def _b_choice(self) -> Weight | None:
-        """The bias of the choice, a row."""
+        """Bias of the selection, [1, experts] float32."""
         if self.choice_bias is None:
             return None
         row = Tensor(self.choice_bias, (self.routing.count,), ROW, exact=True)
@@ -105,7 +111,7 @@ class RoutedExperts(Stateless):
 
     @property
     def _shared_block(self) -> FeedForward | None:
-        """The shared experts as a feed-forward block of its own, with the same norm."""
+        """Shared experts as a feed-forward block with the norm of the router."""
         if self.shared is None:
             return None
         return FeedForward(
@@ -125,7 +131,7 @@ class RoutedExperts(Stateless):
 
     @property
     def _matrices(self) -> tuple[StackedWeight, ...]:
-        """Those of all experts: gate and up [experts, hidden, width], down [experts, width, hidden]."""
+        """Matrices of a rank's experts: gate and up [experts, hidden, width], down [experts, width, hidden]."""
         tensors = {
             "w_gate": self._stacked(lambda expert: expert.gate.weight(COLUMN_PARALLEL)),
             "w_up": self._stacked(lambda expert: expert.up.weight(COLUMN_PARALLEL)),
@@ -135,7 +141,7 @@ class RoutedExperts(Stateless):
 
     @property
     def _biases(self) -> tuple[StackedRow | None, ...]:
-        """Those of all experts: of gate and up [experts, width], of down [experts, hidden]; None of experts without."""
+        """Biases of a rank's experts: gate and up [experts, width], down [experts, hidden]; all None without biases."""
         if self.experts[0].down.bias is None:
             return (None, None, None)
         rows = {
@@ -147,14 +153,14 @@ class RoutedExperts(Stateless):
 
     @property
     def weights(self) -> Sequence[Weight]:
-        """The norm, the router, and the projections of the experts, shared ones first."""
+        """Weights of the norm, the router, the shared experts, and the routed experts."""
         shared = () if self._shared_block is None else self._shared_block.weights[len(self.norm.weights) :]
         router = (self._w_router, self._b_router, self._b_choice)
         optional_weights = (*router, *shared, *self._matrices, *self._biases)
         return (*self.norm.weights, *(weight for weight in optional_weights if weight is not None))
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
-        """The number of a rank's first expert, where ranks divide them."""
+        """Return the id of a rank's first expert, [1, 1] int32; empty without expert parallelism."""
         if step.expert_ranks == 1:
             return {}
         return {self._first.name: FirstExpert(self.routing.count // step.expert_ranks)}
@@ -164,7 +170,7 @@ class RoutedExperts(Stateless):
         return Value(f"{self.name}.first", (1, 1), INT32)
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """The norm and router, the shared experts, the chosen experts."""
+        """Return the launches of the router, of the shared experts, and of the routed experts."""
         tokens = step.local_rows
         x = Value("x", (tokens, self.hidden), step.activations)
         matrix = self._w_router.value(step)
@@ -245,7 +251,7 @@ class RoutedExperts(Stateless):
         return [*before, self.experts_launch(step, chosen[0].shape[0]), *after]
 
     def experts_launch(self, step: StepShape, rows: int) -> Launch:
-        """A rank's experts for so many rows: those of a step with x, or those of all ranks with which it exchanges."""
+        """Return the launch of a rank's experts for `rows` rows, which are gathered from all ranks of an exchange."""
         divided, cut = step.expert_ranks > 1, step.sequence_ranks > 1
         name = "whole_" if cut else "all_" if divided else ""
         chosen = self._chosen_rows(step, rows, name)
@@ -280,7 +286,13 @@ class RoutedExperts(Stateless):
         return launch if launch.refusal is None else replace(launch, kernel="experts_prefill")
 
     def resized(self, count: int, per_token: int, width: int) -> RoutedExperts:
-        """The same with other numbers of experts and of those of a token, no more than there are, and another width."""
+        """Return the layer with other sizes, for predictions; all experts have the projections of the first one.
+
+        Args:
+            count: Experts.
+            per_token: Experts of a token, at most `count`.
+            width: Intermediate size of an expert.
+        """
         first = self.experts[0]
         projections = ExpertProjections(
             first.gate.resized(width),
@@ -295,9 +307,9 @@ class RoutedExperts(Stateless):
         )
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
-        """Expert by expert; the weighted gated product is rounded, and the sum with the residual.
+        """Compute the layer in NumPy, one expert after another.
 
-        The sum with shared experts is rounded before.
+        Rounded are the weighted gated products, the sum with the shared experts, and the sum with the residual.
         """
         normed = self.norm.reference(x, numpy)
         if self._shared_block is not None:

@@ -1,4 +1,4 @@
-"""The head: the last norm, logits of the vocabulary, and the most likely tokens of all ranks."""
+"""Head of a model: the final norm, the logits, and the likeliest tokens over all ranks."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from model.layers.shard import VOCABULARY_PARALLEL, Shard, vocabulary_span
 from model.layers.weight import Weight
 
 LOGITS, VALUES, TOKENS = HEAD_RESULTS = ("logits", "values", "tokens")
-"""What lm_head returns: all logits, the largest of each row, and their tokens."""
+"""Names of the results of lm_head: logits, and the largest logits of each row with their tokens."""
 
 
 @dataclass(frozen=True)
 class Head(Stateless):
-    """Logits for the last token of every prompt, and for every new one of what decodes.
+    """Head layer: logits for the last token of each prompt and for each new token of sequences that decode.
 
-    Every rank computes its part of the vocabulary.
-    `tensor` is [vocabulary, hidden]: the table of the embedding where the two are tied. Logits are scaled, then capped.
+    Ranks divide the vocabulary. `tensor` [vocabulary, hidden] is the embedding table if the weights are tied. Logits
+    are multiplied by `scale` and then capped by `softcap`.
     """
 
     name: str
@@ -57,16 +57,16 @@ class Head(Stateless):
 
     @property
     def w_head(self) -> Weight:
-        """[hidden, a rank's tokens]."""
+        """Matrix of a rank's part of the vocabulary, [hidden, tokens]."""
         return Weight(f"{self.name}.w_head", (self._projection.weight(VOCABULARY_PARALLEL),))
 
     @property
     def weights(self) -> Sequence[Weight]:
-        """The last norm and the projection."""
+        """Weights of the norm and of the projection."""
         return (*self.norm.weights, self.w_head)
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
-        """The id of a rank's first token."""
+        """Return the first token id of a rank's part of the vocabulary, [1, 1] int32."""
 
         def first(shard: Shard) -> np.ndarray:
             return np.array([[vocabulary_span(self.vocabulary, shard).start]], np.int32)
@@ -74,7 +74,10 @@ class Head(Stateless):
         return {f"{self.name}.first_token": first}
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """The last row of each prompt picked, then the head and its draws, for as many rows as kernels take."""
+        """Return the launches that select the last row of each prompt, compute logits, and draw tokens.
+
+        A step that scores takes all rows, in equal launches that are repeated.
+        """
         if step.scores:
             rows = self._most_rows(step, step.tokens)
             pieces = -(-step.tokens // rows)
@@ -96,7 +99,7 @@ class Head(Stateless):
         return largest_launch(rows, lambda size: self._launches(step, size, 1))
 
     def _pick_rows(self, step: StepShape, rows: int) -> Launch:
-        """The rows of x at `logits_indices` [rows, 1], gathered from all ranks' rows by the kernel `embedding`."""
+        """Return the launch of `embedding` that selects the rows `logits_indices` [rows, 1] of all ranks' x."""
         x = Value("x", (step.local_rows, self.hidden), step.activations)
         picked = copied(Value("x", (rows, self.hidden), step.activations))
         arguments: dict[str, Argument] = {
@@ -135,7 +138,7 @@ class Head(Stateless):
         )
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
-        """Logits [tokens, vocabulary], float32."""
+        """Return the logits [tokens, vocabulary] in float32, scaled and capped."""
         logits = numpy.product(self.norm.reference(x, numpy), self._projection) * np.float32(self.scale)
         if self.softcap is None:
             return logits

@@ -1,8 +1,8 @@
-"""The join of a decode step's attention with the MLP after it: one launch of `decoder_layer_decode` for the two.
+"""Fusion of attention and MLP in decode steps: one launch of `decoder_layer_decode` replaces two launches.
 
-Each layer lists its own launches and knows nothing of its neighbours. `joined` goes through the launches of one
-decoder layer and replaces a pair that one kernel can compute. The joint kernel starts once, and it loads the weights
-of the MLP while attention still runs.
+Layers list their launches independently. `join_launches` goes through the launches of one decoder layer and replaces
+each pair that the joint kernel computes. The joint kernel starts once, and it loads the weights of the MLP while
+attention still runs.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _MLP_PARAMETERS = {
     _NORM: "mlp_norm_weight",
     **{name: name for name in ("w_gate", "w_up", "w_down", "activation", "b_gate", "b_up", "b_down")},
 }
-"""The parameters of `mlp` that `decoder_layer_decode` has too, and their names there."""
+"""Names of `decoder_layer_decode` for the parameters of `mlp` that both kernels have."""
 
 _SHARED_PARAMETERS = ("x", "eps", "replica_group")
-"""The parameters that attention and MLP have in common; a joint launch has one argument for both."""
+"""Parameters that attention and MLP have in common; a joint launch has one argument for both."""
 
 _MLP_FIXED = {
     "norm_offset": 0.0,
@@ -27,7 +27,7 @@ _MLP_FIXED = {
     "sequence_ranks": 1,
     **dict.fromkeys(("norm_bias", "row_gate")),
 }
-"""The parameters of `mlp` that `decoder_layer_decode` lacks, and the argument that it computes with."""
+"""Values of the parameters of `mlp` that `decoder_layer_decode` lacks and fixes."""
 
 
 def joined(launches: Iterable[Launch]) -> list[Launch]:
@@ -45,9 +45,9 @@ def joined(launches: Iterable[Launch]) -> list[Launch]:
 
 
 def _can_join(attention: Launch, mlp: Launch) -> bool:
-    """Whether the two are an attention block and an MLP over the same rows that the joint kernel computes.
+    """Return whether the joint kernel computes an attention block and an MLP over the same rows.
 
-    It takes a norm before each of the two, with one eps for both. It takes nothing else that `_MLP_FIXED` excludes.
+    Both need a norm with the same eps, and the MLP must have the values of `_MLP_FIXED`.
     """
     if (attention.kernel, mlp.kernel) != ("attention_block_decode", "mlp") or attention.rows != mlp.rows:
         return False
@@ -61,7 +61,7 @@ def _can_join(attention: Launch, mlp: Launch) -> bool:
 
 
 def _join(attention: Launch, mlp: Launch) -> Launch:
-    """One launch with all arguments of the attention block, and those of the MLP under their names in the kernel."""
+    """Return one launch with the arguments of the attention block and, renamed, of the MLP."""
     mlp_arguments = {
         parameter: mlp.arguments[name] for name, parameter in _MLP_PARAMETERS.items() if name in mlp.arguments
     }

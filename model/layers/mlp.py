@@ -1,10 +1,10 @@
-"""The feed-forward block, gated or plain: one kernel with the norm before it and the sum over the ranks.
+"""Feed-forward block, gated or plain: one launch of `mlp` with the norm before it and the all-reduce after it.
 
     gated   x + down(activation(gate(norm(x))) * up(norm(x)))
     plain   x + down(activation(up(norm(x))))
 
-The ranks divide the width of the block: each computes a part of the sum of `down`, and `mlp` adds the parts up. A norm
-after the block is a launch of its own, which also adds x. With sequence parallelism each rank holds its own rows of x.
+Ranks divide the intermediate size, and `mlp` all-reduces their partial sums. A norm after the block is a separate
+launch, which also adds x. With sequence parallelism a rank has some rows of x.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from model.layers.weight import Weight, value_of
 
 @dataclass(frozen=True)
 class FeedForward(Stateless):
-    """A feed-forward block over rows [tokens, `hidden`]; without a `gate` projection it is plain.
+    """Feed-forward block over rows [tokens, `hidden`]; it is plain without a `gate` projection.
 
-    A width that the number of ranks does not divide is padded with zeros. `norm` is applied before the block, `after`
-    to its result. `scale` multiplies the sum of `after` and the residual. `row_gate` [1, hidden] gives one number for
-    each row, whose sigmoid multiplies the sum over the ranks.
+    An intermediate size that the ranks do not divide is padded with zeros. `norm` normalises the input of the block,
+    and `after` its result. `scale` multiplies the sum of `after` and the residual. `row_gate` [1, hidden] computes one
+    number for each row, whose sigmoid multiplies the result.
     """
 
     name: str
@@ -45,10 +45,10 @@ class FeedForward(Stateless):
     row_gate: Projection | None = None
 
     def _projection_weights(self) -> dict[str, Weight]:
-        """The matrices and biases on one rank, by their parameter names of the kernel `mlp`.
+        """Return the matrices and biases that the block has on a rank, by parameter name of `mlp`.
 
         `w_gate` and `w_up` are [hidden, width of the rank], `w_down` is [width of the rank, hidden]. `b_gate` and
-        `b_up` are rows [1, width of the rank], `b_down` is [1, hidden]. What the block lacks is left out.
+        `b_up` are [1, width of the rank], `b_down` is [1, hidden].
         """
         weights: dict[str, Weight] = {}
         for matrix, bias, projection, matrix_cut, bias_cut in (
@@ -66,14 +66,14 @@ class FeedForward(Stateless):
 
     @property
     def _row_gate_weight(self) -> Weight | None:
-        """[hidden, 1], the same on every rank."""
+        """Matrix of the row gate, [hidden, 1] on every rank; None without one."""
         if self.row_gate is None:
             return None
         return Weight(f"{self.name}.w_row_gate", (self.row_gate.weight(TRANSPOSED),))
 
     @property
     def weights(self) -> Sequence[Weight]:
-        """The norms, the projections with their biases, the scale and the row gate; what the block lacks is absent."""
+        """Weights of the norms, the projections with their biases, the scale and the row gate, if present."""
         norms = [norm for norm in (self.norm, self.after) if norm is not None]
         weights = [weight for norm in norms for weight in norm.weights]
         weights += self._projection_weights().values()
@@ -84,7 +84,7 @@ class FeedForward(Stateless):
         return weights
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """One launch of `mlp`, and one of the norm after it where there is one."""
+        """Return the launch of `mlp`, and the launch of the norm after it if there is one."""
         x = Value("x", (step.local_rows, self.hidden), step.activations)
         projections: dict[str, Value] = {}
         for name, weight in self._projection_weights().items():
@@ -116,7 +116,7 @@ class FeedForward(Stateless):
         return launches
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
-        """The block in plain numpy, x [tokens, hidden]; the product before `down` and the result are rounded."""
+        """Compute the block in NumPy for x [tokens, hidden]; the input of `down` and the result are rounded."""
         normed = x if self.norm is None else self.norm.reference(x, numpy)
         inner = numpy.product(normed, self.up)
         if self.gate is None:

@@ -1,7 +1,7 @@
-"""RMSNorm and LayerNorm: rows divided by their root mean square, or by their deviation from the mean, times a weight.
+"""RMSNorm and LayerNorm.
 
-The kernels of projections carry out the norm before them, and those of heads. A norm after a projection is a launch of
-its own, which adds the residual.
+The kernels of projections compute the norm of their input and the norms of heads. A norm after a projection is a
+separate launch, which adds the residual.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from model.layers.weight import Tensor, Weight
 
 @dataclass(frozen=True)
 class Norm:
-    """One norm over the last axis, of `size` elements: `name` on a rank, `tensor` and `bias` in the checkpoint.
+    """Norm over the last axis of `size` elements: RMSNorm, or LayerNorm if it has a bias.
 
-    One with a bias is LayerNorm. `offset` is added to the weight. `cut` is of rows that the ranks hold in parts.
+    `name` is the name on a rank; `tensor` and `bias` are the tensors of the checkpoint. `offset` is added to the
+    weight. `cut` is a `Divided` if the ranks divide the axis.
     """
 
     name: str
@@ -34,19 +35,19 @@ class Norm:
 
     @property
     def weight(self) -> Weight:
-        """The weight of the norm, a row [1, size] on every rank."""
+        """Weight of the norm, [1, size] on every rank, or a rank's part of it."""
         return Weight(self.name, (Tensor(self.tensor, (self.size,), self.cut),), component="norms")
 
     @property
     def bias_weight(self) -> Weight | None:
-        """The bias of a LayerNorm, a row like the weight."""
+        """Bias of a LayerNorm, [1, size] on every rank; None for RMSNorm."""
         if self.bias is None:
             return None
         return Weight(f"{self.name}.bias", (Tensor(self.bias, (self.size,), ROW),), component="norms")
 
     @property
     def weights(self) -> Sequence[Weight]:
-        """The weight, and the bias where there is one."""
+        """Weight and bias, if there is one."""
         return (self.weight, *((self.bias_weight,) if self.bias_weight else ()))
 
     def launch(
@@ -58,7 +59,7 @@ class Norm:
         residual: Value | None,
         scale: Scale | None = None,
     ) -> Launch:
-        """The norm of `x` as a launch of its own, plus a residual, and that sum times a number of the checkpoint."""
+        """Return a launch of `rmsnorm`: (norm(x) + residual) * scale, without the residual and scale that are None."""
         moved = x.nbytes * (2 if residual is None else 3)
         arguments: dict[str, Argument] = {
             "x": x,
@@ -75,20 +76,20 @@ class Norm:
         return Launch("rmsnorm", arguments, (result,), LeastWork(0.0, float(moved)), x.shape[0], label)
 
     def reference(self, x: np.ndarray, numpy: Arithmetic) -> np.ndarray:
-        """x [..., size] normalised."""
+        """Return the norm of x [..., size], rounded."""
         return numpy.norm(x, self.tensor, self.eps, self.bias, self.offset)
 
 
 @dataclass(frozen=True)
 class Scale:
-    """A number of the checkpoint that multiplies hidden states: `name` on a rank, `tensor` in the checkpoint."""
+    """Factor of hidden states from a checkpoint: `name` on a rank, `tensor` in the checkpoint."""
 
     name: str
     tensor: str
 
     @property
     def weight(self) -> Weight:
-        """The number, [1, 1] on every rank."""
+        """Factor, [1, 1] on every rank."""
         return Weight(self.name, (Tensor(self.tensor, (1,), ROW),), component="buffers")
 
 

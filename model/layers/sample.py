@@ -1,9 +1,11 @@
-"""The draw of the next tokens on the device: which rows the kernel `sample` serves, and its launch.
+"""Sampling of the next tokens on the device: the rows that the kernel `sample` can draw, and its launch.
 
-A step is compiled for a few kinds of draws. Its rows take the least kind that serves all of them; parameters are data.
-What no kind serves is left to the host: draws from more candidates than the largest kind has, which includes all of a
-large vocabulary, log-probabilities of a row whose logits change, because the kernel's are of the changed ones, and
-rules that logits decide.
+A step is compiled for the few variants in `DRAWS`. It uses the first variant that can draw all its rows; sampling
+parameters are inputs. The host draws rows that no variant can draw:
+
+- rows with more candidates than the largest variant has, such as a whole large vocabulary;
+- rows with log-probabilities and changed logits, because the kernel's log-probabilities are of the changed logits;
+- rows with a rule that depends on the logits (`RowSampling.by_logits`).
 """
 
 from __future__ import annotations
@@ -34,28 +36,28 @@ DRAWS = (
     DrawVariant(64, full_vocabulary=True),
     DrawVariant(256, full_vocabulary=True),
 )
-"""The kinds of draws, each serving what the one before it serves.
+"""Variants in order; each can draw all rows that the variants before it can draw.
 
-Up to 64 candidates cost lm_head little, which finds them while it reads weights; 256 would take it three times as long
-as its weights do, `sample` as long again. Predicted on trn2 for 16 rows of 16,032 logits, lm_head included: 0.36, 0.39,
-0.46 and 0.72 ms.
+lm_head finds up to 64 candidates while it loads weights, at little cost. 256 candidates would take three times as long
+as the weights, and `sample` as long again. Predicted times on trn2 for 16 rows of 16,032 logits, lm_head included:
+0.36, 0.39, 0.46 and 0.72 ms.
 """
 
 COLUMNS = ("bias", "prompt_counts", "output_counts")
-"""What `sample` is given for every token of the vocabulary."""
+"""Parameters of `sample` with an element for each token, [rows, vocabulary]."""
 
 LIMITS = ("uniform", "temperature", "top_k", "top_p", "min_p")
 PENALTIES = ("repetition", "presence", "frequency")
 NUMBERS = (*LIMITS, *PENALTIES)
-"""What `sample` is given for every row."""
+"""Parameters of `sample` with one number for each row, [rows, 1]."""
 
 RESULTS = ("drawn", "log_probs", "top_ids", "top_log_probs")
 
 _EIGHT = 8
-"""The fewest candidates; the Vector engine finds maxima eight at a time."""
+"""Fewest candidates; the Vector engine finds eight maxima at a time."""
 
 _GATHERED = 8192
-"""Candidates of all ranks that a kernel takes."""
+"""Most candidates of all ranks that a kernel takes."""
 
 
 def candidates_held(wanted: int, vocabulary: int, ranks: int) -> int:
