@@ -1,8 +1,8 @@
-"""The cache of a layer: its arrays on one rank, the size of a page, and what launches are given of it.
+"""Caches of layers: their arrays on one rank, the size of a page, and the arguments of kernels that use them.
 
-Keys and values lie in one of three ways. Without pages and slots, a row of the arrays holds a sequence. With pages,
-block tables name the pages of a sequence. What an encoder leaves behind lies in slots: each sequence names its row.
-Their dtype and scales are those of a `CacheFormat`, which the step names.
+Keys and values have one of three layouts. Without pages and slots, row i of an array belongs to sequence i. With pages,
+block tables list the pages of a sequence. The keys and values of an encoder are in slots, one for each sequence.
+`CacheFormat` defines dtype and scales.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from model.layers.paged import STATES, CacheGroup, Slots, name_in_group
 from model.layers.shard import Shard
 
 AUTO = "auto"
-"""The name of the cache format that a step has by default."""
+"""Name of the default cache format."""
 
 Scale = Callable[[str, int], np.ndarray]
-"""Returns the scales [heads] of an array, by its name and the number of key/value heads of the model."""
+"""Function of an array's name and the model's number of key/value heads that returns the scales [heads]."""
 
 
 @dataclass(frozen=True)
 class CacheFormat:
-    """How a cache stores keys and values.
+    """Number format of the keys and values in a cache.
 
-    dtype  of the stored numbers; None: that of activations
-    scale  the scales of heads: a stored number stands for itself times the scale of its head, and kernels round keys
-           and values to such numbers (`nki_kernels.cache.scales`, which lists the dtypes). None: for itself
+    dtype  dtype of the stored numbers; None for the dtype of the activations
+    scale  scales of heads, by which stored numbers are multiplied when they are read; kernels divide by the scale and
+           round when they write (`nki_kernels.cache.scales` lists the dtypes). None for no scales
     """
 
     dtype: np.dtype | None = None
@@ -41,25 +41,29 @@ class CacheFormat:
 CACHE_FORMATS = {
     AUTO: CacheFormat(),
 }
-"""The cache formats by name, as vLLM's `kv_cache_dtype`."""
+"""Cache formats by the names of vLLM's `kv_cache_dtype`."""
 
 
 def check_cache_dtype(name: str) -> None:
-    """Raise ModelError for a name that is none of CACHE_FORMATS."""
+    """Check the name of a cache format.
+
+    Raises:
+        ModelError: CACHE_FORMATS lacks the name.
+    """
     if name not in CACHE_FORMATS:
         raise ModelError(f"kv_cache_dtype is {name!r:.40}; it is one of {', '.join(CACHE_FORMATS)}")
 
 
 @dataclass(frozen=True)
 class HeadScales:
-    """The scales of an array of keys or values, which a rank has of its heads: [1, heads], float32."""
+    """Scales of an array of keys or values on a rank: [1, a rank's key/value heads], float32."""
 
     scale: Scale
     array: str
     heads: HeadLayout
 
     def __call__(self, shard: Shard) -> np.ndarray:
-        """Return the scales of a rank; those of heads that are padding are 1."""
+        """Return the scales of a rank; the scale of a padding head is 1."""
         scales = np.ones((1, self.heads.kv_heads_of_rank), FLOAT32)
         heads = self.heads.keys(shard.rank)
         scales[0, : len(heads)] = self.scale(self.array, self.heads.kv_heads)[heads.start : heads.stop]
@@ -68,14 +72,14 @@ class HeadScales:
 
 @dataclass(frozen=True)
 class Cache:
-    """The arrays that a layer keeps from step to step on one rank; their first axis is pages, slots or sequences.
+    """Arrays that a layer keeps between steps on one rank; their first axis is pages, slots or sequences.
 
     arrays      keys and values, or the one array of latent attention, or the states of a recurrent layer
-    step        the step, as the layer's cache group sees it
-    group       the cache group whose pages, slots and positions the step names
-    parameters  the parameters of attention kernels that take the arrays; none of recurrent layers
-    is_copied   whether a page or slot that several sequences share is copied before one of them writes to it
-    scales      the scales of both arrays, by the parameters of attention kernels that take them
+    step        the step whose launches read and write the cache
+    group       the cache group, whose pages, slots and positions are inputs of the step
+    parameters  names of the kernel parameters that take the arrays; empty for recurrent layers
+    is_copied   whether a shared page or slot is copied before a sequence writes to it
+    scales      pairs of a kernel parameter and the scales that it takes, for keys and for values
     """
 
     arrays: tuple[Value, ...]
@@ -87,31 +91,31 @@ class Cache:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page, one slot, or the cache of one sequence, over all arrays."""
+        """Bytes of one page or slot, or of the cache of one sequence, summed over all arrays."""
         return sum(array.nbytes for array in self.arrays) // self.arrays[0].shape[0]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the arrays, which a launch that writes to them returns."""
+        """Names of the arrays, which are results of a launch that writes to them."""
         return tuple(array.name for array in self.arrays)
 
     @property
     def constants(self) -> Mapping[str, HeadScales]:
-        """The scales by name, which are arrays of a rank that are neither weights nor states."""
+        """Scales by array name; they are constants of the layer, neither weights nor states."""
         return {f"{scales.array}.scale": scales for _, scales in self.scales}
 
     @property
     def positions(self) -> Value:
-        """The positions [tokens, 1] of new tokens, counted from the first one that the cache or its table holds."""
+        """Positions of new tokens, [tokens, 1] int32, counted from the first position in the cache or block table."""
         return Value(name_in_group("positions", self.step, self.group), (self.step.tokens, 1), INT32)
 
     @property
     def arguments(self) -> dict[str, Argument]:
-        """The arrays, and where a kernel finds sequences and writes new tokens in them.
+        """Kernel arguments by parameter name: the arrays, their scales, and the indices of sequences in them.
 
-        With pages, `slots` [tokens, 1] are where new tokens are written, and `block_tables` [sequences, blocks] the
-        pages that they read. Beside sequences that decode, `prompt_tables` are those of the prompts. With slots,
-        `cache_rows` [sequences, 1] are the rows of the sequences. Scales are [1, heads of the rank].
+        With pages, `slots` [tokens, 1] is the slot mapping of new tokens, and `block_tables` [sequences, blocks] lists
+        the pages to read. If sequences decode together with prompts, `prompt_tables` lists the pages of the prompts.
+        With slots, `cache_rows` [sequences, 1] are the rows of the sequences. Scales are [1, heads of the rank].
         """
         step = self.step
         arrays: dict[str, Argument] = dict(zip(self.parameters, self.arrays))
@@ -130,13 +134,13 @@ class Cache:
         return arrays | {name: self._table(name, table_step) for name, table_step in tables.items()}
 
     def _table(self, parameter: str, step: StepShape) -> Value:
-        """The block table [sequences, blocks] of a step."""
+        """Return the block table [sequences, blocks] of a step."""
         window = self.group if isinstance(self.group, int) else None
         blocks = step.for_window(window).cache_length // step.block_size
         return Value(name_in_group(parameter, self.step, self.group), (step.sequences, blocks), INT32)
 
     def copy(self, copies: int) -> Launch:
-        """A kernel that copies so many pages or slots of the one or two arrays."""
+        """Return the launch that copies `copies` pages or slots of every array."""
         first, second = (*self.arrays, None)[:2]
         arguments: dict[str, Argument] = {"cache": first, "other": second}
         for parameter in ("sources", "destinations"):
@@ -147,11 +151,17 @@ class Cache:
 
 
 def create_cache(name: str, heads: HeadLayout, dim: int, step: StepShape, window: int | None = None) -> Cache:
-    """Create keys and values of a rank's heads of `dim` elements, in pages if the step has such, in the step's format.
+    """Create the cache of keys and values of an attention layer, with the format and scales of the step.
 
-    Pages are [pages, block, heads, dim]. Else keys are [sequences, heads, dim, length] and values [sequences, heads,
-    length, dim]: a decode step contracts over `dim`, which lies on the partitions of a tile that is read from HBM.
-    Layers that see a `window` of positions may have pages of their own.
+    With pages both arrays are [pages, block, heads, dim]. Without, keys are [sequences, heads, dim, length] and values
+    [sequences, heads, length, dim]: a decode step contracts keys over `dim`, the partition axis of a loaded tile.
+
+    Args:
+        name: Beginning of the arrays' names.
+        heads: Division of key/value heads over the ranks.
+        dim: Elements of a head.
+        step: The step; its `block_size` is 0 without pages.
+        window: Positions that a token attends to, if limited; the layer then uses the pages of this window, if any.
     """
     if step.block_size:
         shape = (step.for_window(window).pages, step.block_size, heads.kv_heads_of_rank, dim)
@@ -169,11 +179,12 @@ def create_cache(name: str, heads: HeadLayout, dim: int, step: StepShape, window
 
 
 def create_encoder_cache(name: str, heads: int, dim: int, positions: int, step: StepShape) -> Cache:
-    """Create keys and values of all `positions` of an encoder, in slots if the step has such.
+    """Create the cache of keys and values of all encoder positions, in slots if the step has slots.
 
-    A prompt fills a slot that nothing changes later, so no slot is ever copied.
+    A slot is filled together with its prompt and never written again, so slots are not copied.
 
-    Raises ModelError for another format than that of activations.
+    Raises:
+        ModelError: The cache format is not the default one.
     """
     _check_plain(step, "keys and values of an encoder")
     rows, group = (step.slots, STATES) if step.slots else (step.sequences, None)
@@ -181,9 +192,10 @@ def create_encoder_cache(name: str, heads: int, dim: int, positions: int, step: 
 
 
 def create_latent_cache(name: str, width: int, step: StepShape) -> Cache:
-    """Create rows of latents and keys of `width` elements: [pages, block, width] or [sequences, length, width].
+    """Create the cache of latent attention: [pages, block, width], or [sequences, length, width] without pages.
 
-    Raises ModelError for another format than that of activations.
+    Raises:
+        ModelError: The cache format is not the default one.
     """
     _check_plain(step, "rows of latent attention")
     lengths = (step.pages, step.block_size) if step.block_size else (step.sequences, step.cache_length)
@@ -198,7 +210,7 @@ def _check_plain(step: StepShape, content: str) -> None:
 
 
 def _contiguous(name: str, key_shape: tuple[int, int, int, int], step: StepShape, group: CacheGroup) -> Cache:
-    """Create keys [rows, heads, dim, length] and values [rows, heads, length, dim]."""
+    """Create a cache of keys [rows, heads, dim, length] and values [rows, heads, length, dim]."""
     rows, heads, dim, length = key_shape
     return _keys_and_values(name, key_shape, (rows, heads, length, dim), step, group)
 

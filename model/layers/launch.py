@@ -1,8 +1,8 @@
-"""The launch list: which kernels a step of the model launches, in order, with which arguments.
+"""Launch lists: the kernels that a step of a model launches, in order, with their arguments.
 
-Everything that runs, predicts or plans a model walks this list. It is written for one rank, by shapes alone: a `Value`
-stands for an array, which a device binds on every rank by its name. All ranks launch the same kernels; the shapes are
-those of the first rank, and the last rank's part of the vocabulary may be smaller.
+Execution, prediction and planning all use this list. It describes one rank by shapes alone: a `Value` represents an
+array, and a device binds the array to it by name on every rank. All ranks launch the same kernels. The shapes are
+those of rank 0; the last rank's part of the vocabulary may be smaller.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FLOAT32 = np.dtype(np.float32)
 
 
 PARTITIONS = 128
-"""Of a tile: one launch of a decode step has at most so many rows, each on a partition."""
+"""Partitions of a tile, and so the most rows of one launch in a decode step."""
 
 
 def table_length(positions: int, block_size: int) -> int:
@@ -45,13 +45,13 @@ def table_length(positions: int, block_size: int) -> int:
 
 
 WindowPages = tuple[tuple[int, int], ...]
-"""Windows whose layers have pages of their own, and how many."""
+"""Pairs of a window and the number of pages of the layers with this window."""
 
 
 class Axis(Enum):
-    """As an argument of a launch: the ranks that meet along an axis of the mesh.
+    """Axis of the mesh, as an argument of a launch that communicates along it.
 
-    Along `tensor` they are a replica group, along `pipeline` pairs of a rank and its peer of the next stage.
+    `tensor` and `expert` mean replica groups, `pipeline` pairs of a rank and its peer in the next stage.
     """
 
     tensor = "tp"
@@ -60,16 +60,16 @@ class Axis(Enum):
 
 
 class Phase(Enum):
-    """The kinds of steps: the prompts of all sequences, or as many more tokens of every sequence, mostly one."""
+    """Phase of a step: `prefill` computes prompts, `decode` the same number of new tokens of each sequence."""
 
     prefill = "prefill"
     decode = "decode"
 
 
 class Growth(Enum):
-    """How the work of a launch follows the step: with its rows, their square, its sequences, or the experts reached.
+    """Size of a step with which the work of a launch grows: rows, their square, sequences, or selected experts.
 
-    That of a `full_step` one follows both its rows and its sequences, so that no smaller step tells.
+    The work of a `full_step` launch depends on rows and sequences, so it cannot be scaled from a smaller step.
     """
 
     rows = "rows"
@@ -81,9 +81,10 @@ class Growth(Enum):
 
 @dataclass(frozen=True)
 class WeightDtypes:
-    """The dtypes of the arrays of weights: the default, but for the arrays that `overrides` names with theirs.
+    """Dtypes of weight arrays: `overrides` has the arrays that differ from the default.
 
-    `formats` are those of the weights that kernels read in their stored tensors, by the names of the weights.
+    `formats` has the formats of the weights that kernels read in their stored tensors. Both have pairs with the name of
+    the array or weight first.
     """
 
     default: np.dtype
@@ -94,7 +95,7 @@ class WeightDtypes:
     def from_names(
         cls, dtypes: Mapping[str, np.dtype], formats: Mapping[str, Format] = MappingProxyType({})
     ) -> WeightDtypes:
-        """Return the dtypes of named arrays; the default is the one that most of them have."""
+        """Create the record from the dtypes of named arrays; the most frequent dtype becomes the default."""
         counts = Counter(dtypes.values())
         default = max(counts, key=lambda dtype: (counts[dtype], dtype.name))
         overrides = frozenset((name, dtype) for name, dtype in dtypes.items() if dtype != default)
@@ -105,7 +106,7 @@ class WeightDtypes:
         return self._by_name.get(name, self.default)
 
     def format_of(self, weight: str) -> Format | None:
-        """Return the format in which a kernel reads a weight; None of a plain one."""
+        """Return the format in which a kernel reads a weight; None for a plain weight."""
         return self._formats.get(weight)
 
     @cached_property
@@ -119,10 +120,10 @@ class WeightDtypes:
 
 @dataclass(frozen=True)
 class DrawVariant:
-    """One variant of the draw on the device: next tokens are drawn from the likeliest `candidates`.
+    """Compiled variant of sampling on the device, which draws from the likeliest `candidates`.
 
-    The candidates are those that the head picked out. With `full_vocabulary` the kernel changes the logits of the whole
-    vocabulary first and picks out candidates again. Its log-probabilities are then of the whole vocabulary.
+    The head selects the candidates. With `full_vocabulary` the kernel first changes the logits of the whole vocabulary
+    and selects candidates again. Log-probabilities are then normalised over the whole vocabulary.
     """
 
     candidates: int
@@ -131,30 +132,30 @@ class DrawVariant:
 
 @dataclass(frozen=True)
 class StepShape:
-    """The sizes of a step: all that the shapes of its launches depend on. Launches have the shapes of `rank`.
+    """Sizes of a step, which determine the shapes of its launches on rank `rank`.
 
         tokens               rows of the step: the tokens of all sequences, padding included
-        sequences            sequences of the step, which have equally many rows
-        cache_length         positions that a cache holds of a sequence, or that a block table names
-        context              positions that a sequence fills at most
+        sequences            sequences of the step, each with the same number of rows
+        cache_length         positions of a sequence in the cache, or of a block table
+        context              most positions of a sequence
         ranks, expert_ranks  tensor-parallel ranks; groups of them that divide the routed experts
         activations          dtype of activations and states
         weights              dtypes of weights
-        candidates           how many of the likeliest tokens the head picks out
+        candidates           likeliest tokens that the head selects
         padded               whether prompts are padded to the longest one, which another rank may have
-        cuts_sequence        whether ranks cut the rows of prompts among them (sequence parallelism)
-        block_size           positions of a page; 0 where states are not in pages
+        cuts_sequence        whether ranks divide the rows of prompts (sequence parallelism)
+        block_size           positions of a page; 0 without pages
         pages                pages of each layer that has no pages for its window
-        window_pages         the windows whose layers have pages of their own, and how many
+        window_pages         windows whose layers have pages of their own, and the number of these pages
         prefix               cached positions of each sequence that a prefill step reads
-        slots                recurrent states of a layer; 0 where there is one for each sequence
-        draws                how the step draws next tokens; None where it does not
-        scores               whether the head takes all rows of a prefill step, and not only the last of each sequence
-        decoding             the step of the sequences that decode beside the prompts of a prefill step, if any
-        cache_dtype          the name of the cache's format (`CACHE_FORMATS`)
+        slots                slots of recurrent states; 0 for one state for each sequence
+        draws                variant of sampling on the device; None without sampling
+        scores               whether the head takes all rows of a prefill step instead of the last row of each sequence
+        decoding             the step of the sequences that decode together with the prompts of a prefill step, if any
+        cache_dtype          name of the cache format (`CACHE_FORMATS`)
 
-    The rows of `decoding` come before those of the prompts, and `tokens` counts both. `sequences`, `cache_length` and
-    `prefix` are those of the prompts.
+    The rows of `decoding` come before the rows of the prompts, and `tokens` counts both. `sequences`, `cache_length`
+    and `prefix` describe the prompts.
     """
 
     phase: Phase
@@ -181,10 +182,10 @@ class StepShape:
     cache_dtype: str = "auto"
 
     def for_window(self, window: int | None) -> StepShape:
-        """This step as layers with a window see it: with their pages, where they have their own.
+        """Return the step for layers with a window, with the sizes of the window's pages if it has its own.
 
-        Their tables begin with the first page that the step's first token of a sequence reads, so they are as long as
-        the window and the step's tokens need, however long the sequence is.
+        A block table of such layers begins with the first page that the sequence's first new token reads. So its length
+        depends on the window and the new tokens, and not on the length of the sequence.
         """
         pages = dict(self.window_pages).get(window) if window is not None else None
         if window is None or pages is None:
@@ -207,7 +208,16 @@ class StepShape:
         prefix: int = 0,
         decoding: StepShape | None = None,
     ) -> StepShape:
-        """Return this step with other sizes; `new_tokens` are those of each sequence, without those of `decoding`."""
+        """Return this step with other sizes.
+
+        Args:
+            phase: The phase.
+            sequences: Sequences, without the sequences of `decoding`.
+            new_tokens: New tokens of each sequence.
+            cache_length: Positions of a sequence in the cache.
+            prefix: Cached positions of each sequence that a prefill step reads.
+            decoding: The step of the sequences that decode together with prompts.
+        """
         tokens = sequences * new_tokens + (0 if decoding is None else decoding.tokens)
         return replace(
             self,
@@ -221,12 +231,12 @@ class StepShape:
 
     @property
     def sizes(self) -> tuple[Any, ...]:
-        """The sizes that buckets choose, as numbers and texts; `resize` reads them."""
+        """Sizes that buckets choose, as numbers and strings, in the order that `resize` reads."""
         decoding = None if self.decoding is None else self.decoding.sizes
         return self.phase.value, self.sequences, self.new_tokens, self.cache_length, self.prefix, decoding
 
     def resize(self, sizes: Sequence[Any]) -> StepShape:
-        """Return this step with the `sizes` of another."""
+        """Return this step with the `sizes` of another step."""
         phase, sequences, new_tokens, cache_length, prefix, decoding = sizes
         decoding_step = None if decoding is None else self.resize(decoding)
         return self.with_sizes(Phase(phase), sequences, new_tokens, cache_length, prefix, decoding_step)
@@ -237,68 +247,67 @@ class StepShape:
         return f"{self.sequences} x {self.new_tokens} tokens, {self.cache_length} positions{cached}{decoding}"
 
     def resized(self, rows: int) -> StepShape:
-        """This step with `rows` tokens of the prompt, or `rows` sequences."""
+        """Return this step with one prompt of `rows` tokens, or in a decode step with `rows` sequences."""
         return replace(self, tokens=rows, sequences=1 if self.phase is Phase.prefill else rows)
 
     @property
     def sequence_ranks(self) -> int:
-        """The ranks over which rows of the residual stream are cut; 1 where each holds all, as in decode steps."""
+        """Ranks that divide the rows of the hidden states; 1 without sequence parallelism and in decode steps."""
         return self.ranks if self.cuts_sequence and self.phase is Phase.prefill else 1
 
     @property
     def local_rows(self) -> int:
-        """The rows of the residual stream that a rank holds."""
+        """Rows of the hidden states on a rank."""
         return -(-self.tokens // self.sequence_ranks)
 
     @property
     def new_tokens(self) -> int:
-        """Tokens of each sequence, where some decode of each prompt: more than one in a step that verifies drafts."""
+        """New tokens of each sequence, or of each prompt in a mixed step; more than 1 to verify draft tokens."""
         return self.prompts.tokens // self.sequences
 
     @property
     def prompts(self) -> StepShape:
-        """This step without the sequences that decode beside its prompts."""
+        """This step without the sequences that decode together with its prompts."""
         if self.decoding is None:
             return self
         return replace(self, tokens=self.tokens - self.decoding.tokens, decoding=None)
 
     @property
     def head_rows(self) -> int:
-        """Rows that the head takes where it does not score all: each new token, and the last one of each prompt."""
+        """Rows of the head in a step without scores: each token that decodes, and the last token of each prompt."""
         if self.phase is Phase.decode:
             return self.tokens
         return self.sequences + (0 if self.decoding is None else self.decoding.tokens)
 
     @property
     def shard(self) -> Shard:
-        """The rank whose shapes the launches have."""
+        """Shard whose shapes the launches have."""
         return Shard(self.rank, self.ranks, 0, self.expert_ranks)
 
 
 @dataclass(frozen=True)
 class Value:
-    """An array that a launch reads or returns, on one rank, by its shape as the launch sees it.
+    """Array that a launch reads or returns on one rank: its name, and its shape and dtype in the launch.
 
-    A launch that `takes_last_rows` is given as many of the array's last rows as the shape says.
+    With `takes_last_rows` the launch reads only the last rows of the array, as many as the shape has.
 
-    A step binds it by its name to a weight, a state, a constant, an activation, or an input of the step. The inputs of
-    a step are int32 arrays, and float32 ones for `sample`. The names are vLLM's.
+    A step binds the name to a weight, a state, a constant, an activation, or an input of the step. The inputs of a step
+    are int32, or float32 for `sample`. Their names are those of vLLM where vLLM has them.
 
-        ids, own_positions  [rows of the rank, 1]  token ids and positions of the rows that the rank holds
+        ids, own_positions  [rows of the rank, 1]  token ids and positions of a rank's rows
         positions           [tokens, 1]            positions of all rows
-        rope_rows           [tokens, 1]            rows of the rotation tables, where long sequences have others
-        logits_indices      [head rows, 1]         the rows that the head takes, as numbers among those of the rank;
-                                                   the number of its rows where another rank holds the row
-        slot_mapping        [tokens, 1]            where in the pages each new token is written
-        block_tables        [sequences, blocks]    the pages of each sequence
-        prompt_tables       [prompts, blocks]      the pages of the prompts, where sequences decode with them
-        state_slots         [sequences, 1]         the slot of each sequence's recurrent states
-        num_computed_tokens [sequences, 1]         the position of its first new token
-        num_scheduled_tokens [sequences, 1]        how many of its tokens are no padding
+        rope_rows           [tokens, 1]            rows of the rotary tables, if long sequences use other rows
+        logits_indices      [head rows, 1]         rows that the head takes, as indices among the rank's rows; the
+                                                   number of the rank's rows if another rank has the row
+        slot_mapping        [tokens, 1]            slot in the pages to which each new token is written
+        block_tables        [sequences, blocks]    pages of each sequence
+        prompt_tables       [prompts, blocks]      pages of the prompts, if sequences decode with them
+        state_slots         [sequences, 1]         slot of each sequence's recurrent states
+        num_computed_tokens [sequences, 1]         position of the first new token of each sequence
+        num_scheduled_tokens [sequences, 1]        new tokens of each sequence, without padding
 
     Layers that have pages for their window have a slot mapping, tables and positions of their own. These positions
-    count from the first page of the table (`StepShape.for_window`). A step that draws also has the arguments of
-    `sample`.
+    count from the first page of the table (`StepShape.for_window`). A step that draws also has the inputs of `sample`.
     """
 
     name: str
@@ -308,15 +317,15 @@ class Value:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the array."""
+        """Bytes of the array in the launch."""
         return prod(self.shape) * self.dtype.itemsize
 
     def last(self, rows: int) -> Value:
-        """The last rows of the array."""
+        """Return a value for the last `rows` rows of the array."""
         return replace(self, shape=(rows, *self.shape[1:]), takes_last_rows=True)
 
     def view_of(self, array: Any) -> Any:
-        """The view of a bound array."""
+        """Return the view of a bound array that the launch reads."""
         return array[-self.shape[0] :] if self.takes_last_rows else array
 
 
@@ -325,9 +334,9 @@ Argument = Value | np.dtype | Axis | tuple[int, ...] | float | int | str | None
 
 @dataclass(frozen=True)
 class LeastWork:
-    """The least that one rank has to do for a launch: operations (two for a multiply-add), and bytes of HBM to move.
+    """Least work of a launch on one rank: operations (two for a multiply-add), and bytes moved from and to HBM.
 
-    `beside_weights` are the operations among them whose operands are activations and states only.
+    `beside_weights` counts the operations among them that use activations and states only.
     """
 
     operations: float
@@ -346,12 +355,12 @@ class LeastWork:
 class Launch:
     """One call of a kernel of `nki_kernels`: its arguments by parameter name, and the names of its results.
 
-    The device binds `arguments` by the kernel's signature. A parameter that has a default may be left out.
-    `results` are the names under which the step keeps what the kernel returns, in the kernel's order.
+    The device binds `arguments` to the kernel's signature; parameters with defaults may be absent. `results` are the
+    names in the step for what the kernel returns, in the kernel's order.
 
-    One launch works on `rows` rows, and a step repeats it `repeat` times with other rows. `growth` says how its time
-    follows the size of the step. With a `window`, quadratic growth becomes linear beyond that many rows. `fused` are
-    the launches that this one replaces, if any.
+    One launch computes `rows` rows, and a step repeats it `repeat` times with other rows. `growth` is the size of the
+    step with which its time grows. With a `window`, quadratic growth becomes linear beyond that many rows. `fused` has
+    the launches that this launch replaces, if any.
     """
 
     kernel: str
@@ -367,12 +376,12 @@ class Launch:
 
     @property
     def values(self) -> Sequence[Value]:
-        """The arrays among the arguments."""
+        """Arrays among the arguments."""
         return [argument for argument in self.arguments.values() if isinstance(argument, Value)]
 
     @property
     def refusal(self) -> str | None:
-        """The sentence with which the kernel refuses these shapes, or None where it takes them."""
+        """Reason why the kernel refuses these shapes, a sentence; None if it takes them."""
         from model.device import ArrayShape, find_refusal  # takes as long to import as the rest of the model
 
         shapes = (
@@ -383,7 +392,7 @@ class Launch:
 
     @property
     def title(self) -> str:
-        """The kernel, with what tells it from other launches of it in one layer."""
+        """Name of the kernel, with the label that distinguishes launches of one kernel in a layer."""
         return f"{self.kernel}, {self.label}" if self.label else self.kernel
 
 
@@ -395,18 +404,18 @@ def gathered_rows(step: StepShape) -> dict[str, Argument]:
 
 
 def product(rows: int, *weights: Value, moved_bytes: float = 0.0) -> LeastWork:
-    """Rows multiplied with matrices of weights, which are read once; and other bytes that have to be moved."""
+    """Return the work of multiplying rows by weight matrices, which are read once, plus `moved_bytes`."""
     products = rows * sum(prod(weight.shape) for weight in weights)
     return LeastWork(2.0 * products, moved_bytes + sum(weight.nbytes for weight in weights))
 
 
 def copied(value: Value) -> LeastWork:
-    """An array read and written."""
+    """Return the work of reading and writing an array."""
     return LeastWork(0.0, 2.0 * value.nbytes)
 
 
 def split_into_launches(count: int, largest: int) -> list[tuple[int, int]]:
-    """Return the sizes of launches that together take `count` rows or sequences, each with how often it is repeated."""
+    """Return (size, repeat) of the launches that together take `count` rows or sequences."""
     full_launches, remainder = divmod(count, largest)
     return [(size, repeat) for size, repeat in ((largest, full_launches), (remainder, 1)) if size and repeat]
 

@@ -1,4 +1,4 @@
-"""The interface of a layer: weights, states, constants, launches, and the reference."""
+"""Interface of a layer: weights, caches, constants, launches, and the reference."""
 
 from __future__ import annotations
 
@@ -18,43 +18,50 @@ States = dict[str, np.ndarray]
 
 
 class Layer(Protocol):
-    """One layer of a model, for every device and for the reference.
+    """Layer of a model, for every device and for the reference.
 
-    One with a true `mixes` has launches for steps in which sequences decode beside prompts. `component` is the
-    component of a model that plans count its weights to (`plan.sizes`).
+    A layer with a true `mixes` has launches for steps that mix prompts with sequences that decode. `component` is the
+    component of a model under which plans count its weights (`plan.sizes`).
     """
 
     component: ClassVar[str]
 
     @property
     def weights(self) -> Sequence[Weight]:
-        """The arrays of the checkpoint that a rank holds."""
+        """Weights on a rank."""
 
     def caches(self, step: StepShape) -> Sequence[Cache]:
-        """The caches that a rank keeps from step to step; zeros at the start of a sequence."""
+        """Return the caches that a rank keeps between steps; they are zero at the start of a sequence."""
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
-        """Arrays that are neither weights nor state, by name; layers that share a name share the array."""
+        """Return arrays that are neither weights nor caches, by name; layers share arrays of the same name."""
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """The kernels of one step, in order; the first reads and the last returns the value `x`."""
+        """Return the launches of one step in order; the first reads `x` and the last returns `x`."""
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
-        """The layer in plain numpy: `x` [tokens, …] at the positions of `span`, whole weights, one sequence."""
+        """Compute the layer in NumPy for one sequence, with whole weights; updates `states`.
+
+        Args:
+            x: [tokens, …], hidden states in float32; token ids for an embedding.
+            span: Positions of the tokens.
+            states: Caches and intermediate results by name, kept between steps.
+            numpy: The arithmetic.
+        """
 
 
 class Stateless:
-    """A layer that keeps nothing from step to step and needs nothing but its weights."""
+    """Layer without caches and constants."""
 
     mixes: ClassVar[bool] = True
     component: ClassVar[str] = "mlp"
 
     def caches(self, step: StepShape) -> Sequence[Cache]:
-        """None."""
+        """Return no caches."""
         return ()
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
-        """None."""
+        """Return no constants."""
         return {}
 
 

@@ -1,7 +1,7 @@
-"""The cache groups of a model: layers whose pages or slots the same arrays of a step name.
+"""Cache groups of a model: layers that share block tables, slot mappings and positions.
 
-Layers that see a window of positions may be a group of their own. Then slots, tables and positions come once more for
-that group, and their names end with the window. Slots of recurrent states are copied like pages.
+Layers with a window may form a group of their own. Then a step has further slot mappings, block tables and positions
+for this group, and their names end with the window. Slots of recurrent states are copied like pages.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ GROUP_ARRAYS = (
     "copy_sources",
     "copy_destinations",
 )
-"""The arrays of a step that come once for every cache group."""
+"""Names of the arrays that a step has for each cache group."""
 
 
 class Slots(Enum):
-    """The cache group of recurrent layers and encoders, which keep slots; other groups keep pages."""
+    """Cache group of recurrent layers and encoders, which have slots; other groups have pages."""
 
     states = "states"
 
@@ -30,11 +30,11 @@ class Slots(Enum):
 STATES = Slots.states
 
 CacheGroup = int | Slots | None
-"""The window of the group's layers, or None for layers that see all positions; or slots."""
+"""Window of the group's layers, None for layers without a window, or STATES for slots."""
 
 
 def name_in_group(name: str, step: StepShape, group: CacheGroup) -> str:
-    """Return the name of one of GROUP_ARRAYS for a cache group; it ends with the window or the slots, if any."""
+    """Return the name of an array in GROUP_ARRAYS for a cache group; it ends with the window or with "states"."""
     if isinstance(group, Slots):
         return f"{name}.{group.value}"
     return f"{name}.{group}" if group in dict(step.window_pages) else name

@@ -1,8 +1,8 @@
-"""The dtype of activations and cache: what `--dtype` names, and how weights are stored for it.
+"""Dtype of activations and caches, the option `--dtype`, and the dtype of weights in HBM.
 
-float32 is the default. With bfloat16 whatever a kernel leaves in HBM is bfloat16: the residual stream, queries, keys
-and values, the cache, what attention and the gated product hand on. Sums of products, the statistics of norms and
-softmax, rotations and the logits stay float32, as the engines compute them.
+float32 is the default. With bfloat16, all results of kernels in HBM are bfloat16: hidden states, queries, keys and
+values, the cache, outputs of attention, and gated products. Logits are float32. Inside kernels, sums of products, the
+statistics of norms and softmax, and rotations are float32.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def activation_dtype(name: str, config: Config, weights: Mapping[str, Weight]) -
         weights: The weights of the checkpoint by name.
 
     Raises:
-        ModelError: The name is another one.
+        ModelError: The name is not "auto", "float32" or "bfloat16".
     """
     if name == "auto":
         return _NAMES.get(config.dtype or weights[next(iter(weights))].dtype.name, FLOAT32)
