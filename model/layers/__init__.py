@@ -1,4 +1,4 @@
-"""The kinds of layers of a model, one per file: weights, cut, state, launches and a reference in plain numpy."""
+"""Layers of models, one type per file: weights and their sharding, caches, launches, and a NumPy reference."""
 
 from __future__ import annotations
 

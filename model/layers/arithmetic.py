@@ -1,7 +1,6 @@
-"""Plain numpy for the references of layers: no kernel and no simulator.
+"""NumPy operations for the references of layers; they use neither kernels nor the simulator.
 
-Arithmetic is float32 throughout. With bfloat16 activations results are rounded to bfloat16 where a device stores them
-between engines.
+All arithmetic is float32. With bfloat16 activations, results are rounded to bfloat16 where a kernel stores them.
 """
 
 from __future__ import annotations
@@ -23,24 +22,29 @@ from model.layers.shard import WHOLE, Shard
 
 @dataclass(frozen=True)
 class Span:
-    """The positions of a step: `count` of them from `start` on."""
+    """Positions `start` … `start + count - 1` of the tokens that a step computes."""
 
     start: int
     count: int
 
 
 class Seen(Enum):
-    """What layers let others observe: attention weights, or the experts that tokens choose."""
+    """Intermediate results that a reference passes to `Arithmetic.observe`."""
 
     attention = "attention"
     experts = "experts"
 
 
 class Arithmetic:
-    """Products and roundings of one model: `weights` whole and by their checkpoint names, activations of `dtype`.
+    """Products, norms, rotations and roundings over the weights of one model.
 
-    Weights of two bytes are widened once, when it is made, if all take at most `widened_bytes`, else at every use.
-    `ranks` are those over which sums are taken. The weights `exact` are not rounded to the dtype of activations.
+    Args:
+        weights: The whole tensors by checkpoint name.
+        dtype: The dtype of the activations.
+        widened_bytes: Memory for float32 copies of the weights. If all copies fit, they are made once, here; otherwise
+            each use makes its own.
+        ranks: Tensor-parallel ranks whose partial sums are rounded before they are added.
+        exact: Names of weights that stay float32 with bfloat16 activations.
     """
 
     def __init__(
@@ -60,26 +64,31 @@ class Arithmetic:
         self._tables: dict[tuple[RopeParameters, int, int, bool], tuple[np.ndarray, np.ndarray]] = {}
 
     def _device_weight(self, name: str) -> Weight:
-        """A weight in the dtype in which HBM holds it."""
+        """Return a weight in the dtype that it has in HBM."""
         return as_held(self._weights[name], self._dtype, name in self._exact)
 
     def observe(self, seen: Seen, *arrays: np.ndarray) -> None:
-        """Called by layers with attention weights [heads, tokens, positions], or experts and weights [tokens, K]."""
+        """Receive intermediate results; subclasses override this method, which does nothing.
+
+        Args:
+            seen: The type of the results.
+            arrays: Attention weights [heads, tokens, positions]; or the expert ids and routing weights [tokens, K].
+        """
 
     def rounded(self, x: np.ndarray) -> np.ndarray:
-        """Values as the activations' dtype holds them, in float32."""
+        """Round an array to the dtype of the activations and return it in float32."""
         return x if self._dtype == FLOAT32 else widened(x.astype(self._dtype))
 
     def rows(self, name: str, ids: np.ndarray) -> np.ndarray:
-        """Rows of a table."""
+        """Return rows of the table `name` in float32, [*ids.shape, columns]."""
         return widened(np.asarray(self._device_weight(name))[ids])
 
     def tensor(self, name: str) -> np.ndarray:
-        """A whole tensor of the checkpoint, such as a number, [1]."""
+        """Return a whole tensor of the checkpoint in float32."""
         return widened(self._device_weight(name))
 
     def product(self, x: np.ndarray, projection: Projection) -> np.ndarray:
-        """x [rows, in] times a projection [out, in], plus its bias."""
+        """Multiply x [rows, in] by a projection [out, in] and add its bias; returns [rows, out], not rounded."""
         return x @ self._matrix(projection).T + self.bias(projection)
 
     def summed_product(
@@ -116,7 +125,7 @@ class Arithmetic:
         return widened(projection.weight(WHOLE).select(self._device_weight(projection.tensor)))
 
     def bias(self, projection: Projection) -> np.ndarray | np.float32:
-        """The bias of a projection, 0 where it has none."""
+        """Return the bias of a projection in float32, [out]; 0 if the projection has none."""
         if projection.bias is None:
             return np.float32(0)
         return widened(projection.bias_row(WHOLE).select(self._device_weight(projection.bias)))
@@ -124,7 +133,10 @@ class Arithmetic:
     def norm(
         self, x: np.ndarray, name: str | None, eps: float, bias: str | None = None, offset: float = 0.0
     ) -> np.ndarray:
-        """RMSNorm over the last axis, LayerNorm where there is a bias, without weight where it has no name; rounded."""
+        """Return the rounded RMSNorm of x over the last axis; LayerNorm if `bias` names a tensor.
+
+        `name` is the tensor of the weight, to which `offset` is added. None means a norm without weight.
+        """
         if bias is not None:
             x = x - np.mean(x, axis=-1, keepdims=True)
         root = np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(eps))

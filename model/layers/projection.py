@@ -12,12 +12,12 @@ from model.layers.weight import Tensor, Zeros
 
 @dataclass(frozen=True)
 class Projection:
-    """Matrix [outputs, inputs] in tensor `tensor`, with a bias in tensor `bias` if the projection has one.
+    """Matrix [outputs, inputs] in the checkpoint tensor `tensor`, with its bias in the tensor `bias` if it has one.
 
     first           index of the first output in a tensor that several projections share
     tensor_outputs  outputs of the shared tensor; 0 for a tensor of one projection
     transposed      whether the checkpoint stores [inputs, outputs]
-    every           outputs of one group, of which each has outputs of every projection; 0 for one group
+    every           outputs of one group of a shared tensor with several groups, such as heads; 0 for one group
     """
 
     tensor: str
@@ -34,7 +34,7 @@ class Projection:
 
         Args:
             sizes: Outputs of every projection in one group, in the order of the tensor.
-            groups: Equal groups of outputs, such as heads; each has outputs of every projection.
+            groups: Equal groups of outputs, such as heads. Each group has outputs of every projection.
         """
         every = self.outputs // groups if groups > 1 else 0
         return tuple(

@@ -1,15 +1,15 @@
-"""How a weight takes its own shard of a tensor-parallel model.
+"""Sharding of weights for tensor parallelism.
 
-Checkpoints hold a projection as [out, in]; kernels contract over the partitions and want [in, out]. A cut takes the
-whole [out, in] weight, picks what one rank needs, and returns it transposed and contiguous in the checkpoint's dtype.
-That happens once, at load.
+Checkpoints have projections as [out, in]. Kernels contract over the partitions, so they need [in, out]. A cut takes the
+whole [out, in] weight, selects the part of one rank, and returns it transposed and contiguous in the checkpoint's
+dtype. This happens once, when weights are loaded.
 
-- Column parallel (gate, up): a rank holds some of the outputs. No exchange follows.
-- Row parallel (output and down projection): a rank holds some of the inputs; partial sums are all-reduced.
-- Heads: queries, keys and values column parallel, the output projection row parallel, by whole heads as `HeadLayout`
-  says; zeros stand for heads that are padding.
-- Vocabulary parallel (the head): the first ranks hold one token more where the ranks do not divide the vocabulary. A
-  padded token would need masking, since a logit of 0 can win; a smaller shard needs nothing.
+- Column parallel (gate, up): a rank has some of the outputs. No exchange follows.
+- Row parallel (output and down projection): a rank has some of the inputs; partial sums are all-reduced.
+- Heads: queries, keys and values are column parallel, the output projection is row parallel, by whole heads as
+  `HeadLayout` divides them. Padding heads are zeros.
+- Vocabulary parallel (the head): if the ranks do not divide the vocabulary, the first ranks have one token more. A
+  padded token would need masking, because its logit of 0 can be the largest.
 
 An MLP width that the ranks do not divide is padded with zeros: silu(0) * 0 is 0 and adds nothing.
 """
@@ -31,12 +31,12 @@ from model.formats import Weight
 Shape = tuple[int, ...]
 
 _ROWS_AT_ONCE = 64
-"""A cache line of bfloat16 holds 32 and one of float32 16; between 16 and 256 rows measured alike, 4 times numpy's."""
+"""Rows that are transposed together; 16 to 256 rows measured alike, four times as fast as NumPy's transpose."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Which of how many tensor-parallel ranks, and which part of how many of the routed experts."""
+    """Tensor-parallel rank of `ranks`, and expert-parallel rank of `expert_ranks`."""
 
     rank: int
     ranks: int
@@ -49,36 +49,36 @@ class Shard:
 
 
 def even_span(size: int, shard: Shard) -> slice:
-    """The part of `size` elements that a rank holds: ceil(size / ranks) of them, and the rest on the last rank."""
+    """Return a rank's part of `size` elements: ceil(size / ranks), and fewer or none on the last ranks."""
     size_of_rank = -(-size // shard.ranks)
     return slice(min(size, shard.rank * size_of_rank), min(size, (shard.rank + 1) * size_of_rank))
 
 
 def vocabulary_span(size: int, shard: Shard) -> slice:
-    """The part of `size` tokens that a rank holds: as many on every rank, and one more on each of the first ones."""
+    """Return a rank's part of `size` tokens: floor(size / ranks), and one more on the first size % ranks ranks."""
     size_of_rank, more = divmod(size, shard.ranks)
     first = shard.rank * size_of_rank + min(shard.rank, more)
     return slice(first, first + size_of_rank + (shard.rank < more))
 
 
 def query_span(heads: int, kv_heads: int, size: int, shard: Shard) -> slice:
-    """The part of `size` elements, `heads` query heads side by side in `kv_heads` groups, that a rank holds."""
+    """Return a rank's part of `size` elements that consist of `heads` query heads in `kv_heads` groups."""
     local_heads = HeadLayout(heads, kv_heads, shard.ranks).queries(shard.rank)
     return slice(local_heads.start * size // heads, local_heads.stop * size // heads)
 
 
 def kv_span(heads: int, kv_heads: int, size: int, shard: Shard) -> slice:
-    """The part of `size` elements, `kv_heads` key/value heads side by side, that a rank holds."""
+    """Return a rank's part of `size` elements that consist of `kv_heads` key/value heads."""
     local_heads = HeadLayout(heads, kv_heads, shard.ranks).keys(shard.rank)
     return slice(local_heads.start * size // kv_heads, local_heads.stop * size // kv_heads)
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The part of a weight [out, in] that a rank holds, and its layout.
+    """Part of a weight [out, in] on a rank, and its layout.
 
-    `outputs` and `inputs` are indices of the weight in the order of the result, zeros follow them up to `shape`: [in,
-    out] where the result `is_transposed`, else [out, in].
+    `outputs` and `inputs` are indices of the weight in the order of the result. `shape` is the shape of the result,
+    [in, out] if it `is_transposed`, otherwise [out, in]; zeros fill the end of both axes.
     """
 
     outputs: range | tuple[int, ...]
@@ -87,7 +87,7 @@ class Selection:
     is_transposed: bool = True
 
     def take(self, weight: Weight) -> np.ndarray:
-        """Return a copy of the part; a quantised weight is widened, its other parts are not."""
+        """Return a copy of the part; only this part of a quantised weight is widened."""
         selected = weight if weight.ndim == 2 else np.asarray(weight)[:, None]
         selected = selected[:, self.inputs.start : self.inputs.stop]
         if isinstance(self.outputs, range):
@@ -106,9 +106,10 @@ class Selection:
         return result
 
     def to_entries(self, block: tuple[int, int]) -> Selection:
-        """Return the same part of a stored tensor, whose entries stand for blocks (rows, columns) of the weight.
+        """Return the selection of a stored tensor with one entry for each block (rows, columns) of the weight.
 
-        Raises ModelError where the part does not consist of whole blocks, unless it is inside one.
+        Raises:
+            ModelError: The part neither consists of whole blocks nor is inside one block.
         """
         rows, columns = block
         outputs = self.outputs if rows == 1 else _entries(self.outputs, rows)
@@ -119,7 +120,7 @@ class Selection:
 
 
 def _entries(elements: range | tuple[int, ...], block: int) -> range:
-    """Return the entries that stand for elements, a block each."""
+    """Return the entries of a stored tensor for the blocks that contain the elements."""
     if not elements:
         return range(0)
     first, last = elements[0] // block, elements[-1] // block
@@ -130,21 +131,21 @@ def _entries(elements: range | tuple[int, ...], block: int) -> range:
 
 
 class Cut(Protocol):
-    """The part of a checkpoint's tensor that one rank holds, and its layout."""
+    """Part of a checkpoint's tensor on a rank, and its layout."""
 
     def shape(self, tensor_shape: Shape, shard: Shard) -> Shape:
-        """Return the shape of what a rank holds of a tensor of shape `whole`."""
+        """Return the shape of a rank's part of a tensor."""
 
     def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
-        """Return a copy of the part of a tensor that a rank holds."""
+        """Return a copy of a rank's part of a tensor."""
 
 
 class MatrixCut(Cut):
-    """A cut of a weight [out, in], or of a vector [out], which is taken as [out, 1]."""
+    """Cut of a weight [out, in], or of a vector [out], which is used as [out, 1]."""
 
     @abstractmethod
     def select(self, tensor_shape: Shape, shard: Shard) -> Selection:
-        """Return what a rank holds of a weight of shape `whole`."""
+        """Return a rank's selection of a weight."""
 
     def shape(self, tensor_shape: Shape, shard: Shard) -> Shape:
         """Return the shape of the selection."""
@@ -156,10 +157,10 @@ class MatrixCut(Cut):
 
 
 class Whole(Cut):
-    """The whole tensor, on every rank."""
+    """Cut that keeps the whole tensor on every rank."""
 
     def shape(self, tensor_shape: Shape, shard: Shard) -> Shape:
-        """Return the unchanged shape."""
+        """Return the tensor's shape."""
         return tensor_shape
 
     def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
@@ -168,7 +169,7 @@ class Whole(Cut):
 
 
 class Row(Cut):
-    """A vector [n] as the row of a matrix [1, n], on every rank."""
+    """Cut of a vector [n] that keeps it as [1, n] on every rank."""
 
     def shape(self, tensor_shape: Shape, shard: Shard) -> Shape:
         """Return [1, n]."""
@@ -180,7 +181,7 @@ class Row(Cut):
 
 
 class Taps(Cut):
-    """A convolution [out, in, taps], kept as [taps, in, out], on every rank."""
+    """Cut of a convolution [out, in, taps] that keeps it as [taps, in, out] on every rank."""
 
     def shape(self, tensor_shape: Shape, shard: Shard) -> Shape:
         """Return [taps, in, out]."""
@@ -192,7 +193,7 @@ class Taps(Cut):
 
 
 class Transposed(MatrixCut):
-    """A whole projection [out, in], kept as [in, out], on every rank."""
+    """Cut of a projection [out, in] that keeps it whole as [in, out] on every rank."""
 
     def select(self, tensor_shape: Shape, shard: Shard) -> Selection:
         """Return the whole weight."""
@@ -201,10 +202,10 @@ class Transposed(MatrixCut):
 
 @dataclass(frozen=True)
 class Divided(MatrixCut):
-    """A part of a projection [out, in], kept as [in, out]; of a vector [out], such as a bias, kept as a row [1, out].
+    """Cut that divides one axis of a projection [out, in] and keeps it as [in, out]; of a vector [out] as [1, out].
 
-    `span` gives a rank's part of the divided axis, 0 for outputs and 1 for inputs. Where `padded`, every rank's part is
-    as long as the first one's, filled up with zeros.
+    `axis` is 0 for outputs and 1 for inputs. `span` returns a rank's part of an axis from its size and the shard. With
+    `padded`, zeros fill the part of every rank to the length of the first rank's part.
     """
 
     axis: int
@@ -229,7 +230,7 @@ class Divided(MatrixCut):
 
 @dataclass(frozen=True)
 class Rows(Cut):
-    """A rank's part of the rows of a tensor [rows, n], kept as [rows, n]; filled up with zeros to the first one's."""
+    """Cut that divides the rows of a tensor [rows, n] and pads them to the length of the first rank's part."""
 
     span: Callable[[int, Shard], slice]
 
@@ -247,17 +248,17 @@ class Rows(Cut):
 
 @dataclass(frozen=True)
 class Reordered(MatrixCut):
-    """A cut of a projection whose outputs come in another order in each run of as many as `order` names."""
+    """Cut that permutes outputs: `order` are indices within each run of len(order) outputs."""
 
     cut: MatrixCut
     order: tuple[int, ...]
 
     def shape(self, tensor_shape: Shape, shard: Shard) -> Shape:
-        """Return the shape of the cut, which an order does not change."""
+        """Return the shape of `cut`, which an order does not change."""
         return self.cut.shape(tensor_shape, shard)
 
     def select(self, tensor_shape: Shape, shard: Shard) -> Selection:
-        """Return the part, whose outputs are in whole runs, reordered."""
+        """Return the selection of `cut` with its outputs, which must be whole runs, reordered."""
         selection = self.cut.select(tensor_shape, shard)
         runs = np.reshape(selection.outputs, (-1, len(self.order)))
         outputs = runs[:, list(self.order)].ravel()
@@ -266,9 +267,10 @@ class Reordered(MatrixCut):
 
 @dataclass(frozen=True)
 class HeadPart(MatrixCut):
-    """Of each of a rank's heads of a projection [heads * n, in] the rows `rows_of_head`: kept so, or as [in, out].
+    """Cut that selects the rows first … end of each of a rank's heads from a projection [heads * n, in].
 
-    `span` gives a rank's heads. Every rank's part is as long as the first one's, filled up with zeros.
+    `rows_of_head` is (first, end). `span` returns a rank's heads from their number and the shard. With `keeps_layout`
+    the result is [out, in], otherwise [in, out]. Zeros fill it to the length of the first rank's part.
     """
 
     span: Callable[[int, Shard], slice]
@@ -283,7 +285,7 @@ class HeadPart(MatrixCut):
         return (count, tensor_shape[1]) if self.keeps_layout else (tensor_shape[1], count)
 
     def select(self, tensor_shape: Shape, shard: Shard) -> Selection:
-        """Return the part of each head of a rank."""
+        """Return the selection of the rows of each head of a rank."""
         height, (first, end) = tensor_shape[0] // self.heads, self.rows_of_head
         heads = _range(self.span(self.heads, shard))
         outputs = tuple(head * height + row for head in heads for row in range(first, end))
@@ -293,7 +295,7 @@ class HeadPart(MatrixCut):
 
 @dataclass(frozen=True)
 class Depthwise(Cut):
-    """The weight of a convolution of every channel by itself, [channels, 1, taps], cut like [channels, taps]."""
+    """Cut of the weight [channels, 1, taps] of a depthwise convolution; `cut` applies to [channels, taps]."""
 
     cut: Cut
 
@@ -302,7 +304,7 @@ class Depthwise(Cut):
         return self.cut.shape((tensor_shape[0], tensor_shape[2]), shard)
 
     def take(self, tensor: Weight, shard: Shard) -> np.ndarray:
-        """Return the part, transposed, contiguous."""
+        """Return the part as a contiguous copy."""
         return self.cut.take(np.asarray(tensor)[:, 0, :], shard)
 
 
@@ -317,12 +319,12 @@ VOCABULARY_PARALLEL = Divided(0, vocabulary_span)
 
 
 def by_query_heads(heads: int, kv_heads: int, axis: int = 0) -> Divided:
-    """The cut of a projection into query heads; they are its outputs, or its inputs where `axis` is 1."""
+    """Return the cut of a projection by query heads, which are its outputs for axis 0 and its inputs for axis 1."""
     return Divided(axis, partial(query_span, heads, kv_heads), padded=True)
 
 
 def by_kv_heads(heads: int, kv_heads: int) -> Divided:
-    """The cut of a projection into key/value heads."""
+    """Return the cut of a projection by key/value heads, which are its outputs."""
     return Divided(0, partial(kv_span, heads, kv_heads), padded=True)
 
 

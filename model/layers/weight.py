@@ -1,4 +1,4 @@
-"""The arrays of weights that layers hold on a rank, and the tensors of a checkpoint that they are made of."""
+"""Weight arrays of layers on a rank, and the checkpoint tensors from which they are made."""
 
 from __future__ import annotations
 
@@ -21,10 +21,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor of the checkpoint, the part of it that a weight is made of, and what one rank holds of that.
+    """Checkpoint tensor of a weight: the selected outputs, and the cut to a rank's part of them.
 
-    The part is (first, end, period): the outputs first … end of every so many, all where `outputs` is None. A
-    `transposed` tensor is [in, out]. An `exact` one is float32 whatever dtype the others have.
+    name        name in the checkpoint
+    shape       shape in the checkpoint
+    cut         cut to a rank's part of the selected outputs
+    outputs     (first, end, period): the outputs first … end of each run of `period` outputs; None for all
+    transposed  whether the checkpoint stores [in, out] instead of [out, in]
+    exact       whether the weight is float32 with any dtype of activations
     """
 
     name: str
@@ -35,7 +39,7 @@ class Tensor:
     exact: bool = False
 
     def select(self, tensor: StoredWeight) -> StoredWeight:
-        """The part of the checkpoint's tensor, [out, in] or [out]."""
+        """Return the selected outputs of the checkpoint's tensor, [out, in] or [out]."""
         matrix = tensor.T if self.transposed else tensor
         if self.outputs is None:
             return matrix
@@ -47,7 +51,7 @@ class Tensor:
 
     @property
     def part_shape(self) -> Shape:
-        """The shape of the part of the checkpoint's tensor, [out, in] or [out]."""
+        """Shape of the selected outputs, [out, in] or [out]."""
         shape = self.shape[::-1] if self.transposed else self.shape
         if self.outputs is None:
             return shape
@@ -55,32 +59,33 @@ class Tensor:
         return (shape[0] // period * (end - first), *shape[1:])
 
     def rank_shape(self, shard: Shard) -> Shape:
-        """The shape of what a rank holds."""
+        """Return the shape of a rank's part."""
         return self.cut.shape(self.part_shape, shard)
 
     def take(
         self, weights: Mapping[str, StoredWeight], shard: Shard, activations: np.dtype = FLOAT32
     ) -> np.ndarray:
-        """What a rank holds beside activations of a dtype, copied from a checkpoint."""
+        """Return a copy of a rank's part, in the dtype that HBM has it in with `activations`."""
         return self.cut.take(as_held(self.select(weights[self.name]), activations, self.exact), shard)
 
 
 @dataclass(frozen=True)
 class Zeros(Tensor):
-    """Zeros beside parts of other tensors, whose dtype they take; no checkpoint holds them."""
+    """Zeros in a weight with other tensors, whose dtype they have; no checkpoint contains them."""
 
 
 KernelParameters = Callable[[str], Collection[str]]
-"""The parameter names of a kernel, by its name."""
+"""Function of a kernel's name that returns the names of its parameters."""
 
 
 @dataclass(frozen=True)
 class Weight:
-    """An array of weights that one rank holds: parts of one or several tensors, side by side.
+    """Weight array on a rank: parts of one or several tensors, concatenated along the last axis.
 
-    `reader` is the kernel that reads it, and the parameter: a quantised weight goes there in its stored tensors if the
-    kernel has a parameter for each of them. Without a reader it is widened when it is loaded. `component` is the
-    component of the model that plans count it to (`plan.sizes`), by default that of its layer.
+    `reader` is the kernel that reads the weight and its parameter. The kernel gets a quantised weight in its stored
+    tensors if it has a parameter for each of them. Otherwise, or without a reader, the weight is widened when it is
+    loaded. `component` is the component under which plans count the weight (`plan.sizes`); empty for the component of
+    its layer.
     """
 
     name: str
@@ -89,30 +94,30 @@ class Weight:
     component: str = ""
 
     def tensor_sizes(self) -> dict[str, int]:
-        """Return the elements of the checkpoint's tensors, by their names."""
+        """Return the number of elements of each checkpoint tensor by name."""
         tensors = (tensor for tensor in self.tensors if not isinstance(tensor, Zeros))
         return {tensor.name: prod(tensor.shape) for tensor in tensors}
 
     @property
     def is_whole(self) -> bool:
-        """Whether every rank holds the same elements."""
+        """Whether all ranks have the same elements."""
         cuts = (
             tensor.cut.cut if isinstance(tensor.cut, Reordered) else tensor.cut for tensor in self.tensors
         )
         return all(isinstance(cut, (Whole, Row, Transposed)) for cut in cuts)
 
     def content_key(self, shard: Shard) -> object:
-        """What ranks have in common that hold the same elements."""
+        """Return a key that is equal for ranks with the same elements."""
         return None if self.is_whole else shard.rank
 
     def shape(self, shard: Shard) -> Shape:
-        """The shape of the array on a rank."""
+        """Return the shape of the array on a rank."""
         return _side_by_side([tensor.rank_shape(shard) for tensor in self.tensors])
 
     def take(
         self, weights: Mapping[str, StoredWeight], shard: Shard, activations: np.dtype = FLOAT32
     ) -> np.ndarray:
-        """The array of a rank, copied from a checkpoint; parts of several dtypes have the one that holds them all."""
+        """Return a copy of a rank's array from a checkpoint, in the dtype of `device_dtype`."""
         dtype = self.held_dtype(weights, activations)
         arrays = [
             np.zeros(tensor.rank_shape(shard), dtype)
@@ -125,9 +130,9 @@ class Weight:
     def kernel_format(
         self, weights: Mapping[str, StoredWeight], parameters: KernelParameters
     ) -> Format | None:
-        """Return the format whose stored tensors the kernel reads; None where it reads a plain or widened weight.
+        """Return the format whose stored tensors the kernel reads; None if it reads a plain or widened weight.
 
-        All tensors of the weight have to have the format, and cuts that select outputs and inputs.
+        All tensors of the weight must have this format, and cuts that are a `MatrixCut`.
         """
         if self.reader is None:
             return None
@@ -146,7 +151,7 @@ class Weight:
     def take_stored(
         self, weights: Mapping[str, StoredWeight], shard: Shard, format: Format
     ) -> dict[str, np.ndarray]:
-        """Return the arrays of a rank by name: the stored tensors that the kernel reads, cut without widening."""
+        """Return a rank's arrays by name: the stored tensors that the kernel reads, cut without widening."""
         stored_arrays: dict[str, list[np.ndarray]] = {name: [] for name in format.kernel_tensors}
         for tensor in self.tensors:
             selected, cut = tensor.select(weights[tensor.name]), tensor.cut
@@ -161,7 +166,7 @@ class Weight:
         }
 
     def dtype(self, dtypes: WeightDtypes) -> np.dtype:
-        """The array's dtype among those of all weights."""
+        """Return the dtype of the array, from the dtypes of all weights."""
         return FLOAT32 if self.tensors[0].exact else dtypes.dtype_of(self.name)
 
     def held_dtype(self, weights: Mapping[str, StoredWeight], activations: np.dtype) -> np.dtype:
@@ -174,7 +179,7 @@ class Weight:
         return dtypes.pop() if len(dtypes) == 1 else FLOAT32
 
     def describe(self, shard: Shard, dtypes: WeightDtypes) -> dict[str, tuple[Shape, np.dtype]]:
-        """Return the shapes and dtypes of the arrays on a rank, by their names."""
+        """Return shape and dtype of each array on a rank by name: one array, or the tensors of the kernel's format."""
         format = dtypes.format_of(self.name)
         if format is None:
             return {self.name: (self.shape(shard), self.dtype(dtypes))}
@@ -189,11 +194,11 @@ class Weight:
         return arrays
 
     def value(self, step: StepShape) -> Value:
-        """The array as an argument of a launch, of a weight that the kernel reads plain or widened."""
+        """Return the array as an argument of a launch; for weights that the kernel reads plain or widened."""
         return Value(self.name, self.shape(step.shard), self.dtype(step.weights))
 
     def arguments(self, parameter: str, step: StepShape) -> dict[str, Value]:
-        """Return the arrays as arguments of a launch: the parameter, and where the kernel reads them `…_scales` etc."""
+        """Return the arrays as arguments of a launch: `parameter`, and `…_scales` etc. if the kernel reads a format."""
         described = self.describe(step.shard, step.weights)
         return {
             name.replace(self.name, parameter, 1): Value(name, shape, dtype)
@@ -202,7 +207,7 @@ class Weight:
 
 
 class Numbered(Sequence[T]):
-    """One thing for each of some numbers, made when it is read: the experts of a layer may be very many."""
+    """Sequence whose elements are created from integers when they are read; layers may have very many experts."""
 
     def __init__(self, numbers: range, make: Callable[[int], T]) -> None:
         self._numbers, self._make = numbers, make
@@ -227,38 +232,38 @@ def _side_by_side(shapes: Sequence[Shape]) -> Shape:
 
 
 def _suffix(stored_tensor: str) -> str:
-    """Return what the names of a stored tensor's array and parameter have behind those of the elements."""
+    """Return the suffix of the array and the parameter of a stored tensor; empty for the elements."""
     return "" if stored_tensor == ELEMENTS else f"_{stored_tensor}"
 
 
 @dataclass(frozen=True)
 class StackedWeight(Weight):
-    """Tensors of one shape, one of each expert of a rank, one behind the other: [experts, …]."""
+    """Weight array [a rank's experts, …] with one tensor for each expert; all tensors have the same shape."""
 
     component: str = "experts"
 
     def tensor_sizes(self) -> dict[str, int]:
-        """Return the elements of the tensors of all experts, by the name of the first one's."""
+        """Return the number of elements of all tensors under the name of the first expert's tensor."""
         first = self.tensors[0]
         return {first.name: len(self.tensors) * prod(first.shape)}
 
     def content_key(self, shard: Shard) -> object:
-        """What ranks have in common that hold the same elements."""
+        """Return a key that is equal for ranks with the same elements."""
         return super().content_key(shard), shard.expert_rank
 
     def _local_tensors(self, shard: Shard) -> Sequence[Tensor]:
-        """Those of the experts that a rank holds."""
+        """Return the tensors of a rank's experts."""
         count = len(self.tensors) // shard.expert_ranks
         return self.tensors[shard.expert_rank * count : (shard.expert_rank + 1) * count]
 
     def shape(self, shard: Shard) -> Shape:
-        """The shape of the array on a rank."""
+        """Return the shape of the array on a rank."""
         return (len(self._local_tensors(shard)), *self.tensors[0].rank_shape(shard))
 
     def take(
         self, weights: Mapping[str, StoredWeight], shard: Shard, activations: np.dtype = FLOAT32
     ) -> np.ndarray:
-        """The array of a rank, copied from a checkpoint, expert by expert."""
+        """Return a copy of a rank's array from a checkpoint; only one expert is widened at a time."""
         tensors = self._local_tensors(shard)
         result = np.empty(
             (len(tensors), *tensors[0].rank_shape(shard)), self.held_dtype(weights, activations)
@@ -270,19 +275,19 @@ class StackedWeight(Weight):
 
 @dataclass(frozen=True)
 class StackedRow(StackedWeight):
-    """Vectors of one length, one of each expert: the rows of a matrix."""
+    """Weight array [a rank's experts, length] with one vector for each expert."""
 
     def shape(self, shard: Shard) -> Shape:
-        """[experts, length] on a rank."""
+        """Return [experts, length] of a rank."""
         return (len(self._local_tensors(shard)), self.tensors[0].rank_shape(shard)[1])
 
     def take(
         self, weights: Mapping[str, StoredWeight], shard: Shard, activations: np.dtype = FLOAT32
     ) -> np.ndarray:
-        """The matrix of a rank, copied from a checkpoint."""
+        """Return a copy of a rank's array from a checkpoint."""
         return super().take(weights, shard, activations)[:, 0]
 
 
 def value_of(weight: Weight | None, step: StepShape) -> Value | None:
-    """The array as an argument of a launch, where there is one."""
+    """Return a weight as an argument of a launch; None for an absent weight."""
     return None if weight is None else weight.value(step)
