@@ -1,4 +1,4 @@
-"""Embedding: the row of a table for every token id, scaled, and that of its position, where a model has such a table.
+"""Token embeddings, scaled, plus learned position embeddings if the model has them.
 
 Every rank holds the whole tables.
 """
@@ -20,9 +20,9 @@ from model.layers.weight import Tensor, Weight
 
 @dataclass(frozen=True)
 class Embedding(Stateless):
-    """x = scale * table[ids] + positions[position], in the dtype of the activations, which every kernel after it keeps.
+    """Embedding layer: x = scale * table[ids] + positions[position], in the dtype of the activations.
 
-    `learned` are the tensor and the rows of the table of positions, None where there is none.
+    `learned` is the checkpoint tensor and the number of rows of the position table, or None.
     """
 
     name: str
@@ -35,12 +35,12 @@ class Embedding(Stateless):
 
     @property
     def table(self) -> Weight:
-        """[vocabulary, hidden]."""
+        """Table of token embeddings, [vocabulary, hidden]."""
         return Weight(f"{self.name}.table", (Tensor(self.tensor, (self.vocabulary, self.hidden), Whole()),))
 
     @property
     def position_table(self) -> Weight | None:
-        """[positions, hidden]."""
+        """Table of position embeddings, [positions, hidden]; None if there is none."""
         if self.learned is None:
             return None
         tensor, rows = self.learned
@@ -48,11 +48,11 @@ class Embedding(Stateless):
 
     @property
     def weights(self) -> Sequence[Weight]:
-        """The tables."""
+        """Tables of tokens and of positions."""
         return (self.table, *((self.position_table,) if self.position_table else ()))
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """One kernel, for the rank's own rows."""
+        """Return the launch that embeds a rank's rows."""
         ids = Value("ids", (step.local_rows, 1), INT32)
         x = Value("x", (step.local_rows, self.hidden), step.activations)
         arguments: dict[str, Argument] = {
@@ -69,7 +69,7 @@ class Embedding(Stateless):
         return (Launch("embedding", arguments, ("x",), copied(x), step.local_rows),)
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
-        """ids [tokens] -> [tokens, hidden]."""
+        """Return the embeddings [tokens, hidden] of the token ids x [tokens]."""
         rows = numpy.rows(self.tensor, x) * np.float32(self.scale)
         if self.learned is not None:
             rows = rows + numpy.rows(self.learned[0], np.arange(span.start, span.start + span.count))

@@ -1,13 +1,14 @@
-"""Inputs that every layer gets of a token beside the hidden states, and what a layer makes of its own.
+"""Per-layer inputs of Gemma: P more elements of a token for each of L layers, and the block that adds them to x.
 
-    inputs = norm(x @ projection) + scale * rows[ids]      once for all layers, L * P elements of a token
-    x      = (x + norm((activation(x @ gate) * inputs of the layer) @ output)) * factor
+    inputs = norm(x @ projection) + scale * rows[ids]      once for all layers, [tokens, L * P]
+    x      = (x + norm((activation(x @ gate) * inputs[layer]) @ output)) * factor
 
-The norm of the projected embedding goes over the P elements of each layer, as over heads: `qkv_projection` computes it,
-and `embedding` adds rows of the table. The model multiplies the projection by 1 / sqrt(hidden) and the sum by
-1 / sqrt(2). A factor of its input changes nothing in a norm but eps, which is divided here by the factor's square.
+The norm of the projected embedding is over the P elements of each layer. `qkv_projection` computes it like a norm of
+heads, and `embedding` adds the rows of the table. The original model also multiplies the projection by 1 / sqrt(hidden)
+and the sum by 1 / sqrt(2). A norm cancels a factor of its input except in eps, so eps is divided by the square of the
+factor.
 
-Every rank does the whole: the projections are small, and a rank's columns would need the norm over all of them.
+Every rank computes all of it: the projections are small, and a norm over divided columns would need an exchange.
 """
 
 from __future__ import annotations
@@ -31,22 +32,23 @@ from model.layers.weight import Weight
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of an array [tokens, `width`] of a step that are a layer's own, from `first` on."""
+    """Columns of a layer in an array [tokens, `width`] of a step, beginning with column `first`."""
 
     array: str
     width: int
     first: int
 
     def value(self, step: StepShape) -> Value:
-        """The whole array as an argument of a launch."""
+        """Return the whole array as an argument of a launch."""
         return Value(self.array, (step.local_rows, self.width), step.activations)
 
 
 @dataclass(frozen=True)
 class PerLayerInputs(Stateless):
-    """The embedding of tokens, and with it the inputs of every layer, an array `name` of the step.
+    """Layer that computes the token embedding x, and the inputs of all layers as the array `name` of the step.
 
-    `rows` is the table of the inputs, `projection` that of the embedding, and `norm` goes over those of a layer.
+    `rows` is the table of inputs, `projection` the projection of the embedding, and `norm` the norm over the elements
+    of a layer.
     """
 
     name: str
@@ -62,12 +64,12 @@ class PerLayerInputs(Stateless):
 
     @property
     def weights(self) -> Sequence[Weight]:
-        """Both tables, the projection and the norm."""
+        """Weights of both tables, the projection and the norm."""
         rows = (replace(weight, component="rows") for weight in self.rows.weights)
         return (*self.embedding.weights, *rows, self._w, *self.norm.weights)
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """Three kernels."""
+        """Return the launches of the embedding, of the projection, and of the table of inputs."""
         hidden, width = self.embedding.hidden, self.rows.hidden
         x, w = Value("x", (step.local_rows, hidden), step.activations), self._w.value(step)
         projected = Value(f"{self.name}.projected", (step.local_rows, width), step.activations)
@@ -99,7 +101,7 @@ class PerLayerInputs(Stateless):
         return (*self.embedding.launches(step), project, added)
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
-        """ids [tokens] -> [tokens, hidden]; the inputs of the layers are left in `states`."""
+        """Return the embeddings [tokens, hidden] of the token ids x [tokens]; store the inputs in `states`."""
         embedded = self.embedding.reference(x, span, states, numpy)
         projected = numpy.product(embedded, self.projection).reshape(len(x), -1, self.norm.size)
         eps = self.norm.eps * self.embedding.hidden
@@ -111,7 +113,7 @@ class PerLayerInputs(Stateless):
 
 @dataclass(frozen=True)
 class GatedInput(Stateless):
-    """A layer's input times a gate, projected, normalised and added to the hidden states, times `scale`."""
+    """Block that adds a layer's input to x: (x + after((activation(gate(x)) * input) @ output)) * scale."""
 
     name: str
     hidden: int
@@ -132,17 +134,17 @@ class GatedInput(Stateless):
 
     @property
     def _after(self) -> Norm:
-        """The norm of a sum that was not multiplied by 1 / sqrt(2)."""
+        """Norm `after` with an eps for inputs that are not multiplied by 1 / sqrt(2)."""
         return replace(self.after, eps=2 * self.after.eps)
 
     @property
     def weights(self) -> Sequence[Weight]:
-        """Both projections, the norm, and the factor."""
+        """Weights of both projections, of the norm, and of the scale if there is one."""
         factor = () if self.scale is None else (self.scale.weight,)
         return (self._w_gate, self._w_output, *self.after.weights, *factor)
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """One kernel, and the norm after it."""
+        """Return the launch of `per_layer_input` and the launch of the norm after it."""
         x = Value("x", (step.local_rows, self.hidden), step.activations)
         w_gate, w_output = self._w_gate.value(step), self._w_output.value(step)
         arguments: dict[str, Argument] = {
@@ -161,7 +163,7 @@ class GatedInput(Stateless):
         )
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
-        """The gated input is rounded, the projected one, and the sum with the residual."""
+        """Compute the block in NumPy; the gated input, its projection, the norm and the sum are rounded."""
         first = self.inputs.first
         layer_inputs = states[self.inputs.array][:, first : first + self.gate.outputs]
         gated = numpy.rounded(activated(numpy.product(x, self.gate), self.activation) * layer_inputs)

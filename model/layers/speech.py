@@ -1,9 +1,9 @@
-"""What an encoder makes of the log-mel spectrum of a window of speech before its blocks: two convolutions.
+"""Input layer of a speech encoder: two convolutions of a log-mel spectrogram, and position embeddings.
 
-    waves = gelu(convolution(features))               3 columns of the spectrum at a time
-    x     = gelu(convolution(waves)) + positions      every second place, as rows of hidden states
+    waves = gelu(convolution(features))               three taps, stride 1
+    x     = gelu(convolution(waves)) + positions      three taps, stride 2, transposed to rows of hidden states
 
-Every rank does the whole.
+Every rank computes all of it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ _STRIDES = (1, 2)
 
 @dataclass(frozen=True)
 class SpeechInput(Stateless):
-    """Hidden states of `positions` places of `features` [sequences, mel_bins, 2 * positions], which come with the step.
+    """Layer that computes hidden states from `features` [sequences, mel_bins, 2 * positions], an input of the step.
 
-    `convolutions` are the names of two tensors without `.weight` and `.bias`, `table` is that of the positions.
+    `convolutions` are the names of the checkpoint tensors without `.weight` and `.bias`. `table` is the tensor of
+    position embeddings.
     """
 
     name: str
@@ -56,14 +57,14 @@ class SpeechInput(Stateless):
 
     @property
     def weights(self) -> Sequence[Weight]:
-        """Both convolutions, their biases, and the table of positions."""
+        """Weights and biases of both convolutions, and the table of position embeddings."""
         return (
             *(create_weight(number) for number in (0, 1) for create_weight in (self._weight, self._bias)),
             self._table,
         )
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
-        """Two kernels."""
+        """Return the launches of the two convolutions; the second one adds the position embeddings."""
         columns, dtype = 2 * self.positions, step.activations
         features = Value("features", (step.sequences, self.mel_bins, columns), dtype)
         waves = Value("waves", (step.sequences, self.hidden, columns), dtype)
@@ -97,7 +98,10 @@ class SpeechInput(Stateless):
         return Launch("conv1d", arguments, (result.name,), work, step.tokens, label)
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
-        """features [mel_bins, columns] -> [positions, hidden]; both, and what lies between, are rounded."""
+        """Compute hidden states [positions, hidden] of the features x [mel_bins, columns].
+
+        Rounded are the features, the result of each convolution, and the sum with the position embeddings.
+        """
         x = numpy.rounded(x)
         for number, stride in enumerate(_STRIDES):
             windows = np.lib.stride_tricks.sliding_window_view(np.pad(x, ((0, 0), (1, 1))), TAPS_OF_BOTH, 1)

@@ -1,4 +1,4 @@
-"""What no kernel computes: weights of a checkpoint that plans count."""
+"""Layer for weights that plans count and no kernel computes with."""
 
 from __future__ import annotations
 
@@ -17,18 +17,15 @@ from model.layers.weight import Weight
 
 @dataclass(frozen=True)
 class Uncomputed(Stateless):
-    """The weights of one component of a model, which `name` describes; `load_config` refuses such a model.
-
-    Raises ModelError for launches and for the reference.
-    """
+    """Weights of a component of a model, which `name` describes; `load_config` refuses such a model."""
 
     name: str
     weights: Sequence[Weight]
 
     def launches(self, step: StepShape) -> NoReturn:
-        """Refuse: no kernel computes these weights."""
+        """Raise ModelError, because no kernel computes with these weights."""
         raise ModelError(f"no kernel computes {self.name}")
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> NoReturn:
-        """Refuse: the reference does not compute with these weights either."""
+        """Raise ModelError, because the reference does not compute with these weights either."""
         raise ModelError(f"no layer computes {self.name}")

@@ -1,4 +1,4 @@
-"""What tensor-parallel ranks hold padded, or several of them hold alike, in sentences for reports and plans."""
+"""Descriptions of padding and of copies on tensor-parallel ranks, for reports and plans."""
 
 from __future__ import annotations
 
