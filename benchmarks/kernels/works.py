@@ -19,7 +19,7 @@ from model.config.mixers import GroupedAttention, Positions
 from model.config.parts import Block, Mlp, Norms
 from model.config.rope import RopeParameters
 from model.families import compose
-from model.layers.joint import joined
+from model.layers.joint import join_launches
 from model.layers.launch import Argument, Launch, LeastWork, Phase, StepShape, Value, WeightDtypes
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -308,6 +308,6 @@ def _decode_attention(shape: RankShape, sequences: int, positions: int) -> Itera
     for name, least, launches in (
         ("decode rope + attention", parts.step(positions), _alone(shape, sequences, positions)[1:2]),
         ("decode attention block", parts.block(positions), block),
-        ("decode layer", parts.layer(positions), tuple(joined(layer))),
+        ("decode layer", parts.layer(positions), tuple(join_launches(layer))),
     ):
         yield Work(name, shape, sequences, least, launches, positions)

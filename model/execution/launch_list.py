@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from model.layers.joint import joined
+from model.layers.joint import join_launches
 from model.layers.launch import FLOAT32, INT32, Launch, StepShape, Value, copied
 from model.layers.layer import Layer
 from model.layers.paged import CacheGroup, name_in_group
@@ -13,7 +13,7 @@ from model.network import Section
 
 def launches_of(section: Section, shape: StepShape) -> list[Launch]:
     """Return the launches of neighbouring layers in order; joint launches replace the launches that they join."""
-    return joined(launch for layer in section for launch in layer.launches(shape))
+    return join_launches(launch for layer in section for launch in layer.launches(shape))
 
 
 def copies_of(layers: Iterable[Layer], shape: StepShape, copies: int, group: CacheGroup) -> list[Launch]:

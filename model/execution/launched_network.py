@@ -15,8 +15,8 @@ from model.execution.bound_launch import Arrays, Binder, BoundLaunch, Device
 from model.execution.launch_list import copies_of, copy_sizes, launches_of
 from model.execution.stages import divide_stages, find_sent_values, launch_send
 from model.layers.launch import Phase, StepShape, Value
-from model.layers.layer import Constant, Layer, states_of
-from model.layers.paged import CacheGroup, name_in_group, spare
+from model.layers.layer import Constant, Layer, list_states
+from model.layers.paged import CacheGroup, find_padding_page, name_in_group
 from model.layers.shard import vocabulary_span
 from model.loading.weights import RankWeights
 from model.mesh import Mesh
@@ -112,7 +112,7 @@ class LaunchedNetwork:
             cache_group: The pages of a window, pages without a window, or slots.
         """
         pending = [list(copies.items()) for copies in group_copies]
-        padding_page = spare(self._largest_step, cache_group)
+        padding_page = find_padding_page(self._largest_step, cache_group)
         destinations_name, sources_name = (
             name_in_group(name, self._largest_step, cache_group)
             for name in ("copy_destinations", "copy_sources")
@@ -294,7 +294,7 @@ class _Stage:
         for layer, layer_step in layer_steps:
             for name, constant in layer.constants(layer_step).items():
                 assert constants.setdefault(name, constant) == constant, f"two arrays are called {name}"
-            states.update({state.name: state for state in states_of(layer, layer_step)})
+            states.update({state.name: state for state in list_states(layer, layer_step)})
         return cls(sections, [layer for layer, _ in layer_steps], list(states.values()), constants, [])
 
     def weights_and_constants(self, rank_weights: RankWeights) -> Arrays:

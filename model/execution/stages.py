@@ -25,7 +25,7 @@ from model.layers.launch import (
     WeightDtypes,
     copied,
 )
-from model.layers.layer import Layer, states_of
+from model.layers.layer import Layer, list_states
 from model.mesh import Mesh
 from model.network import Network, Section
 
@@ -56,7 +56,7 @@ def divide_stages(network: Network, count: int, step: StepShape) -> list[tuple[S
 
 def find_stage_ends(network: Network, step: StepShape) -> list[int]:
     """Return the numbers of blocks after which a stage may end, because no state is read on both sides."""
-    states = {state.name for block in network.blocks for layer in block for state in states_of(layer, step)}
+    states = {state.name for block in network.blocks for layer in block for state in list_states(layer, step)}
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for number, block in enumerate(network.blocks):

@@ -15,7 +15,7 @@ from model.config.folder import check_inside, find_config_file, list_model_files
 from model.errors import ModelError
 from model.families.registry import FAMILIES, compose, read, single_step_tasks
 from model.families.tasks import SPEECH, TEXT, C, Task
-from model.layers import unsupported
+from model.layers import find_unsupported
 
 _CODE = "NKW-MODEL-CONFIG"
 
@@ -68,9 +68,9 @@ def load_config(folder: Path | str, *tasks: Task[Any]) -> Config:
         raise ModelError(f"{folder / 'config.json'}: a {config.model_type} {task.does}", _CODE)
     if not isinstance(config, ModelConfig):
         return config
-    if unsupported(config):
+    if find_unsupported(config):
         raise ModelError(
-            f"{folder / 'config.json'}: no layer computes {', '.join(unsupported(config))}", _CODE
+            f"{folder / 'config.json'}: no layer computes {', '.join(find_unsupported(config))}", _CODE
         )
     generation = Fields(folder / "generation_config.json", optional=True)
     ends_in = generation if "eos_token_id" in generation else fields
@@ -139,7 +139,10 @@ def _find_model_type(fields: Fields) -> str:
     if isinstance(model_type, str) and model_type in FAMILIES and model_type not in generated.values():
         config = read(model_type, fields)
         assert isinstance(config, ModelConfig), "families of other tasks have an architecture"
-        needs = [*unsupported(config), *([f"the {config.encoder.description}"] if config.encoder else [])]
+        needs = [
+            *find_unsupported(config),
+            *([f"the {config.encoder.description}"] if config.encoder else []),
+        ]
         raise fields.error(
             "model_type",
             f"{model_type} needs {', '.join(needs)}, which no layer computes; nkw plan takes it",

@@ -16,7 +16,7 @@ from model.layers.norm import Norm
 from model.layers.projection import Projection
 from model.layers.recurrent import Convolution
 from model.layers.shard import COLUMN_PARALLEL
-from model.layers.state_space import ScanTensors, SelectiveStateSpace
+from model.layers.state_space import SelectiveStateSpace
 from model.network import Network
 
 
@@ -89,7 +89,8 @@ def _build_mixer(config: ModelConfig, number: int) -> SelectiveStateSpace:
         mixer,
         Projection(f"{tensor}.x_proj.weight", mixer.step_rank + 2 * mixer.state, inner),
         Projection(f"{tensor}.dt_proj.weight", inner, mixer.step_rank, f"{tensor}.dt_proj.bias"),
-        ScanTensors(f"{tensor}.A_log", f"{tensor}.D"),
+        f"{tensor}.A_log",
+        f"{tensor}.D",
     )
 
 

@@ -13,7 +13,7 @@ from model.layers.norm import Norm
 from model.layers.projection import Projection
 from model.layers.recurrent import Convolution
 from model.layers.shard import by_query_heads
-from model.layers.state_space_heads import HeadTensors, ScannedHeads, input_cuts
+from model.layers.state_space_heads import ScannedHeads, choose_input_cuts
 from model.network import Network
 
 _INFINITE = {"__float__": "Infinity"}
@@ -89,12 +89,12 @@ def _build_mixer(config: ModelConfig, number: int) -> ScannedHeads:
             f"{name}.convolution",
             f"{tensor}.conv1d",
             mixer.convolution,
-            tuple(zip(sizes[1:4], input_cuts(mixer)[1:4])),
+            tuple(zip(sizes[1:4], choose_input_cuts(mixer)[1:4])),
             mixer.convolution_bias,
         ),
         output_projection(tensor, hidden, mixer.inner, mixer.bias),
         mixer,
-        HeadTensors(f"{tensor}.dt_bias", f"{tensor}.A_log", f"{tensor}.D"),
+        (f"{tensor}.dt_bias", f"{tensor}.A_log", f"{tensor}.D"),
         Norm(
             f"{name}.inner_norm",
             f"{tensor}.norm.weight",

@@ -20,7 +20,7 @@ from model.config.reading import (
 )
 from model.families import dense, names
 from model.families.qwen import read_mlps
-from model.layers.gated_delta import DeltaHeads, DeltaTensors
+from model.layers.gated_delta import DeltaHeads
 from model.layers.norm import Norm
 from model.layers.projection import Projection
 from model.layers.recurrent import Convolution
@@ -113,6 +113,7 @@ def _build_mixer(config: ModelConfig, number: int, norm: Norm) -> DeltaHeads:
         ),
         Projection(f"{tensor}.out_proj.weight", hidden, mixer.heads * mixer.value_dim),
         mixer,
-        DeltaTensors(f"{tensor}.A_log", f"{tensor}.dt_bias"),
+        f"{tensor}.A_log",
+        f"{tensor}.dt_bias",
         Norm(f"{name}.inner_norm", f"{tensor}.norm.weight", mixer.value_dim, block.norms.eps),
     )

@@ -11,7 +11,7 @@ from model.config.reading import MOST_HEADS, read_activation, read_dtype, read_l
 from model.families import dense
 from model.layers.attention import Attention
 from model.layers.attention_heads import AttentionProjections
-from model.layers.cross_attention import CrossAttention, CrossProjections, EncodedHeads
+from model.layers.cross_attention import CrossAttention, EncodedHeads
 from model.layers.mlp import FeedForward
 from model.layers.norm import Norm
 from model.layers.projection import Projection
@@ -128,13 +128,12 @@ def _build_encoder_block(hidden: int, block: Block, number: int) -> Section:
     """Return attention, in which every position attends to all positions, and the MLP."""
     name, tensor = f"encoder.{number}", f"{_ENCODER}.layers.{number}"
     assert isinstance(block.mixer, GroupedAttention) and isinstance(block.mlp, Mlp)
-    projections = _build_projections(hidden, f"{tensor}.self_attn")
     attention = Attention(
         f"{name}.attention",
         hidden,
         block.mixer,
         _build_norm(f"{name}.attention.norm", f"{tensor}.self_attn_layer_norm", hidden),
-        AttentionProjections((projections.query, projections.key, projections.value), projections.output),
+        _build_projections(hidden, f"{tensor}.self_attn"),
     )
     mlp = FeedForward(
         f"{name}.mlp",
@@ -148,12 +147,14 @@ def _build_encoder_block(hidden: int, block: Block, number: int) -> Section:
     return attention, mlp
 
 
-def _build_projections(hidden: int, tensor: str) -> CrossProjections:
+def _build_projections(hidden: int, tensor: str) -> AttentionProjections:
     """Return the projections of one attention; the projection of keys has no bias."""
-    return CrossProjections(
-        _build_linear(f"{tensor}.q_proj", hidden, hidden),
-        Projection(f"{tensor}.k_proj.weight", hidden, hidden),
-        _build_linear(f"{tensor}.v_proj", hidden, hidden),
+    return AttentionProjections(
+        (
+            _build_linear(f"{tensor}.q_proj", hidden, hidden),
+            Projection(f"{tensor}.k_proj.weight", hidden, hidden),
+            _build_linear(f"{tensor}.v_proj", hidden, hidden),
+        ),
         _build_linear(f"{tensor}.out_proj", hidden, hidden),
     )
 

@@ -7,25 +7,20 @@ from collections.abc import Iterator
 from model.config.parts import Block, Experts, Mlp, ModelConfig
 
 
-def unsupported(config: ModelConfig) -> tuple[str, ...]:
-    """The needs of a model that no layer of this package computes, in words; empty where the layers compute it."""
+def find_unsupported(config: ModelConfig) -> tuple[str, ...]:
+    """Return the features of a model that no layer here computes, in words; empty if all are computed."""
     return tuple(
-        dict.fromkeys(need for block in dict.fromkeys(config.blocks) for need in _unsupported(block))
+        dict.fromkeys(feature for block in dict.fromkeys(config.blocks) for feature in _find_in_block(block))
     )
 
 
-def _unsupported(block: Block) -> Iterator[str]:
-    mlp = block.mlp
-    if isinstance(mlp, Experts):
-        yield from _unsupported_experts(block, mlp)
-    if isinstance(mlp, Mlp) and mlp.sparse:
+def _find_in_block(block: Block) -> Iterator[str]:
+    if isinstance(block.mlp, Experts):
+        if block.mlp.inner_norms:
+            yield "norms inside routed experts"
+        if not block.norms.before or block.norms.after or block.norms.bias:
+            yield "routed experts without an RMSNorm right before them alone"
+    if isinstance(block.mlp, Mlp) and block.mlp.sparse:
         yield "sparse activations"
     if block.streams is not None:
         yield "alternating updates of several hidden states"
-
-
-def _unsupported_experts(block: Block, experts: Experts) -> Iterator[str]:
-    if experts.inner_norms:
-        yield "norms inside routed experts"
-    if not block.norms.before or block.norms.after or block.norms.bias:
-        yield "routed experts without an RMSNorm right before them alone"

@@ -15,7 +15,7 @@ from model.config import rope
 from model.config.mixers import Positions
 from model.config.rope import RopeParameters
 from model.formats import Weight
-from model.layers.precision import FLOAT32, as_held
+from model.layers.precision import FLOAT32, cast_weight
 from model.layers.projection import Projection
 from model.layers.shard import WHOLE, Shard
 
@@ -58,14 +58,14 @@ class Arithmetic:
         small = sum(weight.size for weight in weights.values()) * FLOAT32.itemsize <= widened_bytes
         self._weights, self._exact, self._dtype = weights, exact, dtype
         if small:
-            self._weights = {name: widened(self._device_weight(name)) for name in weights}
+            self._weights = {name: widen(self._device_weight(name)) for name in weights}
             self._exact = frozenset(weights)  # rounded already
         self._ranks = ranks
         self._tables: dict[tuple[RopeParameters, int, int, bool], tuple[np.ndarray, np.ndarray]] = {}
 
     def _device_weight(self, name: str) -> Weight:
         """Return a weight in the dtype that it has in HBM."""
-        return as_held(self._weights[name], self._dtype, name in self._exact)
+        return cast_weight(self._weights[name], self._dtype, name in self._exact)
 
     def observe(self, seen: Seen, *arrays: np.ndarray) -> None:
         """Receive intermediate results; subclasses override this method, which does nothing.
@@ -77,24 +77,32 @@ class Arithmetic:
 
     def rounded(self, x: np.ndarray) -> np.ndarray:
         """Round an array to the dtype of the activations and return it in float32."""
-        return x if self._dtype == FLOAT32 else widened(x.astype(self._dtype))
+        return x if self._dtype == FLOAT32 else widen(x.astype(self._dtype))
 
     def rows(self, name: str, ids: np.ndarray) -> np.ndarray:
         """Return rows of the table `name` in float32, [*ids.shape, columns]."""
-        return widened(np.asarray(self._device_weight(name))[ids])
+        return widen(np.asarray(self._device_weight(name))[ids])
 
     def tensor(self, name: str) -> np.ndarray:
         """Return a whole tensor of the checkpoint in float32."""
-        return widened(self._device_weight(name))
+        return widen(self._device_weight(name))
 
     def product(self, x: np.ndarray, projection: Projection) -> np.ndarray:
         """Multiply x [rows, in] by a projection [out, in] and add its bias; returns [rows, out], not rounded."""
         return x @ self._matrix(projection).T + self.bias(projection)
 
-    def summed_product(
+    def sum_partial_products(
         self, x: np.ndarray, projection: Projection, span: Callable[[int, Shard], slice]
     ) -> np.ndarray:
-        """As `product`, where every rank holds the part `span` of the inputs: partial products and sum are rounded."""
+        """Multiply x [rows, in] by a row-parallel projection [out, in] and add its bias; returns [rows, out].
+
+        With several ranks, the partial product of each rank is rounded, and so is their sum before the bias.
+
+        Args:
+            x: The inputs.
+            projection: The projection, whose inputs the ranks divide.
+            span: Returns the inputs of a rank, from the number of inputs and the shard.
+        """
         if self._ranks == 1:
             return self.product(x, projection)
         weight = self._matrix(projection)
@@ -102,15 +110,20 @@ class Arithmetic:
         partial = [self.rounded(x[:, columns] @ weight[:, columns].T) for columns in column_spans]
         return self.rounded(np.sum(partial, axis=0)) + self.bias(projection)
 
-    def sum_of_products(
+    def sum_expert_products(
         self,
         shape: tuple[int, int],
         products: Sequence[tuple[np.ndarray, np.ndarray, Projection]],
         span: Callable[[int, Shard], slice],
     ) -> np.ndarray:
-        """Rows of `shape`, to which each of (numbers of rows, x, projection) adds its product, summed over ranks.
+        """Return the sum of products that each cover some rows, [rows, out], without biases.
 
-        Every rank holds the part `span` of the inputs; its sum and that of all ranks are rounded.
+        With several ranks, the sum of each rank is rounded, and so is the sum over the ranks.
+
+        Args:
+            shape: [rows, out].
+            products: (row indices, x [indices, in], projection [out, in]) of each product.
+            span: Returns the inputs of a rank, from the number of inputs and the shard.
         """
         total = np.zeros(shape, FLOAT32)
         for rank in range(self._ranks):
@@ -122,13 +135,13 @@ class Arithmetic:
         return total if self._ranks == 1 else self.rounded(total)
 
     def _matrix(self, projection: Projection) -> np.ndarray:
-        return widened(projection.weight(WHOLE).select(self._device_weight(projection.tensor)))
+        return widen(projection.weight(WHOLE).select(self._device_weight(projection.tensor)))
 
     def bias(self, projection: Projection) -> np.ndarray | np.float32:
         """Return the bias of a projection in float32, [out]; 0 if the projection has none."""
         if projection.bias is None:
             return np.float32(0)
-        return widened(projection.bias_row(WHOLE).select(self._device_weight(projection.bias)))
+        return widen(projection.bias_row(WHOLE).select(self._device_weight(projection.bias)))
 
     def norm(
         self, x: np.ndarray, name: str | None, eps: float, bias: str | None = None, offset: float = 0.0
@@ -142,13 +155,14 @@ class Arithmetic:
         root = np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(eps))
         if name is None:
             return self.rounded(x / root)
-        normalised = x / root * (widened(self._device_weight(name)) + np.float32(offset))
-        return self.rounded(normalised if bias is None else normalised + widened(self._device_weight(bias)))
+        normalised = x / root * (widen(self._device_weight(name)) + np.float32(offset))
+        return self.rounded(normalised if bias is None else normalised + widen(self._device_weight(bias)))
 
-    def rotated(self, heads: np.ndarray, positions: Positions, span: Span) -> np.ndarray:
-        """Pairs (i, i + R/2) of the first R elements of [heads, tokens, head_dim] turned by their position; rounded.
+    def rotate(self, heads: np.ndarray, positions: Positions, span: Span) -> np.ndarray:
+        """Apply rotary embeddings to heads [heads, tokens, head_dim] and round the result.
 
-        The tables grow on demand, up to the limit of the positions.
+        Elements i and i + R/2 form a pair, where R is `positions.width`. Elements from R on are not rotated. The
+        tables of cosines and sines grow on demand, up to `positions.limit`.
         """
         turn, limit, end = positions.rope, positions.limit, span.start + span.count
         stretched = turn.longest_short is not None and end > turn.longest_short
@@ -160,10 +174,11 @@ class Arithmetic:
         cos, sin = (table[span.start : end] for table in self._tables[key])
         half = cos.shape[1]
         first, second, unrotated = np.split(heads, (half, 2 * half), axis=-1)
-        turned = np.concatenate([first * cos - second * sin, second * cos + first * sin, unrotated], axis=-1)
-        return self.rounded(turned)
+        return self.rounded(
+            np.concatenate([first * cos - second * sin, second * cos + first * sin, unrotated], axis=-1)
+        )
 
 
-def widened(tensor: Weight) -> np.ndarray:
-    """An array in float32."""
+def widen(tensor: Weight) -> np.ndarray:
+    """Return a tensor as a float32 array; a float32 array is not copied."""
     return np.asarray(tensor).astype(FLOAT32, copy=False)

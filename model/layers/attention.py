@@ -39,7 +39,7 @@ from model.layers.launch import (
 )
 from model.layers.layer import Constant, States
 from model.layers.shard import by_query_heads
-from model.layers.softmax import mixed_values
+from model.layers.softmax import attend
 from model.layers.weight import Tensor, Weight, value_of
 
 ENCODED = "encoder.attention"
@@ -90,29 +90,31 @@ class Attention(AttentionHeads):
     @property
     def _is_block(self) -> bool:
         """Whether `attention_block_decode` computes a decode step of this layer."""
-        plain = self.norm is not None and self.norm.bias is None and self.norm.offset == 0.0
-        plain = plain and not self.after
-        biased = self.b_qkv is not None or self.b_o is not None
-        projects_all_heads = self.owner is None and not self.heads.value_norm and not self._whole_norms
-        plain = plain and not biased and not self.heads.output_gate
-        return plain and projects_all_heads and self._rotates_by_position
+        lacks_parameters = self.after or self.owner or self.b_qkv or self.b_o or self._whole_norms
+        return (
+            self.norm is not None
+            and (self.norm.bias, self.norm.offset) == (None, 0.0)
+            and not (lacks_parameters or self.heads.value_norm or self.heads.output_gate)
+            and self._rotates_by_position
+        )
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Return the launches of projection, attention and output; a decode step is one launch where possible."""
         if step.phase is Phase.prefill:
-            decoding = step.decoding
-            attend = self._prefill(step) if decoding is None else self._mixed(step, decoding)
-            return [*self._project(step), attend, *self._finish(step)]
-        attends = [self._decode(step, sequences, repeat) for sequences, repeat in chunks(step)]
+            attend = self._prefill(step) if step.decoding is None else self._attend_mixed(step, step.decoding)
+            return [*self._project(step), attend, *self._project_output(step)]
+        attends = [self._decode(step, sequences, repeat) for sequences, repeat in split_sequences(step)]
         if self._is_block:
-            blocks = [self._decode_block(step, sequences, repeat) for sequences, repeat in chunks(step)]
-            # Three launches do not help where attention itself is refused in the same words.
+            blocks = [
+                self._decode_block(step, sequences, repeat) for sequences, repeat in split_sequences(step)
+            ]
+            # Separate launches do not help if attention itself is refused for the same reason.
             if all(block.refusal in (None, attend.refusal) for block, attend in zip(blocks, attends)):
                 return blocks
-        return [*self._project(step), *attends, *self._finish(step)]
+        return [*self._project(step), *attends, *self._project_output(step)]
 
-    def _window(self, length: int) -> int | None:
-        """The window, where it is shorter than `length` positions."""
+    def _limit_window(self, length: int) -> int | None:
+        """Return the window if it is shorter than `length` positions, else None."""
         window = self.heads.window
         return window if window is not None and window < length else None
 
@@ -126,63 +128,60 @@ class Attention(AttentionHeads):
         If `positions` count from the first page of a window, `rope_positions` are the positions in the sequence.
         """
         cache, length = self._cache(step), step.for_window(self.heads.window).cache_length
-        arguments: dict[str, Argument] = {
+        rope_positions = replace(cache.positions, name="positions")
+        return {
             **cache.arguments,
             "positions": cache.positions,
-            **self._score_arguments(step, self._window(length)),
+            **self._score_arguments(step, self._limit_window(length)),
+            **({} if cache.positions == rope_positions else {"rope_positions": rope_positions}),
         }
-        in_sequence = replace(cache.positions, name="positions")
-        if cache.positions != in_sequence:
-            arguments |= {"rope_positions": in_sequence}
-        return arguments
 
     def _prefill(self, step: StepShape) -> Launch:
+        """Return the launch of attention over the tokens of prompts and their cached prefixes."""
         tokens, end = step.tokens, step.prefix + step.tokens // step.sequences
         q, k, v = self._projected(step)
         cache = self._cache(step)
         window_step = step.for_window(self.heads.window)
         pairs = step.sequences * (self.heads.pairs(end) - self.heads.pairs(step.prefix))
         operations = 4.0 * q.shape[1] * pairs
-        # Queries, outputs and, of a layer with a cache of its own, keys and values are activations.
+        # Activations are the queries, the outputs and, without an owner, the new keys and values.
         activations = 2 * tokens * (q.shape[1] + (k.shape[1] if self.owner is None else 0))
         cached = 2 * k.shape[1] * (tokens + step.sequences * window_step.prefix)
         moved = step.activations.itemsize * activations + cache.arrays[0].dtype.itemsize * cached
-        window = self._window(window_step.prefix + tokens // step.sequences)
-        arguments: dict[str, Argument] = {
-            "q": q,
-            **self._new(k, v),
-            **cache.arguments,
-            "scale": self.heads.score_scale,
-            "num_kv_heads": self._kv_heads(step),
-            "prefix": window_step.prefix,
-            **self._score_arguments(step, window),
-            "causal": self.heads.causal,
-        }
-        if step.prefix:
-            arguments |= {"positions": cache.positions}
+        window = self._limit_window(window_step.prefix + tokens // step.sequences)
         return Launch(
             "attention_prefill",
-            arguments,
-            self._results(cache),
+            {
+                "q": q,
+                **self._written_arguments(k, v),
+                **cache.arguments,
+                "scale": self.heads.score_scale,
+                "num_kv_heads": self._kv_heads(step),
+                "prefix": window_step.prefix,
+                **self._score_arguments(step, window),
+                "causal": self.heads.causal,
+                **({"positions": cache.positions} if step.prefix else {}),
+            },
+            self._result_names(cache),
             LeastWork(operations, float(moved), operations),
             tokens,
             growth=Growth.square,
             window=window,
         )
 
-    def _mixed(self, step: StepShape, decoding: StepShape) -> Launch:
-        """Attention of the sequences that decode, whose rows come first, and of the prompts."""
+    def _attend_mixed(self, step: StepShape, decoding: StepShape) -> Launch:
+        """Return the launch for sequences that decode, whose rows come first, together with prompts."""
         prompts = self._prefill(step.prompts)
         q, k, v = self._projected(step)
         cache = self._cache(step)
         length = decoding.for_window(self.heads.window).cache_length
         prefix = step.for_window(self.heads.window).prefix
-        window = self._window(max(length, prefix + step.new_tokens))
+        window = self._limit_window(max(length, prefix + step.new_tokens))
         return Launch(
             "attention_mixed",
             {
                 "q": q,
-                **self._new(k, v),
+                **self._written_arguments(k, v),
                 **cache.arguments,
                 "positions": cache.positions,
                 "scale": self.heads.score_scale,
@@ -192,18 +191,18 @@ class Attention(AttentionHeads):
                 **self._score_arguments(step, window),
             },
             prompts.results,
-            prompts.work + self._attended(decoding, decoding.sequences),
+            prompts.work + self._count_decode_work(decoding, decoding.sequences),
             step.tokens,
             growth=Growth.square,
             window=prompts.window,
         )
 
-    def _new(self, k: Value, v: Value) -> dict[str, Argument]:
-        """The keys and values that attention writes to the cache; none where the layer reads another one's cache."""
+    def _written_arguments(self, k: Value, v: Value) -> dict[str, Argument]:
+        """Return the keys and values that attention writes to the cache; empty for a layer with an `owner`."""
         return {"k": k, "v": v} if self.owner is None else {}
 
-    def _results(self, cache: Cache) -> tuple[str, ...]:
-        """The names of what a launch of attention returns."""
+    def _result_names(self, cache: Cache) -> tuple[str, ...]:
+        """Return the names of the results of an attention launch: the output, and the arrays that it writes."""
         return ("o", *cache.names) if self.owner is None else ("o",)
 
     def _decode(self, step: StepShape, sequences: int, repeat: int) -> Launch:
@@ -215,26 +214,25 @@ class Attention(AttentionHeads):
         launch_step = replace(step, tokens=rows, sequences=sequences)
         arguments: dict[str, Argument] = {
             "q": q,
-            **self._new(k, v),
+            **self._written_arguments(k, v),
             "scale": self.heads.score_scale,
             "num_kv_heads": self._kv_heads(step),
             **self._decode_arguments(launch_step),
+            **(self._rotation_arguments(step) if self._rotates_in_attention(step) else {}),
         }
-        if self._rotates_in_attention(step):
-            arguments |= self._rotation_arguments(step)
         if self.owner is not None:  # nothing is written to the cache
             arguments.pop("slots", None)
         return Launch(
             "attention_decode",
             arguments,
-            self._results(self._cache(launch_step)),
-            self._attended(step, sequences),
+            self._result_names(self._cache(launch_step)),
+            self._count_decode_work(step, sequences),
             rows,
             repeat=repeat,
         )
 
-    def _attended(self, step: StepShape, sequences: int) -> LeastWork:
-        """Return the work of a step's attention of sequences whose caches are full."""
+    def _count_decode_work(self, step: StepShape, sequences: int) -> LeastWork:
+        """Return the work of attention over the full caches of `sequences` sequences."""
         q, k, _ = self._projected(step)
         seen = sequences * self.heads.seen(step.cache_length)
         itemsize = self._cache(step).arrays[0].dtype.itemsize
@@ -268,7 +266,7 @@ class Attention(AttentionHeads):
                 **self._decode_arguments(launch_step),
             },
             ("x", *self._cache(launch_step).names),
-            product(rows, w_qkv, w_o) + self._attended(step, sequences),
+            product(rows, w_qkv, w_o) + self._count_decode_work(step, sequences),
             rows,
             repeat=repeat,
         )
@@ -280,16 +278,16 @@ class Attention(AttentionHeads):
         decode step the kernel adds exponentials after they are rounded.
         """
         normed = x if self.norm is None else self.norm.reference(x, numpy)
-        query, *new = self._heads(normed, span, numpy)
-        keys, values = self._seen(new, states)
-        mixed = mixed_values(query, keys, values, self.heads, span, numpy, self.sinks)
-        y = self._output(mixed, normed, numpy)
+        query, *new = self._project_heads(normed, span, numpy)
+        keys, values = self._append_to_cache(new, states)
+        mixed = attend(query, keys, values, self.heads, span, numpy, self.sinks)
+        y = self._project_mixed(mixed, normed, numpy)
         if self.after is not None:
             y = self.after.reference(numpy.rounded(y), numpy)
         return numpy.rounded(x + y)
 
-    def _seen(self, new: Sequence[np.ndarray], states: States) -> Sequence[np.ndarray]:
-        """Keys and values that tokens may attend to, with the new ones, which are kept except in an encoder."""
+    def _append_to_cache(self, new: Sequence[np.ndarray], states: States) -> Sequence[np.ndarray]:
+        """Append new keys and values to the states and return all of them; an encoder keeps none."""
         if not self.heads.causal:
             return new
         names = [f"{self.owner or self.name}.{name}" for name in ("keys", "values")]
@@ -298,6 +296,6 @@ class Attention(AttentionHeads):
         return [states[name] for name in names]
 
 
-def chunks(step: StepShape) -> list[tuple[int, int]]:
-    """How many sequences each launch of a decode step takes, and how often it is repeated for others."""
+def split_sequences(step: StepShape) -> list[tuple[int, int]]:
+    """Return the sequences of each launch of a decode step, and how often the launch is repeated."""
     return split_into_launches(step.sequences, PARTITIONS // step.new_tokens)

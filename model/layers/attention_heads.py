@@ -30,11 +30,11 @@ from model.layers.launch import (
     StepShape,
     Value,
     copied,
-    gathered_rows,
+    gather_arguments,
     product,
 )
 from model.layers.layer import Constant
-from model.layers.norm import Norm, bias_of
+from model.layers.norm import Norm
 from model.layers.precision import FLOAT32
 from model.layers.projection import Projection
 from model.layers.shard import ROW, Cut, Shard, by_kv_heads, by_query_heads
@@ -90,6 +90,7 @@ class AttentionHeads:
     component: ClassVar[str] = "attention"
 
     def _inputs(self) -> Iterable[tuple[Projection, Cut]]:
+        """Return each input projection with its cut: queries, keys, values, gates."""
         heads, kv_heads = by_query_heads(*self.heads.divided), by_kv_heads(*self.heads.divided)
         return zip(self.projections.inputs, (heads, kv_heads, kv_heads, heads))
 
@@ -118,9 +119,8 @@ class AttentionHeads:
     @property
     def b_o(self) -> Weight | None:
         """Bias of the output projection, [1, hidden] on every rank."""
-        if self.projections.output.bias is None:
-            return None
-        return Weight(f"{self.name}.b_o", (self.projections.output.bias_row(ROW),))
+        output = self.projections.output
+        return None if output.bias is None else Weight(f"{self.name}.b_o", (output.bias_row(ROW),))
 
     @property
     def weights(self) -> Sequence[Weight]:
@@ -130,6 +130,7 @@ class AttentionHeads:
         return (*(weight for norm in norms for weight in norm.weights), self.w_qkv, self.w_o, *biases)
 
     def _tables(self, step: StepShape) -> tuple[Value | None, Value | None]:
+        """Return the rotary tables of cosines and sines; None for a layer without rotary embeddings."""
         positions = self.heads.positions
         if positions is None:
             return None, None
@@ -164,7 +165,7 @@ class AttentionHeads:
         x = Value("x", (step.local_rows, self.hidden), step.activations)
         positions = Value("positions" if self._rotates_by_position else "rope_rows", (step.tokens, 1), INT32)
         w_qkv = self.w_qkv.value(step)
-        first = self.norm or next(iter(self.head_norms), None)
+        first_norm = self.norm or next(iter(self.head_norms), None)
         arguments: dict[str, Argument] = {
             "x": x,
             "w_qkv": w_qkv,
@@ -172,35 +173,36 @@ class AttentionHeads:
             "kv_size": 0 if self.owner else k.shape[1],
             "bias": value_of(self.b_qkv, step),
             "head_dim": self.heads.head_dim,
-            "norm_bias": bias_of(self.norm, step),
             "v_norm": self.heads.value_norm,
-            **gathered_rows(step),
+            **gather_arguments(step),
         }
         if self.norm is not None:
-            arguments |= {"norm_weight": self.norm.weight.value(step)}
-        if first is not None:
-            arguments |= {"eps": first.eps, "norm_offset": first.offset}
+            arguments |= {
+                "norm_weight": self.norm.weight.value(step),
+                "norm_bias": value_of(self.norm.bias_weight, step),
+            }
+        if first_norm is not None:
+            arguments |= {"eps": first_norm.eps, "norm_offset": first_norm.offset}
         if not self._whole_norms:
             arguments |= self._head_norm_arguments(step)
             if self.heads.positions is not None:
                 arguments |= {"positions": positions, **self._rotation_arguments(step)}
         if self.heads.output_gate:
             arguments |= {"gate_size": q.shape[1]}
-        work, names = product(step.tokens, w_qkv), ("q", "k", "v", "gate")[: len(self.projections.inputs)]
-        launches = [Launch("qkv_projection", arguments, names, work, step.tokens)]
+        names = ("q", "k", "v", "gate")[: len(self.projections.inputs)]
+        launches = [Launch("qkv_projection", arguments, names, product(step.tokens, w_qkv), step.tokens)]
         if not self._whole_norms:
             return launches
         for norm, rows, label in zip(self.head_norms, (q, k), ("queries", "keys")):
             launches.append(norm.launch(step, rows, rows.name, label, None))
         if self.heads.positions is not None and not self._rotates_in_attention(step):
             for rotated, label in ((q, "queries"), (k, "keys")):
-                turn: dict[str, Argument] = {
-                    "x": rotated,
-                    "positions": positions,
-                    **self._rotation_arguments(step),
-                    "heads": rotated.shape[1] // self.heads.head_dim,
-                }
-                launches.append(Launch("rope", turn, (rotated.name,), copied(rotated), step.tokens, label))
+                rotation = self._rotation_arguments(step)
+                heads = rotated.shape[1] // self.heads.head_dim
+                arguments = {"x": rotated, "positions": positions, **rotation, "heads": heads}
+                launches.append(
+                    Launch("rope", arguments, (rotated.name,), copied(rotated), step.tokens, label)
+                )
         return launches
 
     def _rotates_in_attention(self, step: StepShape) -> bool:
@@ -222,8 +224,8 @@ class AttentionHeads:
             if table is not None
         }
 
-    def _finish(self, step: StepShape) -> list[Launch]:
-        """The output projection, plus the residual; with a norm between them, where there is one."""
+    def _project_output(self, step: StepShape) -> list[Launch]:
+        """Return the launches of the output projection and the residual, with the norm between them if there is one."""
         x = Value("x", (step.local_rows, self.hidden), step.activations)
         q, _, _ = self._projected(step)
         o, w_o, rows = Value("o", q.shape, step.activations), self.w_o.value(step), step.tokens
@@ -243,6 +245,7 @@ class AttentionHeads:
         return launches
 
     def _projected(self, step: StepShape) -> tuple[Value, Value, Value]:
+        """Return the queries, keys and values of a step, [tokens, a rank's heads * head_dim] each."""
         layout = self.heads.layout(step.ranks)
         q, k, v = (
             Value(name, (step.tokens, count * self.heads.head_dim), step.activations)
@@ -257,29 +260,31 @@ class AttentionHeads:
     def _kv_heads(self, step: StepShape) -> int:
         return self.heads.layout(step.ranks).kv_heads_of_rank
 
-    def _heads(self, normed: np.ndarray, span: Span, numpy: Arithmetic) -> list[np.ndarray]:
-        """Queries, keys and values, or queries alone, [heads, tokens, head_dim]: normalised and rotated."""
+    def _project_heads(self, normed: np.ndarray, span: Span, numpy: Arithmetic) -> list[np.ndarray]:
+        """Compute queries, keys and values, or queries alone with an `owner`: [heads, tokens, head_dim] each."""
         arrays = [
             numpy.rounded(numpy.product(normed, projection)) for projection in self.projections.inputs[:3]
         ]
-        turned = range(min(2, len(arrays)))
+        queries_and_keys = range(min(2, len(arrays)))
         if self._whole_norms:
-            for index, norm in zip(turned, self.head_norms):
+            for index, norm in zip(queries_and_keys, self.head_norms):
                 arrays[index] = norm.reference(arrays[index], numpy)
         arrays = [array.reshape(len(normed), -1, self.heads.head_dim).swapaxes(0, 1) for array in arrays]
         if not self._whole_norms:
-            for index, norm in zip(turned, self.head_norms):
+            for index, norm in zip(queries_and_keys, self.head_norms):
                 arrays[index] = norm.reference(arrays[index], numpy)
         if self.heads.value_norm and self.norm is not None:
             arrays[2] = numpy.norm(arrays[2], None, self.norm.eps)
         if self.heads.positions is not None:
-            for index in turned:
-                arrays[index] = numpy.rotated(arrays[index], self.heads.positions, span)
+            for index in queries_and_keys:
+                arrays[index] = numpy.rotate(arrays[index], self.heads.positions, span)
         return arrays
 
-    def _output(self, mixed: np.ndarray, normed: np.ndarray, numpy: Arithmetic) -> np.ndarray:
-        """What the outputs of all heads, side by side, add up to; gated rows are rounded."""
+    def _project_mixed(self, mixed: np.ndarray, normed: np.ndarray, numpy: Arithmetic) -> np.ndarray:
+        """Apply the gate, if any, and the output projection to the outputs of all heads, [tokens, heads * head_dim]."""
         if self.heads.output_gate:
             gate = numpy.rounded(numpy.product(normed, self.projections.inputs[3]))
             mixed = numpy.rounded(mixed / (1 + np.exp(-gate)))
-        return numpy.summed_product(mixed, self.projections.output, by_query_heads(*self.heads.divided).span)
+        return numpy.sum_partial_products(
+            mixed, self.projections.output, by_query_heads(*self.heads.divided).span
+        )

@@ -22,11 +22,11 @@ import numpy as np
 
 from model.config.mixers import GroupedAttention
 from model.layers.arithmetic import Arithmetic, Span
-from model.layers.attention import chunks
+from model.layers.attention import split_sequences
+from model.layers.attention_heads import AttentionProjections
 from model.layers.cache import Cache, create_encoder_cache
 from model.layers.launch import (
     INT32,
-    Argument,
     Axis,
     Growth,
     Launch,
@@ -37,24 +37,14 @@ from model.layers.launch import (
     product,
 )
 from model.layers.layer import Constant, Stateless, States
-from model.layers.norm import Norm, bias_of
+from model.layers.norm import Norm
 from model.layers.projection import Projection
-from model.layers.shard import ROW, Cut, Shard, by_kv_heads, by_query_heads
-from model.layers.softmax import mixed_values
+from model.layers.shard import ROW, Cut, by_kv_heads, by_query_heads
+from model.layers.softmax import attend
 from model.layers.weight import Weight, value_of
 
 LAST_OF_WINDOW = "encoder.last_position"
 """Name of the array of the last encoder position of each sequence; an input of the step if there are slots."""
-
-
-@dataclass(frozen=True)
-class CrossProjections:
-    """The projections in a checkpoint: of queries, of the encoder's keys and values, and of the output."""
-
-    query: Projection
-    key: Projection
-    value: Projection
-    output: Projection
 
 
 @dataclass(frozen=True)
@@ -67,17 +57,17 @@ class CrossAttention:
     hidden: int
     heads: GroupedAttention
     norm: Norm
-    projections: CrossProjections
+    projections: AttentionProjections
 
     def _projection(self, letter: str) -> tuple[Projection, Cut, Cut]:
         """Return the projection "q", "k", "v" or "o" with the cuts of its matrix and of its bias."""
-        projections = self.projections
+        query, key, value = self.projections.inputs
         query_heads, kv_heads = by_query_heads(*self.heads.divided), by_kv_heads(*self.heads.divided)
         return {
-            "q": (projections.query, query_heads, query_heads),
-            "k": (projections.key, kv_heads, kv_heads),
-            "v": (projections.value, kv_heads, kv_heads),
-            "o": (projections.output, replace(query_heads, axis=1), ROW),
+            "q": (query, query_heads, query_heads),
+            "k": (key, kv_heads, kv_heads),
+            "v": (value, kv_heads, kv_heads),
+            "o": (self.projections.output, replace(query_heads, axis=1), ROW),
         }[letter]
 
     def _matrix(self, letter: str) -> Weight:
@@ -106,20 +96,21 @@ class CrossAttention:
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
         """Return the last encoder position of each sequence, [sequences, 1] int32; empty if the step has slots."""
-        return (
-            {} if step.slots else {LAST_OF_WINDOW: LastPositions(step.sequences, self.heads.cross_positions)}
-        )
+        if step.slots:
+            return {}
+        last_position = self.heads.cross_positions - 1
+        return {LAST_OF_WINDOW: lambda shard: np.full((step.sequences, 1), last_position, np.int32)}
 
-    def encoded(self, step: StepShape, norm: Norm) -> Sequence[Launch]:
-        """The kernels behind the encoder, whose rows `x` get its last norm: keys, and values."""
+    def encoder_launches(self, step: StepShape, norm: Norm) -> Sequence[Launch]:
+        """Return the launches that compute keys and values from the encoder's output `x`; `norm` is its last norm."""
         x = Value("x", (step.tokens, self.hidden), step.activations)
         return [
             self._project(step, x, norm, letter, new.name, label)
-            for letter, new, label in zip("kv", self._new(step), ("decoder's keys", "decoder's values"))
+            for letter, new, label in zip("kv", self._encoded(step), ("decoder's keys", "decoder's values"))
         ]
 
-    def _new(self, step: StepShape) -> tuple[Value, Value]:
-        """Rows of the encoder's keys and values, [sequences * positions, a rank's heads]."""
+    def _encoded(self, step: StepShape) -> tuple[Value, Value]:
+        """Return the encoder's keys and values, [sequences * positions, a rank's heads * head_dim] each."""
         rows = step.sequences * self.heads.cross_positions
         width = self.heads.layout(step.ranks).kv_heads_of_rank * self.heads.head_dim
         keys, values = (
@@ -131,16 +122,22 @@ class CrossAttention:
     def _project(self, step: StepShape, x: Value, norm: Norm, letter: str, result: str, label: str) -> Launch:
         """Return the launch of one projection of normalised rows."""
         weight = self._matrix(letter).value(step)
-        arguments: dict[str, Argument] = {
-            "x": x,
-            "norm_weight": norm.weight.value(step),
-            "w_qkv": weight,
-            "eps": norm.eps,
-            "q_size": weight.shape[1],
-            "bias": value_of(self._bias(letter), step),
-            "norm_bias": bias_of(norm, step),
-        }
-        return Launch("qkv_projection", arguments, (result,), product(x.shape[0], weight), x.shape[0], label)
+        return Launch(
+            "qkv_projection",
+            {
+                "x": x,
+                "norm_weight": norm.weight.value(step),
+                "w_qkv": weight,
+                "eps": norm.eps,
+                "q_size": weight.shape[1],
+                "bias": value_of(self._bias(letter), step),
+                "norm_bias": value_of(norm.bias_weight, step),
+            },
+            (result,),
+            product(x.shape[0], weight),
+            x.shape[0],
+            label,
+        )
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Return the launches of the queries, of attention, and of the output projection."""
@@ -151,19 +148,25 @@ class CrossAttention:
         if step.phase is Phase.prefill:
             attend = [self._prefill(step, queries)]
         else:
-            attend = [self._decode(step, queries, *chunk) for chunk in chunks(step)]
-        finish: dict[str, Argument] = {
-            "o": replace(queries, name="o"),
-            "w_o": w_o,
-            "residual": x,
-            "replica_group": Axis.tensor,
-            "bias": value_of(self._bias("o"), step),
-        }
-        work, label = product(step.tokens, w_o), "of the encoder"
-        return [project, *attend, Launch("output_projection", finish, ("x",), work, step.tokens, label)]
+            attend = [self._decode(step, queries, *chunk) for chunk in split_sequences(step)]
+        output = Launch(
+            "output_projection",
+            {
+                "o": replace(queries, name="o"),
+                "w_o": w_o,
+                "residual": x,
+                "replica_group": Axis.tensor,
+                "bias": value_of(self._bias("o"), step),
+            },
+            ("x",),
+            product(step.tokens, w_o),
+            step.tokens,
+            "of the encoder",
+        )
+        return [project, *attend, output]
 
-    def _attended(self, step: StepShape, queries: Value, sequences: int, passes: int) -> LeastWork:
-        """`passes` over the keys and values of so many windows."""
+    def _count_work(self, queries: Value, step: StepShape, sequences: int, passes: int) -> LeastWork:
+        """Return the work of attention that moves the keys and values of `sequences` sequences `passes` times."""
         operations = 4.0 * queries.shape[0] * queries.shape[1] * self.heads.cross_positions
         width = self.heads.layout(step.ranks).kv_heads_of_rank * self.heads.head_dim
         cache_bytes = 2 * sequences * self.heads.cross_positions * width * step.activations.itemsize
@@ -171,7 +174,7 @@ class CrossAttention:
 
     def _prefill(self, step: StepShape, queries: Value) -> Launch:
         """Return the launch of attention for prompts, which also stores the encoder's keys and values."""
-        new_keys, new_values = self._new(step)
+        new_keys, new_values = self._encoded(step)
         cache = self._cache(step)
         return Launch(
             "attention_prefill",
@@ -185,7 +188,7 @@ class CrossAttention:
                 "causal": False,
             },
             ("o", *cache.names),
-            self._attended(step, queries, step.sequences, 2),
+            self._count_work(queries, step, step.sequences, 2),
             step.tokens,
             "to the encoder",
             Growth.full_step,
@@ -212,7 +215,7 @@ class CrossAttention:
                 "num_kv_heads": self.heads.layout(step.ranks).kv_heads_of_rank,
             },
             ("o",),
-            self._attended(step, queries, sequences, 1),
+            self._count_work(queries, step, sequences, 1),
             rows,
             "to the encoder",
             repeat=repeat,
@@ -220,37 +223,24 @@ class CrossAttention:
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """Compute the layer in NumPy from the keys and values in `states`; roundings are those of self-attention."""
-        query = numpy.rounded(numpy.product(self.norm.reference(x, numpy), self.projections.query))
+        query = numpy.rounded(numpy.product(self.norm.reference(x, numpy), self.projections.inputs[0]))
         keys, values = (states[name] for name in self._state_names)
-        mixed = mixed_values(
-            self._by_head(query), keys, values, replace(self.heads, causal=False), span, numpy
-        )
-        span_of_heads = by_query_heads(*self.heads.divided).span
-        return numpy.rounded(x + numpy.summed_product(mixed, self.projections.output, span_of_heads))
+        mixer = replace(self.heads, causal=False)
+        mixed = attend(self._split_heads(query), keys, values, mixer, span, numpy)
+        head_span = by_query_heads(*self.heads.divided).span
+        return numpy.rounded(x + numpy.sum_partial_products(mixed, self.projections.output, head_span))
 
-    def encoded_reference(self, normed: np.ndarray, states: States, numpy: Arithmetic) -> None:
-        """Leave keys and values of normalised rows of the encoder in the states."""
-        for name, projection in zip(self._state_names, (self.projections.key, self.projections.value)):
-            states[name] = self._by_head(numpy.rounded(numpy.product(normed, projection)))
+    def store_encoded(self, normed: np.ndarray, states: States, numpy: Arithmetic) -> None:
+        """Store keys and values of the normalised encoder output [positions, hidden] in the states."""
+        for name, projection in zip(self._state_names, self.projections.inputs[1:]):
+            states[name] = self._split_heads(numpy.rounded(numpy.product(normed, projection)))
 
     @property
     def _state_names(self) -> tuple[str, str]:
         return f"{self.name}.keys", f"{self.name}.values"
 
-    def _by_head(self, rows: np.ndarray) -> np.ndarray:
+    def _split_heads(self, rows: np.ndarray) -> np.ndarray:
         return rows.reshape(len(rows), -1, self.heads.head_dim).swapaxes(0, 1)
-
-
-@dataclass(frozen=True)
-class LastPositions:
-    """The last of an encoder's positions, for each sequence: [sequences, 1] int32."""
-
-    sequences: int
-    positions: int
-
-    def __call__(self, shard: Shard) -> np.ndarray:
-        """The same on every rank."""
-        return np.full((self.sequences, 1), self.positions - 1, np.int32)
 
 
 @dataclass(frozen=True)
@@ -267,11 +257,11 @@ class EncodedHeads(Stateless):
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Return two launches for each cross-attention layer, one for keys and one for values."""
-        return [launch for layer in self.layers for launch in layer.encoded(step, self.norm)]
+        return [launch for layer in self.layers for launch in layer.encoder_launches(step, self.norm)]
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """Store the keys and values of every layer in `states` and return x unchanged."""
         normed = self.norm.reference(x, numpy)
         for layer in self.layers:
-            layer.encoded_reference(normed, states, numpy)
+            layer.store_encoded(normed, states, numpy)
         return x

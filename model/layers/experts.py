@@ -39,26 +39,15 @@ from model.layers.launch import (
     product,
 )
 from model.layers.layer import Constant, Stateless, States
-from model.layers.mlp import FeedForward, activated
+from model.layers.mlp import FeedForward, apply_activation
 from model.layers.norm import Norm
 from model.layers.precision import FLOAT32
 from model.layers.projection import Projection
-from model.layers.shard import COLUMN_PARALLEL, ROW, ROW_PARALLEL, TRANSPOSED, Shard, even_span
+from model.layers.shard import COLUMN_PARALLEL, ROW, ROW_PARALLEL, TRANSPOSED, even_span
 from model.layers.weight import Numbered, StackedRow, StackedWeight, Tensor, Weight, value_of
 
 EXPERT_IDS = "expert_ids"
 """Name of the expert ids that `router` returns, [rows, K] int32."""
-
-
-@dataclass(frozen=True)
-class FirstExpert:
-    """The number of a rank's first expert, [1, 1], where each has `count`."""
-
-    count: int
-
-    def __call__(self, shard: Shard) -> np.ndarray:
-        """That of a rank."""
-        return np.array([[shard.expert_rank * self.count]], INT32)
 
 
 @dataclass(frozen=True)
@@ -97,9 +86,8 @@ class RoutedExperts(Stateless):
     @property
     def _b_router(self) -> Weight | None:
         """Bias of the router, [1, experts]."""
-        if self.router.bias is None:
-            return None
-        return Weight(f"{self.name}.b_router", (self.router.bias_row(ROW),))
+        bias = self.router.bias
+        return None if bias is None else Weight(f"{self.name}.b_router", (self.router.bias_row(ROW),))
 
     @property
     def _b_choice(self) -> Weight | None:
@@ -125,17 +113,17 @@ class RoutedExperts(Stateless):
             row_gate=self.shared_gate,
         )
 
-    def _stacked(self, take: Callable[[ExpertProjections], Tensor]) -> Numbered[Tensor]:
-        """Return a tensor of every expert."""
-        return Numbered(range(len(self.experts)), lambda number: take(self.experts[number]))
+    def _stack(self, tensor_of: Callable[[ExpertProjections], Tensor]) -> Numbered[Tensor]:
+        """Return one tensor of every expert, made when it is read."""
+        return Numbered(range(len(self.experts)), lambda index: tensor_of(self.experts[index]))
 
     @property
     def _matrices(self) -> tuple[StackedWeight, ...]:
         """Matrices of a rank's experts: gate and up [experts, hidden, width], down [experts, width, hidden]."""
         tensors = {
-            "w_gate": self._stacked(lambda expert: expert.gate.weight(COLUMN_PARALLEL)),
-            "w_up": self._stacked(lambda expert: expert.up.weight(COLUMN_PARALLEL)),
-            "w_down": self._stacked(lambda expert: expert.down.weight(ROW_PARALLEL)),
+            "w_gate": self._stack(lambda expert: expert.gate.weight(COLUMN_PARALLEL)),
+            "w_up": self._stack(lambda expert: expert.up.weight(COLUMN_PARALLEL)),
+            "w_down": self._stack(lambda expert: expert.down.weight(ROW_PARALLEL)),
         }
         return tuple(StackedWeight(f"{self.name}.{name}", stack) for name, stack in tensors.items())
 
@@ -145,9 +133,9 @@ class RoutedExperts(Stateless):
         if self.experts[0].down.bias is None:
             return (None, None, None)
         rows = {
-            "b_gate": self._stacked(lambda expert: expert.gate.bias_row(COLUMN_PARALLEL)),
-            "b_up": self._stacked(lambda expert: expert.up.bias_row(COLUMN_PARALLEL)),
-            "b_down": self._stacked(lambda expert: expert.down.bias_row(ROW)),
+            "b_gate": self._stack(lambda expert: expert.gate.bias_row(COLUMN_PARALLEL)),
+            "b_up": self._stack(lambda expert: expert.up.bias_row(COLUMN_PARALLEL)),
+            "b_down": self._stack(lambda expert: expert.down.bias_row(ROW)),
         }
         return tuple(StackedRow(f"{self.name}.{name}", stack) for name, stack in rows.items())
 
@@ -163,10 +151,11 @@ class RoutedExperts(Stateless):
         """Return the id of a rank's first expert, [1, 1] int32; empty without expert parallelism."""
         if step.expert_ranks == 1:
             return {}
-        return {self._first.name: FirstExpert(self.routing.count // step.expert_ranks)}
+        count = self.routing.count // step.expert_ranks
+        return {self._first_expert.name: lambda shard: np.array([[shard.expert_rank * count]], INT32)}
 
     @property
-    def _first(self) -> Value:
+    def _first_expert(self) -> Value:
         return Value(f"{self.name}.first", (1, 1), INT32)
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
@@ -174,29 +163,36 @@ class RoutedExperts(Stateless):
         tokens = step.local_rows
         x = Value("x", (tokens, self.hidden), step.activations)
         matrix = self._w_router.value(step)
-        arguments: dict[str, Argument] = {
-            "x": x,
-            "norm_weight": self.norm.weight.value(step),
-            "w_router": matrix,
-            "eps": self.norm.eps,
-            "top_k": self.routing.per_token,
-            "renormalise": self.routing.renormalise,
-            "scoring": self.routing.scoring,
-            "bias": value_of(self._b_router, step),
-            "choice_bias": value_of(self._b_choice, step),
-            "groups": self.routing.groups,
-            "top_groups": self.routing.top_groups,
-            "scale": self.routing.scale,
-            "norm_offset": self.norm.offset,
-        }
-        chosen_rows = self._chosen_rows(step, tokens)
-        names = tuple(array.name for array in chosen_rows)
-        route = Launch("router", arguments, names, product(tokens, matrix), tokens)
+        routed_rows = self._routed_rows(step, tokens)
+        route = Launch(
+            "router",
+            {
+                "x": x,
+                "norm_weight": self.norm.weight.value(step),
+                "w_router": matrix,
+                "eps": self.norm.eps,
+                "top_k": self.routing.per_token,
+                "renormalise": self.routing.renormalise,
+                "scoring": self.routing.scoring,
+                "bias": value_of(self._b_router, step),
+                "choice_bias": value_of(self._b_choice, step),
+                "groups": self.routing.groups,
+                "top_groups": self.routing.top_groups,
+                "scale": self.routing.scale,
+                "norm_offset": self.norm.offset,
+            },
+            tuple(array.name for array in routed_rows),
+            product(tokens, matrix),
+            tokens,
+        )
         shared = () if self._shared_block is None else self._shared_block.launches(step)
-        return (route, *shared, *self._exchanged(step, x, chosen_rows))
+        return (route, *shared, *self._exchange_and_compute(step, x, routed_rows))
 
-    def _chosen_rows(self, step: StepShape, rows: int, name: str = "") -> tuple[Value, Value, Value]:
-        """Rows that experts are given, and the weights and the numbers of the experts that these chose."""
+    def _routed_rows(self, step: StepShape, rows: int, name: str = "") -> tuple[Value, Value, Value]:
+        """Return the normalised rows, the routing weights [rows, K] and the expert ids [rows, K] of `rows` rows.
+
+        `name` begins the names of the arrays.
+        """
         chosen = (rows, self.routing.per_token)
         return (
             Value(f"{name}expert_rows", (rows, self.hidden), step.activations),
@@ -204,43 +200,39 @@ class RoutedExperts(Stateless):
             Value(f"{name}{EXPERT_IDS}", chosen, INT32),
         )
 
-    def _exchanged(self, step: StepShape, x: Value, chosen: tuple[Value, Value, Value]) -> list[Launch]:
-        """Launches of the chosen experts. Exchanges stand around them: over expert ranks, and over sequence ranks."""
+    def _exchange_and_compute(
+        self, step: StepShape, x: Value, chosen: tuple[Value, Value, Value]
+    ) -> list[Launch]:
+        """Return the launch of the routed experts, enclosed by exchanges over expert ranks and sequence ranks."""
         local_experts, down = self.routing.count // step.expert_ranks, self._biases[2]
         exchanges: list[tuple[Axis, int, str, str, Value | None]] = []
         if step.expert_ranks > 1:
-            exchanges.append((Axis.expert, step.expert_ranks, "all_", "", self._first))
+            exchanges.append((Axis.expert, step.expert_ranks, "all_", "", self._first_expert))
         if step.sequence_ranks > 1:
             exchanges.append((Axis.tensor, step.sequence_ranks, "whole_", "rows of a group", None))
         before, after = list[Launch](), list[Launch]()
         residual: Value | None = x
         result = x.name
         for axis, ranks, name, label, first in exchanges:
-            received = self._chosen_rows(step, ranks * chosen[0].shape[0], name)
+            received = self._routed_rows(step, ranks * chosen[0].shape[0], name)
             results = Value(f"{name}expert_results", received[0].shape, x.dtype)
             work = LeastWork(0.0, 2.0 * sum(array.nbytes for array in received))
             names = tuple(array.name for array in received)
-            rows, weights, ids = chosen
-            dispatched: dict[str, Argument] = {
-                "n": rows,
-                "weights": weights,
-                "ids": ids,
-                "first": first,
-                "experts": local_experts,
-                "replica_group": axis,
-                "ranks": ranks,
-            }
+            choices = dict(zip(("n", "weights", "ids"), chosen))
+            group: dict[str, Argument] = {"replica_group": axis, "ranks": ranks}
+            dispatched: dict[str, Argument] = {**choices, "first": first, "experts": local_experts, **group}
             before.append(Launch("experts_dispatch", dispatched, names, work, step.local_rows, label))
             combined: dict[str, Argument] = {
                 "results": results,
-                "replica_group": axis,
-                "ranks": ranks,
+                **group,
                 "residual": residual,
             }
-            if axis is Axis.tensor and down is not None:  # each rank would add them to its part of the sum
+            if (
+                axis is Axis.tensor and down is not None
+            ):  # the kernel of the experts would add it once for each rank
                 combined |= {
-                    "weights": weights,
-                    "ids": ids,
+                    "weights": choices["weights"],
+                    "ids": choices["ids"],
                     "b_down": down.value(step),
                     "absent": step.expert_ranks > 1,
                 }
@@ -254,26 +246,19 @@ class RoutedExperts(Stateless):
         """Return the launch of a rank's experts for `rows` rows, which are gathered from all ranks of an exchange."""
         divided, cut = step.expert_ranks > 1, step.sequence_ranks > 1
         name = "whole_" if cut else "all_" if divided else ""
-        chosen = self._chosen_rows(step, rows, name)
         matrices = [weight.value(step) for weight in self._matrices]
-        w_gate, w_up, w_down = matrices
         b_gate, b_up, b_down = (value_of(bias, step) for bias in self._biases)
-        given_rows, weights, ids = chosen
         arguments: dict[str, Argument] = {
-            "n": given_rows,
-            "weights": weights,
-            "ids": ids,
-            "w_gate": w_gate,
-            "w_up": w_up,
-            "w_down": w_down,
+            **dict(zip(("n", "weights", "ids"), self._routed_rows(step, rows, name))),
+            **dict(zip(("w_gate", "w_up", "w_down"), matrices)),
             "activation": self.routing.activation,
             "b_gate": b_gate,
             "b_up": b_up,
             "absent": divided,
         }
         if not name:
-            arguments |= {"residual": Value("x", chosen[0].shape, step.activations)}
-        if not cut:  # else experts_combine adds up the sums of the ranks, and the bias once
+            arguments |= {"residual": Value("x", (rows, self.hidden), step.activations)}
+        if not cut:  # otherwise experts_combine sums over the ranks and adds the bias once
             arguments |= {"replica_group": Axis.tensor, "b_down": b_down}
         choices = rows // step.expert_ranks * self.routing.per_token
         local_experts = matrices[0].shape[0]
@@ -282,7 +267,7 @@ class RoutedExperts(Stateless):
         work = LeastWork(choices * elements * 2.0, min(choices, local_experts) * nbytes)
         result = f"{name}expert_results" if name else "x"
         launch = Launch("experts_decode", arguments, (result,), work, rows, growth=Growth.experts)
-        # More rows than that kernel takes are sorted by expert.
+        # experts_prefill sorts rows by expert and takes more rows than experts_decode.
         return launch if launch.refusal is None else replace(launch, kernel="experts_prefill")
 
     def resized(self, count: int, per_token: int, width: int) -> RoutedExperts:
@@ -314,23 +299,22 @@ class RoutedExperts(Stateless):
         normed = self.norm.reference(x, numpy)
         if self._shared_block is not None:
             x = self._shared_block.reference(x, span, states, numpy)
-        ids, weights = self._chosen(numpy.product(normed, self.router), numpy)
+        ids, weights = self._route(numpy.product(normed, self.router), numpy)
         numpy.observe(Seen.experts, ids, weights)
         products = []
         total = x.copy()
-        for number in np.unique(ids):
-            rows, choices = np.nonzero(ids == number)
-            expert = self.experts[number]
+        for expert_id in np.unique(ids):
+            rows, choices = np.nonzero(ids == expert_id)
+            expert = self.experts[expert_id]
             gate, up = (numpy.product(normed[rows], projection) for projection in (expert.gate, expert.up))
             weight = weights[rows, choices][:, None]
-            products.append(
-                (rows, numpy.rounded(gated(gate, up, self.routing.activation) * weight), expert.down)
-            )
+            inner = apply_gated_activation(gate, up, self.routing.activation)
+            products.append((rows, numpy.rounded(inner * weight), expert.down))
             total[rows] += weight * numpy.bias(expert.down)
-        return numpy.rounded(total + numpy.sum_of_products((len(x), self.hidden), products, even_span))
+        return numpy.rounded(total + numpy.sum_expert_products((len(x), self.hidden), products, even_span))
 
-    def _chosen(self, logits: np.ndarray, numpy: Arithmetic) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers of each token's experts, the largest first and of equal ones the lowest, and their weights."""
+    def _route(self, logits: np.ndarray, numpy: Arithmetic) -> tuple[np.ndarray, np.ndarray]:
+        """Return expert ids and routing weights [tokens, K], best first; ties take the lower id."""
         if self.routing.scoring == "softmax":
             scores = np.exp(logits - logits.max(axis=1, keepdims=True))
             choice, total = logits, scores.sum(axis=1, keepdims=True)
@@ -338,16 +322,16 @@ class RoutedExperts(Stateless):
             scores = 1 / (1 + np.exp(-logits))
             bias = 0 if self.choice_bias is None else numpy.tensor(self.choice_bias)
             choice, total = scores + bias, np.float32(1)
-        ids = np.argsort(-self._within_groups(choice), axis=1, kind="stable")[:, : self.routing.per_token]
+        ids = np.argsort(-self._mask_groups(choice), axis=1, kind="stable")[:, : self.routing.per_token]
         weights = np.take_along_axis(scores, ids, axis=1)
         if self.routing.renormalise:
             total = weights.sum(axis=1, keepdims=True)
         return ids, weights / total * np.float32(self.routing.scale)
 
-    def _within_groups(self, choice: np.ndarray) -> np.ndarray:
-        """Scores for the choice, of the best groups alone.
+    def _mask_groups(self, choice: np.ndarray) -> np.ndarray:
+        """Set the scores [tokens, experts] outside the best `top_groups` groups to -inf.
 
-        A group counts as its largest one with softmax, else as the sum of its two largest.
+        The score of a group is its largest score with softmax, otherwise the sum of its two largest scores.
         """
         routing = self.routing
         if routing.top_groups == routing.groups:
@@ -355,16 +339,15 @@ class RoutedExperts(Stateless):
         by_group = choice.reshape(len(choice), routing.groups, -1)
         counted = 1 if routing.scoring == "softmax" else 2
         best = np.sort(by_group, axis=2)[:, :, -counted:].sum(axis=2)
-        taken = np.argsort(-best, axis=1, kind="stable")[:, : routing.top_groups]
         mask = np.zeros(best.shape, bool)
-        np.put_along_axis(mask, taken, True, axis=1)
+        np.put_along_axis(mask, np.argsort(-best, axis=1, kind="stable")[:, : routing.top_groups], True, 1)
         return np.where(mask[:, :, None], by_group, -np.inf).reshape(choice.shape)
 
 
-def gated(gate: np.ndarray, up: np.ndarray, activation: str) -> np.ndarray:
-    """The intermediate of an expert, of the products with gate and up."""
+def apply_gated_activation(gate: np.ndarray, up: np.ndarray, activation: str) -> np.ndarray:
+    """Return activation(gate) * up, or the clamped variant of gpt-oss for the activation SWIGLU_OAI."""
     if activation != SWIGLU_OAI:
-        return activated(gate, activation) * up
+        return apply_activation(gate, activation) * up
     bounded = np.minimum(gate, np.float32(SWIGLU_LIMIT))
     linear = np.clip(up, -SWIGLU_LIMIT, SWIGLU_LIMIT) + np.float32(1.0)
     return linear * bounded / (1 + np.exp(np.float32(-SWIGLU_ALPHA) * bounded))

@@ -15,10 +15,10 @@ import numpy as np
 
 from model.config.mixers import GatedDelta
 from model.layers.arithmetic import Arithmetic
-from model.layers.attention import chunks
+from model.layers.attention import split_sequences
 from model.layers.launch import FLOAT32, Launch, LeastWork, Phase, StepShape, Value
 from model.layers.layer import States
-from model.layers.mlp import activated
+from model.layers.mlp import apply_activation
 from model.layers.norm import Norm
 from model.layers.recurrent import RecurrentBlock, sequence_arguments
 from model.layers.shard import Cut, Divided, by_query_heads
@@ -26,14 +26,6 @@ from model.layers.weight import Tensor, Weight
 
 _LENGTH_EPS = np.float32(1e-6)
 """Added to the squared lengths of queries and keys: `l2norm` of transformers' modeling_qwen3_next.py."""
-
-
-@dataclass(frozen=True)
-class DeltaTensors:
-    """The tensors of the rule in a checkpoint, one number for each value head: of decay rates and of time steps."""
-
-    rates: str
-    step_bias: str
 
 
 @dataclass(frozen=True)
@@ -45,7 +37,8 @@ class DeltaHeads(RecurrentBlock):
     """
 
     mixer: GatedDelta
-    tensors: DeltaTensors
+    rates_tensor: str
+    step_bias_tensor: str
     inner_norm: Norm
 
     def _cuts(self) -> tuple[Sequence[Cut], Divided]:
@@ -56,8 +49,8 @@ class DeltaHeads(RecurrentBlock):
     def _head_weights(self) -> tuple[Weight, Weight]:
         """Logarithms of decay rates and biases of time steps, [1, a rank's value heads] each."""
         cut, shape = by_query_heads(*self.mixer.divided), (self.mixer.heads,)
-        rates = Weight(f"{self.name}.a_log", (Tensor(self.tensors.rates, shape, cut),))
-        return rates, Weight(f"{self.name}.dt_bias", (Tensor(self.tensors.step_bias, shape, cut),))
+        rates = Weight(f"{self.name}.a_log", (Tensor(self.rates_tensor, shape, cut),))
+        return rates, Weight(f"{self.name}.dt_bias", (Tensor(self.step_bias_tensor, shape, cut),))
 
     @property
     def _inner_weights(self) -> Sequence[Weight]:
@@ -70,12 +63,12 @@ class DeltaHeads(RecurrentBlock):
 
     def _recurrence(self, step: StepShape, inner: Value, y: Value) -> Sequence[Launch]:
         """Return the launches of the convolution and of the rule; a decode step may split the rule by sequences."""
-        at_once = [(step.sequences, 1)] if step.phase is Phase.prefill else chunks(step)
-        rules = (self._rule(step, inner, y, sequences, repeat) for sequences, repeat in at_once)
+        sizes = [(step.sequences, 1)] if step.phase is Phase.prefill else split_sequences(step)
+        rules = (self._apply_rule(step, inner, y, sequences, repeat) for sequences, repeat in sizes)
         return (self.convolution.launch(step, inner, "u"), *rules)
 
-    def _rule(self, step: StepShape, inner: Value, y: Value, sequences: int, repeat: int) -> Launch:
-        """The rule and the gated norm of a rank's heads; gates lie behind what is convolved."""
+    def _apply_rule(self, step: StepShape, inner: Value, y: Value, sequences: int, repeat: int) -> Launch:
+        """Return the launch of the rule and the gated norm; columns of `inner` are convolved channels, then gates."""
         tokens = sequences * step.new_tokens
         if tokens < step.tokens:
             step = replace(step, tokens=tokens, sequences=sequences)
@@ -85,11 +78,11 @@ class DeltaHeads(RecurrentBlock):
         a_log, dt_bias = (weight.value(step) for weight in self._head_weights)
         elements = state.shape[1] * mixer.key_dim * mixer.value_dim
         kept = 2 * FLOAT32.itemsize * step.sequences * elements
-        # A state is multiplied by its decay and by the key, what is written is, and the query multiplies it.
+        # Four multiply-adds an element: by the decay, by the key, of the update, and by the query.
         operations = 8.0 * tokens * elements
-        one_each = step.phase is Phase.decode and step.new_tokens == 1
+        is_single_token = step.phase is Phase.decode and step.new_tokens == 1
         return Launch(
-            "gated_delta_step" if one_each else "gated_delta",
+            "gated_delta_step" if is_single_token else "gated_delta",
             {
                 "qkv": u,
                 "gates": inner,
@@ -117,10 +110,10 @@ class DeltaHeads(RecurrentBlock):
         tokens = len(z)
         u = self.convolution.reference(np.concatenate(convolved, axis=1), states, numpy)
         key_width = mixer.key_heads * mixer.key_dim
-        *turned, v = np.split(u, (key_width, 2 * key_width), axis=1)
-        q, k = (self._unit(rows.reshape(tokens, mixer.key_heads, mixer.key_dim)) for rows in turned)
+        *rows, v = np.split(u, (key_width, 2 * key_width), axis=1)
+        q, k = (self._normalise(heads.reshape(tokens, mixer.key_heads, mixer.key_dim)) for heads in rows)
         v = v.reshape(tokens, mixer.heads, mixer.value_dim)
-        logs, bias = (numpy.tensor(name) for name in (self.tensors.rates, self.tensors.step_bias))
+        logs, bias = (numpy.tensor(name) for name in (self.rates_tensor, self.step_bias_tensor))
         decays = np.exp(-np.exp(logs) * np.logaddexp(0, a + bias))
         strengths = 1 / (1 + np.exp(-b))
         zeros = np.zeros((mixer.heads, mixer.key_dim, mixer.value_dim), np.float32)
@@ -135,9 +128,9 @@ class DeltaHeads(RecurrentBlock):
         mixed *= np.float32(mixer.key_dim**-0.5)
         root = np.sqrt(np.mean(mixed * mixed, axis=-1, keepdims=True) + np.float32(self.inner_norm.eps))
         mixed = mixed / root * numpy.tensor(self.inner_norm.tensor)
-        return numpy.rounded(mixed.reshape(tokens, -1) * activated(z, "silu"))
+        return numpy.rounded(mixed.reshape(tokens, -1) * apply_activation(z, "silu"))
 
-    def _unit(self, heads: np.ndarray) -> np.ndarray:
-        """Key heads [tokens, heads, elements] divided by their lengths, one for each value head."""
+    def _normalise(self, heads: np.ndarray) -> np.ndarray:
+        """Divide heads [tokens, key heads, key dim] by their lengths and repeat them for each value head."""
         lengths = np.sqrt(np.sum(heads * heads, axis=-1, keepdims=True) + _LENGTH_EPS)
         return np.repeat(heads / lengths, self.mixer.heads // self.mixer.key_heads, axis=1)

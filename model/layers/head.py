@@ -19,16 +19,16 @@ from model.layers.launch import (
     StepShape,
     Value,
     copied,
-    largest_launch,
+    find_largest_launch,
     product,
     split_into_launches,
 )
 from model.layers.layer import Constant, Stateless, States
-from model.layers.norm import Norm, bias_of
+from model.layers.norm import Norm
 from model.layers.projection import Projection
-from model.layers.sample import candidates_held, sample_launch
-from model.layers.shard import VOCABULARY_PARALLEL, Shard, vocabulary_span
-from model.layers.weight import Weight
+from model.layers.sample import count_candidates, create_sample_launch
+from model.layers.shard import VOCABULARY_PARALLEL, vocabulary_span
+from model.layers.weight import Weight, value_of
 
 LOGITS, VALUES, TOKENS = HEAD_RESULTS = ("logits", "values", "tokens")
 """Names of the results of lm_head: logits, and the largest logits of each row with their tokens."""
@@ -67,11 +67,11 @@ class Head(Stateless):
 
     def constants(self, step: StepShape) -> Mapping[str, Constant]:
         """Return the first token id of a rank's part of the vocabulary, [1, 1] int32."""
-
-        def first(shard: Shard) -> np.ndarray:
-            return np.array([[vocabulary_span(self.vocabulary, shard).start]], np.int32)
-
-        return {f"{self.name}.first_token": first}
+        return {
+            f"{self.name}.first_token": lambda shard: np.array(
+                [[vocabulary_span(self.vocabulary, shard).start]], np.int32
+            )
+        }
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Return the launches that select the last row of each prompt, compute logits, and draw tokens.
@@ -79,7 +79,7 @@ class Head(Stateless):
         A step that scores takes all rows, in equal launches that are repeated.
         """
         if step.scores:
-            rows = self._most_rows(step, step.tokens)
+            rows = self._find_most_rows(step, step.tokens)
             pieces = -(-step.tokens // rows)
             return [
                 replace(launch, repeat=pieces)
@@ -87,55 +87,63 @@ class Head(Stateless):
             ]
         launches = [
             launch
-            for rows, repeat in split_into_launches(step.head_rows, self._most_rows(step, step.head_rows))
+            for rows, repeat in split_into_launches(
+                step.head_rows, self._find_most_rows(step, step.head_rows)
+            )
             for launch in self._launches(step, rows, repeat)
         ]
         if step.phase is Phase.prefill and (step.sequences > 1 or step.padded or step.sequence_ranks > 1):
             return [self._pick_rows(step, step.head_rows), *launches]
         return launches
 
-    def _most_rows(self, step: StepShape, rows: int) -> int:
-        """The most of so many rows that the kernels of the head take together."""
-        return largest_launch(rows, lambda size: self._launches(step, size, 1))
+    def _find_most_rows(self, step: StepShape, rows: int) -> int:
+        """Return the most rows, at most `rows`, that one launch of every kernel of the head takes."""
+        return find_largest_launch(rows, lambda size: self._launches(step, size, 1))
 
     def _pick_rows(self, step: StepShape, rows: int) -> Launch:
         """Return the launch of `embedding` that selects the rows `logits_indices` [rows, 1] of all ranks' x."""
-        x = Value("x", (step.local_rows, self.hidden), step.activations)
-        picked = copied(Value("x", (rows, self.hidden), step.activations))
         arguments: dict[str, Argument] = {
             "ids": Value("logits_indices", (rows, 1), INT32),
-            "table": x,
+            "table": Value("x", (step.local_rows, self.hidden), step.activations),
             "dtype": step.activations,
         }
         if step.sequence_ranks > 1:
             arguments |= {"replica_group": Axis.tensor}
-        return Launch("embedding", arguments, ("x",), picked, rows, "last rows", Growth.sequences)
+        work = copied(Value("x", (rows, self.hidden), step.activations))
+        return Launch("embedding", arguments, ("x",), work, rows, "last rows", Growth.sequences)
 
     def _launches(self, step: StepShape, rows: int, repeat: int) -> Sequence[Launch]:
+        """Return the launches of lm_head and of the draw, if any, for `rows` rows; the step repeats them."""
         x = Value("x", (step.tokens, self.hidden), step.activations).last(rows)
         w_head = self.w_head.value(step)
-        first = Value(f"{self.name}.first_token", (1, 1), INT32)
+        first_token = Value(f"{self.name}.first_token", (1, 1), INT32)
         draws = step.draws
         wanted = step.candidates if draws is None or draws.full_vocabulary else draws.candidates
-        arguments: dict[str, Argument] = {
-            "x": x,
-            "norm_weight": self.norm.weight.value(step),
-            "w_head": w_head,
-            "eps": self.norm.eps,
-            "top_k": candidates_held(wanted, self.vocabulary, step.ranks),
-            "vocab_offset": first,
-            "replica_group": Axis.tensor,
-            "num_ranks": step.ranks,
-            "softcap": self.softcap,
-            "norm_bias": bias_of(self.norm, step),
-            "norm_offset": self.norm.offset,
-            "scale": self.scale,
-        }
-        work, growth = product(rows, w_head), Growth.sequences
-        launch = Launch("lm_head", arguments, HEAD_RESULTS, work, rows, growth=growth, repeat=repeat)
-        return (
-            [launch] if draws is None else [launch, sample_launch(step, self.vocabulary, first, rows, repeat)]
+        launch = Launch(
+            "lm_head",
+            {
+                "x": x,
+                "norm_weight": self.norm.weight.value(step),
+                "w_head": w_head,
+                "eps": self.norm.eps,
+                "top_k": count_candidates(wanted, self.vocabulary, step.ranks),
+                "vocab_offset": first_token,
+                "replica_group": Axis.tensor,
+                "num_ranks": step.ranks,
+                "softcap": self.softcap,
+                "norm_bias": value_of(self.norm.bias_weight, step),
+                "norm_offset": self.norm.offset,
+                "scale": self.scale,
+            },
+            HEAD_RESULTS,
+            product(rows, w_head),
+            rows,
+            growth=Growth.sequences,
+            repeat=repeat,
         )
+        if draws is None:
+            return [launch]
+        return [launch, create_sample_launch(step, draws, self.vocabulary, first_token, rows, repeat)]
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """Return the logits [tokens, vocabulary] in float32, scaled and capped."""

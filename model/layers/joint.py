@@ -30,10 +30,10 @@ _MLP_FIXED = {
 """Values of the parameters of `mlp` that `decoder_layer_decode` lacks and fixes."""
 
 
-def joined(launches: Iterable[Launch]) -> list[Launch]:
-    """The launches of a decoder layer, with attention and MLP joined where `decoder_layer_decode` takes both.
+def join_launches(launches: Iterable[Launch]) -> list[Launch]:
+    """Return the launches of a decoder layer with attention and MLP joined where `decoder_layer_decode` takes both.
 
-    A joint launch keeps the two launches that it replaces as `fused`.
+    `fused` of a joint launch has the two launches that it replaces.
     """
     result: list[Launch] = []
     for launch in launches:
@@ -52,7 +52,9 @@ def _can_join(attention: Launch, mlp: Launch) -> bool:
     if (attention.kernel, mlp.kernel) != ("attention_block_decode", "mlp") or attention.rows != mlp.rows:
         return False
     if not mlp.arguments.keys() <= {*_SHARED_PARAMETERS, *_MLP_PARAMETERS, *_MLP_FIXED}:
-        return False  # the joint kernel has no parameter for it, such as the scales of a quantised weight
+        return (
+            False  # an argument without a parameter in the joint kernel, such as scales of a quantised weight
+        )
     return (
         mlp.arguments.get(_NORM) is not None
         and all(mlp.arguments.get(name) == attention.arguments[name] for name in _SHARED_PARAMETERS)

@@ -41,8 +41,8 @@ from model.layers.launch import (
     Phase,
     StepShape,
     Value,
-    gathered_rows,
-    largest_launch,
+    find_largest_launch,
+    gather_arguments,
     product,
     split_into_launches,
 )
@@ -105,19 +105,19 @@ class LatentMixer:
     def w_latent(self) -> Weight:
         """Matrix of latents and keys, [hidden, latent + key] on every rank."""
         rank = self.heads.latent_rank
-        order = (*range(rank), *(rank + element for element in self._turned_order()))
+        order = (*range(rank), *(rank + element for element in self._rotated_order()))
         return Weight(f"{self.name}.w_kv", (self.projections.latent.weight(Reordered(TRANSPOSED, order)),))
 
     @property
     def w_keys(self) -> Weight:
         """Matrix that expands latents to plain keys, [a rank's heads * plain, latent]."""
-        return Weight(f"{self.name}.w_uk", (self._expanded(0, self.heads.plain_dim, True),))
+        return Weight(f"{self.name}.w_uk", (self._expansion(0, self.heads.plain_dim, True),))
 
     @property
     def w_values(self) -> Weight:
         """Matrix that expands latents to values, [latent, values of a rank's heads]."""
         first = self.heads.plain_dim
-        return Weight(f"{self.name}.w_uv", (self._expanded(first, first + self.heads.value_dim, False),))
+        return Weight(f"{self.name}.w_uv", (self._expansion(first, first + self.heads.value_dim, False),))
 
     @property
     def w_o(self) -> Weight:
@@ -125,29 +125,29 @@ class LatentMixer:
         cut = by_query_heads(*self.heads.divided, axis=1)
         return Weight(f"{self.name}.w_o", (self.projections.output.weight(cut),))
 
-    def _expanded(self, first: int, end: int, rows: bool) -> Tensor:
+    def _expansion(self, first: int, end: int, rows: bool) -> Tensor:
+        """Return the rows first … end of every head of `expand`, kept as rows or transposed to columns."""
         span = by_query_heads(*self.heads.divided).span
         return self.projections.expand.weight(HeadPart(span, self.heads.heads, (first, end), rows))
 
-    def _turned_order(self) -> Sequence[int]:
-        """The elements of a rotated part, so that pairs are half of it apart."""
-        turned = range(self.heads.rope_dim)
-        return (*turned[::2], *turned[1::2]) if self.heads.interleaved else turned
+    def _rotated_order(self) -> Sequence[int]:
+        """Return the checkpoint's rotated elements in an order with half of them between the two of a pair."""
+        rotated = range(self.heads.rope_dim)
+        return (*rotated[::2], *rotated[1::2]) if self.heads.interleaved else rotated
 
     def _head_order(self) -> Sequence[int]:
         """Return the elements of a checkpoint's query head in the order [rotated | plain]."""
         plain = self.heads.plain_dim
-        return (*(plain + element for element in self._turned_order()), *range(plain))
+        return (*(plain + element for element in self._rotated_order()), *range(plain))
 
     @property
     def weights(self) -> Sequence[Weight]:
         """Weights of the norms and of all projections."""
-        first = self.w_query_latent
         norms = (norm for norm in (self.norm, self.query_norm, self.latent_norm) if norm is not None)
+        matrices = (self.w_query_latent, self.w_query, self.w_latent, self.w_keys, self.w_values, self.w_o)
         return (
             *(weight for norm in norms for weight in norm.weights),
-            *((first,) if first is not None else ()),
-            *(self.w_query, self.w_latent, self.w_keys, self.w_values, self.w_o),
+            *(matrix for matrix in matrices if matrix is not None),
         )
 
     def caches(self, step: StepShape) -> Sequence[Cache]:
@@ -159,6 +159,7 @@ class LatentMixer:
         return create_latent_cache(self.name, self.heads.row_width, replace(step, decoding=None))
 
     def _tables(self, step: StepShape) -> tuple[Value, Value]:
+        """Return the rotary tables of cosines and sines, [positions, half of the rotated elements] each."""
         positions = self._positions
         shape = (min(step.cache_length, positions.limit), positions.width // 2)
         cos, sin = (Value(f"{positions.name}.{function}", shape, FLOAT32) for function in ("cos", "sin"))
@@ -174,11 +175,11 @@ class LatentMixer:
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Return the launches of the projections, of attention, and of the output projection."""
         if step.phase is Phase.prefill:
-            return [*self._project(step), *self._prefill(step), self._finish(step)]
-        most = largest_launch(step.sequences, lambda sequences: [self._decode(step, sequences, 1)])
-        chunks = split_into_launches(step.sequences, most)
-        attend = [self._decode(step, sequences, repeat) for sequences, repeat in chunks]
-        return [*self._project(step), *attend, self._finish(step)]
+            return [*self._project(step), *self._prefill(step), self._project_output(step)]
+        most = find_largest_launch(step.sequences, lambda sequences: [self._decode(step, sequences, 1)])
+        sizes = split_into_launches(step.sequences, most)
+        attend = [self._decode(step, sequences, repeat) for sequences, repeat in sizes]
+        return [*self._project(step), *attend, self._project_output(step)]
 
     def _heads_of_rank(self, step: StepShape) -> int:
         return self.heads.layout(step.ranks).heads_of_rank
@@ -200,43 +201,18 @@ class LatentMixer:
             "sin": sin,
             "head_dim": self.heads.query_dim,
         }
-        source, normed, launches = x, self.norm, []
-        first = self.w_query_latent
-        if first is not None and self.query_norm is not None:
+        source, norm, launches = x, self.norm, []
+        if self.w_query_latent is not None and self.query_norm is not None:
             latent = Value("query_latent", (step.local_rows, self.heads.query_rank), step.activations)
-            launches.append(self._projected(step, (x, self.norm), first, latent, "latents of queries", {}))
-            source, normed = latent, self.query_norm
-        queries = self._queries(step)
-        launches.append(self._projected(step, (source, normed), self.w_query, queries, "queries", rotation))
-        launches.append(self._projected(step, (x, self.norm), self.w_latent, self._rows(step), "latents", {}))
-        return launches
-
-    @staticmethod
-    def _projected(
-        step: StepShape,
-        normed: tuple[Value, Norm],
-        weight: Weight,
-        result: Value,
-        label: str,
-        rotation: Mapping[str, Argument],
-    ) -> Launch:
-        """A product of normalised rows; `rotation` are the arguments that rotate heads: positions, tables, size.
-
-        Rows that ranks cut are gathered, unless the result is cut as well.
-        """
-        source, norm = normed
-        matrix, rows = weight.value(step), result.shape[0]
-        arguments: dict[str, Argument] = {
-            "x": source,
-            "norm_weight": norm.weight.value(step),
-            "w_qkv": matrix,
-            "eps": norm.eps,
-            "q_size": result.shape[1],
-            **rotation,
-        }
-        if rows > source.shape[0]:
-            arguments |= gathered_rows(step)
-        return Launch("qkv_projection", arguments, (result.name,), product(rows, matrix), rows, label)
+            launches.append(
+                _project_normed(step, x, self.norm, self.w_query_latent, latent, "latents of queries", {})
+            )
+            source, norm = latent, self.query_norm
+        return [
+            *launches,
+            _project_normed(step, source, norm, self.w_query, self._queries(step), "queries", rotation),
+            _project_normed(step, x, self.norm, self.w_latent, self._rows(step), "latents", {}),
+        ]
 
     def _latent_arguments(self, step: StepShape) -> dict[str, Argument]:
         """Return the arguments with which both attention kernels normalise, rotate and expand latents."""
@@ -264,17 +240,7 @@ class LatentMixer:
         size = step.activations.itemsize
         pairs = step.sequences * (end * (end + 1) - step.prefix * (step.prefix + 1)) // 2
         width = heads * (self.heads.query_dim + self.heads.value_dim)
-        attended = size * width * (expanded + step.tokens)
-        attend: dict[str, Argument] = {
-            "q": self._queries(step),
-            "k_cache": keys,
-            "v_cache": values,
-            "scale": self.heads.score_scale,
-            "num_kv_heads": heads,
-            "prefix": step.prefix,
-        }
-        if step.prefix:
-            attend |= {"positions": cache.positions}
+        attention_bytes = size * width * (expanded + step.tokens)
         return [
             Launch(
                 "latent_keys_values",
@@ -292,9 +258,17 @@ class LatentMixer:
             ),
             Launch(
                 "attention_prefill",
-                attend,
+                {
+                    "q": self._queries(step),
+                    "k_cache": keys,
+                    "v_cache": values,
+                    "scale": self.heads.score_scale,
+                    "num_kv_heads": heads,
+                    "prefix": step.prefix,
+                    **({"positions": cache.positions} if step.prefix else {}),
+                },
                 ("o",),
-                LeastWork(2.0 * width * pairs, float(attended), 2.0 * width * pairs),
+                LeastWork(2.0 * width * pairs, float(attention_bytes), 2.0 * width * pairs),
                 step.tokens,
                 growth=Growth.square,
             ),
@@ -331,52 +305,86 @@ class LatentMixer:
             repeat=repeat,
         )
 
-    def _finish(self, step: StepShape) -> Launch:
-        """The output projection, plus the residual."""
-        x = Value("x", (step.local_rows, self.hidden), step.activations)
+    def _project_output(self, step: StepShape) -> Launch:
+        """Return the launch of the output projection, which adds the residual."""
         w_o = self.w_o.value(step)
-        arguments: dict[str, Argument] = {
-            "o": Value("o", (step.tokens, w_o.shape[0]), step.activations),
-            "w_o": w_o,
-            "residual": x,
-            "replica_group": Axis.tensor,
-            "sequence_ranks": step.sequence_ranks,
-        }
-        return Launch("output_projection", arguments, ("x",), product(step.tokens, w_o), step.tokens)
+        return Launch(
+            "output_projection",
+            {
+                "o": Value("o", (step.tokens, w_o.shape[0]), step.activations),
+                "w_o": w_o,
+                "residual": Value("x", (step.local_rows, self.hidden), step.activations),
+                "replica_group": Axis.tensor,
+                "sequence_ranks": step.sequence_ranks,
+            },
+            ("x",),
+            product(step.tokens, w_o),
+            step.tokens,
+        )
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
         """Compute the layer in NumPy; keys and values of every head are expanded from all rows of the cache."""
-        count = len(x)
-        normed = self.norm.reference(x, numpy)
-        source = normed
+        normed = source = self.norm.reference(x, numpy)
         if self.projections.query_latent is not None and self.query_norm is not None:
             latent = numpy.rounded(numpy.product(normed, self.projections.query_latent))
             source = self.query_norm.reference(latent, numpy)
-        query = numpy.rounded(numpy.product(source, self.projections.query)).reshape(
-            count, self.heads.heads, -1
-        )
-        query = numpy.rotated(query[:, :, list(self._head_order())].swapaxes(0, 1), self._positions, span)
+        query = numpy.rounded(numpy.product(source, self.projections.query))
+        query = query.reshape(len(x), self.heads.heads, -1)[:, :, list(self._head_order())]
+        query = numpy.rotate(query.swapaxes(0, 1), self._positions, span)
         projected = numpy.rounded(numpy.product(normed, self.projections.latent))
         latent, key = np.split(projected, [self.heads.latent_rank], axis=1)
-        key = numpy.rotated(key[None, :, list(self._turned_order())], self._positions, span)[0]
+        key = numpy.rotate(key[None, :, list(self._rotated_order())], self._positions, span)[0]
         new = np.concatenate([self.latent_norm.reference(latent, numpy), key], axis=1)
         name = f"{self.name}.rows"
         rows = states[name] = np.concatenate([states[name], new]) if name in states else new
-        span_of_heads = by_query_heads(*self.heads.divided).span
-        y = numpy.summed_product(self._mixed(query, rows, numpy), self.projections.output, span_of_heads)
-        return numpy.rounded(x + y)
+        head_span = by_query_heads(*self.heads.divided).span
+        mixed = self._attend(query, rows, numpy)
+        return numpy.rounded(x + numpy.sum_partial_products(mixed, self.projections.output, head_span))
 
-    def _mixed(self, query: np.ndarray, rows: np.ndarray, numpy: Arithmetic) -> np.ndarray:
-        """The values, weighed by the softmax of the scores: [tokens, heads * value_dim]."""
+    def _attend(self, query: np.ndarray, rows: np.ndarray, numpy: Arithmetic) -> np.ndarray:
+        """Return the sums of values weighted by the softmax of scores, [tokens, heads * value_dim]."""
         heads, tokens = self.heads, query.shape[1]
         latent, key = np.split(rows, [heads.latent_rank], axis=1)
         expanded = numpy.rounded(numpy.product(latent, self.projections.expand))
         plain, values = np.split(expanded.reshape(len(rows), heads.heads, -1), [heads.plain_dim], axis=2)
-        turned = np.broadcast_to(key[:, None], (len(rows), heads.heads, heads.rope_dim))
-        keys = np.concatenate([turned, plain], axis=2).transpose(1, 2, 0)
+        rotated = np.broadcast_to(key[:, None], (len(rows), heads.heads, heads.rope_dim))
+        keys = np.concatenate([rotated, plain], axis=2).transpose(1, 2, 0)
         scores = query @ keys * np.float32(heads.score_scale)
         hidden = np.arange(len(rows) - tokens, len(rows))[:, None] < np.arange(len(rows))
         scores[:, hidden] = -np.inf
         scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
         mixed = numpy.rounded(scores) @ values.swapaxes(0, 1) / scores.sum(axis=-1, keepdims=True)
         return numpy.rounded(mixed).swapaxes(0, 1).reshape(tokens, -1)
+
+
+def _project_normed(
+    step: StepShape,
+    x: Value,
+    norm: Norm,
+    weight: Weight,
+    result: Value,
+    label: str,
+    rotation: Mapping[str, Argument],
+) -> Launch:
+    """Return the launch of one projection of normalised rows.
+
+    The launch gathers the rows of all ranks if `result` has more rows than x. `rotation` are the arguments that rotate
+    heads: positions, tables and size of a head.
+    """
+    matrix, rows = weight.value(step), result.shape[0]
+    return Launch(
+        "qkv_projection",
+        {
+            "x": x,
+            "norm_weight": norm.weight.value(step),
+            "w_qkv": matrix,
+            "eps": norm.eps,
+            "q_size": result.shape[1],
+            **rotation,
+            **(gather_arguments(step) if rows > x.shape[0] else {}),
+        },
+        (result.name,),
+        product(rows, matrix),
+        rows,
+        label,
+    )

@@ -31,17 +31,17 @@ PARTITIONS = 128
 """Partitions of a tile, and so the most rows of one launch in a decode step."""
 
 
-def table_length(positions: int, block_size: int) -> int:
-    """The positions that a table of pages names, so many or some more.
+def compute_table_length(positions: int, block_size: int) -> int:
+    """Return the length of a block table in positions, at least `positions`.
 
-    Attention kernels lay a table's positions on 128 partitions, as many on each, and load at a time what a page has on
-    one partition. So each gets a multiple of a page, or a power of two below it. For 528 positions in pages of 16 these
-    are 1,024 in an eighth of the DMAs that 640 take: predicted for 16 sequences of a Gemma 3 1B on trn2, 8.8 ms a step
-    against 12.0.
+    Attention kernels divide the positions of a table evenly over 128 partitions. One DMA loads the positions of a page
+    that are on one partition. So each partition gets a multiple of a page, or a power of two of positions below a page.
+    For 528 positions in pages of 16, a table of 1,024 positions takes an eighth of the DMAs that 640 take: predicted
+    for 16 sequences of Gemma 3 1B on trn2, 8.8 ms a step instead of 12.0 ms.
     """
     positions_per_partition = -(-positions // PARTITIONS)
-    together = min(block_size, 1 << (positions_per_partition - 1).bit_length())
-    return -(-positions_per_partition // together) * together * PARTITIONS
+    unit = min(block_size, 1 << (positions_per_partition - 1).bit_length())
+    return -(-positions_per_partition // unit) * unit * PARTITIONS
 
 
 WindowPages = tuple[tuple[int, int], ...]
@@ -195,7 +195,9 @@ class StepShape:
             self,
             pages=pages,
             window_pages=(),
-            cache_length=min(self.cache_length, table_length(before + self.new_tokens, self.block_size)),
+            cache_length=min(
+                self.cache_length, compute_table_length(before + self.new_tokens, self.block_size)
+            ),
             prefix=min(self.prefix, before),
         )
 
@@ -396,8 +398,8 @@ class Launch:
         return f"{self.kernel}, {self.label}" if self.label else self.kernel
 
 
-def gathered_rows(step: StepShape) -> dict[str, Argument]:
-    """The arguments of `qkv_projection` that gather the rows which ranks hold in parts; none where each holds all."""
+def gather_arguments(step: StepShape) -> dict[str, Argument]:
+    """Return the arguments with which `qkv_projection` gathers rows of all ranks; empty if ranks have all rows."""
     if step.sequence_ranks == 1:
         return {}
     return {"replica_group": Axis.tensor, "sequence_ranks": step.sequence_ranks}
@@ -420,13 +422,13 @@ def split_into_launches(count: int, largest: int) -> list[tuple[int, int]]:
     return [(size, repeat) for size, repeat in ((largest, full_launches), (remainder, 1)) if size and repeat]
 
 
-def largest_launch(most: int, launches: Callable[[int], Iterable[Launch]]) -> int:
-    """Return the largest size, at most `most`, for which kernels take all launches; 1 where they refuse even that.
+def find_largest_launch(most: int, launches: Callable[[int], Iterable[Launch]]) -> int:
+    """Return the largest size, at most `most`, for which kernels take all launches; 1 if they refuse size 1 too.
 
-    Kernels that take a size take every smaller one.
+    The search relies on kernels that take every size below a size that they take.
     """
 
-    def refused(size: int) -> bool:
+    def is_refused(size: int) -> bool:
         return any(launch.refusal is not None for launch in launches(size))
 
-    return max(1, bisect_left(range(1, most), True, key=refused)) if refused(most) else most
+    return max(1, bisect_left(range(1, most), True, key=is_refused)) if is_refused(most) else most

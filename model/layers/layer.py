@@ -65,6 +65,6 @@ class Stateless:
         return {}
 
 
-def states_of(layer: Layer, step: StepShape) -> list[Value]:
-    """Return the arrays of a layer's caches."""
+def list_states(layer: Layer, step: StepShape) -> list[Value]:
+    """Return the arrays of all caches of a layer."""
     return [array for cache in layer.caches(step) for array in cache.arrays]

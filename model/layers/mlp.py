@@ -18,7 +18,7 @@ import numpy as np
 from model.layers.arithmetic import Arithmetic, Span
 from model.layers.launch import Argument, Axis, Launch, StepShape, Value, product
 from model.layers.layer import Stateless, States
-from model.layers.norm import Norm, Scale, bias_of, scaled_sum
+from model.layers.norm import Norm, Scale, add_residual
 from model.layers.projection import Projection
 from model.layers.shard import COLUMN_PARALLEL, ROW, ROW_PARALLEL, TRANSPOSED, even_span
 from model.layers.weight import Weight, value_of
@@ -77,11 +77,8 @@ class FeedForward(Stateless):
         norms = [norm for norm in (self.norm, self.after) if norm is not None]
         weights = [weight for norm in norms for weight in norm.weights]
         weights += self._projection_weights().values()
-        if self.scale is not None:
-            weights.append(self.scale.weight)
-        if self._row_gate_weight is not None:
-            weights.append(self._row_gate_weight)
-        return weights
+        gates = (None if self.scale is None else self.scale.weight, self._row_gate_weight)
+        return [*weights, *(weight for weight in gates if weight is not None)]
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Return the launch of `mlp`, and the launch of the norm after it if there is one."""
@@ -101,7 +98,7 @@ class FeedForward(Stateless):
         if self.norm is not None:
             arguments |= {
                 "norm_weight": self.norm.weight.value(step),
-                "norm_bias": bias_of(self.norm, step),
+                "norm_bias": value_of(self.norm.bias_weight, step),
                 "norm_offset": self.norm.offset,
             }
         nearest_norm = self.norm or self.after
@@ -109,8 +106,7 @@ class FeedForward(Stateless):
             arguments |= {"eps": nearest_norm.eps}
         result = x if self.after is None else Value("mlp", x.shape, x.dtype)
         matrices = [projections[name] for name in ("w_gate", "w_up", "w_down") if name in projections]
-        work = product(step.tokens, *matrices)
-        launches = [Launch("mlp", arguments, (result.name,), work, step.tokens)]
+        launches = [Launch("mlp", arguments, (result.name,), product(step.tokens, *matrices), step.tokens)]
         if self.after is not None:
             launches.append(self.after.launch(step, result, "x", "after the MLP", x, self.scale))
         return launches
@@ -120,20 +116,20 @@ class FeedForward(Stateless):
         normed = x if self.norm is None else self.norm.reference(x, numpy)
         inner = numpy.product(normed, self.up)
         if self.gate is None:
-            inner = activated(inner, self.activation)
+            inner = apply_activation(inner, self.activation)
         else:
-            inner = activated(numpy.product(normed, self.gate), self.activation) * inner
-        y = numpy.summed_product(numpy.rounded(inner), self.down, even_span)
+            inner = apply_activation(numpy.product(normed, self.gate), self.activation) * inner
+        y = numpy.sum_partial_products(numpy.rounded(inner), self.down, even_span)
         if self.row_gate is not None:
             y = y / (1 + np.exp(-numpy.product(normed, self.row_gate)))
         if self.after is not None:
             y = self.after.reference(numpy.rounded(y), numpy)
-        return scaled_sum(x, y, self.scale, numpy)
+        return add_residual(x, y, self.scale, numpy)
 
 
-def activated(x: np.ndarray, activation: str) -> np.ndarray:
-    """The activation of every element of x, by the activation's name."""
-    # exp of a large negative number overflows to inf, and the quotient is 0 as it should be.
+def apply_activation(x: np.ndarray, activation: str) -> np.ndarray:
+    """Apply the named activation to every element of x: silu, gelu, gelu_tanh or relu."""
+    # exp of a large positive number overflows to inf, and x / inf is the right result, 0.
     with np.errstate(over="ignore"):
         return _ACTIVATIONS[activation](x)
 

@@ -60,7 +60,7 @@ class Norm:
         scale: Scale | None = None,
     ) -> Launch:
         """Return a launch of `rmsnorm`: (norm(x) + residual) * scale, without the residual and scale that are None."""
-        moved = x.nbytes * (2 if residual is None else 3)
+        moved_bytes = x.nbytes * (2 if residual is None else 3)
         arguments: dict[str, Argument] = {
             "x": x,
             "weight": self.weight.value(step),
@@ -69,11 +69,11 @@ class Norm:
             "norm_offset": self.offset,
         }
         if isinstance(self.cut, Divided):
-            row_elements = self.cut.held_elements(self.size, step.ranks)
+            row_elements = self.cut.count_elements(self.size, step.ranks)
             arguments |= {"replica_group": Axis.tensor, "row_elements": row_elements}
         if scale is not None:
             arguments |= {"scale": scale.weight.value(step)}
-        return Launch("rmsnorm", arguments, (result,), LeastWork(0.0, float(moved)), x.shape[0], label)
+        return Launch("rmsnorm", arguments, (result,), LeastWork(0.0, float(moved_bytes)), x.shape[0], label)
 
     def reference(self, x: np.ndarray, numpy: Arithmetic) -> np.ndarray:
         """Return the norm of x [..., size], rounded."""
@@ -93,12 +93,6 @@ class Scale:
         return Weight(self.name, (Tensor(self.tensor, (1,), ROW),), component="buffers")
 
 
-def scaled_sum(x: np.ndarray, y: np.ndarray, scale: Scale | None, numpy: Arithmetic) -> np.ndarray:
-    """The sum with the residual, times the number where there is one; rounded once."""
+def add_residual(x: np.ndarray, y: np.ndarray, scale: Scale | None, numpy: Arithmetic) -> np.ndarray:
+    """Return (x + y) * scale, or x + y without a scale, rounded once."""
     return numpy.rounded(x + y if scale is None else (x + y) * numpy.tensor(scale.tensor))
-
-
-def bias_of(norm: Norm | None, step: StepShape) -> Value | None:
-    """The bias of a norm as an argument of a launch."""
-    weight = None if norm is None else norm.bias_weight
-    return None if weight is None else weight.value(step)

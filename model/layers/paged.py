@@ -40,6 +40,6 @@ def name_in_group(name: str, step: StepShape, group: CacheGroup) -> str:
     return f"{name}.{group}" if group in dict(step.window_pages) else name
 
 
-def spare(step: StepShape, group: CacheGroup) -> int:
-    """Return the number of the page or slot that is only written, the last one."""
+def find_padding_page(step: StepShape, group: CacheGroup) -> int:
+    """Return the index of the last page or slot, which padding tokens write and nothing reads."""
     return (step.slots if isinstance(group, Slots) else step.for_window(group).pages) - 1

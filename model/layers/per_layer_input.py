@@ -21,10 +21,10 @@ import numpy as np
 
 from model.layers.arithmetic import Arithmetic, Span
 from model.layers.embedding import Embedding
-from model.layers.launch import Argument, Launch, LeastWork, StepShape, Value, product
+from model.layers.launch import Launch, LeastWork, StepShape, Value, product
 from model.layers.layer import Stateless, States
-from model.layers.mlp import activated
-from model.layers.norm import Norm, Scale, scaled_sum
+from model.layers.mlp import apply_activation
+from model.layers.norm import Norm, Scale, add_residual
 from model.layers.projection import Projection
 from model.layers.shard import TRANSPOSED
 from model.layers.weight import Weight
@@ -73,14 +73,6 @@ class PerLayerInputs(Stateless):
         hidden, width = self.embedding.hidden, self.rows.hidden
         x, w = Value("x", (step.local_rows, hidden), step.activations), self._w.value(step)
         projected = Value(f"{self.name}.projected", (step.local_rows, width), step.activations)
-        arguments: dict[str, Argument] = {
-            "x": x,
-            "w_qkv": w,
-            "eps": self.norm.eps * hidden,
-            "q_size": width,
-            "head_dim": self.norm.size,
-            "q_norm": self.norm.weight.value(step),
-        }
         label = "inputs of the layers"
         (lookup,) = self.rows.launches(step)
         added = replace(
@@ -92,7 +84,14 @@ class PerLayerInputs(Stateless):
         )
         project = Launch(
             "qkv_projection",
-            arguments,
+            {
+                "x": x,
+                "w_qkv": w,
+                "eps": self.norm.eps * hidden,
+                "q_size": width,
+                "head_dim": self.norm.size,
+                "q_norm": self.norm.weight.value(step),
+            },
             (projected.name,),
             product(step.local_rows, w),
             step.local_rows,
@@ -147,18 +146,22 @@ class GatedInput(Stateless):
         """Return the launch of `per_layer_input` and the launch of the norm after it."""
         x = Value("x", (step.local_rows, self.hidden), step.activations)
         w_gate, w_output = self._w_gate.value(step), self._w_output.value(step)
-        arguments: dict[str, Argument] = {
-            "x": x,
-            "w_gate": w_gate,
-            "inputs": self.inputs.value(step),
-            "w_output": w_output,
-            "first": self.inputs.first,
-            "activation": self.activation,
-        }
         y = Value("gated_input", x.shape, x.dtype)
-        work = product(step.local_rows, w_gate, w_output)
         return (
-            Launch("per_layer_input", arguments, (y.name,), work, step.local_rows),
+            Launch(
+                "per_layer_input",
+                {
+                    "x": x,
+                    "w_gate": w_gate,
+                    "inputs": self.inputs.value(step),
+                    "w_output": w_output,
+                    "first": self.inputs.first,
+                    "activation": self.activation,
+                },
+                (y.name,),
+                product(step.local_rows, w_gate, w_output),
+                step.local_rows,
+            ),
             self._after.launch(step, y, "x", "after the layer's input", x, self.scale),
         )
 
@@ -166,6 +169,6 @@ class GatedInput(Stateless):
         """Compute the block in NumPy; the gated input, its projection, the norm and the sum are rounded."""
         first = self.inputs.first
         layer_inputs = states[self.inputs.array][:, first : first + self.gate.outputs]
-        gated = numpy.rounded(activated(numpy.product(x, self.gate), self.activation) * layer_inputs)
+        gated = numpy.rounded(apply_activation(numpy.product(x, self.gate), self.activation) * layer_inputs)
         y = self._after.reference(numpy.rounded(numpy.product(gated, self.output)), numpy)
-        return scaled_sum(x, y, self.scale, numpy)
+        return add_residual(x, y, self.scale, numpy)

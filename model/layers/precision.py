@@ -40,17 +40,17 @@ def activation_dtype(name: str, config: Config, weights: Mapping[str, Weight]) -
     return _NAMES[name]
 
 
-def held_dtype(stored: np.dtype, activations: np.dtype, exact: bool = False) -> np.dtype:
-    """Return the dtype in which HBM holds a weight that a checkpoint stores in a dtype.
+def choose_weight_dtype(stored: np.dtype, activations: np.dtype, exact: bool = False) -> np.dtype:
+    """Return the dtype in HBM of a weight that a checkpoint stores in the dtype `stored`.
 
-    Beside float32 activations that is the checkpoint's dtype, beside bfloat16 ones bfloat16. An `exact` weight is
-    float32 beside any.
+    With float32 activations weights have the checkpoint's dtype, with bfloat16 activations bfloat16. An `exact` weight
+    is always float32.
     """
     if exact:
         return FLOAT32
     return stored if activations == FLOAT32 else activations
 
 
-def as_held(weight: Weight, activations: np.dtype, exact: bool = False) -> Weight:
-    """Return a weight in the dtype of `held_dtype`; a quantised one stays in its stored tensors until it is widened."""
-    return weight.astype(held_dtype(weight.dtype, activations, exact), copy=False)
+def cast_weight(weight: Weight, activations: np.dtype, exact: bool = False) -> Weight:
+    """Cast a weight to the dtype of `choose_weight_dtype`; a quantised weight is cast when it is widened."""
+    return weight.astype(choose_weight_dtype(weight.dtype, activations, exact), copy=False)

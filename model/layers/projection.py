@@ -60,6 +60,7 @@ class Projection:
 
     @property
     def _outputs(self) -> tuple[int, int, int] | None:
+        """Outputs in a shared tensor as (first, end, period) of `Tensor`; None for a tensor of one projection."""
         if not self.tensor_outputs:
             return None
         period = self.every or self.tensor_outputs

@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import ClassVar
 
 import numpy as np
@@ -21,17 +22,16 @@ from model.layers.cache import Cache
 from model.layers.launch import (
     FLOAT32,
     INT32,
-    Argument,
     Axis,
     Launch,
     LeastWork,
     StepShape,
     Value,
-    gathered_rows,
+    gather_arguments,
     product,
 )
 from model.layers.layer import Constant, States
-from model.layers.mlp import activated
+from model.layers.mlp import apply_activation
 from model.layers.norm import Norm
 from model.layers.paged import STATES
 from model.layers.projection import Projection
@@ -44,11 +44,6 @@ SEQUENCE_ARRAYS = {
     "counts": "num_scheduled_tokens",
 }
 """Names of arrays of a step, [sequences, 1] each, by the parameters of recurrent kernels that read them."""
-
-
-def slots(step: StepShape) -> int:
-    """How many slots of states there are: those of an engine, or one for each sequence."""
-    return step.slots or step.sequences
 
 
 def sequence_arguments(step: StepShape) -> dict[str, Value]:
@@ -78,11 +73,11 @@ class Convolution:
 
     def _tensors(self, name: str, shape: tuple[int, ...], cut: Callable[[Cut], Cut]) -> tuple[Tensor, ...]:
         """Return the tensor of each group of channels; `cut` returns its cut from the cut of the channels."""
-        tensors, first = [], 0
-        for size, channel_cut in self.channel_cuts:
-            tensors.append(Tensor(name, shape, cut(channel_cut), (first, first + size, self.channels)))
-            first += size
-        return tuple(tensors)
+        starts = accumulate((size for size, _ in self.channel_cuts), initial=0)
+        return tuple(
+            Tensor(name, shape, cut(channel_cut), (first, first + size, self.channels))
+            for first, (size, channel_cut) in zip(starts, self.channel_cuts)
+        )
 
     @property
     def _weight(self) -> Weight:
@@ -105,13 +100,12 @@ class Convolution:
 
     def state(self, step: StepShape) -> Value:
         """Return the state: the last inputs of each sequence, [slots, taps - 1, channels of a rank]."""
-        channels = self._weight.shape(step.shard)[1]
-        return Value(f"{self.name}.state", (slots(step), self.taps - 1, channels), step.activations)
+        shape = (step.slots or step.sequences, self.taps - 1, self._weight.shape(step.shard)[1])
+        return Value(f"{self.name}.state", shape, step.activations)
 
     def launch(self, step: StepShape, x: Value, result: str, first: int = 0) -> Launch:
         """Return the launch that convolves the columns of `x` from column `first` on."""
         state, weight = self.state(step), self._weight.value(step)
-        bias = None if self._bias is None else self._bias.value(step)
         size, channels = step.activations.itemsize, weight.shape[1]
         moved = 2 * step.tokens * channels + 2 * step.sequences * (self.taps - 1) * channels
         return Launch(
@@ -119,7 +113,7 @@ class Convolution:
             {
                 "x": x,
                 "weight": weight,
-                "bias": bias,
+                "bias": value_of(self._bias, step),
                 "state": state,
                 **sequence_arguments(step),
                 "first": first,
@@ -140,7 +134,7 @@ class Convolution:
         summed = sum(padded[tap : tap + len(x)] * weight[:, tap] for tap in range(self.taps))
         if self.bias:
             summed = summed + numpy.tensor(f"{self.tensor}.bias")
-        return numpy.rounded(summed if self.activation is None else activated(summed, self.activation))
+        return numpy.rounded(summed if self.activation is None else apply_activation(summed, self.activation))
 
 
 @dataclass(frozen=True)
@@ -216,7 +210,7 @@ class RecurrentBlock:
         return f"{self.name}.state"
 
     def _state(self, step: StepShape) -> Value:
-        return Value(self._state_name, (slots(step), *self._state_shape(step)), FLOAT32)
+        return Value(self._state_name, (step.slots or step.sequences, *self._state_shape(step)), FLOAT32)
 
     def caches(self, step: StepShape) -> Sequence[Cache]:
         """Return the cache of the convolution's state and the recurrent state."""
@@ -234,28 +228,38 @@ class RecurrentBlock:
         inner = Value("inner", (tokens, w_in.shape[1]), step.activations)
         y = Value("scanned", (tokens, w_out.shape[0]), step.activations)
         recurrence = self._recurrence(step, inner, y)
-        enter: dict[str, Argument] = {
-            "x": x,
-            "norm_weight": self.norm.weight.value(step),
-            "w_qkv": w_in,
-            "eps": self.norm.eps,
-            "q_size": w_in.shape[1],
-            "bias": value_of(self._b_in, step),
-            "norm_offset": self.norm.offset,
-            **gathered_rows(step),
-        }
-        leave: dict[str, Argument] = {
-            "o": Value(recurrence[-1].results[0], y.shape, y.dtype),
-            "w_o": w_out,
-            "residual": x,
-            "replica_group": Axis.tensor,
-            "bias": value_of(self._b_out, step),
-            "sequence_ranks": step.sequence_ranks,
-        }
         return (
-            Launch("qkv_projection", enter, (inner.name,), product(tokens, w_in), tokens),
+            Launch(
+                "qkv_projection",
+                {
+                    "x": x,
+                    "norm_weight": self.norm.weight.value(step),
+                    "w_qkv": w_in,
+                    "eps": self.norm.eps,
+                    "q_size": w_in.shape[1],
+                    "bias": value_of(self._b_in, step),
+                    "norm_offset": self.norm.offset,
+                    **gather_arguments(step),
+                },
+                (inner.name,),
+                product(tokens, w_in),
+                tokens,
+            ),
             *recurrence,
-            Launch("output_projection", leave, ("x",), product(tokens, w_out), tokens),
+            Launch(
+                "output_projection",
+                {
+                    "o": Value(recurrence[-1].results[0], y.shape, y.dtype),
+                    "w_o": w_out,
+                    "residual": x,
+                    "replica_group": Axis.tensor,
+                    "bias": value_of(self._b_out, step),
+                    "sequence_ranks": step.sequence_ranks,
+                },
+                ("x",),
+                product(tokens, w_out),
+                tokens,
+            ),
         )
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
@@ -263,4 +267,4 @@ class RecurrentBlock:
         normed = self.norm.reference(x, numpy)
         inner = [numpy.rounded(numpy.product(normed, projection)) for projection in self.inputs]
         y = self._recurrence_reference(inner, states, numpy)
-        return numpy.rounded(x + numpy.summed_product(y, self.output, self._cuts()[1].span))
+        return numpy.rounded(x + numpy.sum_partial_products(y, self.output, self._cuts()[1].span))

@@ -60,44 +60,52 @@ _GATHERED = 8192
 """Most candidates of all ranks that a kernel takes."""
 
 
-def candidates_held(wanted: int, vocabulary: int, ranks: int) -> int:
-    """A multiple of eight that covers the wanted ones; eight, or what kernels take and every rank's part has."""
+def count_candidates(wanted: int, vocabulary: int, ranks: int) -> int:
+    """Return the number of candidates of a launch: `wanted` rounded up to a multiple of eight, at least eight.
+
+    The number is limited by the vocabulary of a rank and by what kernels take from all ranks.
+    """
     most = min(vocabulary // ranks, _GATHERED // ranks) // _EIGHT * _EIGHT
     return max(_EIGHT, min(-(-wanted // _EIGHT) * _EIGHT, most))
 
 
-def draws_for(row: RowSampling, vocabulary: int, ranks: int) -> DrawVariant | None:
-    """The first kind that serves a row; None where the host has to draw."""
+def choose_draws(row: RowSampling, vocabulary: int, ranks: int) -> DrawVariant | None:
+    """Return the first variant that can draw a row; None if the host has to draw."""
     needed = 1 if row.temperature == 0 else row.top_k or vocabulary
     needed = max(needed, row.logprobs or 0)
     needs_full_vocabulary = row.adjusts or row.logprobs is not None
     if (row.adjusts and row.logprobs is not None) or row.by_logits is not None:
         return None
-    for draws in DRAWS:
-        if (
-            needed <= candidates_held(draws.candidates, vocabulary, ranks)
+    return next(
+        (
+            draws
+            for draws in DRAWS
+            if needed <= count_candidates(draws.candidates, vocabulary, ranks)
             and draws.full_vocabulary >= needs_full_vocabulary
-        ):
-            return draws
-    return None
+        ),
+        None,
+    )
 
 
-def served(
+def select_device_rows(
     rows: Sequence[RowSampling | None], vocabulary: int, ranks: int
 ) -> tuple[DrawVariant | None, list[RowSampling | None]]:
-    """The first kind that serves every row that one does, and these rows; None in the place of the others."""
-    row_draws = [None if row is None else draws_for(row, vocabulary, ranks) for row in rows]
-    last = max((DRAWS.index(draws) for draws in row_draws if draws is not None), default=None)
-    left = [None if draws is None else row for row, draws in zip(rows, row_draws)]
-    return None if last is None else DRAWS[last], left
+    """Return the variant of a step and the rows that it draws; None replaces rows that the host draws.
+
+    The variant is None if the host draws all rows.
+    """
+    row_draws = [None if row is None else choose_draws(row, vocabulary, ranks) for row in rows]
+    variant = max((draws for draws in row_draws if draws is not None), key=DRAWS.index, default=None)
+    return variant, [None if draws is None else row for row, draws in zip(rows, row_draws)]
 
 
-def arguments_of(
+def build_sample_arrays(
     rows: Sequence[RowSampling | None], vocabulary: int, full_vocabulary: bool
 ) -> Mapping[str, np.ndarray]:
-    """What rows bring to a launch: [rows, 1] and, for the `full_vocabulary`, [rows, vocabulary], float32.
+    """Return the inputs of `sample` by name, float32: `NUMBERS` [rows, 1], and `COLUMNS` [rows, vocabulary].
 
-    Where there is no row, the launch takes the likeliest token for nobody.
+    `COLUMNS` are present with `full_vocabulary` only. For a row of None the launch takes the likeliest token, which
+    the host ignores.
     """
     filled = [row or RowSampling(0.0) for row in rows]
     filled = [replace(row, top_k=row.top_k or vocabulary) for row in filled]
@@ -105,18 +113,20 @@ def arguments_of(
     if full_vocabulary:
         for name in COLUMNS:
             arrays[name] = np.zeros((len(rows), vocabulary), np.float32)
-            for number, row in enumerate(filled):
-                column = getattr(row, name)
-                if column is not None:
-                    arrays[name][number] = column
+            for index, row in enumerate(filled):
+                if (column := getattr(row, name)) is not None:
+                    arrays[name][index] = column
     return arrays
 
 
-def sample_launch(step: StepShape, vocabulary: int, first_token: Value, rows: int, repeat: int) -> Launch:
-    """The launch for rows whose logits and candidates lm_head has found."""
-    draws = step.draws
-    assert draws is not None
-    keep = candidates_held(draws.candidates, vocabulary, step.ranks)
+def create_sample_launch(
+    step: StepShape, draws: DrawVariant, vocabulary: int, first_token: Value, rows: int, repeat: int
+) -> Launch:
+    """Return the launch of `sample` for rows of logits and candidates that lm_head returns.
+
+    `first_token` is the first token id of a rank's part of the vocabulary. The step repeats the launch `repeat` times.
+    """
+    keep = count_candidates(draws.candidates, vocabulary, step.ranks)
     arguments: dict[str, Argument] = {name: Value(name, (rows, 1), FLOAT32) for name in LIMITS}
     arguments |= {"candidates": keep}
     if draws.full_vocabulary:
@@ -126,8 +136,8 @@ def sample_launch(step: StepShape, vocabulary: int, first_token: Value, rows: in
         arguments |= {name: Value(name, (rows, 1), FLOAT32) for name in PENALTIES}
         arguments |= {"vocab_offset": first_token, "replica_group": Axis.tensor, "num_ranks": step.ranks}
     else:
-        candidates = Value("values", (rows, keep), FLOAT32)
-        arguments |= {"logits": candidates, "ids": Value("tokens", (rows, keep), INT32)}
+        shape = (rows, keep)
+        arguments |= {"logits": Value("values", shape, FLOAT32), "ids": Value("tokens", shape, INT32)}
     moved = sum(value.nbytes for value in arguments.values() if isinstance(value, Value))
     results = rows * (8 + 8 * keep)  # ids and log-probabilities of the draw and the candidates
     return Launch(

@@ -98,7 +98,7 @@ class Selection:
         else:
             selected = selected[:0]
         if self.is_transposed:
-            return _transposed(selected, self.shape)
+            return _transpose(selected, self.shape)
         if selected.shape == self.shape:
             return np.array(selected)
         result = np.zeros(self.shape, selected.dtype)
@@ -222,8 +222,8 @@ class Divided(MatrixCut):
             return Selection(local_range, range(inputs), (inputs, length))
         return Selection(range(outputs), local_range, (length, outputs))
 
-    def held_elements(self, size: int, ranks: int) -> int:
-        """Return the elements of an axis of `size` that all ranks hold; copies count as often, padding does not."""
+    def count_elements(self, size: int, ranks: int) -> int:
+        """Count the elements of an axis over all ranks; each copy counts, and padding does not."""
         spans = (self.span(size, Shard(rank, ranks)) for rank in range(ranks))
         return sum(span.stop - span.start for span in spans)
 
@@ -332,13 +332,13 @@ def _range(span: slice) -> range:
     return range(span.start, span.stop)
 
 
-def _transposed(weight: Weight, shape: Shape) -> np.ndarray:
-    """[out, in] -> [in, out], contiguous, with zeros up to `shape`.
+def _transpose(weight: Weight, shape: Shape) -> np.ndarray:
+    """Transpose a weight [out, in] to a contiguous array of `shape`, with zeros at the end of both axes.
 
-    Some rows at a time, because numpy's own order misses the caches.
+    A few rows are transposed at a time, because NumPy's order of copying misses the CPU's caches.
     """
     weight = np.asarray(weight)
-    inputs, outputs = weight.shape[1], weight.shape[0]
+    outputs, inputs = weight.shape
     result = (np.empty if shape == (inputs, outputs) else np.zeros)(shape, weight.dtype)
     words, columns = (array.view(f"u{array.itemsize}") for array in (weight, result))
     for first in range(0, outputs, _ROWS_AT_ONCE):

@@ -8,18 +8,25 @@ from model.config.mixers import GroupedAttention
 from model.layers.arithmetic import Arithmetic, Seen, Span
 
 
-def mixed_values(
+def attend(
     query: np.ndarray,
     keys: np.ndarray,
     values: np.ndarray,
     mixer: GroupedAttention,
     span: Span,
     numpy: Arithmetic,
-    sinks_of: str | None = None,
+    sinks_tensor: str | None = None,
 ) -> np.ndarray:
-    """The values, weighed by the softmax of the scores: [tokens, heads * head_dim].
+    """Return the sums of values weighted by the softmax of scores, [tokens, heads * head_dim], rounded.
 
-    Arrays are [heads, tokens, head_dim]; `sinks_of` is the tensor of a score of each head that joins the sum.
+    Args:
+        query: [heads, tokens, head_dim].
+        keys: [key/value heads, positions, head_dim]; the last positions are those of the tokens.
+        values: [key/value heads, positions, head_dim].
+        mixer: Heads, scale, soft cap, window, and whether attention is causal.
+        span: Positions of the tokens; a step that starts at 0 sums exponentials before they are rounded.
+        numpy: Rounds results and receives the attention weights.
+        sinks_tensor: Checkpoint tensor of a score for each head, whose exponential is added to the sum.
     """
     group = mixer.heads // mixer.kv_heads
     scores = query @ np.repeat(keys, group, axis=0).swapaxes(1, 2)
@@ -32,7 +39,7 @@ def mixed_values(
     if mixer.window is not None:
         hidden |= before >= mixer.window
     scores[:, hidden] = -np.inf
-    sinks = None if sinks_of is None else numpy.tensor(sinks_of)[:, None, None]
+    sinks = None if sinks_tensor is None else numpy.tensor(sinks_tensor)[:, None, None]
     largest = scores.max(axis=-1, keepdims=True)
     largest = largest if sinks is None else np.maximum(largest, sinks)
     scores = np.exp(scores - largest)

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
 from model.layers.arithmetic import Arithmetic, Span
 from model.layers.launch import Argument, Launch, LeastWork, StepShape, Value
 from model.layers.layer import Stateless, States
-from model.layers.mlp import activated
+from model.layers.mlp import apply_activation
 from model.layers.shard import ROW, TAPS, WHOLE
 from model.layers.weight import Tensor, Weight
 
-TAPS_OF_BOTH = 3
+_NUM_TAPS = 3
 _STRIDES = (1, 2)
 
 
@@ -39,17 +40,14 @@ class SpeechInput(Stateless):
     convolutions: tuple[str, str]
     table: str
 
-    def _weight(self, number: int) -> Weight:
-        shape = (self.hidden, self._inputs(number), TAPS_OF_BOTH)
-        tensor = Tensor(f"{self.convolutions[number]}.weight", shape, TAPS)
-        return Weight(f"{self.name}.w_{number + 1}", (tensor,))
+    def _weight(self, index: int) -> Weight:
+        shape = (self.hidden, self.hidden if index else self.mel_bins, _NUM_TAPS)
+        tensor = Tensor(f"{self.convolutions[index]}.weight", shape, TAPS)
+        return Weight(f"{self.name}.w_{index + 1}", (tensor,))
 
-    def _bias(self, number: int) -> Weight:
-        tensor = Tensor(f"{self.convolutions[number]}.bias", (self.hidden,), ROW)
-        return Weight(f"{self.name}.b_{number + 1}", (tensor,))
-
-    def _inputs(self, number: int) -> int:
-        return self.hidden if number else self.mel_bins
+    def _bias(self, index: int) -> Weight:
+        tensor = Tensor(f"{self.convolutions[index]}.bias", (self.hidden,), ROW)
+        return Weight(f"{self.name}.b_{index + 1}", (tensor,))
 
     @property
     def _table(self) -> Weight:
@@ -58,10 +56,7 @@ class SpeechInput(Stateless):
     @property
     def weights(self) -> Sequence[Weight]:
         """Weights and biases of both convolutions, and the table of position embeddings."""
-        return (
-            *(create_weight(number) for number in (0, 1) for create_weight in (self._weight, self._bias)),
-            self._table,
-        )
+        return (self._weight(0), self._bias(0), self._weight(1), self._bias(1), self._table)
 
     def launches(self, step: StepShape) -> Sequence[Launch]:
         """Return the launches of the two convolutions; the second one adds the position embeddings."""
@@ -70,31 +65,32 @@ class SpeechInput(Stateless):
         waves = Value("waves", (step.sequences, self.hidden, columns), dtype)
         x = Value("x", (step.tokens, self.hidden), dtype)
         return (
-            self._launch(step, 0, features, waves),
-            self._launch(step, 1, waves, x, added=self._table.value(step)),
+            self._convolve(step, 0, features, waves),
+            self._convolve(step, 1, waves, x, added=self._table.value(step)),
         )
 
-    def _launch(
-        self, step: StepShape, number: int, source: Value, result: Value, added: Value | None = None
+    def _convolve(
+        self, step: StepShape, index: int, source: Value, result: Value, added: Value | None = None
     ) -> Launch:
-        """One convolution; with `added` its result is rows, to which that table is added."""
+        """Return the launch of a convolution; with `added` the result is rows, to which `added` is added."""
+        weight = self._weight(index).value(step)
         arguments: dict[str, Argument] = {
             "x": source,
-            "w": self._weight(number).value(step),
-            "bias": self._bias(number).value(step),
-            "stride": _STRIDES[number],
+            "w": weight,
+            "bias": self._bias(index).value(step),
+            "stride": _STRIDES[index],
             "padding": 1,
             "activation": "gelu",
         }
         if added is not None:
             arguments |= {"as_rows": True, "added": added}
-        read = [argument for argument in arguments.values() if isinstance(argument, Value)]
-        positions = step.tokens * 2 // _STRIDES[number]
+        arrays = [argument for argument in arguments.values() if isinstance(argument, Value)]
+        positions = step.tokens * 2 // _STRIDES[index]
         work = LeastWork(
-            2.0 * positions * TAPS_OF_BOTH * self._inputs(number) * self.hidden,
-            float(sum(value.nbytes for value in (*read, result))),
+            2.0 * positions * prod(weight.shape),
+            float(sum(array.nbytes for array in (*arrays, result))),
         )
-        label = ("spectrum", "every second place")[number]
+        label = ("spectrum", "every second place")[index]
         return Launch("conv1d", arguments, (result.name,), work, step.tokens, label)
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:
@@ -103,11 +99,10 @@ class SpeechInput(Stateless):
         Rounded are the features, the result of each convolution, and the sum with the position embeddings.
         """
         x = numpy.rounded(x)
-        for number, stride in enumerate(_STRIDES):
-            windows = np.lib.stride_tricks.sliding_window_view(np.pad(x, ((0, 0), (1, 1))), TAPS_OF_BOTH, 1)
-            windows = windows[:, ::stride].swapaxes(0, 1).reshape(-1, x.shape[0] * TAPS_OF_BOTH)
-            name = self.convolutions[number]
+        for name, stride in zip(self.convolutions, _STRIDES):
+            windows = np.lib.stride_tricks.sliding_window_view(np.pad(x, ((0, 0), (1, 1))), _NUM_TAPS, 1)
+            windows = windows[:, ::stride].swapaxes(0, 1).reshape(-1, x.shape[0] * _NUM_TAPS)
             weight = numpy.tensor(f"{name}.weight").reshape(self.hidden, -1)
-            y = activated(windows @ weight.T + numpy.tensor(f"{name}.bias"), "gelu")
+            y = apply_activation(windows @ weight.T + numpy.tensor(f"{name}.bias"), "gelu")
             x = numpy.rounded(y).T
         return numpy.rounded(y + numpy.tensor(self.table))

@@ -15,21 +15,13 @@ import numpy as np
 
 from model.config.mixers import StateSpace
 from model.layers.arithmetic import Arithmetic
-from model.layers.launch import FLOAT32, Argument, Axis, Launch, LeastWork, StepShape, Value, product
+from model.layers.launch import FLOAT32, Axis, Launch, LeastWork, StepShape, Value, product
 from model.layers.layer import States
-from model.layers.mlp import activated
+from model.layers.mlp import apply_activation
 from model.layers.projection import Projection
 from model.layers.recurrent import RecurrentBlock, sequence_arguments
 from model.layers.shard import COLUMN_PARALLEL, ROW_PARALLEL, ROWS_PARALLEL, Cut, Divided, even_span
 from model.layers.weight import Tensor, Weight
-
-
-@dataclass(frozen=True)
-class ScanTensors:
-    """The tensors of a scan in a checkpoint: logarithms of decay rates [channels, state], and the skip [channels]."""
-
-    rates: str
-    skip: str
 
 
 @dataclass(frozen=True)
@@ -44,7 +36,8 @@ class SelectiveStateSpace(RecurrentBlock):
     mixer: StateSpace
     selection: Projection
     steps: Projection
-    tensors: ScanTensors
+    rates_tensor: str
+    skip_tensor: str
 
     def _cuts(self) -> tuple[Sequence[Cut], Divided]:
         return (COLUMN_PARALLEL, COLUMN_PARALLEL), ROW_PARALLEL
@@ -57,9 +50,8 @@ class SelectiveStateSpace(RecurrentBlock):
     @property
     def _scan_weights(self) -> dict[str, Weight]:
         """Weights of a rank's channels by parameter name of `selective_scan`."""
-        mixer, tensors = self.mixer, self.tensors
-        rates = Tensor(tensors.rates, (mixer.inner, mixer.state), ROWS_PARALLEL)
-        skip = Tensor(tensors.skip, (mixer.inner,), COLUMN_PARALLEL)
+        rates = Tensor(self.rates_tensor, (self.mixer.inner, self.mixer.state), ROWS_PARALLEL)
+        skip = Tensor(self.skip_tensor, (self.mixer.inner,), COLUMN_PARALLEL)
         return {
             "w_dt": Weight(f"{self.name}.w_dt", (self.steps.weight(COLUMN_PARALLEL),)),
             "dt_bias": Weight(f"{self.name}.b_dt", (self.steps.bias_row(COLUMN_PARALLEL),)),
@@ -78,15 +70,16 @@ class SelectiveStateSpace(RecurrentBlock):
         """Return the launches of the convolution, the selection, and the scan."""
         u, w_select = Value("u", y.shape, y.dtype), self._w_select.value(step)
         selected = Value("selected", (step.tokens, w_select.shape[1]), step.activations)
-        select: dict[str, Argument] = {
-            "o": u,
-            "w_o": w_select,
-            "replica_group": Axis.tensor,
-        }
-        work, rows = product(step.tokens, w_select), step.tokens
         return (
             self.convolution.launch(step, inner, u.name),
-            Launch("output_projection", select, (selected.name,), work, rows, "selection"),
+            Launch(
+                "output_projection",
+                {"o": u, "w_o": w_select, "replica_group": Axis.tensor},
+                (selected.name,),
+                product(step.tokens, w_select),
+                step.tokens,
+                "selection",
+            ),
             self._scan(step, u, selected, inner, y.name),
         )
 
@@ -122,15 +115,15 @@ class SelectiveStateSpace(RecurrentBlock):
         """Compute convolution, selection, scan and gate; the selection and the gated rows are rounded."""
         convolved, gate = inner
         u = self.convolution.reference(convolved, states, numpy)
-        selected = numpy.rounded(numpy.summed_product(u, self.selection, even_span))
+        selected = numpy.rounded(numpy.sum_partial_products(u, self.selection, even_span))
         rank, size = self.steps.inputs, self.mixer.state
         low, into, out = np.split(selected, (rank, rank + size), axis=1)
         steps = np.logaddexp(0, numpy.product(low, self.steps))[:, :, None]
-        rates = -np.exp(numpy.tensor(self.tensors.rates))
+        rates = -np.exp(numpy.tensor(self.rates_tensor))
         state = states.get(self._state_name, np.zeros_like(rates))
         scanned = np.empty_like(u)
         for token in range(len(u)):
             state = np.exp(steps[token] * rates) * state + steps[token] * u[token][:, None] * into[token]
             scanned[token] = state @ out[token]
         states[self._state_name] = state
-        return numpy.rounded((scanned + u * numpy.tensor(self.tensors.skip)) * activated(gate, "silu"))
+        return numpy.rounded((scanned + u * numpy.tensor(self.skip_tensor)) * apply_activation(gate, "silu"))

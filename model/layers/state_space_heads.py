@@ -18,25 +18,11 @@ from model.config.mixers import StateSpaceHeads
 from model.layers.arithmetic import Arithmetic
 from model.layers.launch import FLOAT32, Launch, LeastWork, StepShape, Value
 from model.layers.layer import States
-from model.layers.mlp import activated
+from model.layers.mlp import apply_activation
 from model.layers.norm import Norm
 from model.layers.recurrent import RecurrentBlock, sequence_arguments
 from model.layers.shard import Cut, Divided, by_kv_heads, by_query_heads
 from model.layers.weight import Tensor, Weight
-
-
-@dataclass(frozen=True)
-class HeadTensors:
-    """The tensors of a scan in a checkpoint, one number for each head: of time steps, decay rates and the skip."""
-
-    step_bias: str
-    rates: str
-    skip: str
-
-    @property
-    def names(self) -> tuple[str, str, str]:
-        """In the order of the arguments of `ssd`."""
-        return self.step_bias, self.rates, self.skip
 
 
 @dataclass(frozen=True)
@@ -48,17 +34,17 @@ class ScannedHeads(RecurrentBlock):
     """
 
     mixer: StateSpaceHeads
-    tensors: HeadTensors
+    head_tensors: tuple[str, str, str]
     inner_norm: Norm
 
     def _cuts(self) -> tuple[Sequence[Cut], Divided]:
-        return input_cuts(self.mixer), by_query_heads(*self.mixer.divided, axis=1)
+        return choose_input_cuts(self.mixer), by_query_heads(*self.mixer.divided, axis=1)
 
     @property
     def _head_weights(self) -> tuple[Weight, ...]:
         """Weights of `head_tensors`, [1, a rank's heads] each."""
         cut, shape = by_query_heads(*self.mixer.divided), (self.mixer.heads,)
-        named = zip(("dt_bias", "a_log", "d"), self.tensors.names)
+        named = zip(("dt_bias", "a_log", "d"), self.head_tensors)
         return tuple(Weight(f"{self.name}.{name}", (Tensor(tensor, shape, cut),)) for name, tensor in named)
 
     @property
@@ -124,7 +110,7 @@ class ScannedHeads(RecurrentBlock):
             np.repeat(groups.reshape(tokens, mixer.groups, mixer.state), mixer.heads // mixer.groups, axis=1)
             for groups in (into, out)
         )
-        bias, logs, skip = (numpy.tensor(name) for name in self.tensors.names)
+        bias, logs, skip = (numpy.tensor(name) for name in self.head_tensors)
         steps = np.clip(np.logaddexp(0, steps + bias), mixer.least_step, mixer.most_step)
         zeros = np.zeros((mixer.heads, mixer.head_dim, mixer.state), np.float32)
         state = states.get(self._state_name, zeros)
@@ -134,11 +120,11 @@ class ScannedHeads(RecurrentBlock):
             state = np.exp(-np.exp(logs) * dt)[:, None, None] * state + fed
             scanned[token] = np.einsum("hpn,hn->hp", state, out[token])
         states[self._state_name] = state
-        y = (scanned + heads * skip[:, None]).reshape(tokens, -1) * activated(gate, "silu")
+        y = (scanned + heads * skip[:, None]).reshape(tokens, -1) * apply_activation(gate, "silu")
         return self.inner_norm.reference(numpy.rounded(y), numpy)
 
 
-def input_cuts(mixer: StateSpaceHeads) -> tuple[Cut, Cut, Cut, Cut, Cut]:
-    """How ranks divide gates, heads, both weights of states, and time steps."""
+def choose_input_cuts(mixer: StateSpaceHeads) -> tuple[Cut, Cut, Cut, Cut, Cut]:
+    """Return the cuts that divide gates, heads, B, C and time steps over the ranks."""
     heads, groups = by_query_heads(*mixer.divided), by_kv_heads(*mixer.divided)
     return heads, heads, groups, groups, heads

@@ -11,32 +11,32 @@ from model.config.parts import Mlp
 from model.layers.shard import Shard, even_span, vocabulary_span
 
 
-def uneven(config: ModelConfig, ranks: int) -> tuple[str, ...]:
-    """A sentence for everything that `ranks` ranks do not share evenly; none where they share all evenly."""
-    return tuple(dict.fromkeys(_sentences(config, ranks)))
+def describe_uneven(config: ModelConfig, ranks: int) -> tuple[str, ...]:
+    """Return a sentence for each size that `ranks` ranks do not divide evenly; empty if they divide all sizes."""
+    return tuple(dict.fromkeys(_describe_sizes(config, ranks)))
 
 
-def _sentences(config: ModelConfig, ranks: int) -> Iterator[str]:
+def _describe_sizes(config: ModelConfig, ranks: int) -> Iterator[str]:
     for block in config.blocks:
         if isinstance(block.mixer, GroupedAttention):
-            yield from _heads(block.mixer.layout(ranks))
+            yield from _describe_heads(block.mixer.layout(ranks))
     for block in config.blocks:
         if isinstance(block.mlp, Mlp) and block.mlp.width % ranks:
             width = even_span(block.mlp.width, Shard(0, ranks)).stop
-            padding = ranks * width - block.mlp.width
-            yield f"an MLP of width {block.mlp.width}: {width} a rank, {_padded(padding, ranks * width)}"
+            padding = _describe_padding(ranks * width - block.mlp.width, ranks * width)
+            yield f"an MLP of width {block.mlp.width}: {width} a rank, {padding}"
     if config.vocab_size % ranks:
         first, last = (vocabulary_span(config.vocab_size, Shard(rank, ranks)) for rank in (0, ranks - 1))
         sizes = f"{first.stop} or {last.stop - last.start}"
         yield f"a vocabulary of {config.vocab_size}: {sizes} tokens a rank"
 
 
-def _heads(layout: HeadLayout) -> Iterator[str]:
-    """Groups of query heads that have padding, or whose key/value head several ranks hold."""
+def _describe_heads(layout: HeadLayout) -> Iterator[str]:
+    """Yield a sentence if query heads are padded, or if several ranks have the same key/value head."""
     idle = sum(not layout.queries(rank) for rank in range(layout.ranks))
     remarks = []
     if layout.padding:
-        remarks.append(_padded(layout.padding, layout.ranks * layout.heads_of_rank))
+        remarks.append(_describe_padding(layout.padding, layout.ranks * layout.heads_of_rank))
     if idle:
         remarks.append(f"{idle} {'rank holds' if idle == 1 else 'ranks hold'} padding only")
     if layout.copies > 1:
@@ -46,5 +46,5 @@ def _heads(layout: HeadLayout) -> Iterator[str]:
         yield f"{groups}: {layout.heads_of_rank} a rank, {', '.join(remarks)}"
 
 
-def _padded(padding: int, total: int) -> str:
+def _describe_padding(padding: int, total: int) -> str:
     return f"{padding} of {total} {'is' if padding == 1 else 'are'} padding"

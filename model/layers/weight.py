@@ -13,7 +13,7 @@ from model.formats import Format, QuantisedWeight
 from model.formats import Weight as StoredWeight
 from model.formats.format import ELEMENTS
 from model.layers.launch import StepShape, Value, WeightDtypes
-from model.layers.precision import FLOAT32, as_held, held_dtype
+from model.layers.precision import FLOAT32, cast_weight, choose_weight_dtype
 from model.layers.shard import Cut, MatrixCut, Reordered, Row, Shape, Shard, Transposed, Whole
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ class Tensor:
         self, weights: Mapping[str, StoredWeight], shard: Shard, activations: np.dtype = FLOAT32
     ) -> np.ndarray:
         """Return a copy of a rank's part, in the dtype that HBM has it in with `activations`."""
-        return self.cut.take(as_held(self.select(weights[self.name]), activations, self.exact), shard)
+        return self.cut.take(cast_weight(self.select(weights[self.name]), activations, self.exact), shard)
 
 
 @dataclass(frozen=True)
@@ -112,13 +112,13 @@ class Weight:
 
     def shape(self, shard: Shard) -> Shape:
         """Return the shape of the array on a rank."""
-        return _side_by_side([tensor.rank_shape(shard) for tensor in self.tensors])
+        return _concatenate_shapes([tensor.rank_shape(shard) for tensor in self.tensors])
 
     def take(
         self, weights: Mapping[str, StoredWeight], shard: Shard, activations: np.dtype = FLOAT32
     ) -> np.ndarray:
         """Return a copy of a rank's array from a checkpoint, in the dtype of `device_dtype`."""
-        dtype = self.held_dtype(weights, activations)
+        dtype = self.device_dtype(weights, activations)
         arrays = [
             np.zeros(tensor.rank_shape(shard), dtype)
             if isinstance(tensor, Zeros)
@@ -169,10 +169,10 @@ class Weight:
         """Return the dtype of the array, from the dtypes of all weights."""
         return FLOAT32 if self.tensors[0].exact else dtypes.dtype_of(self.name)
 
-    def held_dtype(self, weights: Mapping[str, StoredWeight], activations: np.dtype) -> np.dtype:
-        """The dtype of the array beside activations of a dtype, which holds all of the checkpoint's tensors."""
+    def device_dtype(self, weights: Mapping[str, StoredWeight], activations: np.dtype) -> np.dtype:
+        """Return the dtype of the array with a dtype of activations; float32 if its tensors have several dtypes."""
         dtypes = {
-            held_dtype(weights[tensor.name].dtype, activations, tensor.exact)
+            choose_weight_dtype(weights[tensor.name].dtype, activations, tensor.exact)
             for tensor in self.tensors
             if not isinstance(tensor, Zeros)
         }
@@ -190,7 +190,7 @@ class Weight:
                 assert isinstance(tensor.cut, MatrixCut)
                 spec = format.describe_tensors(tensor.part_shape)[name]
                 shapes.append(tensor.cut.select(tensor.part_shape, shard).to_entries(spec.block).shape)
-            arrays[self.name + _suffix(name)] = (_side_by_side(shapes), spec.dtype)
+            arrays[self.name + _suffix(name)] = (_concatenate_shapes(shapes), spec.dtype)
         return arrays
 
     def value(self, step: StepShape) -> Value:
@@ -209,8 +209,8 @@ class Weight:
 class Numbered(Sequence[T]):
     """Sequence whose elements are created from integers when they are read; layers may have very many experts."""
 
-    def __init__(self, numbers: range, make: Callable[[int], T]) -> None:
-        self._numbers, self._make = numbers, make
+    def __init__(self, numbers: range, create: Callable[[int], T]) -> None:
+        self._numbers, self._create = numbers, create
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -223,10 +223,10 @@ class Numbered(Sequence[T]):
 
     def __getitem__(self, index: int | slice) -> T | Numbered[T]:
         numbers = self._numbers[index]
-        return self._make(numbers) if isinstance(numbers, int) else Numbered(numbers, self._make)
+        return self._create(numbers) if isinstance(numbers, int) else Numbered(numbers, self._create)
 
 
-def _side_by_side(shapes: Sequence[Shape]) -> Shape:
+def _concatenate_shapes(shapes: Sequence[Shape]) -> Shape:
     *first_sizes, widths = zip(*shapes)
     return (*(sizes[0] for sizes in first_sizes), sum(widths))
 
@@ -265,9 +265,8 @@ class StackedWeight(Weight):
     ) -> np.ndarray:
         """Return a copy of a rank's array from a checkpoint; only one expert is widened at a time."""
         tensors = self._local_tensors(shard)
-        result = np.empty(
-            (len(tensors), *tensors[0].rank_shape(shard)), self.held_dtype(weights, activations)
-        )
+        shape = (len(tensors), *tensors[0].rank_shape(shard))
+        result = np.empty(shape, self.device_dtype(weights, activations))
         for index, tensor in enumerate(tensors):
             result[index] = tensor.take(weights, shard, activations)
         return result

@@ -87,7 +87,7 @@ def shard_weights(
     layers = list(network.all_layers if layers is None else layers)
     distinct = {weight.name: weight for layer in layers for weight in layer.weights}
     nbytes = (
-        prod(weight.shape(shard)) * weight.held_dtype(weights, activations).itemsize
+        prod(weight.shape(shard)) * weight.device_dtype(weights, activations).itemsize
         for weight in distinct.values()
         for shard in shards
     )
@@ -129,7 +129,7 @@ def weight_dtypes(
     for weight in weights:
         format = weight.kernel_format(checkpoint, kernel_parameters)
         if format is None:
-            dtypes[weight.name] = weight.held_dtype(checkpoint, activations)
+            dtypes[weight.name] = weight.device_dtype(checkpoint, activations)
         else:
             formats[weight.name] = format
     return WeightDtypes.from_names(dtypes, formats)

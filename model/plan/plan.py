@@ -7,9 +7,9 @@ from pathlib import Path
 
 from model.device import INSTANCES, Instance, chip, find_instance
 from model.errors import ModelError
-from model.layers import unsupported
+from model.layers import find_unsupported
 from model.layers.paged import Slots
-from model.layers.uneven import uneven
+from model.layers.uneven import describe_uneven
 from model.loading.weights import check_ranks
 from model.mesh import check_sequence
 from model.plan.dry import Time
@@ -209,7 +209,8 @@ class Plan:
     @property
     def uneven(self) -> tuple[str, ...]:
         """Sentences on what the cores hold padded or repeated; none for an accelerator."""
-        return () if self.placement.instance is None else uneven(self.model.config, self.placement.shape.tp)
+        config, placement = self.model.config, self.placement
+        return () if placement.instance is None else describe_uneven(config, placement.shape.tp)
 
     @property
     def cache_bytes_per_token(self) -> int:
@@ -291,7 +292,7 @@ def _create_predictor(
     model: ModelSizes, request: Request, placement: Placement, dtype: str, context: int
 ) -> Predictor | None:
     """Return the predictor of passes; None if the plan has rooflines only."""
-    if placement.instance is None or unsupported(model.config):
+    if placement.instance is None or find_unsupported(model.config):
         return None
     # The name of the instance, so that collectives go over its links.
     shape = placement.shape
@@ -345,7 +346,7 @@ def _check_sequence(model: ModelSizes, placement: Placement) -> None:
     """
     if placement.instance is None:
         raise ModelError(f"--sp changes launches of kernels; for {placement.name} a plan has rooflines only")
-    missing = unsupported(model.config)
+    missing = find_unsupported(model.config)
     if missing:
         raise ModelError(
             f"--sp changes launches of kernels; this model has rooflines only, as no kernel computes {missing[0]}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from model.device import chip
-from model.layers import unsupported
+from model.layers import find_unsupported
 from model.plan.dry import Time
 from model.plan.memory import MeshShape
 from model.plan.meshes import Candidate, Estimate
@@ -323,7 +323,7 @@ def describe_basis(plan: Plan) -> Iterator[str]:
     elif not plan.rate.fits:
         yield f"No times of batch {plan.request.batch:,} are predicted, because it does not fit."
     elif first is None or step is None:
-        *missing, last = unsupported(plan.model.config)
+        *missing, last = find_unsupported(plan.model.config)
         features = f"{', '.join(missing)} or {last}" if missing else last
         yield f"Times are rooflines, because no kernel of this project computes {features}."
     else:

@@ -27,7 +27,7 @@ from model.execution.expert_load import ExpertLoad
 from model.layers.cache import AUTO
 from model.layers.launch import Phase, StepShape, WeightDtypes
 from model.layers.paged import STATES, CacheGroup
-from model.layers.sample import DRAWS, served
+from model.layers.sample import DRAWS, select_device_rows
 from model.loading.weights import RankWeights
 from model.mesh import Mesh
 from model.runners.step_inputs import StepInputs
@@ -173,7 +173,7 @@ class PagedModel:
         for request, request_rows in output_rows.items():
             request_samples = rows.get(request, ())
             sample_rows[request_rows.start : request_rows.start + len(request_samples)] = request_samples
-        draws, device_rows = served(sample_rows, self._vocab_size, self._largest_step.ranks)
+        draws, device_rows = select_device_rows(sample_rows, self._vocab_size, self._largest_step.ranks)
         if draws is not None:
             inputs |= self._runner.draw_inputs(device_rows, draws)
         needs_logits = sample_rows != device_rows or any(request not in rows for request in output_rows)

@@ -19,7 +19,7 @@ from model.families import compose
 from model.layers.experts import EXPERT_IDS
 from model.layers.head import LOGITS, TOKENS, VALUES
 from model.layers.launch import DrawVariant, StepShape
-from model.layers.sample import RESULTS, arguments_of
+from model.layers.sample import RESULTS, build_sample_arrays
 from model.loading.weights import RankWeights
 from model.mesh import Mesh
 from model.sampling import Drawn, RowSampling, StepOutput
@@ -77,7 +77,7 @@ class TokenRunner:
         self, sample_rows: Sequence[RowSampling | None], draws: DrawVariant
     ) -> dict[str, np.ndarray]:
         """Return the arguments of the kernel `sample` by name, [groups, rows of a group, 1 or vocabulary] each."""
-        arrays = arguments_of(sample_rows, self._vocab_size, draws.full_vocabulary)
+        arrays = build_sample_arrays(sample_rows, self._vocab_size, draws.full_vocabulary)
         return {name: array.reshape(self._mesh.data, -1, array.shape[-1]) for name, array in arrays.items()}
 
     def _score_all_tokens(self, shape: StepShape, inputs: Mapping[str, np.ndarray]) -> list[StepOutput]:

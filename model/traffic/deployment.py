@@ -12,7 +12,7 @@ from model.engine.bucket_sizes import BucketLimits
 from model.engine.buckets import Buckets
 from model.engine.speculation import NO_RECURRENT_DRAFTS
 from model.errors import ModelError
-from model.layers import unsupported
+from model.layers import find_unsupported
 from model.layers.paged import STATES
 from model.mesh import check_expert_groups, routed_experts
 from model.plan.memory import (
@@ -289,7 +289,7 @@ class Deployment:
 
 def _check_model(model: ModelSizes, length: int) -> None:
     """Raise ModelError if no kernel computes a model, or its context is shorter than `length`."""
-    missing = unsupported(model.config)
+    missing = find_unsupported(model.config)
     if missing:
         raise ModelError(
             f"no kernel of this project computes {' or '.join(missing)}, so traffic has no predicted steps; "

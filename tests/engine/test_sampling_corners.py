@@ -13,7 +13,7 @@ from model import LLM, SamplingParams
 from model.engine.draw import draw
 from model.engine.sampler import TokenSampler, choose
 from model.errors import ModelError
-from model.layers.sample import DRAWS, arguments_of, draws_for
+from model.layers.sample import DRAWS, build_sample_arrays, choose_draws
 from model.sampling import RowSampling, StepOutput
 from nki_kernels import sample
 from tests.kernels.accuracy import run
@@ -118,10 +118,10 @@ def test_device_draws_the_tokens_of_the_host_at_every_corner(kind: str) -> None:
     cases, logits = [row for row, _ in every_row()], logits_of(kind)
     if kind == "masked":
         cases = [row for row in cases if row.bias is None or np.isnan(row.bias).any()]
-    assert all(draws_for(row, SIZE, 1) is not None for row in cases)
+    assert all(choose_draws(row, SIZE, 1) is not None for row in cases)
     for first in range(0, len(cases), 128):
         rows = cases[first : first + 128]
-        given = arguments_of(rows, SIZE, full_vocabulary=True)
+        given = build_sample_arrays(rows, SIZE, full_vocabulary=True)
         limits = [given[name] for name in ("uniform", "temperature", "top_k", "top_p", "min_p")]
         adjusting = [given[name] for name in ("bias", "prompt_counts", "output_counts")]
         penalties = [given[name] for name in ("repetition", "presence", "frequency")]
@@ -150,7 +150,7 @@ def test_a_bias_out_of_range_is_refused(value: float) -> None:
 def test_any_top_k_leaves_a_token(top_k: int) -> None:
     for row in rows_of(top_k=top_k):
         assert 0 <= draw(logits_of("usual")[None], [row])[0] < SIZE
-        arguments_of([row], SIZE, full_vocabulary=False)
+        build_sample_arrays([row], SIZE, full_vocabulary=False)
 
 
 def test_kinds_of_draws_are_those_of_the_device() -> None:

@@ -20,7 +20,7 @@ from model.engine.sampler import choose
 from model.errors import ModelError
 from model.families import load_config
 from model.layers.launch import DrawVariant
-from model.layers.sample import DRAWS, candidates_held, draws_for
+from model.layers.sample import DRAWS, choose_draws, count_candidates
 from model.loading.checkpoint import open_checkpoint
 from model.loading.shipped import PRETRAINED
 from model.loading.weights import shard_weights
@@ -131,7 +131,7 @@ def test_the_device_draws_the_tokens_of_the_host(small: Model, adjusts: bool) ->
     logits = np.stack([each.logits for each in small.step(None)])  # type: ignore[misc]
     random, size = np.random.default_rng(adjusts), small.vocabulary
     compared = 0
-    for most in (8, 64, candidates_held(256, size, small.device.ranks)):
+    for most in (8, 64, count_candidates(256, size, small.device.ranks)):
         rows = [options(random, size, most, adjusts) for _ in range(ROWS)]
         for each, own, row, token in zip(small.step(rows), logits, rows, draw(logits, rows)):
             assert each.drawn is not None
@@ -201,12 +201,12 @@ def test_no_row_that_the_device_serves_is_no_launch() -> None:
     ],
 )
 def test_rows_take_the_least_kind_that_serves_them(row: RowSampling, wanted: DrawVariant | None) -> None:
-    assert draws_for(row, 4096, 1) == wanted
+    assert choose_draws(row, 4096, 1) == wanted
 
 
 def test_all_of_a_small_vocabulary_is_drawn_from() -> None:
     every = RowSampling(0, 1.0)
-    assert [draws_for(every, size, 1) for size in (64, 256, 257, 264)] == [
+    assert [choose_draws(every, size, 1) for size in (64, 256, 257, 264)] == [
         DrawVariant(64),
         DRAWS[-1],
         None,
@@ -222,7 +222,7 @@ def test_all_of_a_small_vocabulary_is_drawn_from() -> None:
 def test_candidates_are_what_kernels_take_and_every_part_has(
     wanted: int, vocabulary: int, ranks: int, held: int
 ) -> None:
-    assert candidates_held(wanted, vocabulary, ranks) == held
+    assert count_candidates(wanted, vocabulary, ranks) == held
 
 
 def test_a_row_draws_the_same_beside_any_other() -> None:

@@ -14,7 +14,7 @@ from model.config import Fields
 from model.errors import ModelError
 from model.families import FAMILIES, compose, load_config, read_config
 from model.families.registry import Family
-from model.layers import unsupported
+from model.layers import find_unsupported
 from model.loading.checkpoint import open_checkpoint
 from model.loading.weights import shard_weights
 from model.plan.sizes import ModelSizes
@@ -184,7 +184,7 @@ def test_a_refused_family_says_what_is_missing_and_that_it_is_planned(tmp_path, 
 def test_a_model_without_missing_parts_is_composed_with_all_its_parameters(path) -> None:
     """The plan counts parts, the layers state tensors: two roads to one number."""
     config = read_config(path)
-    if unsupported(config):
+    if find_unsupported(config):
         assert config.architecture == ""
         return
     sizes = [int(np.prod(shape, dtype=np.int64)) for shape in compose(config).tensor_shapes().values()]

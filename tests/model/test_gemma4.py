@@ -17,7 +17,7 @@ from model.config.rope import RopeType
 from model.errors import ModelError
 from model.families import compose, load_config, read_config
 from model.layers.launch import Phase, StepShape, WeightDtypes
-from model.layers.layer import states_of
+from model.layers.layer import list_states
 from model.loading.checkpoint import open_checkpoint
 from model.loading.weights import shard_weights
 from model.plan.memory import compute_footprint
@@ -100,7 +100,7 @@ def test_sizes_by_layer_are_those_of_the_fields_for_full_layers(tmp_path, name) 
 def test_states_are_held_once(tmp_path) -> None:
     config = load_config(written(tmp_path, SMALL))
     step = StepShape(Phase.decode, 1, 1, 128, 128, 1, FLOAT32, WeightDtypes(FLOAT32))
-    names = [state.name for layer in compose(config).layers for state in states_of(layer, step)]
+    names = [state.name for layer in compose(config).layers for state in list_states(layer, step)]
     assert names == [f"layers.{layer}.attention.{each}" for layer in range(5) for each in ("keys", "values")]
 
 
@@ -179,7 +179,7 @@ def test_a_plan_counts_the_parameters_and_the_bytes_of_a_tiny_model(tmp_path, na
     sizes = [array.nbytes for array in held.arrays.values()]
     assert compute_footprint(counts, "float32", 1, 16).weight_bytes == sum(sizes)
     step = StepShape(Phase.decode, 1, 1, 16, 16, 1, FLOAT32, WeightDtypes(FLOAT32))
-    states = [state for layer in compose(config).layers for state in states_of(layer, step)]
+    states = [state for layer in compose(config).layers for state in list_states(layer, step)]
     held_positions = sum(each.nbytes for each in states) // 16
     assert sum(counts.page_bytes(1, "float32").values()) == held_positions
 

@@ -14,7 +14,7 @@ from model.errors import ModelError
 from model.families import compose, load_config
 from model.layers.latent_attention import LatentMixer
 from model.layers.launch import Phase, StepShape, WeightDtypes
-from model.layers.layer import states_of
+from model.layers.layer import list_states
 from model.layers.shard import Shard
 from model.loading.weights import shard_weights
 from model.runners.contiguous import KernelModel
@@ -82,7 +82,7 @@ def test_kernels_of_prompts_and_of_steps(tmp_path: Path) -> None:
         attend = [each for each in launches if each.kernel == "latent_attention_decode"]
         assert [(each.rows, each.repeat) for each in attend] == sizes
         assert len(launches) == 4 + len(attend)
-    (rows,) = states_of(own, step(config, 2, 2, Phase.decode, pages=9, block_size=16))
+    (rows,) = list_states(own, step(config, 2, 2, Phase.decode, pages=9, block_size=16))
     assert rows.shape == (9, 16, 26)
 
 

@@ -18,9 +18,9 @@ from model.device.binding import bind_arguments, parameter_indices
 from model.errors import ModelError
 from model.execution.launch_list import launches_of
 from model.families import compose, load_config
-from model.layers.joint import joined
+from model.layers.joint import join_launches
 from model.layers.launch import Launch, Phase, StepShape, Value, WeightDtypes
-from model.layers.layer import states_of
+from model.layers.layer import list_states
 from model.loading.checkpoint import open_checkpoint
 from model.loading.weights import shard_weights
 from model.mesh import Mesh
@@ -118,7 +118,7 @@ def test_what_a_launch_returns_is_what_later_launches_read(write_model, changes,
         *(weight.name for weight in decoder.weights),
     }
     for layer in decoder.layers:
-        known |= {state.name for state in states_of(layer, step)} | set(layer.constants(step))
+        known |= {state.name for state in list_states(layer, step)} | set(layer.constants(step))
     for launches in case.launches.values():
         there = set(known)
         for launch in launches:
@@ -155,7 +155,7 @@ def test_the_least_work_of_a_decode_step_is_every_weight_and_the_cache_once(writ
     layer = decoder.blocks[0][0]
     (launch,) = layer.launches(step)
     products = [prod(weight.shape(step.shard)) for weight in (layer.w_qkv, layer.w_o)]
-    assert launch.work.bytes == 4 * sum(products) + sum(each.nbytes for each in states_of(layer, step))
+    assert launch.work.bytes == 4 * sum(products) + sum(each.nbytes for each in list_states(layer, step))
     queries = layer.w_o.shape(step.shard)[0]
     assert launch.work.operations == 3 * (2 * sum(products) + 4 * queries * 128)
 
@@ -213,7 +213,7 @@ def test_a_joint_launch_is_its_parts_and_only_what_the_kernel_takes_is_joined(wr
     layers = compose(load_config(write_model())).blocks[0]
     step = StepShape(Phase.decode, 3, 3, 128, 64, 2, FLOAT32, WeightDtypes(FLOAT32))
     block, mlp = [launch for layer in layers for launch in layer.launches(step)]
-    (layer,) = joined([block, mlp])
+    (layer,) = join_launches([block, mlp])
     assert (layer.fused, layer.results) == ((block, mlp), block.results)
     assert layer.work.operations == block.work.operations + mlp.work.operations
     assert layer.work.bytes == block.work.bytes + mlp.work.bytes
@@ -233,11 +233,11 @@ def test_a_joint_launch_is_its_parts_and_only_what_the_kernel_takes_is_joined(wr
         {"norm_weight": None},
     ):
         launches = [block, replace(mlp, arguments={**mlp.arguments, **changed})]
-        assert joined(launches) == launches
+        assert join_launches(launches) == launches
     for launches in ([block, replace(mlp, rows=4)], [mlp, block]):
-        assert joined(launches) == launches
+        assert join_launches(launches) == launches
     gelu = {**mlp.arguments, "activation": "gelu", "b_up": weight}
-    (layer,) = joined([block, replace(mlp, arguments=gelu)])
+    (layer,) = join_launches([block, replace(mlp, arguments=gelu)])
     given = layer.arguments
     assert (given["activation"], given["b_up"], given["sinks"]) == ("gelu", weight, None)
 
@@ -263,7 +263,7 @@ def test_a_network_names_every_array_that_its_steps_read(write_model, window) ->
     step = replace(step, **pages, window_pages=() if window is None else ((window, 5),))
     held = {name for weight in network.weights for name in weight.describe(step.shard, step.weights)}
     for layer in network.layers:
-        held |= {*layer.constants(step), *(state.name for state in states_of(layer, step))}
+        held |= {*layer.constants(step), *(state.name for state in list_states(layer, step))}
     read = set()
     for section in network.sections:
         for launch in launches_of(section, step):

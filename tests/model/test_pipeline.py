@@ -20,7 +20,7 @@ from model.execution.stages import (
 )
 from model.families import compose
 from model.layers.launch import Phase, StepShape, WeightDtypes
-from model.layers.layer import states_of
+from model.layers.layer import list_states
 from model.loading.weights import describe_all_ranks, shard_weights
 from model.mesh import Mesh
 from model.runners.contiguous import KernelModel
@@ -109,8 +109,8 @@ def test_a_stage_holds_its_own_layers_only(write_model) -> None:
         own = {weight.name for layer in layers for weight in layer.weights}
         everything = {weight.name for weight in decoder.weights}
         assert own < everything and set(arrays) & everything == own
-        states = {state.name for layer in decoder.layers for state in states_of(layer, STEP)}
-        assert set(arrays) & states == {state.name for layer in layers for state in states_of(layer, STEP)}
+        states = {state.name for layer in decoder.layers for state in list_states(layer, STEP)}
+        assert set(arrays) & states == {state.name for layer in layers for state in list_states(layer, STEP)}
 
 
 def test_a_rank_of_its_own_reads_the_weights_of_its_stage_only(write_model) -> None:

@@ -12,7 +12,7 @@ import pytest
 from model.device import INSTANCES
 from model.families import compose
 from model.layers.launch import Phase, StepShape, WeightDtypes
-from model.layers.layer import states_of
+from model.layers.layer import list_states
 from model.layers.shard import Shard
 from model.plan.memory import (
     Demand,
@@ -131,7 +131,7 @@ def test_states_of_recurrent_layers_count_as_the_layers_state_them(name: str, dt
     held = np.dtype(getattr(ml_dtypes, dtype, dtype))
     for tp in (1, 2):
         step = StepShape(Phase.decode, 1, 1, 128, 128, tp, held, WeightDtypes(held))
-        states = [state for layer in compose(model.config).layers for state in states_of(layer, step)]
+        states = [state for layer in compose(model.config).layers for state in list_states(layer, step)]
         wanted = sum(each.nbytes for each in states)
         assert {each.dtype.itemsize for each in states} == {4, held.itemsize}
         counted = compute_footprint(model, dtype, tp, 100).cache_bytes_per_sequence

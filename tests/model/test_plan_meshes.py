@@ -201,7 +201,9 @@ def test_micro_batches_shorten_prompts_and_no_mesh_takes_more_than_one_stage_at_
     ],
 )
 def test_refuses_a_mesh_that_there_is_not(monkeypatch, request_of, works, said) -> None:
-    monkeypatch.setattr("model.plan.plan.unsupported", lambda config: ("anything",))  # rooflines are enough
+    monkeypatch.setattr(
+        "model.plan.plan.find_unsupported", lambda config: ("anything",)
+    )  # rooflines are enough
     counts = model("llama-3.1-8b")
     with pytest.raises(ModelError) as refusal:
         make_plan(counts, Request(**request_of))

@@ -12,7 +12,7 @@ import safetensors
 from model.config.mixers import GroupedAttention
 from model.errors import ModelError
 from model.families import FAMILIES
-from model.layers import unsupported
+from model.layers import find_unsupported
 from model.plan.sizes import load_model
 from tests.model.conftest import PRETRAINED
 from tests.model.folders import TINY
@@ -270,4 +270,4 @@ def test_refuses_a_missing_file(tmp_path) -> None:
 def test_biases_and_tied_tables_are_counted(tmp_path, changes, extra) -> None:
     model = load_model(changed(tmp_path, "llama-2-7b", **changes))
     assert model.total == int(COUNTS["llama-2-7b"]) + extra
-    assert unsupported(model.config) == ()
+    assert find_unsupported(model.config) == ()

@@ -10,7 +10,7 @@ import pytest
 
 from model.errors import ModelError
 from model.families import load_config
-from model.layers.precision import activation_dtype, as_held
+from model.layers.precision import activation_dtype, cast_weight
 from model.loading.weights import shard_weights
 
 BF16 = ml_dtypes.bfloat16
@@ -64,7 +64,7 @@ def test_weights_keep_their_dtype_beside_float32_and_are_rounded_beside_bfloat16
 ) -> None:
     weights = {name: each.astype(TYPES[held]) for name, each in random_weights().items()}
     for weight in weights.values():
-        stored = as_held(weight, np.dtype(TYPES[activations]))
+        stored = cast_weight(weight, np.dtype(TYPES[activations]))
         assert stored.dtype == (weight.dtype if kept else BF16)
         assert np.array_equal(stored, weight if kept else weight.astype(np.float32).astype(BF16))
 

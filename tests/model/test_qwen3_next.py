@@ -14,7 +14,7 @@ from model.config.mixers import GatedDelta
 from model.errors import ModelError
 from model.families import compose, load_config, read_config
 from model.layers.launch import Phase, StepShape, WeightDtypes
-from model.layers.layer import states_of
+from model.layers.layer import list_states
 from model.loading.checkpoint import open_checkpoint
 from model.runners.reference import ReferenceModel
 from nkw.commands import main
@@ -62,7 +62,7 @@ def test_every_fourth_layer_attends_and_has_a_cache(tmp_path) -> None:
     def shapes(length: int) -> list[list[tuple[int, ...]]]:
         single = np.dtype(np.float32)
         step = StepShape(Phase.decode, 3, 3, length, length, 2, single, WeightDtypes(single))
-        return [[each.shape for each in states_of(block[0], step)] for block in decoder.blocks]
+        return [[each.shape for each in list_states(block[0], step)] for block in decoder.blocks]
 
     delta = [(3, 3, 10 + 10 + 3 * 14), (3, 3, 10, 14)]
     assert shapes(128) == [delta] * 3 + [[(3, 1, 16, 128), (3, 1, 128, 16)]]

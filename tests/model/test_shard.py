@@ -104,8 +104,8 @@ def test_padded_heads_add_nothing_to_a_sum_over_ranks(heads, kv_heads, ranks) ->
     ("heads", "kv_heads", "ranks", "copies"), [(8, 2, 2, 1), (8, 2, 4, 2), (14, 2, 5, 2)]
 )
 def test_what_ranks_hold_counts_copies_and_no_padding(heads, kv_heads, ranks, copies) -> None:
-    assert by_query_heads(heads, kv_heads).held_elements(heads * 6, ranks) == heads * 6
-    assert by_kv_heads(heads, kv_heads).held_elements(kv_heads * 6, ranks) == copies * kv_heads * 6
+    assert by_query_heads(heads, kv_heads).count_elements(heads * 6, ranks) == heads * 6
+    assert by_kv_heads(heads, kv_heads).count_elements(kv_heads * 6, ranks) == copies * kv_heads * 6
 
 
 @pytest.mark.parametrize("vocabulary", [32, 127, 128, 129])

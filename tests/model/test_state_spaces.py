@@ -13,7 +13,7 @@ from model.config.mixers import StateSpaceHeads
 from model.errors import ModelError
 from model.families import compose, load_config, read_config
 from model.layers.launch import Phase, StepShape, WeightDtypes
-from model.layers.layer import states_of
+from model.layers.layer import list_states
 from nkw.commands import main
 
 FIELDS: dict[str, Any] = dict(
@@ -77,7 +77,7 @@ def test_states_have_one_size_however_long_a_sequence_is(tmp_path, model_type) -
     def shapes(length: int, sequences: int) -> list[tuple[int, ...]]:
         single = np.dtype(np.float32)
         step = StepShape(Phase.decode, sequences, sequences, length, length, 2, single, WeightDtypes(single))
-        return [each.shape for layer in decoder.layers for each in states_of(layer, step)]
+        return [each.shape for layer in decoder.layers for each in list_states(layer, step)]
 
     assert shapes(128, 3) == shapes(4096, 3)
     assert [shape[0] for shape in shapes(128, 3)] == [3] * 4

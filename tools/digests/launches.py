@@ -17,7 +17,7 @@ import nki_kernels
 from model.errors import ModelError
 from model.execution.launch_list import copies_of, launches_of
 from model.families import SPEECH, TEXT, compose, load_config
-from model.layers.launch import DrawVariant, Launch, Phase, StepShape, WeightDtypes, table_length
+from model.layers.launch import DrawVariant, Launch, Phase, StepShape, WeightDtypes, compute_table_length
 from model.layers.layer import Layer
 from model.layers.paged import STATES
 from model.loading.shipped import SHIPPED
@@ -55,7 +55,7 @@ def _networks() -> Iterator[tuple[str, Network]]:
 def _steps(window_pages: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, StepShape]]:
     """Yield the name and the shape of each kind of step, over several ranks and dtypes."""
     base = StepShape(Phase.decode, 2, 2, 128, 64, 1, FLOAT32, WeightDtypes(FLOAT32), padded=True)
-    paged = replace(base, cache_length=table_length(64, 16), window_pages=window_pages, **_PAGES)
+    paged = replace(base, cache_length=compute_table_length(64, 16), window_pages=window_pages, **_PAGES)
     prompt = {"phase": Phase.prefill, "tokens": 24, "sequences": 2}
     decoding = replace(paged, tokens=3, sequences=3, cache_length=128)
     kinds = {

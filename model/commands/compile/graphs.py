@@ -12,7 +12,7 @@ from model.engine.buckets import Buckets
 from model.execution.launch_list import copies_of, copy_sizes, launches_of
 from model.families import compose
 from model.layers.launch import Launch, Phase, StepShape
-from model.layers.paged import STATES, CacheGroup, spare
+from model.layers.paged import STATES, CacheGroup, find_padding_page
 from model.layers.sample import DRAWS
 
 
@@ -97,7 +97,7 @@ def list_graphs(config: ModelConfig, buckets: Buckets, cache_groups: Sequence[Ca
         graphs.append(Graph("encoder", "1 window of speech encoded", (1,), tuple(encoder)))
     for group in cache_groups:
         count = 1
-        while count <= spare(largest, group) and copy_sizes(count) == [count]:
+        while count <= find_padding_page(largest, group) and copy_sizes(count) == [count]:
             copies = tuple(copies_of(network.layers, largest, count, group))
             if copies:  # slots of speech windows are never copied
                 label = _describe_copies(count, group)

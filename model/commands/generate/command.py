@@ -24,7 +24,7 @@ from model.commands.generate.report import Run, TargetPrediction, build_document
 from model.config.folder import list_model_files
 from model.errors import ModelError
 from model.families import load_config
-from model.layers.uneven import uneven
+from model.layers.uneven import describe_uneven
 from model.llm.loaded import LoadedModel
 from model.loading.tokenizer import Tokenizer
 from nkw.errors import shown
@@ -87,7 +87,7 @@ def _generate_and_report(
         dtype=job.model.activations.name,
         sampling=job.sampling,
         trace=None if trace is None else str(options.trace),
-        uneven=uneven(job.config, job.mesh.tensor),
+        uneven=describe_uneven(job.config, job.mesh.tensor),
         micro_batches=len(job.micro_batches),
         expert_load=None if options.backend == "numpy" else job.expert_load,
     )

@@ -19,7 +19,7 @@ from model.errors import ModelError
 from model.execution.bound_launch import Device
 from model.execution.launched_network import Progress
 from model.families import SPEECH, load_config
-from model.layers.uneven import uneven
+from model.layers.uneven import describe_uneven
 from model.llm.loaded import LoadedModel, open_device
 from model.loading.tokenizer import Tokenizer
 from model.loading.weights import RankWeights, check_ranks
@@ -109,7 +109,7 @@ def _transcribe_and_report(job: _Job, tokenizer: Tokenizer) -> dict[str, Any]:
         dtype=job.loaded.activations.name,
         sampling=job.params,
         trace=None,
-        uneven=uneven(job.loaded.config, options.tp),
+        uneven=describe_uneven(job.loaded.config, options.tp),
     )
     predictions = _predict(job, generations[-1]) if options.backend == "simulate" else []
     show(summarise(replace(run, prompts=run.prompts[:1]), generations, predictions))
