@@ -53,8 +53,9 @@ MODEL_VERBS = {
         _DONE,
         function="model.commands.generate.command:generate_command",
         options="model.commands.generate.arguments:OPTIONS",
-        description="Continue a prompt with a Llama whose layers are NKI kernels. Every token is compared with a plain "
-        "numpy model, and the time on each chip is predicted.",
+        description="Continue a prompt with a language model whose layers are NKI kernels: the shipped story model, or "
+        "the folder of any family that writes text (docs/families.md). Every token is compared with a plain numpy "
+        "model, and the time on each chip is predicted.",
     ),
     "transcribe": Verb(
         "transcribe a recording, check it, predict the time",

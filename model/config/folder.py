@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from model.errors import ModelError
@@ -35,3 +36,55 @@ def check_inside(path: Path) -> None:
     blobs = folder.parent.parent / "blobs" if folder.parent.name == "snapshots" else folder
     if not target.is_relative_to(folder) and not target.is_relative_to(blobs):
         raise ModelError(f"{path} is a link out of the model's folder", "NKW-MODEL-FOLDER")
+
+
+_MODEL_FOLDER = (
+    "a model is a Hugging Face folder with config.json, tokenizer.json and model.safetensors in it"
+)
+_SAVE_AGAIN = (
+    "load the model with transformers and save it with save_pretrained, which writes model.safetensors"
+)
+_GGUF = "GGUF is not read: give the Hugging Face folder that it was made of"
+
+
+def check_model_folder(path: Path) -> None:
+    """Raise ModelError, with what the path is and what to do, unless it is a folder with a config.json."""
+    if os.path.isdir(path):
+        if not os.path.lexists(path / "config.json"):
+            raise ModelError(f"{path} {_describe_without_config(path)}", "NKW-MODEL-CONFIG")
+    elif not os.path.exists(path):
+        raise ModelError(
+            f"{path} is not a folder: there is nothing at this path; models are local folders, which hf download NAME "
+            "--local-dir DIR writes",
+            "NKW-MODEL-CONFIG",
+        )
+    else:
+        what = _GGUF if path.suffix == ".gguf" else f"give its folder; {_MODEL_FOLDER}"
+        raise ModelError(f"{path} is not a folder: {what}", "NKW-MODEL-CONFIG")
+
+
+def _describe_without_config(folder: Path) -> str:
+    """Return what a folder without config.json is, and what to do with it, as the end of a sentence."""
+    names = sorted(os.listdir(folder))
+    if not names:
+        return f"is an empty folder; {_MODEL_FOLDER}"
+    if "snapshots" in names:
+        return "is a folder of Hugging Face's cache: give a folder below its snapshots"
+    return describe_other_weights(names) or f"has no config.json: config.json is missing; {_MODEL_FOLDER}"
+
+
+def describe_other_weights(names: Iterable[str]) -> str:
+    """Return what a folder with these files is if its weights are not safetensors, and what to do; else nothing."""
+    files = set(names)
+    if files & {"adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"}:
+        return (
+            "is a LoRA adapter, and adapters are not computed: merge it into its model (merge_and_unload and "
+            "save_pretrained of peft) and give that folder"
+        )
+    gguf = min((name for name in files if name.endswith(".gguf")), default=None)
+    if gguf is not None:
+        return f"has {gguf}; {_GGUF}"
+    other = min(
+        (name for name in files if name.endswith((".bin", ".pt", ".pth", ".h5", ".msgpack"))), default=None
+    )
+    return f"has its weights in {other}, which is not read: {_SAVE_AGAIN}" if other is not None else ""

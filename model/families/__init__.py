@@ -5,17 +5,18 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
 from model.config import Config, Fields, ModelConfig
-from model.config.folder import check_inside, find_config_file, list_model_files
+from model.config.folder import check_inside, check_model_folder, find_config_file, list_model_files
 from model.errors import ModelError
 from model.families.registry import FAMILIES, compose, read, single_step_tasks
 from model.families.tasks import SPEECH, TEXT, C, Task
 from model.layers import find_unsupported
+from nkw.suggestions import closest
 
 _CODE = "NKW-MODEL-CONFIG"
 
@@ -53,10 +54,7 @@ def load_config(folder: Path | str, *tasks: Task[Any]) -> Config:
             task; or a field is missing, has the wrong type, or describes a model that no layer computes.
     """
     folder = Path(folder)
-    if not os.path.isdir(folder):
-        raise ModelError(
-            f"{folder} is not a folder; a model is a Hugging Face folder with config.json in it", _CODE
-        )
+    check_model_folder(folder)
     for file in list_model_files(folder):
         check_inside(file)
     fields = Fields(folder / "config.json")
@@ -107,11 +105,14 @@ def read_record(path: Path) -> Config:
     Raises:
         ModelError: The model type is unknown, or a field is missing or has the wrong type.
     """
+    if not path.is_file() or path.suffix == ".gguf":
+        check_model_folder(path)
     fields = Fields(find_config_file(path))
     model_type = fields.get("model_type", None)
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        known = ", ".join(sorted(FAMILIES))
-        raise fields.error("model_type", f"{model_type!r:.60} is not known; known are {known}")
+        raise fields.error(
+            "model_type", f"{model_type!r:.60} is not known{_list_known(str(model_type), sorted(FAMILIES))}"
+        )
     return read(model_type, fields)
 
 
@@ -122,20 +123,19 @@ def _find_model_type(fields: Fields) -> str:
         ModelError: The registry has no row with this architecture.
     """
     generated = {row.architecture: name for name, row in FAMILIES.items() if row.architecture}
-    known = ", ".join(generated)
     architectures, model_type = fields.get("architectures", None), fields.get("model_type", None)
     if isinstance(architectures, list) and len(architectures) == 1 and isinstance(architectures[0], str):
         if architectures[0] in generated:
             return generated[architectures[0]]
-        problem = f"{architectures[0]:.60} is not known"
+        name, problem = architectures[0], f"{architectures[0]:.60} is not known"
     elif architectures is not None:
         raise fields.error(
-            "architectures", f"{architectures!r:.60} is not a list of one name; known are {known}"
+            "architectures", f"{architectures!r:.60} is not a list of one name{_list_known('', generated)}"
         )
     elif isinstance(model_type, str) and model_type in generated.values():
         return model_type
     else:
-        problem = f"missing, and model_type is {model_type!r:.60}"
+        name, problem = str(model_type), f"missing, and model_type is {model_type!r:.60}"
     if isinstance(model_type, str) and model_type in FAMILIES and model_type not in generated.values():
         config = read(model_type, fields)
         assert isinstance(config, ModelConfig), "families of other tasks have an architecture"
@@ -147,4 +147,21 @@ def _find_model_type(fields: Fields) -> str:
             "model_type",
             f"{model_type} needs {', '.join(needs)}, which no layer computes; nkw plan takes it",
         )
-    raise fields.error("architectures", f"{problem}; known are {known}")
+    raise fields.error("architectures", f"{problem}{_list_known(name, generated)}")
+
+
+_KNOWN_CHARACTERS = 100
+"""Most characters of a list of known names: with a path of 100 characters, the message is shown whole."""
+
+
+def _list_known(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown name: the closest known name, and the first known names."""
+    names = list(known)
+    listed = ", ".join(names)
+    if len(listed) > _KNOWN_CHARACTERS:
+        listed = listed[: listed.rindex(", ", 0, _KNOWN_CHARACTERS)]
+        listed += f" and {len(names) - listed.count(', ') - 1} more, which docs/families.md lists"
+    stems = {known.partition("For")[0]: known for known in names}  # all architectures end alike
+    stem = name.partition("For")[0]
+    meant = stem if stem in stems else closest(stem, stems)
+    return f"; did you mean {stems[meant]}? Known are {listed}" if meant else f"; known are {listed}"

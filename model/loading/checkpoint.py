@@ -20,7 +20,7 @@ import numpy as np
 import safetensors
 
 from model.config import Config, read_json
-from model.config.folder import check_inside
+from model.config.folder import check_inside, describe_other_weights
 from model.errors import ModelError
 from model.families import compose
 from model.formats import Weight
@@ -222,7 +222,9 @@ def _map_tensors(path: Path) -> tuple[dict[str, np.ndarray], mmap.mmap]:
                 described = [(name, tensor.get_dtype(), tuple(tensor.get_shape())) for name, tensor in slices]
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError:
-        raise _error(f"{path} is missing, and so is {INDEX}") from None
+        other = describe_other_weights(os.listdir(path.parent))
+        found = f"{path.parent} {other}" if other else f"{path} is missing, and so is {INDEX}"
+        raise _error(found) from None
     except OSError as error:
         raise _error(f"{path} cannot be read: {error.strerror or error}") from None
     except safetensors.SafetensorError as error:

@@ -187,7 +187,8 @@ def test_a_folder_and_its_file_give_the_same_model(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gptj"}, "model_type: 'gptj' is not known; known are "),
+        ({"model_type": "rwkv"}, "model_type: 'rwkv' is not known; known are "),
+        ({"model_type": "lama"}, "model_type: 'lama' is not known; did you mean llama? Known are "),
         ({"model_type": None}, "model_type: None is not known; known are "),
         ({"hidden_size": None}, "hidden_size: missing"),
         ({"vocab_size": "300"}, "vocab_size: '300' is not a positive whole number"),
@@ -254,7 +255,7 @@ def test_refuses_a_file_without_an_object(tmp_path, text) -> None:
 
 
 def test_refuses_a_missing_file(tmp_path) -> None:
-    with pytest.raises(ModelError, match=r"config\.json is missing"):
+    with pytest.raises(ModelError, match="is an empty folder; a model is a Hugging Face folder with config"):
         load_model(tmp_path)
 
 

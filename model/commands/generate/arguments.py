@@ -16,6 +16,6 @@ OPTIONS = options(
     "--sp --backend --no-check --dtype",
     "--temperature --top-k --top-p --min-p --presence-penalty --frequency-penalty --repetition-penalty --seed",
     "-n|--n --logprobs --structured-outputs",
-    "--exact --verify-replay --replay-report",
+    "--quiet --exact --verify-replay --replay-report",
     "--trace --profile --explain --html --json",
 )

@@ -20,7 +20,7 @@ from model.commands.generate.prompts import (
     read_prompts,
     read_sampling_params,
 )
-from model.commands.generate.report import Run, TargetPrediction, build_document, summarise
+from model.commands.generate.report import Run, TargetPrediction, build_document, describe_problems, summarise
 from model.config.folder import list_model_files
 from model.errors import ModelError
 from model.families import load_config
@@ -92,15 +92,20 @@ def _generate_and_report(
         expert_load=None if options.backend == "numpy" else job.expert_load,
     )
     predictions: list[TargetPrediction] = []
-    if options.backend == "simulate":
+    reports = (options.json, options.trace, options.html, options.profile or None)
+    if options.backend == "simulate" and (not options.quiet or any(report is not None for report in reports)):
         predictions, passes = predict(job, generations)
         write_timelines(job, passes, trace, page)
-    show(summarise(run, generations, predictions))
-    if trace is not None:
+    if options.quiet:
+        for problem in describe_problems(generations):
+            show_lines(f"nkw generate: {problem}", sys.stderr)
+    else:
+        show(summarise(run, generations, predictions))
+    if trace is not None and not options.quiet:
         show_lines(f"trace: {options.trace}")
     if options.replay_report and options.backend == "simulate":
         print("\n" + job.replay_report())
-    if page is not None:
+    if page is not None and not options.quiet:
         show_lines(f"page: {options.html}")
     if options.profile:
         show(["", *describe_passes(options.target, passes)])
@@ -127,7 +132,7 @@ def _trace_tokens(
 def _follow(options: argparse.Namespace) -> int:
     """Compute a generation as a rank other than 0, which prints and writes nothing."""
     job, tokenizer = _read_job(options)
-    backend = job.create_backend(lambda done, layers: None)
+    backend = job.create_backend(ignore_progress)
     generate(backend, tokenizer, job.config, job.prompt_ids, job.sampling)
     return 0
 
@@ -135,7 +140,7 @@ def _follow(options: argparse.Namespace) -> int:
 def _generate(job: Job, tokenizer: Tokenizer) -> list[Generation]:
     """Generate, and print the texts: a single continuation token by token, several ones at the end."""
     options = job.options
-    backend = job.create_backend(create_prompt_progress())
+    backend = job.create_backend(ignore_progress if options.quiet else create_prompt_progress())
     compares = options.check and options.backend != "numpy"
     streams = len(job.prompts) == 1
     generations = generate(
@@ -151,7 +156,7 @@ def _generate(job: Job, tokenizer: Tokenizer) -> list[Generation]:
         ),
     )
     if streams:
-        print("\n")
+        print("" if options.quiet else "\n")
     else:
         noun = "prompt" if job.sampling.n == 1 else "text"
         for number, (prompt, generation) in enumerate(zip(job.prompts, generations), 1):
@@ -168,6 +173,10 @@ def _format_prompt(prompt: str, options: argparse.Namespace) -> str:
 def _escape(text: str) -> str:
     """Return a text with its control characters escaped if stdout is a terminal."""
     return shown(text, len(text)) if sys.stdout.isatty() else text
+
+
+def ignore_progress(done: int, layers: int) -> None:
+    """Show nothing: progress of a rank that does not print, and of --quiet."""
 
 
 def create_prompt_progress(every: float = EVERY_SECONDS) -> Progress:

@@ -27,6 +27,11 @@ class StopReason(Enum):
     length = "length"
     context = "context"
 
+    @property
+    def finish_reason(self) -> str:
+        """Reason in OpenAI's and vLLM's words: length for a limit of tokens or a full context, else stop."""
+        return "length" if self in (StopReason.length, StopReason.context) else "stop"
+
 
 @dataclass(frozen=True)
 class Generation:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from model.commands.generate.explain import TokenTrace
-from model.commands.generate.generation import Generation
+from model.commands.generate.generation import Generation, StopReason
 from model.engine import SamplingParams
 from model.engine.sampler import Logprob
 from model.execution.expert_load import ExpertLoad
@@ -85,10 +85,15 @@ def summarise(
             compared += f", both with {run.dtype} activations"
     else:
         count = sum(len(generation.generated_ids) for generation in generations)
-        compared = f"{count} token{'' if count == 1 else 's'} by the numpy reference; nothing was compared or predicted"
+        by = "by the numpy reference; nothing was compared or predicted"
+        without_check = "computed; nothing was compared with the numpy reference"
+        compared = (
+            f"{count} token{'' if count == 1 else 's'} {by if run.backend == 'numpy' else without_check}"
+        )
     out: list[Part] = [Hanging(compared), *_describe_differences(differences)]
     if differences and run.sampling.temperature > 0:
         out.append("tokens are drawn at random; rounding moves the bounds between candidates")
+    out += map(Hanging, describe_full_contexts(generations))
     if run.uneven:
         out.append(Hanging(f"on {run.mesh.tensor} ranks {'; '.join(run.uneven)}"))
     if run.expert_load is not None:
@@ -100,6 +105,28 @@ def summarise(
             out.append(_describe_bubble(run, prediction))
         out += _describe_use(prediction)
     return out
+
+
+def describe_problems(generations: Sequence[Generation]) -> Iterator[str]:
+    """Yield a sentence about tokens that differ from the reference, and one about full contexts."""
+    differences = sum(len(generation.differences) for generation in generations)
+    if differences:
+        compared = sum(generation.tokens_compared for generation in generations)
+        yield f"{differences} of {compared} tokens differ from the numpy reference"
+    yield from describe_full_contexts(generations)
+
+
+def describe_full_contexts(generations: Sequence[Generation]) -> Iterator[str]:
+    """Yield a sentence about the generations that ended because their context was full."""
+    full = [
+        len(generation.generated_ids)
+        for generation in generations
+        if generation.stopped_by is StopReason.context
+    ]
+    if full:
+        texts = "the text ends" if len(generations) == 1 else f"{len(full)} of {len(generations)} texts end"
+        counts = "1 new token" if full == [1] else f"{' and '.join(map(str, sorted({*full})))} new tokens"
+        yield f"{texts} after {counts}, before --max-new-tokens: the context of the model is full"
 
 
 def _describe_differences(differences: Sequence[Difference]) -> Iterator[Part]:
@@ -231,6 +258,7 @@ def _describe_generation(prompt: str, generation: Generation) -> dict[str, Any]:
         "generated_ids": list(generation.generated_ids),
         "text": generation.text,
         "stopped_by": generation.stopped_by.value,
+        "finish_reason": generation.stopped_by.finish_reason,
         "logprobs": None
         if generation.logprobs is None
         else [_describe_logprobs(tokens) for tokens in generation.logprobs],

@@ -12,7 +12,12 @@ ROWS: Rows = {
     "--no-check": dict(
         dest="check",
         action="store_false",
-        help="do not compare the tokens with the numpy model, which takes time and memory of its own",
+        help="do not compare the tokens with the numpy model, which takes time and memory of its own; times are "
+        "predicted all the same",
+    ),
+    "--quiet": dict(
+        action="store_true",
+        help="print the texts alone; tokens that differ and a full context are said on stderr",
     ),
     "--exact": dict(
         action="store_true",
