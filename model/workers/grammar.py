@@ -19,6 +19,31 @@ _TRIED_MASKS = 4
 _TRIAL_STACK_BYTES, STACK_BYTES = 2**22, 2**24
 """Stack of a trial, and the larger one that the same compilation needs to have in a thread of the engine."""
 
+_SCHEMA_MAPS = frozenset(("properties", "patternProperties", "dependentSchemas", "$defs", "definitions"))
+"""Keywords of JSON schemas whose objects have schemas by name."""
+_SUBSCHEMAS = frozenset(
+    (
+        *("items", "prefixItems", "additionalItems", "unevaluatedItems", "contains", "propertyNames"),
+        *(
+            "additionalProperties",
+            "unevaluatedProperties",
+            "allOf",
+            "anyOf",
+            "oneOf",
+            "not",
+            "if",
+            "then",
+            "else",
+        ),
+    )
+)
+"""Keywords whose values are a schema or a list of schemas."""
+_DESCRIBING = (
+    *("properties", "patternProperties", "$ref", "anyOf", "oneOf", "not", "if", "then", "else"),
+    "dependentSchemas",
+)
+"""Keywords beside `allOf`, each of which describes the properties of an object."""
+
 
 class GrammarCompiler:
     """Matchers for one tokenizer, whose texts end with one of `end_tokens`."""
@@ -117,10 +142,60 @@ def grammar_text(form: Mapping[str, Any]) -> str:
         else:
             schema = {"type": "object"} if name == "json_object" else value
             text = schema if isinstance(schema, str) else json.dumps(schema)
+            text = json.dumps(close_objects(json.loads(text)))
             text = matchers.grammar_from_json_schema(text, defaults={"whitespace_flexible": False})
     except (ValueError, RecursionError) as error:
         raise ModelError(f"structured outputs: {error}") from None
     return str(text)
+
+
+def close_objects(schema: Any) -> Any:
+    """Return a JSON schema, changed in place, in which objects that list properties have no further ones.
+
+    vLLM 0.32.0 closes such objects too: its backend xgrammar always, its backend guidance with
+    `disable_additional_properties`. An object stays open if it says so with `additionalProperties` or
+    `unevaluatedProperties`, if it lists no properties, or if several schemas describe it together, as the members of
+    `allOf` do, because each of them would exclude the properties of the others.
+    """
+    open_schemas, listing = set[int](), dict[int, dict[str, Any]]()
+    visited = set[tuple[int, bool]]()
+    unvisited: list[tuple[Any, bool]] = [(schema, False)]
+    while unvisited:
+        part, is_joined = unvisited.pop()
+        if not isinstance(part, dict) or (id(part), is_joined) in visited:
+            continue
+        visited.add((id(part), is_joined))
+        all_of = part.get("allOf")
+        describing = sum(name in part for name in _DESCRIBING) + (
+            len(all_of) if isinstance(all_of, list) else 0
+        )
+        is_joined = is_joined or describing > 1
+        if is_joined or "additionalProperties" in part or "unevaluatedProperties" in part:
+            open_schemas.add(id(part))
+        if any(isinstance(part.get(name), dict) for name in ("properties", "patternProperties")):
+            listing[id(part)] = part
+        for name, argument in part.items():
+            if name in _SCHEMA_MAPS and isinstance(argument, dict):
+                is_definition = name in ("$defs", "definitions")
+                unvisited += [(child, is_joined and not is_definition) for child in argument.values()]
+            elif name in _SUBSCHEMAS:
+                unvisited += [
+                    (child, is_joined) for child in (argument if isinstance(argument, list) else [argument])
+                ]
+            elif name == "$ref":
+                unvisited.append((_find_definition(schema, argument), is_joined))
+    for number, part in listing.items():
+        if number not in open_schemas:
+            part["additionalProperties"] = False
+    return schema
+
+
+def _find_definition(schema: Any, pointer: Any) -> Any:
+    """Return the part of a schema at a JSON pointer such as "#/$defs/City", or None if there is none."""
+    for name in pointer.split("/")[1:] if isinstance(pointer, str) and pointer.startswith("#") else ():
+        name = name.replace("~1", "/").replace("~0", "~")
+        schema = schema.get(name) if isinstance(schema, dict) else None
+    return schema if isinstance(pointer, str) and pointer.startswith("#") else None
 
 
 def first_line(text: str) -> str:
