@@ -91,6 +91,28 @@ class ChatTemplate:
         return ModelError(f"{self._path}: the chat template {problem}", _CODE)
 
 
+def describe_tokenizer(folder: Path) -> dict[str, str | None]:
+    """Return `tokenizer_class`, the special tokens and the `chat_template` of a folder; None for what it lacks.
+
+    Raises:
+        ModelError: tokenizer_config.json cannot be read.
+    """
+    fields = Fields(folder / _CONFIG, optional=True)
+    try:
+        template: str | None = _read_sources(folder, fields)[1]
+    except ModelError:
+        template = None
+    tokens = {
+        name: _read_token(fields, name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")
+    }
+    tokenizer_class = fields.get("tokenizer_class", None)
+    return {
+        "tokenizer_class": tokenizer_class if isinstance(tokenizer_class, str) else None,
+        **tokens,
+        "chat_template": template,
+    }
+
+
 def _render(source: str, context: Mapping[str, Any]) -> bytes:
     """Return `_DONE` and the prompt, or `_FAILED` and the problem of the template, as UTF-8."""
     status = _FAILED

@@ -10,6 +10,12 @@ SHIPPED = {"stories": PRETRAINED, "stories-moe": PRETRAINED / "stories-moe"}
 """Folders by name: a dense story writer, which is the default, and a story writer with routed experts."""
 
 
+def model_name(folder: str | Path) -> str:
+    """Return the name of a shipped model's folder, or the last part of another folder's path."""
+    path = Path(folder).resolve()
+    return next((name for name, shipped in SHIPPED.items() if path == shipped), path.name)
+
+
 def model_path(name: str | Path) -> Path:
     """Return a path unchanged, or the folder of the shipped model of that name where the path does not exist."""
     path = Path(name)

@@ -12,6 +12,7 @@ from model.engine import Engine
 from model.engine.async_engine import AsyncEngine
 from model.layers.paged import STATES, CacheGroup
 from model.llm.engine_args import EngineArgs, read_engine_args
+from model.loading.shipped import model_name
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -73,7 +74,7 @@ async def run_application(
     from model.serve.texts import Texts
 
     folder = Path(options.model).resolve()
-    name = options.served_model_name or folder.name
+    name = options.served_model_name or model_name(folder)
     speech_model = SpeechModel.from_folder(folder)
     cache, limits, args = engine.scheduler.cache, engine.limits, engine_args(options)
     prefix_caching = speech_model is None and options.prefix_caching

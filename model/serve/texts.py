@@ -89,6 +89,10 @@ class Texts:
                 )
         return str(await self._run("decode", _TOKENIZER, len(ids) >= _LONG_JOB_SIZE, list(ids)))
 
+    async def describe(self) -> dict[str, str | None]:
+        """Return the class of the tokenizer, its special tokens and the chat template; None for what is unknown."""
+        return dict(await self._run("describe", _TOKENIZER, False))
+
     async def render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
         """Return the prompt that the chat template makes of a conversation, with its special tokens.
 

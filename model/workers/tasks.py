@@ -1,4 +1,4 @@
-"""The jobs of a text worker: encode and decode texts, render chat templates, try out grammars."""
+"""The jobs of a text worker: encode and decode texts, describe tokenizers, render templates, try out grammars."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from model.loading.chat import ChatTemplate
+from model.loading.chat import ChatTemplate, describe_tokenizer
 from model.loading.tokenizer import Tokenizer
 from model.workers.grammar import GrammarCompiler
 from model.workers.text_length import text_bound
@@ -38,6 +38,8 @@ class TextTasks:
             return self._template.render(messages, **variables)
         if task == "grammar":
             return self._grammars.try_out(*arguments)
+        if task == "describe":
+            return describe_tokenizer(self._folder)
         if task == "encode":
             return self._tokenizer.encode(*arguments)
         return self._tokenizer.decode(*arguments)

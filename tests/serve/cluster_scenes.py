@@ -43,13 +43,13 @@ class Server:
 
     def text(self, prompt: str, **more: Any) -> str:
         """Return a greedy continuation of six tokens, or the error's code."""
-        body = {"model": "pretrained", "prompt": prompt, "max_tokens": 6, "temperature": 0} | more
+        body = {"model": "stories", "prompt": prompt, "max_tokens": 6, "temperature": 0} | more
         answer = json.loads(self.send("POST", "/v1/completions", **body)[1])
         return str(answer["error"]["code"] if "error" in answer else answer["choices"][0]["text"])
 
     def stream(self, tokens: int) -> http.client.HTTPResponse:
         """Open a stream of some tokens and read its first event."""
-        body = {"model": "pretrained", "prompt": "Once", "max_tokens": tokens, "ignore_eos": True, "seed": 1}
+        body = {"model": "stories", "prompt": "Once", "max_tokens": tokens, "ignore_eos": True, "seed": 1}
         response = self._response("POST", "/v1/completions", body | {"stream": True})
         assert response.readline().startswith(b"data: ")
         return response

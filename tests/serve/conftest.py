@@ -22,7 +22,7 @@ from model.serve.http.keys import read_keys
 from model.serve.serving import engine_args, serve
 from nkw.commands import build_parser
 
-MODEL = "pretrained"
+MODEL = "stories"
 
 
 @dataclass

@@ -89,7 +89,7 @@ def test_server_that_a_cluster_cannot_serve_says_so_and_leaves_the_others(
     status, said = found["options"]
     assert (status, said) == (
         2,
-        "nkw: error: the cluster serves pretrained with another model or other options: give --served-model-name "
+        "nkw: error: the cluster serves stories with another model or other options: give --served-model-name "
         "another name, or end the servers that use it",
     )
     status, said = found["folder"]

@@ -56,7 +56,7 @@ def generated(
 def served(server: Served, prompts: tuple[str, ...], seed: int, temperature: float) -> list[str]:
     """The texts of HTTP requests."""
     answer = server.client().completions.create(
-        model="pretrained", prompt=list(prompts), max_tokens=TOKENS, temperature=temperature, seed=seed
+        model="stories", prompt=list(prompts), max_tokens=TOKENS, temperature=temperature, seed=seed
     )
     return [choice.text for choice in answer.choices]
 

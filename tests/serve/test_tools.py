@@ -47,6 +47,7 @@ SCRIPTS = {
     "LLAMA": ['{"name": "weather"', ', "parameters": {"city": ', '"Oslo"', "} }"],
     "TALK": ["Just ", "<tool", "> talk", " now."],
     "RETURNED": ["It is ", "5 degrees."],
+    "DEGREES": ['{"degrees"', ":5}"],
 }  # fmt: skip
 
 
@@ -128,6 +129,59 @@ def test_arguments_are_streamed_before_the_call_has_ended(caller: Served) -> Non
     assert [each.arguments for each in pieces] == ['{"ci', 'ty": "Os', 'lo", "da', 'ys": 3', "}"]
 
 
+FORM = {"type": "object", "properties": {"degrees": {"type": "integer"}}, "required": ["degrees"]}
+ANSWER_FORM = {"type": "json_schema", "json_schema": {"name": "answer", "schema": FORM}}
+
+
+@pytest.mark.parametrize(
+    ("content", "called"),
+    [("TWICE", [("now", {}), ("weather", {"city": "Paris"})]), ("DEGREES", None)],
+)
+def test_answer_with_tools_is_a_call_or_has_its_form(caller: Served, content: str, called: Any) -> None:
+    tools = [tool("now"), tool("weather", {"type": "object", "properties": {"city": {"type": "string"}}})]
+    arguments = {"tools": tools, "response_format": ANSWER_FORM, "max_tokens": 40}
+    message, _ = asked(caller.client(), "scripted", content, **arguments)
+    if called is None:
+        assert (json.loads(message.content), message.tool_calls) == ({"degrees": 5}, None)
+    else:
+        assert (message.content, calls(message)) == (None, called)
+
+
+def test_answer_with_tools_has_no_other_text(caller: Served) -> None:
+    """The model would say "Just <tool> talk now."; only a choice or a call is allowed."""
+    given = {"model": "scripted", "messages": [{"role": "user", "content": "TALK"}], "tools": TOOLS}
+    body = json.dumps(given | {"structured_outputs": {"choice": ["Just no"]}, "temperature": 0}).encode()
+    _, answer = caller.send("POST", "/v1/chat/completions", body)
+    assert json.loads(answer)["choices"][0]["message"]["content"] == "Just no"
+    status, error = posted(
+        caller, "/v1/chat/completions", given | {"structured_outputs": {"regex": "a+"}, "max_tokens": 4}
+    )
+    assert (status, error["message"]) == (
+        400,
+        "tools exclude structured_outputs.regex: leave out tools, or give json or choice",
+    )
+
+
+def test_required_calls_replace_the_form_of_the_answer(client: Any) -> None:
+    message, reason = asked(
+        client, MODEL, "Tom had", tool_choice=NAMED, response_format={"type": "json_object"}
+    )
+    assert (calls(message)[0][0], reason) == ("weather", "tool_calls")
+
+
+def test_answer_has_no_fields_of_calls_that_openai_has_not(caller: Served) -> None:
+    def answered(content: str) -> dict[str, Any]:
+        given = {"messages": [{"role": "user", "content": content}], "tools": TOOLS, "temperature": 0}
+        _, body = caller.send(
+            "POST", "/v1/chat/completions", json.dumps(given | {"model": "scripted"}).encode()
+        )
+        message: dict[str, Any] = json.loads(body)["choices"][0]["message"]
+        return message
+
+    assert set(answered("TALK")) == {"role", "content"}
+    assert set(answered("CALL")["tool_calls"][0]) == {"id", "type", "function"}
+
+
 @pytest.mark.slow
 def test_calls_are_text_without_tools_and_where_none_may_be(caller: Served) -> None:
     whole = "".join(SCRIPTS["CALL"])
@@ -198,34 +252,21 @@ def test_template_for_tools_is_taken_where_the_folder_has_one(tmp_path: Path) ->
         ChatTemplate(tmp_path)
 
 
-BAD_CALL = {"id": "a", "type": "function", "function": {"name": "now", "arguments": "[]"}}
+CUT_CALL = {"id": "a", "type": "function", "function": {"name": "now", "arguments": '{"city": "Os'}}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function"}]}, "tools.0.function: Field required"),
     ({"tools": [tool("two words")]}, "tools.0.function.name: String should match pattern '^[A-Za-z0-9_-]{1,64}$'"),
     ({"tools": [TOOLS[1], TOOLS[1]]}, "two tools have the same name"),
     ({"tool_choice": "required"}, "tool_choice is required and there are no tools"),
     ({"tools": [TOOLS[1]], "tool_choice": NAMED}, "tool_choice names a function that is not in tools"),
-    (
-        {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
-        "tools exclude another structured output: leave out tools, or the other output",
-    ),
-    (
-        {"tools": TOOLS},
-        "the chat template has no known format of tool calls: set tool_choice to none, required or a function, or "
-        "start the server with --tool-call-parser",
-    ),
     ({"messages": [{"role": "user"}]}, "messages.0: Value error, content is missing"),
     (
         {"messages": [{"role": "tool", "content": "5"}]},
         "messages.0: Value error, a message of the role tool has a tool_call_id, and no other has one",
     ),
     (
-        {"messages": [{"role": "user", "content": "a", "tool_calls": [BAD_CALL]}]},
+        {"messages": [{"role": "user", "content": "a", "tool_calls": [CUT_CALL]}]},
         "messages.0: Value error, only an assistant has tool_calls",
-    ),
-    (
-        {"messages": [{"role": "assistant", "tool_calls": [BAD_CALL]}]},
-        "the arguments of a tool call are no JSON object",
     ),
 ]  # fmt: skip
 
@@ -248,6 +289,9 @@ def test_tools_that_ask_for_nothing_are_taken(server: Served) -> None:
         {"tools": [], "parallel_tool_calls": True},
         {"tools": TOOLS, "tool_choice": "none", "response_format": {"type": "json_object"}},
         {"tool_choice": "auto"},
+        {"tools": TOOLS},
+        {"tools": TOOLS, "response_format": {"type": "json_object"}},
+        {"messages": [{"role": "assistant", "tool_calls": [CUT_CALL]}]},
         {"messages": [{"role": "assistant", "content": "Tom", "refusal": None, "tool_calls": []}]},
     ):
         assert posted(server, "/v1/chat/completions", CHAT | given) == (200, {})

@@ -10,7 +10,9 @@ from nkw.options import Rows
 from nkw.process import positive_seconds
 
 ROWS: Rows = {
-    "--served-model-name": dict(metavar="NAME", help="what clients call it (default: the folder's name)"),
+    "--served-model-name": dict(
+        metavar="NAME", help="what clients call it (default: stories, or the folder's name)"
+    ),
     "--host": dict(metavar="HOST", default="127.0.0.1", help="address to listen at (default: %(default)s)"),
     "--port": dict(metavar="N", type=seed, default=8000, help="0 takes a free one (default: %(default)s)"),
     "--api-key-file": dict(

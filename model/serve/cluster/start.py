@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from model.errors import ModelError
+from model.loading.shipped import model_name
 from model.serve.cluster.folder import folder_digest
 from model.serve.cluster.handle import ServeHandle, running_replicas
 from model.serve.http.keys import others_may_read
@@ -81,9 +82,7 @@ def serve_cluster(options: argparse.Namespace, keys: list[str], on_listening: Ca
 
 def application_name(options: argparse.Namespace) -> str:
     """Return the name of the deployment in Ray Serve: the model's name, with hyphens for characters Ray refuses."""
-    return re.sub(
-        r"[^\w.-]", "-", options.served_model_name or Path(options.model).resolve().name, flags=re.A
-    )
+    return re.sub(r"[^\w.-]", "-", options.served_model_name or model_name(options.model), flags=re.A)
 
 
 def fingerprint(options: argparse.Namespace, digest: str | None) -> str:

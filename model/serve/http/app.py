@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from model.engine.async_engine import EngineFailed, EngineFull, Stream
 from model.errors import ModelError
 from model.serve.errors import ApiError, engine_stopped_error, queue_full_error, server_stopping_error
-from model.serve.http.gate import KEY_SALT, combine_salts, encode_error, error_response
+from model.serve.http.gate import KEY_SALT, combine_salts, error_response
 from model.serve.http.page import load_page
 from model.serve.log import LOG
 from model.serve.metrics import CONTENT_TYPE, Metrics
@@ -33,6 +33,8 @@ from model.serve.openai.generation import (
 )
 from model.serve.openai.messages import template_variables
 from model.serve.openai.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from model.serve.openai.response_requests import ResponseRequest
+from model.serve.openai.responses import ResponseHandler
 from nkw.version import version
 
 _ERROR_DESCRIPTIONS = {
@@ -125,13 +127,25 @@ async def model(name: str, service: Shared) -> answers.ModelCard:
 @router.post("/v1/completions", response_model=answers.Completion, responses=_EVENTS)
 async def completions(request: CompletionRequest, raw_request: Request, service: Shared) -> Any:
     """Continue texts."""
-    return await _generate(CompletionHandler, request, raw_request, service)
+    return await _generate(CompletionHandler.prepare, request, raw_request, service)
 
 
 @router.post("/v1/chat/completions", response_model=answers.ChatCompletion, responses=_EVENTS)
 async def chat(request: ChatRequest, raw_request: Request, service: Shared) -> Any:
     """Answer a conversation."""
-    return await _generate(ChatHandler, request, raw_request, service)
+    return await _generate(ChatHandler.prepare, request, raw_request, service)
+
+
+@router.post("/v1/responses", responses=_EVENTS)
+async def responses(request: ResponseRequest, raw_request: Request, service: Shared) -> Any:
+    """Answer a conversation in OpenAI's Responses API."""
+    return await _generate(ResponseHandler.prepare_response, request, raw_request, service)
+
+
+@router.api_route("/v1/responses/{path:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False)
+async def stored_responses(path: str) -> None:
+    """Refuse the routes of stored responses."""
+    raise ApiError(404, "responses are not stored: keep the response of POST /v1/responses", "unsupported")
 
 
 @router.post(
@@ -186,6 +200,23 @@ async def detokenize(request: DetokenizeRequest, raw_request: Request, service: 
     return answers.Text(prompt=text)
 
 
+@router.get("/tokenizer_info")
+async def tokenizer_info(raw_request: Request, service: Shared) -> answers.TokenizerInfo:
+    """Return the special tokens and the chat template, from which clients make prompts themselves, as in vLLM."""
+    facts = await _run_beside_engine(raw_request, service, service.texts.describe())
+    return answers.TokenizerInfo(**facts, max_model_len=service.engine.limits.max_model_len)
+
+
+@router.post("/v1/messages", include_in_schema=False)
+async def messages() -> None:
+    """Refuse the route of Anthropic's API, which this server does not implement."""
+    raise ApiError(
+        400,
+        "Anthropic's API is not served: send the conversation to /v1/chat/completions or /v1/responses",
+        "unsupported",
+    )
+
+
 @router.get("/health")
 async def health(service: Shared) -> answers.Status:
     """Report that the engine computes steps; 503 once it has failed."""
@@ -216,16 +247,14 @@ async def metrics(request: Request) -> Response:
 
 
 async def _generate(
-    handler_class: type[CompletionHandler] | type[ChatHandler],
+    prepare: Callable[[Service, Any], Coroutine[Any, Any, CompletionHandler | ChatHandler]],
     request: Any,
     raw_request: Request,
     service: Service,
 ) -> Any:
     """Return the whole answer, or a response that streams it; a client that disconnects cancels its request."""
     service.check_texts()
-    handler: CompletionHandler | ChatHandler = await run_while_connected(
-        raw_request.receive, handler_class.prepare(service, request)
-    )
+    handler = await run_while_connected(raw_request.receive, prepare(service, request))
     salt = combine_salts(getattr(raw_request.state, KEY_SALT, ""), request.cache_salt)
     stream = await handler.submit(request.priority, salt)
     if request.stream:
@@ -237,8 +266,13 @@ async def _generate(
 async def _encode(request: TokenizeRequest, service: Service) -> list[int]:
     if request.messages is not None:
         variables = template_variables(request.tools, request.chat_template_kwargs)
-        return list((await service.encode_conversation(request.messages, variables)).ids)
-    return await service.texts.encode(request.prompt or "", request.add_special_tokens)
+        if request.add_generation_prompt is not None:
+            variables = {"add_generation_prompt": request.add_generation_prompt} | variables
+        prompt = await service.encode_conversation(
+            request.messages, variables, bool(request.continue_final_message)
+        )
+        return list(prompt.ids)
+    return await service.texts.encode(request.prompt or "", request.add_special_tokens is not False)
 
 
 async def _run_beside_engine(raw_request: Request, service: Service, work: Coroutine[Any, Any, T]) -> T:
@@ -275,14 +309,16 @@ def _stream_events(handler: Handler, stream: Stream) -> StreamingResponse:
 
 
 async def _encode_events(handler: Handler, stream: Stream) -> AsyncIterator[bytes]:
-    """Yield server-sent events; an error is the last event before [DONE]."""
+    """Yield server-sent events; an error is the last of them, before the [DONE] that ends all but responses."""
+    fault: ApiError | None = None
     async with stream:
         try:
             async for event in handler.events(stream):
-                yield f"data: {event}\n\n".encode()
+                yield handler.frame(event)
         except ApiError as error:
-            yield b"data: " + encode_error(error) + b"\n\n"
-        yield b"data: [DONE]\n\n"
+            fault = error
+        if end := handler.frame_end(fault):
+            yield end
 
 
 def _describe_model(service: Service) -> answers.ModelCard:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, model_serializer
 
 from model.engine import Logprob
 from model.serve.openai.messages import ToolCall
@@ -14,19 +14,38 @@ FinishReason = Literal["stop", "length"]
 ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
 
+PromptLogprobs = list[dict[int, dict[str, Any]] | None]
+"""Log-probabilities of the tokens of a prompt, by token id, as in vLLM; None for the first token."""
+
+
+class WithOptional(BaseModel):
+    """Object that leaves out some of its fields, instead of having null, if they have no value."""
+
+    optional: ClassVar[tuple[str, ...]] = ()
+
+    @model_serializer(mode="wrap")
+    def _leave_out(self, serialize):  # type: ignore[no-untyped-def]
+        document = serialize(self)
+        for name in self.optional:
+            if document[name] is None:
+                del document[name]
+        return document
+
+
 class CachedTokens(BaseModel):
     """Prompt tokens whose keys and values were in the prefix cache."""
 
     cached_tokens: int
 
 
-class Usage(BaseModel):
-    """Numbers of tokens of all prompts and of all continuations."""
+class Usage(WithOptional):
+    """Numbers of tokens of all prompts and of all continuations, or of one choice in the middle of a stream."""
 
+    optional = ("prompt_tokens_details",)
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: CachedTokens
+    prompt_tokens_details: CachedTokens | None = None
 
 
 class CompletionLogprobs(BaseModel):
@@ -38,14 +57,16 @@ class CompletionLogprobs(BaseModel):
     text_offset: list[int]
 
 
-class CompletionChoice(BaseModel):
+class CompletionChoice(WithOptional):
     """Continuation, or its next piece in a stream. `stop_reason` is the stop text or token, as in vLLM."""
 
+    optional = ("prompt_logprobs",)
     index: int
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class _Answer(BaseModel):
@@ -86,9 +107,10 @@ class ChatLogprobs(BaseModel):
     refusal: None = None
 
 
-class AnswerMessage(BaseModel):
+class AnswerMessage(WithOptional):
     """Message with which the model answers."""
 
+    optional = ("tool_calls",)
     role: Literal["assistant"] = "assistant"
     content: str | None
     tool_calls: list[ToolCall] | None = None
@@ -104,12 +126,14 @@ class ChatChoice(BaseModel):
     stop_reason: str | int | None = None
 
 
-class ChatCompletion(_Answer):
+class ChatCompletion(_Answer, WithOptional):
     """Answer of /v1/chat/completions."""
 
+    optional = ("prompt_logprobs",)
     object: Literal["chat.completion"] = "chat.completion"
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class ChatPiece(BaseModel):
@@ -153,6 +177,18 @@ class Tokens(BaseModel):
     count: int
     max_model_len: int
     tokens: list[int]
+
+
+class TokenizerInfo(BaseModel):
+    """Answer of /tokenizer_info: the class of the tokenizer, its special tokens and the chat template, if known."""
+
+    tokenizer_class: str | None
+    bos_token: str | None
+    eos_token: str | None
+    unk_token: str | None
+    pad_token: str | None
+    chat_template: str | None
+    max_model_len: int
 
 
 class Text(BaseModel):
@@ -215,6 +251,19 @@ def format_completion_logprobs(
         ],
         text_offset=[offset + len("".join(texts[:index])) for index in range(len(texts))],
     )
+
+
+def format_prompt_logprobs(logprobs: Sequence[dict[int, Logprob] | None]) -> PromptLogprobs:
+    """Return the log-probabilities of the tokens of a prompt in vLLM's format: logprob, rank and text by token id."""
+    return [
+        None
+        if by_id is None
+        else {
+            id: {"logprob": each.logprob, "rank": each.rank, "decoded_token": each.decoded_token}
+            for id, each in by_id.items()
+        }
+        for by_id in logprobs
+    ]
 
 
 def format_chat_logprobs(

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
+from functools import cache
+from typing import Any, TypeVar
 
 from model.engine import CompletionOutput
 from model.engine.async_engine import Stream, Update
-from model.serve.errors import ApiError
+from model.serve.log import LOG
 from model.serve.openai import answers
 from model.serve.openai.calls import CallPiece, CallReader
 from model.serve.openai.generation import GenerationHandler, Service
 from model.serve.openai.messages import CalledFunction, ToolCall
 from model.serve.openai.requests import ChatRequest
 from model.serve.openai.tools import ToolUse
+
+Handler = TypeVar("Handler", bound="ChatHandler")
 
 
 class ChatHandler(GenerationHandler[ChatRequest]):
@@ -22,7 +25,7 @@ class ChatHandler(GenerationHandler[ChatRequest]):
     tool_use: ToolUse | None
 
     @classmethod
-    async def prepare(cls, service: Service, request: ChatRequest) -> ChatHandler:
+    async def prepare(cls: type[Handler], service: Service, request: ChatRequest) -> Handler:
         """Return a handler whose conversation is encoded and whose grammar is compiled.
 
         Raises:
@@ -31,18 +34,21 @@ class ChatHandler(GenerationHandler[ChatRequest]):
             EngineFull: The queue has too few places for the continuations.
         """
         service.check_model(request.model)
+        service.check_max_tokens(request.max_completion_tokens, "max_completion_tokens")
+        service.check_max_tokens(request.max_tokens)
         self = cls(service, request, "chatcmpl")
         self.tool_use = request.read_tool_use()
         if self.tool_use is not None and not self.tool_use.is_required and service.tool_parser is None:
-            raise ApiError(
-                400,
-                "the chat template has no known format of tool calls: set tool_choice to none, required or a "
-                "function, or start the server with --tool-call-parser",
-                param="tool_choice",
-            )
-        self.params = request.to_sampling_params()
+            self.tool_use = None
+            _log_unread_calls()
+        self.params = request.to_sampling_params(service.tool_parser)
         service.engine.check_capacity(self.params.n)
-        self.prompts = [await service.encode_conversation(request.messages, request.template_variables())]
+        variables = request.template_variables()
+        self.prompts = [
+            await service.encode_conversation(
+                request.messages, variables, bool(request.continue_final_message)
+            )
+        ]
         await self.compile_grammar()
         return self
 
@@ -52,7 +58,12 @@ class ChatHandler(GenerationHandler[ChatRequest]):
             self._make_choice(index, output)
             for index, output in enumerate(await self.collect_outputs(stream))
         ]
-        return answers.ChatCompletion(**self.answer_fields, choices=choices, usage=self.usage(stream))
+        return answers.ChatCompletion(
+            **self.answer_fields,
+            choices=choices,
+            usage=self.usage(stream),
+            prompt_logprobs=self.describe_prompt_logprobs(stream, 0),
+        )
 
     async def events(self, stream: Stream) -> AsyncIterator[str]:
         """Yield the pieces of the answer as JSON: of each choice first its role, then its text and its calls.
@@ -66,7 +77,7 @@ class ChatHandler(GenerationHandler[ChatRequest]):
             if index not in readers:
                 readers[index] = self._make_reader()
                 role = answers.ChatPiece(index=index, delta={"role": "assistant", "content": ""})
-                yield self._encode_chunk([role])
+                yield self._encode_chunk([role], self._continuous_usage(index, has_tokens=False))
             reader, delta = readers[index], dict[str, Any]()
             text, calls = _split(reader, update.text, update.finish_reason is not None)
             if text:
@@ -82,7 +93,7 @@ class ChatHandler(GenerationHandler[ChatRequest]):
                     finish_reason=_finish_reason(reader, update.finish_reason),
                     stop_reason=update.stop_reason,
                 )
-                yield self._encode_chunk([piece])
+                yield self._encode_chunk([piece], self._continuous_usage(index))
         if self.request.include_usage:
             yield self._encode_chunk([], self.usage(stream))
 
@@ -110,6 +121,19 @@ class ChatHandler(GenerationHandler[ChatRequest]):
     def _make_reader(self) -> CallReader | None:
         return None if self.tool_use is None else self.tool_use.make_reader(self.service.tool_parser)
 
+    def _continuous_usage(self, index: int, has_tokens: bool = True) -> answers.Usage | None:
+        """Return the numbers of tokens of a choice so far, or None if events do not have them.
+
+        Args:
+            has_tokens: Whether the event follows tokens of the choice; the first event, which has its role, does not.
+        """
+        if not self.request.include_continuous_usage:
+            return None
+        usage = self.usage_so_far(index)
+        if not has_tokens:
+            usage.completion_tokens, usage.total_tokens = 0, usage.prompt_tokens
+        return usage
+
     def _encode_chunk(self, choices: list[answers.ChatPiece], usage: answers.Usage | None = None) -> str:
         return answers.ChatChunk(**self.answer_fields, choices=choices, usage=usage).model_dump_json()
 
@@ -119,11 +143,25 @@ class ChatHandler(GenerationHandler[ChatRequest]):
         return answers.format_chat_logprobs(output.token_ids, output.logprobs or [], self.params.logprobs)
 
 
+@cache
+def _log_unread_calls() -> None:
+    """Log that no tool calls are read from answers: once in a process."""
+    LOG.warning(
+        "the chat template has no known format of tool calls, so answers with tools have no calls unless tool_choice "
+        "requires one: start the server with --tool-call-parser"
+    )
+
+
+def split_answer(reader: CallReader | None, text: str, is_last: bool) -> list[str | CallPiece]:
+    """Return the text and the pieces of calls, in their order, in the next piece of an answer."""
+    if reader is None:
+        return [text] if text else []
+    return reader.push(text, is_last)
+
+
 def _split(reader: CallReader | None, text: str, is_last: bool) -> tuple[str, list[CallPiece]]:
     """Return the text in the next piece of an answer, and the pieces of calls in it."""
-    if reader is None:
-        return text, []
-    pieces = reader.push(text, is_last)
+    pieces = split_answer(reader, text, is_last)
     spoken = "".join(piece for piece in pieces if isinstance(piece, str))
     return spoken, [piece for piece in pieces if not isinstance(piece, str)]
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 from uuid import uuid4
 
@@ -21,6 +22,7 @@ from model.serve.openai.requests import CompletionRequest
 from model.serve.texts import Texts
 
 T = TypeVar("T")
+Output = TypeVar("Output", CompletionOutput, Update)
 Receive = Callable[[], Awaitable[Any]]
 
 
@@ -67,15 +69,53 @@ class Service:
             raise ApiError(400, "this model continues texts: it transcribes no recordings", "unsupported")
         return self.speech_model
 
+    def check_max_tokens(self, max_tokens: int | None, name: str = "max_tokens") -> None:
+        """Raise ApiError for more tokens than the context has, as vLLM does.
+
+        Fewer tokens than that which do not fit behind the prompt are cut, and the answer ends with "length".
+
+        Args:
+            name: The name of the argument.
+        """
+        context = self.engine.limits.max_model_len
+        if max_tokens is not None and max_tokens > context:
+            raise ApiError(
+                400,
+                f"{name} is {max_tokens}; the context has {context} tokens, prompt included: ask for fewer, or leave "
+                f"{name} out",
+                param=name,
+            )
+
     async def encode_conversation(
-        self, messages: Sequence[ChatMessage], variables: Mapping[str, Any]
+        self,
+        messages: Sequence[ChatMessage],
+        variables: Mapping[str, Any],
+        continue_final_message: bool = False,
     ) -> TokenPrompt:
         """Return the prompt that the chat template makes of messages; the template writes the special tokens.
 
         Args:
             variables: Further variables of the template.
+            continue_final_message: Whether the prompt ends with the last message's content, without what the template
+                writes after it, so that the answer continues the message.
+
+        Raises:
+            ApiError: The last message is to be continued, and the template leaves it out or changes it.
         """
-        text = await self.texts.render([message.for_template() for message in messages], variables)
+        conversation = [message.for_template() for message in messages]
+        text = await self.texts.render(conversation, variables)
+        if continue_final_message:
+            content = conversation[-1]["content"]
+            start, stripped = text.rfind(content.strip()), content.strip()
+            if start < 0 or not stripped:
+                raise ApiError(
+                    400,
+                    "the prompt does not have the last message, so it cannot be continued: leave out "
+                    "continue_final_message",
+                    param="continue_final_message",
+                )
+            has_blanks = text.startswith(content.lstrip(), start)
+            text = text[: start + len(content.lstrip() if has_blanks else stripped)]
         return TokenPrompt(await self.texts.encode(text, special_tokens=False), text)
 
 
@@ -94,6 +134,8 @@ class GenerationHandler(Generic[T]):
     prompts: Sequence[TokenPrompt] = field(init=False, default=())
     grammar: CompiledGrammar | None = None
     completion_tokens: int = 0
+    choice_tokens: dict[int, int] = field(default_factory=dict)
+    """Number of tokens of each choice so far, by its index."""
 
     def __post_init__(self) -> None:
         self.answer_fields: dict[str, Any] = {
@@ -135,6 +177,8 @@ class GenerationHandler(Generic[T]):
                 if update.finish_reason == "error":
                     raise ApiError(400, str(update.stop_reason))
                 self.completion_tokens += len(update.token_ids)
+                index = self.choice_index(update)
+                self.choice_tokens[index] = self.choice_tokens.get(index, 0) + len(update.token_ids)
                 yield update
         except EngineFailed as error:  # the message of its cause may quote a client
             LOG.error("the engine has failed", exc_info=error.__cause__)
@@ -145,6 +189,30 @@ class GenerationHandler(Generic[T]):
         async for _ in self.updates(stream):
             pass
         return [output for request in stream.requests for output in request.outputs]
+
+    def frame(self, event: str) -> bytes:
+        """Return an event of a stream as a server-sent event."""
+        return f"data: {event}\n\n".encode()
+
+    def frame_end(self, error: ApiError | None) -> bytes:
+        """Return what ends a stream: its error, if there is one, and [DONE]."""
+        return (b"" if error is None else self.frame(json.dumps(error.document))) + b"data: [DONE]\n\n"
+
+    def describe_prompt_logprobs(self, stream: Stream, index: int) -> answers.PromptLogprobs | None:
+        """Return the log-probabilities of the prompt of a choice, or None if the request does not ask for them."""
+        if self.request.prompt_logprobs is None:  # type: ignore[attr-defined]
+            return None
+        return answers.format_prompt_logprobs(stream.requests[index // self.params.n].prompt_logprobs or [])
+
+    def usage_so_far(self, index: int) -> answers.Usage:
+        """Return the numbers of tokens of one choice of a stream that goes on."""
+        prompt_tokens = len(self.prompts[index // self.params.n].ids)
+        completion_tokens = self.choice_tokens.get(index, 0)
+        return answers.Usage(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            total_tokens=prompt_tokens + completion_tokens,
+        )
 
     def usage(self, stream: Stream) -> answers.Usage:
         """Return the numbers of tokens of a stream that has ended."""
@@ -174,11 +242,12 @@ class CompletionHandler(GenerationHandler[CompletionRequest]):
             EngineFull: The queue has too few places for the continuations.
         """
         service.check_model(request.model)
+        service.check_max_tokens(request.max_tokens)
         self = cls(service, request, "cmpl")
         self.params = request.to_sampling_params()
         service.engine.check_capacity(len(request.prompts) * self.params.n)
         self.prompts = [await self._encode(prompt) for prompt in request.prompts]
-        if self.params.prompt_logprobs is not None:
+        if request.echo and self.params.prompt_logprobs is not None:
             self.first_tokens = [await service.texts.decode(prompt.ids[:1]) for prompt in self.prompts]
         if not self.prompts:
             raise ApiError(400, "prompt is an empty list", param="prompt")
@@ -194,15 +263,17 @@ class CompletionHandler(GenerationHandler[CompletionRequest]):
                 logprobs=self._describe_logprobs(stream, index, output, None),
                 finish_reason=output.finish_reason,  # type: ignore[arg-type]
                 stop_reason=output.stop_reason,
+                prompt_logprobs=self.describe_prompt_logprobs(stream, index),
             )
-            for index, output in enumerate(await self.collect_outputs(stream))
+            for index, output in enumerate(map(self._drop_unasked, await self.collect_outputs(stream)))
         ]
         return answers.Completion(**self.answer_fields, choices=choices, usage=self.usage(stream))
 
     async def events(self, stream: Stream) -> AsyncIterator[str]:
         """Yield the pieces of the answer as JSON. Raises ApiError as `updates` does."""
         offsets: dict[int, int] = {}
-        async for update in self.updates(stream):
+        async for counted in self.updates(stream):
+            update = self._drop_unasked(counted)
             index = self.choice_index(update)
             text = ("" if index in offsets else self._echo(index)) + update.text
             logprobs = self._describe_logprobs(stream, index, update, offsets.get(index))
@@ -217,20 +288,28 @@ class CompletionHandler(GenerationHandler[CompletionRequest]):
                     finish_reason=update.finish_reason,  # type: ignore[arg-type]
                     stop_reason=update.stop_reason,
                 )
-                yield answers.Completion(**self.answer_fields, choices=[choice]).model_dump_json()
+                usage = self.usage_so_far(index) if self.request.include_continuous_usage else None
+                yield answers.Completion(
+                    **self.answer_fields, choices=[choice], usage=usage
+                ).model_dump_json()
         if self.request.include_usage:
             usage = self.usage(stream)
             yield answers.Completion(**self.answer_fields, choices=[], usage=usage).model_dump_json()
 
     async def _encode(self, prompt: str | list[int]) -> TokenPrompt:
         if isinstance(prompt, str):
-            return TokenPrompt(await self.service.texts.encode(prompt), prompt)
+            special_tokens = self.request.add_special_tokens is not False
+            return TokenPrompt(await self.service.texts.encode(prompt, special_tokens), prompt)
         text = await self.service.texts.decode(prompt) if self.request.echo else None
         return TokenPrompt(prompt, text)
 
     def _echo(self, index: int) -> str:
         """Return the prompt of a choice if prompts are echoed, and otherwise an empty text."""
         return (self.prompts[index // self.params.n].text or "") if self.request.echo else ""
+
+    def _drop_unasked(self, output: Output) -> Output:
+        """Return an output without the token that was sampled only because a prompt is scored."""
+        return replace(output, text="", token_ids=[], logprobs=[]) if self.request.is_scoring else output
 
     def _describe_logprobs(
         self, stream: Stream, index: int, output: CompletionOutput | Update, offset: int | None
@@ -246,12 +325,15 @@ class CompletionHandler(GenerationHandler[CompletionRequest]):
         token_ids, logprobs = output.token_ids, output.logprobs or []
         prompt_index = index // self.params.n
         prompt_logprobs = stream.requests[prompt_index].prompt_logprobs
-        if offset is not None or prompt_logprobs is None:
+        if offset is not None or prompt_logprobs is None or not self.request.echo:
             return answers.format_completion_logprobs(token_ids, logprobs, offset or 0)
         ids = [*self.prompts[prompt_index].ids, *token_ids]
-        return answers.format_completion_logprobs(
-            ids, [*prompt_logprobs, *logprobs], 0, self.first_tokens[prompt_index]
-        )
+        likely = [
+            by_id
+            and {id: each for id, each in by_id.items() if id == token or each.rank <= self.params.logprobs}
+            for token, by_id in zip(ids, [*prompt_logprobs, *logprobs])
+        ]
+        return answers.format_completion_logprobs(ids, likely, 0, self.first_tokens[prompt_index])
 
 
 class ClientGone(Exception):

@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from model.serve.errors import ApiError
+from model.serve.openai.fields import drop_known_fields
 
 _NAME = "^[A-Za-z0-9_-]{1,64}$"
 
 
 class Checked(BaseModel):
-    """Arguments with exactly these names and types."""
+    """Arguments with exactly these names and types, beside the known fields of the object `known_as`, if it has any."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+    known_as: ClassVar[str | None] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_known_fields(cls, arguments: Any) -> Any:
+        """Drop fields without an effect. Raises ApiError for a known field that is not computed."""
+        if cls.known_as is None or not isinstance(arguments, dict):
+            return arguments
+        declared = {field.alias or name: field for name, field in cls.model_fields.items()}
+        return drop_known_fields(cls.known_as, arguments, declared)
 
 
 class FunctionDefinition(Checked):
     """Function that the client can run. `strict` has no effect: the tool choice decides whether `parameters` bind."""
 
+    known_as = "tool"
     name: str = Field(pattern=_NAME)
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -31,6 +43,7 @@ class FunctionDefinition(Checked):
 class Tool(Checked):
     """Tool that an answer may call; every tool is a function."""
 
+    known_as = "tool"
     type: Literal["function"]
     function: FunctionDefinition
 
@@ -55,52 +68,69 @@ class CalledFunction(FunctionName):
 
 
 class ToolCall(Checked):
-    """Call that an answer made; `index` counts the calls of a stream."""
+    """Call that an answer made."""
 
+    known_as = "call"
     id: str
     type: Literal["function"]
     function: CalledFunction
-    index: int | None = None
 
     def for_template(self) -> dict[str, Any]:
         """Return the call as chat templates read it, with its arguments as an object.
 
-        Raises:
-            ApiError: The arguments are not the text of a JSON object.
+        Arguments that are not the text of a JSON object are read as an empty object, as in vLLM: a call that was cut
+        by `max_tokens` leaves such a text in the conversation.
         """
         try:
             arguments = json.loads(self.function.arguments or "{}")
         except (ValueError, RecursionError):
             arguments = None
-        if not isinstance(arguments, dict):
-            raise ApiError(400, "the arguments of a tool call are no JSON object", param="messages")
-        function = {"name": self.function.name, "arguments": arguments}
+        function = {
+            "name": self.function.name,
+            "arguments": arguments if isinstance(arguments, dict) else {},
+        }
         return {"id": self.id, "type": "function", "function": function}
 
 
 class TextPart(Checked):
-    """Text in the content of a message; images and recordings are refused."""
+    """Text in the content of a message, or the text with which an earlier answer refused."""
 
-    type: Literal["text"]
+    known_as = "part"
+    type: Literal["text", "input_text", "output_text"]
     text: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_type(cls, part: Any) -> Any:
+        """Return a refusal as a text. Raises ApiError for an image, a recording or another part without text."""
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "refusal":
+            return {"type": "text", "text": part.get("refusal")}
+        if isinstance(kind, str) and kind not in ("text", "input_text", "output_text"):
+            raise ApiError(
+                400,
+                "a message has a part that is not a text: this server's models read texts only, so describe images and "
+                "recordings in words, or send recordings to a speech model's /v1/audio/transcriptions",
+                "unsupported",
+                "messages",
+            )
+        return part
 
 
 class ChatMessage(Checked):
-    """Message of a conversation; one of the role `tool` is the output of a function that an earlier answer called."""
+    """Message of a conversation; one of the role `tool` is the output of a function that an earlier answer called.
 
+    `reasoning` and `reasoning_content` are two names of the thoughts that preceded an earlier answer.
+    """
+
+    known_as = "message"
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, arguments: Any) -> Any:
-        """Drop names with null: clients send answers back unchanged, with names of OpenAI that are null here."""
-        if not isinstance(arguments, dict):
-            return arguments
-        return {name: argument for name, argument in arguments.items() if argument is not None}
+    reasoning: str | None = None
+    reasoning_content: str | None = None
 
     @model_validator(mode="after")
     def _check_role(self) -> ChatMessage:
@@ -113,14 +143,20 @@ class ChatMessage(Checked):
         return self
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message as chat templates read it, with its content as one text."""
+        """Return the message as chat templates read it, with its content as one text.
+
+        Thoughts are passed under both names that templates and clients have for them, as in vLLM.
+        """
         content = self.content or ""
+        reasoning = self.reasoning if self.reasoning_content is None else self.reasoning_content
         message = {
             "role": self.role,
             "content": content if isinstance(content, str) else "".join(text.text for text in content),
             "name": self.name,
             "tool_call_id": self.tool_call_id,
             "tool_calls": [call.for_template() for call in self.tool_calls or ()] or None,
+            "reasoning": reasoning,
+            "reasoning_content": reasoning,
         }
         return {name: argument for name, argument in message.items() if argument is not None}
 

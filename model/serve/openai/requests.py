@@ -1,16 +1,14 @@
 """Requests for texts: OpenAI's arguments and vLLM's further ones, checked for names and types.
 
-`SamplingParams` and the engine check ranges. An unsupported argument that would change the answer is refused by name;
-one that changes nothing is accepted.
+`SamplingParams` and the engine check ranges. `fields.py` has the arguments that are known and not computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from model.engine import SamplingParams
 from model.engine.structured import StructuredOutputsParams
@@ -18,29 +16,15 @@ from model.serve.errors import ApiError
 from model.serve.openai.messages import ChatMessage, Checked, NamedTool, Tool, template_variables
 from model.serve.openai.tools import ToolUse
 
-_IGNORED = (
-    "metadata",
-    "prompt_cache_key",
-    "safety_identifier",
-    "service_tier",
-    "store",
-    "user",
-)
-"""Arguments of OpenAI's API that have no effect on the text of an answer."""
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    "modalities": (["text"],),
-    "suffix": ("",),
-}
-"""The only accepted values of some arguments, which have no effect."""
 _MAX_STOPS = 16
 
 
 class StreamOptions(Checked):
     """Options of a stream besides its text."""
 
+    known_as = "stream_options"
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class JsonSchema(Checked):
@@ -62,6 +46,7 @@ class ResponseFormat(Checked):
 class StructuredOutputs(Checked):
     """Structured output in vLLM's format; one field is set."""
 
+    known_as = "structured_outputs"
     json_schema: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
     choice: list[str] | None = None
@@ -93,42 +78,52 @@ class _GenerationRequest(Checked):
     skip_special_tokens: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    prompt_logprobs: int | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31)
     cache_salt: str | None = Field(None, min_length=1, max_length=1024)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_arguments_without_effect(cls, arguments: Any) -> Any:
-        if not isinstance(arguments, dict):
-            return arguments
-        return {
-            name: argument
-            for name, argument in arguments.items()
-            if name in cls.model_fields
-            or not (name in _IGNORED or argument is None or argument in _NEUTRAL.get(name, ()))
-        }
 
     @property
     def include_usage(self) -> bool:
         """Whether the last event of the stream has the numbers of tokens."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
-    def _to_sampling_params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+    @property
+    def include_continuous_usage(self) -> bool:
+        """Whether every event of the stream has the numbers of tokens of its choice so far, as in vLLM."""
+        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    def _to_sampling_params(
+        self,
+        max_tokens: int | None,
+        logprobs: int | None,
+        structured_outputs: StructuredOutputsParams | None,
+    ) -> SamplingParams:
         """Return the sampling parameters of the request.
 
         Raises:
-            ApiError: Two arguments contradict each other, or `stop` or `logit_bias` is refused.
+            ApiError: Two arguments contradict each other, or `stop`, `logit_bias` or `prompt_logprobs` is refused.
             ModelError: An argument is out of range.
         """
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options needs stream to be true", param="stream_options")
+        if self.stream and self.prompt_logprobs is not None:
+            raise ApiError(
+                400,
+                "prompt_logprobs are not streamed: set stream to false, or ask for echo with logprobs",
+                param="prompt_logprobs",
+            )
         if isinstance(self.stop, list) and len(self.stop) > _MAX_STOPS:
             raise ApiError(400, f"stop has {len(self.stop)} texts; at most {_MAX_STOPS}", param="stop")
         names = (
             "n temperature top_p top_k min_p seed presence_penalty frequency_penalty repetition_penalty min_tokens "
-            "stop stop_token_ids include_stop_str_in_output ignore_eos skip_special_tokens allowed_token_ids"
+            "stop stop_token_ids include_stop_str_in_output ignore_eos skip_special_tokens allowed_token_ids "
+            "prompt_logprobs"
         ).split()
         logit_bias = self.logit_bias or {}
         if not all(name.isascii() and name.isdigit() and len(name) < 10 for name in logit_bias):
@@ -139,12 +134,28 @@ class _GenerationRequest(Checked):
             max_tokens=max_tokens,
             logprobs=logprobs,
             logit_bias={int(name): bias for name, bias in logit_bias.items()} or None,
-            structured_outputs=self._build_structured_outputs(),
+            structured_outputs=structured_outputs,
         )
 
     def _build_structured_outputs(self) -> StructuredOutputsParams | None:
-        """Return the structured output of the text, for which `response_format` or `structured_outputs` may ask."""
+        """Return the structured output of the text, for which `response_format` or `structured_outputs` may ask.
+
+        The fields `guided_*`, which vLLM had before 0.12, are read as those of `structured_outputs`.
+        """
         response_format, outputs = self.response_format, self.structured_outputs
+        guided = {
+            name: form
+            for name in ("json", "regex", "choice", "grammar")
+            if (form := getattr(self, f"guided_{name}")) is not None
+        }
+        if guided and outputs is not None:
+            raise ApiError(
+                400,
+                "give structured_outputs or guided_json, guided_regex, guided_choice or guided_grammar",
+                param=f"guided_{next(iter(guided))}",
+            )
+        if guided:
+            outputs = StructuredOutputs(**guided)
         if response_format is not None and response_format.type != "text":
             if outputs is not None:
                 raise ApiError(400, "give response_format or structured_outputs", param="structured_outputs")
@@ -164,14 +175,27 @@ class _GenerationRequest(Checked):
 class CompletionRequest(_GenerationRequest):
     """Body of `POST /v1/completions`: texts or token ids to continue."""
 
+    known_as = "completions"
     prompt: str | list[str] | list[int] | list[list[int]]
     logprobs: int | None = None
     echo: bool | None = None
+    add_special_tokens: bool | None = None
+
+    @property
+    def is_scoring(self) -> bool:
+        """Whether the answer is the prompt alone, with its log-probabilities if they are asked for."""
+        return bool(self.echo) and self.max_tokens == 0
 
     def to_sampling_params(self) -> SamplingParams:
-        """Return the sampling parameters, with 16 tokens by default; raise as `_to_sampling_params`."""
-        params = self._to_sampling_params(16 if self.max_tokens is None else self.max_tokens, self.logprobs)
-        return replace(params, prompt_logprobs=self.logprobs) if self.echo else params
+        """Return the sampling parameters, with 16 tokens by default; raise as `_to_sampling_params`.
+
+        A prompt that is scored is continued by one token, which the answer counts and does not have, as in vLLM.
+        """
+        max_tokens = 1 if self.is_scoring else 16 if self.max_tokens is None else self.max_tokens
+        params = self._to_sampling_params(max_tokens, self.logprobs, self._build_structured_outputs())
+        if self.echo and self.prompt_logprobs is None:
+            return replace(params, prompt_logprobs=self.logprobs)
+        return params
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
@@ -183,6 +207,7 @@ class CompletionRequest(_GenerationRequest):
 class ChatRequest(_GenerationRequest):
     """Body of `POST /v1/chat/completions`: a conversation to answer."""
 
+    known_as = "chat completions"
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -190,6 +215,10 @@ class ChatRequest(_GenerationRequest):
     tools: list[Tool] | None = Field(None, max_length=128)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    documents: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     def read_tool_use(self) -> ToolUse | None:
@@ -214,40 +243,60 @@ class ChatRequest(_GenerationRequest):
             return None
         return ToolUse(functions, choice == "required", self.parallel_tool_calls is not False)
 
-    def _build_structured_outputs(self) -> StructuredOutputsParams | None:
-        """Return the grammar of required tool calls, or else the structured output that is asked for."""
-        params, tool_use = super()._build_structured_outputs(), self.read_tool_use()
-        if params is not None and tool_use is not None:
+    def template_variables(self) -> dict[str, Any]:
+        """Return the variables of the chat template besides the messages; without tools if none may be called.
+
+        `reasoning_effort` is passed as vLLM passes it: under its name, and as `enable_thinking`.
+
+        Raises:
+            ApiError: The answer would both continue the last message and begin a new one.
+        """
+        tools = None if self.read_tool_use() is None else self.tools
+        if self.continue_final_message and self.add_generation_prompt is not False:
             raise ApiError(
                 400,
-                "tools exclude another structured output: leave out tools, or the other output",
-                param="response_format",
+                "continue_final_message needs add_generation_prompt to be false",
+                param="continue_final_message",
             )
-        return params if tool_use is None else tool_use.build_structured_outputs()
+        variables: dict[str, Any] = {}
+        if self.add_generation_prompt is not None:
+            variables["add_generation_prompt"] = self.add_generation_prompt
+        if self.documents is not None:
+            variables["documents"] = self.documents
+        if self.reasoning_effort is not None:
+            variables["reasoning_effort"] = self.reasoning_effort
+            variables["enable_thinking"] = self.reasoning_effort != "none"
+        return variables | template_variables(tools, self.chat_template_kwargs)
 
-    def template_variables(self) -> dict[str, Any]:
-        """Return the variables of the chat template besides the messages; without tools if none may be called."""
-        return template_variables(
-            None if self.read_tool_use() is None else self.tools, self.chat_template_kwargs
-        )
+    def to_sampling_params(self, tool_parser: str | None = None) -> SamplingParams:
+        """Return the sampling parameters, by default up to the end of the context; raise as `_to_sampling_params`.
 
-    def to_sampling_params(self) -> SamplingParams:
-        """Return the sampling parameters, by default up to the end of the context; raise as `_to_sampling_params`."""
+        Args:
+            tool_parser: The parser of tool calls that are not required.
+        """
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
         max_tokens = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        return self._to_sampling_params(max_tokens, (self.top_logprobs or 0) if self.logprobs else None)
+        form, tool_use = self._build_structured_outputs(), self.read_tool_use()
+        return self._to_sampling_params(
+            max_tokens,
+            (self.top_logprobs or 0) if self.logprobs else None,
+            form if tool_use is None else tool_use.build_structured_outputs(form, tool_parser),
+        )
 
 
 class TokenizeRequest(Checked):
     """Body of `POST /tokenize`: a text or a conversation."""
 
+    known_as = "tokenize"
     model: str | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = Field(None, min_length=1)
     tools: list[Tool] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 class DetokenizeRequest(Checked):

@@ -31,11 +31,11 @@ BLOCK_BYTES = 64
 _TOKEN_BYTES = 4  # of English, about
 _MIN_PREFIX_DIVISOR = 4  # a prefix decides if it is at least the prompt divided by this number
 
-COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+COMPLETIONS, CHATS, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 AUDIO = "/v1/audio/transcriptions", "/v1/audio/translations"
-TOKENIZING = "/tokenize", "/detokenize"
+TOKENIZING = "/tokenize", "/detokenize", "/tokenizer_info"
 """Paths of requests that take a place in the queue but no step of the engine."""
-GENERATING = (COMPLETIONS, CHATS, *AUDIO)
+GENERATING = (COMPLETIONS, CHATS, RESPONSES, *AUDIO)
 """Paths of requests that the engine computes."""
 
 
@@ -54,7 +54,7 @@ class RoutedRequest:
             max_blocks: The number of blocks after which the prompt is cut off.
             key_salt: The salt of the request's key.
         """
-        if path not in (COMPLETIONS, CHATS):
+        if path not in (COMPLETIONS, CHATS, RESPONSES):
             return cls(continuations=int(path in (*AUDIO, *TOKENIZING)))
         try:
             arguments = json.loads(body)
@@ -177,7 +177,8 @@ def _encode_prompt(prompt: Any) -> bytes:
 
 
 def _encode_conversation(arguments: Mapping[str, Any]) -> bytes:
-    """Return the tools and messages that a chat template reads, in the order in which templates write them."""
-    messages = arguments.get("messages")
-    contents = [arguments.get("tools"), *(messages if isinstance(messages, list) else ())]
+    """Return the tools, instructions and messages or items that a chat template reads, in the order of templates."""
+    messages = arguments.get("messages", arguments.get("input"))
+    messages = messages if isinstance(messages, list) else [messages]
+    contents = [arguments.get("tools"), arguments.get("instructions"), *messages]
     return "".join(map(json.dumps, contents)).encode()

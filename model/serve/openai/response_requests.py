@@ -1,0 +1,188 @@
+"""Requests of OpenAI's Responses API, which are answered as conversations of /v1/chat/completions.
+
+The server is stateless: `store` is taken, whose default is true, and nothing is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from model.serve.errors import ApiError
+from model.serve.openai.messages import Checked
+from model.serve.openai.requests import ChatRequest, StreamOptions, StructuredOutputs
+
+_LOGPROBS = "message.output_text.logprobs"
+
+
+class TextFormat(Checked):
+    """Form of the text of an answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema_object: dict[str, Any] | None = Field(None, alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextOptions(Checked):
+    """Options of the text of an answer; `verbosity` has no effect."""
+
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ReasoningOptions(Checked):
+    """Options of the thoughts before an answer; `effort` is passed to the chat template, the others have no effect."""
+
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class ResponseRequest(Checked):
+    """Body of `POST /v1/responses`: the items of a conversation to answer."""
+
+    known_as = "responses"
+    model: str
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    top_logprobs: int | None = None
+    include: list[str] | None = None
+    priority: int | None = Field(None, ge=-(2**31), lt=2**31)
+    cache_salt: str | None = Field(None, min_length=1, max_length=1024)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    @property
+    def include_logprobs(self) -> bool:
+        """Whether the answer has the log-probabilities of its tokens."""
+        return _LOGPROBS in (self.include or ())
+
+    def to_chat(self) -> ChatRequest:
+        """Return the conversation to answer.
+
+        Raises:
+            ApiError: An item, a tool or a choice of tools asks for state or for tools of OpenAI's servers.
+            ValidationError: An argument of an item or a tool has a wrong type.
+        """
+        names = (
+            "model temperature top_p top_k min_p seed presence_penalty frequency_penalty repetition_penalty logit_bias "
+            "stop stop_token_ids include_stop_str_in_output ignore_eos skip_special_tokens chat_template_kwargs "
+            "parallel_tool_calls priority cache_salt stream"
+        ).split()
+        arguments = {name: getattr(self, name) for name in names}
+        arguments |= {
+            "messages": self._read_messages(),
+            "max_completion_tokens": self.max_output_tokens,
+            "tools": [_read_tool(tool) for tool in self.tools or ()] or None,
+            "tool_choice": _read_tool_choice(self.tool_choice) if self.tools else None,
+            "logprobs": self.include_logprobs,
+            "top_logprobs": self.top_logprobs if self.include_logprobs else None,
+            "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
+            "response_format": self._read_format(),
+        }
+        if self.structured_outputs is not None:
+            arguments["structured_outputs"] = self.structured_outputs.model_dump(by_alias=True)
+        return ChatRequest.model_validate(
+            {name: argument for name, argument in arguments.items() if argument is not None}
+        )
+
+    def _read_format(self) -> dict[str, Any] | None:
+        form = None if self.text is None else self.text.format
+        if form is None or form.type != "json_schema":
+            return None if form is None else {"type": form.type}
+        if form.schema_object is None:
+            raise ApiError(400, "text.format of the type json_schema has no schema", param="text.format")
+        return {
+            "type": form.type,
+            "json_schema": {"name": form.name or "answer", "schema": form.schema_object},
+        }
+
+    def _read_messages(self) -> list[dict[str, Any]]:
+        """Return the messages of the instructions and of all items."""
+        messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
+        for number, item in enumerate(items):
+            _add_item(messages, item, f"input.{number}")
+        if not messages:
+            raise ApiError(400, "input is empty", param="input")
+        return messages
+
+
+def _add_item(messages: list[dict[str, Any]], item: Mapping[str, Any], place: str) -> None:
+    """Append the message of an item, or add its call to the assistant's message before it.
+
+    Args:
+        place: The item's place in the request, for a refusal.
+
+    Raises:
+        ApiError: The item is not a message, a call of a function, its output, or the thoughts of an earlier answer.
+    """
+    item_type = item.get("type", "message")
+    if item_type == "message":
+        messages.append({"role": item.get("role"), "content": item.get("content")})
+    elif item_type == "function_call":
+        if not messages or messages[-1]["role"] != "assistant":
+            messages.append({"role": "assistant"})
+        function = {"name": item.get("name"), "arguments": item.get("arguments")}
+        call = {"id": item.get("call_id"), "type": "function", "function": function}
+        messages[-1].setdefault("tool_calls", []).append(call)
+    elif item_type == "function_call_output":
+        messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")})
+    elif item_type == "item_reference":
+        raise ApiError(400, "this server stores no items: send the item itself", "unsupported", place)
+    elif item_type != "reasoning":
+        raise ApiError(
+            400,
+            "an item of input is not a message, a function_call, a function_call_output or reasoning: leave it out",
+            "unsupported",
+            place,
+        )
+
+
+def _read_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a function as /v1/chat/completions has it. Raises ApiError for a tool that OpenAI's servers run."""
+    if tool.get("type") != "function":
+        raise ApiError(
+            400, "this server runs no tools of its own: give functions in tools", "unsupported", "tools"
+        )
+    return {"type": "function", "function": {name: tool[name] for name in tool if name != "type"}}
+
+
+def _read_tool_choice(choice: str | Mapping[str, Any] | None) -> Any:
+    """Return a choice as /v1/chat/completions has it. Raises ApiError for other choices than of a function."""
+    if choice is None or isinstance(choice, str):
+        return choice
+    if choice.get("type") != "function":
+        raise ApiError(
+            400,
+            "tool_choice is none, auto, required or a function: leave other tools out of tools",
+            "unsupported",
+            "tool_choice",
+        )
+    return {"type": "function", "function": {"name": choice.get("name")}}

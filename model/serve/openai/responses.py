@@ -1,0 +1,268 @@
+"""Answers of OpenAI's Responses API: objects, and the events of a stream, as in openai-python 3.54."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+
+from model.engine import CompletionOutput
+from model.engine.async_engine import Stream, Update
+from model.serve.errors import ApiError
+from model.serve.openai.calls import CallPiece
+from model.serve.openai.chat import ChatHandler, split_answer
+from model.serve.openai.generation import Service
+from model.serve.openai.response_requests import ResponseRequest
+
+Event = dict[str, Any]
+"""Event of a stream without its sequence number."""
+
+
+class ResponseHandler(ChatHandler):
+    """Handler of a request for `/v1/responses`."""
+
+    asked: ResponseRequest
+    num_events: int = 0
+
+    @classmethod
+    async def prepare_response(cls, service: Service, asked: ResponseRequest) -> ResponseHandler:
+        """Return a handler whose conversation is encoded and whose grammar is compiled; raise as `prepare`."""
+        service.check_max_tokens(asked.max_output_tokens, "max_output_tokens")
+        try:
+            request = asked.to_chat()
+        except ValidationError as error:
+            raise RequestValidationError(
+                [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
+            ) from None
+        self = await cls.prepare(service, request)
+        self.asked = asked
+        self.answer_fields["id"] = f"resp_{uuid4().hex}"
+        return self
+
+    async def answer(self, stream: Stream) -> dict[str, Any]:  # type: ignore[override]
+        """Return the response. Raises ApiError as `updates` does."""
+        (output,) = await self.collect_outputs(stream)
+        items, reader = _Items(), self._make_reader()
+        for piece in split_answer(reader, output.text, is_last=True):
+            for _ in items.push(piece):
+                pass
+        items.add_logprobs(self._describe_response_logprobs(output))
+        for _ in items.end(output.finish_reason == "length"):
+            pass
+        return self._describe(items, output.finish_reason, stream)
+
+    async def events(self, stream: Stream) -> AsyncIterator[str]:
+        """Yield the events of the response as JSON, each with its type and its sequence number.
+
+        Raises:
+            ApiError: The engine failed or could not compute the request.
+        """
+        items, reader = _Items(), self._make_reader()
+        for name in ("created", "in_progress"):
+            yield self._encode({"type": f"response.{name}", "response": self._describe(items, None, None)})
+        finish_reason = None
+        async for update in self.updates(stream):
+            finish_reason = update.finish_reason
+            logprobs = self._describe_response_logprobs(update)
+            for piece in split_answer(reader, update.text, finish_reason is not None):
+                for event in items.push(piece, logprobs):
+                    yield self._encode(event)
+            items.add_logprobs(logprobs)
+        for event in items.end(finish_reason == "length"):
+            yield self._encode(event)
+        response = self._describe(items, finish_reason, stream)
+        yield self._encode({"type": f"response.{response['status']}", "response": response})
+
+    def frame(self, event: str) -> bytes:
+        """Return an event as a server-sent event with its type; OpenAI's stream of responses has no [DONE]."""
+        return f"event: {json.loads(event)['type']}\ndata: {event}\n\n".encode()
+
+    def frame_end(self, error: ApiError | None) -> bytes:
+        """Return what ends the stream: nothing, or an error as an event."""
+        if error is None:
+            return b""
+        detail = error.document["error"]
+        event = {
+            "type": "error",
+            "code": detail["code"],
+            "message": detail["message"],
+            "param": detail["param"],
+        }
+        return self.frame(self._encode(event))
+
+    def _encode(self, event: Event) -> str:
+        """Return an event as JSON with the next sequence number."""
+        self.num_events += 1
+        return json.dumps({**event, "sequence_number": self.num_events - 1}, ensure_ascii=False)
+
+    def _describe_response_logprobs(self, output: CompletionOutput | Update) -> list[dict[str, Any]]:
+        logprobs = self._describe_logprobs(output)
+        return [] if logprobs is None else [each.model_dump() for each in logprobs.content]
+
+    def _describe(self, items: _Items, finish_reason: str | None, stream: Stream | None) -> dict[str, Any]:
+        """Return the response so far; it is in progress if there is no stream.
+
+        Args:
+            finish_reason: Why the engine ended the answer.
+        """
+        asked, is_cut = self.asked, finish_reason == "length"
+        status = "in_progress" if stream is None else "incomplete" if is_cut else "completed"
+        return {
+            "id": self.answer_fields["id"],
+            "object": "response",
+            "created_at": self.answer_fields["created"],
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "instructions": asked.instructions,
+            "max_output_tokens": asked.max_output_tokens,
+            "metadata": {},
+            "model": self.service.model,
+            "output": items.output,
+            "parallel_tool_calls": asked.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "reasoning": {"effort": asked.reasoning and asked.reasoning.effort, "summary": None},
+            "store": False,
+            "temperature": self.params.temperature,
+            "text": {"format": self._describe_format()},
+            "tool_choice": asked.tool_choice or "auto",
+            "tools": asked.tools or [],
+            "top_logprobs": asked.top_logprobs or 0,
+            "top_p": self.params.top_p,
+            "truncation": "disabled",
+            "usage": None if stream is None else self._describe_usage(stream),
+        }
+
+    def _describe_format(self) -> dict[str, Any]:
+        form = None if self.asked.text is None else self.asked.text.format
+        return {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)
+
+    def _describe_usage(self, stream: Stream) -> dict[str, Any]:
+        usage = self.usage(stream)
+        details = usage.prompt_tokens_details
+        return {
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": 0 if details is None else details.cached_tokens},
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage.total_tokens,
+        }
+
+
+@dataclass
+class _Items:
+    """Items of a response: a message, and calls of functions. Pieces are pushed and answered with their events."""
+
+    output: list[dict[str, Any]] = field(default_factory=list)
+    _logprobs: list[dict[str, Any]] = field(default_factory=list)
+    """Log-probabilities of tokens that no message has yet."""
+
+    def add_logprobs(self, logprobs: list[dict[str, Any]]) -> None:
+        """Add the log-probabilities of tokens to the last message."""
+        self._logprobs += logprobs
+
+    def push(self, piece: str | CallPiece, logprobs: list[dict[str, Any]] | None = None) -> Iterator[Event]:
+        """Yield the events of the next piece of text or of a call.
+
+        Args:
+            logprobs: The log-probabilities of the tokens of a piece of text.
+        """
+        if isinstance(piece, str):
+            if not self._is_open("message"):
+                yield from self.close()
+                yield from self._open_message()
+            item = self.output[-1]
+            item["content"][0]["text"] += piece
+            yield {
+                **self._locate("response.output_text.delta"),
+                "content_index": 0,
+                "delta": piece,
+                "logprobs": logprobs or [],
+            }
+            return
+        if piece.id is not None:
+            yield from self.close()
+            yield from self._open(
+                {
+                    "id": f"fc_{uuid4().hex}",
+                    "type": "function_call",
+                    "status": "in_progress",
+                    "call_id": piece.id,
+                    "name": piece.name,
+                    "arguments": "",
+                }
+            )
+        if piece.arguments:
+            self.output[-1]["arguments"] += piece.arguments
+            yield {
+                **self._locate("response.function_call_arguments.delta"),
+                "delta": piece.arguments,
+            }
+
+    def end(self, is_cut: bool) -> Iterator[Event]:
+        """Yield the events of the end of the answer; an answer without items gets an empty message.
+
+        Args:
+            is_cut: Whether the last item is incomplete.
+        """
+        if not self.output:
+            yield from self._open_message()
+        yield from self.close("incomplete" if is_cut else "completed")
+
+    def close(self, status: str = "completed") -> Iterator[Event]:
+        """Yield the events that give the last item a final status, if it is open."""
+        if not self.output or self.output[-1]["status"] != "in_progress":
+            return
+        item = self.output[-1]
+        if item["type"] == "message":
+            part = item["content"][0]
+            part["logprobs"], self._logprobs = self._logprobs, []
+            yield {
+                **self._locate("response.output_text.done"),
+                "content_index": 0,
+                "text": part["text"],
+                "logprobs": part["logprobs"],
+            }
+            yield {**self._locate("response.content_part.done"), "content_index": 0, "part": part}
+        else:
+            yield {
+                **self._locate("response.function_call_arguments.done"),
+                "name": item["name"],
+                "arguments": item["arguments"],
+            }
+        item["status"] = status
+        yield {"type": "response.output_item.done", "output_index": len(self.output) - 1, "item": item}
+
+    def _is_open(self, item_type: str) -> bool:
+        return (
+            bool(self.output)
+            and self.output[-1]["type"] == item_type
+            and self.output[-1]["status"] == "in_progress"
+        )
+
+    def _open(self, item: dict[str, Any]) -> Iterator[Event]:
+        self.output.append(item)
+        yield {"type": "response.output_item.added", "output_index": len(self.output) - 1, "item": item}
+
+    def _open_message(self) -> Iterator[Event]:
+        part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        message = {
+            "id": f"msg_{uuid4().hex}",
+            "type": "message",
+            "status": "in_progress",
+            "role": "assistant",
+            "content": list[Any](),
+        }
+        yield from self._open(message)
+        message["content"] = [part]
+        yield {**self._locate("response.content_part.added"), "content_index": 0, "part": part}
+
+    def _locate(self, event_type: str) -> Event:
+        """Return an event of the last item with its type, the item's id and its index."""
+        return {"type": event_type, "item_id": self.output[-1]["id"], "output_index": len(self.output) - 1}
