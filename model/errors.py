@@ -22,6 +22,10 @@ class ModelError(NkwError):
         return self.message
 
 
+class ContextFull(ModelError):
+    """Prompt that leaves no room for a new token in the longest sequence."""
+
+
 def check_memory(needed_bytes: int, subject: str) -> None:
     """Raise ModelError if `needed_bytes` exceed the memory of this machine; `subject` begins the message."""
     if needed_bytes > memory_bytes():

@@ -32,7 +32,7 @@ from model.engine.sampler import Choice, TokenSampler, choose, logprobs, require
 from model.engine.scheduler import Batch, Chunk
 from model.engine.speculation import Acceptance, Proposer, Rows, Steps
 from model.engine.stop_strings import StopStrings
-from model.errors import ModelError
+from model.errors import ContextFull, ModelError
 from model.loading.tokenizer import Tokenizer
 from model.sampling import RowSampling, StepOutput
 from model.state import root_key
@@ -182,7 +182,7 @@ class Engine:
         if not prompt_ids:
             raise ModelError("the prompt has no tokens")
         if room < 1:
-            raise ModelError(
+            raise ContextFull(
                 f"the prompt has {len(prompt_ids)} tokens; sequences of at most {limits.max_model_len} leave no room "
                 "for a new one"
             )

@@ -9,7 +9,7 @@ from typing import Any
 
 from model.engine.grammars import CompiledGrammar, Grammars, GrammarsFull
 from model.engine.structured import StructuredOutputsParams
-from model.errors import ModelError
+from model.errors import ContextFull, ModelError
 from model.loading.chat import Message
 from model.serve.errors import queue_full_error, server_stopping_error
 from model.serve.pool import WorkerPool
@@ -61,7 +61,7 @@ class Texts:
         """Check that a text can fit into a prompt, by its number of bytes.
 
         Raises:
-            ModelError: The text has more bytes than the tokens of a prompt can have.
+            ContextFull: The text has more bytes than the tokens of a prompt can have.
         """
         if len(text) <= self._max_prompt_tokens:  # a token may be as short as a byte, so the text may fit
             return
@@ -71,7 +71,7 @@ class Texts:
         token_bytes, without_blanks = bound
         num_bytes, max_bytes = count_bytes(text, without_blanks), token_bytes * self._max_prompt_tokens
         if num_bytes > max_bytes:
-            raise ModelError(
+            raise ContextFull(
                 f"the text has {num_bytes:,} bytes; a prompt has at most {self._max_prompt_tokens:,} tokens, which "
                 f"stand for at most {max_bytes:,} bytes: shorten the text"
             )

@@ -22,6 +22,7 @@ from model.families import SPEECH, load_config
 from model.loading.checkpoint import open_checkpoint
 from model.runners.reference import ReferenceModel
 from model.serve.openai.audio.answers import SUBTITLES, SpokenSegment, StrippedText, compression_ratio
+from model.serve.openai.fields import KNOWN_FIELDS
 from model.speech.recording import Recording
 from model.speech.wav import read_wav
 from nkw.commands import main
@@ -165,6 +166,21 @@ def test_a_stream_has_the_text_in_pieces(hearing: Served, recordings: list[Path]
     assert len(events) > 3
 
 
+def test_usage_grows_with_each_event_of_a_stream(hearing: Served, recordings: list[Path]) -> None:
+    options = {"stream_include_usage": True, "stream_continuous_usage_stats": True}
+    client = hearing.client()
+    for given, counted in ((options, True), ({"stream_include_usage": True}, False)):
+        *deltas, done = asked(client, recordings[-1], stream=True, extra_body=given)
+        counts = [each.usage["output_tokens"] for each in deltas if getattr(each, "usage", None)]
+        assert len(counts) == (len(deltas) if counted else 0) and counts == sorted(counts)
+        assert all(count <= done.usage.output_tokens for count in counts)
+
+
+def test_fields_without_an_effect_are_ignored(hearing: Served) -> None:
+    ignored = {name: "any" for name, known in KNOWN_FIELDS["transcriptions"].items() if not known.refusal}
+    assert sent(hearing, form(content(100), use_beam_search="false", **ignored)) == (200, {})
+
+
 @pytest.mark.slow
 def test_the_language_is_found_where_none_is_given(
     hearing: Served, folder: Path, recordings: list[Path]
@@ -302,6 +318,12 @@ REFUSED: list[tuple[bytes, int, str]] = [
     (form(content(100), temperature="warm"), 400, "temperature: Input should be a valid number"),
     (form(content(100), temperature="nan"), 400, "temperature is nan; it must be between 0 and 1e+06"),
     (form(content(100), best_of="2"), 400, "nkw serve does not take the argument best_of"),
+    (form(content(100), use_beam_search="true"), 400, "use_beam_search: beams are not searched"),
+    (
+        form(content(100), stream_include_usage="true"),
+        400,
+        "stream_include_usage and stream_continuous_usage_stats need stream to be true",
+    ),
     (
         form(content(100), stream="true", response_format="srt"),
         400,

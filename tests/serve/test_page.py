@@ -80,9 +80,26 @@ def test_browser_that_stops_frees_the_pages(tab: Tab, server: Served) -> None:
     wait_until(lambda: cache.free == cache.count and not server.engine.busy)
     tab.until("byId('stop').disabled")
     assert len(messages(tab)) == 2
+    said = messages(tab)
     sent(tab, "word " * 400, 6)
     tab.until("document.querySelector('.error')")
-    assert messages(tab)[-1].startswith("the prompt has ")
+    assert messages(tab) == [
+        *said,
+        "The context of 256 tokens is full. Your message is in the field again: shorten it, or begin a new "
+        "conversation.",
+    ]
+    assert tab.value("byId('text').value") == "word " * 400
+    assert tab.value("talk.messages.length") == len(said)
+
+
+@in_chromium
+def test_browser_says_that_the_context_ended_an_answer(tab: Tab, server: Served) -> None:
+    opened(tab, server)
+    tab.until(f"byId('model').textContent === '{MODEL}'")
+    sent(tab, "Tom had " * 80, 256, 1)
+    tab.until("document.querySelector('small')?.textContent.includes('; ')")
+    note = tab.value("document.querySelector('small').textContent")
+    assert note.endswith("; the context of 256 tokens is full")
 
 
 @in_chromium

@@ -212,6 +212,15 @@ def test_unknown_paths_and_methods_are_refused_and_nothing_raw_is_logged(
     ]
 
 
+def test_full_context_has_the_code_of_openai(server: Served) -> None:
+    for text in ("word " * 400, "word " * 4000):
+        assert (
+            posted(server, "/v1/completions", PLAIN | {"prompt": text})[1]["code"]
+            == "context_length_exceeded"
+        )
+    assert posted(server, "/v1/completions", PLAIN | {"prompt": "word " * 200}) == (200, {})
+
+
 def test_client_gets_the_errors_of_openai(client: Any) -> None:
     with pytest.raises(openai.BadRequestError, match="embeddings are not computed"):
         client.embeddings.create(model=MODEL, input="a")

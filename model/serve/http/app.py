@@ -13,7 +13,7 @@ from fastapi.routing import APIRouter
 from starlette.exceptions import HTTPException
 
 from model.engine.async_engine import EngineFailed, EngineFull, Stream
-from model.errors import ModelError
+from model.errors import ContextFull, ModelError
 from model.serve.errors import ApiError, engine_stopped_error, queue_full_error, server_stopping_error
 from model.serve.http.gate import KEY_SALT, combine_salts, error_response
 from model.serve.http.page import load_page
@@ -80,6 +80,7 @@ def make_app(service: Service, metrics: Metrics) -> FastAPI:
             ApiError: _answer_with(lambda error: error),
             EngineFailed: _answer_with(lambda error: engine_stopped_error()),
             EngineFull: _answer_with(lambda error: queue_full_error(error.seconds)),
+            ContextFull: _answer_with(lambda error: ApiError(400, error.message, "context_length_exceeded")),
             ModelError: _answer_with(lambda error: ApiError(400, error.message)),
             RequestValidationError: _answer_with(_describe_invalid_request),
             HTTPException: _answer_with(_describe_http_error),

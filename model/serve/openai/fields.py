@@ -123,8 +123,12 @@ KNOWN_FIELDS: Mapping[str, Mapping[str, KnownField]] = {
     "responses": _RESPONSES,
     "tokenize": _TOKENIZE,
     "transcriptions": {
-        **_ignored("include chunking_strategy session_id request_id user vllm_xargs length_penalty"),
-        **_off_by_default("use_beam_search", "beams are not searched: set temperature to 0"),
+        **_ignored(
+            "include include[] chunking_strategy session_id request_id user vllm_xargs length_penalty"
+        ),
+        "use_beam_search": KnownField(
+            "beams are not searched: set temperature to 0", ("false", "False", "0", "")
+        ),
         **_off_by_default("to_language", "speech is translated to English: use /v1/audio/translations"),
         "hotwords": KnownField("words are not boosted: put them into prompt"),
         "known_speaker_names[]": KnownField("speakers are not told apart: leave the field out"),

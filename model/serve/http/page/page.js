@@ -3,7 +3,7 @@ const byId = (id) => document.getElementById(id);
 const EVERY = 2000, KEPT = 60;
 const talk = { messages: [], abort: null };
 const seen = { before: null, then: 0, series: {} };
-let key = "", model = "";
+let key = "", model = "", context = Infinity;
 
 function ask(path, options = {}) {
   const headers = { ...(options.body ? { "content-type": "application/json" } : {}) };
@@ -14,7 +14,9 @@ function ask(path, options = {}) {
 async function failure(response) {
   const body = await response.json().catch(() => ({}));
   if (response.status === 401) byId("login").hidden = false;
-  return new Error(body.error?.message ?? `status ${response.status}`);
+  const error = new Error(body.error?.message ?? `status ${response.status}`);
+  error.code = body.error?.code;
+  return error;
 }
 
 /* The conversation */
@@ -45,10 +47,21 @@ async function* events(response) {
   }
 }
 
-async function answer() {
+/* Why an answer ended, unless the model ended it. */
+function cut(note) {
+  if (note.why !== "length") return "";
+  return note.total >= context ? `; the context of ${context} tokens is full` : "; cut at its length";
+}
+
+function full() {
+  return `The context of ${context} tokens is full. Your message is in the field again: shorten it, or begin a new conversation.`;
+}
+
+/* Answers the last message, which `asked` shows; without an answer its text goes back into the field. */
+async function answer(asked) {
   const box = say("assistant writing", ""), text = document.createTextNode("");
   const pane = byId("messages"), begun = performance.now();
-  const note = { first: 0, tokens: 0, why: "" };
+  const note = { first: 0, tokens: 0, total: 0, why: "" };
   box.append(text);
   talk.abort = new AbortController();
   byId("send").disabled = true;
@@ -60,7 +73,7 @@ async function answer() {
     if (!response.ok) throw await failure(response);
     for await (const event of events(response)) {
       if (event.error) throw new Error(event.error.message);
-      if (event.usage) note.tokens = event.usage.completion_tokens;
+      if (event.usage) [note.tokens, note.total] = [event.usage.completion_tokens, event.usage.total_tokens];
       const choice = event.choices[0];
       if (choice?.finish_reason) note.why = choice.finish_reason;
       if (!choice?.delta.content) continue;
@@ -73,15 +86,19 @@ async function answer() {
       const small = document.createElement("small");
       const rate = note.tokens / Math.max(performance.now() - begun, 1) * 1000;
       small.textContent = `${note.tokens} tokens, ${rate.toFixed(1)} a second, the first after ` +
-        `${((note.first - begun) / 1000).toFixed(2)} s${note.why === "length" ? "; cut at its length" : ""}`;
+        `${((note.first - begun) / 1000).toFixed(2)} s${cut(note)}`;
       box.append(small);
     }
   } catch (error) {
-    if (error.name !== "AbortError") say("error", error.message);
+    if (error.name !== "AbortError") say("error", error.code === "context_length_exceeded" ? full() : error.message);
   } finally {
     box.classList.remove("writing");
     if (text.data) talk.messages.push({ role: "assistant", content: text.data });
-    else { box.remove(); talk.messages.pop(); }
+    else {
+      for (const each of [box, asked]) each.remove();
+      const { content } = talk.messages.pop();
+      byId("text").value ||= content;
+    }
     talk.abort = null;
     byId("send").disabled = false;
     byId("stop").disabled = true;
@@ -94,8 +111,7 @@ byId("ask").addEventListener("submit", (event) => {
   if (talk.abort) return;
   byId("text").value = "";
   talk.messages.push({ role: "user", content });
-  say("user", content);
-  answer();
+  answer(say("user", content));
 });
 byId("text").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
@@ -191,7 +207,7 @@ async function begin() {
   try {
     const response = await ask("v1/models");
     if (!response.ok) throw await failure(response);
-    model = (await response.json()).data[0].id;
+    ({ id: model, max_model_len: context } = (await response.json()).data[0]);
     show("model", model);
     document.title = `${model} · NKI Workbench`;
     await look();

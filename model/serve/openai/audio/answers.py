@@ -8,6 +8,8 @@ from typing import Literal
 
 from pydantic import BaseModel
 
+from model.serve.openai.answers import WithOptional
+
 
 class Duration(BaseModel):
     """Seconds of a recording, rounded up."""
@@ -62,11 +64,13 @@ class VerboseTranscription(BaseModel):
     usage: Duration
 
 
-class TextDelta(BaseModel):
-    """Event of a stream: the next piece of the text."""
+class TextDelta(WithOptional):
+    """Event of a stream: the next piece of the text, with the tokens so far if the request asks for them."""
 
+    optional = ("usage",)
     type: Literal["transcript.text.delta"] = "transcript.text.delta"
     delta: str
+    usage: TokensUsed | None = None
 
 
 class TextDone(BaseModel):

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from model.engine import SamplingParams
 from model.serve.errors import ApiError
 from model.serve.openai.audio.form import FormField
+from model.serve.openai.fields import drop_known_fields
 
 _GRANULARITIES = "timestamp_granularities[]"
 
@@ -25,6 +26,8 @@ class AudioRequest(BaseModel):
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
     timestamp_granularities: list[Literal["word", "segment"]] = Field([], alias="timestamp_granularities[]")
     stream: bool = False
+    stream_include_usage: bool = False
+    stream_continuous_usage_stats: bool = False
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
@@ -34,6 +37,11 @@ class AudioRequest(BaseModel):
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     max_completion_tokens: int | None = None
+
+    @property
+    def include_continuous_usage(self) -> bool:
+        """Whether every event of the stream has the numbers of tokens so far, as in vLLM."""
+        return self.stream_include_usage and self.stream_continuous_usage_stats
 
     @property
     def has_timestamps(self) -> bool:
@@ -55,6 +63,12 @@ class AudioRequest(BaseModel):
             raise ApiError(
                 400, "times of words are not computed, those of segments are", "unsupported", _GRANULARITIES
             )
+        if not self.stream and (self.stream_include_usage or self.stream_continuous_usage_stats):
+            raise ApiError(
+                400,
+                "stream_include_usage and stream_continuous_usage_stats need stream to be true",
+                param="stream_include_usage",
+            )
         if self.stream and self.response_format not in ("json", "text"):
             raise ApiError(400, "a stream has the response_format json or text", param="stream")
         return SamplingParams(
@@ -75,7 +89,8 @@ def read_audio_request(fields: list[FormField]) -> tuple[AudioRequest, bytes]:
     """Return the arguments and the file of a form.
 
     Raises:
-        ApiError: The form does not have exactly one file, or it has another field twice.
+        ApiError: The form does not have exactly one file, has another field twice, or has a field that would change
+            the transcription and is not computed.
         RequestValidationError: A field has an unknown name or a wrong value.
     """
     files = [field for field in fields if field.name == "file"]
@@ -89,6 +104,8 @@ def read_audio_request(fields: list[FormField]) -> tuple[AudioRequest, bytes]:
             raise ApiError(400, "the form has a field twice: send it once", "invalid_form", field.name)
         elif field.name != "file":
             arguments[field.name] = field.text
+    declared = {field.alias or name: field for name, field in AudioRequest.model_fields.items()}
+    arguments = drop_known_fields("transcriptions", arguments, declared)
     try:
         return AudioRequest.model_validate(arguments), files[0].content
     except ValidationError as invalid:

@@ -114,16 +114,21 @@ class TranscriptionHandler(GenerationHandler[AudioRequest]):
                 ended.add(update.prompt)
             while True:
                 if delta := transcription.push(held_back.pop(window, "")):
-                    yield answers.TextDelta(delta=delta).model_dump_json()
+                    usage = self._count_tokens() if self.request.include_continuous_usage else None
+                    yield answers.TextDelta(delta=delta, usage=usage).model_dump_json()
                 if window not in ended:
                     break
                 window += 1
-        usage = answers.TokensUsed(
+        usage = self._count_tokens()
+        yield answers.TextDone(text=transcription.text, usage=usage).model_dump_json()
+
+    def _count_tokens(self) -> answers.TokensUsed:
+        """Return the numbers of tokens of all windows so far."""
+        return answers.TokensUsed(
             input_tokens=self.prompt_tokens,
             output_tokens=self.completion_tokens,
             total_tokens=self.prompt_tokens + self.completion_tokens,
         )
-        yield answers.TextDone(text=transcription.text, usage=usage).model_dump_json()
 
     async def submit(self, priority: int | None = None, cache_salt: str | None = None) -> Stream:
         """Submit all prompts and return their stream; windows share no pages, so the salt has no effect."""
