@@ -105,7 +105,7 @@ def test_required_calls_have_a_grammar_in_which_each_schema_has_its_own_definiti
     tokenizer = llguidance.LLTokenizer("byte")
 
     def accepts(text: str, several: bool) -> bool:
-        form = ToolUse(functions, is_required=True, is_parallel=several).build_structured_outputs()
+        form = ToolUse(functions, is_required=True, is_parallel=several).build_structured_outputs(None, None)
         assert form is not None
         matcher = llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_lark(form.grammar))
         assert not matcher.is_error(), matcher.get_error()
@@ -124,4 +124,4 @@ def test_required_calls_have_a_grammar_in_which_each_schema_has_its_own_definiti
         assert not accepts(f"[{call('d')}]", several)
         assert not accepts("[]", several)
         assert accepts(f"[{call('c')},{call('a', x=2)}]", several) == several
-    assert ToolUse(functions, is_required=False, is_parallel=True).build_structured_outputs() is None
+    assert ToolUse(functions, is_required=False, is_parallel=True).build_structured_outputs(None, None) is None
