@@ -23,7 +23,8 @@ PAGES = [
     path
     for path in ROOT.rglob("*.md")
     # Notes and the changelog name files of their time, `configs` files of others; `instructions` is generated.
-    if not {".venv", "decisions", "configs", "instructions"} & set(path.parts) and path.name != "CHANGELOG.md"
+    if not {".venv", "build", "decisions", "configs", "instructions"} & set(path.parts)
+    and path.name != "CHANGELOG.md"
 ]
 NAMES = (
     r"\]\((?!https?:)([^)#]+)[^)]*\)",  # a link
