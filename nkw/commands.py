@@ -81,12 +81,17 @@ def add_commands(
     verbs: Mapping[str, Verb],
     arguments: Sequence[str],
     required: bool = False,
+    dest: str = "command",
 ) -> tuple[str, argparse.ArgumentParser | None]:
     """Add all commands to a parser, with options and help for the command that is asked for alone.
 
-    Returns: that command's name and parser; "" and None where the arguments name no command.
+    The second word of a command that has one becomes the option `verb`.
+
+    Returns: that command's name and parser, of two words the parser of the second; "" and None where the arguments
+        name no command.
     """
-    commands = parser.add_subparsers(dest="command", required=required, metavar="COMMAND")
+    second: argparse.ArgumentParser | None = None
+    commands = parser.add_subparsers(dest=dest, required=required, metavar="COMMAND")
     name = next((word for word in arguments if not word.startswith("-")), "")
     for other, verb in verbs.items():
         if other != name:
@@ -100,11 +105,14 @@ def add_commands(
             description=textwrap.fill(verb.description or sentence, _COLUMNS),
             epilog=f"example:\n  {parser.prog} {verb.example}\n\n{textwrap.fill(ends, _COLUMNS)}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
-            add_help=bool(verb.options),
+            add_help=bool(verb.options or verb.verbs),
             allow_abbrev=False,
         )
+        if verb.verbs:
+            following = arguments[list(arguments).index(name) + 1 :]
+            _, second = add_commands(command, verb.verbs, following, dest="verb")
         add_options(command, load(verb.options) if verb.options else ())
-    return name, commands.choices.get(name)
+    return name, second or commands.choices.get(name)
 
 
 def build_parser(
@@ -189,8 +197,11 @@ def _run_model(arguments: Sequence[str], verbs: Mapping[str, Verb], is_process: 
         return 0
     if options.command is None:
         parser.error(f"a command is needed: {', '.join(verbs)}")
+    verb = verbs[options.command]
+    if verb.verbs and options.verb is None:
+        parser.parse_args([*arguments, "--help"])
     replace_unprintable()
-    command = load(verbs[options.command].function)
+    command = load((verb.verbs[options.verb] if verb.verbs else verb).function)
     if is_process:
         imported()
     if getattr(options, "hardware", None) is not None:

@@ -6,6 +6,7 @@ object is written MODULE:NAME.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 _KERNEL = "nki_kernels:matmul 'f32[128,128]' 'f32[128,512]'"
@@ -18,6 +19,7 @@ _TIME_ENDS = (
     "2 if the command could not run, 3 if a kernel's code ended the launch, or failed in a kernel by name"
 )
 _DONE = "0 done, 2 wrong input"
+_ANSWERED = "0 done, 1 no request was answered, 2 wrong input"
 
 
 class Verb(NamedTuple):
@@ -26,6 +28,7 @@ class Verb(NamedTuple):
     example: words that follow the name of the command line. ends: exit statuses. function: what runs the command; it
     takes the options and returns the exit status. options: the options, a tuple of `nkw.options.Option`; empty for a
     command that reads its words itself. description: the first paragraph of the command's help; the sentence if empty.
+    verbs: commands of a second word, by name; such a command has no function and no options of its own.
     """
 
     sentence: str
@@ -34,6 +37,7 @@ class Verb(NamedTuple):
     function: str
     options: str = ""
     description: str = ""
+    verbs: Mapping[str, Verb] | None = None
 
 
 SIMULATOR = "simulate.cli:main"
@@ -46,6 +50,19 @@ OVERLAY = "model.commands.overlay:apply_overlay"
 VLLM_OPTIONS = "model.commands.options.vllm:add_vllm_options"
 """Adds options of vLLM to the parser of a command of the model."""
 
+BENCH_VERBS = {
+    "serve": Verb(
+        "measure a server of OpenAI's API: latencies, throughput, goodput",
+        "serve --dataset-name stories --num-prompts 64 --request-rate 4",
+        _ANSWERED,
+        function="model.commands.bench.command:bench_serve_command",
+        options="model.commands.bench.arguments:SERVE_OPTIONS",
+        description="Send requests to any server of OpenAI's API, at a rate or all at once, and print what vllm bench "
+        "serve prints: times to the first token (TTFT), per output token (TPOT), between tokens (ITL) and end to end "
+        "(E2EL), throughput and goodput.",
+    ),
+}
+"""Commands after `nkw bench`."""
 MODEL_VERBS = {
     "generate": Verb(
         "continue a prompt, check every token, predict the time",
@@ -77,6 +94,25 @@ MODEL_VERBS = {
         "NKI kernels on simulated cores or NeuronCores. SIGTERM or Ctrl-C finishes what was begun; a second "
         "one stops.",
     ),
+    "chat": Verb(
+        "talk with a model: a server's, or a folder's in this process",
+        "chat --model stories --quick 'Once upon a time'",
+        _DONE,
+        function="model.commands.chat.command:chat_command",
+        options="model.commands.chat.arguments:OPTIONS",
+        description="Talk with the model of any server of OpenAI's API, or with a folder's model in this process. "
+        "/reset starts a new conversation, /exit ends the command, and Ctrl-C ends an answer.",
+    ),
+    "run-batch": Verb(
+        "answer a file of requests in the format of OpenAI's batches",
+        "run-batch -i requests.jsonl -o answers.jsonl",
+        _DONE,
+        function="model.commands.run_batch.command:run_batch_command",
+        options="model.commands.run_batch.arguments:OPTIONS",
+        description="Answer the completions and chats of a JSONL file in this process, with the checks of nkw serve. "
+        "Each line gets an answer or an error. The output appears once it is whole; a run that was interrupted "
+        "continues if the same command is given again.",
+    ),
     "compile": Verb(
         "compile the graphs of an engine for NeuronCores, or list them",
         "compile stories --list --buckets 'sequences=1 tokens=64 context=256' --max-model-len 256",
@@ -104,6 +140,13 @@ MODEL_VERBS = {
         function="model.commands.top.command:top_command",
         options="model.commands.top.arguments:OPTIONS",
         description="Requests, pages, tokens and times of a server that nkw serve runs.",
+    ),
+    "bench": Verb(
+        "measure a server; without a further word, list what can be measured",
+        "bench serve --dataset-name stories --num-prompts 64",
+        _ANSWERED,
+        function="",
+        verbs=BENCH_VERBS,
     ),
     "plan": Verb(
         "what a model needs and would do on a chip, from its config.json",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Mapping
 
 import pytest
 
 from nkw.cluster import LOCAL
 from nkw.commands import load
 from nkw.options import OptionTable, add_options
-from nkw.verbs import MODEL_VERBS, SIMULATOR_VERBS
+from nkw.verbs import MODEL_VERBS, SIMULATOR_VERBS, Verb
 from simulate.check import Format
 from simulate.timing import Reading
 from simulate.tune.measuring import READINGS, WORSE
@@ -51,9 +52,15 @@ def test_an_unknown_row_is_refused() -> None:
         OptionTable(RANKS).options("--tp --ep")
 
 
-@pytest.mark.parametrize("name", [*MODEL_VERBS, *SIMULATOR_VERBS])
-def test_every_command_has_its_function_where_the_table_says(name: str) -> None:
-    assert callable(load({**MODEL_VERBS, **SIMULATOR_VERBS}[name].function))
+def list_functions(verbs: Mapping[str, Verb]) -> Iterator[str]:
+    """Where the functions of commands are, also of commands of two words."""
+    for verb in verbs.values():
+        yield from list_functions(verb.verbs) if verb.verbs else [verb.function]
+
+
+@pytest.mark.parametrize("function", list_functions({**MODEL_VERBS, **SIMULATOR_VERBS}))
+def test_every_command_has_its_function_where_the_table_says(function: str) -> None:
+    assert callable(load(function))
 
 
 def test_choices_are_those_that_the_simulator_knows() -> None:

@@ -6,7 +6,7 @@ import argparse
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any, TypeVar
 
@@ -108,6 +108,55 @@ rate = _between(1e-6, 1e9)
 """Requests a second; at the highest rate, requests arrive 1 ns apart."""
 pause = _between(0, 1e6)
 """Seconds."""
+request_rate = _checked(number, lambda value: value > 0, "is neither a positive number nor inf")
+"""Requests a second, or inf."""
+burstiness = _between(1e-3, 1e3)
+share_below_one = _checked(number, lambda value: 0 <= value < 1, "is not a number from 0 to below 1")
+tokens_or_dataset = _checked(
+    integer, lambda value: value >= 1 or value == -1, "is neither a positive whole number nor -1"
+)
+
+
+def parse_pair(text: str) -> tuple[str, str]:
+    """Return the two texts of NAME=TEXT. Raises ArgumentTypeError for a text without `=` or without a name."""
+    name, separator, content = text.partition("=")
+    if not separator or not name.strip():
+        raise argparse.ArgumentTypeError(f"{text!r:.60} is not like NAME=TEXT")
+    return name.strip(), content.strip()
+
+
+def parse_limit(names: Sequence[str]) -> Callable[[str], tuple[str, float]]:
+    """Return a reader of NAME:MILLISECONDS for some names."""
+
+    def read_limit(text: str) -> tuple[str, float]:
+        """Return a name and its limit. Raises ArgumentTypeError for another text."""
+        name, _, limit = text.partition(":")
+        if name not in names:
+            raise argparse.ArgumentTypeError(
+                f"{text!r:.60} has no known metric; write NAME:MILLISECONDS with {', '.join(names)}"
+            )
+        return name, temperature(limit)
+
+    return read_limit
+
+
+def parse_choices(names: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """Return a reader of some names with commas between them."""
+
+    def read_choices(text: str) -> tuple[str, ...]:
+        """Return the names. Raises ArgumentTypeError for an unknown one."""
+        chosen = tuple(map(str.strip, text.split(",")))
+        unknown = next((name for name in chosen if name not in names), None)
+        if unknown is not None:
+            raise argparse.ArgumentTypeError(f"{unknown!r:.60} is not one of {', '.join(names)}")
+        return chosen
+
+    return read_choices
+
+
+def parse_percentiles(text: str) -> tuple[float, ...]:
+    """Return numbers with commas between them. Raises ArgumentTypeError for one that is not from 0 to 100."""
+    return tuple(map(_between(0, 100), text.split(",")))
 
 
 def parse_origins(text: str) -> tuple[str, ...]:

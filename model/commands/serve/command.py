@@ -73,12 +73,12 @@ def divide_experts(options: argparse.Namespace) -> None:
         options.ep, options.replicas = options.replicas, 1
 
 
-def check_extra() -> None:
-    """Raise ModelError if a package of the extra `serve` is not installed."""
+def check_extra(command: str = "nkw serve") -> None:
+    """Raise ModelError, which names the command, if a package of the extra `serve` is not installed."""
     missing = [name for module, name in _EXTRA.items() if find_spec(module) is None]
     if missing:
         raise ModelError(
-            f"nkw serve needs {', '.join(missing)}; pip install 'nki-workbench[serve]'", "NKW-SERVE-EXTRA"
+            f"{command} needs {', '.join(missing)}; pip install 'nki-workbench[serve]'", "NKW-SERVE-EXTRA"
         )
 
 

@@ -1,0 +1,1 @@
+"""`nkw bench`: measures servers."""

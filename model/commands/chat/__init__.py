@@ -1,0 +1,1 @@
+"""`nkw chat`: a conversation in the terminal."""

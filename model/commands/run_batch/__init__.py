@@ -1,0 +1,1 @@
+"""`nkw run-batch`: answers a file of requests."""

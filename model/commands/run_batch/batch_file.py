@@ -1,0 +1,144 @@
+"""Batch files: requests as OpenAI's API takes them, and answers as `vllm run-batch` of vLLM 0.33.0 writes them.
+
+Answers are collected in a hidden file beside the output, in the order of the requests. The output appears once all of
+them are there; until then the same command goes on behind the last answer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from model.errors import ModelError, read_text_file
+from nkw.files import OutputFile
+
+ROUTES = ("/v1/completions", "/v1/chat/completions")
+_FIELDS = {"custom_id": str, "method": str, "url": str, "body": dict}
+
+
+@dataclass(frozen=True)
+class BatchRequest:
+    """One line of a batch file."""
+
+    custom_id: str
+    url: str
+    body: dict[str, Any]
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the request cannot be in a batch, or None."""
+        if self.url not in ROUTES:
+            return f"nkw run-batch answers {' and '.join(ROUTES)}; the url is another one"
+        if self.body.get("stream"):
+            return "an answer of a batch is no stream: leave out stream"
+        return None
+
+
+def parse_batch(text: str, path: Path) -> list[BatchRequest]:
+    """Return the requests of a batch file, one on each line that is not empty.
+
+    Raises:
+        ModelError: a line is no request, two requests have the same custom_id, or the file has none. The message has
+            the number of the line.
+    """
+    requests: list[BatchRequest] = []
+    lines: dict[str, int] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        request = _parse_request(line, f"line {number} of {path}")
+        first = lines.setdefault(request.custom_id, number)
+        if first != number:
+            raise ModelError(f"lines {first} and {number} of {path} have the same custom_id")
+        requests.append(request)
+    if not requests:
+        raise ModelError(f"{path} has no request; each line that is not empty is one")
+    return requests
+
+
+def _parse_request(line: str, place: str) -> BatchRequest:
+    """Return the request of a line. Raises ModelError, which begins with `place`, for another line."""
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict):
+        raise ModelError(f"{place} is no JSON object")
+    for name, kind in _FIELDS.items():
+        if not isinstance(fields.get(name), kind):
+            raise ModelError(f"{place} has no {name} that is {'an object' if kind is dict else 'a text'}")
+    if fields["method"] != "POST":
+        raise ModelError(f"{place} has the method {fields['method']!r:.40}; requests of a batch are POST")
+    return BatchRequest(fields["custom_id"], fields["url"], fields["body"])
+
+
+def format_answer(request: BatchRequest, status: int, body: Any, error: Any) -> str:
+    """Return the line of an answer: a body, or an error and no body."""
+    response = {"status_code": status, "request_id": f"nkw-batch-{uuid4().hex}", "body": body}
+    answer = {
+        "id": f"nkw-{uuid4().hex}",
+        "custom_id": request.custom_id,
+        "response": response,
+        "error": error,
+    }
+    return json.dumps(answer)
+
+
+class AnswerFile:
+    """Answers so far, of an input and options with some fingerprint, in a file beside the output."""
+
+    def __init__(self, output: OutputFile, requests: Sequence[BatchRequest], fingerprint: str) -> None:
+        """Read the answers that an earlier run of the same command has left, and keep those that are whole."""
+        self._output = output
+        self._requests = requests
+        self.path = output.path.with_name(f".{output.path.name}.{fingerprint[:12]}.part")
+        self._lines = list(self._read_answers())
+        if self.path.exists():  # its last line may be torn
+            self.path.write_text("".join(self._lines), encoding="utf-8")
+        self._waiting: dict[int, str] = {}
+
+    @property
+    def count(self) -> int:
+        """Number of answers in the file, which are those of the first requests."""
+        return len(self._lines)
+
+    def add(self, index: int, line: str) -> None:
+        """Write an answer, once the answers of all requests before it are written."""
+        self._waiting[index] = f"{line}\n"
+        with open(self.path, "a", encoding="utf-8") as file:
+            while (next_line := self._waiting.pop(self.count, None)) is not None:
+                file.write(next_line)
+                self._lines.append(next_line)
+
+    def finish(self) -> None:
+        """Write the output, and remove the file of the answers."""
+        with self._output.writing() as file:
+            file.writelines(self._lines)
+        with suppress(FileNotFoundError):
+            self.path.unlink()
+
+    def _read_answers(self) -> Iterator[str]:
+        """Yield the whole lines of the file as far as they answer the requests in their order."""
+        if not self.path.is_file():
+            return
+        lines = read_text_file(self.path, "NKW-MODEL-OPTION").splitlines(keepends=True)
+        for request, line in zip(self._requests, lines):
+            try:
+                is_answer = line.endswith("\n") and json.loads(line)["custom_id"] == request.custom_id
+            except (ValueError, LookupError, TypeError):
+                is_answer = False
+            if not is_answer:
+                return
+            yield line
+
+
+def fingerprint(text: str, options: dict[str, Any]) -> str:
+    """Return a digest of an input and of the options that its answers depend on."""
+    settings = json.dumps(options, sort_keys=True, default=str)
+    return hashlib.sha256(f"{settings}\n{text}".encode(errors="surrogatepass")).hexdigest()
