@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the server needs the extra serve")
 
-from model.serve.replicas.routing import BLOCK_BYTES, CHATS, COMPLETIONS, RoutedRequest, Routing
+from model.serve.replicas.routing import BLOCK_BYTES, CHATS, COMPLETIONS, RESPONSES, RoutedRequest, Routing
 
 BOTH = (0, 1)
 
@@ -75,6 +75,22 @@ def test_requests_of_the_tokenizer_count_as_one_continuation(path: str, wanted: 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHATS, "/tokenize"])
 def test_what_is_no_request_has_no_prefix(path: str, body: bytes) -> None:
     assert not RoutedRequest.from_body(path, body, 1000).block_hashes
+
+
+def test_a_response_to_a_longer_conversation_begins_with_the_same_keys() -> None:
+    def keys(**body: Any) -> list[bytes]:
+        request = RoutedRequest.from_body(RESPONSES, json.dumps(body).encode(), 1000)
+        assert request.continuations == 1
+        return list(request.block_hashes)
+
+    items = [{"role": "user", "content": "a" * 200}]
+    shorter = keys(input=items, instructions="Be brief.")
+    assert (
+        keys(input=[*items, {"role": "user", "content": "b"}], instructions="Be brief.")[: len(shorter)]
+        == shorter
+    )
+    assert shorter[0] not in keys(input=items, instructions="Be long.")
+    assert len(keys(input="a" * 200)) >= 3
 
 
 def test_prompts_that_begin_alike_go_to_one_replica_and_others_to_both() -> None:
