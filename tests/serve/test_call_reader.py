@@ -124,4 +124,6 @@ def test_required_calls_have_a_grammar_in_which_each_schema_has_its_own_definiti
         assert not accepts(f"[{call('d')}]", several)
         assert not accepts("[]", several)
         assert accepts(f"[{call('c')},{call('a', x=2)}]", several) == several
-    assert ToolUse(functions, is_required=False, is_parallel=True).build_structured_outputs(None, None) is None
+    assert (
+        ToolUse(functions, is_required=False, is_parallel=True).build_structured_outputs(None, None) is None
+    )

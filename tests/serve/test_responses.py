@@ -186,7 +186,11 @@ def test_response_that_asks_for_no_state_is_taken(server: Served) -> None:
         {"store": True, "background": False, "previous_response_id": None, "truncation": "disabled"},
         {"tools": FUNCTIONS, "tool_choice": "none"},
         {"tools": FUNCTIONS, "tool_choice": "auto", "reasoning": {"effort": "low", "summary": "auto"}},
-        {"text": {"format": {"type": "text"}, "verbosity": "low"}, "max_output_tokens": 256},
+        {
+            "text": {"format": {"type": "text"}, "verbosity": "low"},
+            "max_output_tokens": 256,
+            "stop": list("aeiou"),
+        },
         {"input": [{"type": "message", "role": "developer", "content": "a"}]},
     ):
         assert posted(server, "/v1/responses", ASKED | changes) == (200, {})
