@@ -1,6 +1,6 @@
-"""`nkw`, and `python -m nkw`: looks whether the project's packages are its own, and runs the command.
+"""Entry point of `nkw` and `python -m nkw`: checks that the project's packages are not hidden, and runs the command.
 
-A file `model.py` or `simulate.py` that stands before them on Python's path would be imported in their place.
+A file `model.py` or `simulate.py` earlier on Python's path would be imported instead of the package.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _PACKAGES = ("simulate", "model", "nki_kernels")
 
 
 def main() -> int:
-    """Run the command that the command line names; returns the exit status, 2 where a package is hidden."""
+    """Run the command of the command line and return its exit status; 2 if a package is hidden."""
     for name in _PACKAGES:
         spec = find_spec(name)
         path = os.path.realpath(spec.origin) if spec and spec.origin else ""

@@ -1,8 +1,8 @@
-"""A child process that runs the judging function of a command, and the record of the result that it returns.
+"""Child process that runs the judging function of a command, and the record of its result.
 
-The parent trusts a record only if it is complete and the child exited with status 0: a kernel that exits, crashes or
-hangs leaves no record, and a missing record is never a pass. In the child, this module has the streams: what a command
-prints and writes becomes part of the record, what the kernel prints passes through.
+The parent trusts a record only if it is complete and the child exited with status 0. A kernel that exits, crashes or
+hangs leaves no record, and a missing record is never a pass. In the child, output and files of the command become part
+of the record, and output of the kernel passes through.
 
 `simulate.child_process` starts and awaits the child.
 """
@@ -21,14 +21,14 @@ from typing import IO, Any, TypeVar
 
 OUT, ERR = 1, 2
 """Descriptors of stdout and stderr, which also number the streams of a record."""
-_FRAME = 8  # bytes of the length of a record
+_FRAME = 8  # bytes that store the length of a record
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass
 class Record:
-    """The result of a command: its exit status, its output in order, and the files that it writes.
+    """Result of a command: its exit status, its output in order, and its files.
 
     printed: pairs of OUT or ERR and a text. files: path, label in messages, error code and text of every file.
     ended: empty for a complete command; "interrupted" or "terminated", or why the command failed. where: the text of an
@@ -62,7 +62,7 @@ class Record:
 
 
 class _Printed(io.TextIOBase):
-    """A stream of a command in the child: its texts become part of the record."""
+    """Stream of a command in the child; its texts become part of the record."""
 
     def __init__(self, number: int, record: Record, real: IO[str]) -> None:
         self._number, self._record = number, record
@@ -88,10 +88,10 @@ class _Printed(io.TextIOBase):
 
 
 class Judge:
-    """The judging side of a child: its record, and the streams of the kernel.
+    """Judging side of a child: its record, and the streams of the kernel.
 
-    `progress` is the stream for progress, which is shown at once. With `captures`, the descriptors 1 and 2 belong to
-    the kernel alone and can be muted.
+    Output to `progress` is shown at once. With `captures`, only the kernel writes to descriptors 1 and 2, so they can
+    be muted.
     """
 
     def __init__(self, out: IO[str], err: IO[str], progress: IO[str], captures: bool) -> None:

@@ -1,4 +1,4 @@
-"""The start of Ray: a cluster that runs already, or one of this machine alone that ends with the command."""
+"""Start of Ray: a running cluster, or a cluster on this machine that ends with the command."""
 
 from __future__ import annotations
 
@@ -13,21 +13,28 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 LOCAL = "local"
-"""Address of a cluster that is started on this machine."""
+"""Address that starts a cluster on this machine."""
 _PATIENCE_SECONDS = 10.0
 _MODE, _TOKEN, _TOKEN_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 _LOCAL_TOKEN = secrets.token_hex(32)
-"""Of all clusters that this process starts, because Ray reads a token once in a process."""
+"""Token of all clusters that this process starts; Ray reads a token once in a process."""
 
 
 @contextmanager
 def joined_cluster(address: str, processors: int, namespace: str | None = None) -> Iterator[Any]:
-    """Yield the module `ray`, joined to a cluster until the block ends.
+    """Yield the module `ray`, connected to a cluster until the block ends.
 
-    The cluster of the address "local" has this many processors, listens at loopback only, demands a token that only
-    its user can read, and ends with the block.
+    A cluster at the address "local" is started here. It listens at loopback only, requires a token that only its user
+    can read, and ends with the block.
 
-    Raises: ImportError if Ray is not installed; ConnectionError with one sentence if no cluster answers.
+    Args:
+        address: Address of a running cluster, or "local".
+        processors: Processors of a cluster that is started here.
+        namespace: Namespace of actors, or None.
+
+    Raises:
+        ImportError: Ray is not installed.
+        ConnectionError: No cluster answers.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report its use over the network
     path = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
@@ -37,7 +44,7 @@ def joined_cluster(address: str, processors: int, namespace: str | None = None) 
         if address == LOCAL:
             if not os.environ.keys() & {_MODE, _TOKEN, _TOKEN_FILE}:
                 added = {_MODE: "token", _TOKEN_FILE: str(write_token(Path(folder)))}
-            # Ray lets every user write to its folder, so it gets one inside of a folder that others cannot enter.
+            # Ray makes its folder writable for every user, so it is inside a folder that others cannot enter.
             settings |= {"_temp_dir": str(Path(folder, "ray")), "_node_ip_address": "127.0.0.1"}
             settings |= {"num_cpus": processors, "include_dashboard": False}
         elif _MODE not in os.environ and token_file().is_file():
@@ -86,7 +93,11 @@ def token_file() -> Path:
 
 
 def _reach(address: str) -> None:
-    """Raise OSError where nothing listens at HOST:PORT; Ray itself would wait for minutes."""
+    """Check that a server listens at an address HOST:PORT; Ray itself would wait for minutes.
+
+    Raises:
+        OSError: No server listens there.
+    """
     host, _, port = address.rpartition(":")
     if host and "/" not in host and port.isdecimal():
         socket.create_connection((host, int(port)), _PATIENCE_SECONDS).close()

@@ -1,7 +1,7 @@
-"""The command line `nkw`, and what both command lines do with the table of verbs: options, help, and imports on use.
+"""Command line `nkw`; and options, help and lazy imports of commands for both command lines.
 
-Exit status of the model's commands: 0 done, 2 wrong input (one line on stderr), 130 interrupted. The simulator's
-command line has its own.
+Exit statuses of the model's commands: 0 done, 2 wrong input (one line on stderr), 130 interrupted. The simulator's
+command line has its own exit statuses.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _COLUMNS = 78  # of the parts of the help that argparse does not wrap
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command of `nkw`; returns the exit status."""
+    """Run one command of `nkw` and return its exit status."""
     is_process = argv is None
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["sim"]:
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             leave(stopped, "nkw: ")
         print("\n" + ": ".join(["nkw: interrupted", *map(str, stopped.args)]), file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has gone; nothing is left to say
+    except BrokenPipeError:  # the reader of the output has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"nkw: error: {path} cannot be used: {reason}", file=sys.stderr)
             return 2
         print(f"nkw: error: the output cannot be written: {reason}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in its buffer
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # drops the rest of its buffer
         return 2
 
 
@@ -83,11 +83,12 @@ def add_commands(
     required: bool = False,
     dest: str = "command",
 ) -> tuple[str, argparse.ArgumentParser | None]:
-    """Add all commands to a parser, with options and help for the command that is asked for alone.
+    """Add all commands to a parser; only the requested command gets its options and full help.
 
     The second word of a command that has one becomes the option `verb`.
 
-    Returns: that command's name and parser, of two words the parser of the second; "" and None where the arguments
+    Returns:
+        Name and parser of the requested command, of two words the parser of the second; "" and None if the arguments
         name no command.
     """
     second: argparse.ArgumentParser | None = None
@@ -131,7 +132,7 @@ def build_parser(
 
 
 class _OneLineParser(argparse.ArgumentParser):
-    """A parser whose errors are one line. Options may have underscores, as in vLLM, and are not abbreviated."""
+    """Parser whose errors are one line. Options may have underscores, as in vLLM, and are not abbreviated."""
 
     def __init__(self, **keywords: Any) -> None:
         super().__init__(**{**keywords, "allow_abbrev": False})
@@ -187,7 +188,7 @@ def describe_unknown(parser: argparse.ArgumentParser, words: Sequence[str]) -> s
 
 
 def _run_model(arguments: Sequence[str], verbs: Mapping[str, Verb], is_process: bool) -> int:
-    """Run a command of the model, or print the version; returns the exit status."""
+    """Run a command of the model, or print the version, and return the exit status."""
     parser = build_parser(arguments, verbs)
     options = parser.parse_args(arguments)
     if options.version:
@@ -214,7 +215,7 @@ def _run_model(arguments: Sequence[str], verbs: Mapping[str, Verb], is_process: 
 
 
 def _run_simulator(arguments: Sequence[str], prog: str, is_process: bool) -> int:
-    """Run a command of the simulator. What a script raises passes through, as with `python -m simulate`."""
+    """Run a command of the simulator and return its exit status; exceptions of a script pass through."""
     try:
         status: int = load(SIMULATOR)(arguments, prog, is_process)
     except KeyboardInterrupt as stopped:

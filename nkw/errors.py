@@ -1,4 +1,4 @@
-"""Typed errors with stable codes: what is wrong, where in the kernel, which limit, and what would work.
+"""Typed errors with stable codes: what is wrong, where in the kernel, which limit, and what to do.
 
 Every error of the simulator carries a `code` that never changes its meaning; messages are part of the interface and
 are tested whole. Nothing raised by numpy, json or struct reaches a user through this package.
@@ -18,9 +18,9 @@ LONGEST_PATH = 200
 
 
 def shown(text: str, most: int = LONGEST_MESSAGE) -> str:
-    """Text from outside for a terminal: control characters are escaped, tabs and line ends stay.
+    """Escape the control characters of a text for a terminal, except tabs and line ends.
 
-    Of more than `most` characters the middle is left out.
+    If the text has more than `most` characters, its middle is replaced by an ellipsis.
     """
     if len(text) > most:
         text = f"{text[: most * 2 // 3]} … {text[len(text) - most // 3 :]}"
@@ -35,7 +35,7 @@ def one_line(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A line of the user's kernel; an empty `file` marks a location without a line, such as a replayed launch."""
+    """Line of the user's kernel; `file` is empty for a location without a line, such as a replayed launch."""
 
     file: str
     line: int
@@ -43,7 +43,7 @@ class Location:
 
     @property
     def file_line(self) -> str:
-        """File and line; the function where there is no line."""
+        """File and line, or the function if there is no line."""
         return f"{self.file}:{self.line}" if self.file else self.function
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ _MOST_CALLERS = 6
 
 
 class NkwError(Exception):
-    """Root of all errors of NKI Workbench; `code` is stable, `where` is the kernel's line, once known."""
+    """Base of all errors of NKI Workbench; `code` is stable, and `where` is the kernel's line if it is known."""
 
     def __init__(self, code: str, message: str, where: Location | None = None) -> None:
         super().__init__(code, message)
@@ -71,7 +71,7 @@ class NkwError(Exception):
         self.message = message
         self.where = where
         self.callers: tuple[Location, ...] = ()
-        """The lines that called the kernel's line, innermost first, where it is in a helper of the kernel."""
+        """Lines that called the kernel's line, innermost first, if it is in a helper of the kernel."""
 
     def __str__(self) -> str:
         return "\n".join([f"[{self.code}] {self.message}", *self.location_lines()])
@@ -82,19 +82,19 @@ class NkwError(Exception):
 
 
 class InvalidArgument(NkwError, ValueError):
-    """A value given by the user that no chip and no kernel could accept."""
+    """Value from the user that no chip and no kernel accepts."""
 
 
 class NoVerdict(NkwError):
-    """Code of the user ended or failed before it gave a result, so that nothing can be judged."""
+    """Code of the user ended or failed before it returned a result, so there is no verdict."""
 
 
 class Unsupported(NkwError):
-    """A documented name or combination that this simulator does not implement, with the reason."""
+    """Documented name or combination that this simulator does not implement, with the reason."""
 
 
 class Deadlock(NkwError):
-    """Every core that has not finished waits for another one."""
+    """All cores that have not finished wait for another core."""
 
 
 class RendezvousMismatch(NkwError):
@@ -102,20 +102,27 @@ class RendezvousMismatch(NkwError):
 
 
 class NkiValidationError(NkwError):
-    """A kernel breaks a rule of the hardware; `nki.isa` documents the error under this name."""
+    """Kernel breaks a rule of the hardware; `nki.isa` documents the error under this name."""
 
 
 class RuleViolation(NkiValidationError, AssertionError):
     """One instruction breaks one rule.
 
-    Also an AssertionError: the official simulator raises one, and tests written for it expect one. The planner's
-    wrapper fills in the instruction and its operands, `issue` the kernel's line.
+    The class is also an AssertionError, because the official simulator raises AssertionError and tests for it expect
+    that. The planner sets the instruction and its operands, and `issue` sets the kernel's line.
     """
 
     def __init__(
         self, rule: Callable[..., object], seen: str | Callable[[], str], limit: str = "", hint: str = ""
     ) -> None:
-        """`seen` may be a function, for an error of which the text takes long and is rarely shown."""
+        """Create the error of a rule function.
+
+        Args:
+            rule: The rule function, registered by `rule`.
+            seen: The values that break the rule, or a function that returns them when the error is printed.
+            limit: The limit, if it differs from the rule's.
+            hint: What to do, if it differs from the rule's.
+        """
         super().__init__(code_of(rule), sentence_of(rule))
         self._seen = seen
         self.limit = limit or rule.limit  # type: ignore[attr-defined]
@@ -125,7 +132,7 @@ class RuleViolation(NkiValidationError, AssertionError):
 
     @property
     def seen(self) -> str:
-        """The values that break the rule."""
+        """Values that break the rule."""
         if not isinstance(self._seen, str):
             self._seen = self._seen()
         return self._seen
@@ -142,11 +149,11 @@ class RuleViolation(NkiValidationError, AssertionError):
 
 
 class OutOfBounds(RuleViolation, IndexError):
-    """An access outside of its tensor; also an IndexError, which the Beta 1 simulator raised."""
+    """Access outside of its tensor; also an IndexError, which the Beta 1 simulator raised."""
 
 
 RULES: dict[str, str] = {}
-"""The sentence of every rule, by code; the command `explain` prints them."""
+"""Sentences of rules by code, which the command `explain` prints."""
 
 
 def rule(
@@ -154,7 +161,7 @@ def rule(
 ) -> Callable[[Callable[..., object]], Callable[..., object]]:
     """Register a rule function under its stable code; its docstring's first line is the sentence it enforces.
 
-    `limit` and `hint` are those of every violation of the rule; a violation that sees others gives its own.
+    `limit` and `hint` are the defaults for violations of the rule.
     """
 
     def register(function: Callable[..., object]) -> Callable[..., object]:
@@ -168,10 +175,10 @@ def rule(
 
 
 def code_of(rule_function: Callable[..., object]) -> str:
-    """The stable code of a rule function."""
+    """Return the stable code of a rule function."""
     return rule_function.code  # type: ignore[attr-defined]
 
 
 def sentence_of(rule_function: Callable[..., object]) -> str:
-    """The sentence that a rule function enforces."""
+    """Return the sentence that a rule function enforces."""
     return RULES[code_of(rule_function)]

@@ -1,4 +1,4 @@
-"""Files from outside, and files that commands write: complete or absent, never in the place of one that was read."""
+"""Files that commands read and write; output files are complete or absent and never replace input files."""
 
 from __future__ import annotations
 
@@ -18,27 +18,28 @@ from nkw.errors import InvalidArgument, NoVerdict, one_line
 from nkw.targets import HARDWARE_VARIABLE
 
 MOST_TEXT_BYTES = 100_000_000
-"""The longest text that is read: the safetensors library's limit of a header, three times Gemma's tokenizer.json."""
+"""Largest text file that is read: the safetensors library's limit of a header, three times Gemma's tokenizer.json."""
 MOST_SOURCE_BYTES = 4_000_000
-"""The longest Python file that is read; its syntax tree takes some hundred times as much memory."""
+"""Largest Python file that is read; its syntax tree takes about a hundred times as much memory."""
 
 _OPEN_FILES = "/proc/self/fd"
-"""Where Linux shows the open files of a process, so that one without a name can be given one."""
+"""Folder of a process's open files on Linux, through which a file without a name gets a name."""
 
 SCHEMA = 1
-"""Of the documents of commands; it grows when a key changes its meaning or goes."""
+"""Version of the commands' JSON documents; it increases when a key changes its meaning or is removed."""
 RUNNING = ("run", "time", "memory", "check", "verify", "tune", "bundle", "calibrate")
-"""Commands that execute code of the user; their documents say whether that code ran to its end."""
+"""Commands that execute code of the user; their documents have the outcome of that code."""
 STDOUT = "-"
-"""The name of a document that is written to stdout."""
+"""Path that means stdout."""
 
 Named = str | os.PathLike[str]
 
 
 def opened(path: Named) -> BinaryIO:
-    """A regular file, open for reading.
+    """Open a regular file for reading bytes.
 
-    Raises OSError for anything else: a reader waits for the writer of a pipe, and a device may have no end.
+    Raises:
+        OSError: The path cannot be opened, or it is no regular file. Pipes may block, and devices may have no end.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -67,7 +68,12 @@ def is_folder(path: Named) -> bool:
 
 
 def read_text(path: Named, most_bytes: int = MOST_TEXT_BYTES) -> str:
-    """The text of a regular UTF-8 file. Raises OSError, also for a longer file, and UnicodeDecodeError."""
+    """Return the text of a regular UTF-8 file.
+
+    Raises:
+        OSError: The file cannot be read, or it has more than `most_bytes` bytes.
+        UnicodeDecodeError: The file is not UTF-8.
+    """
     with opened(path) as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
@@ -76,10 +82,10 @@ def read_text(path: Named, most_bytes: int = MOST_TEXT_BYTES) -> str:
 
 
 class Outputs:
-    """The files that one command writes.
+    """Output files of one command.
 
-    `inputs` gives the files that the command reads, as far as it has come. No output takes the place of one of them,
-    whatever name it has there (another path, a symbolic or a hard link), nor of another output.
+    `inputs` returns the files that the command has read so far. An output never replaces one of them, also not under
+    another path or through a symbolic or hard link, and never another output.
     """
 
     def __init__(self, inputs: Callable[[], Iterable[Named]]) -> None:
@@ -87,9 +93,15 @@ class Outputs:
         self._claimed: dict[Path, str] = {}
 
     def claim(self, path: Named | None, label: str, code: str) -> OutputFile | None:
-        """Return the output file that messages call `label`, before the work that fills it begins; None without a path.
+        """Return the output file at a path, before the work that fills it; None if `path` is None.
 
-        Raises InvalidArgument under `code` where it cannot be written.
+        Args:
+            path: Path of the file.
+            label: Name of the file in messages.
+            code: Error code if the file cannot be written.
+
+        Raises:
+            InvalidArgument: The file cannot be written.
         """
         if path is None:
             return None
@@ -104,16 +116,23 @@ class Outputs:
 def json_document(
     path: Named | None, outputs: Outputs, command: str, code: str = "NKW-JSON-PATH", label: str = "document"
 ) -> Iterator[dict[str, Any]]:
-    """A dict that becomes the JSON document of a command when the block ends, unless nothing was put into it.
+    """Yield a dict that is written as the JSON document of a command when the block ends, unless it is empty.
 
-    It is written after an error in the block too, not after an interrupt. The number of the schema and the command's
-    name come first, then the outcome of a command of `RUNNING`, then the overlay that is in use, if any. The outcome is
-    "complete" unless the block sets another one. After an error it is "partial" if there are contents. Without contents
-    it is "none" if code of the user failed, and nothing is written after an InvalidArgument, a usage error.
+    The document is also written after an error in the block, but not after an interrupt. It begins with the schema's
+    version, the command's name, the outcome for commands in `RUNNING`, and the hardware overlay, if any. The outcome is
+    "complete" unless the block sets it. After an error it is "partial" if the dict has contents, otherwise "none".
+    After an InvalidArgument or OSError with an empty dict, which are usage errors, nothing is written.
 
-    The document is a file of `outputs`, complete or absent. With `-` it is printed on stdout, and whatever else the
-    block prints goes to stderr. Without a path it is dropped. Raises InvalidArgument under `code`, which calls it
-    `label`, where it cannot be written.
+    Args:
+        path: Path of the file. With `-` the document goes to stdout, and all other output of the block to stderr. With
+            None it is dropped.
+        outputs: Output files of the command.
+        command: Name of the command.
+        code: Error code if the file cannot be written.
+        label: Name of the file in messages.
+
+    Raises:
+        InvalidArgument: The file cannot be written.
     """
     contents: dict[str, Any] = {}
     to_stdout = path is not None and os.fspath(path) == STDOUT
@@ -145,11 +164,11 @@ def json_document(
 
 
 class OutputFile(os.PathLike[str]):
-    """A UTF-8 text file that is complete or absent: until then it has no name, or another one in the same folder.
+    """UTF-8 text file that is complete or absent.
 
-    A file without a name, which Linux has, goes with its process, however that ends. A symbolic link stays, and its
-    target is replaced. Raises InvalidArgument under `code`, which calls the file `label`, where it cannot be written;
-    this is tried at once.
+    Until it is complete, the file has no name (on Linux) or a temporary name in the same folder. A file without a name
+    disappears if its process is killed. A symbolic link stays, and its target is replaced. The constructor tries to
+    open the file, and raises InvalidArgument under `code` with the name `label` if it cannot be written.
     """
 
     def __init__(
@@ -169,9 +188,12 @@ class OutputFile(os.PathLike[str]):
 
     @contextmanager
     def writing(self) -> Iterator[TextIO]:
-        """The file, which takes its place when the block ends without an error.
+        """Yield the open file, which gets its name when the block ends without an error.
 
         In the child process of a command the text becomes part of the record, and the parent writes the file.
+
+        Raises:
+            InvalidArgument: The file cannot be written.
         """
         if is_child():
             text = StringIO()
@@ -189,13 +211,13 @@ class OutputFile(os.PathLike[str]):
                 raise self.refused(error.strerror or str(error)) from None
 
     def refused(self, why: str) -> InvalidArgument:
-        """The error that says why this file cannot be written."""
+        """Return the error for a file that cannot be written, with the reason."""
         return InvalidArgument(
             self._code, f"the {self._label} cannot be written to {os.fspath(self._named)}: {why}"
         )
 
     def _take_place(self, file: TextIO) -> None:
-        """Give the file that `_open` opened, complete by now, its own name."""
+        """Rename or link the complete file from `_open` to its path."""
         if not self._partial.exists():
             descriptor = file.fileno()
             unnamed = f"{_OPEN_FILES}/{descriptor}"
@@ -209,7 +231,7 @@ class OutputFile(os.PathLike[str]):
 
     @contextmanager
     def _open(self) -> Iterator[TextIO]:
-        """The file before it has its own name; what is left of it is gone when the block ends."""
+        """Yield the file without its name; a temporary file that still exists is removed when the block ends."""
         self._check()
         try:
             with suppress(FileNotFoundError):
@@ -226,14 +248,18 @@ class OutputFile(os.PathLike[str]):
                 self._partial.unlink()
 
     def _descriptor(self) -> int:
-        """A new file in the folder, without a name where the system and the file system can do that."""
+        """Open a new file in the folder, without a name if the system and the file system support that."""
         if hasattr(os, "O_TMPFILE") and os.path.isdir(_OPEN_FILES):
             with suppress(OSError):
                 return os.open(self.path.parent, os.O_TMPFILE | os.O_WRONLY, 0o666)
         return os.open(self._partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
 
     def _check(self) -> None:
-        """Refuse what a rename must not replace: a folder, a device, a protected file, a file that is read."""
+        """Check that the path may be replaced.
+
+        Raises:
+            InvalidArgument: The path is a folder, a device, a protected file, or an input of the command.
+        """
         if os.path.isdir(self.path):
             raise self.refused("it is a folder")
         if not os.path.lexists(self.path):
@@ -249,16 +275,19 @@ class OutputFile(os.PathLike[str]):
 def _is_same(one: Named, other: Named) -> bool:
     try:
         return os.path.samefile(one, other)
-    except (OSError, ValueError):  # a file that is not there cannot be lost
+    except (OSError, ValueError):  # a missing file cannot be overwritten
         return False
 
 
 def complete(path: Named, label: str, code: str) -> AbstractContextManager[TextIO]:
-    """A text file that replaces `path` when the block ends without an error; an OutputFile keeps its own rules."""
+    """Return a context with a text file that replaces `path` when the block ends without an error.
+
+    `path` may be an OutputFile, whose label, code and inputs then apply.
+    """
     return (path if isinstance(path, OutputFile) else OutputFile(path, label, code)).writing()
 
 
 def imported_files() -> list[str]:
-    """The files of the modules that this process has imported."""
+    """Return the files of the modules that this process has imported."""
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     return [file for file in files if isinstance(file, str)]

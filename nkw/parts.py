@@ -1,6 +1,6 @@
-"""Parts of reports: sentences, names, tables and drawings. Each is drawn on a terminal by rich, and as HTML.
+"""Parts of reports: sentences, names, tables and drawings, for a terminal (through rich) and as HTML.
 
-rich takes some 35 ms to load; what draws on a terminal loads it when it draws.
+rich takes about 35 ms to import, so it is imported when a part is drawn on a terminal.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ _STYLE = """
 
 @runtime_checkable
 class Shown(Protocol):
-    """A part that draws itself as HTML."""
+    """Part of a report that can be converted to HTML."""
 
     def html(self) -> str:
-        """The part as HTML; its words are escaped."""
+        """Return the part as HTML with escaped text."""
 
 
 @dataclass(frozen=True)
 class Name:
-    """`lead` and a name whose end says most, such as a path with a line: a narrow column cuts the front of the name."""
+    """Text `lead` and a name, such as a path with a line; a narrow column cuts the beginning of the name."""
 
     words: str
     lead: str = ""
 
     def html(self) -> str:
-        """Lead and name, whole."""
+        """Return the uncut lead and name."""
         return escape(self.lead + self.words)
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
@@ -77,14 +77,14 @@ class Name:
 
 @dataclass(frozen=True)
 class Hanging:
-    """A sentence; its lines after the first are indented by `indent` columns."""
+    """Sentence whose lines after the first are indented by `indent` columns."""
 
     words: str | Text
     indent: int = 2
     style: str = ""
 
     def html(self) -> str:
-        """A paragraph, of the style as its class."""
+        """Return a paragraph with the style as its class."""
         attribute = f' class="{self.style}"' if self.style else ""
         return f"<p{attribute}>{escape(str(self.words))}</p>"
 
@@ -106,7 +106,7 @@ class Hanging:
 
 @dataclass(frozen=True)
 class Table:
-    """A table without rules, see `table`."""
+    """Table without rules; `table` describes the fields."""
 
     heads: Sequence[str]
     rows: Sequence[Sequence[Part]]
@@ -116,7 +116,7 @@ class Table:
     gap: int
 
     def html(self, notes: Sequence[str] = ()) -> str:
-        """A table of HTML; below a row stands its note, if it has one."""
+        """Return an HTML table; the note of a row, if any, is a row after it."""
         heads = "".join(self._cell("th", number, escape(head)) for number, head in enumerate(self.heads))
         out = [f"<thead><tr>{heads}</tr></thead>"] if any(self.heads) else []
         for index, row in enumerate(self.rows):
@@ -159,13 +159,13 @@ class Table:
 
 @dataclass(frozen=True)
 class Noted:
-    """A table of rows of one line each; below each row stands its note, at most as wide as the terminal."""
+    """Table of one-line rows, each followed by its note, which is cut to the width of the terminal."""
 
     table: Table
     notes: Sequence[str]
 
     def html(self) -> str:
-        """The table with its notes."""
+        """Return the table with its notes as HTML."""
         return self.table.html(self.notes)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -182,12 +182,12 @@ class Noted:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Lines that `lines` draws for a number of columns, such as bars; what is wider is cut there."""
+    """Drawing such as bars: `lines` returns its lines for a number of columns; wider lines are cut."""
 
     lines: Callable[[int], Iterable[str]]
 
     def html(self) -> str:
-        """The lines as they are."""
+        """Return the lines for 80 columns as preformatted HTML."""
         return f"<pre>{escape(chr(10).join(self.lines(_DRAWN_COLUMNS)))}</pre>"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -204,9 +204,15 @@ def table(
     indent: int = 0,
     gap: int = 2,
 ) -> Table:
-    """A table without rules; columns are flush right but those of `left`. `heads` are separated by |, "" for none.
+    """Return a table without rules.
 
-    Words keep to one line: where the table is too wide, the `left` columns lose width, but those of `firm` do not.
+    Args:
+        heads: Column heads separated by |; empty for a table without heads.
+        rows: Cells of each row. Strings are not wrapped; they are cut if the table is too wide.
+        left: Columns that are aligned left; all others are aligned right.
+        firm: Left columns whose width is not reduced. Right columns are never reduced.
+        indent: Columns before the table on a terminal.
+        gap: Columns between cells on a terminal.
     """
     listed = [tuple(row) for row in rows]
     names = heads.split("|") if heads else [""] * max(map(len, listed), default=0)
@@ -214,12 +220,12 @@ def table(
 
 
 def verbatim(lines: Iterable[str]) -> Drawn:
-    """Lines that are drawn already, such as a map made of characters; cut where the terminal ends."""
+    """Return a drawing of finished lines, such as a map of characters; they are cut at the terminal's width."""
     return Drawn(lambda columns: lines)
 
 
 def shortened(name: str, columns: int) -> str:
-    """A name in at most so many columns of a terminal: cut at the front, whole path components first."""
+    """Cut the beginning of a name to at most `columns` columns of a terminal; whole path components go first."""
     from rich.cells import cell_len
 
     if cell_len(name) <= columns:
@@ -233,7 +239,7 @@ def shortened(name: str, columns: int) -> str:
 
 
 def as_html(report: Iterable[Part]) -> str:
-    """Parts of a report as HTML for a notebook, in the colours of the page around it; it needs nothing from outside."""
+    """Return a report as self-contained HTML for a notebook, in the colours of the page."""
     out, apart = [], False
     for block in report:
         inside = _inside(block)

@@ -1,4 +1,4 @@
-"""The process of a command: its standard streams, the signals that end it, and the memory it can have."""
+"""Process of a command: standard streams, signals, resource limits, and child processes."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ _SPIN_VARIABLE, _LEAST_SPIN = "OPENBLAS_THREAD_TIMEOUT", "4"
 
 
 SECONDS_MAX = 1e7
-"""The longest time limit of an option, 116 days."""
+"""Upper bound of time limits in options, 116 days."""
 
 
 def positive_seconds(text: str) -> float:
-    """Return the number of seconds that an option gives.
+    """Parse the seconds of an option.
 
-    Raises argparse.ArgumentTypeError for other text, and for a number that is not above 0 and below SECONDS_MAX.
+    Raises:
+        argparse.ArgumentTypeError: The text is no number, or the number is not above 0 and below SECONDS_MAX.
     """
     try:
         seconds = float(text)
@@ -44,7 +45,7 @@ def positive_seconds(text: str) -> float:
 
 @contextmanager
 def collector_off() -> Iterator[None]:
-    """Turn the collector of reference cycles off meanwhile, where objects that stay and have no cycles are made."""
+    """Disable the garbage collector in the block, for code that creates many lasting objects without cycles."""
     is_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -55,16 +56,14 @@ def collector_off() -> Iterator[None]:
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, on the way out of what is being done: an unfinished file is removed, as at an interrupt."""
+    """SIGTERM as an exception, so that unfinished files are removed as after an interrupt."""
 
 
 def begin(prefix: str = "") -> None:
-    """Start a command, before its imports: an interrupt of these ends it with one line, however far they have come.
+    """Prepare the process of a command before its imports; an interrupt during imports ends it with one line.
 
-    `prefix` stands before what it says on stderr.
-
-    Closed standard streams become empty ones, so that no file the command opens takes their numbers. Exits with status
-    2 where stdout is closed.
+    `prefix` begins the messages on stderr. Closed standard streams are replaced by empty ones, so that files of the
+    command do not get their descriptors. Exits with status 2 if stdout is closed.
     """
     os.environ.setdefault(_SPIN_VARIABLE, _LEAST_SPIN)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -85,7 +84,7 @@ def replace_unprintable() -> None:
 
 
 def reopen_streams() -> None:
-    """Open the standard streams again that a script closed; what a lost stderr would have said is dropped."""
+    """Reopen the standard streams that a script closed; without a usable stderr its output is dropped."""
     for stream, number in (("stdout", 1), ("stderr", 2)):
         if getattr(sys, stream).closed:
             with suppress(OSError):
@@ -99,9 +98,9 @@ def reopen_streams() -> None:
 
 
 def imported() -> None:
-    """End the time of `begin`: from now on an interrupt raises KeyboardInterrupt, a termination `Terminated`.
+    """Set the signal handlers for the time after imports: SIGINT raises KeyboardInterrupt, SIGTERM `Terminated`.
 
-    Signals that this process was started to ignore stay ignored.
+    Signals that were ignored when this process started stay ignored.
     """
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -111,9 +110,9 @@ def imported() -> None:
 
 @contextmanager
 def remembering_interrupts() -> Iterator[Callable[[], None]]:
-    """A block that is given a function which raises an interrupt that came in the block and was lost.
+    """Yield a function that raises again an interrupt of the block that was lost.
 
-    numpy drops an interrupt that comes while it looks up an attribute. Handlers set outside Python stay in place.
+    NumPy drops an interrupt that arrives while it looks up an attribute. Handlers set outside Python are not replaced.
     """
     came: list[KeyboardInterrupt] = []
 
@@ -139,7 +138,7 @@ def remembering_interrupts() -> Iterator[Callable[[], None]]:
 
 
 def leave(stopped: KeyboardInterrupt, prefix: str = "") -> NoReturn:
-    """Say what ended the command and where, and end it: cores' threads may wait, and a plain exit joins them."""
+    """Print what ended the command and exit at once; a normal exit would join threads of cores, which may wait."""
     terminated = isinstance(stopped, Terminated)
     with suppress(OSError, ValueError):
         sys.stdout.flush()
@@ -151,13 +150,13 @@ def leave(stopped: KeyboardInterrupt, prefix: str = "") -> NoReturn:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a trial may take beyond what its process has already."""
+    """CPU seconds and memory that a process may use in addition to what it has used already."""
 
     cpu_seconds: int
     memory_bytes: int
 
     def apply(self) -> None:
-        """Set them on this process, which is the trial; a lower limit of the system stays."""
+        """Set the limits on this process; lower limits of the system stay."""
         import resource
 
         used = address_space_bytes()
@@ -171,9 +170,10 @@ class Limits:
 
 
 def trial(action: Callable[[], object], limits: Limits) -> bool:
-    """Whether a copy of this process survives `action` within limits; an exception in it counts as survival.
+    """Return whether a fork of this process survives `action` within limits.
 
-    For libraries that abort their process on bad input. True where the system cannot copy processes.
+    Use it for libraries that abort their process on bad input. An exception counts as survival. The result is True if
+    the system has no fork.
     """
     if not hasattr(os, "fork"):
         return True
@@ -190,10 +190,15 @@ def trial(action: Callable[[], object], limits: Limits) -> bool:
 
 
 def answer(action: Callable[[], bytes], limits: Limits, most_bytes: int) -> bytes | None:
-    """The result of `action` in a copy of this process; None where it did not end within limits.
+    """Return the result of `action` in a fork of this process; None if it fails or exceeds its limits.
 
-    For programs of strangers: what they take and change goes with the copy. `action` has to catch its exceptions. Where
-    the system cannot copy processes, it runs here.
+    Use it for untrusted programs: their memory and changes end with the fork. `action` must catch its exceptions. It
+    runs in this process if the system has no fork.
+
+    Args:
+        action: The function to call.
+        limits: Limits of the fork.
+        most_bytes: Largest result; a longer result kills the fork.
     """
     if not hasattr(os, "fork"):
         return action()
@@ -220,7 +225,7 @@ def answer(action: Callable[[], bytes], limits: Limits, most_bytes: int) -> byte
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """A block in which nothing reaches stderr, not even from compiled libraries."""
+    """Drop all output to stderr in the block, also from compiled libraries."""
     sys.stderr.flush()
     try:
         kept = os.dup(2)
@@ -238,7 +243,7 @@ def quiet() -> Iterator[None]:
 
 
 def kill_orphans(spared: frozenset[int]) -> None:
-    """Kill the processes that the child left behind, on Linux, where this process is the reaper of its descendants."""
+    """Kill the remaining children of this process except `spared`; on Linux it adopts orphans of its descendants."""
     while orphans := [process for process in children() if process not in spared]:
         for process in orphans:
             with suppress(ProcessLookupError, PermissionError):
@@ -270,7 +275,7 @@ def _has_children() -> bool:
 
 
 def memory_bytes() -> int:
-    """The memory of this machine; where the system does not say, more than any has."""
+    """Return the host's memory in bytes; 2**63 if the system does not report it."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
@@ -278,17 +283,17 @@ def memory_bytes() -> int:
 
 
 def resident_bytes() -> int:
-    """Return the memory of this process that is in RAM, in bytes; 0 where the system does not say."""
+    """Return the resident memory of this process in bytes; 0 if the system does not report it."""
     return _memory_map_bytes(1)
 
 
 def address_space_bytes() -> int:
-    """Return the size of this process as RLIMIT_AS counts it; 0 where the system does not say."""
+    """Return the address space of this process in bytes, as RLIMIT_AS counts it; 0 if the system does not report it."""
     return _memory_map_bytes(0)
 
 
 def _memory_map_bytes(column: int) -> int:
-    """Return a column of /proc/self/statm in bytes; 0 where the system does not say."""
+    """Return a column of /proc/self/statm in bytes; 0 if the file cannot be read."""
     with suppress(OSError, ValueError, AttributeError), open("/proc/self/statm", encoding="ascii") as pages:
         return int(pages.read().split()[column]) * os.sysconf("SC_PAGE_SIZE")
     return 0

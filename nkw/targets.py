@@ -1,4 +1,4 @@
-"""The names of the simulated chips. Command lines read them from here, because this module imports nothing."""
+"""Names of the simulated chips. Command lines read them here, because this module imports nothing."""
 
 TARGETS = ("trn1", "inf2", "trn2", "trn3")
 """Canonical names of the simulated chips, in the order of their generations."""
@@ -8,6 +8,6 @@ GENERATIONS = {"gen2": "trn1", "gen3": "trn2", "gen4": "trn3"}
 
 DEFAULT_TARGET = "trn2"
 TARGET_VARIABLE = "NEURON_PLATFORM_TARGET_OVERRIDE"
-"""The environment variable that names the chip, here as for the real package."""
+"""Environment variable that selects the chip, as for the real package."""
 HARDWARE_VARIABLE = "NKW_HARDWARE"
-"""The environment variable that names an overlay: a file whose numbers replace those of the chips' records."""
+"""Environment variable with the path of an overlay, a file whose numbers replace numbers of the chips' records."""

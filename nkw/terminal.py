@@ -1,9 +1,9 @@
-"""What commands print: parts of reports, errors and progress, drawn by rich.
+"""Output of commands: reports, errors and progress, formatted by rich.
 
-A terminal gets its own width between 60 and 120 columns, and colour unless NO_COLOR is set. A file, a pipe and a string
-get 80 columns and no escape codes, so that the same report is the same text everywhere.
+Output on a terminal has the terminal's width, between 60 and 120 columns, and colour unless NO_COLOR is set. Output in
+files, pipes and strings has 80 columns and no escape codes, so the text of a report is reproducible.
 
-rich takes some 35 ms to load; the functions here load it when they have something to draw.
+rich takes about 35 ms to import, so functions import it when they print.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def rendered(report: Iterable[Part]) -> str:
 
 
 class Displayed:
-    """A record that `print` shows as the text of its report, and a notebook as HTML.
+    """Record that `print` shows as the text of its report, and a notebook as HTML.
 
-    The modules that draw a kind of record register themselves at `report_of` and `html_of`.
+    Modules register functions for their classes of records at `report_of` and `html_of`.
     """
 
     def __str__(self) -> str:
@@ -58,26 +58,26 @@ class Displayed:
 
 @singledispatch
 def report_of(record: Displayed) -> list[Part]:
-    """The parts of the report of a record."""
+    """Return the parts of the report of a record."""
     raise NotImplementedError(f"nothing draws {type(record).__name__}")
 
 
 @singledispatch
 def html_of(record: Displayed) -> str:
-    """A record as HTML: its report, unless something draws it otherwise."""
+    """Return a record as HTML; by default the HTML of its report."""
     return as_html(report_of(record))
 
 
 def show(report: Iterable[Part]) -> None:
     """Print a report on stdout."""
-    # Drawn first and written by Python's own print, whose errors (a closed pipe, a full disk) the commands know.
+    # Formatted first and written by `print`, whose errors (a closed pipe, a full disk) the commands handle.
     print(_text(_console(sys.stdout), report), end="")
 
 
 def show_lines(text: str, file: IO[str] | None = None) -> None:
-    """Print lines for people and tools: whole where they go to a file or a pipe, wrapped on a terminal.
+    """Print lines, unchanged to a file or a pipe, and wrapped on a terminal.
 
-    Lines that begin with `error` or `warning` are coloured there. `file` is stdout unless given.
+    On a terminal, `error` and `warning` at the beginning of a line are coloured. `file` is stdout by default.
     """
     file = file or sys.stdout
     text = shown(text, len(text))
@@ -96,7 +96,7 @@ def _line(line: str) -> Hanging:
 
 
 def error(message: object) -> None:
-    """Print why a command could not do what was asked, on stderr; of a very long message the ends."""
+    """Print the error of a command on stderr; the middle of a very long message is left out."""
     lines = f"error: {message}".split("\n")
     if len(lines) > _MOST_LINES:
         lines[_MOST_LINES // 2 : -_MOST_LINES // 2] = [f"… {len(lines) - _MOST_LINES:,} more lines"]
@@ -104,9 +104,9 @@ def error(message: object) -> None:
 
 
 def progress(items: Sequence[T], doing: str, every: float = EVERY_SECONDS) -> Iterator[T]:
-    """The items, one after another; where they take long, stderr shows how many of them are done.
+    """Yield the items and show on stderr how many are done, if they take long.
 
-    A terminal shows a bar that is gone at the end, any other stderr a line every `every` seconds.
+    A terminal shows a bar, which is removed at the end. Other streams get a line every `every` seconds.
     """
     began, bar = time.monotonic(), None
     told, file = began, progress_stream()
@@ -133,10 +133,10 @@ def progress(items: Sequence[T], doing: str, every: float = EVERY_SECONDS) -> It
 
 @contextmanager
 def working(describe: Callable[[], str], every: float = EVERY_SECONDS) -> Iterator[None]:
-    """A block that may take seconds and prints nothing; stderr shows what `describe` returns meanwhile.
+    """Show on stderr what `describe` returns while the block runs, for blocks that take seconds and print nothing.
 
-    A terminal shows it in one line that is gone at the end, any other stderr as a line every `every` seconds. A thread
-    of its own calls `describe`.
+    A terminal shows one line, which is removed at the end. Other streams get a line every `every` seconds. A separate
+    thread calls `describe`.
     """
     ended, told = Event(), []
     file = progress_stream()

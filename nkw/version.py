@@ -1,4 +1,4 @@
-"""The version of the installed distribution, found without importing anything else of it."""
+"""Version of the installed distribution; this module imports no other module of the project."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ DISTRIBUTION = "nki-workbench"
 
 
 def version() -> str:
-    """The version that the package's metadata states; a checkout that was never installed has none."""
+    """Return the version in the package's metadata; "(not installed)" for a checkout that is not installed."""
     try:
         return metadata.version(DISTRIBUTION)
     except metadata.PackageNotFoundError:
