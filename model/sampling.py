@@ -79,7 +79,11 @@ class StepOutput:
 
     @property
     def likeliest(self) -> int:
-        """Token with the largest logit; ties take the lowest id. Raises ModelError if the logit is not finite."""
+        """Token with the largest logit; ties take the lowest id.
+
+        Raises:
+            ModelError: The largest logit is not finite.
+        """
         if not np.isfinite(self.largest):
             raise ModelError(
                 f"the model's largest logit is {self.largest}; its weights are too large or not finite"
@@ -90,7 +94,7 @@ class StepOutput:
         return int(self.ids[self.values == self.values.max()].min())
 
     def score(self, token: int) -> float | None:
-        """Return the logit of a token; None for a token that is no candidate where the logits are absent."""
+        """Return the logit of a token; None if the logits are absent and the token is no candidate."""
         if self.logits is not None:
             return float(self.logits[token])
         assert self.values is not None and self.ids is not None

@@ -1,4 +1,4 @@
-"""Number formats in which checkpoints store weights: one file for each, defined by `widen`."""
+"""Number formats of weights in checkpoints, one file each; `Format.widen` defines a format."""
 
 from __future__ import annotations
 
@@ -26,16 +26,22 @@ FORMATS: dict[str, type[Format]] = {
     "compressed-tensors": Scaled,
     "mxfp4": Mx,
 }
-"""The formats by `quant_method` of config.json."""
+"""Formats by `quant_method` of config.json."""
 
 _FIELD, _UNNAMED = "quantization_config", "unnamed"
 
 
 def read_format(fields: ConfigFields, family_methods: tuple[str, ...] = ()) -> Format | None:
-    """Return the format that `quantization_config` of a config.json describes; None without one.
+    """Return the format that `quantization_config` of a config.json describes; None if there is none.
 
-    A method that is not read becomes a refusal of `fields`. family_methods are those that the model's family reads in
-    addition to the general ones. Raises ModelError for fields of other types.
+    An unknown method is recorded with `fields.unsupported`.
+
+    Args:
+        fields: Fields of the config.json.
+        family_methods: Methods that the model's family reads in addition to the general ones.
+
+    Raises:
+        ModelError: A field has a wrong type.
     """
     if _FIELD not in fields:
         return None
@@ -50,7 +56,7 @@ def read_format(fields: ConfigFields, family_methods: tuple[str, ...] = ()) -> F
 
 
 def read_method(fields: ConfigFields) -> str | None:
-    """Return `quant_method` of a config.json as it is shown, also of a method that is not read; None without one."""
+    """Return `quant_method` of a config.json in printable form, also of an unknown method; None if there is none."""
     if _FIELD not in fields:
         return None
     return shown(str(fields.table(_FIELD).get("quant_method", _UNNAMED)), 40)

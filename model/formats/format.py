@@ -1,4 +1,4 @@
-"""Stored number formats of weights: the interface of a format, and a weight that is still in its stored tensors."""
+"""Interface of stored number formats, and weights that are still in their stored tensors."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from model.errors import ModelError
 
 Shape = tuple[int, ...]
 ELEMENTS, SCALES = "elements", "scales"
-"""Names of the stored tensors of a weight; a format may have others beside them."""
+"""Names of the stored tensors of a weight; a format may have further tensors."""
 
 _ROWS_AT_ONCE = 256
-"""Rows that are widened together: 256 rows of 18,432 columns take 19 MB in float32."""
+"""Rows that are widened at a time; 256 rows of 18,432 columns take 19 MB in float32."""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A stored tensor of a weight: its shape, its dtype, and the block of the weight that one entry stands for.
+    """Stored tensor of a weight: shape, dtype, and the block of the weight for each entry.
 
-    An entry is an index pair of the first two axes. block is (rows, columns) of the weight [out, in]; blocks at the
-    ends are short where the weight is no multiple of them.
+    An entry is an index pair of the first two axes. `block` is (rows, columns) of the weight [out, in]. The last block
+    of an axis is shorter if the weight is no multiple of the block.
     """
 
     shape: Shape
@@ -34,34 +34,42 @@ class TensorSpec:
 
 
 class ConfigFields(Protocol):
-    """What a format reads `quantization_config` with: the fields of one JSON object (`model.config.Fields`)."""
+    """Fields of the JSON object `quantization_config`, as formats read them (`model.config.Fields`)."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all fields."""
+        """Names of all fields."""
 
     def __contains__(self, name: str) -> bool: ...
 
     def get(self, name: str, default: Any) -> Any:
-        """Return the value as it stands, the default where it is absent or null."""
+        """Return the value of a field unchecked, or the default if it is absent or null."""
 
     def table(self, name: str) -> ConfigFields:
-        """Return the object in a field. Raises ModelError for another value."""
+        """Return the object in a field.
+
+        Raises:
+            ModelError: The value is no object.
+        """
 
     def pair(self, name: str) -> tuple[int, int]:
-        """Return two positive whole numbers. Raises ModelError for another value."""
+        """Return the two positive integers in a field.
+
+        Raises:
+            ModelError: The value is not a list of two positive integers.
+        """
 
     def unsupported(self, name: str, message: str) -> None:
-        """Note that a field asks for what no format describes."""
+        """Record that no format supports the value of a field."""
 
 
 class Format(Protocol):
-    """How a weight [out, in] is stored: in one or several tensors, from which `widen` computes its numbers.
+    """Storage of a weight [out, in] in one or several tensors, from which `widen` computes its numbers.
 
-    `is_general` formats are read in every model family, others where the family's row of the registry names them.
-    `kernel_tensors` are the stored tensors, elements first, that a kernel reads where it has parameters for them: for a
-    parameter `w_up` they are `w_up`, `w_up_scales` and so on. Other kernels get the widened weight, as all kernels do
-    where the tuple is empty.
+    Formats with `is_general` are read in all model families, other formats in families whose registry row names them.
+    `kernel_tensors` are the stored tensors, elements first, that a kernel with parameters for all of them reads: for a
+    parameter `w_up` these are `w_up`, `w_up_scales` and so on. Other kernels get the widened weight. All kernels get
+    the widened weight if the tuple is empty.
     """
 
     is_general: ClassVar[bool] = True
@@ -70,14 +78,17 @@ class Format(Protocol):
     @property
     @abstractmethod
     def name(self) -> str:
-        """The format as `quant_method` of config.json names it."""
+        """Name of the format, as `quant_method` of config.json."""
 
     @classmethod
     @abstractmethod
     def from_config(cls, quantization_config: ConfigFields) -> Format | None:
-        """Return the format that `quantization_config` of config.json describes; None after noting a refusal.
+        """Return the format that `quantization_config` of config.json describes; None if it is unsupported.
 
-        Raises ModelError for fields of other types.
+        Unsupported values are recorded with `quantization_config.unsupported`.
+
+        Raises:
+            ModelError: A field has a wrong type.
         """
 
     @abstractmethod
@@ -88,17 +99,19 @@ class Format(Protocol):
     def from_checkpoint(
         self, name: str, tensors: MutableMapping[str, np.ndarray], shape: Shape, dtype: np.dtype
     ) -> QuantisedWeight | None:
-        """Take the tensors of a weight out of a checkpoint's tensors and return the weight.
+        """Remove the tensors of a weight from a checkpoint's tensors and return the weight.
 
         Args:
-            name: the weight's name in the layers.
-            tensors: the checkpoint's tensors, mapped from its files.
-            shape: the weight's shape in the layers.
-            dtype: the dtype of the weights that are not quantised, to which this one is rounded once it is widened.
+            name: The weight's name in the layers.
+            tensors: The checkpoint's tensors, mapped from its files.
+            shape: The weight's shape in the layers.
+            dtype: The dtype of weights that are not quantised, to which the widened weight is rounded.
 
-        Returns None, and takes nothing, where the checkpoint stores the weight plainly or not at all.
+        Returns:
+            The weight; None if the checkpoint stores it plainly or not at all, and then no tensor is removed.
 
-        Raises ModelError for tensors that are missing, or of another shape or dtype.
+        Raises:
+            ModelError: A tensor is missing, or has a wrong shape or dtype.
         """
 
     @abstractmethod
@@ -114,8 +127,8 @@ class Format(Protocol):
     ) -> dict[str, np.ndarray]:
         """Return the stored tensors of a part of a weight of a shape [out, in], without widening it.
 
-        Raises ModelError where a range begins inside a block and ends behind it, because a part's blocks begin with
-        the part.
+        Raises:
+            ModelError: A range begins inside a block and ends after it; the blocks of a part must begin with the part.
         """
         return {
             name: tensors[name][_entries(rows, spec.block[0]), _entries(columns, spec.block[1])]
@@ -125,10 +138,11 @@ class Format(Protocol):
 
 @dataclass(frozen=True)
 class QuantisedWeight:
-    """A weight, or a part of one, in its stored tensors. NumPy widens it; a slice widens its own elements alone.
+    """Weight, or part of a weight, in its stored tensors; `np.asarray` widens it, and a slice only its elements.
 
-    It has what cuts use of an array. Ranges of rows and columns are those of the whole weight [out, in], whose stored
-    tensors are `tensors`; where it `is_transposed` its shape is [in, out]. Widened, it is rounded once to `dtype`.
+    The class has the methods of an array that cuts use. `rows` and `columns` are ranges of the whole weight [out, in],
+    whose stored tensors are `tensors`. If it `is_transposed`, its shape is [in, out]. Widened numbers are rounded once
+    to `dtype`.
     """
 
     format: Format
@@ -149,23 +163,23 @@ class QuantisedWeight:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """[out, in], or [in, out] of a transposed weight."""
+        """Shape [out, in], or [in, out] of a transposed weight."""
         shape = len(self.rows), len(self.columns)
         return shape[::-1] if self.is_transposed else shape
 
     @property
     def ndim(self) -> int:
-        """Two axes."""
+        """Number of axes, 2."""
         return 2
 
     @property
     def size(self) -> int:
-        """The number of elements."""
+        """Number of elements."""
         return len(self.rows) * len(self.columns)
 
     @property
     def T(self) -> QuantisedWeight:
-        """The transpose, still in its stored tensors."""
+        """Transpose, still in its stored tensors."""
         return replace(self, is_transposed=not self.is_transposed)
 
     def __len__(self) -> int:
@@ -177,7 +191,7 @@ class QuantisedWeight:
         return replace(self, rows=self.rows[rows], columns=self.columns[columns])
 
     def astype(self, dtype: Any, copy: bool = False) -> QuantisedWeight:
-        """Return the weight, which widened is rounded to another dtype and not to this one before."""
+        """Return the weight with another dtype, to which widened numbers are rounded directly."""
         return replace(self, dtype=np.dtype(dtype))
 
     def reshape(self, *shape: int) -> np.ndarray:
@@ -185,7 +199,11 @@ class QuantisedWeight:
         return np.asarray(self).reshape(*shape)
 
     def stored(self) -> dict[str, np.ndarray]:
-        """Return the stored tensors of the part. Raises ModelError where the part begins inside a block."""
+        """Return the stored tensors of the part.
+
+        Raises:
+            ModelError: The part begins inside a block and ends after it.
+        """
         return self.format.shard(self.tensors, self.whole_shape, self.rows, self.columns)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -193,7 +211,7 @@ class QuantisedWeight:
         return wide if dtype is None else wide.astype(dtype, copy=False)
 
     def widened(self) -> np.ndarray:
-        """Return the numbers of the weight in its dtype; numbers that the dtype does not hold are infinite."""
+        """Return the numbers of the weight in its dtype; numbers outside the dtype's range are infinite."""
         result = np.empty((len(self.rows), len(self.columns)), self.dtype)
         specs = self.format.describe_tensors(self.whole_shape)
         row_block, column_block = (lcm(*(spec.block[axis] for spec in specs.values())) for axis in (0, 1))
@@ -213,7 +231,11 @@ Weight = np.ndarray | QuantisedWeight
 
 
 def _entries(elements: range, block: int) -> slice:
-    """Return the entries along an axis that stand for a range of elements."""
+    """Return the entries of the blocks along an axis that contain a range of elements.
+
+    Raises:
+        ModelError: The range begins inside a block and ends after it.
+    """
     if not elements:
         return slice(0, 0)
     first, last = elements.start // block, (elements.stop - 1) // block
@@ -226,9 +248,9 @@ def _entries(elements: range, block: int) -> slice:
 
 
 def _runs(elements: range, unit: int, block: int, most: int) -> Iterator[range]:
-    """Yield ranges that together cover `elements`, each of about `most` elements at the most.
+    """Yield ranges that together cover `elements`, of at most `most` elements, or one unit if a unit is larger.
 
-    Each begins with a block or is inside one, and consists of whole units: elements of a unit are not told apart.
+    Each range begins with a block or is inside a block, and consists of whole units, which cannot be divided.
     """
     first, end = elements.start - elements.start % unit, elements.stop + -elements.stop % unit
     most = max(unit, most - most % unit)

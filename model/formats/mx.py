@@ -1,8 +1,8 @@
-"""Weights in MXFP4 as checkpoints of gpt-oss store them: blocks of 32 elements of 4 bits that share a power of two.
+"""MXFP4 weights of gpt-oss checkpoints: blocks of 32 elements of 4 bits that share a power of two.
 
 A weight [in, out] of an expert is stored as `…_blocks` [out, in / 32, 16], two elements in a byte, the lower bits
-first, and `…_scales` [out, in / 32], exponents with a bias of 127. bfloat16 holds every product exactly, but for those
-of 2^128 and more, which are infinite. Elements of a block whose scale is 255 are NaN (OCP Microscaling Formats, 1.0).
+first, and `…_scales` [out, in / 32], exponents with a bias of 127. bfloat16 represents every product exactly, except
+products of 2^128 and more, which are infinite. A scale of 255 means NaN (OCP Microscaling Formats, 1.0).
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from model.formats.format import ELEMENTS, SCALES, ConfigFields, Format, Quantis
 BLOCK = 32
 """Elements that share a scale."""
 DTYPE = np.dtype(ml_dtypes.bfloat16)
-"""The dtype to which elements are widened."""
+"""Dtype to which elements are widened."""
 
 _SUFFIXES = {ELEMENTS: "_blocks", SCALES: "_scales"}
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _BIAS, _NAN_SCALE = 127, 255
 _LARGEST_EXPONENT = 2
-"""Of an element: 6 is 1.5 * 2^2."""
+"""Largest exponent of an element: 6 is 1.5 * 2^2."""
 
 
 @dataclass(frozen=True)
 class Mx(Format):
-    """MXFP4. It is read for families whose experts are stored so, because other layouts have no convention."""
+    """MXFP4 format; it is read only in families whose experts use it, because there is no general convention."""
 
     is_general: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
-        """mxfp4."""
+        """Name of the format, mxfp4."""
         return "mxfp4"
 
     @classmethod
@@ -58,7 +58,7 @@ class Mx(Format):
     def from_checkpoint(
         self, name: str, tensors: MutableMapping[str, np.ndarray], shape: Shape, dtype: np.dtype
     ) -> QuantisedWeight | None:
-        """Take the blocks and scales of a weight [in, out]; None where the checkpoint has none of its name."""
+        """Remove blocks and scales of a weight [in, out] from `tensors`; return None if the checkpoint has neither."""
         names = {tensor: name + suffix for tensor, suffix in _SUFFIXES.items()}
         if name in tensors or not any(stored_name in tensors for stored_name in names.values()):
             return None
@@ -83,9 +83,9 @@ class Mx(Format):
         return np.take(_pairs(), indices, axis=0).reshape(len(scales), -1)
 
     def pack(self, array: np.ndarray) -> dict[str, np.ndarray]:
-        """Return elements and scales; a scale is the largest power of two that leaves no element above 2^3.
+        """Return elements and scales; a block's largest element is below 8 after division by its scale.
 
-        Elements above 6 become 6, as OCP Microscaling Formats 1.0 has it (6.3); ties go to the even code.
+        Elements above 6 become 6, as in OCP Microscaling Formats 1.0, 6.3; ties go to the even code.
         """
         blocks = array.astype(np.float32).reshape(len(array), -1, BLOCK)
         most = np.abs(blocks).max(axis=2)
@@ -99,7 +99,7 @@ class Mx(Format):
 
 
 def _round_to_even_code(magnitudes: np.ndarray) -> np.ndarray:
-    """Return the codes of the nearest magnitudes; halfway between two the even code."""
+    """Return the codes of the nearest magnitudes; ties go to the even code."""
     middles = np.add(_MAGNITUDES[1:], _MAGNITUDES[:-1]) / 2
     below, above = (np.searchsorted(middles, magnitudes, side) for side in ("left", "right"))
     return np.where(below % 2 == 0, below, above).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Weights stored as the numbers that they are: float32, float16 or bfloat16."""
+"""Plain weights, which are not quantised: float32, float16 or bfloat16."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from model.formats.format import ELEMENTS, ConfigFields, Format, QuantisedWeight
 
 @dataclass(frozen=True)
 class Plain(Format):
-    """One tensor of a dtype."""
+    """Format of one tensor with a plain dtype."""
 
     dtype: np.dtype
 
     @property
     def name(self) -> str:
-        """The name of the dtype."""
+        """Name of the dtype."""
         return self.dtype.name
 
     @classmethod
@@ -27,7 +27,7 @@ class Plain(Format):
         return None
 
     def describe_tensors(self, shape: Shape) -> dict[str, TensorSpec]:
-        """Return the tensor itself."""
+        """Return the description of the one tensor."""
         return {ELEMENTS: TensorSpec(shape, self.dtype)}
 
     def from_checkpoint(

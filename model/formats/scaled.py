@@ -1,7 +1,7 @@
-"""Weights of eight bits, float8_e4m3fn, with scales: of blocks of rows and columns, of rows, or one of the tensor.
+"""FP8 weights (float8_e4m3fn) with scales: one for each block of rows and columns, for each row, or for the tensor.
 
-Element [i, j] of a weight [out, in] stands for element * scale[i // rows, j // columns], computed in float32.
-Checkpoints of `quant_method` fp8 (DeepSeek-V3, Qwen3-FP8) and compressed-tensors (vLLM) store weights so.
+The value of element [i, j] of a weight [out, in] is element * scale[i // rows, j // columns], computed in float32.
+Checkpoints with `quant_method` fp8 (DeepSeek-V3, Qwen3-FP8) and compressed-tensors (vLLM) use this format.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from model.formats.format import ELEMENTS, SCALES, ConfigFields, Format, Quantis
 from nkw.errors import shown
 
 ELEMENT = np.dtype(ml_dtypes.float8_e4m3fn)
-"""The dtype of the elements."""
+"""Dtype of the elements."""
 LARGEST = 448.0
-"""The largest number that an element has."""
+"""Largest element."""
 
 _SCALE_SUFFIXES = ("_scale_inv", "_scale")
-"""Of the names of scales: the first in the method `fp8`, the second in compressed-tensors. Both multiply."""
+"""Suffixes of the names of scales in `fp8` and in compressed-tensors; both scales multiply."""
 _ACTIVATION_SUFFIXES = (".input_scale", ".activation_scale")
-"""Of scales of activations, which are left out: activations are not quantised."""
+"""Suffixes of the names of scales of activations, which are ignored: activations are not quantised."""
 _SCALE_DTYPES = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
@@ -37,7 +37,7 @@ _NUMBERS = np.arange(256, dtype=np.uint8).view(ELEMENT).astype(np.float32)
 
 @dataclass(frozen=True)
 class Scaled(Format):
-    """Elements of eight bits; `rows` by `columns` of them share a scale, all of an axis where the number is None."""
+    """FP8 format with a scale for each block of `rows` by `columns` elements; None for all elements of an axis."""
 
     method: str
     rows: int | None
@@ -45,7 +45,7 @@ class Scaled(Format):
 
     @property
     def name(self) -> str:
-        """fp8 or compressed-tensors."""
+        """Name of the method, fp8 or compressed-tensors."""
         return self.method
 
     @classmethod
@@ -74,7 +74,7 @@ class Scaled(Format):
     def from_checkpoint(
         self, name: str, tensors: MutableMapping[str, np.ndarray], shape: Shape, dtype: np.dtype
     ) -> QuantisedWeight | None:
-        """Take the elements and the scales of a weight; scales of activations are taken and dropped."""
+        """Remove elements and scales of a weight from `tensors`; scales of activations are dropped."""
         elements = tensors.get(name)
         if elements is None or elements.dtype != ELEMENT or elements.shape != shape or len(shape) != 2:
             return None  # other shapes and dtypes are refused as those of any tensor
@@ -123,7 +123,7 @@ class Scaled(Format):
 
 
 def _read_compressed(fields: ConfigFields) -> Scaled | None:
-    """Return the format that the weights of all groups have."""
+    """Return the common format of the weights of all groups; None after recording a refusal."""
     groups = fields.table("config_groups")
     formats = [_read_group(groups.table(name)) for name in groups.names]
     if len(set(formats)) != 1:
@@ -136,7 +136,7 @@ def _read_compressed(fields: ConfigFields) -> Scaled | None:
 
 
 def _read_group(group: ConfigFields) -> Scaled | None:
-    """Return the format of a group's weights; a quantisation other than to e4m3 by multiplication is a refusal."""
+    """Return the format of a group's weights; record a refusal unless it is symmetric e4m3 with known scales."""
     weights = group.table("weights")
     required: tuple[tuple[str, Any], ...] = (("type", "float"), ("num_bits", 8), ("symmetric", True))
     for name, expected in required:
