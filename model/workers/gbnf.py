@@ -32,7 +32,10 @@ _PLAIN = re.compile("[0-9A-Za-z]")
 
 @dataclass
 class _Rule:
-    """A rule: its number, its text as Lark with indices of names in `references`, and whether it is a terminal."""
+    """Rule of a grammar: number, name, text in Lark's notation, references to rules, and whether it is a terminal.
+
+    `references` has pairs of an index in `text` and the name of a rule that replaces the text at this index.
+    """
 
     number: int
     name: str
@@ -42,7 +45,7 @@ class _Rule:
 
     @property
     def lark_name(self) -> str:
-        """Name in Lark's notation: capitals for terminals."""
+        """Name in Lark's notation, in capitals for terminals."""
         if self.name == "root":
             return "start"
         name = re.sub(r"[^a-z0-9_]", "_", f"r{self.number}_{self.name}".lower())
@@ -50,9 +53,10 @@ class _Rule:
 
 
 def lark_from_gbnf(text: str) -> str:
-    """Return a grammar in Lark's notation.
+    """Convert a grammar from GBNF to Lark's notation.
 
-    Raises ModelError, with the line, for a text that is not GBNF, a name without a rule, and a grammar without root.
+    Raises:
+        ModelError: The text is not GBNF (the message has the line), a name has no rule, or there is no rule `root`.
     """
     rules = _Reader(text).read()
     if "root" not in rules:
@@ -67,7 +71,7 @@ def lark_from_gbnf(text: str) -> str:
 
 
 def _find_terminals(rules: dict[str, _Rule]) -> None:
-    """Mark the rules from which only literals, classes and other such rules can be reached, without recursion."""
+    """Mark the rules that refer to terminals only, or to no rule, as terminals; recursive rules are none."""
     users: dict[str, list[_Rule]] = {name: [] for name in rules}
     missing: dict[str, int] = {}
     for rule in rules.values():
@@ -88,14 +92,14 @@ def _find_terminals(rules: dict[str, _Rule]) -> None:
 
 
 class _Reader:
-    """The rules of a text, read from left to right."""
+    """Parser of the rules of a text, from left to right."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._position = 0
 
     def read(self) -> dict[str, _Rule]:
-        """Return the rules by name; of two with the same name the later one counts."""
+        """Return the rules by name; a later rule replaces a rule of the same name."""
         rules: dict[str, _Rule] = {}
         numbers = count()
         self._skip(_BLANKS_AND_LINES)
@@ -176,7 +180,7 @@ class _Reader:
         return f"/[{matched[1]}{''.join(shown)}]/"
 
     def _characters(self, inner: str, start: int) -> list[tuple[str, bool]]:
-        """Return characters or runs of them, and whether each was escaped."""
+        """Return the characters of a literal or class, each with whether it was escaped."""
         characters: list[tuple[str, bool]] = []
         position = 0
         for matched in _ESCAPE.finditer(inner):
@@ -209,7 +213,7 @@ class _Reader:
 
 
 def _repetition(matched: re.Match[str]) -> str:
-    """Return a repetition in Lark's notation."""
+    """Convert a repetition to Lark's notation."""
     least, comma, most = matched.groups()
     if least is None:
         return matched[0]
@@ -217,5 +221,5 @@ def _repetition(matched: re.Match[str]) -> str:
 
 
 def _class_character(text: str) -> str:
-    """Return a character as an item of a class of regular expressions."""
+    """Return a character as an element of a class in a regular expression."""
     return text if _PLAIN.match(text) else f"\\u{{{ord(text):x}}}"

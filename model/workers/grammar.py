@@ -1,4 +1,4 @@
-"""Compilation of grammars by llguidance (extra `serve`): the whole compilation as a trial, and its last step alone."""
+"""Compilation of grammars by llguidance (extra `serve`), as a trial in a job process and again in the engine."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from model.workers.gbnf import lark_from_gbnf
 from nkw.process import resident_bytes
 
 _TRIED_MASKS = 4
-"""Masks that a trial computes: that of the first token, and those after a few allowed ones."""
+"""Masks that a trial computes, along a few allowed tokens."""
 _TRIAL_STACK_BYTES, STACK_BYTES = 2**22, 2**24
-"""Stack of a trial, and the larger one that the same compilation needs to have in a thread of the engine."""
+"""Stack sizes of a trial, and of the engine's threads, where a compilation that passed its trial cannot overflow."""
 
 _SCHEMA_MAPS = frozenset(("properties", "patternProperties", "dependentSchemas", "$defs", "definitions"))
 """Keywords of JSON schemas whose objects have schemas by name."""
@@ -46,7 +46,7 @@ _DESCRIBING = (
 
 
 class GrammarCompiler:
-    """Matchers for one tokenizer, whose texts end with one of `end_tokens`."""
+    """Compiler of matchers for one tokenizer, whose texts end with one of `end_tokens`."""
 
     def __init__(self, tokenizer_json: Callable[[], str], size: int, end_tokens: Sequence[int]) -> None:
         self._tokenizer_json = tokenizer_json
@@ -55,7 +55,7 @@ class GrammarCompiler:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The tokenizer in llguidance's form."""
+        """Tokenizer as an object of llguidance."""
         module = load_llguidance()
         try:
             return module.LLTokenizer(self._tokenizer_json(), n_vocab=self._size, eos_token=self._end_tokens)
@@ -65,10 +65,13 @@ class GrammarCompiler:
     def try_out(self, form: Mapping[str, Any]) -> tuple[str, int]:
         """Compile a form and compute its first masks.
 
-        Returns: the grammar in llguidance's notation, and the bytes of memory by which this process grew.
+        The trial runs on a smaller stack than the engine's threads, so a grammar that passes cannot overflow theirs.
 
-        Runs on a stack smaller than that of the engine's threads, so a grammar that passes cannot overflow theirs.
-        Raises ModelError for a form that cannot be compiled or followed.
+        Returns:
+            The grammar in llguidance's notation, and the growth of this process's resident memory in bytes.
+
+        Raises:
+            ModelError: The form cannot be compiled, or its masks cannot be computed.
         """
         before = threading.stack_size(_TRIAL_STACK_BYTES)
         results: list[str | BaseException] = []
@@ -97,14 +100,22 @@ class GrammarCompiler:
         raise ModelError(f"structured outputs: the grammar compiler fails: {result}") from None
 
     def compile(self, grammar: str) -> Any:
-        """Return a matcher at the start of a text. Raises ModelError for a grammar that cannot be compiled."""
+        """Return a matcher at the start of a text.
+
+        Raises:
+            ModelError: The grammar cannot be compiled.
+        """
         matcher = load_llguidance().LLMatcher(self.tokenizer, grammar, log_level=0)
         if matcher.is_error():
             raise ModelError(f"structured outputs: {first_line(matcher.get_error())}")
         return matcher
 
     def mask(self, matcher: Any) -> np.ndarray:
-        """Return which tokens may follow, [vocabulary] bool. Raises ModelError where llguidance gives up."""
+        """Return the mask of allowed next tokens, [vocabulary] bool.
+
+        Raises:
+            ModelError: llguidance fails to compute the mask.
+        """
         bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         if matcher.is_error():
             raise ModelError(
@@ -116,7 +127,7 @@ class GrammarCompiler:
         return mask
 
     def _follow(self, matcher: Any) -> None:
-        """Compute masks along the longest-numbered allowed tokens, which are long texts in most vocabularies."""
+        """Compute masks along the allowed tokens with the highest ids, which are long texts in most vocabularies."""
         for _ in range(_TRIED_MASKS):
             allowed = np.flatnonzero(self.mask(matcher))
             allowed = allowed[~np.isin(allowed, self._end_tokens)]
@@ -125,10 +136,12 @@ class GrammarCompiler:
 
 
 def grammar_text(form: Mapping[str, Any]) -> str:
-    """Return a form, such as {"regex": "a+"}, in llguidance's notation.
+    """Convert a form, such as {"regex": "a+"}, to llguidance's notation.
 
-    `form` has one of json, regex, choice, grammar (Lark's notation, or llama.cpp's) and json_object. Raises ModelError
-    for a schema that is not JSON and for a grammar that cannot be read.
+    `form` has one key: json, regex, choice, grammar (Lark's notation, or llama.cpp's), or json_object.
+
+    Raises:
+        ModelError: The schema or the grammar cannot be parsed.
     """
     matchers = load_llguidance().LLMatcher
     ((name, value),) = form.items()
@@ -199,12 +212,16 @@ def _find_definition(schema: Any, pointer: Any) -> Any:
 
 
 def first_line(text: str) -> str:
-    """Return the first line of a message of llguidance; the lines after it show the parser's state."""
+    """Return the first line of a message of llguidance; later lines have the parser's state."""
     return (text.splitlines() or [""])[0]
 
 
 def load_llguidance() -> Any:
-    """Import llguidance. Raises ModelError without the extra `serve`."""
+    """Import llguidance.
+
+    Raises:
+        ModelError: The extra `serve` is not installed.
+    """
     try:
         import llguidance
     except ImportError:

@@ -1,4 +1,4 @@
-"""Starting a worker process, jobs and their limits, and one job at a time from code without an event loop."""
+"""Start of worker processes, limits of jobs, and a worker for synchronous code that runs one job at a time."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _COMMAND = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); from model.workers.supervisor import main; "
     "main(*sys.argv[1:])"
 )
-"""Modules are those of this process, whatever the current folder holds."""
+"""Program of a worker; it imports modules from this process's path and not from the current folder."""
 TEXT_TASKS = "model.workers.tasks:TextTasks"
 
 
 @dataclass(frozen=True)
 class TaskSource:
-    """`module:factory` of the tasks of a worker process, and the JSON arguments of the factory."""
+    """Factory of a worker's tasks as `module:factory`, and the JSON arguments of the factory."""
 
     factory: str
     arguments: tuple[Any, ...]
@@ -33,9 +33,9 @@ class TaskSource:
 
 @dataclass(frozen=True)
 class JobLimits:
-    """CPU time and memory of one job; `subject` starts the message of a job that exceeds them.
+    """Limits of CPU time and memory of one job.
 
-    `advice` ends that message: what the user can do.
+    The message of a job that exceeds them begins with `subject` and ends with `advice`, what the user can do.
     """
 
     cpu_seconds: int
@@ -44,7 +44,7 @@ class JobLimits:
     advice: str = ""
 
     def error(self, outcome: str, reason: str) -> ModelError:
-        """Return the error of a job whose process ended with an outcome other than done and refused."""
+        """Return the error of a job whose outcome is neither "done" nor "refused"."""
         excess = {
             "time": f"takes more than {self.cpu_seconds} seconds of CPU time",
             "memory": f"takes more than {self.memory_bytes >> 20} MiB of memory",
@@ -53,7 +53,7 @@ class JobLimits:
 
 
 def start_process(source: TaskSource) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a worker process and return it with the socket to it. It ends when the socket is closed."""
+    """Start a worker process and return it with its socket; the process ends when the socket is closed."""
     near, far = socket.socketpair()
     path = [folder or os.getcwd() for folder in sys.path]
     arguments = [json.dumps(path), str(far.fileno()), source.factory, json.dumps(source.arguments)]
@@ -72,7 +72,11 @@ def start_process(source: TaskSource) -> tuple[subprocess.Popen[bytes], socket.s
 
 
 def read_answer(outcome: str, body: bytes, limits: JobLimits) -> Any:
-    """Return the answer of a job. Raises ModelError for a refused input and for an exceeded limit."""
+    """Return the answer of a job.
+
+    Raises:
+        ModelError: The job refused its input or exceeded a limit.
+    """
     if outcome == "done":
         return json.loads(body)
     if outcome == "refused":
@@ -81,7 +85,7 @@ def read_answer(outcome: str, body: bytes, limits: JobLimits) -> Any:
 
 
 class SingleWorker:
-    """A worker process that is started at the first job and runs one job at a time; any thread may call it."""
+    """Worker process that is started at the first job and runs one job at a time; it is safe for threads."""
 
     def __init__(self, source: TaskSource) -> None:
         self._source = source
@@ -92,10 +96,11 @@ class SingleWorker:
         self._number = 0
 
     def run(self, task: str, arguments: list[Any], limits: JobLimits) -> Any:
-        """Return the answer to a job.
+        """Run a job and return its answer.
 
-        Raises ModelError for a refused input, an exceeded limit, and a worker process that has ended; the next job
-        starts another one then.
+        Raises:
+            ModelError: The job refused its input or exceeded a limit, or the worker process has ended. The next job
+                starts a new process.
         """
         with self._lock:
             try:
@@ -137,7 +142,7 @@ class SingleWorker:
 
 
 def job_header(number: int, task: str, limits: JobLimits, quantum: float | None = None) -> dict[str, Any]:
-    """Return the header of a frame that starts a job; after `quantum` seconds of CPU time it is to be killed."""
+    """Return the header of a frame that starts a job; the job is killed after `quantum` seconds of CPU time, if set."""
     return {
         "number": number,
         "task": task,

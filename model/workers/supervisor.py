@@ -27,26 +27,34 @@ from nkw.process import Limits, quiet
 MOST_ANSWER_BYTES = 2**26
 """Longest answer of a job; a job that writes more is killed."""
 _NICE = 5
-"""Added to the niceness of job processes, so that the engine's threads go first."""
+"""Increase of the niceness of job processes, so that the engine's threads have priority."""
 _PIECE_BYTES = 2**16
 
 
 class Tasks(Protocol):
-    """What a worker process computes."""
+    """Interface of the tasks of a worker process."""
 
     facts: dict[str, Any]
-    """Sent once, when the process is ready."""
+    """Facts that are sent once, when the process is ready."""
 
     def prepare(self, task: str) -> None:
-        """Load what jobs of a task share, before the fork. Raises ModelError where that fails."""
+        """Load what the jobs of a task share, before the fork.
+
+        Raises:
+            ModelError: Loading fails.
+        """
 
     def run(self, task: str, arguments: list[Any]) -> Any:
-        """Return the answer to a job as JSON data. Called in the job process. Raises ModelError for a bad input."""
+        """Return the answer of a job as JSON data; runs in the job process.
+
+        Raises:
+            ModelError: The input is refused.
+        """
 
 
 @dataclass
 class _Job:
-    """A running job process."""
+    """Running job process."""
 
     number: int
     pid: int
@@ -56,7 +64,7 @@ class _Job:
 
 
 class Supervisor:
-    """The loop of a worker process: starts and cancels jobs, and passes their answers on."""
+    """Main loop of a worker process, which starts and cancels jobs and sends their answers."""
 
     def __init__(self, connection: socket.socket, tasks: Tasks) -> None:
         self._connection = connection
@@ -135,7 +143,7 @@ class Supervisor:
 
 
 def _outcome(job: _Job, status: int) -> tuple[str, bytes]:
-    """Return how a job ended, and its answer or the name of the signal that ended it."""
+    """Return the outcome of a job, and its answer or the name of the signal that ended it."""
     if job.is_cancelled:
         return "cancelled", b""
     if os.WIFSIGNALED(status):
@@ -183,7 +191,7 @@ def _kill(pid: int) -> None:
 
 
 def main(descriptor: str, tasks: str, arguments: str) -> None:
-    """Run the worker process. Signals to the process group of the server are left to the server."""
+    """Run the worker process; it ignores signals to the server's process group, which the server handles."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     with suppress(OSError):
