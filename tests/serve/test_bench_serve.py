@@ -361,9 +361,7 @@ def test_a_tokenizer_of_a_folder_takes_the_place_of_the_servers(
         raise AssertionError("the server's tokenizer is asked")
 
     monkeypatch.setattr("model.commands.bench.datasets.ServerEncoder.encode", refuse)
-    words = (
-        "--model stories --served-model-name stories --num-prompts 1 --random-input-len 4 --output-len 1"
-    )
+    words = "--model stories --served-model-name stories --num-prompts 1 --random-input-len 4 --output-len 1"
     assert bench(server, *words.split()) == 0
     assert read_table(capsys.readouterr().out)["Total input tokens:"] == 4
 
