@@ -59,6 +59,8 @@ NEED_AN_EXTRA = {
     "model/serve/metrics.py",
     "model/serve/http/origins.py",
     "model/serve/openai/requests.py",
+    "model/serve/openai/response_requests.py",
+    "model/serve/openai/responses.py",
     "model/serve/cluster/handle.py",
     "model/serve/cluster/request_router.py",
     "model/serve/replicas/backend.py",
