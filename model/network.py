@@ -1,4 +1,4 @@
-"""Networks: sections of layers with named inputs and outputs. Running, predicting and planning walk their layers."""
+"""Networks: sections of layers with named inputs and outputs, for execution, prediction and planning."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from model.layers.shard import Shape
 from model.layers.weight import Tensor, Weight, Zeros
 
 Section = tuple[Layer, ...]
-"""Neighbouring layers that are launched together, such as attention and MLP of one decoder layer."""
+"""Consecutive layers that are launched together, such as attention and MLP of one decoder layer."""
 
 
 class Sharding(Enum):
-    """How the ranks of a data-parallel group divide a host array of a step."""
+    """Division of a host array of a step among the ranks of a data-parallel group."""
 
     replicated = "every rank has the whole array"
     rows = "a rank has its rows of the array, where ranks cut the rows of a prefill step"
@@ -31,9 +31,9 @@ class Sharding(Enum):
 
 @dataclass(frozen=True)
 class Input:
-    """One host array of a step: its name in the launch list, how ranks divide it, and its dtype on the device.
+    """Host array of a step: its name in the launch list, its sharding, and its dtype on the device.
 
-    A dtype of None is the dtype of the activations.
+    A dtype of None means the dtype of the activations.
     """
 
     name: str
@@ -43,17 +43,17 @@ class Input:
 
 @dataclass(frozen=True)
 class Network:
-    """Layers in sections, the host arrays that a step needs, and the results that it returns.
+    """Layers in sections, the host arrays that a step needs, and its results.
 
     sections         layers in order; a pipeline is cut between inner sections
     inputs           the host arrays of a step by name
-    outputs          the names of the results that leave the device
-    before           networks on the same ranks that run before this one and leave states for it, by name
-    window           rows of each sequence, where every step has as many; 0 where the step says how many
+    outputs          names of the results that are copied to the host
+    before           networks on the same ranks that run before this one and write states for it, by name
+    window           rows of each sequence if all steps have the same number; 0 if the step determines it
     unread           tensors that a checkpoint may hold although no layer reads them
     unread_prefixes  beginnings of the names of more such tensors
-    bare_prefix      beginning of all names that a checkpoint of the network without its last section may lack
-    stacks           checkpoint tensors that hold tensors of several layers, and the names of these
+    bare_prefix      prefix of tensor names that checkpoints without the last section may omit
+    stacks           checkpoint tensors that contain tensors of several layers, and the names of these
     """
 
     sections: tuple[Section, ...]
@@ -68,40 +68,40 @@ class Network:
 
     @property
     def exact(self) -> frozenset[str]:
-        """The tensors that are float32 whatever dtype the others have."""
+        """Names of the tensors that are float32 with any dtype of activations."""
         return frozenset(tensor.name for weight in self.weights for tensor in weight.tensors if tensor.exact)
 
-    def leaves_out(self, name: str) -> bool:
-        """Return whether no layer reads this tensor, although a checkpoint may hold it."""
+    def is_unread(self, name: str) -> bool:
+        """Return whether a checkpoint may have this tensor although no layer reads it."""
         return name in self.unread or name.startswith(self.unread_prefixes)
 
     @property
     def blocks(self) -> tuple[Section, ...]:
-        """The inner sections: the layers of a decoder between its embedding and its head."""
+        """Inner sections: the layers of a decoder between its embedding and its head."""
         return self.sections[1:-1]
 
     @property
     def layers(self) -> Iterator[Layer]:
-        """Every layer of this network in order."""
+        """Layers of this network in order."""
         return chain.from_iterable(self.sections)
 
     @property
     def mixes(self) -> bool:
-        """Whether every layer takes steps in which sequences decode beside prompts."""
+        """Whether all layers support steps that mix prompts with sequences that decode."""
         return all(getattr(layer, "mixes", False) for layer in self.layers)
 
     @property
     def all_layers(self) -> Iterator[Layer]:
-        """Every layer in order; layers of networks before this one come first."""
+        """Layers in order; the layers of networks in `before` come first."""
         return chain(*(network.layers for network in self.before.values()), self.layers)
 
     @property
     def weights(self) -> Iterator[Weight]:
-        """The weights of every layer, in order."""
+        """Weights of all layers in order."""
         return (weight for layer in self.all_layers for weight in layer.weights)
 
     def step(self, step: StepShape) -> StepShape:
-        """Return the step of this network for the sequences of a step; another one where a window is passed whole."""
+        """Return the step of this network for a step; a network with a window prefills all rows of the window."""
         if not self.window:
             return step
         return replace(
@@ -120,12 +120,12 @@ class Network:
         )
 
     def layer_tensor_shapes(self) -> dict[str, Shape]:
-        """Return the shape of every tensor of the layers, each by itself."""
+        """Return the shapes of the tensors of the layers, with stacks as separate tensors."""
         tensors: Iterator[Tensor] = (tensor for weight in self.weights for tensor in weight.tensors)
         return {tensor.name: tensor.shape for tensor in tensors if not isinstance(tensor, Zeros)}
 
     def tensor_shapes(self) -> dict[str, Shape]:
-        """Return the shape of every tensor of a checkpoint, as the checkpoint holds it."""
+        """Return the shapes of the tensors of a checkpoint, with stacks as one tensor."""
         shapes = self.layer_tensor_shapes()
         for stack, names in self.stacks.items():
             shape, *_ = (shapes.pop(name) for name in names)
@@ -133,6 +133,6 @@ class Network:
         return shapes
 
 
-def part_of(stack: str, number: int) -> str:
-    """Return the name of a tensor that is part of a stack."""
-    return f"{stack}[{number}]"
+def name_in_stack(stack: str, index: int) -> str:
+    """Return the name of the tensor at an index of a stack."""
+    return f"{stack}[{index}]"

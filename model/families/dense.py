@@ -29,7 +29,7 @@ from model.layers.projection import Projection
 from model.layers.shard import COLUMN_PARALLEL, ROW, by_kv_heads, by_query_heads
 from model.layers.uncomputed import Uncomputed
 from model.layers.weight import Numbered, Tensor, Weight
-from model.network import Network, Section, part_of
+from model.network import Network, Section, name_in_stack
 
 _LATENT_EPS = 1e-6
 """Epsilon of the norms of latents, whatever config.json says: the default of transformers' DeepseekV2RMSNorm."""
@@ -120,7 +120,7 @@ def _list_stacks(config: ModelConfig, names: Names) -> dict[str, Sequence[str]]:
     if not isinstance(names.experts, StackedExpertNames):
         return {}
     return {
-        stack: Numbered(range(block.mlp.count), partial(part_of, stack))
+        stack: Numbered(range(block.mlp.count), partial(name_in_stack, stack))
         for layer, block in enumerate(config.blocks)
         if isinstance(block.mlp, Experts)
         for stack in names.experts.list_stacks(f"{names.layer}.{layer}")
@@ -341,7 +341,7 @@ class _BlockBuilder:
         """Return the projections of an expert from tensors that stack the tensors of all experts of the layer."""
         hidden = self.config.hidden_size
         gate_up, gate_up_bias, down, down_bias = (
-            part_of(stack, number) for stack in names.list_stacks(f"{self.names.layer}.{self.number}")
+            name_in_stack(stack, number) for stack in names.list_stacks(f"{self.names.layer}.{self.number}")
         )
         fused = Projection(gate_up, 2 * width, hidden, gate_up_bias, transposed=True)
         gate, up = fused.split((1, 1), width)

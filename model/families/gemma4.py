@@ -36,7 +36,7 @@ from model.formats import read_format, read_method
 from model.layers.shard import COLUMN_PARALLEL, ROW, ROW_PARALLEL, TRANSPOSED
 from model.layers.uncomputed import Uncomputed
 from model.layers.weight import Numbered, StackedWeight, Tensor, Weight
-from model.network import Network, part_of
+from model.network import Network, name_in_stack
 
 PER_LAYER_NAMES = replace(
     NAMES,
@@ -100,7 +100,7 @@ def _build_experts(tensor: str, experts: Experts, hidden: int) -> Uncomputed:
 
 
 def _expert_tensor(stack: Tensor, number: int) -> Tensor:
-    return replace(stack, name=part_of(stack.name, number))
+    return replace(stack, name=name_in_stack(stack.name, number))
 
 
 def read_gemma4_text(fields: Fields) -> ModelConfig:

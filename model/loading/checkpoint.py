@@ -118,7 +118,7 @@ def open_checkpoint(folder: Path | str, config: Config) -> Checkpoint:
                 raise _error(f"{source}: {name} has dtype {quantised!r}; known are {', '.join(_DTYPES)}")
         weights[name] = weight
     for name in tensors:
-        if name not in shapes and not network.leaves_out(name) and not name.endswith(_IGNORED_SUFFIX):
+        if name not in shapes and not network.is_unread(name) and not name.endswith(_IGNORED_SUFFIX):
             raise _error(f"{source}: {_drop_indices(name)} is not a tensor of {config.architecture}")
     return Checkpoint({name: weights[name] for name in shapes}, maps)
 
