@@ -21,7 +21,7 @@ _LOCAL_TOKEN = secrets.token_hex(32)
 
 
 @contextmanager
-def joined_cluster(address: str, processors: int, namespace: str | None = None) -> Iterator[Any]:
+def join_cluster(address: str, processors: int, namespace: str | None = None) -> Iterator[Any]:
     """Yield the module `ray`, connected to a cluster until the block ends.
 
     A cluster at the address "local" is started here. It listens at loopback only, requires a token that only its user

@@ -169,7 +169,7 @@ class Limits:
             resource.setrlimit(limit, (most if hard < 0 else min(most, hard), hard))
 
 
-def trial(action: Callable[[], object], limits: Limits) -> bool:
+def survives(action: Callable[[], object], limits: Limits) -> bool:
     """Return whether a fork of this process survives `action` within limits.
 
     Use it for libraries that abort their process on bad input. An exception counts as survival. The result is True if
@@ -189,7 +189,7 @@ def trial(action: Callable[[], object], limits: Limits) -> bool:
         os._exit(0)  # whatever was raised, the caller's own call raises again
 
 
-def answer(action: Callable[[], bytes], limits: Limits, most_bytes: int) -> bytes | None:
+def run_in_fork(action: Callable[[], bytes], limits: Limits, most_bytes: int) -> bytes | None:
     """Return the result of `action` in a fork of this process; None if it fails or exceeds its limits.
 
     Use it for untrusted programs: their memory and changes end with the fork. `action` must catch its exceptions. It
@@ -244,7 +244,7 @@ def quiet() -> Iterator[None]:
 
 def kill_orphans(spared: frozenset[int]) -> None:
     """Kill the remaining children of this process except `spared`; on Linux it adopts orphans of its descendants."""
-    while orphans := [process for process in children() if process not in spared]:
+    while orphans := [process for process in list_children() if process not in spared]:
         for process in orphans:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
@@ -252,7 +252,7 @@ def kill_orphans(spared: frozenset[int]) -> None:
                 os.waitpid(process, 0)
 
 
-def children() -> list[int]:
+def list_children() -> list[int]:
     """Return the processes whose parent is this process, also those that have ended; on Linux only."""
     this_process, processes = os.getpid(), []
     if sys.platform != "linux" or not _has_children():

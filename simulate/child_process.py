@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import IO, Any
 
 from nkw.child import Record
-from nkw.process import Terminated, children, kill_orphans
+from nkw.process import Terminated, kill_orphans, list_children
 from simulate.child_entry import ChildLimits, become_child, set_process_option
 
 SHOWN_BYTES = 64 * 1024
@@ -49,7 +49,7 @@ def run_in_child(
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     set_process_option(_SUBREAPER, 1)
-    spared = frozenset(children())
+    spared = frozenset(list_children())
     pipes = [os.pipe() for _ in range(3 if captures else 1)]
     token = os.urandom(16)
     if sys.platform == "linux" and threading.active_count() == 1:

@@ -23,7 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from model.config.fields import Fields
 from model.errors import ModelError, read_text_file
-from nkw.process import Limits, answer
+from nkw.process import Limits, run_in_fork
 
 Message = Mapping[str, Any]
 """Message of a conversation: `role` (system, user, assistant, tool), `content`, and more fields for the template."""
@@ -74,7 +74,7 @@ class ChatTemplate:
         context |= {"messages": [dict(message) for message in messages], **self._tokens}
         source = self.source_with_tools if context["tools"] else self._source
         if self._isolated:
-            reply = answer(lambda: _render(source, context), _LIMITS, 4 * _MOST_CHARACTERS + len(_DONE))
+            reply = run_in_fork(lambda: _render(source, context), _LIMITS, 4 * _MOST_CHARACTERS + len(_DONE))
         else:
             reply = _render(source, context)
         if not reply:

@@ -9,7 +9,7 @@ from typing import TypeVar
 import tokenizers
 
 from model.errors import ModelError, read_text_file
-from nkw.process import Limits, quiet, trial
+from nkw.process import Limits, quiet, survives
 
 T = TypeVar("T")
 
@@ -97,7 +97,7 @@ class Tokenizer:
 
         Raises ModelError, which begins with `failure`, where the trial or the call fails.
         """
-        if self._isolated and not trial(action, _LIMITS):
+        if self._isolated and not survives(action, _LIMITS):
             raise self._error(
                 f"{failure}: the tokenizers library aborts, or takes too long or too much memory"
             )

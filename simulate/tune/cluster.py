@@ -10,7 +10,7 @@ from functools import partial
 from math import inf
 from typing import Any
 
-from nkw.cluster import joined_cluster
+from nkw.cluster import join_cluster
 from nkw.errors import InvalidArgument
 from simulate.tune.measuring import Outcome, Subject, bench_elsewhere
 from simulate.tune.parameters import Candidate
@@ -27,7 +27,7 @@ class Cluster:
         """`address` is that of a running cluster, `auto`, or `local`; raises InvalidArgument where there is none."""
         self._joined = ExitStack()
         try:
-            ray = self._joined.enter_context(joined_cluster(address, processes or os.cpu_count() or 1))
+            ray = self._joined.enter_context(join_cluster(address, processes or os.cpu_count() or 1))
         except ImportError as absent:
             raise InvalidArgument(
                 "NKW-TUNE-EXTRA", "--cluster needs Ray; pip install 'nki-workbench[cluster]'"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nkw.process import Limits, memory_bytes, quiet, trial
+from nkw.process import Limits, memory_bytes, quiet, survives
 from tests.interruptible import ROOT, started, stopped
 
 PLAN = "-m model plan model/pretrained"
@@ -72,8 +72,8 @@ except KeyboardInterrupt as stopped:
 
 def test_a_trial_survives_what_returns_or_raises() -> None:
     limits = Limits(cpu_seconds=5, memory_bytes=2**28)
-    assert trial(lambda: None, limits)
-    assert trial(lambda: 1 // 0, limits)
+    assert survives(lambda: None, limits)
+    assert survives(lambda: 1 // 0, limits)
 
 
 @pytest.mark.slow
@@ -84,8 +84,8 @@ def test_a_trial_does_not_survive_an_abort_or_an_endless_loop() -> None:
         while True:
             pass
 
-    assert not trial(lambda: os.kill(os.getpid(), signal.SIGKILL), limits)
-    assert not trial(turn, limits)
+    assert not survives(lambda: os.kill(os.getpid(), signal.SIGKILL), limits)
+    assert not survives(turn, limits)
 
 
 def test_in_quiet_nothing_reaches_stderr(capfd: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ from model.serve.cluster.start import application_name, check_nodes, fingerprint
 from model.serve.replicas.backend import Answer, Call, Head, ReplicaLost
 from model.serve.replicas.router import Router
 from model.serve.replicas.routing import Routing
-from nkw.cluster import joined_cluster
+from nkw.cluster import join_cluster
 from nkw.commands import main
 from tests.serve.conftest import options_of
 
@@ -392,7 +392,7 @@ def test_local_cluster_listens_at_loopback_and_demands_a_token_that_its_user_rea
     fake_ray: Callable[..., FakeRay],
 ) -> None:
     ray = fake_ray()
-    with joined_cluster("local", 3, "space") as joined:
+    with join_cluster("local", 3, "space") as joined:
         assert joined is ray and "ended" not in ray.seen
     assert ray.seen["_node_ip_address"] == "127.0.0.1" and not ray.seen["include_dashboard"]
     assert (ray.seen["num_cpus"], ray.seen["namespace"], ray.seen["auth"]) == (3, "space", "token")
@@ -406,7 +406,7 @@ def test_token_of_a_lasting_cluster_is_used_where_there_is_one(
     ray, token = fake_ray(), tmp_path / "token"
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
     for expected in (None, "token"):
-        with joined_cluster("auto", 3):
+        with join_cluster("auto", 3):
             assert (ray.seen["auth"], "_temp_dir" in ray.seen) == (expected, False)
         token.touch()
 

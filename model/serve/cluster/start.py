@@ -29,7 +29,7 @@ from model.serve.log import LOG
 from model.serve.replicas.backend import ReplicaLost
 from model.serve.replicas.routing import Routing
 from model.serve.serving import make_server, max_continuations
-from nkw.cluster import LOCAL, joined_cluster, token_file
+from nkw.cluster import LOCAL, join_cluster, token_file
 
 if TYPE_CHECKING:
     from model.serve.cluster.engine import EngineDescription
@@ -63,7 +63,7 @@ def serve_cluster(options: argparse.Namespace, keys: list[str], on_listening: Ca
     if options.cluster != LOCAL:
         _warn_about_token()
     try:
-        with joined_cluster(
+        with join_cluster(
             options.cluster, max(options.replicas, os.cpu_count() or 1), f"nkw-serve-{name}"
         ) as ray:
             check_nodes(ray, options.model, digest)
