@@ -167,6 +167,8 @@ class _OneLineParser(argparse.ArgumentParser):
 def _hyphenate(word: str) -> str:
     """Return a word with hyphens for underscores where it is the name of an option, up to `=` and the first dot."""
     name = word.partition("=")[0].partition(".")[0] if word.startswith("--") else ""
+    if " " in name:  # argparse takes such a word as a value
+        return word
     return name.replace("_", "-") + word[len(name) :]
 
 
@@ -180,7 +182,8 @@ def describe_unknown(parser: argparse.ArgumentParser, words: Sequence[str]) -> s
     name = next((word.partition("=")[0] for word in words if word.startswith("-")), None)
     if name is None:
         return f"unexpected word {words[0]}"
-    options = parser._option_string_actions
+    actions = parser._option_string_actions
+    options = [option for option, action in actions.items() if action.help is not argparse.SUPPRESS]
     longer = [option for option in options if len(name) > 4 and option.startswith(name)]
     if longer:
         return f"there is no option {name}; did you mean {min(longer, key=len)}? Options are not abbreviated"

@@ -50,6 +50,7 @@ class EngineArgs:
                           expert of their group.)
     kv_cache_dtype        a name of `model.layers.cache.CACHE_FORMATS`, in which pages hold keys and values; auto is
                           `dtype`
+    quantization          `quant_method` that config.json has to name, such as fp8; None for whichever it names
     max_model_len         most positions of a sequence; None for the context of the model, at most 2048. Above the
                           limit of longrope's short factors, sequences of all lengths have the long factors.
     block_size            positions of a page
@@ -72,6 +73,7 @@ class EngineArgs:
     expert_parallel_size: int = 1
     dtype: str = "float32"
     kv_cache_dtype: str = "auto"
+    quantization: str | None = None
     target: str = "trn2"
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 512
@@ -97,6 +99,8 @@ class EngineArgs:
         for check, names in _TYPES:
             for name in names:
                 object.__setattr__(self, name, check(name, getattr(self, name)))
+        if self.quantization is not None:
+            check_text("quantization", self.quantization)
         check_range("seed", self.seed, 0, 2**63 - 1)
         check_cache_dtype(self.kv_cache_dtype)
         if not isinstance(self.speculative_config, Mapping | None):
@@ -133,6 +137,7 @@ def read_engine_args(options: argparse.Namespace, **more: Any) -> EngineArgs:
         expert_parallel_size=options.ep,
         dtype=options.dtype,
         kv_cache_dtype=options.kv_cache_dtype,
+        quantization=options.quantization,
         target=options.target,
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=max(options.max_num_batched_tokens, options.max_num_seqs),
@@ -201,6 +206,12 @@ def set_up_engine(args: EngineArgs) -> EngineSetup:
     """Return the setup of an engine. Raises ModelError if the folder or the arguments do not allow it."""
     folder = model_path(args.model)
     config = load_config(folder, TEXT, SPEECH)
+    if args.quantization not in (None, config.quant_method):
+        stored = "not quantised" if config.quant_method is None else f"quantised by {config.quant_method}"
+        raise ModelError(
+            f"quantization is {args.quantization!r:.40}, and the weights are {stored}; nothing is quantised on "
+            "loading, so give a folder that is quantised so"
+        )
     length = min(2048, config.context) if args.max_model_len is None else args.max_model_len
     if not 1 < length <= config.context:
         raise ModelError(f"max_model_len is {length}; this model takes 2 to {config.context} positions")

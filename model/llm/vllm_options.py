@@ -69,6 +69,7 @@ EQUIVALENT: Mapping[str, Equivalent] = {
     "--block-size= --page-size=": Equivalent("--block-size", "block_size"),
     "--num-gpu-blocks-override=": Equivalent("--num-pages", "num_pages"),
     "--kv-cache-dtype=": Equivalent("--kv-cache-dtype", "kv_cache_dtype"),
+    "--quantization= -q=": Equivalent("--quantization", "quantization"),
     "--mamba-block-size=": Equivalent("--mamba-block-size", "mamba_block_size"),
     "--enable-prefix-caching": Equivalent(
         "--no-prefix-caching", "enable_prefix_caching", sets="prefix_caching"
@@ -262,7 +263,6 @@ REFUSED: Mapping[str, str] = {
     "--fully-sharded-loras --lora-target-modules= --default-mm-loras= --enable-tower-connector-lora": _LORA,
     "--specialize-active-lora --enable-mixed-moe-lora-format --enable-moe-shared-loras": _LORA,
     "--max-lora-cls-labels= --lora-paths=": _LORA,
-    "--quantization= -q=": _QUANTIZATION,
     "--quantization-config= --allow-deprecated-quantization --quantization-param-path=": _QUANTIZATION,
     "--load-in-8bit --load-in-4bit": _QUANTIZATION,
     "--kv-cache-dtype-skip-layers=": "all layers keep their pages in --kv-cache-dtype",

@@ -239,6 +239,11 @@ def test_a_prompt_of_the_longest_length_gets_one_token() -> None:
         ({"num_pages": 0}, "num_pages is 0"),
         ({"enable_lora": True}, "LLM takes no enable_lora: LoRA adapters are not computed"),
         ({"max_num_seqs": 0}, "max_num_seqs is 0"),
+        (
+            {"quantization": "awq"},
+            "quantization is 'awq', and the weights are not quantised; nothing is quantised on",
+        ),
+        ({"quantization": 8}, "quantization is 8; it must be a text"),
         ({"backend": "cuda"}, "backend 'cuda'; an engine knows simulate and neuron"),
         ({"backend": "neuron"}, "the neuron backend needs nki, torch_neuronx, torch_xla"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import ml_dtypes
@@ -14,6 +15,7 @@ from model.device import SimulatedDevice
 from model.errors import ModelError
 from model.families import load_config
 from model.formats import Format, Mx, Plain, QuantisedWeight, Scaled
+from model.llm.engine_args import EngineArgs, set_up_engine
 from model.loading.checkpoint import open_checkpoint
 from model.loading.weights import shard_weights
 from model.runners.contiguous import KernelModel
@@ -135,3 +137,23 @@ def test_a_checkpoint_of_several_dtypes_is_computed_as_its_reference(
     bound = 2.0**-12 if dtype == "float32" else 2.0**-4
     assert np.abs(own.logits - expected.logits).max() <= bound * np.abs(expected.logits).max()
     assert json.loads((folder / "config.json").read_text())
+
+
+@pytest.mark.parametrize(("quantization", "is_taken"), [(None, True), ("fp8", True), ("awq", False)])
+def test_a_quantization_asked_for_is_that_of_the_folder(
+    write_model: Callable[..., Path], quantization: str | None, is_taken: bool
+) -> None:
+    method = {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "weight_block_size": [128, 128],
+        "activation_scheme": "dynamic",
+    }
+    args = EngineArgs(write_model(quantization_config=method), quantization=quantization)
+    if is_taken:
+        assert set_up_engine(args).config.quant_method == "fp8"
+    else:
+        with pytest.raises(
+            ModelError, match=r"quantization is 'awq', and the weights are quantised by fp8; "
+        ):
+            set_up_engine(args)

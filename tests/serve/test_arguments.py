@@ -21,6 +21,13 @@ from nkw.commands import build_parser
         ("--num-pages 7", "num_pages", 7),
         ("--dtype bfloat16", "dtype", "bfloat16"),
         ("--target trn1", "target", "trn1"),
+        ("--quantization fp8", "quantization", "fp8"),
+        ("--no-chunked-prefill", "enable_chunked_prefill", False),
+        ("-q fp8", "quantization", "fp8"),
+        ("--tensor_parallel_size=2", "tensor_parallel_size", 2),
+        ("--max-num-batched-tokens 1k", "max_num_batched_tokens", 1000),
+        ("--max-model-len 1K", "max_model_len", 1024),
+        ("--max-model-len 0.5k", "max_model_len", 500),
     ],
 )
 def test_an_option_sets_one_argument(words: str, field: str, value: Any) -> None:
@@ -31,6 +38,14 @@ def test_an_option_sets_one_argument(words: str, field: str, value: Any) -> None
     }
     assert changed == {field}
     assert getattr(given, field) == value
+
+
+@pytest.mark.parametrize("text", ["0.5K", "k", "0", "0k", "-1K", "1e3", "auto"])
+def test_a_size_that_is_no_whole_number_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        build_parser(["serve"]).parse_args(["serve", f"--max-model-len={text}"])
+    assert ended.value.code == 2
+    assert "whole number" in capsys.readouterr().err
 
 
 def test_without_options_the_arguments_are_those_of_an_engine() -> None:

@@ -218,6 +218,12 @@ def test_the_model_is_a_word_anywhere_or_an_option(
         assert "error: two models, " in refusal(capsys, "serve", *words)
 
 
+def test_underscores_of_values_stay() -> None:
+    assert changed("generate", "--system", "--a_b c_d")["system"] == "--a_b c_d"
+    assert changed("generate", "--stop=a_b")["stop"] == ["a_b"]
+    assert changed("serve", "--served_model_name=a_b.c_d")["served_model_name"] == "a_b.c_d"
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -278,6 +284,14 @@ def test_a_key_in_the_environment_is_refused_without_a_file(
         (
             "generate --tempe 1",
             "nkw generate: error: there is no option --tempe; did you mean --temperature? Options are not abbreviated",
+        ),
+        (
+            "plan CONFIG --backend x",
+            "nkw plan: error: there is no option --backend; --help lists the options",
+        ),
+        (
+            "serve --api-ke x",
+            "nkw serve: error: there is no option --api-ke; did you mean --api-key-file? Options are not abbreviated",
         ),
         ("serve -t 2", "nkw serve: error: there is no option -t; did you mean -tp?"),
         ("generate story", "nkw generate: error: unexpected word story"),

@@ -41,6 +41,10 @@ ROWS: Rows = {
         default="auto",
         help="of cached keys and values: auto, the dtype of activations (default: %(default)s)",
     ),
+    "--quantization": dict(
+        metavar="NAME",
+        help="refuse a folder whose quantization_config has another quant_method (default: take it as it is)",
+    ),
     "--speculative-config": dict(
         metavar="JSON",
         help="drafts, as LLM takes them: '{\"num_speculative_tokens\": 3}' looks them up in the prompt",
