@@ -150,18 +150,18 @@ class _OneLineParser(argparse.ArgumentParser):
             name = words[0].partition("=")[0]
             if name not in self._option_string_actions:  # argparse would read its value as the command
                 self.error(describe_unknown(self, [name]))
-        options, others = super().parse_known_args(words, namespace)
+        options, unknown = super().parse_known_args(words, namespace)
         takes_word = any(action.nargs == argparse.OPTIONAL for action in self._get_positional_actions())
-        if others and takes_word and not any(word.startswith("-") for word in others):
-            options, others = super().parse_known_args(others, options)
-        if others:
-            self.error(describe_unknown(self, others))
-        return options, others
+        if unknown and takes_word and not any(word.startswith("-") for word in unknown):
+            options, unknown = super().parse_known_args(unknown, options)
+        if unknown:
+            self.error(describe_unknown(self, unknown))
+        return options, unknown
 
     def _get_option_tuples(self, option_string: str) -> Any:
         """Return the options that begin a word; argparse also takes beginnings of names such as -tp."""
         tuples = super()._get_option_tuples(option_string)
-        return [found for found in tuples if option_string.startswith(found[1])]
+        return [option for option in tuples if option_string.startswith(option[1])]
 
 
 def _hyphenate(word: str) -> str:

@@ -67,14 +67,14 @@ class Address:
     def parse(cls, url: str, option: str) -> Address:
         """Return the address of a URL. Raises ModelError, which names the option, if the text is no HTTP URL."""
         try:
-            parts = urlsplit(url)
-            port = parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
-            host = parts.hostname or ""
+            url_parts = urlsplit(url)
+            port = url_parts.port or {"http": 80, "https": 443}.get(url_parts.scheme, 0)
+            host = url_parts.hostname or ""
         except ValueError:  # an unfinished [ of IPv6, or a port beyond 65535
             host, port = "", 0
         if not _URL.fullmatch(url) or not host or not port:
             raise ModelError(f"{option} is {url!r:.200}; it must be like http://127.0.0.1:8000")
-        return cls(parts.scheme, host, port, parts.path.rstrip("/").removesuffix("/v1"))
+        return cls(url_parts.scheme, host, port, url_parts.path.rstrip("/").removesuffix("/v1"))
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.authority}{self.path}"

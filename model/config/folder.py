@@ -59,8 +59,8 @@ def check_model_folder(path: Path) -> None:
             "NKW-MODEL-CONFIG",
         )
     else:
-        what = _GGUF if path.suffix == ".gguf" else f"give its folder; {_MODEL_FOLDER}"
-        raise ModelError(f"{path} is not a folder: {what}", "NKW-MODEL-CONFIG")
+        advice = _GGUF if path.suffix == ".gguf" else f"give its folder; {_MODEL_FOLDER}"
+        raise ModelError(f"{path} is not a folder: {advice}", "NKW-MODEL-CONFIG")
 
 
 def _describe_without_config(folder: Path) -> str:

@@ -222,9 +222,9 @@ def _map_tensors(path: Path) -> tuple[dict[str, np.ndarray], mmap.mmap]:
                 described = [(name, tensor.get_dtype(), tuple(tensor.get_shape())) for name, tensor in slices]
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError:
-        other = describe_other_weights(os.listdir(path.parent))
-        found = f"{path.parent} {other}" if other else f"{path} is missing, and so is {INDEX}"
-        raise _error(found) from None
+        description = describe_other_weights(os.listdir(path.parent))
+        problem = f"{path.parent} {description}" if description else f"{path} is missing, and so is {INDEX}"
+        raise _error(problem) from None
     except OSError as error:
         raise _error(f"{path} cannot be read: {error.strerror or error}") from None
     except safetensors.SafetensorError as error:

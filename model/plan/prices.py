@@ -57,23 +57,23 @@ def read_prices(path: Path = PRICES) -> dict[str, Price]:
     return {name: _read_price(path, name, entry) for name, entry in document.items()}
 
 
-def find_price(instance: Instance, given: float | None, path: Path | None) -> Price | None:
+def find_price(instance: Instance, dollars: float | None, path: Path | None) -> Price | None:
     """Return the price of an instance, or None if it is not known.
 
     Args:
         instance: The instance. The price of several equal parts is the sum of theirs, unless it is in the file.
-        given: The price in dollars an hour, which replaces that of a file.
+        dollars: The price in dollars an hour, which replaces that of a file.
         path: A file of prices, which replaces the shipped one.
 
     Raises:
         ModelError: The file of prices cannot be read.
     """
-    if given is not None:
-        return Price(given)
+    if dollars is not None:
+        return Price(dollars)
     prices = read_prices(path or PRICES)
-    price, part = prices.get(instance.name), prices.get(instance.part or "")
-    if price is None and part is not None:
-        price = replace(part, dollars_per_hour=instance.parts * part.dollars_per_hour)
+    price, part_price = prices.get(instance.name), prices.get(instance.part or "")
+    if price is None and part_price is not None:
+        price = replace(part_price, dollars_per_hour=instance.parts * part_price.dollars_per_hour)
     return price
 
 

@@ -174,20 +174,20 @@ def close_objects(schema: Any) -> Any:
     visited = set[tuple[int, bool]]()
     unvisited: list[tuple[Any, bool]] = [(schema, False)]
     while unvisited:
-        part, is_joined = unvisited.pop()
-        if not isinstance(part, dict) or (id(part), is_joined) in visited:
+        subschema, is_joined = unvisited.pop()
+        if not isinstance(subschema, dict) or (id(subschema), is_joined) in visited:
             continue
-        visited.add((id(part), is_joined))
-        all_of = part.get("allOf")
-        describing = sum(name in part for name in _DESCRIBING) + (
+        visited.add((id(subschema), is_joined))
+        all_of = subschema.get("allOf")
+        describing = sum(name in subschema for name in _DESCRIBING) + (
             len(all_of) if isinstance(all_of, list) else 0
         )
         is_joined = is_joined or describing > 1
-        if is_joined or "additionalProperties" in part or "unevaluatedProperties" in part:
-            open_schemas.add(id(part))
-        if any(isinstance(part.get(name), dict) for name in ("properties", "patternProperties")):
-            listing[id(part)] = part
-        for name, argument in part.items():
+        if is_joined or "additionalProperties" in subschema or "unevaluatedProperties" in subschema:
+            open_schemas.add(id(subschema))
+        if any(isinstance(subschema.get(name), dict) for name in ("properties", "patternProperties")):
+            listing[id(subschema)] = subschema
+        for name, argument in subschema.items():
             if name in _SCHEMA_MAPS and isinstance(argument, dict):
                 is_definition = name in ("$defs", "definitions")
                 unvisited += [(child, is_joined and not is_definition) for child in argument.values()]
@@ -197,9 +197,9 @@ def close_objects(schema: Any) -> Any:
                 ]
             elif name == "$ref":
                 unvisited.append((_find_definition(schema, argument), is_joined))
-    for number, part in listing.items():
+    for number, subschema in listing.items():
         if number not in open_schemas:
-            part["additionalProperties"] = False
+            subschema["additionalProperties"] = False
     return schema
 
 

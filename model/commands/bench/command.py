@@ -136,10 +136,10 @@ async def _warm_up(target: Target, prompt: Prompt, options: argparse.Namespace) 
                 f"the server is not ready after {options.ready_check_timeout_sec} seconds: {failure}"
             )
         await asyncio.sleep(_RETRY_SECONDS)
-    places = asyncio.Semaphore(options.max_concurrency or max(1, options.num_warmups))
+    slots = asyncio.Semaphore(options.max_concurrency or max(1, options.num_warmups))
 
     async def send() -> None:
-        async with places:
+        async with slots:
             await target.send(prompt)
 
     await asyncio.gather(*(send() for _ in range(options.num_warmups)))

@@ -76,13 +76,13 @@ class Target:
     def _make_body(self, prompt: Prompt) -> dict[str, Any]:
         """Return the body of a streamed request."""
         if self.is_chat:
-            own = {
+            limits = {
                 "messages": [{"role": "user", "content": prompt.text}],
                 "max_completion_tokens": prompt.output_len,
             }
         else:
-            own = {"prompt": prompt.text, "max_tokens": prompt.output_len}
-        return {"stream": True, "stream_options": {"include_usage": True}, **own, **self.fields}
+            limits = {"prompt": prompt.text, "max_tokens": prompt.output_len}
+        return {"stream": True, "stream_options": {"include_usage": True}, **limits, **self.fields}
 
     def _read_event(self, event: dict[str, Any], record: Record) -> None:
         """Record a piece of the answer, or the numbers of tokens."""
@@ -131,13 +131,13 @@ async def send_load(
     Returns:
         The records in the order of the prompts, and the seconds of the whole load.
     """
-    places = asyncio.Semaphore(max_concurrency or len(prompts))
+    slots = asyncio.Semaphore(max_concurrency or len(prompts))
     begin = time.perf_counter()
 
     async def send_at(prompt: Prompt, arrival: float) -> Record:
         await asyncio.sleep(begin + arrival - time.perf_counter())
         arrived = time.perf_counter()
-        async with places:
+        async with slots:
             record = await target.send(prompt)
         record.queue_time = record.start - arrived
         on_answer()

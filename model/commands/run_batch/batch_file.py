@@ -62,19 +62,21 @@ def parse_batch(text: str, path: Path) -> list[BatchRequest]:
     return requests
 
 
-def _parse_request(line: str, place: str) -> BatchRequest:
-    """Return the request of a line. Raises ModelError, which begins with `place`, for another line."""
+def _parse_request(line: str, location: str) -> BatchRequest:
+    """Return the request of a line. Raises ModelError, which begins with `location`, for another line."""
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError):
         fields = None
     if not isinstance(fields, dict):
-        raise ModelError(f"{place} is no JSON object")
-    for name, kind in _FIELDS.items():
-        if not isinstance(fields.get(name), kind):
-            raise ModelError(f"{place} has no {name} that is {'an object' if kind is dict else 'a text'}")
+        raise ModelError(f"{location} is no JSON object")
+    for name, field_type in _FIELDS.items():
+        if not isinstance(fields.get(name), field_type):
+            raise ModelError(
+                f"{location} has no {name} that is {'an object' if field_type is dict else 'a text'}"
+            )
     if fields["method"] != "POST":
-        raise ModelError(f"{place} has the method {fields['method']!r:.40}; requests of a batch are POST")
+        raise ModelError(f"{location} has the method {fields['method']!r:.40}; requests of a batch are POST")
     return BatchRequest(fields["custom_id"], fields["url"], fields["body"])
 
 

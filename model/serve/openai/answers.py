@@ -259,8 +259,8 @@ def format_prompt_logprobs(logprobs: Sequence[dict[int, Logprob] | None]) -> Pro
         None
         if by_id is None
         else {
-            id: {"logprob": each.logprob, "rank": each.rank, "decoded_token": each.decoded_token}
-            for id, each in by_id.items()
+            id: {"logprob": logprob.logprob, "rank": logprob.rank, "decoded_token": logprob.decoded_token}
+            for id, logprob in by_id.items()
         }
         for by_id in logprobs
     ]

@@ -330,7 +330,11 @@ class CompletionHandler(GenerationHandler[CompletionRequest]):
         ids = [*self.prompts[prompt_index].ids, *token_ids]
         likely = [
             by_id
-            and {id: each for id, each in by_id.items() if id == token or each.rank <= self.params.logprobs}
+            and {
+                id: logprob
+                for id, logprob in by_id.items()
+                if id == token or logprob.rank <= self.params.logprobs
+            }
             for token, by_id in zip(ids, [*prompt_logprobs, *logprobs])
         ]
         return answers.format_completion_logprobs(ids, likely, 0, self.first_tokens[prompt_index])

@@ -101,12 +101,12 @@ class TextPart(Checked):
 
     @model_validator(mode="before")
     @classmethod
-    def _check_type(cls, part: Any) -> Any:
+    def _check_type(cls, content_part: Any) -> Any:
         """Return a refusal as a text. Raises ApiError for an image, a recording or another part without text."""
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind == "refusal":
-            return {"type": "text", "text": part.get("refusal")}
-        if isinstance(kind, str) and kind not in ("text", "input_text", "output_text"):
+        part_type = content_part.get("type") if isinstance(content_part, dict) else None
+        if part_type == "refusal":
+            return {"type": "text", "text": content_part.get("refusal")}
+        if isinstance(part_type, str) and part_type not in ("text", "input_text", "output_text"):
             raise ApiError(
                 400,
                 "a message has a part that is not a text: this server's models read texts only, so describe images and "
@@ -114,7 +114,7 @@ class TextPart(Checked):
                 "unsupported",
                 "messages",
             )
-        return part
+        return content_part
 
 
 class ChatMessage(Checked):

@@ -134,11 +134,11 @@ class ResponseRequest(Checked):
         return messages
 
 
-def _add_item(messages: list[dict[str, Any]], item: Mapping[str, Any], place: str) -> None:
+def _add_item(messages: list[dict[str, Any]], item: Mapping[str, Any], location: str) -> None:
     """Append the message of an item, or add its call to the assistant's message before it.
 
     Args:
-        place: The item's place in the request, for a refusal.
+        location: The item's location in the request, for a refusal.
 
     Raises:
         ApiError: The item is not a message, a call of a function, its output, or the thoughts of an earlier answer.
@@ -155,13 +155,13 @@ def _add_item(messages: list[dict[str, Any]], item: Mapping[str, Any], place: st
     elif item_type == "function_call_output":
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")})
     elif item_type == "item_reference":
-        raise ApiError(400, "this server stores no items: send the item itself", "unsupported", place)
+        raise ApiError(400, "this server stores no items: send the item itself", "unsupported", location)
     elif item_type != "reasoning":
         raise ApiError(
             400,
             "an item of input is not a message, a function_call, a function_call_output or reasoning: leave it out",
             "unsupported",
-            place,
+            location,
         )
 
 

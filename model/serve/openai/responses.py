@@ -26,21 +26,21 @@ Event = dict[str, Any]
 class ResponseHandler(ChatHandler):
     """Handler of a request for `/v1/responses`."""
 
-    asked: ResponseRequest
+    response_request: ResponseRequest
     num_events: int = 0
 
     @classmethod
-    async def prepare_response(cls, service: Service, asked: ResponseRequest) -> ResponseHandler:
+    async def prepare_response(cls, service: Service, response_request: ResponseRequest) -> ResponseHandler:
         """Return a handler whose conversation is encoded and whose grammar is compiled; raise as `prepare`."""
-        service.check_max_tokens(asked.max_output_tokens, "max_output_tokens")
+        service.check_max_tokens(response_request.max_output_tokens, "max_output_tokens")
         try:
-            request = asked.to_chat()
+            request = response_request.to_chat()
         except ValidationError as error:
             raise RequestValidationError(
-                [{**each, "loc": ("body", *each["loc"])} for each in error.errors()]
+                [{**detail, "loc": ("body", *detail["loc"])} for detail in error.errors()]
             ) from None
         self = await cls.prepare(service, request)
-        self.asked = asked
+        self.response_request = response_request
         self.answer_fields["id"] = f"resp_{uuid4().hex}"
         return self
 
@@ -102,7 +102,7 @@ class ResponseHandler(ChatHandler):
 
     def _describe_response_logprobs(self, output: CompletionOutput | Update) -> list[dict[str, Any]]:
         logprobs = self._describe_logprobs(output)
-        return [] if logprobs is None else [each.model_dump() for each in logprobs.content]
+        return [] if logprobs is None else [logprob.model_dump() for logprob in logprobs.content]
 
     def _describe(self, items: _Items, finish_reason: str | None, stream: Stream | None) -> dict[str, Any]:
         """Return the response so far; it is in progress if there is no stream.
@@ -110,7 +110,7 @@ class ResponseHandler(ChatHandler):
         Args:
             finish_reason: Why the engine ended the answer.
         """
-        asked, is_cut = self.asked, finish_reason == "length"
+        response_request, is_cut = self.response_request, finish_reason == "length"
         status = "in_progress" if stream is None else "incomplete" if is_cut else "completed"
         return {
             "id": self.answer_fields["id"],
@@ -120,27 +120,30 @@ class ResponseHandler(ChatHandler):
             "background": False,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-            "instructions": asked.instructions,
-            "max_output_tokens": asked.max_output_tokens,
+            "instructions": response_request.instructions,
+            "max_output_tokens": response_request.max_output_tokens,
             "metadata": {},
             "model": self.service.model,
             "output": items.output,
-            "parallel_tool_calls": asked.parallel_tool_calls is not False,
+            "parallel_tool_calls": response_request.parallel_tool_calls is not False,
             "previous_response_id": None,
-            "reasoning": {"effort": asked.reasoning and asked.reasoning.effort, "summary": None},
+            "reasoning": {
+                "effort": response_request.reasoning and response_request.reasoning.effort,
+                "summary": None,
+            },
             "store": False,
             "temperature": self.params.temperature,
             "text": {"format": self._describe_format()},
-            "tool_choice": asked.tool_choice or "auto",
-            "tools": asked.tools or [],
-            "top_logprobs": asked.top_logprobs or 0,
+            "tool_choice": response_request.tool_choice or "auto",
+            "tools": response_request.tools or [],
+            "top_logprobs": response_request.top_logprobs or 0,
             "top_p": self.params.top_p,
             "truncation": "disabled",
             "usage": None if stream is None else self._describe_usage(stream),
         }
 
     def _describe_format(self) -> dict[str, Any]:
-        form = None if self.asked.text is None else self.asked.text.format
+        form = None if self.response_request.text is None else self.response_request.text.format
         return {"type": "text"} if form is None else form.model_dump(by_alias=True, exclude_none=True)
 
     def _describe_usage(self, stream: Stream) -> dict[str, Any]:
@@ -221,15 +224,15 @@ class _Items:
             return
         item = self.output[-1]
         if item["type"] == "message":
-            part = item["content"][0]
-            part["logprobs"], self._logprobs = self._logprobs, []
+            content_part = item["content"][0]
+            content_part["logprobs"], self._logprobs = self._logprobs, []
             yield {
                 **self._locate("response.output_text.done"),
                 "content_index": 0,
-                "text": part["text"],
-                "logprobs": part["logprobs"],
+                "text": content_part["text"],
+                "logprobs": content_part["logprobs"],
             }
-            yield {**self._locate("response.content_part.done"), "content_index": 0, "part": part}
+            yield {**self._locate("response.content_part.done"), "content_index": 0, "part": content_part}
         else:
             yield {
                 **self._locate("response.function_call_arguments.done"),
@@ -251,7 +254,7 @@ class _Items:
         yield {"type": "response.output_item.added", "output_index": len(self.output) - 1, "item": item}
 
     def _open_message(self) -> Iterator[Event]:
-        part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        content_part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         message = {
             "id": f"msg_{uuid4().hex}",
             "type": "message",
@@ -260,8 +263,8 @@ class _Items:
             "content": list[Any](),
         }
         yield from self._open(message)
-        message["content"] = [part]
-        yield {**self._locate("response.content_part.added"), "content_index": 0, "part": part}
+        message["content"] = [content_part]
+        yield {**self._locate("response.content_part.added"), "content_index": 0, "part": content_part}
 
     def _locate(self, event_type: str) -> Event:
         """Return an event of the last item with its type, the item's id and its index."""

@@ -99,8 +99,8 @@ class ToolUse:
             lines = [f"calls: object{' (BLANKS /[,;]/ BLANKS object)*' if self.is_parallel else ''}"]
         lines.append(f"object: {' | '.join(f'call_{number}' for number in range(len(self.functions)))}")
         for number, function in enumerate(self.functions):
-            parts = ("{", '"name"', ":", f'"{function.name}"', ",")
-            head = " BLANKS ".join(map(json.dumps, parts))
+            tokens = ("{", '"name"', ":", f'"{function.name}"', ",")
+            head = " BLANKS ".join(map(json.dumps, tokens))
             schema = _format_parameters(function, {"whitespace_flexible": True})
             lines.append(
                 f"call_{number}: {head} BLANKS ({json.dumps(json.dumps('arguments'))} | "
