@@ -269,6 +269,14 @@ class Attention(AttentionHeads):
             product(rows, w_qkv, w_o) + self._count_decode_work(step, sequences),
             rows,
             repeat=repeat,
+            fused=tuple(
+                replace(launch, repeat=repeat)
+                for launch in (
+                    *self._project(launch_step),
+                    self._decode(launch_step, sequences, 1),
+                    *self._project_output(launch_step),
+                )
+            ),
         )
 
     def reference(self, x: np.ndarray, span: Span, states: States, numpy: Arithmetic) -> np.ndarray:

@@ -9,6 +9,7 @@ from typing import Any
 from model.plan.dry import Time
 from model.plan.meshes import Candidate
 from model.plan.plan import Fit, Phase, Plan, Rate
+from model.plan.policy import Judged
 from model.plan.sizes import DTYPE_BYTES
 from model.plan.speech import compute_transcription
 from model.plan.text import describe_basis
@@ -39,6 +40,8 @@ def build_document(plan: Plan, name: str) -> dict[str, Any]:
         **asdict(placement.shape),
         "sp": request.sp,
         "meshes": [_describe_mesh(mesh) for mesh in placement.meshes],
+        "sla_ns": asdict(request.level),
+        "compared": [describe_judged(judged) for judged in placement.judged],
         "uneven": list(plan.uneven),
         "copies": placement.mesh.copies,
         "prompt": plan.prompt,
@@ -84,6 +87,19 @@ def _describe_mesh(mesh: Candidate) -> dict[str, Any]:
         "sequences": mesh.sequences,
         "tokens_per_s": mesh.tokens_per_s,
         "step": None if mesh.step is None else asdict(mesh.step),
+    }
+
+
+def describe_judged(judged: Judged) -> dict[str, Any]:
+    """Return the object of a mesh as the policy judged it."""
+    return {
+        **asdict(judged.mesh.shape),
+        "batch": judged.mesh.batch,
+        "predicted": judged.predicted,
+        "ttft_ns": judged.ttft_ns,
+        "itl_ns": judged.mean_itl_ns,
+        "cost_ns": judged.cost_ns,
+        "exceeds": list(judged.excesses),
     }
 
 
@@ -140,6 +156,7 @@ def _describe_rate(rate: Rate) -> dict[str, Any]:
         **_describe_time(rate.step, rate.fits),
         "tokens_per_s": rate.tokens_per_s,
         "request_tokens_per_s": rate.request_tokens_per_s,
+        "kernels": None if rate.step.predicted is None else list(rate.step.predicted.times_by_kernel),
         "dollars_per_million": None if dollars is None else _describe_dollars(dollars.request),
         "dollars_per_million_input": None if dollars is None else _describe_dollars(dollars.input),
         "dollars_per_million_output": None if dollars is None else _describe_dollars(dollars.output),

@@ -26,7 +26,7 @@ from model.loading.weights import check_ranks
 from model.mesh import check_expert_groups, routed_experts
 from model.plan.memory import MeshShape, list_possible_tp, powers_of_two
 from model.plan.predict import MAX_MICRO_BATCHES
-from model.plan.roofline import compute_core_peaks
+from model.plan.roofline import compute_core_peaks, count_prefill_work
 from model.plan.sizes import DTYPE_BYTES, LayerSizes, ModelSizes
 
 
@@ -87,7 +87,26 @@ class Stage:
 class Meshes:
     """The meshes of an instance for a model, for sequences that end at `context` tokens."""
 
-    def __init__(self, model: ModelSizes, dtype: str, instance: Instance, context: int, batch: int) -> None:
+    def __init__(
+        self,
+        model: ModelSizes,
+        dtype: str,
+        instance: Instance,
+        context: int,
+        batch: int,
+        fewer: bool = False,
+    ) -> None:
+        """Prepare estimates.
+
+        Args:
+            model: The model.
+            dtype: Dtype of weights and cache.
+            instance: The instance.
+            context: Positions of a sequence.
+            batch: Sequences that a copy decodes together.
+            fewer: Whether a copy that does not hold the batch decodes fewer sequences, the largest power of two.
+        """
+        self._fewer = fewer
         self._model, self._dtype, self._size = model, dtype, DTYPE_BYTES[dtype]
         self._instance, self._context, self._batch = instance, context, batch
         self._cores = instance.physical_cores
@@ -111,20 +130,28 @@ class Meshes:
         sequences = shape.ep * min(
             max(0, capacity - weights) // max(1, cache) for weights, cache in zip(weight_bytes, cache_bytes)
         )
-        group_batch = -(-self._batch // shape.ep)
+        batch = powers_of_two(min(self._batch, sequences))[-1] if self._fewer else self._batch
+        group_batch = -(-batch // shape.ep)
         fullest = max(
             range(shape.pp), key=lambda index: weight_bytes[index] + cache_bytes[index] * group_batch
         )
-        fits = sequences >= self._batch and max(weight_bytes) <= capacity
+        fits = sequences >= batch and max(weight_bytes) <= capacity
         return Candidate(
             shape,
             self._cores // shape.ranks,
             weight_bytes[fullest],
             cache_bytes[fullest],
             sequences,
-            self._batch,
-            self.estimate_step(shape, self._batch) if fits else None,
+            batch,
+            self.estimate_step(shape, batch) if fits else None,
         )
+
+    def estimate_prompt(self, shape: MeshShape, tokens: int) -> float:
+        """Estimate the time of a prompt in ns: the roofline of the ranks of a group, and collectives."""
+        row_bytes = tokens * self._model.config.hidden_size * self._size
+        collectives_ns = sum(self._collectives_ns(section, shape, row_bytes) for section in self._blocks)
+        work = count_prefill_work(self._model, self._dtype, 1, tokens)
+        return 1e9 * work.seconds(self._peaks.scale(shape.tp)) + collectives_ns
 
     def estimate_step(self, shape: MeshShape, batch: int) -> Estimate:
         """Estimate a step of a batch in the number of micro-batches, a power of two, that is fastest."""

@@ -22,7 +22,8 @@ from model.plan.memory import (
     powers_of_two,
 )
 from model.plan.meshes import Candidate, Meshes, check_mesh
-from model.plan.predict import PassTime, Predictor
+from model.plan.policy import Choice, Judged, Question
+from model.plan.predict import PassTime
 from model.plan.prices import Price, find_price
 from model.plan.roofline import (
     Accelerator,
@@ -32,12 +33,15 @@ from model.plan.roofline import (
     count_prefill_work,
     parse_accelerator,
 )
+from model.plan.service_level import DEFAULT_LEVEL, ServiceLevel
 from model.plan.sizes import DTYPE_BYTES, ModelSizes
 from model.speech.rules import BEGINNING_TOKENS
 
 DEFAULT_INSTANCE = "trn2.48xlarge"
 DEFAULT_TOKENS = 1024
 """Prompt and generated tokens together, where the model's context allows it; an eighth is generated."""
+
+LEVEL = ServiceLevel.parse(DEFAULT_LEVEL)
 
 SPEECH_TOKENS = 128
 """Generated tokens of a window of speech: the default limit of `nkw transcribe`."""
@@ -54,7 +58,8 @@ _MAX_TOKENS = 2**30
 class Request:
     """The options of a plan; None leaves the choice to the planner.
 
-    `price` is that of the instance in dollars an hour; `prices` is a file that replaces the shipped prices.
+    `price` is that of the instance in dollars an hour; `prices` is a file that replaces the shipped prices. `level` is
+    the service level that the mesh should keep.
     """
 
     instance: str | None = None
@@ -69,6 +74,7 @@ class Request:
     dtype: str | None = None
     price: float | None = None
     prices: Path | None = None
+    level: ServiceLevel = LEVEL
 
 
 @dataclass(frozen=True)
@@ -143,15 +149,14 @@ class Fit:
 class Placement:
     """Where the model runs: peaks of one core or device, and the mesh of its copies.
 
-    `meshes` are those that were compared, best first, and `estimator` estimates their steps. An accelerator has no
-    `instance` and neither of the two; its devices are taken to share weights and cache evenly.
+    `choice` compares the meshes of an instance. An accelerator has neither; its devices are taken to share weights and
+    cache evenly.
     """
 
     instance: Instance | None
     peaks: Accelerator
     mesh: Candidate
-    meshes: tuple[Candidate, ...] = ()
-    estimator: Meshes | None = None
+    choice: Choice | None = None
 
     @property
     def name(self) -> str:
@@ -164,6 +169,16 @@ class Placement:
         return self.mesh.shape
 
     @property
+    def meshes(self) -> tuple[Candidate, ...]:
+        """Meshes that were compared, the best first."""
+        return () if self.choice is None else self.choice.meshes
+
+    @property
+    def judged(self) -> tuple[Judged, ...]:
+        """Meshes that hold the batch as the policy judged them, the chosen one first."""
+        return () if self.choice is None else self.choice.judged
+
+    @property
     def holds_weights(self) -> bool:
         """Whether the weights fit without a cache; True if the memory is unknown."""
         return self.peaks.memory_bytes is None or self.mesh.weight_bytes <= self.peaks.memory_bytes
@@ -174,9 +189,9 @@ class Placement:
 
     def step_ns(self, work: Work, batch: int) -> float:
         """Return the roofline of a decode step: of all ranks together, or of the stages and groups of the mesh."""
-        if self.estimator is None or self.shape.ranks == self.shape.tp:
+        if self.choice is None or self.shape.ranks == self.shape.tp:
             return 1e9 * work.seconds(self.peaks.scale(self.shape.tp))
-        return self.estimator.estimate_step(self.shape, batch).step_ns
+        return self.choice.estimator.estimate_step(self.shape, batch).step_ns
 
 
 @dataclass(frozen=True)
@@ -239,11 +254,13 @@ def make_plan(model: ModelSizes, request: Request) -> Plan:
     dtype = request.dtype or model.config.dtype or "bfloat16"
     prompt, generate = _choose_tokens(model, request)
     context = prompt + generate
-    create_placement = _place_on_instance if request.accelerator is None else _place_on_accelerator
-    placement = create_placement(model, request, dtype, context)
+    if request.accelerator is None:
+        placement = _place_on_instance(model, request, dtype, prompt, generate)
+    else:
+        placement = _place_on_accelerator(model, request, dtype, context)
     if request.sp:
         _check_sequence(model, placement)
-    predictor = _create_predictor(model, request, placement, dtype, context)
+    predictor = None if placement.choice is None else placement.choice.find_predictor(placement.shape)
     peaks = placement.peaks.scale(placement.shape.tp)
     price = _find_price(request, placement)
 
@@ -288,19 +305,10 @@ def _find_price(request: Request, placement: Placement) -> Price | None:
     return None if request.price is None else Price(request.price)
 
 
-def _create_predictor(
-    model: ModelSizes, request: Request, placement: Placement, dtype: str, context: int
-) -> Predictor | None:
-    """Return the predictor of passes; None if the plan has rooflines only."""
-    if placement.instance is None or find_unsupported(model.config):
-        return None
-    # The name of the instance, so that collectives go over its links.
-    shape = placement.shape
-    return Predictor(model.config, placement.name, shape.tp, dtype, context, request.sp, shape.pp, shape.ep)
-
-
-def _place_on_instance(model: ModelSizes, request: Request, dtype: str, context: int) -> Placement:
-    """Return the placement on the fastest mesh of an instance; if none fits, on the most tensor-parallel ranks.
+def _place_on_instance(
+    model: ModelSizes, request: Request, dtype: str, prompt: int, generate: int
+) -> Placement:
+    """Return the placement on the mesh that the policy chooses; if none fits, on the most tensor-parallel ranks.
 
     Raises:
         ModelError: the instance is unknown, or the model or the instance cannot have the requested mesh.
@@ -310,14 +318,21 @@ def _place_on_instance(model: ModelSizes, request: Request, dtype: str, context:
     if request.tp is not None or request.sp:
         sizes = request.tp, request.pp or 1, request.ep or 1
     check_mesh(model, *sizes, instance.name, instance.physical_cores)
-    estimator = Meshes(model, dtype, instance, context, request.batch)
-    meshes = estimator.rank(*sizes)
-    mesh = meshes[0]
-    if mesh.step is None and sizes == (None, None, None):
-        mesh = estimator.create_candidate(MeshShape(list_possible_tp(model, instance.physical_cores)[-1]))
-    return Placement(
-        instance, compute_core_peaks(chip(instance.target), dtype), mesh, tuple(meshes), estimator
+    tp, pp, ep = sizes
+    choice = Choice(
+        Question(
+            *(model, instance, dtype, prompt, generate, request.batch, request.level),
+            tp=tp,
+            pp=pp,
+            ep=ep,
+            sp=request.sp,
+        )
     )
+    mesh = choice.meshes[0]
+    if mesh.step is None and sizes == (None, None, None):
+        most = MeshShape(list_possible_tp(model, instance.physical_cores)[-1])
+        mesh = choice.estimator.create_candidate(most)
+    return Placement(instance, compute_core_peaks(chip(instance.target), dtype), mesh, choice)
 
 
 def _place_on_accelerator(model: ModelSizes, request: Request, dtype: str, context: int) -> Placement:
@@ -328,7 +343,7 @@ def _place_on_accelerator(model: ModelSizes, request: Request, dtype: str, conte
     """
     if (request.pp or 1) * (request.ep or 1) > 1:
         raise ModelError("--pp and --ep are for the cores of an instance, not for an accelerator")
-    peaks, tp = parse_accelerator(request.accelerator or ""), request.tp or 1
+    peaks, tp = parse_accelerator(request.accelerator or "", dtype), request.tp or 1
     check_ranks(model.config, tp)
     weight_bytes, cache_bytes = DTYPE_BYTES[dtype] * model.total, model.cache_bytes(context, dtype)
     sequences = max(0, (peaks.memory_bytes or 0) * tp - weight_bytes) // max(1, cache_bytes)

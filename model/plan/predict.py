@@ -9,7 +9,7 @@ No launch is taken as shorter than its work on the core's peaks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -89,6 +89,16 @@ class PassTime:
     def floor_ns(self) -> float:
         """Time of the work of all kernels on the core's peaks."""
         return sum(kernel.floor_ns for kernel in self.kernels)
+
+    @property
+    def times_by_kernel(self) -> dict[str, float]:
+        """Time in ns of each kernel by its name; the name of a kernel that takes its roofline says so."""
+        times: dict[str, float] = {}
+        for kernel in self.kernels:
+            if kernel.name != BUBBLE:
+                name = f"{kernel.name} (roofline)" if kernel.refusal else kernel.name
+                times[name] = times.get(name, 0.0) + kernel.time.program_ns
+        return times
 
     @property
     def refusals(self) -> tuple[str, ...]:
@@ -265,7 +275,11 @@ class Predictor:
         time = self._time(launch, count, measure)
         if not time.refusal or not launch.fused:
             return [time]
-        return [self._time(fused, count, measure) for fused in launch.fused]
+        return [
+            fused_time
+            for fused in launch.fused
+            for fused_time in self._time_with_fallback(section, fused, step, count)
+        ]
 
     def _time(self, launch: Launch, count: int, measure: Callable[[Launch], Time]) -> LaunchTime:
         """Return the measured time of a launch of `count` equal sections, or its roofline where a kernel refuses it."""
@@ -390,5 +404,11 @@ def _average_stages(
 
 def _find_launch(section: Section, step: StepShape, title: str) -> Launch:
     """Return the launch of a title in a step, which another launch may have fused."""
-    launches = (launch for joint in launches_of(section, step) for launch in (joint, *joint.fused))
-    return next(launch for launch in launches if launch.title == title)
+    return next(launch for launch in _with_fused(launches_of(section, step)) if launch.title == title)
+
+
+def _with_fused(launches: Iterable[Launch]) -> Iterator[Launch]:
+    """Yield launches, each with the launches that it fuses after it."""
+    for launch in launches:
+        yield launch
+        yield from _with_fused(launch.fused)

@@ -20,6 +20,7 @@ from model.device import Hardware
 from model.errors import ModelError
 from model.layers.launch import Phase
 from model.plan.sizes import DTYPE_BYTES, ModelSizes
+from nkw.suggestions import did_you_mean
 
 _MIN_PEAK, _MAX_PEAK = 1e-9, 1e9
 """Peaks of an accelerator, in TFLOPS and TB/s: from a thousand operations a second to more than all computers have."""
@@ -69,22 +70,33 @@ ACCELERATORS = {
         "a100", 312e12, 2.039e12, 80 * 10**9, "NVIDIA A100 data sheet: SXM 80 GB, fp16 without sparsity"
     ),
 }
+"""Accelerators by name, with their peaks of 16-bit products."""
+
+_FLOAT32_OPERATIONS = {"h100": 67e12, "a100": 19.5e12}
+"""Peaks of float32 products in operations per second, of the same data sheets: in full precision, not TF32."""
 
 
-def parse_accelerator(text: str) -> Accelerator:
+def parse_accelerator(text: str, dtype: str) -> Accelerator:
     """Return a known accelerator by its name, or one by its peaks, written as TFLOPS,TB/s.
+
+    A known accelerator has the peak of products of `dtype`.
 
     Raises:
         ModelError: the text is no name, and not two peaks within the limits.
     """
     if text.lower() in ACCELERATORS:
-        return ACCELERATORS[text.lower()]
+        known = ACCELERATORS[text.lower()]
+        if dtype != "float32":
+            return known
+        source = known.source.replace("fp16 without sparsity", "fp32")
+        return replace(known, operations_per_s=_FLOAT32_OPERATIONS[known.name], source=source)
     try:
         tera_operations, tera_bytes = map(float, text.split(","))
     except ValueError:
-        known = ", ".join(sorted(ACCELERATORS))
+        meant = did_you_mean(text.lower(), ACCELERATORS)
+        names = ", ".join(sorted(ACCELERATORS))
         raise ModelError(
-            f"accelerator {text!r:.60}; known are {known}, or give TFLOPS,TB/s as in 989,3.35"
+            f"accelerator {text!r:.60}{meant or ';'} known are {names}, or give TFLOPS,TB/s as in 989,3.35"
         ) from None
     if not all(_MIN_PEAK <= peak < _MAX_PEAK for peak in (tera_operations, tera_bytes)):
         raise ModelError(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 
 from model.device import chip
 from model.layers import find_unsupported
@@ -11,6 +12,7 @@ from model.plan.dry import Time
 from model.plan.memory import MeshShape
 from model.plan.meshes import Candidate, Estimate
 from model.plan.plan import Plan
+from model.plan.policy import Judged
 from model.plan.predict import BUBBLE, PassTime
 from model.plan.sizes import DTYPE_BYTES
 from model.plan.speech import compute_transcription
@@ -19,6 +21,9 @@ from nkw.targets import TARGETS
 
 _MAX_FITTING, _MAX_SHORT = 4, 2
 """Meshes in the table besides the best: meshes that fit, and meshes that do not."""
+
+_SAME_TIME = 0.005
+"""Relative difference of times that is no change: dry runs of other sizes differ in single instructions."""
 
 _sentence = partial(Hanging, indent=0)
 """A sentence whose lines are not indented."""
@@ -105,15 +110,15 @@ def _format_instances(plan: Plan) -> list[Part]:
         rows.append([*row, str(fit.footprint.tp), str(fit.copies), sequences])
     return [
         "on the fewest cores that hold the weights and one sequence, else what each of the most would hold",
-        table("instance|cores|HBM GB|tp|copies|sequences", rows),
+        table("instance|cores|HBM GB|tp|copies|sequences", rows, firm=(0,), gap=1),
     ]
 
 
 def _format_meshes(plan: Plan) -> list[Part]:
-    """Return the table of the fastest meshes, and of meshes that nearly fit, with the reason why each is behind."""
-    best, *slower = plan.placement.meshes
-    fitting = [mesh for mesh in slower if mesh.step is not None][: _MAX_FITTING if best.step else 0]
-    short = [mesh for mesh in slower if mesh.step is None][:_MAX_SHORT]
+    """Return the table of the best meshes, and of meshes that nearly fit, with the reason why each is behind."""
+    best, judged = plan.placement.meshes[0], plan.placement.judged
+    short = [mesh for mesh in plan.placement.meshes if mesh.step is None][:_MAX_SHORT]
+    predicted = {each.mesh: each for each in judged if each.predicted}
     assert plan.placement.peaks.memory_bytes is not None
     rows = [
         (
@@ -121,20 +126,43 @@ def _format_meshes(plan: Plan) -> list[Part]:
             f"{mesh.copies}",
             f"{mesh.needed_bytes / 1e9:,.2f}",
             "" if mesh.step is None else _format_ms(mesh.step.step_ns),
-            f"{mesh.tokens_per_s:,.0f}" if mesh.step else "",
+            _format_ms(predicted[mesh].mean_itl_ns) if mesh in predicted else "",
             *(_format_shares(mesh.step) if mesh.step else ("", "", "")),
             _find_limit(mesh, best),
         )
-        for mesh in (best, *fitting, *short)
+        for mesh in (*(each.mesh for each in judged[: 1 + _MAX_FITTING]), *short)
     ]
     return [
         _sentence(
-            f"meshes by what all copies decode at batch {plan.request.batch:,}, estimated, and what keeps others "
-            f"behind the first; a core has {plan.placement.peaks.memory_bytes / 1e9:,.2f} GB; shares of a step: "
-            "weights, cache and products (core), collectives and sends, stages that wait (bubble)"
+            f"meshes by the time of the instance that a request takes at batch {plan.request.batch:,}, and what keeps "
+            f"others behind the first; a core has {plan.placement.peaks.memory_bytes / 1e9:,.2f} GB; a step estimated, "
+            "and of the best predicted; shares of the estimate: weights, cache and products (core), collectives and "
+            "sends, stages that wait (bubble)"
         ),
-        table("mesh|copies|GB a core|step ms|tokens/s|core|links|bubble|limit", rows, left=(0, 8), gap=1),
+        table("mesh|copies|GB a core|step ms|predicted|core|links|bubble|limit", rows, left=(0, 8), gap=1),
+        *map(_sentence, describe_choice(judged)),
     ]
+
+
+def describe_choice(judged: Sequence[Judged]) -> Iterator[str]:
+    """Yield sentences on the chosen mesh and its service level, and on the runner-up."""
+    if not judged:
+        return
+    chosen, *others = judged
+    level = chosen.level
+    if level.is_bounded:
+        times = f"TTFT {_format_ms(chosen.ttft_ns)} ms, ITL {_format_ms(chosen.mean_itl_ns)} ms"
+        if chosen.excesses:
+            yield f"no mesh keeps {level}; {_format_mesh(chosen.mesh.shape)} is nearest: {times}"
+        else:
+            yield f"{_format_mesh(chosen.mesh.shape)} keeps {level}: {times}"
+    if others:
+        runner_up = others[0]
+        exceeds = f", over {', '.join(runner_up.excesses)}" if runner_up.excesses else ""
+        yield (
+            f"runner-up: {_format_mesh(runner_up.mesh.shape)}, {runner_up.cost_ns / chosen.cost_ns:.2f} times the cost"
+            f"{exceeds}"
+        )
 
 
 def _format_mesh(shape: MeshShape) -> str:
@@ -152,7 +180,7 @@ def _find_limit(mesh: Candidate, best: Candidate) -> str:
     """Return why a mesh is slower than the best: memory, copies, or the share of the step that grows most."""
     if mesh.step is None:
         return "memory"
-    if best.step is None or mesh is best:
+    if best.step is None or mesh == best:
         return ""
     if mesh.copies < best.copies:
         return "copies"
@@ -273,7 +301,30 @@ def _format_rates(plan: Plan) -> list[Part]:
     ]
     if not all(rate.fits for rate in plan.rates):
         out.append("! the cache of this batch does not fit beside the weights")
-    return [*out, *_format_price(plan)]
+    return [*out, *map(_sentence, describe_kernel_changes(plan)), *_format_price(plan)]
+
+
+def describe_kernel_changes(plan: Plan) -> Iterator[str]:
+    """Yield a sentence for each batch whose step launches other kernels than the step of the batch before it.
+
+    A kernel that takes less time for more sequences counts as another one: it works in another way.
+    """
+    predicted = [(rate.batch, rate.step.predicted) for rate in plan.rates if rate.fits]
+    for (smaller, before), (batch, after) in pairwise(predicted):
+        if before is None or after is None:
+            continue
+        times, later_times = before.times_by_kernel, after.times_by_kernel
+        gone = [name for name in times if name not in later_times]
+        new = [name for name in later_times if name not in times]
+        if gone or new:
+            names = (", ".join(kernels) or "no kernel" for kernels in (new, gone))
+            yield f"from batch {batch:,} on: {' in place of '.join(names)}"
+        for name, time_ns in times.items():
+            if later_times.get(name, time_ns) < time_ns * (1 - _SAME_TIME):
+                yield (
+                    f"from batch {batch:,} on {name} works in another way: {_format_ms(later_times[name])} ms, "
+                    f"{_format_ms(time_ns)} at batch {smaller:,}"
+                )
 
 
 def _format_price(plan: Plan) -> list[Part]:

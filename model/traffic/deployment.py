@@ -20,9 +20,7 @@ from model.plan.memory import (
     PageKind,
     allocate_pages,
     compute_footprint,
-    find_smallest_tp,
     list_page_kinds,
-    list_possible_tp,
 )
 from model.plan.predict import Predictor
 from model.plan.sizes import ModelSizes
@@ -41,7 +39,7 @@ LIMITS = SchedulerOptions()
 
 @dataclass(frozen=True)
 class Setup:
-    """Options of a deployment; the planner chooses `tp`, `replicas` and `sizes` where they are None.
+    """Options of a deployment; the planner chooses `replicas` and `sizes` where they are None.
 
     | field | meaning |
     |---|---|
@@ -58,7 +56,7 @@ class Setup:
     instance: str
     dtype: str
     max_model_len: int
-    tp: int | None = None
+    tp: int = 1
     replicas: int | None = None
     block_size: int = 16
     options: SchedulerOptions = LIMITS
@@ -122,7 +120,7 @@ class Deployment:
         if setup.speculation is not None and setup.speculation.model is not None:
             models.append(setup.speculation.model)
         instance = find_instance(setup.instance)
-        record, cores, length = chip(instance.target), instance.physical_cores, setup.max_model_len
+        record, length, tp = chip(instance.target), setup.max_model_len, setup.tp
         for model in models:
             _check_model(model, length)
         models = [replace(model, config=model.config.fix_rope_length(length)) for model in models]
@@ -132,13 +130,12 @@ class Deployment:
                 f"the draft model has {models[1].config.vocab_size} tokens, the model {model.config.vocab_size}"
             )
         check_expert_groups(model.config, setup.ep)
-        tp = setup.tp or _choose_tp(model, setup, max(1, cores // setup.ep), record.hbm_bytes_per_core)
         if model.config.cross_positions:
             if setup.options.speculative_tokens or len(models) > 1:
                 raise ModelError("drafts are for texts; this model transcribes speech")
             setup = replace(setup, options=setup.options.for_windows(length))
         self.replicas = _count_replicas(models, setup, instance, tp)
-        self.setup, self.instance, self.tp = replace(setup, tp=tp), instance, tp
+        self.setup, self.instance, self.tp = setup, instance, tp
         known = base.predictors if base is not None and base.tp == tp else []
         # The instance's own name, so that collectives go over its links. Each group computes a draft model without
         # experts alone.
@@ -337,7 +334,7 @@ def _size_pages(models: list[ModelSizes], setup: Setup, core_bytes: int) -> list
     Raises:
         ModelError: If the layers of a draft model see other windows, or it has states.
     """
-    tp, length, options = setup.tp or 1, setup.max_model_len, setup.options
+    tp, length, options = setup.tp, setup.max_model_len, setup.options
     pools, *draft_pools = (
         list_page_kinds(model, setup.dtype, tp, setup.block_size, length) for model in models
     )
@@ -359,12 +356,3 @@ def _size_pages(models: list[ModelSizes], setup: Setup, core_bytes: int) -> list
     slots = 2 + mean // INTERVAL if options.prefix_caching else 1  # a window has one for all continuations
     demand = Demand(options.max_num_seqs, mean, length, options.max_num_batched_tokens, slots)
     return allocate_pages(pools, max(0, core_bytes - weight_bytes), setup.block_size, demand)
-
-
-def _choose_tp(model: ModelSizes, setup: Setup, cores: int, core_bytes: int) -> int:
-    """Return the fewest ranks that hold the sequences of a step, else those of one sequence, else the most."""
-    for sequences in (setup.options.max_num_seqs, 1):
-        tp = find_smallest_tp(model, setup.dtype, setup.max_model_len, sequences, cores, core_bytes, setup.ep)
-        if tp is not None:
-            return tp
-    return list_possible_tp(model, cores)[-1]

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from model.layers.launch import Phase, StepShape
+from model.plan.document import describe_judged
 from model.traffic.report import PERCENTILES, Percentiles, Summary
 from model.traffic.text import describe_basis
 from model.traffic.traffic import Traffic
@@ -42,6 +43,7 @@ def build_document(traffic: Traffic, name: str) -> dict[str, Any]:
         "think_s": workload.think_ns / 1e9 if workload.users else None,
         "seed": request.seed,
         "sla_ns": asdict(request.level),
+        "compared": [describe_judged(judged) for judged in traffic.judged],
         "breaking_rate": traffic.breaking_rate,
         "price": price,
         "price_basis": None if traffic.price is None else asdict(traffic.price),

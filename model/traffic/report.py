@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,63 +11,15 @@ from math import ceil
 from statistics import mean
 
 from model.engine.speculation import Acceptance
-from model.errors import ModelError
-from model.traffic.record import NOT_YET, Record, Timeline
+from model.plan.service_level import ServiceLevel
+from model.traffic.record import NOT_YET, Record
 from model.traffic.workload import SECOND_NS
 
 PERCENTILES = (50, 90, 99)
-SHARE = 0.99
-"""Share of the requests that have to keep a service level, as in MLPerf's server scenario for language models."""
-
-_UNITS_NS = {"us": 1e3, "ms": 1e6, "s": 1e9}
 _EVERY_PERCENT = range(1, 101)
 _SLICES = 8
 MOMENTS = 64
 """Slices of a run in charts over time."""
-
-
-@dataclass(frozen=True)
-class ServiceLevel:
-    """Longest times of a request in ns; None bounds nothing.
-
-    `ttft` is the time to first token, `itl` the mean time between tokens, and `e2e` the time from arrival to the last
-    token.
-    """
-
-    ttft: float | None = None
-    itl: float | None = None
-    e2e: float | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> ServiceLevel:
-        """Read a service level such as ttft=500ms,itl=50ms.
-
-        Raises:
-            ModelError: If the text has another form, or names a time twice or a bound of 0.
-        """
-        bounds: dict[str, float] = {}
-        for bound in text.split(","):
-            match = re.fullmatch(r"(ttft|itl|e2e)=(\d{1,9}(?:\.\d{1,9})?)(us|ms|s)", bound.strip())
-            if match is None or match[1] in bounds or not float(match[2]):
-                raise ModelError(
-                    f"service level {text!r:.60}; write one or more of ttft, itl and e2e, each once and above 0, as in "
-                    "ttft=500ms,itl=50ms,e2e=10s"
-                )
-            bounds[match[1]] = float(match[2]) * _UNITS_NS[match[3]]
-        return cls(**bounds)
-
-    def is_met(self, timeline: Timeline) -> bool:
-        """Return whether a request kept the service level."""
-        times = (
-            (self.ttft, timeline.ttft_ns),
-            (self.itl, timeline.mean_itl_ns),
-            (self.e2e, timeline.e2e_ns),
-        )
-        return all(bound is None or time <= bound for bound, time in times)
-
-    def holds(self, timelines: Sequence[Timeline]) -> bool:
-        """Return whether a share of at least `SHARE` of the requests kept the service level."""
-        return sum(map(self.is_met, timelines)) >= SHARE * len(timelines)
 
 
 Percentiles = Mapping[int, float]

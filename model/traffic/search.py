@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from model.plan.service_level import ServiceLevel
 from model.traffic.deployment import Deployment
 from model.traffic.record import Timeline
-from model.traffic.report import ServiceLevel, Summary, summarize
+from model.traffic.report import Summary, summarize
 from model.traffic.workload import SECOND_NS, Workload
 
 QUARTER = 250

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from model.device import chip
+from model.plan.service_level import SHARE, ServiceLevel
+from model.plan.text import describe_choice
 from model.traffic.deployment import Deployment
-from model.traffic.report import PERCENTILES, SHARE, ServiceLevel, Summary
+from model.traffic.report import PERCENTILES, Summary
 from model.traffic.search import SAMPLE
 from model.traffic.traffic import Traffic
 from model.traffic.workload import SECOND_NS
@@ -67,6 +69,7 @@ def _describe_deployment(traffic: Traffic) -> Iterator[str]:
         arrivals = f"{workload.rate:,.2f} per second"
     left_out = f"; {workload.left_out:,} left out, without tokens or too long" if workload.left_out else ""
     yield f"{_count(len(workload.queries), 'request')}, {arrivals}{left_out}"
+    yield from describe_choice(traffic.judged)
     if deployment.link is not None:
         link, prefill_replicas = deployment.link, setup.prefill_replicas
         yield (

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from model.config.folder import find_config_file
+from model.device import find_instance
 from model.engine import SchedulerOptions
 from model.engine.bucket_sizes import AUTO, BucketLimits, SizeCounts, fit_buckets, read_buckets
 from model.engine.buckets import MOST_ROWS, Buckets
 from model.errors import ModelError, read_text_file
+from model.layers import find_unsupported
 from model.loading.tokenizer import Tokenizer
-from model.plan.plan import DEFAULT_INSTANCE
+from model.plan.meshes import check_mesh
+from model.plan.plan import DEFAULT_INSTANCE, LEVEL
+from model.plan.policy import Choice, Judged, Question
 from model.plan.prices import Price, find_price
+from model.plan.service_level import ServiceLevel
 from model.plan.sizes import ModelSizes, load_model
 from model.speech.recording import SECONDS_OF_COLUMN
 from model.speech.rules import BEGINNING_TOKENS
@@ -23,7 +29,7 @@ from model.state import check_block_size
 from model.traffic.deployment import LIMITS, Deployment, Setup
 from model.traffic.drafts import AcceptanceRates, MeasuredOutcomes, Speculation
 from model.traffic.lengths import Lengths
-from model.traffic.report import ServiceLevel, Summary, summarize
+from model.traffic.report import Summary, summarize
 from model.traffic.search import RatePoint, find_breaking_rate, predict_curve
 from model.traffic.traces import CountTokens, read_trace
 from model.traffic.variants import Variant, predict_variants
@@ -43,7 +49,6 @@ DEFAULT_SHARE = 0.9
 
 PROMPTS, OUTPUTS = Lengths("constant", 512), Lengths("constant", 128)
 SPEECH_PROMPTS = Lengths("constant", BEGINNING_TOKENS)
-LEVEL = ServiceLevel(ttft=500e6, itl=50e6)
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ class Request:
     config: Path
     instance: str | None = None
     tp: int | None = None
-    ep: int = 1
+    ep: int | None = None
     replicas: int | None = None
     dtype: str | None = None
     rate: float | None = None
@@ -128,7 +133,7 @@ class Traffic:
 
     `breaking_rate` is in requests per second. It is searched for unless users decide the rate, or all requests arrive
     at one moment. If it was `searched` for and is None, the service level does not hold at any rate. `price` is None if
-    no price is known.
+    no price is known. `judged` are the meshes that the policy compared, the best first; none if the request has a tp.
     """
 
     request: Request
@@ -138,6 +143,7 @@ class Traffic:
     summary: Summary
     breaking_rate: float | None
     searched: bool
+    judged: tuple[Judged, ...]
     price: Price | None
     variants: tuple[Variant, ...]
     curve: tuple[RatePoint, ...] = ()
@@ -169,8 +175,8 @@ def predict_traffic(request: Request, report_progress: Callable[[str], None]) ->
         dtype=request.dtype or model.config.dtype or "bfloat16",
         max_model_len=request.max_model_len or offered.longest,
         mean_len=offered.mean,
-        tp=request.tp,
-        ep=request.ep,
+        tp=request.tp or 1,
+        ep=request.ep or 1,
         replicas=request.replicas,
         block_size=request.block_size,
         options=request.options,
@@ -181,7 +187,8 @@ def predict_traffic(request: Request, report_progress: Callable[[str], None]) ->
         setup = setup.with_whole_prompts()
     if request.buckets is not None:
         setup = replace(setup, sizes=_choose_buckets(request.buckets, setup.bucket_limits, offered))
-    deployment = Deployment(model, setup)
+    judged = () if request.tp is not None else _judge_meshes(request, model, setup, offered)
+    deployment = _deploy(model, setup, judged)
     price = find_price(deployment.instance, request.price, request.prices)
     breaking_rate, curve, variants = None, list[RatePoint](), list[Variant]()
     searched = offered.rate is not None
@@ -197,10 +204,49 @@ def predict_traffic(request: Request, report_progress: Callable[[str], None]) ->
     if request.compare:
         variants += predict_variants(model, deployment, workload, request.level, run.prompts, report_progress)
     return Traffic(
-        *(request, model, deployment, workload, run, breaking_rate, searched, price),
+        *(request, model, deployment, workload, run, breaking_rate, searched, judged, price),
         variants=tuple(variants),
         curve=tuple(curve),
     )
+
+
+def _judge_meshes(request: Request, model: ModelSizes, setup: Setup, offered: Workload) -> tuple[Judged, ...]:
+    """Return the meshes of a replica that the policy of plans compares, the best first.
+
+    Raises:
+        ModelError: If the model or the instance does not allow the requested groups.
+    """
+    instance = find_instance(setup.instance)
+    if find_unsupported(model.config):
+        return ()  # the deployment refuses the model
+    check_mesh(model, None, None, request.ep, instance.name, instance.physical_cores)
+    count = len(offered.queries)
+    prompt = -(-sum(query.prompt_tokens for query in offered.queries) // count)
+    generate = -(-sum(query.new_tokens for query in offered.queries) // count)
+    question = Question(
+        *(model, instance, setup.dtype, prompt, generate, setup.options.max_num_seqs, request.level),
+        longest=max(prompt + generate, setup.max_model_len),
+        fewer=True,
+        pp=1,
+        ep=request.ep,
+    )
+    return Choice(question).judged
+
+
+def _deploy(model: ModelSizes, setup: Setup, judged: Sequence[Judged]) -> Deployment:
+    """Return the deployment on the best mesh that it takes; without meshes, on the setup's.
+
+    Raises:
+        ModelError: If no mesh takes the deployment.
+    """
+    shapes = [each.mesh.shape for each in judged]
+    for shape in shapes:
+        with suppress(ModelError):
+            return Deployment(model, replace(setup, tp=shape.tp, ep=shape.ep))
+    # The refusal is that of the best mesh; of a model that does not fit, that of the most ranks.
+    if shapes:
+        return Deployment(model, replace(setup, tp=shapes[0].tp, ep=shapes[0].ep))
+    return Deployment(model, setup)
 
 
 def _make_speculation(request: Request, model: ModelSizes) -> Speculation | None:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from model.errors import ModelError
+from model.plan.service_level import ServiceLevel
 from model.plan.sizes import ModelSizes
 from model.traffic.deployment import Deployment, Setup
-from model.traffic.report import ServiceLevel, Summary, summarize
+from model.traffic.report import Summary, summarize
 from model.traffic.workload import Workload
 
 

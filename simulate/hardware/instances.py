@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from nkw.errors import InvalidArgument
+from nkw.suggestions import did_you_mean
 from simulate.hardware.record import Number, build, derived, documented, guessed
 
 _TRN1_PAGE = "Amazon EC2 Trn1/Trn1n architecture page"
@@ -213,10 +214,15 @@ def instance(name: str) -> Instance:
         return INSTANCES[name]
     several = _SEVERAL.fullmatch(name)
     if several is None or several[2] not in INSTANCES:
+        meant = (
+            did_you_mean(name, INSTANCES)
+            if several is None
+            else did_you_mean(several[2], INSTANCES, f"{several[1]} x ")
+        )
         raise InvalidArgument(
             "NKW-INSTANCE",
-            f"instance {name!r} is not known; known are {', '.join(INSTANCES)}, and several over EFA, as in "
-            "'4 x trn1.32xlarge'",
+            f"instance {name!r} is not known{meant or ';'} known are {', '.join(INSTANCES)}, and several over EFA, as "
+            "in '4 x trn1.32xlarge'",
         )
     count, part = int(several[1]), INSTANCES[several[2]]
     if count < 2:

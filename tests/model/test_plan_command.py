@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from model.device import chip
+from model.device import INSTANCES, chip
 from model.plan.plan import Request, make_plan
 from model.plan.sizes import load_model
 from nkw.commands import main
@@ -239,6 +239,31 @@ def test_prices_are_those_of_complete_requests_on_all_copies(small, tmp_path, ca
         assert rate["tokens_per_s"] == pytest.approx(batch * 1e9 / rate["program_ns"])
 
 
+@pytest.mark.parametrize("name", ["llama-3.1-405b", "deepseek-v3"])
+def test_names_of_instances_are_whole(capsys, name) -> None:
+    text = printed(capsys, str(CONFIGS / f"{name}.json"), "--instance", "inf2.xlarge", status=1)
+    assert all(f"\n{instance} " in text for instance in INSTANCES)
+
+
+def test_a_config_of_a_mistyped_family_is_told_the_likely_one(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, meant in (("lama", "; did you mean llama? Known"), ("xyz", "; known")):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": name}))
+        assert f"model_type: '{name}' is not known{meant} are deepseek_v2" in refused(capsys, ".")
+
+
+@pytest.mark.slow
+def test_a_kernel_that_works_in_another_way_from_a_batch_on_is_named(tmp_path, capsys) -> None:
+    """Mixtral's choices of experts, up to 8; all experts beyond."""
+    changed(tmp_path, "mixtral-8x7b", num_hidden_layers=1)
+    options = ["--instance", "inf2.48xlarge", "--tp", "8", "--json", str(tmp_path / "plan.json")]
+    text = " ".join(printed(capsys, str(tmp_path), *options).split())
+    assert "from batch 8 on experts_decode works in another way: " in text
+    assert text.count("works in another way") == 1
+    rates = json.loads((tmp_path / "plan.json").read_text())["batches"]
+    assert all("experts_decode" in rate["kernels"] for rate in rates)
+
+
 @pytest.mark.parametrize(("generate", "status"), [("1", 0), ("100000", 1)])
 def test_a_batch_that_does_not_fit_has_no_times_rates_or_prices(tmp_path, capsys, generate, status) -> None:
     path, config = tmp_path / "plan.json", str(CONFIGS / "llama-3-8b.json")
@@ -298,11 +323,20 @@ def test_ranks_left_open_are_the_fewest_that_hold_the_batch() -> None:
     [
         (["--tp", "5"], "5 ranks for 4 query heads; each rank needs one, so this model takes 1 to 4"),
         (["--instance", "p5"], "instance 'p5' is not known; known are trn1.2xlarge, "),
+        (
+            ["--instance", "trn2.48xl"],
+            "'trn2.48xl' is not known; did you mean trn2.48xlarge? known are trn1.2",
+        ),
+        (
+            ["--instance", "2 x trn1.32xlrge"],
+            "is not known; did you mean 2 x trn1.32xlarge? known are trn1.2xl",
+        ),
         (["--instance", "inf2.xlarge", "--tp", "4"], "4 ranks on inf2.xlarge, which has 2 cores"),
         (["--instance", "2 x inf2.48xlarge"], "no EFA is on record for inf2.48xlarge"),
         (["--instance", "2 x trn1.32xlarge", "--tp", "128"], "128 ranks on 2 x trn1.32xlarge, which has 64"),
         (["--prompt", "60", "--generate", "5"], "a prompt of 60 and 5 generated tokens exceed the model's"),
         (["--accelerator", "b9"], "accelerator 'b9'; known are a100, h100, or give TFLOPS,TB/s"),
+        (["--accelerator", "h1000"], "accelerator 'h1000'; did you mean h100? known are a100, h100, or give"),
         (["--accelerator", "h100", "--instance", "inf2.xlarge"], "for an instance or for an accelerator"),
         (
             ["--accelerator", "h100", "--tp", "5"],

@@ -402,3 +402,17 @@ def test_more_ranks_shorten_a_wide_layer(tmp_path) -> None:
     model = tiny(tmp_path, intermediate_size=8192, hidden_size=512, num_hidden_layers=1)
     one, four = (named(predictor(model, tp=tp).predict_step(1))["decoder_layer_decode"].time for tp in (1, 4))
     assert four.program_ns < one.program_ns
+
+
+@pytest.mark.slow
+def test_a_refused_attention_block_is_timed_by_its_three_launches() -> None:
+    """At 1,750 positions the block's tiles exceed SBUF of inf2; at 2,048 they do not."""
+    config = load_model(Path(__file__).with_name("configs") / "llama-3.1-8b.json").config
+    shorter, longer = (
+        Predictor(config, "inf2", 8, "bfloat16", context).predict_step(32) for context in (1750, 2048)
+    )
+    assert not shorter.refusals and not longer.refusals
+    names = [kernel.name for kernel in shorter.kernels]
+    assert names == ["embedding", "qkv_projection", "attention_decode", "output_projection", "mlp", "lm_head"]
+    assert "decoder_layer_decode" in [kernel.name for kernel in longer.kernels]
+    assert shorter.time.program_ns <= longer.time.program_ns

@@ -119,14 +119,24 @@ def test_a_core_has_the_peaks_of_its_record() -> None:
 
 
 def test_an_accelerator_is_named_or_given_by_its_peaks() -> None:
-    assert parse_accelerator("H100") == H100
+    assert parse_accelerator("H100", "bfloat16") == H100
     assert f"{H100.ridge:.1f}" == "295.2"  # operations per byte
-    assert parse_accelerator("989,3.35") == replace(
+    assert parse_accelerator("989,3.35", "float32") == replace(
         H100, name="989,3.35", memory_bytes=None, source="as given"
     )
+
+
+@pytest.mark.parametrize(("name", "tera_operations"), [("h100", 67.0), ("a100", 19.5)])
+def test_a_known_accelerator_has_the_peak_of_the_dtype(name, tera_operations) -> None:
+    known = ACCELERATORS[name]
+    assert parse_accelerator(name, "float16") == parse_accelerator(name, "bfloat16") == known
+    full = parse_accelerator(name, "float32")
+    assert full.operations_per_s == tera_operations * 1e12
+    assert (full.bytes_per_s, full.memory_bytes) == (known.bytes_per_s, known.memory_bytes)
+    assert full.source.endswith("fp32")
 
 
 @pytest.mark.parametrize("text", ["", "b9", "989", "989,3.35,80", "0,3", "989,-1", "nan,1", "1e9,1", "inf,1"])
 def test_refuses_what_is_no_accelerator(text) -> None:
     with pytest.raises(ModelError, match="accelerator"):
-        parse_accelerator(text)
+        parse_accelerator(text, "bfloat16")

@@ -13,10 +13,11 @@ import pytest
 
 from model.engine import SchedulerOptions
 from model.plan.memory import compute_footprint
+from model.plan.service_level import ServiceLevel
 from model.plan.sizes import ModelSizes, load_model
 from model.traffic.deployment import Deployment, Setup
 from model.traffic.lengths import Lengths
-from model.traffic.report import ServiceLevel, Summary, summarize
+from model.traffic.report import Summary, summarize
 from model.traffic.search import bisect_rate
 from model.traffic.workload import Query, Workload, draw_poisson_arrivals, draw_queries
 from nkw.commands import main
@@ -178,8 +179,8 @@ def test_the_document_holds_what_the_text_says(small: str, capsys: Any, tmp_path
     keys = (
         "schema command config model_type instance tp ep replicas dtype max_model_len pages block_size kinds "
         "prefill_replicas link draft_model options "
-        "requests left_out rate users window_s think_s seed sla_ns breaking_rate price price_basis run variants "
-        "curve shapes basis versions"
+        "requests left_out rate users window_s think_s seed sla_ns compared breaking_rate price price_basis run "
+        "variants curve shapes basis versions"
     )
     assert list(document) == keys.split()
     assert (document["users"], document["think_s"], document["rate"], document["breaking_rate"]) == (

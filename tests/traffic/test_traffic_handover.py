@@ -10,6 +10,7 @@ import pytest
 
 from model.device import chip, find_instance
 from model.engine import Scheduler, SchedulerOptions
+from model.plan.service_level import ServiceLevel
 from model.state import PagePool
 from model.traffic.clock import Clock
 from model.traffic.drafts import AcceptanceRates, DraftProposer
@@ -17,7 +18,7 @@ from model.traffic.handover import SeparateService
 from model.traffic.link import find_slowest_link
 from model.traffic.record import Record
 from model.traffic.replica import Replica
-from model.traffic.report import ServiceLevel, summarize
+from model.traffic.report import summarize
 from model.traffic.workload import Query, Workload
 from tests.deep import deep_except
 from tests.traffic.clocks import MEAN_NS, OPTIONS, Constant, shaped, workloads

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from model.engine import Batch, Scheduler, SchedulerOptions
+from model.plan.service_level import ServiceLevel
 from model.state import PagePool
 from model.traffic.clock import Clock, StepTime
 from model.traffic.lengths import Lengths
 from model.traffic.record import Record, Timeline
 from model.traffic.replica import Replica
-from model.traffic.report import ServiceLevel, compute_percentiles, summarize
+from model.traffic.report import compute_percentiles, summarize
 from model.traffic.service import serve
 from model.traffic.workload import (
     SECOND_NS,

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from model.errors import ModelError
+from model.plan.service_level import ServiceLevel
 from model.traffic.lengths import Lengths
-from model.traffic.report import ServiceLevel
 from model.traffic.traces import read_trace
 from model.traffic.workload import Query, SharedPrefix, Workload, draw_poisson_arrivals, draw_queries
 

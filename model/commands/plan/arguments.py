@@ -7,9 +7,11 @@ OPTIONS = options(
     option(
         "--tp",
         default=None,
-        help="tensor-parallel ranks, one core each (default: of the mesh that decodes most)",
+        help="tensor-parallel ranks, one core each (default: of the cheapest mesh that meets --sla)",
     ),
     option("--pp", default=None, help="pipeline stages (default: as --tp, else 1)"),
     option("--ep", default=None, help="groups that divide routed experts (default: as --pp)"),
-    "--sp --batch --prompt=N --generate config --dtype=PLANNED --price --prices --json",
+    "--sp --batch --prompt=N --generate",
+    option("--sla", help="service level that the mesh should keep: ttft, itl and e2e (default: %(default)s)"),
+    "config --dtype=PLANNED --price --prices --json",
 )

@@ -12,6 +12,7 @@ from model.errors import ModelError
 from model.families import read_record
 from model.plan.document import build_document
 from model.plan.plan import DEFAULT_INSTANCE, Request, make_plan
+from model.plan.service_level import ServiceLevel
 from model.plan.single_step import plan_step
 from model.plan.sizes import load_model
 from model.plan.text import format_plan
@@ -41,6 +42,7 @@ def plan_command(options: argparse.Namespace) -> int:
         dtype=None if options.dtype == "auto" else options.dtype,
         price=options.price,
         prices=options.prices,
+        level=ServiceLevel.parse(options.sla),
     )
     name = str(options.config)
     outputs = Outputs(lambda: list_model_files(options.config))
@@ -59,7 +61,19 @@ def _plan_step(options: argparse.Namespace, config: Config) -> int:
     Raises:
         ModelError: an option is set that such a plan does not read.
     """
-    for name in ("accelerator", "tp", "pp", "ep", "sp", "batch", "prompt", "generate", "price", "prices"):
+    for name in (
+        "accelerator",
+        "tp",
+        "pp",
+        "ep",
+        "sp",
+        "batch",
+        "prompt",
+        "generate",
+        "price",
+        "prices",
+        "sla",
+    ):
         if (getattr(options, name) or None) != _DEFAULTS.get(name):
             raise ModelError(
                 f"--{name}: a step of a {config.model_type} has one size, and is planned on one core"

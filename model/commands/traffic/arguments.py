@@ -8,11 +8,12 @@ OPTIONS = options(
     option(
         "--tp",
         default=None,
-        help="tensor-parallel ranks of a replica (default: the fewest that hold the sequences of a step)",
+        help="tensor-parallel ranks of a replica (default: of the cheapest mesh that meets --sla)",
     ),
     option(
         "--ep",
-        help="groups of --tp ranks of a replica that divide the routed experts (default: %(default)s)",
+        default=None,
+        help="groups of --tp ranks of a replica that divide the routed experts (default: as --tp, else 1)",
     ),
     option("--replicas", default=None, help="copies of the model (default: all that the instance holds)"),
     "--rate --load --trace=REQUESTS --users --think --requests",

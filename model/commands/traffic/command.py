@@ -7,10 +7,10 @@ from pathlib import Path
 
 from model.config.folder import list_model_files
 from model.engine import SchedulerOptions
+from model.plan.service_level import ServiceLevel
 from model.traffic.document import build_document
 from model.traffic.lengths import Lengths
 from model.traffic.page import render_page
-from model.traffic.report import ServiceLevel
 from model.traffic.text import build_text
 from model.traffic.traffic import Request, predict_traffic
 from model.traffic.workload import SharedPrefix
